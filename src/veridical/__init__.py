@@ -1,0 +1,42 @@
+"""veridical: how faithful is this explanation to the model it explains, and can that number be trusted?"""
+
+from veridical import fill, functional, metrics as _metrics, tasks  # noqa: F401
+from veridical._version import __version__
+from veridical.api import evaluate, explain, explainers, metrics, register, score
+from veridical.evaluation import Evaluation
+from veridical.explainers import Explainer, applicable
+from veridical.explanation import Explanation
+from veridical.metrics.base import ExplainerMetric, Metric, Outcome
+from veridical.predictor import Plan
+from veridical.rng import Key
+from veridical.scores import Cost, Curve, Direction, Scores
+from veridical.space import Space
+from veridical.task import Task
+
+__all__ = [
+    "Cost",
+    "Curve",
+    "Direction",
+    "Evaluation",
+    "Explainer",
+    "ExplainerMetric",
+    "Explanation",
+    "Key",
+    "Metric",
+    "Outcome",
+    "Plan",
+    "Scores",
+    "Space",
+    "Task",
+    "__version__",
+    "applicable",
+    "evaluate",
+    "explain",
+    "explainers",
+    "fill",
+    "functional",
+    "metrics",
+    "register",
+    "score",
+    "tasks",
+]

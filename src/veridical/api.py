@@ -1,0 +1,198 @@
+"""The verbs: explain, score, evaluate; and what there is to name in them."""
+
+from __future__ import annotations
+
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from veridical.cache import ExplanationCache
+from veridical.errors import InputError, VeridicalWarning
+from veridical.evaluation import Evaluation, Failure
+from veridical.explainers import Explainer, as_explainer
+from veridical.explainers import registry as explainer_registry
+from veridical.explanation import Explanation
+from veridical.metrics import AnyMetric, ExplainerMetric, Metric
+from veridical.metrics import registry as metric_registry
+from veridical.progress import track
+from veridical.registry import Catalogue
+from veridical.rng import Key
+from veridical.scores import Scores
+from veridical.task import Task
+
+R = TypeVar("R", bound=type[Any])
+
+
+def explain(
+    explainer: Any,
+    task: Task,
+    *,
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    cache: str | Path | None = None,
+    **settings: Any,
+) -> Explanation:
+    """Explain every sample of a task, by an explainer's name, object, or the user's own function.
+
+    >>> import veridical as vd
+    >>> task = vd.Task(torch.nn.Linear(4, 3), torch.ones(2, 4))
+    >>> vd.explain("gradient", task)
+    Explanation by gradient: 2 samples x 4 column features, cost 2 rows forward, 2 backward
+    """
+    chosen = as_explainer(explainer, **settings)
+    task = task if device is None else task.to(device)
+    if cache is None:
+        return chosen(task, Key(seed))
+    return ExplanationCache(cache).get(chosen, task, Key(seed))
+
+
+def as_metric(metric: Any, **settings: Any) -> AnyMetric:
+    """Accept a metric, its name, or its class."""
+    if isinstance(metric, str):
+        return metric_registry.make(metric, **settings)
+    if isinstance(metric, type) and issubclass(metric, AnyMetric):
+        return metric(**settings)
+    if isinstance(metric, AnyMetric):
+        if settings:
+            raise InputError(f"settings {sorted(settings)} go with a metric's name, not with an object")
+        return metric
+    raise InputError(f"a metric is a name or a Metric; got {type(metric).__name__}")
+
+
+def score(
+    metric: Any,
+    task: Task,
+    explanation: Any,
+    *,
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    cache: str | Path | None = None,
+    **settings: Any,
+) -> Scores:
+    """Score an explanation: an `Explanation`, a tensor of maps, or an explainer in any accepted form.
+
+    >>> import veridical as vd
+    >>> task = vd.Task(torch.nn.Linear(4, 3), torch.ones(2, 4))
+    >>> vd.score("sparseness", task, torch.tensor([[0.0, 0.0, 0.0, 1.0]] * 2)).values
+    tensor([0.7500, 0.7500], dtype=torch.float64)
+    """
+    judge = as_metric(metric, **settings)
+    task = task if device is None else task.to(device)
+    if isinstance(judge, ExplainerMetric):
+        if isinstance(explanation, Explanation | torch.Tensor):
+            raise InputError(
+                f"metric '{judge.name}' explains again under noise: give it the explainer (a name, an object "
+                "or a function), not a finished map"
+            )
+        return judge(task, as_explainer(explanation), Key(seed))
+    if not isinstance(judge, Metric):
+        raise InputError(f"'{judge.name}' judges neither maps nor methods")
+    return judge(task, as_explanation(explanation, task, seed, cache), Key(seed))
+
+
+def as_explanation(
+    explanation: Any, task: Task, seed: int = 0, cache: str | Path | None = None
+) -> Explanation:
+    """Accept an explanation, plain maps, or anything that makes one."""
+    if isinstance(explanation, Explanation):
+        return explanation
+    if isinstance(explanation, torch.Tensor) or type(explanation).__module__ == "numpy":
+        return Explanation(task.values(explanation), task.space, task.targets, task.ids)
+    return explain(explanation, task, seed=seed, cache=cache)
+
+
+def evaluate(
+    task: Task,
+    explainers: Sequence[Any] | Mapping[str, Any],
+    metrics: Sequence[Any] | Mapping[str, Any],
+    *,
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    progress: bool | None = None,
+    cache: str | Path | None = None,
+) -> Evaluation:
+    """Score every explainer with every metric; each explanation is made once and serves all metrics.
+
+    A cell that raises is kept with its traceback in `.failures` and announced; the others go on. Ctrl-C
+    ends early and keeps what is finished. `progress` defaults to on when at a terminal.
+    """
+    task = task if device is None else task.to(device)
+    methods = labelled(explainers, as_explainer)
+    judges = labelled(metrics, as_metric)
+    if not methods or not judges:
+        raise InputError("give at least one explainer and one metric")
+    scores: dict[tuple[str, str], Scores] = {}
+    explanations: dict[str, Explanation] = {}
+    failures: list[Failure] = []
+    cells = [(method, judge) for method in methods for judge in judges]
+    interrupted = False
+    try:
+        for who, what in track(cells, "scoring", progress):
+            if any(f.explainer == who and f.metric is None for f in failures):
+                continue
+            step: str | None = None
+            try:
+                judge = judges[what]
+                if not isinstance(judge, ExplainerMetric) and who not in explanations:
+                    explanations[who] = explain(methods[who], task, seed=seed, cache=cache)
+                step = what
+                subject = methods[who] if isinstance(judge, ExplainerMetric) else explanations[who]
+                scores[who, what] = score(judge, task, subject, seed=seed)
+            except Exception as error:
+                failures.append(Failure(who, step, str(error), traceback.format_exc()))
+                where = f"explainer '{who}'" if step is None else f"metric '{what}' on '{who}'"
+                warnings.warn(f"{where} failed: {error}", VeridicalWarning, stacklevel=2)
+    except KeyboardInterrupt:
+        interrupted = True
+        warnings.warn("interrupted; the finished cells are kept", VeridicalWarning, stacklevel=2)
+    return Evaluation(task, scores, explanations, failures, interrupted, seed)
+
+
+T = TypeVar("T", Explainer, AnyMetric)
+
+
+def labelled(given: Any, read: Callable[..., T]) -> dict[str, T]:
+    """Names for a list (each thing's own, numbered where two agree) or a mapping label -> thing."""
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        given = [given]
+    if isinstance(given, Mapping):
+        return {str(label): read(thing) for label, thing in given.items()}
+    out: dict[str, T] = {}
+    for thing in given:
+        made = read(thing)
+        base = thing if isinstance(thing, str) else made.name
+        label, count = base, 2
+        while label in out:
+            label, count = f"{base} {count}", count + 1
+        out[label] = made
+    return out
+
+
+def explainers() -> Catalogue:
+    """All explainers by name, with the kinds of input each applies to."""
+    return Catalogue({name: _line(explainer_registry.maker(name)) for name in explainer_registry})
+
+
+def metrics() -> Catalogue:
+    """All metrics by name, with the kinds of input each applies to."""
+    return Catalogue({name: _line(metric_registry.maker(name)) for name in metric_registry})
+
+
+def _line(maker: Any) -> str:
+    kinds = ", ".join(sorted(getattr(maker, "modalities", ())))
+    return f"{getattr(maker, 'summary', '')}  [{kinds}]"
+
+
+def register(cls: R) -> R:
+    """Make the user's own explainer or metric class known by its `name`, everywhere a name is accepted."""
+    if isinstance(cls, type) and issubclass(cls, Explainer):
+        explainer_registry.add(cls.name, cls)
+    elif isinstance(cls, type) and issubclass(cls, AnyMetric):
+        metric_registry.add(cls.name, cls)
+    else:
+        raise InputError("register takes a subclass of Explainer, Metric or ExplainerMetric")
+    return cls

@@ -1,0 +1,55 @@
+"""Every error and warning that veridical raises on purpose."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class VeridicalError(Exception):
+    """The root of the hierarchy: catch it to catch everything raised on purpose."""
+
+
+class InputError(VeridicalError, ValueError):
+    """A value the caller gave cannot be used."""
+
+
+class ShapeError(InputError):
+    """A tensor has another shape than was expected; the message repeats both."""
+
+
+class UnknownNameError(InputError, LookupError):
+    """A name is not registered; the message suggests the nearest one."""
+
+
+class NotApplicableError(VeridicalError, TypeError):
+    """A method cannot work on this task; the message names those that can."""
+
+
+class ModelError(VeridicalError, RuntimeError):
+    """The model answered with something that is not one finite row of outputs a sample."""
+
+
+class FormatError(VeridicalError, ValueError):
+    """A stored file is not one of ours, or was written by a newer format."""
+
+
+class MissingExtraError(VeridicalError, ImportError):
+    """An optional package is needed; the message gives the command that installs it."""
+
+
+class VeridicalWarning(UserWarning):
+    """Something works, but perhaps not as the caller believes."""
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
+    """Build the error for an unregistered name, with the nearest registered one."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+    hint = f"; did you mean '{near[0]}'?" if near else ""
+    return UnknownNameError(f"no {kind} is called '{name}'{hint} Known: {', '.join(names)}")
+
+
+def missing_extra(package: str, extra: str) -> MissingExtraError:
+    """Build the error for an optional package, with the one command that installs it."""
+    return MissingExtraError(f"this needs the package '{package}': pip install 'veridical[{extra}]'")

@@ -1,0 +1,127 @@
+"""What every explainer is: settings, a statement of what it needs, and `(task, key) -> Explanation`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from veridical.errors import NotApplicableError
+from veridical.explanation import Explanation
+from veridical.registry import Registry
+from veridical.rng import Key
+from veridical.settings import Settings
+from veridical.task import Task
+
+MODALITIES = frozenset({"image", "series", "text", "table", "concept"})
+
+
+@dataclass(frozen=True)
+class Explainer(Settings):
+    """Base of the explainers. A subclass writes `attribute`; the rest is done here.
+
+    `attribute` gets a task that fits one chunk and returns maps (n, *input shape) or (n, V). Its `needs`
+    are checked first, among "gradient", "train", "convolution", "embedding", "attention".
+    """
+
+    summary: ClassVar[str] = ""
+    paper: ClassVar[str] = ""
+    modalities: ClassVar[frozenset[str]] = MODALITIES
+    needs: ClassVar[frozenset[str]] = frozenset()
+    stochastic: ClassVar[bool] = False
+    """Whether two keys give two maps."""
+    control: ClassVar[bool] = False
+    """A control reads nothing of the model; GEF redraws it at every call."""
+    reads_outputs: ClassVar[bool] = False
+    """Whether it reads output values, not only their gradients."""
+
+    def rows_per_sample(self, task: Task) -> int:
+        """Rows the model is asked at once for one sample, so that chunks fit the plan."""
+        return 1
+
+    def attribute(self, task: Task, key: Key) -> Tensor:
+        """The maps of a task that fits one chunk."""
+        raise NotApplicableError(f"explainer '{self.name}' does not say how it attributes")
+
+    def why_not(self, task: Task) -> str | None:
+        """Why this explainer cannot work on the task, or None if it can."""
+        if task.modality not in self.modalities:
+            return f"it works on {', '.join(sorted(self.modalities))}, this task is {task.modality}"
+        if "gradient" in self.needs and not task.differentiable:
+            if task.predictor.differentiable and task.modality == "text":
+                return None if _embeds(task) else "token ids have no gradient and the model has no embedding layer"
+            if not task.predictor.differentiable:
+                return "it needs gradients and the model is not a torch function"
+            return f"it needs gradients and inputs are {task.inputs.dtype}; pass inputs.float()"
+        if "train" in self.needs and task.train is None:
+            return "it needs reference rows; give the task train=..."
+        return None
+
+    def prepared(self, task: Task) -> Task:
+        """The task as this explainer works on it: text goes through its embeddings for gradients."""
+        return task.at_embeddings() if "gradient" in self.needs and not task.differentiable else task
+
+    def __call__(self, task: Task, key: Key = Key(0)) -> Explanation:  # noqa: B008 (frozen)
+        """Explain every sample of the task."""
+        self.check(task)
+        before = task.predictor.meter.cost
+        own = key / self.name
+        parts = []
+        worked_on = self.prepared(task)
+        with worked_on.session(grad="gradient" in self.needs):
+            for piece in worked_on.chunks(self.rows_per_sample(worked_on)):
+                maps = self.attribute(piece, own)
+                parts.append(piece.values(maps, f"the map of '{self.name}'"))
+        values = torch.cat(parts)
+        if task.space.valid is not None:
+            values = values.masked_fill(~task.space.valid, 0.0)
+        return Explanation(
+            values,
+            task.space,
+            task.targets,
+            task.ids,
+            self.name,
+            cost=task.predictor.meter.cost - before,
+            provenance={
+                "explainer": self.to_json(),
+                "seed": key.seed,
+                "plan": task.predictor.plan.to_json(),
+                "halvings": task.predictor.meter.halvings,
+            },
+        )
+
+    def check(self, task: Task) -> None:
+        """Raise, naming the explainers that do apply, if this one does not."""
+        reason = self.why_not(task)
+        if reason is not None:
+            raise NotApplicableError(
+                f"explainer '{self.name}' does not apply here: {reason}. "
+                f"These do: {', '.join(applicable(task))}"
+            )
+
+
+def _embeds(task: Task) -> bool:
+    from veridical.embeddings import embedding_layer
+
+    return embedding_layer(task.predictor.model) is not None
+
+
+registry: Registry[Explainer] = Registry("explainer", "veridical.explainers")
+
+
+def register(cls: type[Explainer]) -> type[Explainer]:
+    """Class decorator: make an explainer known by its name."""
+    registry.add(cls.name, cls)
+    return cls
+
+
+def applicable(task: Task) -> list[str]:
+    """The names of all registered explainers that work on this task."""
+    return [name for name in registry if registry.make(name).why_not(task) is None]
+
+
+def selected(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The explained output of each row."""
+    return outputs.gather(1, targets[:, None])[:, 0]

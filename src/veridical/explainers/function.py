@@ -1,0 +1,64 @@
+"""A user's own function as an explainer."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from veridical.errors import InputError
+from veridical.explainers.base import Explainer, registry
+from veridical.rng import Key
+from veridical.task import Task
+
+
+@dataclass(frozen=True)
+class FunctionExplainer(Explainer):
+    """`function(model, inputs, targets) -> maps`; side inputs and `key` only if its signature names them.
+
+    The function gets a counted view of the model, and rows that fit one chunk.
+    """
+
+    function: Callable[..., Any] = len  # always replaced by the caller's
+    label: str = ""
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return self.label or getattr(self.function, "__name__", type(self.function).__name__)
+
+    def attribute(self, task: Task, key: Key) -> Tensor:
+        offered: dict[str, Any] = {"key": key}
+        if isinstance(task.side, dict):
+            offered |= task.side
+        else:
+            offered["side"] = task.side
+        try:
+            named = inspect.signature(self.function).parameters
+        except (TypeError, ValueError):
+            named = {}  # type: ignore[assignment]
+        extra = {name: value for name, value in offered.items() if name in named}
+        with task.session(grad=True) as model:
+            maps = self.function(model, task.inputs, task.targets, **extra)
+        return task.values(maps, f"the map of '{self.name}'")
+
+
+def as_explainer(explainer: Any, **settings: Any) -> Explainer:
+    """Accept an explainer, its name or class (with settings), or the user's function."""
+    if isinstance(explainer, str):
+        return registry.make(explainer, **settings)
+    if isinstance(explainer, type) and issubclass(explainer, Explainer):
+        return explainer(**settings)
+    if settings:
+        raise InputError(f"settings {sorted(settings)} go with an explainer's name or class, not with an object")
+    if isinstance(explainer, Explainer):
+        return explainer
+    if callable(explainer):
+        return FunctionExplainer(explainer)
+    raise InputError(
+        f"an explainer is a name, an Explainer, or a function (model, inputs, targets) -> maps; "
+        f"got {type(explainer).__name__}"
+    )

@@ -1,0 +1,68 @@
+"""Occlusion: how much the output falls when a window over the input is filled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from veridical.errors import InputError
+from veridical.explainers.base import Explainer, register
+from veridical.probe import Given, probe
+from veridical.rng import Key
+from veridical.task import Task
+
+
+@register
+@dataclass(frozen=True)
+class Occlusion(Explainer):
+    """The fall of the explained output when a sliding window is removed, shared by the features under it.
+
+    On images the window is `window` x `window` pixels at every `stride`, on series `window` steps; in all
+    other spaces each feature is removed alone. A feature under several windows gets their mean.
+    """
+
+    window: int = 3
+    stride: int = 2
+    name: ClassVar[str] = "occlusion"
+    summary: ClassVar[str] = "fall of the output under a sliding window"
+    paper: ClassVar[str] = "Zeiler and Fergus 2014"
+    reads_outputs: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.window < 1 or not 1 <= self.stride <= self.window:
+            raise InputError(
+                f"occlusion needs window >= stride >= 1 so that windows cover the input, "
+                f"got window {self.window}, stride {self.stride}"
+            )
+
+    def attribute(self, task: Task, key: Key) -> Tensor:
+        windows = self._windows(task)
+        answers = probe(task, Given(windows), response="logit", key=key, with_clean=True)
+        falls = answers[:, :1] - answers[:, 1:]
+        cover = windows.to(falls.dtype)
+        # each window's fall is shared out over its features, then averaged over the windows of a feature
+        mean = (falls @ cover) / cover.sum(0).clamp(min=1)
+        return mean.to(task.inputs.dtype)
+
+    def _windows(self, task: Task) -> Tensor:
+        """(windows, V): the features each window removes."""
+        kind, shape = task.space.kind, task.space.input_shape
+        if kind == "pixel":
+            grid = [_spans(size, self.window, self.stride) for size in shape[-2:]]
+            both = grid[0][:, None, :, None] & grid[1][None, :, None, :]
+            return both.reshape(-1, task.space.n_features).to(task.device)
+        if kind == "step":
+            return _spans(task.space.n_features, self.window, self.stride).to(task.device)
+        return torch.eye(task.space.n_features, dtype=torch.bool, device=task.device)
+
+
+def _spans(size: int, window: int, stride: int) -> Tensor:
+    """(windows, size): which places each window covers; the last one ends at the edge."""
+    last = max(size - window, 0)
+    starts = sorted({*range(0, last + 1, stride), last})
+    places = torch.arange(size)
+    first = torch.tensor(starts)[:, None]
+    return (places >= first) & (places < first + window)

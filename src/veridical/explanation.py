@@ -1,0 +1,215 @@
+"""An explanation: one relevance a feature and sample, the space it lives in, and who made it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from veridical import storage
+from veridical.errors import InputError, ShapeError
+from veridical.functional import positions, rms_normalise
+from veridical.scores import Cost
+from veridical.space import Space
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Explanation:
+    """Relevance `values` (N, V) over a `space`, for the outputs `targets`, made by `explainer`.
+
+    `order` (N, V) ranks the features from least to most relevant: the stable argsort of the values, valid
+    features first. It travels with the map, since values alone cannot tell tied features apart once they
+    have been re-assigned (an inverse of an inverse would not return to where it began).
+    """
+
+    values: Tensor
+    space: Space
+    targets: Tensor
+    ids: Tensor
+    explainer: str = "given"
+    order: Tensor = field(default=None)  # type: ignore[assignment]
+    cost: Cost = field(default_factory=Cost)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        shape = (len(self.ids), self.space.n_features)
+        if tuple(self.values.shape) != shape:
+            raise ShapeError(
+                f"explanation has shape {tuple(self.values.shape)}, expected {shape}: "
+                f"{shape[0]} samples x {shape[1]} {self.space.kind} features"
+            )
+        finite = torch.isfinite(self.values)
+        if self.space.valid is not None:
+            finite = finite | ~self.space.valid.to(self.values.device)
+        # NaN is how an explainer says that it failed on a whole sample; a partial NaN is a mistake
+        failed = torch.isnan(self.values).all(-1, keepdim=True)
+        if not bool((finite | failed).all()):
+            bad = (~(finite | failed)).any(-1).nonzero().reshape(-1)[:5].tolist()
+            raise InputError(
+                f"the map of '{self.explainer}' is NaN or infinite in samples {bad}; "
+                "a map must be finite (or NaN throughout, to say that a sample could not be explained)"
+            )
+        if self.order is None:
+            object.__setattr__(self, "order", self._argsort())
+
+    def _argsort(self) -> Tensor:
+        values = self.values
+        if self.space.valid is not None:
+            values = values.masked_fill(~self.space.valid.to(values.device), torch.inf)
+        return torch.argsort(values, dim=-1, stable=True)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def valid(self) -> Tensor | None:
+        """Which features exist in each sample (N, V), or None when all do."""
+        return None if self.space.valid is None else self.space.valid.to(self.values.device)
+
+    @property
+    def ranks(self) -> Tensor:
+        """The place of each feature in `order`: 0 for the least relevant. Invalid features come last."""
+        return positions(self.order)
+
+    @property
+    def descending_ranks(self) -> Tensor:
+        """0 for the most relevant feature; invalid features keep the last places."""
+        ranks = self.ranks
+        if self.valid is None:
+            return self.space.n_features - 1 - ranks
+        count = self.valid.sum(-1, keepdim=True)
+        return torch.where(self.valid, count - 1 - ranks, ranks)
+
+    def with_values(self, values: Tensor, explainer: str | None = None) -> Explanation:
+        """Another map for the same samples; its order is its own."""
+        return replace(self, values=values, order=None, explainer=explainer or self.explainer)
+
+    def normalised(self) -> Explanation:
+        """Divide each map by its root mean square, signs kept (GEF eq. 21); zeros stay zeros."""
+        scaled = rms_normalise(self.values, where=self.valid).to(self.values.dtype)
+        if self.valid is not None:
+            scaled = scaled.masked_fill(~self.valid, 0.0)
+        return replace(self, values=scaled)
+
+    def inverted(self) -> Explanation:
+        """Reverse the ranking and re-assign the sorted values along it (QGE eq. 4).
+
+        On (values, order) this is an exact involution, ties or not.
+        """
+        reverse = self._reversed_order()
+        ascending = self.values.gather(-1, self.order)
+        values = torch.empty_like(self.values).scatter_(-1, reverse, ascending)
+        return replace(self, values=values, order=reverse, explainer=f"inverse of {self.explainer}")
+
+    def _reversed_order(self) -> Tensor:
+        if self.valid is None:
+            return self.order.flip(-1)
+        count = self.valid.sum(-1, keepdim=True)
+        place = torch.arange(self.space.n_features, device=self.order.device)[None]
+        return self.order.gather(-1, torch.where(place < count, count - 1 - place, place))
+
+    def take(self, index: Tensor | slice) -> Explanation:
+        """The explanation of a subset of the samples."""
+        return replace(
+            self,
+            values=self.values[index],
+            targets=self.targets[index],
+            ids=self.ids[index],
+            order=self.order[index],
+            space=self.space.take(index),
+        )
+
+    def to(self, device: torch.device | str) -> Explanation:
+        """The same explanation on another device."""
+        if self.values.device == torch.device(device):
+            return self
+        moved = {n: getattr(self, n).to(device) for n in ("values", "targets", "ids", "order", "space")}
+        return replace(self, **moved)
+
+    def maps(self) -> Tensor:
+        """The values laid back over the inputs: (N, *shape of the labels)."""
+        return self.space.expand(self.values)
+
+    def save(self, path: str | Path) -> Path:
+        """Write to one safetensors file."""
+        tensors = {
+            "values": self.values,
+            "order": self.order,
+            "targets": self.targets,
+            "ids": self.ids,
+            "labels": self.space.labels,
+        }
+        if self.space.valid is not None:
+            tensors["valid"] = self.space.valid
+        header = {
+            "explainer": self.explainer,
+            "space": {
+                "kind": self.space.kind,
+                "input_shape": list(self.space.input_shape),
+                "n_features": self.space.n_features,
+                "per_sample": self.space.per_sample,
+                "names": self.space.names,
+            },
+            "cost": [self.cost.forward, self.cost.backward],
+            "provenance": dict(self.provenance),
+        }
+        return storage.write(path, "explanation", tensors, header)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Explanation:
+        """Read what `save` wrote."""
+        tensors, header = storage.read(path, "explanation")
+        about = header["space"]
+        names = about["names"]
+        if names is not None:
+            names = tuple(tuple(n) if isinstance(n, list) else n for n in names)
+        space = Space(
+            about["kind"],
+            tuple(about["input_shape"]),
+            about["n_features"],
+            tensors["labels"],
+            about["per_sample"],
+            tensors.get("valid"),
+            names,
+        )
+        return cls(
+            tensors["values"],
+            space,
+            tensors["targets"],
+            tensors["ids"],
+            header["explainer"],
+            tensors["order"],
+            Cost(*header["cost"]),
+            header["provenance"],
+        )
+
+    def top(self, sample: int = 0, count: int = 5) -> list[tuple[str, float]]:
+        """The most relevant features of one sample by name, with their relevance."""
+        valid = self.space.n_features if self.valid is None else int(self.valid[sample].sum())
+        best = self.order[sample, :valid].flip(0)[:count].tolist()
+        return [(self.space.feature_name(i, sample), float(self.values[sample, i])) for i in best]
+
+    def plot(self, sample: int = 0, ax: Axes | None = None, inputs: Tensor | None = None) -> Axes:
+        """Draw the map of one sample (over its input where given) and return the axes."""
+        from veridical.plots import plot_explanation
+
+        return plot_explanation(self, sample, ax, inputs)
+
+    def __repr__(self) -> str:
+        return (
+            f"Explanation by {self.explainer}: {len(self)} samples x {self.space.n_features} "
+            f"{self.space.kind} features, cost {self.cost}"
+        )
+
+    def _repr_html_(self) -> str:
+        from veridical.plots import html_summary
+
+        rows = [(name, f"{value:.4g}") for name, value in self.top()] if len(self) else []
+        return html_summary(repr(self), ("most relevant in sample 0", "relevance"), rows)

@@ -1,0 +1,82 @@
+"""Data frames as tensors and back, so that a pipeline is explained in its raw columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from veridical.errors import InputError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def is_frame(value: Any) -> bool:
+    """Whether this is a pandas data frame (without importing pandas)."""
+    return type(value).__name__ == "DataFrame" and hasattr(value, "columns") and hasattr(value, "iloc")
+
+
+@dataclass(frozen=True)
+class FrameCodec:
+    """Numbers stay numbers; categories become their index, which is a label here and never a quantity."""
+
+    columns: tuple[str, ...]
+    categories: tuple[tuple[Any, ...] | None, ...]
+    dtypes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, *frames: pd.DataFrame | None) -> FrameCodec:
+        """Learn the columns from one or more frames with the same columns."""
+        import pandas as pd
+
+        given = [frame for frame in frames if frame is not None]
+        first = given[0]
+        for frame in given[1:]:
+            if list(frame.columns) != list(first.columns):
+                raise InputError(
+                    f"train has columns {list(frame.columns)}, inputs have {list(first.columns)}"
+                )
+        whole = pd.concat(given, ignore_index=True) if len(given) > 1 else first
+        categories: list[tuple[Any, ...] | None] = []
+        for name in first.columns:
+            column = whole[name]
+            if pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column):
+                categories.append(None)
+            else:
+                categories.append(tuple(sorted(column.dropna().unique().tolist(), key=repr)))
+        dtypes = tuple(str(first[name].dtype) for name in first.columns)
+        return cls(tuple(map(str, first.columns)), tuple(categories), dtypes)
+
+    def encode(self, frame: pd.DataFrame) -> Tensor:
+        """A float64 tensor (rows, columns)."""
+        out = np.empty((len(frame), len(self.columns)))
+        for i, (name, levels) in enumerate(zip(frame.columns, self.categories, strict=True)):
+            if levels is None:
+                out[:, i] = frame[name].to_numpy(dtype=np.float64, na_value=np.nan)
+            else:
+                codes = {level: code for code, level in enumerate(levels)}
+                out[:, i] = [codes.get(value, -1) for value in frame[name]]
+                if (out[:, i] < 0).any():
+                    raise InputError(f"column '{name}' has missing values; fill them in first")
+        return torch.from_numpy(out)
+
+    def decode(self, rows: Tensor) -> pd.DataFrame:
+        """The data frame these rows stand for, with the dtypes it came with."""
+        import pandas as pd
+
+        values = rows.detach().cpu().numpy()
+        data: dict[str, Any] = {}
+        for i, (name, levels, dtype) in enumerate(
+            zip(self.columns, self.categories, self.dtypes, strict=True)
+        ):
+            if levels is None:
+                # a filled integer column may hold fractions, which its dtype could not
+                data[name] = values[:, i].astype(np.float64)
+            else:
+                picked = [levels[int(code)] for code in values[:, i].round().clip(0, len(levels) - 1)]
+                data[name] = pd.Series(picked, dtype="category" if dtype == "category" else None)
+        return pd.DataFrame(data)

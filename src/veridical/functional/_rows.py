@@ -1,0 +1,69 @@
+"""What every function of this package does first: float64, common shape, one mask of valid entries."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from veridical.errors import InputError, ShapeError
+
+
+def as_double(x: Tensor, name: str = "x") -> Tensor:
+    """Give `x` in float64, outside any graph: these are measurements, not losses."""
+    if not isinstance(x, Tensor):
+        raise InputError(f"{name} must be a torch.Tensor, got {type(x).__name__}; wrap it in torch.as_tensor")
+    if x.is_complex():
+        raise InputError(f"{name} is complex ({x.dtype}); expected real numbers")
+    return x.detach().to(torch.float64)
+
+
+def align(where: Tensor | None, **named: Tensor) -> tuple[Tensor, ...]:
+    """Broadcast named tensors against each other and give them, then the mask of valid entries, in one shape.
+
+    The mask may add leading dimensions but never lengthens the rows themselves.
+    """
+    doubles = {name: as_double(x, name) for name, x in named.items()}
+    shapes = {name: tuple(x.shape) for name, x in doubles.items()}
+    if any(not shape for shape in shapes.values()):
+        raise ShapeError(f"expected rows along the last dimension, got shapes {shapes}; use x.unsqueeze(-1)")
+    if len({shape[-1] for shape in shapes.values()}) > 1:
+        raise ShapeError(f"expected rows of one length (the last dimension), got shapes {shapes}")
+    if where is not None:
+        if where.dtype != torch.bool:
+            raise InputError(f"where must be a bool tensor, got {where.dtype}; use where.bool()")
+        length = next(iter(shapes.values()))[-1]
+        if where.dim() and where.shape[-1] not in (1, length):
+            raise ShapeError(
+                f"where has shape {tuple(where.shape)}; its last dimension must be {length} or 1"
+            )
+        shapes["where"] = tuple(where.shape)
+    try:
+        shape: torch.Size = torch.broadcast_shapes(*shapes.values())  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        raise ShapeError(f"shapes {shapes} do not broadcast against each other") from error
+    device = next(iter(doubles.values())).device
+    valid = torch.ones((), dtype=torch.bool, device=device) if where is None else where
+    return (*(x.expand(shape) for x in doubles.values()), valid.expand(shape))
+
+
+def largest_magnitude(x: Tensor, valid: Tensor) -> Tensor:
+    """The largest |x| of each row, with the last dimension kept; 0 where nothing is valid."""
+    if x.shape[-1] == 0:  # amax refuses empty rows
+        return x.new_zeros((*x.shape[:-1], 1))
+    return torch.where(valid, x.abs(), 0.0).amax(-1, keepdim=True)
+
+
+def over_largest(x: Tensor, valid: Tensor) -> Tensor:
+    """Rows over their largest magnitude, so that squares neither overflow nor vanish; 0 where not valid."""
+    scale = largest_magnitude(x, valid)
+    return torch.where(valid, x, 0.0) / torch.where(scale == 0, 1.0, scale)
+
+
+def valid_first(valid: Tensor) -> Tensor:
+    """The order that lists the valid entries first and otherwise keeps the order of the row."""
+    return torch.argsort(valid.logical_not().to(torch.uint8), dim=-1, stable=True)
+
+
+def nan_where(bad: Tensor, x: Tensor) -> Tensor:
+    """`x` with NaN where `bad`."""
+    return torch.where(bad, torch.nan, x)

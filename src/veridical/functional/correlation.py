@@ -1,0 +1,112 @@
+"""Linear, rank and partial rank correlation of paired rows, and the flag that says why one is undefined."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ._rows import align, largest_magnitude, nan_where, over_largest
+from .ranks import average_ranks
+
+# A mean of equal numbers, or one sum taken in two orders, is off by a few units in the last place; a row that
+# varies by no more than this carries no information about anything.
+_NOISE = 16 * torch.finfo(torch.float64).eps
+_LARGEST_FINITE = torch.finfo(torch.float64).max
+
+# A rank vector that differs from another by one swap leaves a squared residual of about 24 / n^3, and
+# rounding leaves about 1e-31: this line stands between the two for every n below 10^8.
+_NO_RESIDUAL = 1e-24
+
+
+def has_spread(x: Tensor, where: Tensor | None = None) -> Tensor:
+    """Tell which rows vary at all, so that something can correlate with them.
+
+    True where `max - min > 16 * eps * max|x|` over the valid entries (eps of float64). Constant rows, rows
+    with fewer than two valid entries, and rows with a NaN among them are without spread.
+
+    >>> has_spread(torch.tensor([[1.0, 2.0, 3.0], [0.1, 0.1, 0.1]])).tolist()
+    [True, False]
+    """
+    x, valid = align(where, x=x)
+    if x.shape[-1] == 0:
+        return torch.zeros(x.shape[:-1], dtype=torch.bool, device=x.device)
+    span = torch.where(valid, x, -torch.inf).amax(-1) - torch.where(valid, x, torch.inf).amin(-1)
+    return span > _NOISE * largest_magnitude(x, valid).squeeze(-1).clamp(max=_LARGEST_FINITE)
+
+
+def pearson(x: Tensor, y: Tensor, where: Tensor | None = None) -> Tensor:
+    """Correlate rows linearly.
+
+    `r = sum (x - mean x)(y - mean y) / sqrt(sum (x - mean x)^2 sum (y - mean y)^2)`; NaN where a row has no
+    spread (see `has_spread`).
+
+    >>> pearson(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([2.0, 4.0, 8.0])).item()
+    1.0
+    """
+    x, y, valid = align(where, x=x, y=y)
+    r = _cosine(_deviation(x, valid), _deviation(y, valid))
+    return nan_where(~(has_spread(x, valid) & has_spread(y, valid)), r)
+
+
+def spearman(x: Tensor, y: Tensor, where: Tensor | None = None) -> Tensor:
+    """Correlate rows by rank: Pearson's correlation of average ranks, right in the presence of ties.
+
+    NaN where a row has no spread (see `has_spread`).
+
+    >>> spearman(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 10.0, 5.0])).item()
+    0.5
+    """
+    x, y, valid = align(where, x=x, y=y)
+    r = _cosine(_rank_deviation(x, valid), _rank_deviation(y, valid))
+    return nan_where(~(has_spread(x, valid) & has_spread(y, valid)), r)
+
+
+def partial_rank_correlation(x: Tensor, y: Tensor, given: Tensor, where: Tensor | None = None) -> Tensor:
+    """Correlate rows by rank with what both share with a third row taken out.
+
+    `(r_xy - r_xg r_yg) / sqrt((1 - r_xg^2)(1 - r_yg^2))` with Spearman's r. NaN where one of the three has no
+    spread, or where `x` or `y` is a monotone function of `given`, so that nothing of it is left.
+
+    >>> x, y, level = torch.tensor([[1.0, 2.0, 4.0, 3.0], [2.0, 1.0, 4.0, 3.0], [1.0, 2.0, 3.0, 4.0]])
+    >>> round(partial_rank_correlation(x, y, level).item(), 6)
+    0.666667
+    """
+    x, y, given, valid = align(where, x=x, y=y, given=given)
+    control = _unit(_rank_deviation(given, valid))
+
+    def left_over(row: Tensor) -> Tensor:
+        # Residuals, not the formula above: 1 - r^2 loses every digit where x nearly follows `given`.
+        deviation = _unit(_rank_deviation(row, valid))
+        return deviation - (deviation * control).sum(-1, keepdim=True) * control
+
+    x_left, y_left = left_over(x), left_over(y)
+    something_left = torch.minimum(x_left.square().sum(-1), y_left.square().sum(-1)) > _NO_RESIDUAL
+    r = _cosine(x_left, y_left)
+    spread = has_spread(x, valid) & has_spread(y, valid) & has_spread(given, valid)
+    return nan_where(~(spread & something_left), r)
+
+
+def _deviation(x: Tensor, valid: Tensor) -> Tensor:
+    """Deviations from the row's mean, the largest being 1; 0 at masked entries and in constant rows."""
+    count = valid.sum(-1, keepdim=True).clamp(min=1)
+    deviation = over_largest(x, valid)
+    for _ in range(2):  # the second pass removes what rounding left of a mean far larger than the spread
+        mean = deviation.sum(-1, keepdim=True) / count
+        deviation = torch.where(valid, deviation - mean, 0.0)
+    return over_largest(deviation, valid)
+
+
+def _rank_deviation(x: Tensor, valid: Tensor) -> Tensor:
+    """Ranks less their mean, (n + 1)/2 whatever the ties: nothing is rounded, so equal orders give just 1."""
+    middle = (valid.sum(-1, keepdim=True) + 1).to(torch.float64) / 2
+    return torch.where(valid, average_ranks(x, valid) - middle, 0.0)
+
+
+def _cosine(x: Tensor, y: Tensor) -> Tensor:
+    # One root of the product, not two: the root of s * s is s, so a row correlates with itself exactly 1.
+    return ((x * y).sum(-1) / (x.square().sum(-1) * y.square().sum(-1)).sqrt()).clamp(-1.0, 1.0)
+
+
+def _unit(x: Tensor) -> Tensor:
+    length = x.square().sum(-1, keepdim=True).sqrt()
+    return x / torch.where(length == 0, 1.0, length)

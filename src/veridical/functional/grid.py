@@ -1,0 +1,41 @@
+"""Rounding that lets equal responses tie although the last bits of a model's arithmetic differ."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from veridical.errors import InputError
+
+from ._rows import align, largest_magnitude, nan_where
+
+_STEPS = {torch.float64: 1e9, torch.float32: 1e6, torch.float16: 1e3, torch.bfloat16: 1e3}
+
+
+def round_to_grid(
+    responses: Tensor, like: Tensor | torch.dtype | None = None, where: Tensor | None = None
+) -> Tensor:
+    """Round each row to a grid: fine enough to keep real differences, coarse enough to drop rounding noise.
+
+    The grid step is the row's largest absolute response times 1e-6 in float32, 1e-9 in float64 and 1e-3 in
+    half precision. `like` is a tensor or dtype that tells in which precision the model answered, if not in
+    that of `responses`. The result is float64; rounding it again changes nothing. Integers are exact already
+    and are only converted; masked entries come back as NaN and do not set the scale, nor do infinities.
+
+    >>> noisy = torch.tensor([1.0, 0.5 + 1e-7, 0.5 - 1e-7])
+    >>> round_to_grid(noisy).tolist()
+    [1.0, 0.5, 0.5]
+    """
+    dtype = responses.dtype if like is None else like.dtype if isinstance(like, Tensor) else like
+    values, valid = align(where, responses=responses)
+    if dtype.is_floating_point:
+        if dtype not in _STEPS:
+            raise InputError(
+                f"no grid is defined for {dtype}; give like= as one of {[str(d) for d in _STEPS]}"
+            )
+        steps = _STEPS[dtype]
+        scale = largest_magnitude(values, valid & values.isfinite())
+        # Counting steps as a share of the largest response maps that response onto itself, bit for bit, which
+        # is what makes a second rounding leave everything in place.
+        values = torch.where(scale == 0, values, (values / scale * steps).round() / steps * scale)
+    return nan_where(~valid, values)

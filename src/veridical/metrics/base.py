@@ -1,0 +1,164 @@
+"""What every metric is: settings, a statement of what it asks and needs, and one number a sample."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from veridical.errors import NotApplicableError, ShapeError
+from veridical.explainers.base import MODALITIES, Explainer
+from veridical.explanation import Explanation
+from veridical.probe import match
+from veridical.registry import Registry
+from veridical.rng import Key
+from veridical.scores import Cost, Curve, Direction, Scores
+from veridical.settings import Settings
+from veridical.task import Task
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What a metric computes: a value a sample and, where it has them, flags, a curve and details."""
+
+    values: Tensor
+    flags: Mapping[str, Tensor] = field(default_factory=dict)
+    curve: Curve | None = None
+    details: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class AnyMetric(Settings):
+    """What map metrics and explainer metrics share: the facts of their card."""
+
+    category: ClassVar[str] = ""
+    direction: ClassVar[Direction] = Direction.HIGHER
+    summary: ClassVar[str] = ""
+    """The question it asks, in one line."""
+    assumes: ClassVar[str] = ""
+    misleads: ClassVar[str] = ""
+    paper: ClassVar[str] = ""
+    modalities: ClassVar[frozenset[str]] = MODALITIES
+    needs: ClassVar[frozenset[str]] = frozenset()
+    """Among "masks", "explainer", "gradient", "layer", "weights", "train"."""
+    ranks_only: ClassVar[bool] = False
+    """Whether it reads a map's ranking alone, so that monotone rescaling changes nothing."""
+    permutation_invariant: ClassVar[bool] = False
+    """Whether permuting a map's values changes nothing, so that its inverse scores the same."""
+
+    @property
+    def better(self) -> Direction:
+        """Which way is better with these settings; `direction` is that of the defaults."""
+        return self.direction
+
+    def why_not(self, task: Task) -> str | None:
+        """Why this metric cannot work on the task, or None if it can."""
+        if task.modality not in self.modalities:
+            return f"it works on {', '.join(sorted(self.modalities))}, this task is {task.modality}"
+        if "masks" in self.needs and task.masks is None:
+            return "it compares maps with object masks; give the task masks=..."
+        if "gradient" in self.needs and not task.predictor.differentiable:
+            return "it needs gradients and the model is not a torch function"
+        if "weights" in self.needs and not any(p.is_floating_point() for p in task.model.parameters()):
+            return "it changes the weights and the model has none that torch can see"
+        if "train" in self.needs and task.train is None:
+            return "it needs reference rows; give the task train=..."
+        return None
+
+    def check(self, task: Task) -> None:
+        """Raise, naming the metrics that do apply, if this one does not."""
+        reason = self.why_not(task)
+        if reason is not None:
+            raise NotApplicableError(
+                f"metric '{self.name}' does not apply here: {reason}. These do: {', '.join(applicable(task))}"
+            )
+
+    def _scores(self, task: Task, outcome: Outcome, who: str, key: Key, before: Cost, extra: Any) -> Scores:
+        if tuple(outcome.values.shape) != (len(task),):
+            raise ShapeError(
+                f"metric '{self.name}' gave values of shape {tuple(outcome.values.shape)}, "
+                f"expected one a sample ({len(task)},)"
+            )
+        return Scores(
+            outcome.values,
+            self.better,
+            self.name,
+            task.ids,
+            who,
+            outcome.flags,
+            outcome.curve,
+            outcome.details,
+            task.predictor.meter.cost - before,
+            {
+                "metric": self.to_json(),
+                "explainer": extra,
+                "seed": key.seed,
+                "plan": task.predictor.plan.to_json(),
+                "halvings": task.predictor.meter.halvings,
+                "device": str(task.device),
+                "fill": task.fill.to_json(),
+                "torch": torch.__version__,
+            },
+        )
+
+
+@dataclass(frozen=True)
+class Metric(AnyMetric):
+    """Judges a map: `(task, explanation, key) -> Scores`. A subclass writes `evaluate`.
+
+    Draws are keyed by the metric and the sample, not by the explainer, so that all maps meet the same ones.
+    """
+
+    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+        """One value a sample for maps that are finite and belong to the task."""
+        raise NotApplicableError(f"metric '{self.name}' does not say how it evaluates")
+
+    def __call__(self, task: Task, explanation: Explanation, key: Key = Key(0)) -> Scores:  # noqa: B008 (frozen)
+        """Score every sample."""
+        self.check(task)
+        explanation = match(task, explanation)
+        before = task.predictor.meter.cost
+        missing = torch.isnan(explanation.values).all(-1)
+        if bool(missing.any()):
+            zeros = explanation.values.masked_fill(missing[:, None], 0.0)
+            explanation = replace(explanation, values=zeros)
+        outcome = self.evaluate(task, explanation, key / self.name)
+        if bool(missing.any()):
+            values = outcome.values.double().masked_fill(missing, torch.nan)
+            outcome = replace(outcome, values=values, flags={**outcome.flags, "no explanation": missing})
+        made_by = explanation.provenance.get("explainer", explanation.explainer)
+        return self._scores(task, outcome, explanation.explainer, key, before, made_by)
+
+
+@dataclass(frozen=True)
+class ExplainerMetric(AnyMetric):
+    """Judges a method: `(task, explainer, key) -> Scores`; it may explain again under noise."""
+
+    def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
+        """One value a sample."""
+        raise NotApplicableError(f"metric '{self.name}' does not say how it evaluates")
+
+    def __call__(self, task: Task, explainer: Explainer, key: Key = Key(0)) -> Scores:  # noqa: B008 (frozen)
+        """Score every sample."""
+        self.check(task)
+        explainer.check(task)
+        before = task.predictor.meter.cost
+        outcome = self.evaluate(task, explainer, key / self.name)
+        return self._scores(task, outcome, explainer.name, key, before, explainer.to_json())
+
+
+registry: Registry[AnyMetric] = Registry("metric", "veridical.metrics")
+
+
+def register(cls: type[Any]) -> type[Any]:
+    """Class decorator: make a metric known by its name."""
+    registry.add(cls.name, cls)
+    return cls
+
+
+def applicable(task: Task) -> list[str]:
+    """The names of all registered metrics that work on this task."""
+    return [name for name in registry if registry.make(name).why_not(task) is None]

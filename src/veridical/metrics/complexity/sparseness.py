@@ -1,0 +1,35 @@
+"""Sparseness: the Gini index of the absolute map."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from veridical.explanation import Explanation
+from veridical.functional import gini
+from veridical.metrics.base import Metric, Outcome, register
+from veridical.rng import Key
+from veridical.scores import Direction
+from veridical.task import Task
+
+
+@register
+@dataclass(frozen=True)
+class Sparseness(Metric):
+    """The Gini index of |e|: 0 when all features are alike, near 1 when one carries the map.
+
+    With |e| sorted ascending, G = sum_i (2i - D - 1) |e|_i / (D sum |e|) (MetaQuantus eq. 22, corrected).
+    """
+
+    name: ClassVar[str] = "sparseness"
+    category: ClassVar[str] = "complexity"
+    direction: ClassVar[Direction] = Direction.HIGHER
+    summary: ClassVar[str] = "Is the map carried by few features?"
+    assumes: ClassVar[str] = "a short explanation is a good one"
+    misleads: ClassVar[str] = "always, as a measure of truth: it never asks the model"
+    paper: ClassVar[str] = "Chalasani et al. 2020; MetaQuantus eq. 22"
+    permutation_invariant: ClassVar[bool] = True
+
+    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+        values = gini(explanation.values, where=explanation.valid)
+        return Outcome(values, flags={"all zeros": (explanation.values == 0).all(-1)})

@@ -1,0 +1,77 @@
+"""Pixel flipping: remove features in the order of the map and watch the response."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from veridical.errors import InputError
+from veridical.explanation import Explanation
+from veridical.fill import Fill
+from veridical.functional import area_under_curve
+from veridical.metrics.base import Metric, Outcome, register
+from veridical.probe import RankThreshold, flip_counts, probe
+from veridical.rng import Key
+from veridical.scores import Curve, Direction
+from veridical.task import Response, Task
+
+
+def flipping_area(responses: Tensor, removed_share: Tensor) -> Tensor:
+    """The area under the response over the share of features removed (trapezoid; GEF eq. 25)."""
+    return area_under_curve(responses, removed_share)
+
+
+@register
+@dataclass(frozen=True)
+class PixelFlipping(Metric):
+    """The area under the response curve as features are removed, most relevant first.
+
+    With y_k the response after k steps and p_k the share of features gone, the area is
+    sum_k (y_k + y_{k+1}) (p_{k+1} - p_k) / 2 on [0, 1], from the untouched input to one without features.
+    `order="lerf"` removes the least relevant first; the area should then be large and higher is better.
+    One feature a step unless `per_step` or `steps` says otherwise.
+    """
+
+    order: Literal["morf", "lerf"] = "morf"
+    per_step: int | None = None
+    steps: int | None = None
+    response: Response = "probability"
+    fill: Fill | None = None
+    name: ClassVar[str] = "pixel_flipping"
+    category: ClassVar[str] = "faithfulness"
+    direction: ClassVar[Direction] = Direction.LOWER
+    summary: ClassVar[str] = "Does the response fall fast when features are removed by relevance?"
+    assumes: ClassVar[str] = "inputs with removed features are still inputs the model can judge"
+    misleads: ClassVar[str] = "when the fill itself looks like a class, or masking is out of distribution"
+    paper: ClassVar[str] = "Bach et al. 2015; GEF eq. 25"
+    ranks_only: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.per_step is not None and self.steps is not None:
+            raise InputError("give per_step or steps, not both")
+        if self.order not in ("morf", "lerf"):
+            raise InputError(f"order is 'morf' or 'lerf', got {self.order!r}")
+        for what in ("per_step", "steps"):
+            if getattr(self, what) is not None and getattr(self, what) < 1:
+                raise InputError(f"{what} must be at least 1, got {getattr(self, what)}")
+
+    @property
+    def better(self) -> Direction:
+        return Direction.LOWER if self.order == "morf" else Direction.HIGHER
+
+    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+        counts = flip_counts(task, self.steps, self.per_step)
+        first = explanation.descending_ranks if self.order == "morf" else explanation.ranks
+        rule = RankThreshold(first, counts)
+        responses = probe(task, rule, response=self.response, fill=self.fill, key=key, with_clean=True)
+        total = task.space.counts(len(task))[:, None]
+        gone = counts.expand(len(task), -1) / total.double()
+        share = torch.cat([torch.zeros_like(gone[:, :1]), gone], -1)
+        area = flipping_area(responses, share)
+        return Outcome(
+            area,
+            curve=Curve(share.mean(0), responses, "share of features removed", self.response),
+        )

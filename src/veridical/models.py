@@ -1,0 +1,80 @@
+"""Anything that answers rows, as an `nn.Module`: torch modules, functions, scikit-learn estimators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from veridical.errors import InputError, ModelError
+from veridical.frames import FrameCodec
+
+
+class FunctionModel(nn.Module):
+    """A plain function of torch tensors."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+class ArrayModel(nn.Module):
+    """A function of numpy arrays (or data frames, when inputs came as one); it has no gradients."""
+
+    def __init__(self, function: Callable[..., Any], codec: FrameCodec | None = None) -> None:
+        super().__init__()
+        self.function = function
+        self.codec = codec
+
+    def forward(self, x: Tensor, *side: Tensor, **named: Tensor) -> Tensor:
+        rows = x.detach().cpu().numpy() if self.codec is None else self.codec.decode(x)
+        extra = [value.detach().cpu().numpy() for value in side]
+        answer = self.function(rows, *extra, **{n: v.detach().cpu().numpy() for n, v in named.items()})
+        answer = np.asarray(answer)
+        if answer.dtype.kind not in "fiub":
+            raise ModelError(f"the model answered {answer.dtype} values; expected numbers")
+        return torch.from_numpy(answer.astype(np.float64)).to(x.device)
+
+
+def adapt(model: Any, first_row: Tensor, codec: FrameCodec | None) -> tuple[nn.Module, bool, str | None]:
+    """Turn a user's model into (module, differentiable, head it implies)."""
+    if isinstance(model, nn.Module):
+        if codec is not None:
+            raise InputError(
+                "inputs are a data frame but the model is a torch module; pass a tensor of numbers"
+            )
+        return model, True, None
+    if hasattr(model, "predict") and (hasattr(model, "get_params") or hasattr(model, "classes_")):
+        function, head = _estimator(model)
+        return ArrayModel(function, codec), False, head
+    if not callable(model):
+        raise InputError(
+            f"a model is a torch module, a scikit-learn estimator or a function of a batch of rows; "
+            f"got {type(model).__name__}"
+        )
+    if codec is not None:
+        return ArrayModel(model, codec), False, None
+    # a function does not say what it takes, so it is asked one row as a tensor
+    try:
+        with torch.no_grad():
+            answer = model(first_row)
+    except Exception:
+        return ArrayModel(model), False, None
+    if isinstance(answer, np.ndarray | np.generic | list | float):
+        return ArrayModel(model), False, None
+    return FunctionModel(model), True, None
+
+
+def _estimator(model: Any) -> tuple[Callable[[Any], Any], str | None]:
+    """The responses of an estimator: decision function, else log-probabilities, else the prediction."""
+    if hasattr(model, "decision_function"):
+        return model.decision_function, None
+    if hasattr(model, "predict_proba"):
+        return lambda rows: np.log(np.clip(model.predict_proba(rows), 1e-12, 1.0)), "multiclass"
+    return model.predict, "regression"

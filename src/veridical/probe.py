@@ -1,0 +1,263 @@
+"""Masks in, responses out: the one loop that asks a model about masked variants of its inputs.
+
+A metric describes its masks by a *rule* and gets back one response a (sample, mask). The masked rows are
+built on the device one block (some samples x some masks) at a time, in a buffer that is used again, and are
+never all there at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from veridical import rng
+from veridical.errors import ShapeError
+from veridical.explanation import Explanation
+from veridical.fill import Fill
+from veridical.functional import round_to_grid
+from veridical.predictor import MIN_ROWS, check_finite, repeat_side, take_side
+from veridical.rng import Key
+from veridical.task import Response, Task
+
+
+class MaskRule(Protocol):
+    """Says which features each mask removes, a block at a time."""
+
+    @property
+    def count(self) -> int:
+        """Masks a sample."""
+
+    def removed(self, samples: slice, masks: slice) -> Tensor:
+        """(samples, masks, V) bool: True where a feature is removed."""
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """Masks written out: (N, M, V) or (M, V) for all samples, True where removed."""
+
+    masks: Tensor
+
+    @property
+    def count(self) -> int:
+        return self.masks.shape[-2]
+
+    def removed(self, samples: slice, masks: slice) -> Tensor:
+        if self.masks.dim() == 2:
+            return self.masks[None, masks]
+        return self.masks[samples, masks]
+
+
+@dataclass(frozen=True, eq=False)
+class RankThreshold:
+    """Mask m removes the features of rank below `counts[m]`: nested sets, as on a flipping curve.
+
+    `ranks` (N, V) is 0 for the feature removed first; `counts` is (M,) or, where samples differ in size,
+    (N, M).
+    """
+
+    ranks: Tensor
+    counts: Tensor
+
+    def __post_init__(self) -> None:
+        # 16 bits move a quarter of the memory of 64, and memory is what building a mask costs
+        small = torch.int16 if self.ranks.shape[-1] < 2**15 else torch.int32
+        object.__setattr__(self, "ranks", self.ranks.to(small))
+        object.__setattr__(self, "counts", self.counts.to(device=self.ranks.device, dtype=small))
+
+    @property
+    def count(self) -> int:
+        return self.counts.shape[-1]
+
+    def removed(self, samples: slice, masks: slice) -> Tensor:
+        counts = self.counts[None, masks] if self.counts.dim() == 1 else self.counts[samples, masks]
+        return self.ranks[samples, None, :] < counts[..., None]
+
+    def signature(self, matters: Tensor) -> Tensor:
+        """Equal for two masks of a sample that remove the same features among those that matter (N, V)."""
+        order = self.ranks.to(torch.int64).argsort(-1)
+        gone = matters.gather(-1, order).cumsum(-1)
+        gone = torch.cat([torch.zeros_like(gone[:, :1]), gone], -1)
+        counts = self.counts.to(torch.int64).expand(len(self.ranks), -1)
+        return gone.gather(-1, counts)
+
+
+@dataclass(frozen=True, eq=False)
+class RandomSubsets:
+    """Mask (draw d, size s) removes the `sizes[s]` features that come first in the keyed permutation d.
+
+    Masks run over sizes fastest. One permutation a (sample, draw) serves all sizes. `among` limits the
+    draw to some features of each sample.
+    """
+
+    key: Key
+    ids: Tensor
+    n_features: int
+    draws: int
+    sizes: Tensor
+    among: Tensor | None = None
+
+    @property
+    def count(self) -> int:
+        return self.draws * self.sizes.shape[-1]
+
+    def removed(self, samples: slice, masks: slice) -> Tensor:
+        width = self.sizes.shape[-1]
+        index = torch.arange(masks.start, masks.stop, device=self.ids.device)
+        first = masks.start // width
+        draws = torch.arange(first, (masks.stop - 1) // width + 1, device=self.ids.device)
+        among = None if self.among is None else self.among[samples]
+        ranks = rng.random_ranks(self.key, self.ids[samples], draws, self.n_features, among)
+        sizes = self.sizes.to(self.ids.device)
+        sizes = sizes[None, index % width] if sizes.dim() == 1 else sizes[samples][:, index % width]
+        picked = ranks if width == 1 else ranks[:, index // width - first]
+        return picked < sizes[..., None]
+
+
+def probe(
+    task: Task,
+    rule: MaskRule,
+    *,
+    response: Response = "probability",
+    fill: Fill | None = None,
+    key: Key = Key(0),  # noqa: B008 (frozen)
+    with_clean: bool = False,
+    all_outputs: bool = False,
+) -> Tensor:
+    """Ask the model about every mask: responses (N, M) of the explained output, in float64.
+
+    `with_clean` puts the response to the unmasked input in front (N, M + 1). Responses are rounded to the
+    grid within which equal inputs tie, and masks that remove only features equal to their fill answer
+    exactly alike. `all_outputs` gives (N, M, C) instead, unrounded.
+    """
+    fill = fill or task.fill
+    asked = _ask(task, rule, fill, key, response, all_outputs)
+    check_finite(asked)
+    clean = task.respond(task.outputs, response)
+    if all_outputs:
+        return torch.cat([clean[:, None], asked], 1).double() if with_clean else asked.double()
+    own = clean.gather(1, task.targets[:, None])
+    matters = _features_that_matter(task, fill, key)
+    if matters is not None and hasattr(rule, "signature"):
+        asked = _tie(asked, own, rule.signature(matters))
+    responses = round_to_grid(torch.cat([own.to(asked.dtype), asked], 1))
+    return responses if with_clean else responses[:, 1:]
+
+
+def _tie(asked: Tensor, clean: Tensor, signature: Tensor) -> Tensor:
+    """Give all masks that remove the same set the answer of the first of them, and the clean one to none."""
+    first = torch.cat([torch.ones_like(signature[:, :1]), signature.diff(dim=-1)], -1) != 0
+    place = torch.arange(signature.shape[-1], device=asked.device).expand_as(signature)
+    leader = torch.where(first, place, 0).cummax(-1).values
+    return torch.where(signature == 0, clean.to(asked.dtype), asked.gather(-1, leader))
+
+
+def _features_that_matter(task: Task, fill: Fill, key: Key) -> Tensor | None:
+    """(N, V): whether removing a feature changes its input at all; None where that depends on the mask."""
+    if fill.looks_at_mask or fill.repeats > 1:
+        return None
+    background = fill.background(_state(task, fill), task.inputs, task.ids, key)[:, 0]
+    return task.space.pool((task.inputs != background).to(torch.float32), "max") > 0
+
+
+def _state(task: Task, fill: Fill) -> Tensor | None:
+    name = f"fill {fill!r}"
+    state: Tensor | None = task.reference.cached(name, lambda: fill.prepare(task.train, task.space))
+    return state
+
+
+def _ask(
+    task: Task, rule: MaskRule, fill: Fill, key: Key, response: Response, all_outputs: bool
+) -> Tensor:
+    samples, masks, repeats = len(task), rule.count, fill.repeats
+    predictor, state = task.predictor, _state(task, fill)
+    shape = task.inputs.shape[1:]
+    width = task.n_outputs if all_outputs else 1
+    result: Tensor | None = None
+    buffer = task.inputs.new_empty(0)
+    with task.session():
+        for rows, columns in blocks(samples, masks, max(1, predictor.rows // repeats)):
+            x = task.inputs[rows]
+            removed = rule.removed(rows, columns)
+            count, across = len(x), columns.stop - columns.start
+            if removed.shape[-2:] != (across, task.space.n_features):
+                raise ShapeError(
+                    f"masks have shape {tuple(removed.shape)}; expected (samples, masks, features) with "
+                    f"{task.space.n_features} {task.space.kind} features"
+                )
+            if task.space.valid is not None:
+                # padding and special tokens are never removed, whatever a rule says
+                removed = removed & task.space.valid[rows, None]
+            removed = task.space.expand(removed.expand(count, -1, -1), rows)[:, :, None]
+            total = count * across * repeats
+            padded = total + (-total % MIN_ROWS)
+            if len(buffer) < padded:
+                buffer = task.inputs.new_zeros(padded, *shape)
+            filled = buffer[:total].view(count, across, repeats, *shape)
+            if fill.looks_at_mask:
+                ids = task.ids[rows].repeat_interleave(across)
+                flat = removed.expand(count, across, 1, *removed.shape[3:]).flatten(0, 2)
+                repeated = x[:, None].expand(count, across, *shape).flatten(0, 1)
+                filled.copy_(fill.impute(repeated, flat, ids, key).view_as(filled))
+            else:
+                background = fill.background(state, x, task.ids[rows], key)[:, None]
+                torch.where(removed, background, x[:, None, None], out=filled)
+            side = repeat_side(take_side(task.side, rows), across * repeats)
+            outputs = predictor.chunk(buffer[:padded], side, total)
+            answers = task.respond(outputs, response)
+            if not all_outputs:
+                target = task.targets[rows].repeat_interleave(across * repeats)
+                answers = answers.gather(1, target[:, None])
+            answers = answers.view(count, across, repeats, width)
+            if result is None:
+                result = answers.new_empty(samples, masks, width)
+            result[rows, columns] = answers.mean(2) if repeats > 1 else answers[:, :, 0]
+    assert result is not None
+    return result if all_outputs else result[..., 0]
+
+
+def blocks(samples: int, masks: int, rows: int) -> Iterator[tuple[slice, slice]]:
+    """Cut samples x masks into rectangles of at most `rows` cells, whole samples where they fit.
+
+    The cut depends on the shape and the plan only, so the same plan asks in the same blocks.
+    """
+    if masks >= rows:
+        pieces = -(-masks // rows)
+        across = min(rows, -(-masks // pieces // MIN_ROWS) * MIN_ROWS)
+        down = 1
+    else:
+        across, down = masks, max(1, rows // masks)
+    for top in range(0, samples, down):
+        for left in range(0, masks, across):
+            yield slice(top, min(samples, top + down)), slice(left, min(masks, left + across))
+
+
+def flip_counts(task: Task, steps: int | None, per_step: int | None = None) -> Tensor:
+    """How many features are gone after each step of a curve that ends with none left.
+
+    Either `per_step` features a step, or `steps` even steps; by default one feature a step. (M,), or (N, M)
+    where samples have unequal numbers of features.
+    """
+    counts = task.space.counts(len(task))
+    longest = int(counts.max())
+    if steps is None:
+        steps = -(-longest // (per_step or 1))
+    step = torch.arange(1, steps + 1, device=counts.device)
+    if task.space.valid is None:
+        gone = step * per_step if per_step else torch.div(step * longest, steps, rounding_mode="floor")
+        return gone.clamp(max=longest)
+    gone = step * per_step if per_step else torch.div(step * counts[:, None], steps, rounding_mode="floor")
+    return torch.minimum(gone.expand(len(task), -1), counts[:, None])
+
+
+def match(task: Task, explanation: Explanation) -> Explanation:
+    """Check that an explanation belongs to this task, and bring it to the task's device."""
+    if len(explanation) != len(task) or explanation.space.n_features != task.space.n_features:
+        raise ShapeError(
+            f"explanation has {len(explanation)} samples x {explanation.space.n_features} features, the task "
+            f"{len(task)} samples x {task.space.n_features} {task.space.kind} features"
+        )
+    return explanation.to(task.device)

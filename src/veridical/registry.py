@@ -1,0 +1,82 @@
+"""Names for explainers and metrics: ours, a user's own, and those other packages offer by entry point."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib.metadata import entry_points
+from typing import Any, Generic, TypeVar
+
+from veridical.errors import InputError, unknown_name
+
+T = TypeVar("T")
+
+
+class Catalogue(dict[str, str]):
+    """Names with one line each; prints as a table, and is a plain mapping otherwise."""
+
+    def __repr__(self) -> str:
+        width = max((len(name) for name in self), default=0)
+        return "\n".join(f"{name:<{width}}  {line}" for name, line in self.items())
+
+
+class Registry(Generic[T]):
+    """A table from name to the class (or factory) that makes the default object of that name."""
+
+    def __init__(self, kind: str, group: str) -> None:
+        self.kind = kind
+        self.group = group
+        self._makers: dict[str, Callable[..., T]] = {}
+        self._prefixes: dict[str, Callable[[T], T]] = {}
+        self._searched = False
+
+    def add(self, name: str, maker: Callable[..., T], replace: bool = False) -> None:
+        """Register a maker under a name."""
+        if not name or ":" in name:
+            raise InputError(f"a {self.kind} needs a name without ':', got {name!r}")
+        if name in self._makers and self._makers[name] is not maker and not replace:
+            raise InputError(f"a {self.kind} called '{name}' is registered already; pass replace=True")
+        self._makers[name] = maker
+
+    def add_prefix(self, prefix: str, wrap: Callable[[T], T]) -> None:
+        """Let 'prefix:name' stand for the wrapped object of that name."""
+        self._prefixes[prefix] = wrap
+
+    def make(self, name: str, **settings: Any) -> T:
+        """The object of this name with these settings."""
+        prefix, colon, rest = name.partition(":")
+        if colon:
+            if prefix not in self._prefixes:
+                raise unknown_name(f"{self.kind} prefix", prefix, self._prefixes)
+            return self._prefixes[prefix](self.make(rest, **settings))
+        self._search()
+        if name not in self._makers:
+            raise unknown_name(self.kind, name, self._makers)
+        try:
+            return self._makers[name](**settings)
+        except TypeError as error:
+            if settings:
+                raise InputError(f"{self.kind} '{name}' does not take {settings}: {error}") from error
+            raise
+
+    def maker(self, name: str) -> Callable[..., T]:
+        """The class or factory registered under a name."""
+        self._search()
+        if name not in self._makers:
+            raise unknown_name(self.kind, name, self._makers)
+        return self._makers[name]
+
+    def __iter__(self) -> Iterator[str]:
+        self._search()
+        return iter(sorted(self._makers))
+
+    def __contains__(self, name: object) -> bool:
+        self._search()
+        return name in self._makers
+
+    def _search(self) -> None:
+        if self._searched:
+            return
+        self._searched = True
+        for point in entry_points(group=self.group):
+            if point.name not in self._makers:
+                self._makers[point.name] = point.load()

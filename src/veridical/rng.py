@@ -1,0 +1,134 @@
+"""Keyed draws: every random number is a pure function of (seed, purpose, sample id, draw id).
+
+There is no generator whose state moves, so a draw does not depend on the batch, the order, the shard or
+the worker that asks for it. Integers come from a counter hash (the finaliser of SplitMix64) in wrapping
+64-bit arithmetic, which every device computes exactly alike: subsets, permutations and uniforms are
+bit-equal everywhere. Normals pass through `log` and `cos`, whose last bits differ between device types.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
+_MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
+_MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
+
+
+@dataclass(frozen=True)
+class Key:
+    """A seed and the purpose it is used for; `key / "name"` or `key / 3` derives a new, independent key.
+
+    >>> Key(0) / "masks" == Key(0) / "masks"
+    True
+    """
+
+    seed: int
+    path: tuple[str | int, ...] = ()
+
+    def __truediv__(self, purpose: str | int) -> Key:
+        return Key(self.seed, (*self.path, purpose))
+
+    @property
+    def state(self) -> int:
+        """64 bits that stand for this key (signed, as torch has no unsigned arithmetic)."""
+        text = repr((self.seed, *self.path)).encode()
+        return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little", signed=True)
+
+
+def as_key(seed: int | Key) -> Key:
+    """Accept a bare seed wherever a key is expected."""
+    return seed if isinstance(seed, Key) else Key(int(seed))
+
+
+def name_id(name: str) -> int:
+    """A stable signed 64-bit id for a text, used for string sample ids and parameter names."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little", signed=True)
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    # torch shifts signed integers arithmetically; the hash needs zeros shifted in
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix(x: Tensor) -> Tensor:
+    x = (x ^ _shift(x, 30)) * _MIX_1
+    x = (x ^ _shift(x, 27)) * _MIX_2
+    return x ^ _shift(x, 31)
+
+
+def bits(key: Key, ids: Tensor, draws: Tensor | int, size: int) -> Tensor:
+    """Hash to signed 64-bit integers, shape (N, size) for one draw or (N, K, size) for K draws."""
+    device = ids.device
+    sample = _mix(ids.to(torch.int64) * _GOLDEN + key.state)
+    if isinstance(draws, int):
+        stream = _mix(sample + _GOLDEN * (draws + 1))
+    else:
+        stream = _mix(sample[:, None] + _GOLDEN * (draws.to(device=device, dtype=torch.int64) + 1))
+    counter = torch.arange(1, size + 1, device=device, dtype=torch.int64) * _GOLDEN
+    return _mix(stream[..., None] + counter)
+
+
+def uniform(
+    key: Key, ids: Tensor, draws: Tensor | int, size: int, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Draw from U[0, 1): 24 bits in float32, 53 in float64, so 1 is never reached."""
+    wide = dtype == torch.float64
+    kept = 53 if wide else 24
+    return _shift(bits(key, ids, draws, size), 64 - kept).to(dtype) * 2.0**-kept
+
+
+def normal(
+    key: Key, ids: Tensor, draws: Tensor | int, size: int, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Draw from N(0, 1) by Box and Muller, computed in float64."""
+    pair = uniform(key, ids, draws, 2 * size, torch.float64)
+    radius = torch.sqrt(-2.0 * torch.log1p(-pair[..., :size]))
+    return (radius * torch.cos(2.0 * math.pi * pair[..., size:])).to(dtype)
+
+
+def integers(key: Key, ids: Tensor, draws: Tensor | int, size: int, below: int | Tensor) -> Tensor:
+    """Draw integers uniform on {0, ..., below - 1}; `below` may differ between samples."""
+    share = uniform(key, ids, draws, size, torch.float64)
+    return (share * below).floor().to(torch.int64)
+
+
+def permutation(
+    key: Key, ids: Tensor, draws: Tensor | int, size: int, valid: Tensor | None = None
+) -> Tensor:
+    """Draw a permutation of the features; with `valid` (N, V) the valid ones come first.
+
+    The first k entries are a uniform subset of size k, so one permutation a (sample, draw) serves all
+    sizes, and the subsets of one draw are nested.
+    """
+    return torch.argsort(_priorities(key, ids, draws, size, valid), dim=-1, stable=True)
+
+
+def random_ranks(
+    key: Key, ids: Tensor, draws: Tensor | int, size: int, valid: Tensor | None = None
+) -> Tensor:
+    """Give each feature its place in `permutation`: `random_ranks < k` is a uniform subset of size k."""
+    order = permutation(key, ids, draws, size, valid)
+    places = torch.arange(size, device=order.device).expand_as(order)
+    return torch.empty_like(order).scatter_(-1, order, places)
+
+
+def _priorities(key: Key, ids: Tensor, draws: Tensor | int, size: int, valid: Tensor | None) -> Tensor:
+    priority = bits(key, ids, draws, size)
+    if valid is None:
+        return priority
+    keep = valid.to(priority.device)
+    if priority.dim() == 3:
+        keep = keep[:, None, :]
+    return priority.masked_fill(~keep, torch.iinfo(torch.int64).max)
+
+
+def parameter_noise(key: Key, name: str, shape: torch.Size) -> Tensor:
+    """Draw N(0, 1) for one parameter on the CPU, keyed by its name, whatever device it lives on."""
+    generator = torch.Generator().manual_seed((key / name).state & (2**63 - 1))
+    return torch.randn(shape, generator=generator)

@@ -1,0 +1,57 @@
+"""Hyper-parameters as plain data: frozen dataclasses that go to JSON and come back equal."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any, ClassVar, Self, TypeVar
+
+from veridical.errors import InputError
+
+
+class Settings:
+    """Mixin of frozen dataclasses with a registered `name`: `to_json` and `from_json`."""
+
+    name: ClassVar[str] = ""
+    version: ClassVar[int] = 1
+
+    def to_json(self) -> dict[str, Any]:
+        """Name, version and hyper-parameters as plain data."""
+        out: dict[str, Any] = {"name": self.name, "version": self.version}
+        for field in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            out[field.name] = value.to_json() if isinstance(value, Settings) else _plain(value)
+        return out
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        """The object that `to_json` described; settings inside it are found by their class' own table."""
+        data = {key: value for key, value in data.items() if key not in ("name", "version")}
+        known = {field.name for field in fields(cls)}  # type: ignore[arg-type]
+        unknown = sorted(set(data) - known)
+        if unknown:
+            raise InputError(f"{cls.__name__} has no setting {', '.join(unknown)}; it has {sorted(known)}")
+        return cls(**{key: _revive(value) for key, value in data.items()})
+
+
+S = TypeVar("S", bound=Settings)
+_TABLE: dict[str, type[Settings]] = {}
+
+
+def revivable(cls: type[S]) -> type[S]:
+    """Let settings of this class be found by name when they lie inside others."""
+    _TABLE[cls.name] = cls
+    return cls
+
+
+def _revive(value: Any) -> Any:
+    if isinstance(value, dict) and value.get("name") in _TABLE:
+        return _TABLE[value["name"]].from_json(value)
+    return tuple(_revive(v) for v in value) if isinstance(value, list) else value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return [v.to_json() if isinstance(v, Settings) else _plain(v) for v in value]
+    if callable(value):
+        return f"{getattr(value, '__module__', '?')}:{getattr(value, '__qualname__', repr(value))}"
+    return value

@@ -1,0 +1,305 @@
+"""What a feature is: a pixel, a patch, a superpixel, a time step, a token, a column, a concept.
+
+One idea covers them all: a *label map* that tells for every element of an input which feature it belongs
+to. Pixels share a label over colour channels, patches over a block, column groups over the columns of one
+category. Masks are made over features and expanded to elements; maps are made over elements and pooled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from veridical.errors import InputError, ShapeError
+
+Reduction = Literal["sum", "mean", "max", "abs_max"]
+KINDS = (
+    "pixel",
+    "patch",
+    "superpixel",
+    "step",
+    "step_channel",
+    "token",
+    "column",
+    "column_group",
+    "concept",
+    "element",
+)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Space:
+    """The features of an input: how masks expand to it and how maps pool over it.
+
+    `labels` has the shape of one input (1 where an axis is shared) or, when `per_sample`, one such map a
+    sample; -1 marks an element that belongs to no feature and is never removed. `valid` (N, V) says which
+    features exist in each sample (padding, special tokens and missing superpixels do not).
+
+    >>> space = Space.patches((1, 4, 4), 2)
+    >>> space.n_features
+    4
+    >>> space.pool(torch.ones(1, 1, 4, 4))
+    tensor([[4., 4., 4., 4.]])
+    """
+
+    kind: str
+    input_shape: tuple[int, ...]
+    n_features: int
+    labels: Tensor
+    per_sample: bool = False
+    valid: Tensor | None = None
+    names: tuple[Any, ...] | None = None
+    _direct: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise InputError(f"space kind '{self.kind}' is unknown; expected one of {', '.join(KINDS)}")
+        lead = 1 if self.per_sample else 0
+        shape = tuple(self.labels.shape[lead:])
+        fits = len(shape) == len(self.input_shape) and all(
+            a in (1, b) for a, b in zip(shape, self.input_shape, strict=True)
+        )
+        if not fits:
+            raise ShapeError(
+                f"labels of shape {shape} do not lie over an input of shape {self.input_shape}; "
+                "each axis must match or be 1"
+            )
+        if self.valid is not None and self.valid.shape[-1] != self.n_features:
+            raise ShapeError(f"valid has {self.valid.shape[-1]} features, the space has {self.n_features}")
+        flat = self.labels.reshape(-1)
+        if flat.numel() and int(flat.max()) >= self.n_features:
+            raise InputError(f"label {int(flat.max())} is out of range for {self.n_features} features")
+        # labels that merely count through the elements need no gather, only a reshape
+        counts_through = not self.per_sample and torch.equal(
+            flat.cpu(), torch.arange(self.n_features, dtype=flat.dtype)
+        )
+        object.__setattr__(self, "_direct", counts_through)
+
+    # --- constructors -------------------------------------------------------------------------------
+
+    @classmethod
+    def pixels(cls, shape: Sequence[int]) -> Space:
+        """One feature a pixel of a (channels, height, width) image, shared over the channels."""
+        channels, height, width = _image(shape)
+        labels = torch.arange(height * width).reshape(1, height, width)
+        return cls("pixel", (channels, height, width), height * width, labels)
+
+    @classmethod
+    def patches(cls, shape: Sequence[int], size: int | tuple[int, int]) -> Space:
+        """One feature a rectangular patch of a (channels, height, width) image; edges may be smaller."""
+        channels, height, width = _image(shape)
+        down, across = (size, size) if isinstance(size, int) else size
+        if not (1 <= down <= height and 1 <= across <= width):
+            raise InputError(f"patch size {(down, across)} does not fit an image of {(height, width)}")
+        columns = -(-width // across)
+        rows = -(-height // down)
+        labels = (torch.arange(height) // down)[:, None] * columns + (torch.arange(width) // across)
+        return cls("patch", (channels, height, width), rows * columns, labels[None])
+
+    @classmethod
+    def superpixels(cls, shape: Sequence[int], labels: Tensor) -> Space:
+        """One feature a segment, from a label map (H, W) or one a sample (N, H, W); -1 is no feature."""
+        channels, height, width = _image(shape)
+        labels = torch.as_tensor(labels).to(torch.int64)
+        if labels.shape[-2:] != (height, width) or labels.dim() not in (2, 3):
+            raise ShapeError(
+                f"superpixel labels have shape {tuple(labels.shape)}, "
+                f"expected ({height}, {width}) or (N, {height}, {width})"
+            )
+        if labels.numel() == 0 or int(labels.max()) < 0:
+            raise InputError("superpixel labels name no segment at all")
+        count = int(labels.max()) + 1
+        if labels.dim() == 2:
+            return cls("superpixel", (channels, height, width), count, labels[None])
+        present = torch.zeros(len(labels), count + 1, dtype=torch.bool)
+        present.scatter_(1, labels.reshape(len(labels), -1).cpu() % (count + 1), True)
+        return cls(
+            "superpixel", (channels, height, width), count, labels[:, None], True, present[:, :count]
+        )
+
+    @classmethod
+    def steps(cls, shape: Sequence[int], time_axis: int = -1, lengths: Tensor | None = None) -> Space:
+        """One feature a time step of a series, shared over its channels; `lengths` marks padding."""
+        shape = tuple(shape)
+        axis = time_axis % len(shape)
+        size = [1] * len(shape)
+        size[axis] = shape[axis]
+        labels = torch.arange(shape[axis]).reshape(size)
+        valid = None
+        if lengths is not None:
+            valid = torch.arange(shape[axis])[None] < torch.as_tensor(lengths).cpu()[:, None]
+        return cls("step", shape, shape[axis], labels, valid=valid)
+
+    @classmethod
+    def step_channels(
+        cls, shape: Sequence[int], time_axis: int = -1, lengths: Tensor | None = None
+    ) -> Space:
+        """One feature a (time step, channel) pair of a series."""
+        shape = tuple(shape)
+        elements = cls.elements(shape)
+        valid = None
+        if lengths is not None:
+            step_valid = cls.steps(shape, time_axis, lengths)
+            assert step_valid.valid is not None
+            valid = step_valid.valid[:, step_valid.labels.expand(shape).reshape(-1)]
+        return replace(elements, kind="step_channel", valid=valid)
+
+    @classmethod
+    def tokens(
+        cls, length: int, valid: Tensor | None = None, names: Sequence[Sequence[str]] | None = None
+    ) -> Space:
+        """One feature a token; `valid` (N, length) leaves out padding and special tokens."""
+        named = None if names is None else tuple(tuple(row) for row in names)
+        return cls("token", (length,), length, torch.arange(length), valid=valid, names=named)
+
+    @classmethod
+    def columns(cls, count: int, names: Sequence[str] | None = None) -> Space:
+        """One feature a column of a table."""
+        return cls("column", (count,), count, torch.arange(count), names=_names(names, count))
+
+    @classmethod
+    def column_groups(cls, groups: Sequence[int] | Tensor, names: Sequence[str] | None = None) -> Space:
+        """One feature a group of columns (the one-hot columns of a category), from a group index each."""
+        labels = torch.as_tensor(groups).to(torch.int64)
+        count = int(labels.max()) + 1
+        if sorted(set(labels.tolist()) - {-1}) != list(range(count)):
+            raise InputError(f"group indices must cover 0..{count - 1}, got {sorted(set(labels.tolist()))}")
+        return cls("column_group", (len(labels),), count, labels, names=_names(names, count))
+
+    @classmethod
+    def concepts(cls, count: int, names: Sequence[str] | None = None) -> Space:
+        """One feature a concept code."""
+        return replace(cls.columns(count, names), kind="concept")
+
+    @classmethod
+    def elements(cls, shape: Sequence[int]) -> Space:
+        """One feature an element: every channel of every pixel apart."""
+        shape = tuple(shape)
+        count = int(torch.Size(shape).numel())
+        return cls("element", shape, count, torch.arange(count).reshape(shape))
+
+    @classmethod
+    def of(cls, inputs: Tensor) -> Space:
+        """Guess the space of a batch: images have pixels, series steps, integer rows tokens, rows columns."""
+        shape = tuple(inputs.shape[1:])
+        if len(shape) == 3:
+            return cls.pixels(shape)
+        if len(shape) == 2:
+            return cls.steps(shape)
+        if len(shape) == 1:
+            return cls.columns(shape[0]) if inputs.is_floating_point() else cls.tokens(shape[0])
+        return cls.elements(shape)
+
+    # --- use ----------------------------------------------------------------------------------------
+
+    def expand(self, features: Tensor, samples: slice | Tensor | None = None) -> Tensor:
+        """Lay feature values (B, ..., V) over inputs: (B, ..., *shape of the labels).
+
+        `samples` says which samples the B rows are; it matters only where labels differ between samples.
+        Elements of no feature get False or 0.
+        """
+        lead = features.shape[:-1]
+        if self._direct:
+            return features.reshape(*lead, *self.labels.shape)
+        if not self.per_sample:
+            flat = self.labels.reshape(-1)
+            laid = features.index_select(-1, flat.clamp(min=0))
+            return self._blank(laid, flat).reshape(*lead, *self.labels.shape)
+        labels = self.labels if samples is None else self.labels[samples]
+        flat = labels.reshape(len(labels), *[1] * (features.dim() - 2), -1)
+        index = flat.clamp(min=0).expand(*lead, flat.shape[-1])
+        laid = self._blank(features.gather(-1, index), flat)
+        return laid.reshape(*lead, *labels.shape[1:])
+
+    @staticmethod
+    def _blank(laid: Tensor, flat_labels: Tensor) -> Tensor:
+        return laid.masked_fill(flat_labels < 0, 0)
+
+    def pool(self, maps: Tensor, reduce: Reduction = "sum") -> Tensor:
+        """Gather a map over the inputs (N, *input_shape) into one value a feature (N, V)."""
+        if tuple(maps.shape[1:]) != self.input_shape:
+            raise ShapeError(
+                f"map of shape {tuple(maps.shape)} does not lie over inputs (N, "
+                f"{', '.join(map(str, self.input_shape))})"
+            )
+        labels = self.labels.to(maps.device)
+        full = labels.expand(len(maps), *self.input_shape) if self.per_sample else labels.expand(self.input_shape)
+        index = full.reshape(len(maps), -1) if self.per_sample else full.reshape(1, -1)
+        index = index.expand(len(maps), -1)
+        flat = maps.reshape(len(maps), -1)
+        # elements of no feature go to a spare slot that is cut off again
+        index = torch.where(index < 0, self.n_features, index)
+        out = flat.new_zeros(len(maps), self.n_features + 1)
+        mode = {"sum": "sum", "mean": "mean", "max": "amax", "abs_max": "amax"}[reduce]
+        source = flat.abs() if reduce == "abs_max" else flat
+        out.scatter_reduce_(1, index, source, mode, include_self=False)
+        return out[:, :-1]
+
+    def take(self, index: Tensor | slice) -> Space:
+        """The space of a subset of the samples."""
+        if not self.per_sample and self.valid is None and not self._names_per_sample:
+            return self
+        names = self.names
+        if names is not None and self._names_per_sample:
+            chosen = range(len(names))[index] if isinstance(index, slice) else index.tolist()
+            names = tuple(names[i] for i in chosen)
+        return replace(
+            self,
+            labels=self.labels[index] if self.per_sample else self.labels,
+            valid=None if self.valid is None else self.valid[index],
+            names=names,
+        )
+
+    def to(self, device: torch.device | str) -> Space:
+        """The same space with its tensors on another device."""
+        if self.labels.device == torch.device(device):
+            return self
+        valid = None if self.valid is None else self.valid.to(device)
+        return replace(self, labels=self.labels.to(device), valid=valid)
+
+    def at_embeddings(self, width: int) -> Space:
+        """The same tokens when each is an embedding vector of `width` numbers."""
+        return replace(self, input_shape=(*self.input_shape, width), labels=self.labels[..., None])
+
+    def counts(self, samples: int) -> Tensor:
+        """How many features each of `samples` samples has."""
+        if self.valid is None:
+            return torch.full((samples,), self.n_features, device=self.labels.device)
+        return self.valid.sum(-1)
+
+    def feature_name(self, feature: int, sample: int = 0) -> str:
+        """A readable name for one feature."""
+        if self.names is not None:
+            names = self.names[sample] if self._names_per_sample else self.names
+            return str(names[feature])
+        if self.kind == "pixel":
+            row, column = divmod(feature, self.input_shape[-1])
+            return f"pixel ({row}, {column})"
+        return f"{self.kind} {feature}"
+
+    @property
+    def _names_per_sample(self) -> bool:
+        return self.names is not None and bool(self.names) and isinstance(self.names[0], tuple)
+
+    def __repr__(self) -> str:
+        note = "" if self.valid is None else f", {int(self.valid.sum())} valid in {len(self.valid)} samples"
+        return f"Space({self.kind}, {self.n_features} features over {self.input_shape}{note})"
+
+
+def _image(shape: Sequence[int]) -> tuple[int, int, int]:
+    if len(shape) != 3:
+        raise ShapeError(f"an image is (channels, height, width), got {tuple(shape)}")
+    channels, height, width = shape
+    return int(channels), int(height), int(width)
+
+
+def _names(names: Sequence[str] | None, count: int) -> tuple[str, ...] | None:
+    if names is None:
+        return None
+    if len(names) != count:
+        raise ShapeError(f"{len(names)} names for {count} features")
+    return tuple(str(name) for name in names)

@@ -1,0 +1,646 @@
+"""A task: a model, the inputs to explain, and the outputs to explain them for."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from veridical.embeddings import EmbeddingView, embedding_layer
+from veridical.errors import InputError, NotApplicableError, ShapeError, VeridicalWarning
+from veridical.fill import Fill, as_fill, default_fill
+from veridical.frames import FrameCodec, is_frame
+from veridical.models import adapt
+from veridical.predictor import (
+    CountedModel,
+    Meter,
+    Output,
+    Plan,
+    Predictor,
+    Side,
+    check_finite,
+    measured_rows,
+    plain_output,
+    take_side,
+)
+from veridical.rng import Key, name_id
+from veridical.space import Space
+from veridical.weights import Weights, WeightView, noisy
+
+Head = Literal["multiclass", "binary", "multilabel", "regression"]
+Response = Literal["logit", "probability"]
+
+
+class Task:
+    """A model, its inputs, and the outputs to explain; compared by identity and never changed in place.
+
+    `model` is any torch module, function of a batch, or scikit-learn estimator. `inputs` is the one tensor
+    that is explained; `side` holds further per-sample inputs (an attention mask, say), by position or name.
+    `targets` default to the predicted class. `train` holds reference rows, alone or with their labels.
+
+    >>> model = nn.Linear(4, 3)
+    >>> Task(model, torch.zeros(2, 4))
+    Task: 2 samples of (4,), 3 outputs (multiclass), 4 column features, on cpu
+    """
+
+    model: nn.Module
+    inputs: Tensor
+    side: Side
+    space: Space
+    fill: Fill
+    head: Head
+    ids: Tensor
+    masks: Tensor | None
+    labels: Tensor | None
+    train: Tensor | None
+    train_labels: Tensor | None
+    train_side: Side
+    predictor: Predictor
+    n_outputs: int
+    reference: Task
+    name: str
+
+    def __init__(
+        self,
+        model: Any,
+        inputs: Any,
+        *,
+        targets: Any = None,
+        labels: Any = None,
+        masks: Any = None,
+        space: Space | None = None,
+        fill: Fill | str | float | Callable[[Tensor, Tensor], Tensor] | None = None,
+        train: Any = None,
+        side: Any = (),
+        train_side: Any = (),
+        head: Head | None = None,
+        output: Output | None = None,
+        ids: Sequence[int | str] | Tensor | None = None,
+        device: torch.device | str | None = None,
+        plan: Plan | None = None,
+        name: str = "task",
+    ) -> None:
+        put = self.__dict__
+        put["name"] = name
+        put["_cache"] = {}
+        train_rows, train_labels = train if isinstance(train, tuple) else (train, None)
+        codec = FrameCodec.of(inputs, train_rows if is_frame(train_rows) else None) if is_frame(inputs) else None
+        rows = _tensor(inputs, "inputs", codec)
+        place, dtype = _home(model, device)
+        rows = _cast(rows, place, dtype)
+        put["inputs"] = rows
+        put["side"] = _side(side, len(rows), place)
+        put["train"] = None if train_rows is None else _cast(_tensor(train_rows, "train", codec), place, dtype)
+        if self.train is not None and self.train.shape[1:] != rows.shape[1:]:
+            raise ShapeError(
+                f"train rows have shape {tuple(self.train.shape[1:])}, inputs have {tuple(rows.shape[1:])}"
+            )
+        put["train_labels"] = None if train_labels is None else torch.as_tensor(train_labels).to(place)
+        put["train_side"] = () if self.train is None else _side(train_side, len(self.train), place)
+
+        module, differentiable, implied = adapt(model, rows[:1], codec)
+        if module is model and any(m.training for m in module.modules()) and _behaves_otherwise(module):
+            warnings.warn(
+                "the model is in training mode, where dropout or batch normalisation make its answers "
+                "random; it is evaluated in eval mode here and its flags are put back",
+                VeridicalWarning,
+                stacklevel=2,
+            )
+        raw = output or plain_output
+        put["head"], put["n_outputs"], plan = self._probe_model(module, raw, place, plan, head or implied)
+        put["predictor"] = Predictor(
+            module, _columns(raw, self.head), place, plan, differentiable, Meter()
+        )
+        put["model"] = module
+
+        names = None if codec is None else codec.columns
+        if space is None:
+            space = Space.columns(rows.shape[1], names) if codec else Space.of(rows)
+        put["space"] = _checked_space(space, rows).to(place)
+        put["fill"] = default_fill(self.space, self.train is not None) if fill is None else as_fill(fill)
+        put["ids"] = _ids(ids, len(rows), place)
+        put["labels"] = None if labels is None else _labels(labels, len(rows), place)
+        put["masks"] = None if masks is None else _masks(masks, self.space, len(rows), place)
+        if targets is not None:
+            put["_targets"] = _targets(targets, len(rows), self.n_outputs, place)
+        put["reference"] = self
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"a task is never changed in place; use task.with_...() to change '{name}'")
+
+    def _probe_model(
+        self, module: nn.Module, raw: Output, place: torch.device, plan: Plan | None, head: Head | str | None
+    ) -> tuple[Head, int, Plan]:
+        """Ask the model one row: how many outputs, and how much memory a row takes."""
+        plan = plan or Plan()
+        meter = Meter()
+        seen: list[Tensor] = []
+        trial = Predictor(module, raw, place, plan, True, meter)
+        one = self.inputs[:1]
+
+        def ask() -> None:
+            with trial.session() as view:
+                side = take_side(self.side, slice(0, 1))
+                seen.append(view(one, **side) if isinstance(side, dict) else view(one, *side))
+
+        budget = plan.budget_mib or (4096 if place.type == "cuda" else 64)
+        try:
+            rows = measured_rows(module, ask, one, budget)
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            if isinstance(error, InputError | NotApplicableError) or type(error).__module__.startswith("veridical"):
+                raise
+            raise ShapeError(
+                f"the model does not run on one row of shape {tuple(one.shape)} ({error}). The first axis of "
+                "inputs must count samples: for a single one pass inputs[None]"
+            ) from error
+        check_finite(seen[0])
+        count = seen[0].shape[1]
+        if head is None:
+            head = "binary" if count == 1 else "multiclass"
+            if count == 1:
+                warnings.warn(
+                    "the model has one output; it is read as the logit of the second of two classes. "
+                    "Say head='binary' to confirm, or head='regression'",
+                    VeridicalWarning,
+                    stacklevel=4,
+                )
+        if head not in get_args(Head):
+            raise InputError(f"head is one of {', '.join(get_args(Head))}; got {head!r}")
+        if head == "multiclass" and count < 2:
+            raise InputError("a multiclass head needs at least two outputs, this model has one")
+        if head == "binary" and count > 2:
+            raise InputError(f"a binary head has one or two outputs, this model has {count}")
+        outputs = 2 if head == "binary" else count
+        if plan.rows is None:
+            plan = Plan(**{**plan.to_json(), "rows": rows})
+        return head, outputs, plan  # type: ignore[return-value]
+
+    # --- what the model says ------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    @property
+    def device(self) -> torch.device:
+        return self.inputs.device
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether gradients of the outputs with respect to the inputs exist."""
+        return self.predictor.differentiable and self.inputs.is_floating_point()
+
+    @property
+    def modality(self) -> str:
+        """The kind of input: image, series, text, table or concept."""
+        kinds = {
+            "pixel": "image",
+            "patch": "image",
+            "superpixel": "image",
+            "step": "series",
+            "step_channel": "series",
+            "token": "text",
+            "column": "table",
+            "column_group": "table",
+            "concept": "concept",
+        }
+        by_shape = {3: "image", 2: "series"}
+        return kinds.get(self.space.kind) or by_shape.get(self.inputs.dim() - 1, "table")
+
+    @property
+    def outputs(self) -> Tensor:
+        """All outputs for the inputs (N, C); computed once, and counted to nobody: they are the task's."""
+        return self.cached(
+            "outputs", lambda: self.uncounted(lambda: self.predictor.outputs(self.inputs, self.side))
+        )
+
+    @property
+    def predictions(self) -> Tensor:
+        """The predicted class of each sample (the strongest label when several may hold)."""
+        if self.head == "regression" and self.n_outputs == 1:
+            return torch.zeros(len(self), dtype=torch.int64, device=self.device)
+        return self.outputs.argmax(-1)
+
+    @property
+    def targets(self) -> Tensor:
+        """The output explained in each sample: given, or the prediction."""
+        if "_targets" not in self.__dict__:
+            self.__dict__["_targets"] = self.predictions
+        targets: Tensor = self.__dict__["_targets"]
+        return targets
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        """The outputs on the scale of probabilities; a regression has none and keeps its outputs."""
+        if self.head == "regression":
+            return outputs
+        return outputs.softmax(-1) if self.head == "multiclass" else outputs.sigmoid()
+
+    def respond(self, outputs: Tensor, response: Response = "probability") -> Tensor:
+        """The numbers metrics look at: probabilities, or the outputs as they are."""
+        return self.probabilities(outputs) if response == "probability" else outputs
+
+    def session(self, grad: bool = False) -> AbstractContextManager[CountedModel]:
+        """Run the model by hand: `with task.session(grad=True) as model: model(x, ...)`. Rows count."""
+        return self.predictor.session(grad)
+
+    def uncounted(self, ask: Callable[[], Any]) -> Any:
+        """Ask the model outside the meter: what a task or a check of ours wants to know is nobody's cost."""
+        meter = self.predictor.meter
+        before = meter.cost
+        try:
+            return ask()
+        finally:
+            meter.forward, meter.backward = before.forward, before.backward
+
+    def cached(self, name: str, make: Callable[[], Any]) -> Any:
+        """Compute a calibration once for this task."""
+        cache: dict[str, Any] = self.__dict__["_cache"]
+        if name not in cache:
+            cache[name] = make()
+        return cache[name]
+
+    # --- every change is a task ---------------------------------------------------------------------
+
+    def _derive(self, **changes: Any) -> Task:
+        task = object.__new__(Task)
+        task.__dict__.update(self.__dict__)
+        task.__dict__.update(_cache={}, **changes)
+        return task
+
+    def with_weights(self, weights: Weights) -> Task:
+        """The same task under other weights; targets stay those of the unperturbed model."""
+        view = WeightView(self.predictor.model, weights)
+        return self._derive(model=view, predictor=self.predictor.with_model(view), _targets=self.targets)
+
+    def with_noise(self, sigma: float, key: Key, layer: str | None = None, step: float = 1.0) -> Task:
+        """The same task with every weight multiplied by N(1, sigma^2); says so when that changes nothing."""
+        task = self.with_weights(noisy(self.predictor.model, sigma, key, layer, step))
+        if sigma > 0 and self.cached("noise_reaches", lambda: self._differs(task)) is False:
+            warnings.warn(
+                "weight noise changes no output of this model: its forward pass does not use the parameters "
+                "that torch lists for it",
+                VeridicalWarning,
+                stacklevel=2,
+            )
+        return task
+
+    def _differs(self, other: Task) -> bool:
+        few = slice(0, 8)
+        a, b = self.uncounted(
+            lambda: [t.predictor.outputs(t.inputs[few], take_side(t.side, few)) for t in (self, other)]
+        )
+        return not torch.equal(a, b)
+
+    def with_inputs(self, inputs: Tensor) -> Task:
+        """The same task at other inputs of the same shape; targets stay those of the original inputs."""
+        if inputs.shape != self.inputs.shape:
+            raise ShapeError(f"inputs have shape {tuple(inputs.shape)}, expected {tuple(self.inputs.shape)}")
+        moved = inputs.to(device=self.device, dtype=self.inputs.dtype)
+        return self._derive(inputs=moved, _targets=self.targets)
+
+    def with_targets(self, targets: Any) -> Task:
+        """The same task explained for other outputs."""
+        task = self._derive(_targets=_targets(targets, len(self), self.n_outputs, self.device))
+        task.__dict__["_cache"].update({k: v for k, v in self.__dict__["_cache"].items() if k == "outputs"})
+        return task
+
+    def with_space(self, space: Space, fill: Fill | None = None) -> Task:
+        """The same task with other features."""
+        chosen = _checked_space(space, self.inputs).to(self.device)
+        return self._derive(space=chosen, masks=None, fill=fill or self.fill)
+
+    def with_fill(self, fill: Fill | str | float | Callable[[Tensor, Tensor], Tensor]) -> Task:
+        """The same task with another fill."""
+        return self._derive(fill=as_fill(fill))
+
+    def with_plan(self, plan: Plan) -> Task:
+        """The same task run in other chunks or at another precision."""
+        if plan.rows is None:
+            plan = Plan(**{**plan.to_json(), "rows": self.predictor.rows})
+        old = self.predictor
+        new = Predictor(old.model, old.output, old.device, plan, old.differentiable, old.meter)
+        return self._derive(predictor=new)
+
+    def at_embeddings(self) -> Task:
+        """The same text task where inputs are the embeddings made by the current, perhaps noisy, weights."""
+        if self.inputs.is_floating_point():
+            return self
+        layer = embedding_layer(self.predictor.model)
+        if layer is None:
+            raise NotApplicableError(
+                "the model has no nn.Embedding layer, so its tokens have no embeddings to explain at"
+            )
+        view = EmbeddingView(self.predictor.model, layer)
+        with self.session():
+            inputs = view.embed(self.inputs)
+            train = None if self.train is None else view.embed(self.train[:1024])
+        side: Side = (
+            {"token_ids": self.inputs, **self.side}
+            if isinstance(self.side, dict)
+            else (self.inputs, *self.side)
+        )
+        return self._derive(
+            model=view,
+            predictor=self.predictor.with_model(view),
+            inputs=inputs.detach(),
+            train=None if train is None else train.detach(),
+            side=side,
+            space=self.space.at_embeddings(inputs.shape[-1]),
+            fill=as_fill(0.0),
+            _targets=self.targets,
+        )
+
+    def to(self, device: torch.device | str) -> Task:
+        """A task on another device; a module on another one is copied there, the caller's stays."""
+        place = torch.device(device)
+        if place == self.device or (place.type == self.device.type and place.index is None):
+            return self
+        import copy
+
+        model = copy.deepcopy(self.predictor.model).to(place)
+        old = self.predictor
+        moved = {
+            n: None if getattr(self, n) is None else getattr(self, n).to(place)
+            for n in ("inputs", "ids", "masks", "labels", "train", "train_labels", "space")
+        }
+        predictor = Predictor(model, old.output, place, old.plan, old.differentiable, old.meter)
+        sides = {n: _side(getattr(self, n), None, place) for n in ("side", "train_side")}
+        task = self._derive(model=model, predictor=predictor, _targets=self.targets.to(place), **moved, **sides)
+        task.__dict__["reference"] = task
+        return task
+
+    def __getitem__(self, index: Any) -> Task:
+        """The task on a subset of its samples; ids, and so all draws, stay theirs."""
+        if isinstance(index, int | np.integer):
+            index = [int(index)]
+        if not isinstance(index, slice):
+            index = torch.as_tensor(index, device=self.device)
+        changes: dict[str, Any] = {
+            n: None if getattr(self, n) is None else getattr(self, n)[index]
+            for n in ("inputs", "ids", "masks", "labels")
+        }
+        if not len(changes["inputs"]):
+            raise InputError("a task needs at least one sample; this selection is empty")
+        task = self._derive(
+            **changes,
+            _targets=self.targets[index],
+            side=take_side(self.side, index),
+            space=self.space.take(index),
+        )
+        if "outputs" in self.__dict__["_cache"]:
+            task.__dict__["_cache"]["outputs"] = self.outputs[index]
+        if self.reference is not self:
+            task.__dict__["reference"] = self.reference[index]
+        else:
+            task.__dict__["reference"] = task
+        return task
+
+    def chunks(self, rows_per_sample: int = 1) -> Iterator[Task]:
+        """The task in pieces that fill one chunk each when every sample asks `rows_per_sample` rows."""
+        size = max(1, self.predictor.rows // max(1, rows_per_sample))
+        if size >= len(self):
+            yield self
+            return
+        for at in range(0, len(self), size):
+            yield self[at : at + size]
+
+    def values(self, maps: Any, source: str = "the map") -> Tensor:
+        """Turn maps of any accepted shape into one value a feature (N, V), or say what would fit."""
+        tensor = torch.as_tensor(np.asarray(maps) if not isinstance(maps, Tensor) else maps).detach()
+        tensor = tensor.to(self.device)
+        if not tensor.is_floating_point():
+            tensor = tensor.to(torch.get_default_dtype())
+        space, count = self.space, len(self)
+        if len(tensor) != count:
+            raise ShapeError(f"{source} has {len(tensor)} rows, the task has {count} samples")
+        shape = tuple(tensor.shape[1:])
+        if shape == (space.n_features,) and (shape != space.input_shape or space.kind != "column_group"):
+            return tensor
+        if shape == space.input_shape:
+            return space.pool(tensor)
+        shared = tuple(space.labels.shape[1 if space.per_sample else 0 :])
+        laid = tuple(n for n in shared if n != 1)
+        if shape in (shared, laid):
+            # one value an element, shared over channels: lay it out and average what was shared
+            full = tensor.reshape(count, *shared).expand(count, *space.input_shape)
+            return space.pool(full) * (torch.Size(shared).numel() / torch.Size(space.input_shape).numel())
+        features = torch.Size(shape).numel()
+        hint = (
+            "aggregate it with `space.pool(map)`"
+            if torch.Size(space.input_shape).numel() % max(1, features) == 0 and features > space.n_features
+            else f"give maps of shape (N, {', '.join(map(str, space.input_shape))}) or (N, {space.n_features})"
+        )
+        raise ShapeError(
+            f"explanation has {features} features of shape {shape}, the task's space has "
+            f"{space.n_features} {space.kind} features over {space.input_shape}; {hint}"
+        )
+
+    def content_hash(self) -> str:
+        """A digest of everything that decides what the model answers here."""
+        digest = hashlib.blake2b(digest_size=16)
+        tensors: dict[str, Any] = {"inputs": self.inputs, "targets": self.targets, "ids": self.ids}
+        tensors |= {"train": self.train, "masks": self.masks, "labels": self.space.labels}
+        side = self.side if isinstance(self.side, dict) else dict(enumerate(self.side))
+        tensors |= {f"side/{name}": value for name, value in side.items()}
+        tensors["valid"] = self.space.valid
+        model = self.predictor.model
+        weights = model.state_dict() if not isinstance(model, WeightView) else {
+            **model.module.state_dict(),
+            **model.tensors,
+        }
+        tensors |= {f"weight/{name}": value for name, value in weights.items()}
+        for name in sorted(tensors):
+            value = tensors[name]
+            if isinstance(value, Tensor):
+                array = value.detach().cpu().contiguous()
+                head = f"{name}{tuple(array.shape)}{array.dtype}"
+                digest.update(head.encode())
+                digest.update(array.reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(repr((type(model).__qualname__, self.head, self.fill.to_json())).encode())
+        return digest.hexdigest()
+
+    def __repr__(self) -> str:
+        noise = "" if not isinstance(self.predictor.model, WeightView) else ", other weights"
+        return (
+            f"Task: {len(self)} samples of {tuple(self.inputs.shape[1:])}, {self.n_outputs} outputs "
+            f"({self.head}), {self.space.n_features} {self.space.kind} features, on {self.device}{noise}"
+        )
+
+    def _repr_html_(self) -> str:
+        from veridical.plots import html_summary
+
+        facts = [
+            ("model", type(self.model).__name__),
+            ("fill", self.fill.name),
+            ("reference rows", "none" if self.train is None else str(len(self.train))),
+            ("rows a chunk", str(self.predictor.rows)),
+        ]
+        return html_summary(repr(self), ("fact", "value"), facts)
+
+
+# --- reading what the caller gave -----------------------------------------------------------------------
+
+
+def _tensor(value: Any, what: str, codec: FrameCodec | None) -> Tensor:
+    if is_frame(value):
+        if codec is None:
+            raise InputError(f"{what} is a data frame but inputs are not; give both as frames")
+        tensor = codec.encode(value)
+    elif isinstance(value, tuple | list | Mapping) and not _numbers(value):
+        raise InputError(
+            f"{what} is a {type(value).__name__} of {len(value)} things: several inputs cannot be explained "
+            "jointly. Pass the one to explain as inputs= and the others as side="
+        )
+    else:
+        try:
+            tensor = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+        except (TypeError, ValueError) as error:
+            raise InputError(f"{what} must be a tensor or an array of numbers ({error})") from error
+    if tensor.dim() < 2 or tensor.shape[0] == 0:
+        raise ShapeError(
+            f"{what} has shape {tuple(tensor.shape)}; expected (samples, ...) with at least one sample"
+        )
+    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        bad = (~torch.isfinite(tensor)).reshape(len(tensor), -1).any(-1).nonzero().reshape(-1)
+        raise InputError(
+            f"{what} has NaN or infinite values in {len(bad)} rows (first: {bad[:5].tolist()}); "
+            "fill them in or leave those rows out"
+        )
+    return tensor.detach()
+
+
+def _numbers(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and not any(isinstance(v, Tensor | np.ndarray) for v in value)
+
+
+def _home(model: Any, device: torch.device | str | None) -> tuple[torch.device, torch.dtype | None]:
+    """Where the model lives and in which precision it computes."""
+    held = [p for p in model.parameters() if p.is_floating_point()] if isinstance(model, nn.Module) else []
+    places = {p.device for p in held}
+    if len(places) > 1:
+        raise InputError(f"the model's parameters lie on several devices ({', '.join(map(str, places))})")
+    if any(place.type == "meta" for place in places):
+        raise InputError("the model lies on the meta device and has no weights; load them first")
+    home = next(iter(places), None)
+    if device is not None and home is not None and torch.device(device).type != home.type:
+        raise InputError(
+            f"the model lies on {home} and device={device} was asked for; move it with model.to('{device}')"
+        )
+    dtype = held[0].dtype if held else None
+    if dtype in (torch.float16, torch.bfloat16):
+        warnings.warn(
+            f"the model computes in {dtype}, which tells responses apart to about three digits; ties are "
+            "counted on that grid. model.float() gives sharper scores",
+            VeridicalWarning,
+            stacklevel=3,
+        )
+    return torch.device(home or device or "cpu"), dtype
+
+
+def _cast(rows: Tensor, place: torch.device, dtype: torch.dtype | None) -> Tensor:
+    if rows.is_floating_point() and dtype is not None:
+        return rows.to(device=place, dtype=dtype)
+    return rows.to(place)
+
+
+def _behaves_otherwise(module: nn.Module) -> bool:
+    random = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase)
+    return any(isinstance(m, random) and m.training for m in module.modules())
+
+
+def _side(side: Any, rows: int | None, place: torch.device) -> Side:
+    if isinstance(side, Mapping):
+        out: Side = {str(name): torch.as_tensor(value).to(place) for name, value in side.items()}
+    else:
+        given = side if isinstance(side, tuple | list) else (side,)
+        out = tuple(torch.as_tensor(value).to(place) for value in given)
+    for value in out.values() if isinstance(out, dict) else out:
+        if rows is not None and len(value) != rows:
+            raise ShapeError(f"a side input has {len(value)} rows, inputs have {rows}")
+    return out
+
+
+def _columns(raw: Output, head: str) -> Output:
+    """Give a one-logit head its two columns (-z, z), so that column c is the logit of class c."""
+    if head != "binary":
+        return raw
+    return _BinaryOutput(raw)
+
+
+class _BinaryOutput:
+    def __init__(self, raw: Output) -> None:
+        self.raw = raw
+
+    def __call__(self, answer: Any) -> Tensor:
+        outputs = self.raw(answer)
+        if outputs.shape[1] == 1:
+            return torch.cat([-outputs, outputs], 1)
+        margin = outputs[:, 1:] - outputs[:, :1]
+        return torch.cat([-margin, margin], 1)
+
+
+def _checked_space(space: Space, rows: Tensor) -> Space:
+    if space.input_shape != tuple(rows.shape[1:]):
+        raise ShapeError(f"the space lies over {space.input_shape}, inputs are {tuple(rows.shape[1:])}")
+    for what, tensor in (("labels", space.labels if space.per_sample else None), ("valid", space.valid)):
+        if tensor is not None and len(tensor) != len(rows):
+            raise ShapeError(f"the space has {what} for {len(tensor)} samples, the task has {len(rows)}")
+    if space.valid is not None and not bool(space.valid.any(-1).all()):
+        raise InputError("a sample has no valid feature at all; leave it out")
+    return space
+
+
+def _ids(ids: Sequence[int | str] | Tensor | None, rows: int, place: torch.device) -> Tensor:
+    if ids is None:
+        return torch.arange(rows, device=place)
+    given = ids.tolist() if isinstance(ids, Tensor | np.ndarray) else list(ids)
+    numbers = torch.tensor([i if isinstance(i, int) else name_id(str(i)) for i in given], dtype=torch.int64)
+    if len(numbers) != rows:
+        raise ShapeError(f"{len(numbers)} ids for {rows} samples")
+    if len(numbers.unique()) != rows:
+        raise InputError("ids must differ between samples: draws are keyed by them")
+    return numbers.to(place)
+
+
+def _labels(labels: Any, rows: int, place: torch.device) -> Tensor:
+    tensor = torch.as_tensor(np.asarray(labels) if not isinstance(labels, Tensor) else labels).to(place)
+    if len(tensor) != rows:
+        raise ShapeError(f"{len(tensor)} labels for {rows} samples")
+    return tensor
+
+
+def _masks(masks: Any, space: Space, rows: int, place: torch.device) -> Tensor:
+    """Object masks as one truth a feature: a feature belongs to the object if most of it does."""
+    tensor = torch.as_tensor(np.asarray(masks) if not isinstance(masks, Tensor) else masks).to(place)
+    if len(tensor) != rows:
+        raise ShapeError(f"{len(tensor)} masks for {rows} samples")
+    shape = tuple(tensor.shape[1:])
+    if shape == (space.n_features,):
+        return tensor.bool()
+    full = tensor.reshape(rows, *[1] * (len(space.input_shape) - len(shape)), *shape).float()
+    try:
+        full = full.expand(rows, *space.input_shape)
+    except RuntimeError as error:
+        raise ShapeError(
+            f"masks have shape {shape}; expected ({space.n_features},) or {space.input_shape} a sample"
+        ) from error
+    return space.to(place).pool(full, "mean") > 0.5
+
+
+def _targets(targets: Any, rows: int, outputs: int, place: torch.device) -> Tensor:
+    tensor = torch.as_tensor(np.asarray(targets) if not isinstance(targets, Tensor) else targets)
+    if tensor.is_floating_point() or tensor.dtype == torch.bool:
+        raise InputError(f"targets are class indices (integers), got {tensor.dtype}")
+    if tensor.dim() == 0:
+        tensor = tensor.expand(rows)
+    if tuple(tensor.shape) != (rows,):
+        raise ShapeError(f"targets have shape {tuple(tensor.shape)}, expected ({rows},)")
+    if int(tensor.min()) < 0 or int(tensor.max()) >= outputs:
+        bad = tensor[(tensor < 0) | (tensor >= outputs)][0]
+        raise InputError(f"target {int(bad)} is out of range: the model has {outputs} outputs")
+    return tensor.to(device=place, dtype=torch.int64)

@@ -1,0 +1,1 @@
+"""Embedded tasks: real models on real data that load offline."""
