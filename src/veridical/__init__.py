@@ -1,6 +1,6 @@
 """veridical: how faithful is this explanation to the model it explains, and can that number be trusted?"""
 
-from veridical import fill, functional, metrics as _metrics, tasks  # noqa: F401
+from veridical import fill, functional, tasks
 from veridical._version import __version__
 from veridical.api import evaluate, explain, explainers, metrics, register, score
 from veridical.evaluation import Evaluation

@@ -35,7 +35,7 @@ class ExplanationCache:
         return self.folder / f"{explainer.name}-{digest}.safetensors"
 
     def get(self, explainer: Explainer, task: Task, key: Key) -> Explanation:
-        """Read the explanation, or make it and keep it. A user's function is never cached: its source may change."""
+        """Read the explanation, or make it and keep it; a user's function, whose source may change, is not kept."""
         if isinstance(explainer, FunctionExplainer):
             log.info("'%s' is a function; its explanations are not cached", explainer.name)
             return explainer(task, key)

@@ -12,7 +12,7 @@ from veridical.weights import WeightView, swapped
 def embedding_layer(model: nn.Module) -> str | None:
     """The name of the layer that embeds words: what the model says it is, else its first nn.Embedding."""
     named = dict(model.named_modules())
-    for name, module in named.items():
+    for module in named.values():
         ask = getattr(module, "get_input_embeddings", None)
         if ask is None:
             continue

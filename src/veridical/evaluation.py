@@ -74,7 +74,11 @@ class Evaluation:
             )
         for failure in self.failures:
             rows.append(
-                {"explainer": failure.explainer, "metric": failure.metric, "flags": f"failed: {failure.message}"}
+                {
+                    "explainer": failure.explainer,
+                    "metric": failure.metric,
+                    "flags": f"failed: {failure.message}",
+                }
             )
         return pd.DataFrame(rows)
 

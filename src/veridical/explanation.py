@@ -89,7 +89,12 @@ class Explanation:
 
     def with_values(self, values: Tensor, explainer: str | None = None) -> Explanation:
         """Another map for the same samples; its order is its own."""
-        return replace(self, values=values, order=None, explainer=explainer or self.explainer)
+        return replace(
+            self,
+            values=values,
+            order=None,  # type: ignore[arg-type]
+            explainer=explainer or self.explainer,
+        )
 
     def normalised(self) -> Explanation:
         """Divide each map by its root mean square, signs kept (GEF eq. 21); zeros stay zeros."""

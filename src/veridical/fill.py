@@ -190,11 +190,15 @@ class Blur(Fill):
         return F.conv1d(rows, kernel).reshape(moved.shape).movedim(-1, axis)
 
 
+def _keep(x: Tensor, removed: Tensor) -> Tensor:
+    return x
+
+
 @dataclass(frozen=True)
 class Custom(Fill):
     """The user's own rule `function(x, removed) -> x filled`, over rows and their element masks."""
 
-    function: Callable[[Tensor, Tensor], Tensor] = torch.where  # replaced by the caller's
+    function: Callable[[Tensor, Tensor], Tensor] = _keep
     name: ClassVar[str] = "custom"
     looks_at_mask: ClassVar[bool] = True
 

@@ -71,7 +71,7 @@ class _CountBackward(torch.autograd.Function):
         return outputs.view_as(outputs)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         ctx.meter.backward += len(grad)
         return grad, None
 
@@ -272,7 +272,9 @@ def measured_rows(module: nn.Module, run: Callable[[], Any], row: Tensor, budget
                 seen.append(value.numel() * value.element_size() // max(1, len(value)) if value.dim() else 0)
 
     leaves = [m for m in module.modules() if not list(m.children())]
-    hooks = [leaf.register_forward_hook(add) for leaf in leaves if not isinstance(leaf, torch.jit.ScriptModule)]
+    hooks = [
+        leaf.register_forward_hook(add) for leaf in leaves if not isinstance(leaf, torch.jit.ScriptModule)
+    ]
     try:
         run()
     finally:

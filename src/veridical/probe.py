@@ -169,9 +169,7 @@ def _state(task: Task, fill: Fill) -> Tensor | None:
     return state
 
 
-def _ask(
-    task: Task, rule: MaskRule, fill: Fill, key: Key, response: Response, all_outputs: bool
-) -> Tensor:
+def _ask(task: Task, rule: MaskRule, fill: Fill, key: Key, response: Response, all_outputs: bool) -> Tensor:
     samples, masks, repeats = len(task), rule.count, fill.repeats
     predictor, state = task.predictor, _state(task, fill)
     shape = task.inputs.shape[1:]

@@ -98,9 +98,7 @@ def integers(key: Key, ids: Tensor, draws: Tensor | int, size: int, below: int |
     return (share * below).floor().to(torch.int64)
 
 
-def permutation(
-    key: Key, ids: Tensor, draws: Tensor | int, size: int, valid: Tensor | None = None
-) -> Tensor:
+def permutation(key: Key, ids: Tensor, draws: Tensor | int, size: int, valid: Tensor | None = None) -> Tensor:
     """Draw a permutation of the features; with `valid` (N, V) the valid ones come first.
 
     The first k entries are a uniform subset of size k, so one permutation a (sample, draw) serves all

@@ -110,9 +110,7 @@ class Scores:
         """One row a sample: id, value, and the flags it carries."""
         import pandas as pd
 
-        reasons = [
-            "; ".join(r for r, mask in self.flags.items() if bool(mask[i])) for i in range(len(self))
-        ]
+        reasons = ["; ".join(r for r, mask in self.flags.items() if bool(mask[i])) for i in range(len(self))]
         return pd.DataFrame(
             {
                 "id": self.ids.cpu().numpy(),

@@ -117,9 +117,7 @@ class Space:
             return cls("superpixel", (channels, height, width), count, labels[None])
         present = torch.zeros(len(labels), count + 1, dtype=torch.bool)
         present.scatter_(1, labels.reshape(len(labels), -1).cpu() % (count + 1), True)
-        return cls(
-            "superpixel", (channels, height, width), count, labels[:, None], True, present[:, :count]
-        )
+        return cls("superpixel", (channels, height, width), count, labels[:, None], True, present[:, :count])
 
     @classmethod
     def steps(cls, shape: Sequence[int], time_axis: int = -1, lengths: Tensor | None = None) -> Space:
@@ -135,9 +133,7 @@ class Space:
         return cls("step", shape, shape[axis], labels, valid=valid)
 
     @classmethod
-    def step_channels(
-        cls, shape: Sequence[int], time_axis: int = -1, lengths: Tensor | None = None
-    ) -> Space:
+    def step_channels(cls, shape: Sequence[int], time_axis: int = -1, lengths: Tensor | None = None) -> Space:
         """One feature a (time step, channel) pair of a series."""
         shape = tuple(shape)
         elements = cls.elements(shape)
@@ -227,7 +223,11 @@ class Space:
                 f"{', '.join(map(str, self.input_shape))})"
             )
         labels = self.labels.to(maps.device)
-        full = labels.expand(len(maps), *self.input_shape) if self.per_sample else labels.expand(self.input_shape)
+        full = (
+            labels.expand(len(maps), *self.input_shape)
+            if self.per_sample
+            else labels.expand(self.input_shape)
+        )
         index = full.reshape(len(maps), -1) if self.per_sample else full.reshape(1, -1)
         index = index.expand(len(maps), -1)
         flat = maps.reshape(len(maps), -1)

@@ -90,13 +90,17 @@ class Task:
         put["name"] = name
         put["_cache"] = {}
         train_rows, train_labels = train if isinstance(train, tuple) else (train, None)
-        codec = FrameCodec.of(inputs, train_rows if is_frame(train_rows) else None) if is_frame(inputs) else None
+        codec = (
+            FrameCodec.of(inputs, train_rows if is_frame(train_rows) else None) if is_frame(inputs) else None
+        )
         rows = _tensor(inputs, "inputs", codec)
         place, dtype = _home(model, device)
         rows = _cast(rows, place, dtype)
         put["inputs"] = rows
         put["side"] = _side(side, len(rows), place)
-        put["train"] = None if train_rows is None else _cast(_tensor(train_rows, "train", codec), place, dtype)
+        put["train"] = (
+            None if train_rows is None else _cast(_tensor(train_rows, "train", codec), place, dtype)
+        )
         if self.train is not None and self.train.shape[1:] != rows.shape[1:]:
             raise ShapeError(
                 f"train rows have shape {tuple(self.train.shape[1:])}, inputs have {tuple(rows.shape[1:])}"
@@ -114,9 +118,7 @@ class Task:
             )
         raw = output or plain_output
         put["head"], put["n_outputs"], plan = self._probe_model(module, raw, place, plan, head or implied)
-        put["predictor"] = Predictor(
-            module, _columns(raw, self.head), place, plan, differentiable, Meter()
-        )
+        put["predictor"] = Predictor(module, _columns(raw, self.head), place, plan, differentiable, Meter())
         put["model"] = module
 
         names = None if codec is None else codec.columns
@@ -153,7 +155,9 @@ class Task:
         try:
             rows = measured_rows(module, ask, one, budget)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            if isinstance(error, InputError | NotApplicableError) or type(error).__module__.startswith("veridical"):
+            if isinstance(error, InputError | NotApplicableError) or type(error).__module__.startswith(
+                "veridical"
+            ):
                 raise
             raise ShapeError(
                 f"the model does not run on one row of shape {tuple(one.shape)} ({error}). The first axis of "
@@ -370,7 +374,9 @@ class Task:
         }
         predictor = Predictor(model, old.output, place, old.plan, old.differentiable, old.meter)
         sides = {n: _side(getattr(self, n), None, place) for n in ("side", "train_side")}
-        task = self._derive(model=model, predictor=predictor, _targets=self.targets.to(place), **moved, **sides)
+        task = self._derive(
+            model=model, predictor=predictor, _targets=self.targets.to(place), **moved, **sides
+        )
         task.__dict__["reference"] = task
         return task
 
@@ -433,7 +439,7 @@ class Task:
         hint = (
             "aggregate it with `space.pool(map)`"
             if torch.Size(space.input_shape).numel() % max(1, features) == 0 and features > space.n_features
-            else f"give maps of shape (N, {', '.join(map(str, space.input_shape))}) or (N, {space.n_features})"
+            else f"give maps (N, {', '.join(map(str, space.input_shape))}) or (N, {space.n_features})"
         )
         raise ShapeError(
             f"explanation has {features} features of shape {shape}, the task's space has "
@@ -449,10 +455,14 @@ class Task:
         tensors |= {f"side/{name}": value for name, value in side.items()}
         tensors["valid"] = self.space.valid
         model = self.predictor.model
-        weights = model.state_dict() if not isinstance(model, WeightView) else {
-            **model.module.state_dict(),
-            **model.tensors,
-        }
+        weights = (
+            model.state_dict()
+            if not isinstance(model, WeightView)
+            else {
+                **model.module.state_dict(),
+                **model.tensors,
+            }
+        )
         tensors |= {f"weight/{name}": value for name, value in weights.items()}
         for name in sorted(tensors):
             value = tensors[name]
@@ -515,7 +525,9 @@ def _tensor(value: Any, what: str, codec: FrameCodec | None) -> Tensor:
 
 
 def _numbers(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and not any(isinstance(v, Tensor | np.ndarray) for v in value)
+    return (
+        isinstance(value, list) and bool(value) and not any(isinstance(v, Tensor | np.ndarray) for v in value)
+    )
 
 
 def _home(model: Any, device: torch.device | str | None) -> tuple[torch.device, torch.dtype | None]:

@@ -22,7 +22,7 @@ Weights = Mapping[str, Tensor]
 
 def parameters(model: nn.Module) -> dict[str, Tensor]:
     """Every floating-point parameter by name, tied ones once; no buffers."""
-    found = {name: p for name, p in model.named_parameters() if p.is_floating_point()}
+    found: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.is_floating_point()}
     if not found:
         raise NotApplicableError(
             f"{type(model).__name__} has no floating-point parameters that torch can see, so its weights "
@@ -113,7 +113,8 @@ class WeightView(nn.Module):
     def __init__(self, module: nn.Module, tensors: Weights) -> None:
         super().__init__()
         if isinstance(module, WeightView):
-            tensors, module = {**module.tensors, **tensors}, module.module
+            tensors = {**module.tensors, **tensors}
+            module = module.module
         owners = dict(module.named_parameters())
         for name, value in tensors.items():
             if name not in owners:
@@ -130,8 +131,8 @@ class WeightView(nn.Module):
                 for name, value in module.named_parameters():
                     if name in tensors:
                         value.copy_(tensors[name])
-        self.module = module
-        self.tensors = {
+        self.module: nn.Module = module
+        self.tensors: dict[str, Tensor] = {
             name: value.detach().clone().requires_grad_(owners[name].requires_grad)
             for name, value in tensors.items()
         }

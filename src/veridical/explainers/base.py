@@ -15,6 +15,8 @@ from veridical.rng import Key
 from veridical.settings import Settings
 from veridical.task import Task
 
+# A deterministic method stays one under a random fill: the rows it draws do not follow the caller's seed
+FILL_KEY = Key(0) / "fill of explainers"
 MODALITIES = frozenset({"image", "series", "text", "table", "concept"})
 
 
@@ -51,7 +53,11 @@ class Explainer(Settings):
             return f"it works on {', '.join(sorted(self.modalities))}, this task is {task.modality}"
         if "gradient" in self.needs and not task.differentiable:
             if task.predictor.differentiable and task.modality == "text":
-                return None if _embeds(task) else "token ids have no gradient and the model has no embedding layer"
+                return (
+                    None
+                    if _embeds(task)
+                    else "token ids have no gradient and the model has no embedding layer"
+                )
             if not task.predictor.differentiable:
                 return "it needs gradients and the model is not a torch function"
             return f"it needs gradients and inputs are {task.inputs.dtype}; pass inputs.float()"

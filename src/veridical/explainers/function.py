@@ -53,7 +53,9 @@ def as_explainer(explainer: Any, **settings: Any) -> Explainer:
     if isinstance(explainer, type) and issubclass(explainer, Explainer):
         return explainer(**settings)
     if settings:
-        raise InputError(f"settings {sorted(settings)} go with an explainer's name or class, not with an object")
+        raise InputError(
+            f"settings {sorted(settings)} go with an explainer's name or class, not with an object"
+        )
     if isinstance(explainer, Explainer):
         return explainer
     if callable(explainer):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from veridical.errors import InputError, ShapeError
+from veridical.errors import InputError
 from veridical.explainers.base import Explainer, register, selected
 from veridical.predictor import call, repeat_side
 from veridical.rng import Key
@@ -81,8 +82,8 @@ def quadrature(rule: Quadrature, steps: int, like: Tensor) -> tuple[Tensor, Tens
     if rule == "gauss_legendre":
         import numpy as np
 
-        points, weights = np.polynomial.legendre.leggauss(steps)
-        return like.new_tensor((points + 1) / 2), like.new_tensor(weights / 2)
+        nodes, shares = np.polynomial.legendre.leggauss(steps)
+        return like.new_tensor((nodes + 1) / 2), like.new_tensor(shares / 2)
     at = torch.arange(steps, dtype=like.dtype, device=like.device)
     if rule == "trapezoid":
         if steps < 2:
@@ -92,8 +93,52 @@ def quadrature(rule: Quadrature, steps: int, like: Tensor) -> tuple[Tensor, Tens
         return at / (steps - 1), weights
     offset = {"midpoint": 0.5, "left": 0.0, "right": 1.0}
     if rule not in offset:
-        raise InputError(f"quadrature '{rule}' is unknown; choose gauss_legendre, trapezoid, {', '.join(offset)}")
+        raise InputError(
+            f"quadrature '{rule}' is unknown; choose gauss_legendre, trapezoid, {', '.join(offset)}"
+        )
     return (at + offset[rule]) / steps, torch.full_like(at, 1 / steps)
+
+
+def parts(count: int, rows_each: int, limit: int) -> Iterator[slice]:
+    """Cut `count` draws or steps of `rows_each` rows into pieces that keep within `limit` rows."""
+    size = max(1, limit // max(1, rows_each))
+    for at in range(0, count, size):
+        yield slice(at, min(count, at + size))
+
+
+def check_baseline(baseline: float | str) -> None:
+    """Refuse a baseline that is neither a number nor "mean"."""
+    if isinstance(baseline, str) and baseline != "mean":
+        raise InputError(f"a baseline is a number or 'mean', got {baseline!r}")
+
+
+def no_baseline(task: Task, baseline: float | str) -> str | None:
+    """Why the task has no such baseline, or None if it has."""
+    if isinstance(baseline, str) and task.train is None:
+        return "baseline='mean' is the mean of reference rows; give the task train=..."
+    return None
+
+
+def baseline_row(task: Task, baseline: float | str) -> Tensor:
+    """The baseline (1, *input shape): one number everywhere, or the mean of the reference rows."""
+    if isinstance(baseline, str):
+        if task.train is None:
+            raise InputError("baseline='mean' is the mean of reference rows; give the task train=...")
+        return task.train.mean(0, keepdim=True)
+    return torch.full_like(task.inputs[:1], baseline)
+
+
+def integrated(task: Task, x: Tensor, start: Tensor, rule: Quadrature, steps: int) -> Tensor:
+    """(x - start) times the mean gradient between them, for rows x that repeat each sample equally often."""
+    way = x - start
+    points, weights = quadrature(rule, steps, x)
+    column = (1, -1, *[1] * (x.dim() - 1))
+    mean = torch.zeros_like(x)
+    for part in parts(steps, len(x), task.predictor.rows):
+        rows = start[:, None] + points[part].reshape(column) * way[:, None]
+        slopes = gradient(task, rows.flatten(0, 1)).unflatten(0, (len(x), -1))
+        mean += (slopes * weights[part].reshape(column)).sum(1)
+    return way * mean
 
 
 @register
@@ -101,7 +146,8 @@ def quadrature(rule: Quadrature, steps: int, like: Tensor) -> tuple[Tensor, Tens
 class IntegratedGradients(Explainer):
     """The mean gradient along the straight path from a baseline, times the way: completeness in the limit.
 
-    The baseline is a number for all elements, or "mean" for the mean of the reference rows.
+    e = (x - x0) * integral over t in [0, 1] of dy_c/dx at x0 + t (x - x0); its sum is y_c(x) - y_c(x0). The
+    baseline x0 is a number for all elements, or "mean" for the mean of the reference rows.
     """
 
     steps: int = 32
@@ -109,26 +155,18 @@ class IntegratedGradients(Explainer):
     rule: Quadrature = "gauss_legendre"
     name: ClassVar[str] = "integrated_gradients"
     summary: ClassVar[str] = "gradients integrated from a baseline"
-    paper: ClassVar[str] = "Sundararajan et al. 2017"
+    paper: ClassVar[str] = "Sundararajan et al. 2017, eq. 1"
     needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
+
+    def __post_init__(self) -> None:
+        check_baseline(self.baseline)
+        quadrature(self.rule, self.steps, torch.zeros(()))
 
     def rows_per_sample(self, task: Task) -> int:
         return self.steps
 
-    def attribute(self, task: Task, key: Key) -> Tensor:
-        start = self._start(task)
-        way = task.inputs - start
-        points, weights = quadrature(self.rule, self.steps, task.inputs)
-        shape = (1, -1, *[1] * (task.inputs.dim() - 1))
-        rows = (start[:, None] + points.reshape(shape) * way[:, None]).flatten(0, 1)
-        slopes = gradient(task, rows).unflatten(0, (len(task), self.steps))
-        return way * (slopes * weights.reshape(shape)).sum(1)
+    def why_not(self, task: Task) -> str | None:
+        return super().why_not(task) or no_baseline(task, self.baseline)
 
-    def _start(self, task: Task) -> Tensor:
-        if isinstance(self.baseline, str):
-            if self.baseline != "mean":
-                raise InputError(f"a baseline is a number or 'mean', got {self.baseline!r}")
-            if task.train is None:
-                raise ShapeError("baseline='mean' is the mean of reference rows; give the task train=...")
-            return task.train.mean(0, keepdim=True)
-        return torch.full_like(task.inputs[:1], self.baseline)
+    def attribute(self, task: Task, key: Key) -> Tensor:
+        return integrated(task, task.inputs, baseline_row(task, self.baseline), self.rule, self.steps)

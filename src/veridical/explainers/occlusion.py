@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError
-from veridical.explainers.base import Explainer, register
+from veridical.explainers.base import FILL_KEY, Explainer, register
 from veridical.probe import Given, probe
 from veridical.rng import Key
 from veridical.task import Task
@@ -40,7 +40,7 @@ class Occlusion(Explainer):
 
     def attribute(self, task: Task, key: Key) -> Tensor:
         windows = self._windows(task)
-        answers = probe(task, Given(windows), response="logit", key=key, with_clean=True)
+        answers = probe(task, Given(windows), response="logit", key=FILL_KEY, with_clean=True)
         falls = answers[:, :1] - answers[:, 1:]
         cover = windows.to(falls.dtype)
         # each window's fall is shared out over its features, then averaged over the windows of a feature
@@ -60,9 +60,10 @@ class Occlusion(Explainer):
 
 
 def _spans(size: int, window: int, stride: int) -> Tensor:
-    """(windows, size): which places each window covers; the last one ends at the edge."""
-    last = max(size - window, 0)
-    starts = sorted({*range(0, last + 1, stride), last})
+    """(windows, size): which places each window covers; the last ones are cut off at the edge.
+
+    Windows start at multiples of the stride whatever the size, so padding behind an input moves none.
+    """
     places = torch.arange(size)
-    first = torch.tensor(starts)[:, None]
+    first = torch.arange(0, max(1, size - window + stride), stride)[:, None]
     return (places >= first) & (places < first + window)

@@ -38,7 +38,7 @@ def align(where: Tensor | None, **named: Tensor) -> tuple[Tensor, ...]:
             )
         shapes["where"] = tuple(where.shape)
     try:
-        shape: torch.Size = torch.broadcast_shapes(*shapes.values())  # type: ignore[no-untyped-call]
+        shape = torch.broadcast_shapes(*shapes.values())
     except RuntimeError as error:
         raise ShapeError(f"shapes {shapes} do not broadcast against each other") from error
     device = next(iter(doubles.values())).device

@@ -41,7 +41,7 @@ def kendall_tau_b(x: Tensor, y: Tensor, where: Tensor | None = None) -> Tensor:
 
     # Runs are numbered so that both sorts can break ties by the other variable: a pair tied in either then
     # never looks inverted.
-    number = torch.int32 if n < 2**31 else torch.int64
+    number = torch.int32 if n < 2**30 else torch.int64
     x_run = x_begins.cumsum(-1, dtype=number).gather(-1, by_y)
     both_begin = y_begins.clone()
     both_begin[..., 1:] |= x_run[..., 1:] != x_run[..., :-1]
@@ -73,7 +73,7 @@ def _inversions(permutation: Tensor) -> Tensor:
 
     across, pieces = _partition_down_to(_PIECE, rows)
     within = []
-    for some in pieces.split(max(1, _PIECE // pieces.shape[-1])):
+    for some in torch.split(pieces, max(1, _PIECE // pieces.shape[-1])):
         in_rounds, blocks = _partition_down_to(_LONGEST_BLOCK, some)
         in_blocks = _inversions_by_comparison(blocks)
         within.append(in_rounds + in_blocks.reshape(some.shape[0], -1).sum(-1))
@@ -91,13 +91,15 @@ def _partition_down_to(length: int, rows: Tensor) -> tuple[Tensor, Tensor]:
     blocks = rows
     while blocks.shape[-1] > length:
         half = blocks.shape[-1] // 2
-        high = blocks >= half
-        high_so_far = high.cumsum(-1)
+        high = (blocks >= half).to(rows.dtype)
+        high_so_far = high.cumsum(-1, dtype=rows.dtype)
         # Each low one counts the high ones before it; the high ones count themselves, 1 + 2 + ... + half.
         inverted = high_so_far.sum(-1) - half * (half + 1) // 2
         total += inverted.reshape(rows.shape[0], -1).sum(-1)
-        place = torch.arange(2 * half, device=rows.device)
-        target = torch.where(high, high_so_far + (half - 1), place - high_so_far)
+        place_if_low = torch.arange(2 * half, dtype=rows.dtype, device=rows.device) - high_so_far
+        place_if_high = high_so_far + (half - 1)
+        # Arithmetic instead of torch.where, whose branches cost more than all the rest on unpredictable bits.
+        target = torch.addcmul(place_if_low, high, place_if_high - place_if_low).long()
         blocks = torch.empty_like(blocks).scatter_(-1, target, blocks)
         blocks[..., half:] -= half
         blocks = blocks.reshape(-1, half)

@@ -84,7 +84,7 @@ def _normal_p(plus: Tensor, n: Tensor, together: Tensor) -> Tensor:
     ties = (together.square() - 1).sum(-1)
     variance = (n * (n + 1) * (2 * n + 1) - ties / 2) / 24
     z = (plus - n * (n + 1) / 4) / variance.sqrt()
-    return torch.special.erfc(z.abs() / math.sqrt(2)).clamp(max=1.0)
+    return torch.erfc(z.abs() / math.sqrt(2)).clamp(max=1.0)
 
 
 def _exact_p(smaller: Tensor, n: Tensor) -> Tensor:

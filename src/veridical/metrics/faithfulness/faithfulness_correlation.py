@@ -54,7 +54,11 @@ class FaithfulnessCorrelation(Metric):
     def sizes(self, task: Task) -> Tensor:
         """Features in a subset, for each sample (N, 1)."""
         counts = task.space.counts(len(task))[:, None]
-        wanted = counts * self.subset_size if self.subset_size < 1 else torch.full_like(counts, int(self.subset_size))
+        wanted = (
+            counts * self.subset_size
+            if self.subset_size < 1
+            else torch.full_like(counts, int(self.subset_size))
+        )
         return torch.minimum(wanted.round().long().clamp(min=1), (counts - 1).clamp(min=1))
 
     def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:

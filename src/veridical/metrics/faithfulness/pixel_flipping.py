@@ -5,15 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
 from torch import Tensor
 
-from veridical.errors import InputError
 from veridical.explanation import Explanation
 from veridical.fill import Fill
 from veridical.functional import area_under_curve
 from veridical.metrics.base import Metric, Outcome, register
-from veridical.probe import RankThreshold, flip_counts, probe
+from veridical.metrics.faithfulness.masks import (
+    UNORDERED,
+    check_order,
+    check_steps,
+    removed_share,
+    step_counts,
+    unordered,
+)
+from veridical.probe import RankThreshold, probe
 from veridical.rng import Key
 from veridical.scores import Curve, Direction
 from veridical.task import Response, Task
@@ -50,28 +56,21 @@ class PixelFlipping(Metric):
     ranks_only: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.per_step is not None and self.steps is not None:
-            raise InputError("give per_step or steps, not both")
-        if self.order not in ("morf", "lerf"):
-            raise InputError(f"order is 'morf' or 'lerf', got {self.order!r}")
-        for what in ("per_step", "steps"):
-            if getattr(self, what) is not None and getattr(self, what) < 1:
-                raise InputError(f"{what} must be at least 1, got {getattr(self, what)}")
+        check_steps(self.steps, self.per_step)
+        check_order(self.order)
 
     @property
     def better(self) -> Direction:
         return Direction.LOWER if self.order == "morf" else Direction.HIGHER
 
     def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
-        counts = flip_counts(task, self.steps, self.per_step)
+        counts = step_counts(task, self.steps, self.per_step)
         first = explanation.descending_ranks if self.order == "morf" else explanation.ranks
         rule = RankThreshold(first, counts)
         responses = probe(task, rule, response=self.response, fill=self.fill, key=key, with_clean=True)
-        total = task.space.counts(len(task))[:, None]
-        gone = counts.expand(len(task), -1) / total.double()
-        share = torch.cat([torch.zeros_like(gone[:, :1]), gone], -1)
-        area = flipping_area(responses, share)
+        share = removed_share(task, counts)
         return Outcome(
-            area,
+            flipping_area(responses, share),
+            flags={UNORDERED: unordered(explanation)},
             curve=Curve(share.mean(0), responses, "share of features removed", self.response),
         )

@@ -1,0 +1,187 @@
+"""Commands of `veridical`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+import veridical as vd
+from veridical.errors import InputError, VeridicalError, VeridicalWarning
+
+app = typer.Typer(
+    name="veridical",
+    help="How faithful is this explanation to the model it explains, and can that number be trusted?",
+    epilog="Try: veridical demo    then: veridical evaluate --task digits -e saliency -m pixel_flipping",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+out = Console()
+
+TaskName = Annotated[str, typer.Option("--task", "-t", help="An embedded task; see: veridical list tasks.")]
+Seed = Annotated[int, typer.Option(help="All randomness follows from this number.")]
+Samples = Annotated[int | None, typer.Option("--samples", "-n", help="Use only the first N samples.", min=1)]
+Device = Annotated[str | None, typer.Option(help="Where to compute, such as cpu or cuda.")]
+
+
+@app.command("list")
+def list_names(
+    what: Annotated[
+        str, typer.Argument(help="explainers, metrics or tasks; all of them by default.")
+    ] = "all",
+) -> None:
+    """What there is: explainers, metrics and embedded tasks, and the kinds of input each applies to."""
+    tables = {"explainers": vd.explainers, "metrics": vd.metrics, "tasks": vd.tasks.names}
+    if what != "all" and what not in tables:
+        raise InputError(f"list explainers, metrics, tasks or all; got '{what}'")
+    for title in tables if what == "all" else [what]:
+        table = Table(title=title, title_justify="left", box=None, show_header=False)
+        for name, line in tables[title]().items():
+            table.add_row(name, escape(line))
+        out.print(table)
+
+
+@app.command()
+def explain(
+    explainer: Annotated[str, typer.Argument(help="Name of an explainer; see: veridical list explainers.")],
+    task: TaskName = "digits",
+    save: Annotated[Path | None, typer.Option("--save", "-o", help="Write the maps (.safetensors).")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw the maps of the first samples (.png).")] = None,
+    settings: Annotated[str, typer.Option(help="Settings as JSON, such as '{\"steps\": 64}'.")] = "{}",
+    samples: Samples = 16,
+    seed: Seed = 0,
+    device: Device = None,
+) -> None:
+    """Explain the samples of a task.
+
+    Example: veridical explain integrated_gradients --task digits --picture maps.png
+    """
+    chosen = _task(task, samples)
+    explanation = vd.explain(explainer, chosen, seed=seed, device=device, **_settings(settings))
+    out.print(repr(explanation))
+    for name, value in explanation.top(0):
+        out.print(f"  {name}: {value:.4g}")
+    if save is not None:
+        out.print(f"maps written to {explanation.save(save)}")
+    if picture is not None:
+        out.print(f"picture written to {_draw(explanation, chosen, picture)}")
+
+
+@app.command()
+def evaluate(
+    task: TaskName = "digits",
+    explainer: Annotated[
+        list[str] | None, typer.Option("--explainer", "-e", help="Repeat for several.")
+    ] = None,
+    metric: Annotated[list[str] | None, typer.Option("--metric", "-m", help="Repeat for several.")] = None,
+    report: Annotated[Path | None, typer.Option("--report", "-r", help="Write an HTML page.")] = None,
+    table: Annotated[Path | None, typer.Option(help="Write the table (.csv or .parquet).")] = None,
+    samples: Samples = 64,
+    seed: Seed = 0,
+    device: Device = None,
+    cache: Annotated[Path | None, typer.Option(help="Keep explanations in this folder.")] = None,
+) -> None:
+    """Score explainers with metrics on a task. Exit status 1 says that a cell failed.
+
+    Example: veridical evaluate -t digits -e saliency -e random -m pixel_flipping -r report.html
+    """
+    chosen = _task(task, samples)
+    result = vd.evaluate(
+        chosen,
+        explainer or ["saliency", "integrated_gradients", "random"],
+        metric or ["pixel_flipping", "faithfulness_correlation", "sparseness"],
+        seed=seed,
+        device=device,
+        cache=cache,
+    )
+    _print(result)
+    if report is not None:
+        out.print(f"report written to {result.report(report)}")
+    if table is not None:
+        frame = result.to_frame()
+        frame.to_parquet(table) if table.suffix == ".parquet" else frame.to_csv(table, index=False)
+        out.print(f"table written to {table}")
+    if result.failures or result.interrupted:
+        raise typer.Exit(1)
+
+
+@app.command()
+def demo(
+    folder: Annotated[Path, typer.Option("--out", help="Where the report goes.")] = Path("demo_report"),
+    samples: Samples = 100,
+    seed: Seed = 0,
+) -> None:
+    """Score explainers of a small CNN on handwritten digits and write a report."""
+    task = _task("digits", samples)
+    names = ["gradient", "saliency", "input_x_gradient", "integrated_gradients", "occlusion", "random"]
+    result = vd.evaluate(task, names, ["pixel_flipping", "faithfulness_correlation", "sparseness"], seed=seed)
+    _print(result)
+    page = result.report(folder / "index.html")
+    out.print(f"\nThe report is in [bold]{page}[/bold]", soft_wrap=True)
+
+
+def _task(name: str, samples: int | None) -> vd.Task:
+    task = vd.tasks.load(name)
+    return task if samples is None or samples >= len(task) else task[:samples]
+
+
+def _settings(text: str) -> dict[str, Any]:
+    try:
+        settings = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InputError(f"--settings is not JSON: {error}") from error
+    if not isinstance(settings, dict):
+        raise InputError(f"--settings must be an object such as '{{\"steps\": 64}}', got {text}")
+    return settings
+
+
+def _print(result: vd.Evaluation) -> None:
+    table = Table(box=None)
+    table.add_column("explainer")
+    for what in result.metrics:
+        sense = next(s.direction for (_, m), s in result.scores.items() if m == what)
+        table.add_column(f"{what}\n({sense} is better)", justify="right", overflow="fold")
+    for who in result.explainers:
+        cells = []
+        for what in result.metrics:
+            scores = result.scores.get((who, what))
+            if scores is None:
+                cells.append("failed")
+                continue
+            low, high = scores.ci()
+            cells.append(f"{scores.mean(skip_nan=True):.3f}\n{low:.3f}..{high:.3f}")
+        table.add_row(who, *cells)
+    out.print(table)
+    for failure in result.failures:
+        where = failure.explainer if failure.metric is None else f"{failure.explainer} under {failure.metric}"
+        out.print(f"[red]failed[/red] {where}: {failure.message}", soft_wrap=True)
+
+
+def _draw(explanation: vd.Explanation, task: vd.Task, path: Path) -> Path:
+    from matplotlib.figure import Figure
+
+    count = min(4, len(explanation))
+    figure = Figure(figsize=(3.2 * count, 3.0), layout="constrained")
+    for sample, ax in enumerate(figure.subplots(1, count, squeeze=False)[0]):
+        explanation.plot(sample, ax, task.inputs if task.inputs.dim() == 4 else None)
+    figure.savefig(path, dpi=120)
+    return path
+
+
+def main() -> None:
+    """Run the command line; a mistake of the user's is one clear line, not a traceback."""
+    warnings.simplefilter("always", VeridicalWarning)
+    warnings.showwarning = lambda message, *_args, **_kw: print(f"note: {message}", file=sys.stderr)
+    try:
+        app()
+    except VeridicalError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,34 @@
+"""Feature ablation: how much the output falls when each feature is removed alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from veridical.explainers.base import Explainer, register
+from veridical.explainers.coalitions import EachAlone
+from veridical.probe import probe
+from veridical.rng import Key
+from veridical.task import Task
+
+
+@register
+@dataclass(frozen=True)
+class FeatureAblation(Explainer):
+    """The fall of the explained output when one feature is removed: phi_i = y(x) - y(x without i).
+
+    On an additive model with a constant fill this is the feature's own term. (Leave-one-out, as in
+    Zeiler and Fergus 2014 with a window of one feature.)
+    """
+
+    name: ClassVar[str] = "feature_ablation"
+    summary: ClassVar[str] = "fall of the output when each feature is removed alone"
+    paper: ClassVar[str] = "Zeiler and Fergus 2014"
+    reads_outputs: ClassVar[bool] = True
+
+    def attribute(self, task: Task, key: Key) -> Tensor:
+        rule = EachAlone(task.space.n_features, task.device)
+        answers = probe(task, rule, response="logit", key=key, with_clean=True)
+        return (answers[:, :1] - answers[:, 1:]).to(task.outputs.dtype)

@@ -1,0 +1,108 @@
+"""Mask rules and least squares shared by the explainers that fit a model of "which features are there"."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from veridical import rng
+from veridical.rng import Key
+
+_SOLVER_ELEMENTS = 2**24  # float64 numbers a block of samples may take: 128 MiB
+
+
+@dataclass(frozen=True, eq=False)
+class EachAlone:
+    """Mask m removes feature m and nothing else."""
+
+    n_features: int
+    device: torch.device
+
+    @property
+    def count(self) -> int:
+        return self.n_features
+
+    def removed(self, samples: slice, masks: slice) -> Tensor:
+        features = torch.arange(self.n_features, device=self.device)
+        return (features[masks, None] == features)[None]
+
+
+@dataclass(frozen=True, eq=False)
+class SizedSubsets:
+    """Mask m removes a uniform random set of `sizes[n, m]` features among the valid ones of sample n."""
+
+    key: Key
+    ids: Tensor
+    n_features: int
+    sizes: Tensor
+    valid: Tensor | None = None
+
+    @property
+    def count(self) -> int:
+        return self.sizes.shape[-1]
+
+    def removed(self, samples: slice, masks: slice) -> Tensor:
+        draws = torch.arange(masks.start, masks.stop, device=self.ids.device)
+        valid = None if self.valid is None else self.valid[samples]
+        ranks = rng.random_ranks(self.key, self.ids[samples], draws, self.n_features, valid)
+        return ranks < self.sizes[samples, masks, None]
+
+
+@dataclass(frozen=True, eq=False)
+class AllSubsets:
+    """Mask m removes the features whose bits are set in m + 1, counting the valid ones from 0."""
+
+    places: Tensor
+    """(N, V): the number of each valid feature among its sample's, -1 for invalid ones."""
+    count: int
+
+    def removed(self, samples: slice, masks: slice) -> Tensor:
+        places = self.places[samples, None]
+        numbers = torch.arange(masks.start + 1, masks.stop + 1, device=places.device)[:, None]
+        return ((numbers >> places.clamp(min=0)) & 1).bool() & (places >= 0)
+
+
+@dataclass(frozen=True, eq=False)
+class IndependentCoins:
+    """Mask m removes each feature with probability 1 - `keep`, whatever happens to the others."""
+
+    key: Key
+    ids: Tensor
+    n_features: int
+    draws: int
+    keep: float
+
+    @property
+    def count(self) -> int:
+        return self.draws
+
+    def removed(self, samples: slice, masks: slice) -> Tensor:
+        draws = torch.arange(masks.start, masks.stop, device=self.ids.device)
+        return rng.uniform(self.key, self.ids[samples], draws, self.n_features) >= self.keep
+
+
+def sample_blocks(samples: int, elements_per_sample: int) -> Iterator[slice]:
+    """Cut the samples so that the arrays of one block stay within a fixed memory."""
+    size = max(1, _SOLVER_ELEMENTS // max(1, elements_per_sample))
+    for at in range(0, samples, size):
+        yield slice(at, min(samples, at + size))
+
+
+def least_squares(rows: Tensor, responses: Tensor, weights: Tensor, ridge: Tensor | float) -> Tensor:
+    """The coefficients (B, V) that minimise sum_m w_m (y_m - rows_m . b)^2 + ridge |b|^2, one fit a sample.
+
+    Solved over the smaller of masks and features, as X'(XX' + rI)^-1 = (X'X + rI)^-1 X'. A column of
+    zeros gets the coefficient 0.
+    """
+    root = weights.sqrt()
+    X, y = rows * root[..., None], (responses * root)[..., None]
+    wide = X.shape[-1] > X.shape[-2]
+    gram = X @ X.mT if wide else X.mT @ X
+    size = torch.as_tensor(ridge, dtype=X.dtype, device=X.device)
+    gram = gram + size[..., None, None] * torch.eye(gram.shape[-1], dtype=X.dtype, device=X.device)
+    factor = torch.linalg.cholesky(gram)
+    solved = X.mT @ torch.cholesky_solve(y, factor) if wide else torch.cholesky_solve(X.mT @ y, factor)
+    return solved[..., 0]

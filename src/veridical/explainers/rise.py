@@ -1,0 +1,122 @@
+"""RISE: the mean response over random masks under which a feature stays visible."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from veridical import rng
+from veridical.errors import InputError
+from veridical.explainers.base import Explainer, register
+from veridical.explainers.coalitions import IndependentCoins, sample_blocks
+from veridical.predictor import check_finite, repeat_side, take_side
+from veridical.probe import blocks, probe
+from veridical.rng import Key
+from veridical.task import Task
+
+
+@register
+@dataclass(frozen=True)
+class RISE(Explainer):
+    """The mean response over masks m, weighted by how visible the feature is: E[y(x, m) m_i] / E[m_i].
+
+    On the pixels of an image masks are `grid` x `grid` coins that show with probability `keep`, shifted at
+    random and enlarged bilinearly (Petsiuk et al. 2018, section 3.2); hidden parts show the task's fill.
+    In all other spaces, and for fills that look at the mask, each feature is kept or removed by its own coin.
+    E[m_i] = `keep` exactly, and with the mean response y' taken out first,
+
+        S_i = y' + sum_m (y_m - y') m_i / ((draws - 1) keep)
+
+    is unbiased for the paper's eq. 5 and gives a constant model a constant map.
+    """
+
+    draws: int = 512
+    keep: float = 0.5
+    grid: int = 7
+    name: ClassVar[str] = "rise"
+    summary: ClassVar[str] = "mean response over random masks that show a feature"
+    paper: ClassVar[str] = "Petsiuk et al. 2018"
+    stochastic: ClassVar[bool] = True
+    reads_outputs: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.draws < 2:
+            raise InputError(f"RISE averages over masks and needs at least 2 draws, got {self.draws}")
+        if not 0 < self.keep < 1:
+            raise InputError(f"keep is a probability between 0 and 1, got {self.keep}")
+        if self.grid < 1:
+            raise InputError(f"grid is the number of coins along an image, at least 1, got {self.grid}")
+
+    def attribute(self, task: Task, key: Key) -> Tensor:
+        own = key / "masks"
+        if task.space.kind == "pixel" and not task.fill.looks_at_mask:
+            masks = _SmoothMasks(own, task.ids, task.space.input_shape[-2:], self.draws, self.keep, self.grid)
+            answers = _ask_smooth(task, masks, key)
+            shown = masks.shown
+        else:
+            rule = IndependentCoins(own, task.ids, task.space.n_features, self.draws, self.keep)
+            answers = probe(task, rule, response="logit", key=key)
+
+            def shown(samples: slice, masks: slice) -> Tensor:
+                return (~rule.removed(samples, masks)).double()
+
+        mean = answers.mean(-1, keepdim=True)
+        out = answers.new_empty(len(task), task.space.n_features)
+        for some in sample_blocks(len(task), self.draws * task.space.n_features):
+            visible = shown(some, slice(0, self.draws)).double()
+            out[some] = torch.einsum("nm,nmv->nv", answers[some] - mean[some], visible)
+        return (mean + out / ((self.draws - 1) * self.keep)).to(task.outputs.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class _SmoothMasks:
+    """Keyed low-resolution coins, enlarged bilinearly to the image after a random shift."""
+
+    key: Key
+    ids: Tensor
+    size: tuple[int, ...]
+    draws: int
+    keep: float
+    grid: int
+
+    def shown(self, samples: slice, masks: slice) -> Tensor:
+        """(samples, masks, H * W): how visible each pixel is, between 0 and 1."""
+        ids, across = self.ids[samples], self.grid + 1
+        draws = torch.arange(masks.start, masks.stop, device=ids.device)
+        coins = rng.uniform(self.key / "coins", ids, draws, across * across) < self.keep
+        shift = rng.uniform(self.key / "shift", ids, draws, 2)
+        down, right = (self._weights(shift[..., i], length) for i, length in enumerate(self.size))
+        return (down @ coins.float().unflatten(-1, (across, across)) @ right.mT).flatten(-2)
+
+    def _weights(self, shift: Tensor, length: int) -> Tensor:
+        """(samples, masks, length, grid + 1): how far each place lies towards each coin."""
+        place = (torch.arange(length, device=shift.device) + 0.5) * (self.grid / length)
+        place = (place + shift[..., None] - 0.5).clamp(0, self.grid)
+        coin = torch.arange(self.grid + 1, device=shift.device)
+        return (1 - (place[..., None] - coin).abs()).clamp(min=0)
+
+
+def _ask_smooth(task: Task, masks: _SmoothMasks, key: Key) -> Tensor:
+    """Responses (N, M) to inputs blended with their fill; `probe` asks about whole features only."""
+    fill, predictor, shape = task.fill, task.predictor, task.inputs.shape[1:]
+    repeats = fill.repeats
+    state = task.reference.cached(f"fill {fill!r}", lambda: fill.prepare(task.train, task.space))
+    out = torch.empty(len(task), masks.draws, dtype=torch.float64, device=task.device)
+    with task.session():
+        for rows, columns in blocks(len(task), masks.draws, max(1, predictor.rows // repeats)):
+            x, across = task.inputs[rows], columns.stop - columns.start
+            shown = masks.shown(rows, columns).unflatten(-1, (1, 1, *masks.size)).to(x.dtype)
+            background = fill.background(state, x, task.ids[rows], key)[:, None]
+            # repeats of the fill run fastest, so that each mask's answers lie together
+            mixed = background + shown * (x[:, None, None] - background)
+            flat = mixed.expand(len(x), across, repeats, *shape).flatten(0, 2)
+            side = repeat_side(take_side(task.side, rows), across * repeats)
+            answers = task.respond(predictor.chunk(flat, side), "logit")
+            target = task.targets[rows].repeat_interleave(across * repeats)
+            own = answers.gather(1, target[:, None]).view(len(x), across, repeats)
+            out[rows, columns] = own.double().mean(-1)
+    check_finite(out)
+    return out

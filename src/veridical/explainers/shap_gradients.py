@@ -1,0 +1,95 @@
+"""Explainers that integrate gradients from many baselines at random points of the way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from veridical import rng
+from veridical.errors import InputError
+from veridical.explainers.base import Explainer, register
+from veridical.explainers.gradients import gradient, parts
+from veridical.explainers.smoothing import input_noise
+from veridical.rng import Key
+from veridical.task import Task
+
+
+def baselines(task: Task, key: Key, draws: Tensor) -> Tensor:
+    """A reference row a (sample, draw), drawn with replacement: (n, draws, *input shape); else zeros."""
+    if task.train is None:
+        return torch.zeros_like(task.inputs[:, None]).expand(-1, len(draws), *task.inputs.shape[1:])
+    rows = rng.integers(key / "baseline", task.ids, draws, 1, len(task.train))[..., 0]
+    return task.train[rows]
+
+
+def from_random_baselines(task: Task, key: Key, samples: int, noise: float = 0.0) -> Tensor:
+    """The mean over draws of (x - x') * dy_c/dx at x' + t (x - x'), with t ~ U[0, 1) and x' a baseline."""
+    total = torch.zeros_like(task.inputs)
+    for part in parts(samples, len(task), task.predictor.rows):
+        draws = torch.arange(part.start, part.stop, device=task.device)
+        start = baselines(task, key, draws)
+        x = task.inputs[:, None]
+        if noise:
+            x = x + input_noise(task, key, draws, noise)
+        place = rng.uniform(key / "place", task.ids, draws, 1, torch.float64).to(x.dtype)
+        way = x - start
+        rows = start + place.reshape(*place.shape[:2], *[1] * (way.dim() - 2)) * way
+        slopes = gradient(task, rows.flatten(0, 1)).unflatten(0, (len(task), -1))
+        total += (way * slopes).sum(1)
+    return total / samples
+
+
+@register
+@dataclass(frozen=True)
+class GradientShap(Explainer):
+    """Gradients at random points between the input and random reference rows, times the way.
+
+    Without reference rows the baseline is zero. `noise` is the deviation of normal noise added to the input,
+    as a share of each sample's range.
+    """
+
+    samples: int = 32
+    noise: float = 0.0
+    name: ClassVar[str] = "gradient_shap"
+    summary: ClassVar[str] = "gradients at random points on the way from random baselines"
+    paper: ClassVar[str] = "Lundberg and Lee 2017"
+    needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
+    stochastic: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.samples < 1:
+            raise InputError(f"samples is at least 1, got {self.samples}")
+        if self.noise < 0:
+            raise InputError(f"noise is a share of the input's range, at least 0; got {self.noise}")
+
+    def rows_per_sample(self, task: Task) -> int:
+        return self.samples
+
+    def attribute(self, task: Task, key: Key) -> Tensor:
+        return from_random_baselines(task, key, self.samples, self.noise)
+
+
+@register
+@dataclass(frozen=True)
+class ExpectedGradients(Explainer):
+    """Integrated gradients in expectation over the reference rows: E[(x - x') * dy_c/dx (x' + t (x - x'))]."""
+
+    samples: int = 64
+    name: ClassVar[str] = "expected_gradients"
+    summary: ClassVar[str] = "integrated gradients over all reference rows as baselines"
+    paper: ClassVar[str] = "Erion et al. 2021"
+    needs: ClassVar[frozenset[str]] = frozenset({"gradient", "train"})
+    stochastic: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.samples < 1:
+            raise InputError(f"samples is at least 1, got {self.samples}")
+
+    def rows_per_sample(self, task: Task) -> int:
+        return self.samples
+
+    def attribute(self, task: Task, key: Key) -> Tensor:
+        return from_random_baselines(task, key, self.samples)

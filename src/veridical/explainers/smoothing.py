@@ -1,0 +1,134 @@
+"""Explainers that look at the gradient under input noise: its mean, its mean square, its variance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from veridical import rng
+from veridical.errors import InputError
+from veridical.explainers.base import Explainer, register
+from veridical.explainers.gradients import baseline_row, gradient, integrated, parts
+from veridical.rng import Key
+from veridical.task import Task
+
+Base = Literal["gradient", "integrated_gradients"]
+
+
+def input_noise(task: Task, key: Key, draws: Tensor, share: float) -> Tensor:
+    """Normal noise (n, draws, *input shape), its deviation a share of each sample's range (max - min).
+
+    Elements of features that do not exist in a sample (padding) get none and do not count for the range.
+    """
+    x = task.inputs
+    there = torch.ones_like(x, dtype=torch.bool)
+    if task.space.valid is not None:
+        there = (~task.space.expand(~task.space.valid)).expand_as(x)
+    flat, kept = x.flatten(1), there.flatten(1)
+    highest = flat.masked_fill(~kept, -torch.inf).amax(1)
+    lowest = flat.masked_fill(~kept, torch.inf).amin(1)
+    deviation = share * (highest - lowest)
+    noise = rng.normal(key / "noise", task.ids, draws, flat.shape[1], x.dtype)
+    noise = noise * deviation[:, None, None] * kept[:, None]
+    return noise.unflatten(2, x.shape[1:])
+
+
+@dataclass(frozen=True)
+class Smoothing(Explainer):
+    """Base of the methods that repeat a map under noise N(0, (noise * range)^2) added to the input.
+
+    `noise` is a share of each sample's own range; `samples` the number of noisy copies. The map that is
+    repeated is the gradient or, with base="integrated_gradients", integrated gradients from zero in `steps`
+    steps, as the published F-Fidelity program takes them.
+    """
+
+    samples: int = 32
+    noise: float = 0.15
+    base: Base = "gradient"
+    steps: int = 16
+    needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
+    stochastic: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.samples < 1 or self.steps < 1:
+            raise InputError(f"samples and steps are at least 1, got {self.samples} and {self.steps}")
+        if self.noise < 0:
+            raise InputError(f"noise is a share of the input's range, at least 0; got {self.noise}")
+        if self.base not in get_args(Base):
+            raise InputError(f"base is one of {', '.join(get_args(Base))}; got {self.base!r}")
+
+    @property
+    def _rows_each(self) -> int:
+        return self.steps if self.base == "integrated_gradients" else 1
+
+    def rows_per_sample(self, task: Task) -> int:
+        return self.samples * self._rows_each
+
+    def noisy_maps(self, task: Task, key: Key) -> Iterator[Tensor]:
+        """The maps under noise, some draws at a time: (n, draws, *input shape)."""
+        for part in parts(self.samples, len(task) * self._rows_each, task.predictor.rows):
+            draws = torch.arange(part.start, part.stop, device=task.device)
+            x = (task.inputs[:, None] + input_noise(task, key, draws, self.noise)).flatten(0, 1)
+            if self.base == "gradient":
+                maps = gradient(task, x)
+            else:
+                maps = integrated(task, x, baseline_row(task, 0.0), "gauss_legendre", self.steps)
+            yield maps.unflatten(0, (len(task), -1))
+
+
+@register
+@dataclass(frozen=True)
+class SmoothGrad(Smoothing):
+    """The mean map under input noise: 1/S sum_s g(x + n_s), signs kept."""
+
+    name: ClassVar[str] = "smoothgrad"
+    summary: ClassVar[str] = "mean gradient under input noise"
+    paper: ClassVar[str] = "Smilkov et al. 2017"
+
+    def attribute(self, task: Task, key: Key) -> Tensor:
+        total = torch.zeros_like(task.inputs)
+        for maps in self.noisy_maps(task, key):
+            total += maps.sum(1)
+        return total / self.samples
+
+
+@register
+@dataclass(frozen=True)
+class SmoothGradSquared(Smoothing):
+    """The mean squared map under input noise: 1/S sum_s g(x + n_s)^2."""
+
+    name: ClassVar[str] = "smoothgrad_squared"
+    summary: ClassVar[str] = "mean squared gradient under input noise"
+    paper: ClassVar[str] = "Hooker et al. 2019"
+
+    def attribute(self, task: Task, key: Key) -> Tensor:
+        total = torch.zeros_like(task.inputs)
+        for maps in self.noisy_maps(task, key):
+            total += maps.square().sum(1)
+        return total / self.samples
+
+
+@register
+@dataclass(frozen=True)
+class VarGrad(Smoothing):
+    """The variance of the map under input noise: 1/S sum_s (g(x + n_s) - mean)^2."""
+
+    name: ClassVar[str] = "vargrad"
+    summary: ClassVar[str] = "variance of the gradient under input noise"
+    paper: ClassVar[str] = "Adebayo et al. 2018"
+
+    def attribute(self, task: Task, key: Key) -> Tensor:
+        first: Tensor | None = None
+        total = torch.zeros_like(task.inputs)
+        squares = torch.zeros_like(task.inputs)
+        for maps in self.noisy_maps(task, key):
+            # measured from the first draw: E[g^2] - E[g]^2 would cancel where the mean is large
+            first = maps[:, :1] if first is None else first
+            away = maps - first
+            total += away.sum(1)
+            squares += away.square().sum(1)
+        return (squares / self.samples - (total / self.samples).square()).clamp(min=0)

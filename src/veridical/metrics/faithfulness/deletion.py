@@ -1,0 +1,43 @@
+"""Deletion: the area under the probability as the most relevant features are deleted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from veridical.explanation import Explanation
+from veridical.fill import Fill
+from veridical.metrics.base import Metric, Outcome, register
+from veridical.metrics.faithfulness.masks import check_steps
+from veridical.metrics.faithfulness.pixel_flipping import PixelFlipping
+from veridical.rng import Key
+from veridical.scores import Direction
+from veridical.task import Response, Task
+
+
+@register
+@dataclass(frozen=True)
+class Deletion(Metric):
+    """The area under the response over the share of features deleted, most relevant first, in even steps.
+
+    It is pixel flipping in `steps` steps of equal share; the area lies on [0, 1] whatever their number.
+    """
+
+    steps: int = 50
+    response: Response = "probability"
+    fill: Fill | None = None
+    name: ClassVar[str] = "deletion"
+    category: ClassVar[str] = "faithfulness"
+    direction: ClassVar[Direction] = Direction.LOWER
+    summary: ClassVar[str] = "How soon does the response collapse when the most relevant is deleted?"
+    assumes: ClassVar[str] = "inputs with deleted features are still inputs the model can judge"
+    misleads: ClassVar[str] = "on maps of isolated pixels: speckled deletion breaks any classifier"
+    paper: ClassVar[str] = "Petsiuk et al. 2018"
+    ranks_only: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_steps(self.steps, None)
+
+    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+        flipping = PixelFlipping(steps=self.steps, response=self.response, fill=self.fill)
+        return flipping.evaluate(task, explanation, key)

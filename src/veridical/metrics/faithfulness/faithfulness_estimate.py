@@ -1,0 +1,55 @@
+"""Faithfulness estimate: does a feature's relevance tell how far the response falls without it?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from veridical.explanation import Explanation
+from veridical.fill import Fill
+from veridical.functional import has_spread, pearson
+from veridical.metrics.base import Metric, Outcome, register
+from veridical.metrics.faithfulness.masks import RankBands, check_steps, step_counts
+from veridical.probe import probe
+from veridical.rng import Key
+from veridical.scores import Direction
+from veridical.task import Response, Task
+
+
+@register
+@dataclass(frozen=True)
+class FaithfulnessEstimate(Metric):
+    """Pearson correlation over groups G of sum_{i in G} e_i with y(x) - y(x without G).
+
+    Features are taken in groups of neighbours in the ranking, each removed alone from the untouched input:
+    one feature a group unless `per_step` or `steps` says otherwise.
+    """
+
+    per_step: int | None = None
+    steps: int | None = None
+    response: Response = "probability"
+    fill: Fill | None = None
+    name: ClassVar[str] = "faithfulness_estimate"
+    category: ClassVar[str] = "faithfulness"
+    direction: ClassVar[Direction] = Direction.HIGHER
+    summary: ClassVar[str] = "Does relevance predict how far the response falls without a feature?"
+    assumes: ClassVar[str] = "features act one by one"
+    misleads: ClassVar[str] = "on redundant inputs: no single pixel of many alike moves the response"
+    paper: ClassVar[str] = "Alvarez-Melis and Jaakkola 2018"
+
+    def __post_init__(self) -> None:
+        check_steps(self.steps, self.per_step)
+
+    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+        counts = step_counts(task, self.steps, self.per_step)
+        rule = RankBands(explanation.descending_ranks, counts)
+        responses = probe(task, rule, response=self.response, fill=self.fill, key=key, with_clean=True)
+        falls = responses[:, :1] - responses[:, 1:]
+        relevance = rule.sums(explanation.values)
+        exists = rule.edges.expand(len(task), -1).diff(dim=-1) > 0
+        flat = ~has_spread(relevance, exists) | ~has_spread(falls, exists)
+        return Outcome(
+            pearson(relevance, falls, where=exists),
+            flags={"no spread: all groups alike": flat},
+            details={"relevance": relevance, "fall": falls},
+        )

@@ -1,0 +1,67 @@
+"""Insertion: the area under the response as the most relevant features come back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from veridical.explanation import Explanation
+from veridical.fill import Blur, Fill
+from veridical.functional import area_under_curve
+from veridical.metrics.base import Metric, Outcome, register
+from veridical.metrics.faithfulness.masks import (
+    UNORDERED,
+    check_steps,
+    removed_share,
+    step_counts,
+    unordered,
+)
+from veridical.probe import RankThreshold, probe
+from veridical.rng import Key
+from veridical.scores import Curve, Direction
+from veridical.task import Response, Task
+
+
+@register
+@dataclass(frozen=True)
+class Insertion(Metric):
+    """The area under the response over the share of features put back, most relevant first, in even steps.
+
+    It begins with an input of which nothing is left and ends with the input itself. Images start from a
+    blurred copy (sigma 5) unless `fill` says otherwise, everything else from the task's own fill.
+    """
+
+    steps: int = 50
+    response: Response = "probability"
+    fill: Fill | None = None
+    name: ClassVar[str] = "insertion"
+    category: ClassVar[str] = "faithfulness"
+    direction: ClassVar[Direction] = Direction.HIGHER
+    summary: ClassVar[str] = "How soon does the response recover when the most relevant is put back?"
+    assumes: ClassVar[str] = "the emptied input holds no evidence for the explained output"
+    misleads: ClassVar[str] = "when the blurred input is already recognised: every map then scores high"
+    paper: ClassVar[str] = "Petsiuk et al. 2018"
+    ranks_only: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_steps(self.steps, None)
+
+    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+        kept = step_counts(task, self.steps, None)
+        total = task.space.counts(len(task))
+        whole = total[:1] if kept.dim() == 1 else total[:, None]
+        # keeping the k most relevant is removing all the less relevant ones
+        none = torch.zeros_like(kept[..., :1])
+        gone = whole - torch.cat([none, kept[..., :-1]], -1)
+        fill = self.fill or (Blur(5.0) if task.modality == "image" else None)
+        rule = RankThreshold(explanation.ranks, gone)
+        asked = probe(task, rule, response=self.response, fill=fill, key=key, with_clean=True)
+        responses = torch.cat([asked[:, 1:], asked[:, :1]], -1)
+        share = removed_share(task, kept)
+        return Outcome(
+            area_under_curve(responses, share),
+            flags={UNORDERED: unordered(explanation)},
+            curve=Curve(share.mean(0), responses, "share of features put back", self.response),
+        )

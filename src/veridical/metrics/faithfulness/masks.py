@@ -1,0 +1,129 @@
+"""What the metrics of this folder share: bands of a ranking, sums over masks, and the checks of settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from veridical.errors import InputError
+from veridical.explanation import Explanation
+from veridical.functional import has_spread
+from veridical.probe import MaskRule, flip_counts
+from veridical.task import Task
+
+UNORDERED = "constant map: the order is that of the features"
+
+
+@dataclass(frozen=True, eq=False)
+class RankBands:
+    """Mask m removes the features of rank `counts[m - 1]` to `counts[m] - 1` alone, and nothing before.
+
+    `ranks` (N, V) is a permutation a sample; `counts` is (M,) or (N, M), ascending.
+    """
+
+    ranks: Tensor
+    counts: Tensor
+
+    @property
+    def count(self) -> int:
+        return self.counts.shape[-1]
+
+    @property
+    def edges(self) -> Tensor:
+        """Where bands begin and end (N or 1, M + 1)."""
+        ends = self.counts if self.counts.dim() == 2 else self.counts[None]
+        return torch.cat([torch.zeros_like(ends[:, :1]), ends], -1)
+
+    def removed(self, samples: slice, masks: slice) -> Tensor:
+        edges = self.edges if self.counts.dim() == 1 else self.edges[samples]
+        begin, end = edges[:, :-1][:, masks], edges[:, 1:][:, masks]
+        ranks = self.ranks[samples, None]
+        return (ranks >= begin[..., None]) & (ranks < end[..., None])
+
+    def signature(self, matters: Tensor) -> Tensor:
+        """0 for a band none of whose features matter, so that it ties with the clean input."""
+        gone = self.sums(matters.double())
+        each = torch.arange(1, self.count + 1, device=gone.device)
+        return torch.where(gone > 0, each, 0)
+
+    def sums(self, values: Tensor) -> Tensor:
+        """The sum of `values` (N, V) over every band (N, M)."""
+        # added up band by band: differences of one running sum would break ties in the last bit
+        ends = self.counts.long().expand(len(values), -1).contiguous()
+        band = torch.searchsorted(ends, self.ranks.long().contiguous(), right=True)
+        total = values.new_zeros(len(values), self.count + 1, dtype=torch.float64)
+        return total.scatter_add_(-1, band, values.double())[:, :-1]
+
+
+@dataclass(frozen=True, eq=False)
+class Summing:
+    """A rule that also adds up `weights` (N, V) over the features each mask removes.
+
+    Masks that are drawn need then be drawn once only: the sums are there when the model has been asked.
+    """
+
+    rule: MaskRule
+    weights: Tensor
+    sums: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        shape = (len(self.weights), self.rule.count)
+        object.__setattr__(self, "sums", self.weights.new_zeros(shape, dtype=torch.float64))
+
+    @property
+    def count(self) -> int:
+        return self.rule.count
+
+    def removed(self, samples: slice, masks: slice) -> Tensor:
+        removed = self.rule.removed(samples, masks)
+        self.sums[samples, masks] = masked_sums(removed, self.weights[samples])
+        return removed
+
+
+def masked_sums(removed: Tensor, weights: Tensor, at_once: int = 2**22) -> Tensor:
+    """Add up weights (n, V) over masks (n or 1, m, V), in float64, a piece at a time to bound memory."""
+    samples, masks, features = len(weights), removed.shape[-2], weights.shape[-1]
+    out = weights.new_empty(samples, masks, dtype=torch.float64)
+    step = max(1, at_once // features)
+    for top in range(0, samples, max(1, step // masks)):
+        few = slice(top, top + max(1, step // masks))
+        these = weights[few].double()[..., None]
+        for left in range(0, masks, step):
+            mask = removed[few] if len(removed) == samples else removed
+            out[few, left : left + step] = (mask[:, left : left + step].double() @ these)[..., 0]
+    return out
+
+
+def check_steps(steps: int | None, per_step: int | None) -> None:
+    """Refuse step settings that contradict each other."""
+    if per_step is not None and steps is not None:
+        raise InputError("give per_step or steps, not both")
+    for what, value in (("per_step", per_step), ("steps", steps)):
+        if value is not None and value < 1:
+            raise InputError(f"{what} must be at least 1, got {value}")
+
+
+def check_order(order: str) -> None:
+    """Refuse an order that is neither most nor least relevant first."""
+    if order not in ("morf", "lerf"):
+        raise InputError(f"order is 'morf' or 'lerf', got {order!r}")
+
+
+def step_counts(task: Task, steps: int | None, per_step: int | None) -> Tensor:
+    """Features gone after each step, never more steps than features: (M,) or (N, M)."""
+    if steps is not None:
+        steps = min(steps, int(task.space.counts(len(task)).max()))
+    return flip_counts(task, steps, per_step)
+
+
+def removed_share(task: Task, counts: Tensor) -> Tensor:
+    """The share of its features a sample has lost after 0 and after each of `counts` (N, M + 1)."""
+    gone = counts.expand(len(task), -1) / task.space.counts(len(task))[:, None].clamp(min=1).double()
+    return torch.cat([torch.zeros_like(gone[:, :1]), gone], -1)
+
+
+def unordered(explanation: Explanation) -> Tensor:
+    """Maps that rank nothing, because all their values are equal (N,)."""
+    return ~has_spread(explanation.values, explanation.valid)

@@ -1,0 +1,73 @@
+"""Monotonicity (Arya): does every feature put back, least relevant first, keep the response from falling?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from veridical.explanation import Explanation
+from veridical.fill import Fill
+from veridical.functional import has_spread
+from veridical.metrics.base import Metric, Outcome, register
+from veridical.metrics.faithfulness.masks import check_steps, removed_share, step_counts
+from veridical.probe import RankThreshold, probe
+from veridical.rng import Key
+from veridical.scores import Curve, Direction
+from veridical.task import Response, Task
+
+
+def rising_share(responses: Tensor, taken: Tensor) -> Tensor:
+    """The share of the steps `taken` (N, M) on which responses (N, M + 1) do not fall."""
+    rises = responses.diff(dim=-1) >= 0
+    return (rises & taken).sum(-1) / taken.sum(-1).double()
+
+
+@register
+@dataclass(frozen=True)
+class Monotonicity(Metric):
+    """Whether the response never falls while features are put back, the least relevant first: 1 or 0.
+
+    It begins with nothing left of the input: 1 if y_{k+1} >= y_k for every step k, else 0. `strict=False`
+    gives the share of steps that do not fall instead, which still tells maps apart on large inputs (it is
+    always kept as the detail "rising"). Undefined where the response never moves.
+    """
+
+    strict: bool = True
+    per_step: int | None = None
+    steps: int | None = None
+    response: Response = "probability"
+    fill: Fill | None = None
+    name: ClassVar[str] = "monotonicity"
+    category: ClassVar[str] = "faithfulness"
+    direction: ClassVar[Direction] = Direction.HIGHER
+    summary: ClassVar[str] = "Does the response rise with every feature put back, least relevant first?"
+    assumes: ClassVar[str] = "every feature speaks for the explained output, or not at all"
+    misleads: ClassVar[str] = "with many features one fall among hundreds of steps decides"
+    paper: ClassVar[str] = "Arya et al. 2019 (after Luss et al. 2019)"
+    ranks_only: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_steps(self.steps, self.per_step)
+
+    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+        kept = step_counts(task, self.steps, self.per_step)
+        total = task.space.counts(len(task))
+        whole = total[:1] if kept.dim() == 1 else total[:, None]
+        gone = whole - torch.cat([torch.zeros_like(kept[..., :1]), kept[..., :-1]], -1)
+        # keeping the k least relevant is removing all the more relevant ones
+        rule = RankThreshold(explanation.descending_ranks, gone)
+        asked = probe(task, rule, response=self.response, fill=self.fill, key=key, with_clean=True)
+        responses = torch.cat([asked[:, 1:], asked[:, :1]], -1)
+        share = removed_share(task, kept)
+        rising = rising_share(responses, share.diff(dim=-1) > 0)
+        flat = ~has_spread(responses)
+        values = rising if not self.strict else (rising == 1).double()
+        return Outcome(
+            values.masked_fill(flat, torch.nan),
+            flags={"the response never moves": flat},
+            curve=Curve(share.mean(0), responses, "share of features put back", self.response),
+            details={"rising": rising},
+        )

@@ -1,0 +1,82 @@
+"""Region perturbation: how far the response falls, on average, over the first regions removed (AOPC)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from veridical.errors import InputError
+from veridical.explanation import Explanation
+from veridical.fill import Fill
+from veridical.metrics.base import Metric, Outcome, register
+from veridical.metrics.faithfulness.masks import UNORDERED, check_order, unordered
+from veridical.probe import RankThreshold, probe
+from veridical.regions import removal, squares
+from veridical.rng import Key
+from veridical.scores import Curve, Direction
+from veridical.task import Response, Task
+
+
+def area_over_perturbation_curve(falls: Tensor, steps: Tensor) -> Tensor:
+    """1 / (L + 1) sum_{k=1..L} (y_0 - y_k): falls (N, M) of which the first `steps` (N,) count."""
+    counted = torch.arange(1, falls.shape[-1] + 1, device=falls.device) <= steps[:, None]
+    return torch.where(counted, falls, 0.0).sum(-1) / (steps + 1)
+
+
+@register
+@dataclass(frozen=True)
+class RegionPerturbation(Metric):
+    """The area over the perturbation curve: 1 / (L + 1) sum_{k=1..L} (y_0 - y_k).
+
+    y_k is the response after the k most relevant regions are gone (GEF eq. 26 with its sign corrected).
+    Regions are squares of `patch` x `patch` pixels ordered by summed relevance, or the features themselves
+    where they are no pixels; at most `regions` of them are removed. `order="lerf"` takes the least relevant
+    first; the fall should then be small.
+    """
+
+    order: Literal["morf", "lerf"] = "morf"
+    patch: int = 8
+    regions: int = 100
+    response: Response = "probability"
+    fill: Fill | None = None
+    name: ClassVar[str] = "region_perturbation"
+    category: ClassVar[str] = "faithfulness"
+    direction: ClassVar[Direction] = Direction.HIGHER
+    summary: ClassVar[str] = "How far does the response fall over the first regions removed?"
+    assumes: ClassVar[str] = "relevance adds up over a region, and masked inputs can be judged"
+    misleads: ClassVar[str] = "when evidence is finer than a region, or signed relevance cancels inside it"
+    paper: ClassVar[str] = "Samek et al. 2017; GEF eq. 26, with y_0 - y_k"
+
+    def __post_init__(self) -> None:
+        check_order(self.order)
+        if self.patch < 1 or self.regions < 1:
+            raise InputError(
+                f"patch and regions must be at least 1, got patch {self.patch}, regions {self.regions}"
+            )
+
+    @property
+    def better(self) -> Direction:
+        return Direction.HIGHER if self.order == "morf" else Direction.LOWER
+
+    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+        regions = squares(task.space, self.patch)
+        order = removal(regions, regions.relevance(explanation.values), self.order == "lerf")
+        # as far as the largest sample goes: asking about steps that nobody has would be wasted
+        most = min(self.regions, int(order.regions.max()))
+        rule = RankThreshold(order.ranks, order.gone[:, :most])
+        responses = probe(task, rule, response=self.response, fill=self.fill, key=key, with_clean=True)
+        falls = responses[:, :1] - responses
+        steps = order.regions.clamp(max=most)
+        return Outcome(
+            area_over_perturbation_curve(falls[:, 1:], steps),
+            flags={UNORDERED: unordered(explanation)},
+            curve=Curve(
+                torch.arange(most + 1, device=falls.device).double(),
+                falls,
+                "regions removed",
+                f"fall of the {self.response}",
+            ),
+        )

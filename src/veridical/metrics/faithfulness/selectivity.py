@@ -1,0 +1,55 @@
+"""Selectivity: remove whole regions, most relevant first, and watch the response."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from veridical.errors import InputError
+from veridical.explanation import Explanation
+from veridical.fill import Fill
+from veridical.functional import area_under_curve
+from veridical.metrics.base import Metric, Outcome, register
+from veridical.metrics.faithfulness.masks import UNORDERED, unordered
+from veridical.probe import RankThreshold, probe
+from veridical.regions import removal, squares
+from veridical.rng import Key
+from veridical.scores import Curve, Direction
+from veridical.task import Response, Task
+
+
+@register
+@dataclass(frozen=True)
+class Selectivity(Metric):
+    """The area under the response as all regions are removed, in the order of their summed relevance.
+
+    Regions are squares of `patch` x `patch` pixels, or the features themselves where they are no pixels; the
+    axis is the share of regions removed, on [0, 1]. Lower is better.
+    """
+
+    patch: int = 8
+    response: Response = "probability"
+    fill: Fill | None = None
+    name: ClassVar[str] = "selectivity"
+    category: ClassVar[str] = "faithfulness"
+    direction: ClassVar[Direction] = Direction.LOWER
+    summary: ClassVar[str] = "Does the response fall fast when regions are removed by relevance?"
+    assumes: ClassVar[str] = "relevance adds up over a region, and masked inputs can be judged"
+    misleads: ClassVar[str] = "when evidence is finer than a region, or signed relevance cancels inside it"
+    paper: ClassVar[str] = "Montavon et al. 2018"
+
+    def __post_init__(self) -> None:
+        if self.patch < 1:
+            raise InputError(f"patch must be at least 1 pixel, got {self.patch}")
+
+    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+        regions = squares(task.space, self.patch)
+        order = removal(regions, regions.relevance(explanation.values))
+        rule = RankThreshold(order.ranks, order.gone)
+        responses = probe(task, rule, response=self.response, fill=self.fill, key=key, with_clean=True)
+        share = order.share(rule.count)
+        return Outcome(
+            area_under_curve(responses, share),
+            flags={UNORDERED: unordered(explanation)},
+            curve=Curve(share.mean(0), responses, "share of regions removed", self.response),
+        )

@@ -1,0 +1,1 @@
+"""Reports: HTML that reads results only."""

@@ -1,0 +1,100 @@
+"""Everything registered is discovered and run through the contract battery, on every kind of input."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+
+import veridical as vd
+from veridical import testing
+from veridical.explainers import Explainer
+from veridical.explainers import registry as explainers
+from veridical.metrics import Metric, Outcome
+from veridical.metrics import registry as metrics
+
+
+@pytest.mark.parametrize("modality", testing.MODALITIES)
+@pytest.mark.parametrize("name", list(explainers))
+def test_explainer_keeps_its_promises(name: str, modality: str) -> None:
+    testing.check_explainer(explainers.make(name), modality)
+
+
+@pytest.mark.parametrize("modality", testing.MODALITIES)
+@pytest.mark.parametrize("name", list(metrics))
+def test_metric_keeps_its_promises(name: str, modality: str) -> None:
+    testing.check_metric(metrics.make(name), modality)
+
+
+def test_everything_applies_somewhere() -> None:
+    needs_a_package = {"partition_shap", "attention_rollout", "gradient_x_attention"}
+    for table in (explainers, metrics):
+        for name in set(table) - needs_a_package:
+            thing = table.make(name)
+            kinds = [kind for kind in testing.MODALITIES if thing.why_not(testing.tiny_task(kind)) is None]
+            assert kinds, f"{name} applies to none of the tiny tasks"
+
+
+# --- the battery itself must be able to fail -----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BatchDependent(Metric):
+    name: ClassVar[str] = "batch_dependent"
+
+    def evaluate(self, task: vd.Task, explanation: vd.Explanation, key: vd.Key) -> Outcome:
+        return Outcome(explanation.values.sum(-1) / explanation.values.max())
+
+
+@dataclass(frozen=True)
+class GlobalNoise(Explainer):
+    name: ClassVar[str] = "global_noise"
+    stochastic: ClassVar[bool] = True
+
+    def attribute(self, task: vd.Task, key: vd.Key) -> torch.Tensor:
+        return torch.rand(len(task), task.space.n_features)
+
+
+@dataclass(frozen=True)
+class Vandal(Metric):
+    name: ClassVar[str] = "vandal"
+
+    def evaluate(self, task: vd.Task, explanation: vd.Explanation, key: vd.Key) -> Outcome:
+        with torch.no_grad():
+            next(task.model.parameters()).add_(1.0)
+        return Outcome(explanation.values.sum(-1))
+
+
+@dataclass(frozen=True)
+class SilentNaN(Metric):
+    name: ClassVar[str] = "silent_nan"
+
+    def evaluate(self, task: vd.Task, explanation: vd.Explanation, key: vd.Key) -> Outcome:
+        return Outcome(explanation.values.sum(-1) * torch.nan)
+
+
+@dataclass(frozen=True)
+class ReadsPadding(Metric):
+    name: ClassVar[str] = "reads_padding"
+
+    def evaluate(self, task: vd.Task, explanation: vd.Explanation, key: vd.Key) -> Outcome:
+        return Outcome(explanation.values.mean(-1))
+
+
+@pytest.mark.parametrize(
+    ("thing", "modality", "message"),
+    [
+        (BatchDependent(), "table", "batches of 1"),
+        (Vandal(), "table", "weights"),
+        (SilentNaN(), "table", "without a flag"),
+        (ReadsPadding(), "series", "invalid features"),
+    ],
+)
+def test_broken_metric_is_caught(thing: Metric, modality: str, message: str) -> None:
+    with pytest.raises(testing.ContractError, match=message):
+        testing.check_metric(thing, modality)
+
+
+def test_broken_explainer_is_caught() -> None:
+    with pytest.raises(testing.ContractError, match="global generator"):
+        testing.check_explainer(GlobalNoise(), "table")
