@@ -46,7 +46,7 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError
     """Build the error for an unregistered name, with the nearest registered one."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
-    hint = f"; did you mean '{near[0]}'?" if near else ""
+    hint = f"; did you mean '{near[0]}'?" if near else "."
     return UnknownNameError(f"no {kind} is called '{name}'{hint} Known: {', '.join(names)}")
 
 

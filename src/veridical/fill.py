@@ -6,6 +6,7 @@ feature is removed. Those that look at the mask (`impute`) work on the masked ro
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -170,11 +171,19 @@ class Blur(Fill):
         if self.sigma <= 0:
             raise InputError(f"Blur needs a positive sigma, got {self.sigma}")
 
+    def prepare(self, train: Tensor | None, space: Space) -> Tensor | None:
+        # channels are never mixed, and a series may have its time on either axis
+        if space.kind == "step":
+            return torch.tensor([1 + space.labels.shape.index(space.n_features)])
+        return None
+
     def background(self, state: Tensor | None, x: Tensor, ids: Tensor, key: Key) -> Tensor:
-        if x.dim() not in (3, 4):
-            raise NotApplicableError(f"Blur works on images and series, not on rows of shape {x.shape[1:]}")
+        if x.dim() not in (3, 4) or not x.is_floating_point():
+            raise NotApplicableError(
+                f"Blur works on images and series of floats, not on {x.dtype} rows of {tuple(x.shape[1:])}"
+            )
         blurred = x
-        for axis in range(2, x.dim()):
+        for axis in range(2, x.dim()) if state is None else state.tolist():
             blurred = self._along(blurred, axis)
         return blurred[:, None]
 
@@ -203,7 +212,8 @@ class Custom(Fill):
     looks_at_mask: ClassVar[bool] = True
 
     def impute(self, x: Tensor, removed: Tensor, ids: Tensor, key: Key) -> Tensor:
-        filled = self.function(x, removed)
+        # a copy: the function may write into what it gets, and these rows may be the caller's own
+        filled = self.function(x.clone(), removed.expand_as(x))
         if not isinstance(filled, Tensor) or filled.shape != x.shape:
             got = tuple(filled.shape) if isinstance(filled, Tensor) else type(filled).__name__
             raise InputError(f"the fill function returned {got}, expected a tensor of shape {tuple(x.shape)}")
@@ -217,7 +227,9 @@ def as_fill(fill: Fill | str | float | Callable[[Tensor, Tensor], Tensor]) -> Fi
 
     if isinstance(fill, Fill):
         return fill
-    if isinstance(fill, int | float):
+    if isinstance(fill, type) and issubclass(fill, Fill):
+        return fill()
+    if isinstance(fill, numbers.Real):
         return Constant(float(fill))
     if isinstance(fill, str):
         kinds = (Zero, Constant, Token, Mean, Marginal, UniformNoise, Blur, NoisyLinear, NeighbourMean)
@@ -225,6 +237,8 @@ def as_fill(fill: Fill | str | float | Callable[[Tensor, Tensor], Tensor]) -> Fi
         if fill not in known:
             raise unknown_name("fill", fill, known)
         return known[fill]()
+    if not callable(fill):
+        raise InputError(f"a fill is a Fill, a name, a number or a function; got {type(fill).__name__}")
     return Custom(fill)
 
 

@@ -24,9 +24,9 @@ def is_frame(value: Any) -> bool:
 class FrameCodec:
     """Numbers stay numbers; categories become their index, which is a label here and never a quantity."""
 
-    columns: tuple[str, ...]
+    columns: tuple[Any, ...]
     categories: tuple[tuple[Any, ...] | None, ...]
-    dtypes: tuple[str, ...]
+    dtypes: tuple[Any, ...]
 
     @classmethod
     def of(cls, *frames: pd.DataFrame | None) -> FrameCodec:
@@ -47,9 +47,11 @@ class FrameCodec:
             if pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column):
                 categories.append(None)
             else:
-                categories.append(tuple(sorted(column.dropna().unique().tolist(), key=repr)))
-        dtypes = tuple(str(first[name].dtype) for name in first.columns)
-        return cls(tuple(map(str, first.columns)), tuple(categories), dtypes)
+                levels = getattr(column.dtype, "categories", None)
+                if levels is None:
+                    levels = sorted(column.dropna().unique().tolist(), key=repr)
+                categories.append(tuple(levels))
+        return cls(tuple(first.columns), tuple(categories), tuple(first.dtypes))
 
     def encode(self, frame: pd.DataFrame) -> Tensor:
         """A float64 tensor (rows, columns)."""
@@ -69,7 +71,7 @@ class FrameCodec:
         import pandas as pd
 
         values = rows.detach().cpu().numpy()
-        data: dict[str, Any] = {}
+        data: dict[Any, Any] = {}
         for i, (name, levels, dtype) in enumerate(
             zip(self.columns, self.categories, self.dtypes, strict=True)
         ):
@@ -78,5 +80,7 @@ class FrameCodec:
                 data[name] = values[:, i].astype(np.float64)
             else:
                 picked = [levels[int(code)] for code in values[:, i].round().clip(0, len(levels) - 1)]
-                data[name] = pd.Series(picked, dtype="category" if dtype == "category" else None)
+                if isinstance(dtype, pd.CategoricalDtype):
+                    dtype = pd.CategoricalDtype(levels, dtype.ordered)
+                data[name] = pd.Series(picked, dtype=dtype)
         return pd.DataFrame(data)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from veridical.errors import InputError, ModelError
+from veridical.errors import InputError, ModelError, NotApplicableError
 from veridical.frames import FrameCodec
 
 
@@ -27,10 +27,13 @@ class FunctionModel(nn.Module):
 class ArrayModel(nn.Module):
     """A function of numpy arrays (or data frames, when inputs came as one); it has no gradients."""
 
-    def __init__(self, function: Callable[..., Any], codec: FrameCodec | None = None) -> None:
+    def __init__(
+        self, function: Callable[..., Any], codec: FrameCodec | None = None, estimator: Any = None
+    ) -> None:
         super().__init__()
         self.function = function
         self.codec = codec
+        self.estimator = estimator
 
     def forward(self, x: Tensor, *side: Tensor, **named: Tensor) -> Tensor:
         rows = x.detach().cpu().numpy() if self.codec is None else self.codec.decode(x)
@@ -42,8 +45,13 @@ class ArrayModel(nn.Module):
         return torch.from_numpy(answer.astype(np.float64)).to(x.device)
 
 
-def adapt(model: Any, first_row: Tensor, codec: FrameCodec | None) -> tuple[nn.Module, bool, str | None]:
-    """Turn a user's model into (module, differentiable, head it implies)."""
+def adapt(
+    model: Any, ask: Callable[[Any, Tensor], Tensor], first_row: Tensor, codec: FrameCodec | None
+) -> tuple[nn.Module, bool, str | None]:
+    """Turn a user's model into (module, differentiable, head it implies).
+
+    `ask(model, rows)` calls it with the side inputs of the first row and reads its outputs.
+    """
     if isinstance(model, nn.Module):
         if codec is not None:
             raise InputError(
@@ -52,7 +60,7 @@ def adapt(model: Any, first_row: Tensor, codec: FrameCodec | None) -> tuple[nn.M
         return model, True, None
     if hasattr(model, "predict") and (hasattr(model, "get_params") or hasattr(model, "classes_")):
         function, head = _estimator(model)
-        return ArrayModel(function, codec), False, head
+        return ArrayModel(function, codec, model), False, head
     if not callable(model):
         raise InputError(
             f"a model is a torch module, a scikit-learn estimator or a function of a batch of rows; "
@@ -60,21 +68,30 @@ def adapt(model: Any, first_row: Tensor, codec: FrameCodec | None) -> tuple[nn.M
         )
     if codec is not None:
         return ArrayModel(model, codec), False, None
-    # a function does not say what it takes, so it is asked one row as a tensor
-    try:
-        with torch.no_grad():
-            answer = model(first_row)
-    except Exception:
-        return ArrayModel(model), False, None
-    if isinstance(answer, np.ndarray | np.generic | list | float):
-        return ArrayModel(model), False, None
-    return FunctionModel(model), True, None
+    # a function does not say what it takes, so it is asked one row as a tensor, first with a gradient:
+    # numpy's functions answer tensors too, but not those
+    row = first_row.detach().clone()
+    for wants_gradient in (row.is_floating_point(), False):
+        try:
+            with torch.set_grad_enabled(wants_gradient):
+                answer = ask(model, row.requires_grad_(wants_gradient).clone())
+        except Exception:
+            continue
+        return FunctionModel(model), answer.requires_grad or not row.is_floating_point(), None
+    return ArrayModel(model), False, None
 
 
 def _estimator(model: Any) -> tuple[Callable[[Any], Any], str | None]:
     """The responses of an estimator: decision function, else log-probabilities, else the prediction."""
+    classes = getattr(model, "classes_", None)
     if hasattr(model, "decision_function"):
-        return model.decision_function, None
+        implied = None if classes is None else "binary" if len(classes) == 2 else "multiclass"
+        return model.decision_function, implied
     if hasattr(model, "predict_proba"):
         return lambda rows: np.log(np.clip(model.predict_proba(rows), 1e-12, 1.0)), "multiclass"
+    if classes is not None:
+        raise NotApplicableError(
+            f"{type(model).__name__} names a class and no score for it; explaining needs decision_function or "
+            "predict_proba (probability=True, voting='soft', or CalibratedClassifierCV give one)"
+        )
     return model.predict, "regression"

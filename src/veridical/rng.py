@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import operator
 from dataclasses import dataclass
 
 import torch
@@ -31,6 +32,12 @@ class Key:
     seed: int
     path: tuple[str | int, ...] = ()
 
+    def __post_init__(self) -> None:
+        # numpy's integers print otherwise, and the text of a key decides its draws
+        object.__setattr__(self, "seed", operator.index(self.seed))
+        plain = tuple(p if isinstance(p, str) else operator.index(p) for p in self.path)
+        object.__setattr__(self, "path", plain)
+
     def __truediv__(self, purpose: str | int) -> Key:
         return Key(self.seed, (*self.path, purpose))
 
@@ -43,7 +50,7 @@ class Key:
 
 def as_key(seed: int | Key) -> Key:
     """Accept a bare seed wherever a key is expected."""
-    return seed if isinstance(seed, Key) else Key(int(seed))
+    return seed if isinstance(seed, Key) else Key(seed)
 
 
 def name_id(name: str) -> int:
@@ -62,12 +69,17 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ _shift(x, 31)
 
 
+def _wrapped(number: int) -> int:
+    """A Python integer as 64-bit arithmetic would have left it."""
+    return (number + 2**63) % 2**64 - 2**63
+
+
 def bits(key: Key, ids: Tensor, draws: Tensor | int, size: int) -> Tensor:
     """Hash to signed 64-bit integers, shape (N, size) for one draw or (N, K, size) for K draws."""
     device = ids.device
     sample = _mix(ids.to(torch.int64) * _GOLDEN + key.state)
     if isinstance(draws, int):
-        stream = _mix(sample + _GOLDEN * (draws + 1))
+        stream = _mix(sample + _wrapped(_GOLDEN * (draws + 1)))
     else:
         stream = _mix(sample[:, None] + _GOLDEN * (draws.to(device=device, dtype=torch.int64) + 1))
     counter = torch.arange(1, size + 1, device=device, dtype=torch.int64) * _GOLDEN
@@ -77,19 +89,21 @@ def bits(key: Key, ids: Tensor, draws: Tensor | int, size: int) -> Tensor:
 def uniform(
     key: Key, ids: Tensor, draws: Tensor | int, size: int, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Draw from U[0, 1): 24 bits in float32, 53 in float64, so 1 is never reached."""
-    wide = dtype == torch.float64
-    kept = 53 if wide else 24
+    """Draw from U[0, 1) with as many bits as the dtype holds (24 in float32), so 1 is never reached."""
+    kept = 1 - round(math.log2(torch.finfo(dtype).eps))
     return _shift(bits(key, ids, draws, size), 64 - kept).to(dtype) * 2.0**-kept
 
 
 def normal(
     key: Key, ids: Tensor, draws: Tensor | int, size: int, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Draw from N(0, 1) by Box and Muller, computed in float64."""
-    pair = uniform(key, ids, draws, 2 * size, torch.float64)
-    radius = torch.sqrt(-2.0 * torch.log1p(-pair[..., :size]))
-    return (radius * torch.cos(2.0 * math.pi * pair[..., size:])).to(dtype)
+    """Draw from N(0, 1) by Box and Muller, computed in float64.
+
+    The i-th number does not depend on how many are drawn, so padding behind a sample changes nothing.
+    """
+    pair = uniform(key, ids, draws, 2 * size, torch.float64).unflatten(-1, (size, 2))
+    radius = torch.sqrt(-2.0 * torch.log1p(-pair[..., 0]))
+    return (radius * torch.cos(2.0 * math.pi * pair[..., 1])).to(dtype)
 
 
 def integers(key: Key, ids: Tensor, draws: Tensor | int, size: int, below: int | Tensor) -> Tensor:

@@ -58,6 +58,7 @@ class Space:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise InputError(f"space kind '{self.kind}' is unknown; expected one of {', '.join(KINDS)}")
+        object.__setattr__(self, "labels", self.labels.to(torch.int64))
         lead = 1 if self.per_sample else 0
         shape = tuple(self.labels.shape[lead:])
         fits = len(shape) == len(self.input_shape) and all(
@@ -68,8 +69,13 @@ class Space:
                 f"labels of shape {shape} do not lie over an input of shape {self.input_shape}; "
                 "each axis must match or be 1"
             )
-        if self.valid is not None and self.valid.shape[-1] != self.n_features:
-            raise ShapeError(f"valid has {self.valid.shape[-1]} features, the space has {self.n_features}")
+        if self.valid is not None:
+            # an attention mask comes as integers, whose complement is not what a truth value's is
+            object.__setattr__(self, "valid", self.valid.to(torch.bool))
+            if self.valid.dim() != 2 or self.valid.shape[-1] != self.n_features:
+                raise ShapeError(
+                    f"valid has shape {tuple(self.valid.shape)}, expected (samples, {self.n_features})"
+                )
         flat = self.labels.reshape(-1)
         if flat.numel() and int(flat.max()) >= self.n_features:
             raise InputError(f"label {int(flat.max())} is out of range for {self.n_features} features")
@@ -113,10 +119,18 @@ class Space:
         if labels.numel() == 0 or int(labels.max()) < 0:
             raise InputError("superpixel labels name no segment at all")
         count = int(labels.max()) + 1
+        labels = labels.clamp(min=-1)
         if labels.dim() == 2:
+            missing = sorted(set(range(count)) - set(labels.unique().tolist()))
+            if missing:
+                raise InputError(
+                    f"segments are numbered 0..{count - 1} but {missing[:5]} lie nowhere; renumber them with "
+                    "torch.unique(labels, return_inverse=True)[1]"
+                )
             return cls("superpixel", (channels, height, width), count, labels[None])
-        present = torch.zeros(len(labels), count + 1, dtype=torch.bool)
-        present.scatter_(1, labels.reshape(len(labels), -1).cpu() % (count + 1), True)
+        flat = labels.reshape(len(labels), -1)
+        present = torch.zeros(len(labels), count + 1, dtype=torch.bool, device=labels.device)
+        present.scatter_(1, flat.where(flat >= 0, count), True)
         return cls("superpixel", (channels, height, width), count, labels[:, None], True, present[:, :count])
 
     @classmethod
@@ -245,8 +259,8 @@ class Space:
             return self
         names = self.names
         if names is not None and self._names_per_sample:
-            chosen = range(len(names))[index] if isinstance(index, slice) else index.tolist()
-            names = tuple(names[i] for i in chosen)
+            places = torch.arange(len(names))[index if isinstance(index, slice) else index.cpu()]
+            names = tuple(names[i] for i in places.tolist())
         return replace(
             self,
             labels=self.labels[index] if self.per_sample else self.labels,
@@ -256,7 +270,8 @@ class Space:
 
     def to(self, device: torch.device | str) -> Space:
         """The same space with its tensors on another device."""
-        if self.labels.device == torch.device(device):
+        held = (self.labels,) if self.valid is None else (self.labels, self.valid)
+        if all(tensor.device == torch.device(device) for tensor in held):
             return self
         valid = None if self.valid is None else self.valid.to(device)
         return replace(self, labels=self.labels.to(device), valid=valid)

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from veridical import rng
+from veridical.errors import InputError
 from veridical.explainers.base import Explainer, register
 from veridical.rng import Key
 from veridical.task import Task
@@ -26,3 +29,85 @@ class Random(Explainer):
 
     def attribute(self, task: Task, key: Key) -> Tensor:
         return rng.uniform(key, task.ids, 0, task.space.n_features)
+
+
+@register
+@dataclass(frozen=True)
+class RandomK(Explainer):
+    """K features drawn at random are 1, all others 0 (RAN-K in the GEF paper).
+
+    A sample with fewer than K features has 1 in all of them.
+    """
+
+    k: int = 5
+    name: ClassVar[str] = "random_k"
+    summary: ClassVar[str] = "control: K random features"
+    paper: ClassVar[str] = "control"
+    stochastic: ClassVar[bool] = True
+    control: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise InputError(f"k counts features and is at least 1, got {self.k}")
+
+    def attribute(self, task: Task, key: Key) -> Tensor:
+        space = task.space
+        ranks = rng.random_ranks(key, task.ids, 0, space.n_features, space.valid)
+        return (ranks < self.k).to(torch.get_default_dtype())
+
+
+@register
+@dataclass(frozen=True)
+class Constant(Explainer):
+    """The same relevance, 1, for every feature: a map without any information."""
+
+    name: ClassVar[str] = "constant"
+    summary: ClassVar[str] = "control: every feature alike"
+    paper: ClassVar[str] = "control"
+    control: ClassVar[bool] = True
+
+    def attribute(self, task: Task, key: Key) -> Tensor:
+        return torch.ones(len(task), task.space.n_features, device=task.device)
+
+
+@register
+@dataclass(frozen=True)
+class Sobel(Explainer):
+    """The edges of the input: Sobel's gradient magnitude of an image, |x_t - x_(t-1)| of a series.
+
+    Channels are averaged: before the filter in an image, after the difference in a series, whose first step
+    has none. Borders repeat the outermost pixels.
+    """
+
+    name: ClassVar[str] = "sobel"
+    summary: ClassVar[str] = "control: edges of the input"
+    paper: ClassVar[str] = "control"
+    modalities: ClassVar[frozenset[str]] = frozenset({"image", "series"})
+    control: ClassVar[bool] = True
+
+    def why_not(self, task: Task) -> str | None:
+        reason = super().why_not(task)
+        if reason is None and not task.inputs.is_floating_point():
+            return f"inputs are {task.inputs.dtype}; pass inputs.float()"
+        return reason
+
+    def attribute(self, task: Task, key: Key) -> Tensor:
+        edges = image_edges(task.inputs) if task.modality == "image" else _jumps(task)
+        return edges.expand_as(task.inputs) / task.inputs[0].numel() * edges[0].numel()
+
+
+def image_edges(images: Tensor) -> Tensor:
+    """Sobel's gradient magnitude (n, 1, H, W) of the mean channel."""
+    grey = F.pad(images.mean(1, keepdim=True), (1, 1, 1, 1), mode="replicate")
+    across = grey.new_tensor([[-1.0, 0.0, 1.0], [-2.0, 0.0, 2.0], [-1.0, 0.0, 1.0]])
+    kernels = torch.stack([across, across.T])[:, None]
+    return F.conv2d(grey, kernels).square().sum(1, keepdim=True).sqrt()
+
+
+def _jumps(task: Task) -> Tensor:
+    x = task.inputs
+    labels = task.space.labels
+    time = labels.dim() - 1 if task.space.kind != "step" else max(range(labels.dim()), key=labels.shape.__getitem__)
+    axis = 1 + time
+    change = x.diff(dim=axis, prepend=x.narrow(axis, 0, 1)).abs()
+    return change.mean([d for d in range(1, x.dim()) if d != axis], keepdim=True)

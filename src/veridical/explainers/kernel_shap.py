@@ -134,8 +134,11 @@ def _deviations(removed: Tensor, answers: Tensor, total: Tensor, valid: Tensor, 
     share = kept.sum(-1) / there
     half = (answers[:, 0::2] - answers[:, 1::2]) / 2 - (share - 0.5) * total
     rows = (kept - share[..., None]) * valid[:, None]
-    # the direction "all alike" is empty by construction; a tiny ridge keeps it, and sets drawn twice, solvable
-    scale = (rows.square().sum(-1) * weights).sum(-1) / there[:, 0]
-    fitted = least_squares(rows, half, weights, 1e-11 * scale.clamp(min=1e-300))
-    fitted = fitted * valid
+    scale = (rows.square().sum(-1) * weights).sum(-1, keepdim=True) / there
+    # no row says anything on "all alike"; one more that asks it to be 0 changes nothing else
+    rows = torch.cat([rows, valid[:, None] / there[..., None].sqrt()], 1)
+    half = torch.cat([half, torch.zeros_like(scale)], 1)
+    weights = torch.cat([weights, scale], 1)
+    # with fewer sets than features the smallest solution is taken: a vanishing ridge
+    fitted = least_squares(rows, half, weights, 1e-11 * scale[:, 0])
     return fitted - fitted.sum(-1, keepdim=True) / there * valid

@@ -32,9 +32,13 @@ def input_noise(task: Task, key: Key, draws: Tensor, share: float) -> Tensor:
     highest = flat.masked_fill(~kept, -torch.inf).amax(1)
     lowest = flat.masked_fill(~kept, torch.inf).amin(1)
     deviation = share * (highest - lowest)
+    # drawn feature by feature, so that features added behind (padding) leave the noise of the others alone
+    spread = task.space.labels.shape[1 if task.space.per_sample else 0 :]
+    layout = sorted(range(len(spread)), key=lambda axis: spread[axis] == 1)
     noise = rng.normal(key / "noise", task.ids, draws, flat.shape[1], x.dtype)
-    noise = noise * deviation[:, None, None] * kept[:, None]
-    return noise.unflatten(2, x.shape[1:])
+    noise = noise.unflatten(2, [x.shape[1 + axis] for axis in layout])
+    noise = noise.permute(0, 1, *[2 + layout.index(axis) for axis in range(len(layout))])
+    return noise * (deviation[:, None] * kept).view_as(x)[:, None]
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ def holm(p: Tensor, where: Tensor | None = None) -> Tensor:
     [0.25, 0.1875, 0.25]
     """
     p, valid = align(where, p=p)
-    ascending, order = torch.sort(nan_where(~valid, p), dim=-1)
+    ascending, order = torch.sort(nan_where(~valid, p), dim=-1, stable=True)
     tests = (~ascending.isnan()).sum(-1, keepdim=True)
     remaining = tests - torch.arange(p.shape[-1], device=p.device)
     # NaN sorts last; standing in as -inf it cannot lift the running maximum of anything.

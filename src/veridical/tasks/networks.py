@@ -54,3 +54,22 @@ class TextCNN(nn.Module):
         present = (tokens != 0).unsqueeze(1)
         x = self.relu(self.conv(self.embedding(tokens).transpose(1, 2)))
         return self.head((x * present).amax(-1))
+
+
+class ColourCNN(nn.Module):
+    """Three convolutions with stride and one dense layer for 28 x 28 colour images."""
+
+    def __init__(self, classes: int = 10) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 16, 5, stride=2, padding=2)
+        self.relu1 = nn.ReLU()
+        self.conv2 = nn.Conv2d(16, 32, 3, stride=2, padding=1)
+        self.relu2 = nn.ReLU()
+        self.conv3 = nn.Conv2d(32, 48, 3, stride=2, padding=1)
+        self.relu3 = nn.ReLU()
+        self.flatten = nn.Flatten()
+        self.head = nn.Linear(48 * 16, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.relu2(self.conv2(self.relu1(self.conv1(x))))
+        return self.head(self.flatten(self.relu3(self.conv3(x))))

@@ -8,6 +8,7 @@ from typing import ClassVar
 from veridical.explanation import Explanation
 from veridical.functional import gini
 from veridical.metrics.base import Metric, Outcome, register
+from veridical.metrics.blocks import in_blocks
 from veridical.rng import Key
 from veridical.scores import Direction
 from veridical.task import Task
@@ -31,5 +32,5 @@ class Sparseness(Metric):
     permutation_invariant: ClassVar[bool] = True
 
     def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
-        values = gini(explanation.values, where=explanation.valid)
-        return Outcome(values, flags={"all zeros": (explanation.values == 0).all(-1)})
+        values = in_blocks(gini, explanation.values, explanation.valid)
+        return Outcome(values, flags={"the map is all zeros": values.isnan()})

@@ -8,12 +8,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from veridical import rng
 from veridical.errors import InputError
 from veridical.explanation import Explanation
 from veridical.fill import Fill
 from veridical.functional import has_spread, pearson
 from veridical.metrics.base import Metric, Outcome, register
+from veridical.metrics.faithfulness.masks import Summing, existing_values
 from veridical.probe import RandomSubsets, probe
 from veridical.rng import Key
 from veridical.scores import Direction
@@ -52,40 +52,25 @@ class FaithfulnessCorrelation(Metric):
             raise InputError(f"subset_size must be positive, got {self.subset_size}")
 
     def sizes(self, task: Task) -> Tensor:
-        """Features in a subset, for each sample (N, 1)."""
+        """Features in a subset: (1,), or for each sample (N, 1) where samples differ."""
         counts = task.space.counts(len(task))[:, None]
         wanted = (
             counts * self.subset_size
             if self.subset_size < 1
             else torch.full_like(counts, int(self.subset_size))
         )
-        return torch.minimum(wanted.round().long().clamp(min=1), (counts - 1).clamp(min=1))
+        sizes = torch.minimum(wanted.round().long().clamp(min=1), (counts - 1).clamp(min=1))
+        return sizes[0] if task.space.valid is None else sizes
 
     def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
-        sizes, count = self.sizes(task), task.space.n_features
-        rule = RandomSubsets(key, task.ids, count, self.runs, sizes, task.space.valid)
+        drawn = RandomSubsets(
+            key, task.ids, task.space.n_features, self.runs, self.sizes(task), task.space.valid
+        )
+        rule = Summing(drawn, existing_values(explanation))
         responses = probe(task, rule, response=self.response, fill=self.fill, key=key, with_clean=True)
         falls = responses[:, :1] - responses[:, 1:]
-        relevance = self._relevance(task, explanation, sizes, key)
-        flat = ~has_spread(relevance) | ~has_spread(falls)
+        flat = ~has_spread(rule.sums) | ~has_spread(falls)
         return Outcome(
-            subset_correlation(relevance, falls),
+            subset_correlation(rule.sums, falls),
             flags={"no spread: all subsets alike": flat},
         )
-
-    def _relevance(self, task: Task, explanation: Explanation, sizes: Tensor, key: Key) -> Tensor:
-        """Summed relevance of every subset (N, runs), a few samples at a time to bound memory."""
-        count = task.space.n_features
-        values = explanation.values.double()
-        draws = torch.arange(self.runs, device=task.device)
-        few = max(1, 2**24 // (self.runs * count))
-        out = []
-        for at in range(0, len(task), few):
-            part = slice(at, at + few)
-            valid = None if task.space.valid is None else task.space.valid[part]
-            order = rng.permutation(key, task.ids[part], draws, count, valid)
-            longest = int(sizes[part].max())
-            picked = values[part, None].expand(-1, self.runs, -1).gather(-1, order[..., :longest])
-            inside = torch.arange(longest, device=task.device) < sizes[part, None]
-            out.append((picked * inside).sum(-1))
-        return torch.cat(out)

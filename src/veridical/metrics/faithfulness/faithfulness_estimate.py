@@ -51,5 +51,4 @@ class FaithfulnessEstimate(Metric):
         return Outcome(
             pearson(relevance, falls, where=exists),
             flags={"no spread: all groups alike": flat},
-            details={"relevance": relevance, "fall": falls},
         )

@@ -124,6 +124,12 @@ def removed_share(task: Task, counts: Tensor) -> Tensor:
     return torch.cat([torch.zeros_like(gone[:, :1]), gone], -1)
 
 
+def existing_values(explanation: Explanation) -> Tensor:
+    """The values in float64 with 0 where a feature does not exist (N, V)."""
+    values = explanation.values.double()
+    return values if explanation.valid is None else values.masked_fill(~explanation.valid, 0.0)
+
+
 def unordered(explanation: Explanation) -> Tensor:
     """Maps that rank nothing, because all their values are equal (N,)."""
     return ~has_spread(explanation.values, explanation.valid)

@@ -1,0 +1,293 @@
+"""Class activation maps: the channels of one convolution, weighted and laid over the input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from veridical.errors import NotApplicableError, unknown_name
+from veridical.explainers.base import Explainer, register, selected
+from veridical.predictor import call, repeat_side, take_side
+from veridical.probe import blocks
+from veridical.rng import Key
+from veridical.task import Task
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+@dataclass(frozen=True)
+class Cam(Explainer):
+    """Base of the class activation maps: one value a pixel (or step), shared over the channels.
+
+    They look at the output of `layer`: by default the last convolution to run whose output has the input's
+    number of spatial axes and more than one position. The map is made on the layer's own grid and then
+    upsampled, linearly in each axis, to the input's size.
+    """
+
+    layer: str | None = None
+    modalities: ClassVar[frozenset[str]] = frozenset({"image", "series"})
+    needs: ClassVar[frozenset[str]] = frozenset({"gradient", "convolution"})
+
+    def why_not(self, task: Task) -> str | None:
+        reason = super().why_not(task)
+        if reason is not None:
+            return reason
+        if task.modality == "series" and task.space.valid is not None:
+            return "it lays a layer's grid over the whole series and cannot tell padding; give series of one length"
+        found = layer_shapes(task)
+        if self.layer is None:
+            return None if _last_convolution(task) else _no_convolution(task)
+        if self.layer not in found:
+            return str(unknown_name("layer that runs", self.layer, found))
+        if len(found[self.layer]) != 1:
+            return f"layer '{self.layer}' runs {len(found[self.layer])} times in one pass; name one that runs once"
+        shape = found[self.layer][0]
+        if len(shape) != 2 + _axes(task):
+            return f"layer '{self.layer}' answers shape {shape}; expected rows, channels and {_axes(task)} axes"
+        return None
+
+    def attribute(self, task: Task, key: Key) -> Tensor:
+        small = self.coarse(task, key)
+        return _over_input(task, resized(small[:, None], _size(task))[:, 0])
+
+    def coarse(self, task: Task, key: Key) -> Tensor:
+        """The map (n, *grid) on the layer's own grid."""
+        raise NotApplicableError(f"explainer '{self.name}' does not say how it weighs channels")
+
+    def layer_name(self, task: Task) -> str:
+        """The layer that is looked at."""
+        name = self.layer or _last_convolution(task)
+        if name is None:
+            raise NotApplicableError(f"explainer '{self.name}' does not apply here: {_no_convolution(task)}")
+        return name
+
+
+@dataclass(frozen=True)
+class GradientCam(Cam):
+    """Base of those that weigh activations A (n, channels, *grid) by the gradient g = dy_c/dA."""
+
+    def coarse(self, task: Task, key: Key) -> Tensor:
+        with task.session(grad=True) as model, _watched(task, self.layer_name(task)) as seen:
+            x = task.inputs.detach().clone().requires_grad_(True)
+            total = selected(call(model, x, task.side), task.targets).sum()
+            (slopes,) = torch.autograd.grad(total, seen[0], allow_unused=True)
+        if slopes is None:
+            raise NotApplicableError(
+                f"explainer '{self.name}' does not apply here: the output does not depend on layer "
+                f"'{self.layer_name(task)}'; name another one with layer=..."
+            )
+        return self.weigh(seen[0].detach(), slopes.detach())
+
+    def weigh(self, activations: Tensor, slopes: Tensor) -> Tensor:
+        """The map of the activations and their gradients."""
+        raise NotApplicableError(f"explainer '{self.name}' does not say how it weighs channels")
+
+
+@register
+@dataclass(frozen=True)
+class GradCam(GradientCam):
+    """max(0, sum_k a_k A_k), where a_k is the mean of the gradient over channel k (eq. 1-2)."""
+
+    name: ClassVar[str] = "gradcam"
+    summary: ClassVar[str] = "last convolution weighted by its mean gradient"
+    paper: ClassVar[str] = "Selvaraju et al. 2017, eq. 1-2"
+
+    def weigh(self, activations: Tensor, slopes: Tensor) -> Tensor:
+        weights = slopes.flatten(2).mean(2)
+        return torch.einsum("nk,nk...->n...", weights, activations).clamp(min=0)
+
+
+@register
+@dataclass(frozen=True)
+class GradCamPlusPlus(GradientCam):
+    """max(0, sum_k w_k A_k) with w_k = sum_ij alpha_kij max(0, g_kij) (eq. 19).
+
+    alpha = g^2 / (2 g^2 + g^3 sum_ab A_kab), and 0 where g is. The paper's factor exp(y_c) is common to a map
+    and left out.
+    """
+
+    name: ClassVar[str] = "gradcam_plus_plus"
+    summary: ClassVar[str] = "last convolution weighted by its positive gradients"
+    paper: ClassVar[str] = "Chattopadhay et al. 2018, eq. 19"
+
+    def weigh(self, activations: Tensor, slopes: Tensor) -> Tensor:
+        total = activations.flatten(2).sum(2).reshape(*activations.shape[:2], *[1] * (activations.dim() - 2))
+        below = 2 * slopes.square() + total * slopes.pow(3)
+        alpha = torch.where(below == 0, 0.0, slopes.square() / torch.where(below == 0, 1.0, below))
+        weights = (alpha * slopes.clamp(min=0)).flatten(2).sum(2)
+        return torch.einsum("nk,nk...->n...", weights, activations).clamp(min=0)
+
+
+@register
+@dataclass(frozen=True)
+class LayerCam(GradientCam):
+    """max(0, sum_k max(0, g_k) A_k), element by element (eq. 6-8)."""
+
+    name: ClassVar[str] = "layercam"
+    summary: ClassVar[str] = "last convolution weighted place by place by its positive gradient"
+    paper: ClassVar[str] = "Jiang et al. 2021"
+
+    def weigh(self, activations: Tensor, slopes: Tensor) -> Tensor:
+        return (slopes.clamp(min=0) * activations).sum(1).clamp(min=0)
+
+
+@register
+@dataclass(frozen=True)
+class ScoreCam(Cam):
+    """max(0, sum_k a_k A_k), a = softmax over channels of y_c when the input is seen through channel k only.
+
+    The input is multiplied by the channel, upsampled and scaled to [0, 1] (Algorithm 1). A channel that is
+    flat shows nothing and gets no weight. Rows a sample: one, and one a channel.
+    """
+
+    name: ClassVar[str] = "scorecam"
+    summary: ClassVar[str] = "last convolution weighted by the output through each channel"
+    paper: ClassVar[str] = "Wang et al. 2020, Algorithm 1"
+    needs: ClassVar[frozenset[str]] = frozenset({"convolution"})
+    reads_outputs: ClassVar[bool] = True
+
+    def coarse(self, task: Task, key: Key) -> Tensor:
+        with task.session(), _watched(task, self.layer_name(task)) as seen:
+            task.predictor.chunk(task.inputs, task.side)
+        activations = seen[0][: len(task)].detach()
+        flat = activations.flatten(2)
+        low, high = flat.amin(2), flat.amax(2)
+        shows = high > low
+        scores = activations.new_empty(flat.shape[:2])
+        with task.session():
+            for rows, channels in blocks(len(task), flat.shape[1], task.predictor.rows):
+                masks = resized(activations[rows, channels], _size(task))
+                span = masks.flatten(2)
+                bottom, top = (_as(span.amin(2), masks), _as(span.amax(2), masks))
+                masks = (masks - bottom) / torch.where(top > bottom, top - bottom, 1.0)
+                variants = task.inputs[rows, None] * _for_input(task, masks)
+                side = repeat_side(take_side(task.side, rows), masks.shape[1])
+                outputs = task.predictor.chunk(variants.flatten(0, 1), side)
+                target = task.targets[rows].repeat_interleave(masks.shape[1])
+                scores[rows, channels] = selected(outputs, target).view(masks.shape[:2]).to(scores.dtype)
+        weights = scores.masked_fill(~shows, -torch.inf).softmax(1).nan_to_num(0.0)
+        return torch.einsum("nk,nk...->n...", weights, activations).clamp(min=0)
+
+
+# --- the layer ------------------------------------------------------------------------------------------
+
+
+def layer_shapes(task: Task) -> dict[str, list[tuple[int, ...]]]:
+    """The output shapes of every layer for one row, in the order they ran; asked once, and not counted."""
+    found: dict[str, list[tuple[int, ...]]] = task.reference.cached(
+        "layer shapes", lambda: task.uncounted(lambda: _ask_shapes(task.reference))
+    )
+    return found
+
+
+def _ask_shapes(task: Task) -> dict[str, list[tuple[int, ...]]]:
+    found: dict[str, list[tuple[int, ...]]] = {}
+    handles = []
+    with task.session() as view:
+        try:
+            for name, layer in task.predictor.model.named_modules():
+
+                def after(_layer: nn.Module, _inputs: Any, output: Any, name: str = name) -> None:
+                    if isinstance(output, Tensor):
+                        found.setdefault(name, []).append(tuple(output.shape))
+
+                if not isinstance(layer, torch.jit.ScriptModule):
+                    handles.append(layer.register_forward_hook(after))
+            call(view, task.inputs[:1], take_side(task.side, slice(0, 1)))
+        finally:
+            for handle in handles:
+                handle.remove()
+    return found
+
+
+def _last_convolution(task: Task) -> str | None:
+    layers = dict(task.reference.predictor.model.named_modules())
+    fitting = [
+        name
+        for name, shapes in layer_shapes(task).items()
+        if isinstance(layers[name], CONVOLUTIONS)
+        and len(shapes) == 1
+        and len(shapes[0]) == 2 + _axes(task)
+        and torch.Size(shapes[0][2:]).numel() > 1
+    ]
+    return fitting[-1] if fitting else None
+
+
+def _no_convolution(task: Task) -> str:
+    return (
+        f"no convolution layer of the model runs once and answers (rows, channels, {_axes(task)} axes of more "
+        "than one position); name a layer that does with layer=..."
+    )
+
+
+@contextmanager
+def _watched(task: Task, name: str) -> Iterator[list[Tensor]]:
+    """What the layer answers while the body runs; the hook goes also when the body raises."""
+    seen: list[Tensor] = []
+
+    def after(_layer: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
+        seen.append(output)
+        # the model goes on with a copy: an activation in place would overwrite what we keep
+        return output.clone()
+
+    model = task.predictor.model
+    # a view of other weights holds the caller's module under a name of its own
+    original = task.reference.predictor.model.get_submodule(name)
+    layer = original if any(m is original for m in model.modules()) else _under(model, name)
+    handle = layer.register_forward_hook(after)
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+def _under(model: nn.Module, name: str) -> nn.Module:
+    named = dict(model.named_modules())
+    return named[name] if name in named else named[f"module.{name}"]
+
+
+# --- the grid -------------------------------------------------------------------------------------------
+
+
+def _axes(task: Task) -> int:
+    """How many spatial axes the input has: two for an image, one for a series."""
+    return 2 if task.modality == "image" else 1
+
+
+def _size(task: Task) -> list[int]:
+    if task.space.kind == "step":
+        return [task.space.n_features]
+    return list(task.inputs.shape[-_axes(task) :])
+
+
+def resized(maps: Tensor, size: list[int]) -> Tensor:
+    """Maps (n, channels, *grid) at another size, linear between the centres of the cells."""
+    return F.interpolate(maps, size=size, mode="bilinear" if len(size) == 2 else "linear", align_corners=False)
+
+
+def _for_input(task: Task, maps: Tensor) -> Tensor:
+    """Lay maps (..., *size) over the input's shape, shared over the channels."""
+    if task.space.kind == "step":
+        shape = task.space.labels.shape
+        return maps.reshape(*maps.shape[:-1], *shape)
+    lead = maps.dim() - _axes(task)
+    return maps.reshape(
+        *maps.shape[:lead], *[1] * (task.inputs.dim() - 1 - _axes(task)), *maps.shape[lead:]
+    )
+
+
+def _over_input(task: Task, maps: Tensor) -> Tensor:
+    """Maps (n, *size) as the task's values accept them: one an element where channels are features apart."""
+    laid = _for_input(task, maps)
+    shape = tuple(task.space.labels.shape[1 if task.space.per_sample else 0 :])
+    return laid if tuple(laid.shape[1:]) == shape else laid.expand_as(task.inputs)
+
+
+def _as(values: Tensor, like: Tensor) -> Tensor:
+    return values.reshape(*values.shape, *[1] * (like.dim() - values.dim()))

@@ -1,0 +1,36 @@
+"""Complexity: the entropy of the map's shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from veridical.explanation import Explanation
+from veridical.functional import entropy
+from veridical.metrics.base import Metric, Outcome, register
+from veridical.metrics.blocks import in_blocks
+from veridical.rng import Key
+from veridical.scores import Direction
+from veridical.task import Task
+
+
+@register
+@dataclass(frozen=True)
+class Complexity(Metric):
+    """-sum_i p_i ln p_i with p_i = |e_i| / sum |e|, in nats (MetaQuantus eq. 23).
+
+    0 when one feature carries the map, ln D when all share it evenly.
+    """
+
+    name: ClassVar[str] = "complexity"
+    category: ClassVar[str] = "complexity"
+    direction: ClassVar[Direction] = Direction.LOWER
+    summary: ClassVar[str] = "Over how many features is the map spread?"
+    assumes: ClassVar[str] = "a short explanation is a good one"
+    misleads: ClassVar[str] = "always, as a measure of truth: it never asks the model"
+    paper: ClassVar[str] = "Bhatt et al. 2020; MetaQuantus eq. 23"
+    permutation_invariant: ClassVar[bool] = True
+
+    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+        values = in_blocks(entropy, explanation.values, explanation.valid)
+        return Outcome(values, flags={"the map is all zeros": values.isnan()})

@@ -1,0 +1,60 @@
+"""Effective complexity: how many features have any relevance to speak of?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from veridical.errors import InputError
+from veridical.explanation import Explanation
+from veridical.functional import rms_normalise
+from veridical.metrics.base import Metric, Outcome, register
+from veridical.metrics.blocks import in_blocks
+from veridical.rng import Key
+from veridical.scores import Direction
+from veridical.task import Task
+
+
+def count_above(values: Tensor, valid: Tensor | None, threshold: float, normalise: bool) -> Tensor:
+    """How many |e| of each row exceed the threshold, over valid features; NaN for a map of zeros."""
+    size = rms_normalise(values, where=valid) if normalise else values
+    if valid is not None:
+        size = torch.where(valid, size, 0.0)
+    count = (size.abs() > threshold).sum(-1).double()
+    return torch.where((size == 0).all(-1), torch.nan, count)
+
+
+@register
+@dataclass(frozen=True)
+class EffectiveComplexity(Metric):
+    """The number of features with |e| > threshold, after division by the map's root mean square.
+
+    `normalise=False` counts on the map as it is, as common programs do; the count then depends on the
+    map's scale.
+    """
+
+    threshold: float = 1e-5
+    normalise: bool = True
+    name: ClassVar[str] = "effective_complexity"
+    category: ClassVar[str] = "complexity"
+    direction: ClassVar[Direction] = Direction.LOWER
+    summary: ClassVar[str] = "How many features have any relevance to speak of?"
+    assumes: ClassVar[str] = "relevance below the threshold says nothing"
+    misleads: ClassVar[str] = "always, as a measure of truth: it never asks the model; the threshold decides"
+    paper: ClassVar[str] = "Nguyen and Martinez 2020"
+    permutation_invariant: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.threshold < 0:
+            raise InputError(f"threshold must not be negative, got {self.threshold}")
+
+    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+        values = in_blocks(
+            lambda e, valid: count_above(e, valid, self.threshold, self.normalise),
+            explanation.values,
+            explanation.valid,
+        )
+        return Outcome(values, flags={"the map is all zeros": values.isnan()})

@@ -1,0 +1,188 @@
+"""Infidelity: how badly a map predicts the change of the response under perturbations of the input."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from veridical import rng
+from veridical.errors import InputError, NotApplicableError
+from veridical.explanation import Explanation
+from veridical.fill import Fill
+from veridical.functional import round_to_grid
+from veridical.metrics.base import Metric, Outcome, register
+from veridical.metrics.faithfulness.masks import Summing, existing_values
+from veridical.predictor import check_finite, repeat_side, take_side
+from veridical.probe import MaskRule, RandomSubsets, blocks, probe
+from veridical.rng import Key
+from veridical.scores import Direction
+from veridical.task import Response, Task
+
+
+def expected_square(predicted: Tensor, change: Tensor, optimal: bool) -> Tensor:
+    """E[(I.e - (y(x) - y(x - I)))^2] over draws (N, M), the map first scaled to its best if `optimal`."""
+    if optimal:
+        power = predicted.square().mean(-1, keepdim=True)
+        best = (predicted * change).mean(-1, keepdim=True) / torch.where(power == 0, 1.0, power)
+        predicted = predicted * best
+    return (predicted - change).square().mean(-1)
+
+
+@dataclass(frozen=True, eq=False)
+class RandomSquares:
+    """Mask m removes one square of `side` x `side` pixels at a keyed place, wholly inside the image."""
+
+    key: Key
+    ids: Tensor
+    shape: tuple[int, int]
+    side: int
+    count: int
+
+    def removed(self, samples: slice, masks: slice) -> Tensor:
+        height, width = self.shape
+        ids = self.ids[samples]
+        draws = torch.arange(masks.start, masks.stop, device=ids.device)
+        corner = rng.uniform(self.key / "corner", ids, draws, 2, torch.float64)
+        inside = []
+        for axis, size in enumerate((height, width)):
+            side = min(self.side, size)
+            first = (corner[..., axis] * (size - side + 1)).floor().long()[..., None]
+            place = torch.arange(size, device=ids.device)
+            inside.append((place >= first) & (place < first + side))
+        return (inside[0][..., :, None] & inside[1][..., None, :]).flatten(-2)
+
+
+@register
+@dataclass(frozen=True)
+class Infidelity(Metric):
+    """E over perturbations I of (I.e - (y(x) - y(x - I)))^2 (Yeh et al., definition 2.1).
+
+    `perturbation="removal"` fills a random square of `patch` x `patch` pixels (or, where features are no
+    pixels, a random tenth of them), each time in the untouched input; I is what the fill took away.
+    `"noise"` draws I from N(0, `noise`^2), one number a feature.
+
+    `scaling="none"` is the definition; `"optimal"` first multiplies each map by the factor that suits it
+    best, as in the authors' own experiments and in Captum with `normalize=True`, so that maps are judged
+    whatever their scale. `units` says what a map states: "gradient" the slope of the response (I.e is
+    sum_i I_i e_i), or "contribution" what a feature adds to it (a removed set S predicts sum_{i in S} e_i;
+    this is Captum's division of I by the input for methods that multiply by it). Where a feature has
+    several elements, I_i is their mean.
+    """
+
+    draws: int = 100
+    perturbation: Literal["removal", "noise"] = "removal"
+    patch: int = 4
+    noise: float = 0.2
+    scaling: Literal["none", "optimal"] = "none"
+    units: Literal["gradient", "contribution"] = "gradient"
+    response: Response = "probability"
+    fill: Fill | None = None
+    name: ClassVar[str] = "infidelity"
+    category: ClassVar[str] = "faithfulness"
+    direction: ClassVar[Direction] = Direction.LOWER
+    summary: ClassVar[str] = "How badly does the map predict changes of the response?"
+    assumes: ClassVar[str] = "the map states slopes (or contributions) in the units of the response"
+    misleads: ClassVar[str] = (
+        "on maps in other units: a rescaled map scores otherwise unless scaling='optimal'"
+    )
+    paper: ClassVar[str] = "Yeh et al. 2019, definition 2.1"
+
+    def __post_init__(self) -> None:
+        if self.draws < 1 or self.patch < 1 or self.noise <= 0:
+            raise InputError(
+                f"infidelity needs draws >= 1, patch >= 1 and noise > 0, "
+                f"got {self.draws}, {self.patch} and {self.noise}"
+            )
+        for what, known in (
+            ("perturbation", ("removal", "noise")),
+            ("scaling", ("none", "optimal")),
+            ("units", ("gradient", "contribution")),
+        ):
+            if getattr(self, what) not in known:
+                raise InputError(f"{what} is one of {known}, got {getattr(self, what)!r}")
+        if self.perturbation == "noise" and self.units == "contribution":
+            raise InputError("a contribution predicts removals, not noise; use units='gradient'")
+
+    def why_not(self, task: Task) -> str | None:
+        reason = super().why_not(task)
+        if reason is None and self._by_value(task) and not task.inputs.is_floating_point():
+            return "token ids have no differences; use units='contribution' with perturbation='removal'"
+        return reason
+
+    def _by_value(self, task: Task) -> bool:
+        return self.perturbation == "noise" or self.units == "gradient"
+
+    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+        if self.perturbation == "noise":
+            predicted, change = self._under_noise(task, explanation, key)
+        else:
+            predicted, change = self._under_removal(task, explanation, key)
+        still = (change == 0).all(-1)
+        silent = (predicted == 0).all(-1)
+        values = expected_square(predicted, change, self.scaling == "optimal")
+        both = still & silent
+        return Outcome(
+            values.masked_fill(both, torch.nan),
+            flags={
+                "nothing to predict: neither map nor response moves": both,
+                "map is zero under every perturbation": silent & ~both,
+            },
+        )
+
+    def _under_removal(self, task: Task, explanation: Explanation, key: Key) -> tuple[Tensor, Tensor]:
+        fill = self.fill or task.fill
+        weights = existing_values(explanation)
+        if self.units == "gradient":
+            weights = weights * self._taken_away(task, fill, key)
+        rule = Summing(self._rule(task, key), weights)
+        responses = probe(task, rule, response=self.response, fill=fill, key=key, with_clean=True)
+        return rule.sums, responses[:, :1] - responses[:, 1:]
+
+    def _rule(self, task: Task, key: Key) -> MaskRule:
+        space = task.space
+        if space.kind == "pixel":
+            height, width = space.input_shape[-2:]
+            return RandomSquares(key, task.ids, (height, width), self.patch, self.draws)
+        counts = space.counts(len(task))[:, None]
+        sizes = (counts / 10).round().long().clamp(min=1)
+        return RandomSubsets(key, task.ids, space.n_features, self.draws, sizes, space.valid)
+
+    @staticmethod
+    def _taken_away(task: Task, fill: Fill, key: Key) -> Tensor:
+        """What removing a feature subtracts from the input (N, V): the mean over its elements."""
+        if fill.looks_at_mask:
+            raise NotApplicableError(
+                f"infidelity needs a fill whose value does not depend on the mask, not '{fill.name}'"
+            )
+        state = task.reference.cached(f"fill {fill!r}", lambda: fill.prepare(task.train, task.space))
+        background = fill.background(state, task.inputs, task.ids, key).double().mean(1)
+        return task.space.pool(task.inputs.double() - background, "mean")
+
+    def _under_noise(self, task: Task, explanation: Explanation, key: Key) -> tuple[Tensor, Tensor]:
+        """Ask the model at x - I for normal I, in blocks as `probe` does for masks."""
+        samples, count = len(task), task.space.n_features
+        weights = existing_values(explanation)
+        dtype = task.inputs.dtype
+        asked = torch.empty(samples, self.draws, dtype=task.outputs.dtype, device=task.device)
+        predicted = torch.empty(samples, self.draws, dtype=torch.float64, device=task.device)
+        with task.session():
+            for rows, columns in blocks(samples, self.draws, task.predictor.rows):
+                across = columns.stop - columns.start
+                draws = torch.arange(columns.start, columns.stop, device=task.device)
+                moved = rng.normal(key / "noise", task.ids[rows], draws, count, torch.float64) * self.noise
+                if task.space.valid is not None:
+                    moved = moved * task.space.valid[rows, None]
+                predicted[rows, columns] = (moved @ weights[rows, :, None])[..., 0]
+                laid = task.space.expand(moved.to(dtype), rows)
+                x = (task.inputs[rows, None] - laid).flatten(0, 1)
+                side = repeat_side(take_side(task.side, rows), across)
+                answers = task.respond(task.predictor.chunk(x, side), self.response)
+                target = task.targets[rows].repeat_interleave(across)
+                asked[rows, columns] = answers.gather(1, target[:, None]).view(-1, across)
+        check_finite(asked)
+        clean = task.respond(task.outputs, self.response).gather(1, task.targets[:, None])
+        responses = round_to_grid(torch.cat([clean.to(asked.dtype), asked], 1))
+        return predicted, responses[:, :1] - responses[:, 1:]

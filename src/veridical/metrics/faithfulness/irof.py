@@ -1,0 +1,86 @@
+"""IROF: remove superpixels, most relevant first, and measure the area over the response curve."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from veridical.errors import InputError
+from veridical.explanation import Explanation
+from veridical.fill import Fill, Mean
+from veridical.functional import area_under_curve
+from veridical.metrics.base import Metric, Outcome, register
+from veridical.metrics.faithfulness.masks import UNORDERED, unordered
+from veridical.probe import RankThreshold, probe
+from veridical.regions import Regions, each_feature, removal, superpixels
+from veridical.rng import Key
+from veridical.scores import Curve, Direction
+from veridical.task import Response, Task
+
+
+@register
+@dataclass(frozen=True)
+class Irof(Metric):
+    """1 minus the area under y_k / y_0 over the share of segments removed (iterative removal of features).
+
+    Segments are ordered by their mean relevance and replaced by the mean of the reference rows where the
+    task has them, else by its fill. A task whose features are superpixels or patches brings its own
+    segments; pixels are cut into about `segments` by clustering, once a task (`prepare` does it ahead).
+    """
+
+    segments: int = 64
+    response: Response = "probability"
+    fill: Fill | None = None
+    name: ClassVar[str] = "irof"
+    category: ClassVar[str] = "faithfulness"
+    direction: ClassVar[Direction] = Direction.HIGHER
+    summary: ClassVar[str] = "How soon does the response fall when whole segments are removed?"
+    assumes: ClassVar[str] = "segments hold what belongs together, and masked inputs can be judged"
+    misleads: ClassVar[str] = "where segments cut through objects; scores of two segmentations differ"
+    paper: ClassVar[str] = "Rieger and Hansen 2020"
+    modalities: ClassVar[frozenset[str]] = frozenset({"image"})
+
+    def __post_init__(self) -> None:
+        if self.segments < 2:
+            raise InputError(f"segments must be at least 2, got {self.segments}")
+
+    def prepare(self, task: Task) -> Regions:
+        """The segments of every image, computed once a task."""
+        if task.space.kind != "pixel" or task.space.valid is not None:
+            return each_feature(task.space)
+        made: Regions = task.cached(
+            f"superpixels {self.segments}", lambda: superpixels(task.inputs, self.segments)
+        )
+        return made
+
+    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+        regions = self.prepare(task)
+        values = explanation.values
+        if task.space.kind in ("superpixel", "patch"):
+            # a segment's value is the sum over its pixels; the order is by their mean
+            values = values.double() / _pixels(task).clamp(min=1)
+        order = removal(regions, regions.relevance(values, mean=True))
+        most = int(order.regions.max())
+        rule = RankThreshold(order.ranks, order.gone[:, :most])
+        fill = self.fill or (task.fill if task.train is None else Mean())
+        responses = probe(task, rule, response=self.response, fill=fill, key=key, with_clean=True)
+        share = order.share(most)
+        start = responses[:, :1]
+        nothing = start[:, 0] == 0
+        relative = responses / torch.where(start == 0, torch.nan, start)
+        return Outcome(
+            1 - area_under_curve(relative, share),
+            flags={
+                UNORDERED: unordered(explanation),
+                "the response to the untouched input is zero": nothing,
+            },
+            curve=Curve(share.mean(0), relative, "share of segments removed", f"relative {self.response}"),
+        )
+
+
+def _pixels(task: Task) -> torch.Tensor:
+    """How many pixels each feature covers (1 or N, V)."""
+    count = len(task) if task.space.per_sample else 1
+    return task.space.pool(torch.ones(count, *task.space.input_shape, device=task.device).double())

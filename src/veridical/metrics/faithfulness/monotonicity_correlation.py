@@ -1,0 +1,77 @@
+"""Monotonicity correlation (Nguyen): does |relevance| rank features as the change they cause does?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from veridical.errors import InputError
+from veridical.explanation import Explanation
+from veridical.fill import Fill, Marginal, UniformNoise
+from veridical.functional import has_spread, spearman
+from veridical.metrics.base import Metric, Outcome, register
+from veridical.metrics.faithfulness.masks import RankBands, check_steps, step_counts
+from veridical.probe import probe
+from veridical.rng import Key
+from veridical.scores import Direction
+from veridical.task import Response, Task
+
+
+@register
+@dataclass(frozen=True)
+class MonotonicityCorrelation(Metric):
+    """Spearman correlation over groups G of |sum_{i in G} e_i| with E[(y(x) - y(x with G redrawn))^2].
+
+    Groups are neighbours in the ranking: one feature each unless `per_step` or `steps` says otherwise. The
+    expectation is over `draws` values of the group: those of reference rows where the task has them, else
+    uniform noise over the input's range; a fill of fixed value is asked once. (The paper's division by
+    y(x)^2 is the same for all groups of a sample and leaves a rank correlation as it is.)
+    """
+
+    draws: int = 5
+    per_step: int | None = None
+    steps: int | None = None
+    response: Response = "probability"
+    fill: Fill | None = None
+    name: ClassVar[str] = "monotonicity_correlation"
+    category: ClassVar[str] = "faithfulness"
+    direction: ClassVar[Direction] = Direction.HIGHER
+    summary: ClassVar[str] = "Does the size of relevance rank features by the change they cause?"
+    assumes: ClassVar[str] = "features act one by one; the sign of relevance does not matter"
+    misleads: ClassVar[str] = "on redundant inputs, where single features change nothing but noise"
+    paper: ClassVar[str] = "Nguyen and Martinez 2020"
+
+    def __post_init__(self) -> None:
+        check_steps(self.steps, self.per_step)
+        if self.draws < 1:
+            raise InputError(f"draws must be at least 1, got {self.draws}")
+
+    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+        counts = step_counts(task, self.steps, self.per_step)
+        rule = RankBands(explanation.descending_ranks, counts)
+        change = self._change(task, rule, key)
+        relevance = rule.sums(explanation.values).abs()
+        exists = rule.edges.expand(len(task), -1).diff(dim=-1) > 0
+        flat = ~has_spread(relevance, exists) | ~has_spread(change, exists)
+        return Outcome(
+            spearman(relevance, change, where=exists),
+            flags={"no spread: all groups alike": flat},
+        )
+
+    def _change(self, task: Task, rule: RankBands, key: Key) -> Tensor:
+        """The mean squared change of the response for every group (N, M)."""
+        fill = self.fill
+        if fill is None and task.modality == "text":
+            fill = task.fill
+        if fill is None:
+            fill = UniformNoise() if task.train is None else Marginal(1)
+        redraws = isinstance(fill, UniformNoise | Marginal)
+        total: Tensor | None = None
+        for draw in range(self.draws if redraws else 1):
+            responses = probe(task, rule, response=self.response, fill=fill, key=key / draw, with_clean=True)
+            squared = (responses[:, :1] - responses[:, 1:]).square()
+            total = squared if total is None else total + squared
+        assert total is not None
+        return total

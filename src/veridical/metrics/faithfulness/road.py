@@ -1,0 +1,91 @@
+"""ROAD: remove a share of the features, fill them in from their surroundings, and see if the prediction holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from veridical.errors import InputError
+from veridical.explanation import Explanation
+from veridical.fill import Fill
+from veridical.imputation import NoisyLinear
+from veridical.metrics.base import Metric, Outcome, register
+from veridical.metrics.faithfulness.masks import UNORDERED, check_order, unordered
+from veridical.probe import RankThreshold, probe
+from veridical.rng import Key
+from veridical.scores import Curve, Direction
+from veridical.task import Task
+
+
+@register
+@dataclass(frozen=True)
+class Road(Metric):
+    """The share of removal levels at which the explained class is still predicted (remove and debias).
+
+    At each of `shares` the most relevant features are replaced by noisy linear imputation: every removed
+    pixel the weighted mean of its neighbours, plus a little noise, so that the mask itself tells the model
+    nothing. Averaged over samples, the curve is ROAD's accuracy at each level. `order="lerf"` removes the
+    least relevant first, and higher is better. `response` may read a probability or logit instead.
+    """
+
+    order: Literal["morf", "lerf"] = "morf"
+    shares: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+    response: Literal["prediction", "probability", "logit"] = "prediction"
+    fill: Fill = NoisyLinear()  # noqa: RUF009 (frozen)
+    name: ClassVar[str] = "road"
+    category: ClassVar[str] = "faithfulness"
+    direction: ClassVar[Direction] = Direction.LOWER
+    summary: ClassVar[str] = "Does the prediction change when the relevant is removed without a trace?"
+    assumes: ClassVar[str] = "a pixel's surroundings predict it, so that filling it in removes what it told"
+    misleads: ClassVar[str] = "on thin or scattered maps, whose pixels the surroundings give away again"
+    paper: ClassVar[str] = "Rong et al. 2022"
+    modalities: ClassVar[frozenset[str]] = frozenset({"image"})
+    ranks_only: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shares", tuple(self.shares))
+        check_order(self.order)
+        if not self.shares or not all(0 < share < 1 for share in self.shares):
+            raise InputError(f"shares must lie between 0 and 1, got {self.shares}")
+        if self.response not in ("prediction", "probability", "logit"):
+            raise InputError(f"response is 'prediction', 'probability' or 'logit', got {self.response!r}")
+
+    @property
+    def better(self) -> Direction:
+        return Direction.LOWER if self.order == "morf" else Direction.HIGHER
+
+    def why_not(self, task: Task) -> str | None:
+        if task.head == "regression" and self.response == "prediction":
+            return "a regression predicts no class; use response='logit'"
+        return super().why_not(task)
+
+    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+        counts = task.space.counts(len(task))[:, None]
+        share = torch.tensor(self.shares, dtype=torch.float64, device=task.device)
+        gone = (counts * share).round().long()
+        first = explanation.descending_ranks if self.order == "morf" else explanation.ranks
+        rule = RankThreshold(first, gone[0] if task.space.valid is None else gone)
+        if self.response == "prediction":
+            outputs = probe(task, rule, response="probability", fill=self.fill, key=key, all_outputs=True)
+            answers = still_predicted(task, outputs)
+        else:
+            answers = probe(task, rule, response=self.response, fill=self.fill, key=key)
+        label = "still predicted" if self.response == "prediction" else self.response
+        return Outcome(
+            answers.mean(-1),
+            flags={UNORDERED: unordered(explanation)},
+            curve=Curve(share, answers, "share of features removed", label),
+        )
+
+
+def still_predicted(task: Task, probabilities: Tensor) -> Tensor:
+    """1 where the explained class is the predicted one (N, M); among labels, where its sign holds."""
+    target = task.targets[:, None, None].expand(-1, probabilities.shape[1], 1)
+    own = probabilities.gather(-1, target)[..., 0]
+    if task.head == "multilabel":
+        clean = task.probabilities(task.outputs).gather(1, task.targets[:, None])
+        return ((own > 0.5) == (clean > 0.5)).double()
+    return (own >= probabilities.amax(-1)).double()

@@ -1,0 +1,77 @@
+"""Sensitivity-n: over subsets of every size, does summed relevance tell how far the response falls?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from veridical.errors import InputError
+from veridical.explanation import Explanation
+from veridical.fill import Fill
+from veridical.functional import has_spread, pearson
+from veridical.metrics.base import Metric, Outcome, register
+from veridical.metrics.faithfulness.masks import Summing, existing_values
+from veridical.probe import RandomSubsets, probe
+from veridical.rng import Key
+from veridical.scores import Curve, Direction
+from veridical.task import Response, Task
+
+
+@register
+@dataclass(frozen=True)
+class SensitivityN(Metric):
+    """The mean over sizes n of the Pearson correlation, over subsets of n features, of relevance and fall.
+
+    For each n, `draws` subsets S of n features are drawn, each removed from the untouched input, and
+    sum_{i in S} e_i is correlated with y(x) - y(x without S). `shares` are the sizes, as shares of the
+    features; the curve keeps the correlation at each. A linear model with exact attributions scores 1.
+    """
+
+    draws: int = 50
+    shares: tuple[float, ...] = (0.01, 0.03, 0.1, 0.3, 0.8)
+    response: Response = "probability"
+    fill: Fill | None = None
+    name: ClassVar[str] = "sensitivity_n"
+    category: ClassVar[str] = "faithfulness"
+    direction: ClassVar[Direction] = Direction.HIGHER
+    summary: ClassVar[str] = "Does summed relevance predict the fall at every subset size?"
+    assumes: ClassVar[str] = "relevance adds up over features, and masked inputs can be judged"
+    misleads: ClassVar[str] = "at large sizes, where all random subsets destroy the input alike"
+    paper: ClassVar[str] = "Ancona et al. 2018"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shares", tuple(self.shares))
+        if self.draws < 3:
+            raise InputError(f"a correlation needs at least 3 draws, got {self.draws}")
+        if not self.shares or not all(0 < share < 1 for share in self.shares):
+            raise InputError(f"shares must lie between 0 and 1, got {self.shares}")
+
+    def sizes(self, task: Task) -> Tensor:
+        """Features in a subset, for each sample and size (N, sizes): at least one, never all."""
+        counts = task.space.counts(len(task))[:, None]
+        share = torch.tensor(self.shares, dtype=torch.float64, device=counts.device)
+        return torch.minimum((counts * share).round().long().clamp(min=1), (counts - 1).clamp(min=1))
+
+    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+        sizes, count = self.sizes(task), task.space.n_features
+        drawn = RandomSubsets(key, task.ids, count, self.draws, sizes, task.space.valid)
+        rule = Summing(drawn, existing_values(explanation))
+        responses = probe(task, rule, response=self.response, fill=self.fill, key=key, with_clean=True)
+        by_size = (len(task), self.draws, len(self.shares))
+        falls = (responses[:, :1] - responses[:, 1:]).view(by_size).mT
+        relevance = rule.sums.view(by_size).mT
+        flat = ~has_spread(relevance) | ~has_spread(falls)
+        correlations = pearson(relevance, falls)
+        return Outcome(
+            correlations.nanmean(-1),
+            flags={
+                "no spread: all subsets alike": flat.all(-1),
+                "no spread at some sizes": flat.any(-1) & ~flat.all(-1),
+            },
+            curve=Curve(
+                torch.tensor(self.shares, dtype=torch.float64), correlations, "share removed", "correlation"
+            ),
+        )

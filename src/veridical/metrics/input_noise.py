@@ -1,0 +1,88 @@
+"""Noise on inputs: where it may fall, how it is drawn, and when a task has no inputs to put it on."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from veridical import rng
+from veridical.embeddings import embedding_layer
+from veridical.rng import Key
+from veridical.task import Task
+
+
+def why_no_noise(task: Task) -> str | None:
+    """Why inputs of this task cannot be moved a little, or None if they can."""
+    if task.inputs.is_floating_point():
+        return None
+    if task.modality == "text":
+        if embedding_layer(task.predictor.model) is not None:
+            return None
+        return "token ids cannot be moved a little, and the model has no nn.Embedding layer to move instead"
+    return f"it moves inputs a little and these are {task.inputs.dtype}; pass inputs.float()"
+
+
+def movable(task: Task) -> Task:
+    """The task whose inputs can be moved: itself, or for token ids the same task at its embeddings."""
+    return task if task.inputs.is_floating_point() else task.at_embeddings()
+
+
+def touched(task: Task) -> Tensor:
+    """(N or 1, *shape) bool, broadcast over inputs: elements of features that exist; padding is not noised."""
+    space = task.space
+    if space.valid is not None:
+        return space.expand(space.valid)
+    return space.labels >= 0 if space.per_sample else (space.labels >= 0)[None]
+
+
+def uniform_noise(task: Task, key: Key, draw: int) -> Tensor:
+    """U[-1, 1) in every touched element, 0 elsewhere."""
+    share = _by_element(task, rng.uniform(key, task.ids, draw, task.inputs[0].numel(), task.inputs.dtype))
+    return (2.0 * share - 1.0) * touched(task)
+
+
+def gaussian_noise(task: Task, key: Key, draw: int) -> Tensor:
+    """N(0, 1) in every touched element, 0 elsewhere, by Box and Muller.
+
+    Radius and angle come from two streams, so that the draw of an element does not depend on how many
+    elements there are.
+    """
+    count = task.inputs[0].numel()
+    radius, angle = (
+        rng.uniform(key / part, task.ids, draw, count, torch.float64) for part in ("radius", "angle")
+    )
+    normal = torch.sqrt(-2.0 * torch.log1p(-radius)) * torch.cos(2.0 * math.pi * angle)
+    return _by_element(task, normal.to(task.inputs.dtype)) * touched(task)
+
+
+def _by_element(task: Task, draws: Tensor) -> Tensor:
+    """Lay draws over inputs; where padding exists, feature by feature, so that more of it changes no draw."""
+    space = task.space
+    if space.valid is not None and not space.per_sample:
+        labels = space.labels.expand(space.input_shape).reshape(-1)
+        by_feature = torch.argsort(labels, stable=True)
+        draws = torch.empty_like(draws).index_copy_(1, by_feature, draws)
+    return draws.reshape(task.inputs.shape)
+
+
+def own_range(task: Task) -> Tensor:
+    """The largest less the smallest touched element of each sample, shaped to broadcast over inputs."""
+    where = touched(task).expand(task.inputs.shape)
+    axes = tuple(range(1, task.inputs.dim()))
+    high = torch.where(where, task.inputs, -torch.inf).amax(axes, keepdim=True)
+    low = torch.where(where, task.inputs, torch.inf).amin(axes, keepdim=True)
+    return high - low
+
+
+def reference_range(task: Task) -> Tensor:
+    """The range of each element over the reference rows (1, *shape)."""
+    assert task.train is not None
+    return (task.train.amax(0) - task.train.amin(0))[None]
+
+
+def touched_norm(task: Task, of: Tensor) -> Tensor:
+    """The Euclidean norm of each row of a tensor shaped like the inputs, over touched elements."""
+    kept = torch.where(touched(task), of.double(), 0.0)
+    return kept.flatten(1).norm(dim=1)

@@ -1,0 +1,93 @@
+"""Model parameter randomisation test: does the map change when the model's weights do?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from veridical.errors import InputError
+from veridical.explainers.base import Explainer
+from veridical.metrics.base import ExplainerMetric, Outcome, register
+from veridical.metrics.randomisation.layerwise import Order, layer_curve, layer_flags, similarity_by_layer
+from veridical.metrics.randomisation.similarity import (
+    Similarity,
+    check_similarity,
+    similarity,
+    why_not_similar,
+)
+from veridical.rng import Key
+from veridical.scores import Direction
+from veridical.task import Task
+
+
+@dataclass(frozen=True)
+class LayerRandomisation(ExplainerMetric):
+    """What the tests that walk through layers share: settings, the walk, and how its steps are summed up.
+
+    `aggregate="mean"` averages over layers, "last" takes the last step of the walk alone. A layer at which
+    a map has no spread has no similarity and is left out of the mean, flagged. The unrandomised model is
+    never part of it. The curve holds every layer's similarity.
+    """
+
+    order: Order = "top_down"
+    similarity: Similarity = "spearman"
+    absolute: bool = False
+    aggregate: Literal["mean", "last"] = "mean"
+    draws: int = 1
+    category: ClassVar[str] = "randomisation"
+    direction: ClassVar[Direction] = Direction.LOWER
+    needs: ClassVar[frozenset[str]] = frozenset({"explainer", "weights"})
+
+    def __post_init__(self) -> None:
+        check_similarity(self.similarity)
+        if self.order not in ("top_down", "bottom_up", "independent"):
+            raise InputError(f"order is 'top_down', 'bottom_up' or 'independent', got {self.order!r}")
+        if self.aggregate not in ("mean", "last"):
+            raise InputError(f"aggregate is 'mean' or 'last', got {self.aggregate!r}")
+        if self.draws < 1:
+            raise InputError(f"draws must be at least 1, got {self.draws}")
+
+    def why_not(self, task: Task) -> str | None:
+        return super().why_not(task) or why_not_similar(self.similarity, task)
+
+    def explain(self, explainer: Explainer, task: Task, key: Key) -> Tensor:
+        """The map of a task under whatever weights it has (N, V)."""
+        return explainer(task, key).values
+
+    def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
+        clean, table = similarity_by_layer(
+            task,
+            self.order,
+            self.draws,
+            key,
+            lambda world, own: self.explain(explainer, world, own),
+            lambda a, b: similarity(self.similarity, a, b, task.space, self.absolute),
+        )
+        judged = table if self.aggregate == "mean" else table[..., -1:]
+        return Outcome(
+            judged.flatten(1).nanmean(-1),
+            layer_flags(clean, judged),
+            layer_curve(table, self.order, f"{self.similarity} similarity"),
+        )
+
+
+@register
+@dataclass(frozen=True)
+class MPRT(LayerRandomisation):
+    """Similarity of the map with those of models randomised layer by layer, mean over layers.
+
+    mean over layers l of corr(e, e_l), e_l explained under weights whose layers from the output down to l
+    are drawn afresh (MetaQuantus eq. 20). Lower is better: a map should not survive its model.
+    `aggregate="last"` is what the GEF program takes (GEF eq. 30 at the last l).
+    """
+
+    name: ClassVar[str] = "mprt"
+    summary: ClassVar[str] = "Does the map change when the model's layers are randomised?"
+    assumes: ClassVar[str] = "a model of random weights has another explanation"
+    misleads: ClassVar[str] = (
+        "noise passes: a random map is perfectly dissimilar; and what input and architecture force on "
+        "every map (edges, zero borders) counts as similarity"
+    )
+    paper: ClassVar[str] = "Adebayo et al. 2018; MetaQuantus eq. 20; GEF eq. 30"

@@ -1,0 +1,112 @@
+"""Consistency: do inputs with the same explanation get the same prediction?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from veridical.errors import InputError
+from veridical.explainers.base import Explainer
+from veridical.explanation import Explanation
+from veridical.metrics.base import ExplainerMetric, Outcome, register
+from veridical.metrics.blocks import in_blocks
+from veridical.predictor import take_side
+from veridical.rng import Key
+from veridical.scores import Direction
+from veridical.task import Task
+
+
+def explanation_codes(values: Tensor, top: int) -> Tensor:
+    """The `top` features of largest |e| with their signs, as sorted integers (N, top): equal maps, equal rows.
+
+    Ties go to the feature that comes first.
+    """
+    chosen = torch.argsort(values.abs(), dim=-1, descending=True, stable=True)[:, :top]
+    sign = values.gather(-1, chosen).sign().long()
+    return (3 * chosen + sign + 1).sort(-1).values
+
+
+def agreement_among_matches(codes: Tensor, classes: Tensor, other_codes: Tensor, others: Tensor) -> Tensor:
+    """(N, 2): of the others with a sample's code, the share with its class; and how many they are."""
+
+    def judge(mine: Tensor, own: Tensor) -> Tensor:
+        match = (mine[:, None] == other_codes[None]).all(-1)
+        count = match.sum(-1)
+        agree = (match & (own[:, None] == others[None])).sum(-1)
+        return torch.stack([agree / count.double(), count.double()], -1)  # 0 / 0 is NaN, as it should be
+
+    return in_blocks(judge, codes, classes, width=len(others) * codes.shape[-1])
+
+
+@register
+@dataclass(frozen=True)
+class Consistency(ExplainerMetric):
+    """Of the reference rows with the same explanation, the share with the same predicted class.
+
+    The explanation of a row is taken as the set of its `top` features by |e|, with their signs, for the
+    row's predicted class. The first `reference_rows` rows of `train` are explained beside the samples, so a
+    sample's score does not depend on which others are judged with it. NaN where no row matches.
+    """
+
+    top: int = 3
+    reference_rows: int = 1000
+    name: ClassVar[str] = "consistency"
+    category: ClassVar[str] = "robustness"
+    direction: ClassVar[Direction] = Direction.HIGHER
+    summary: ClassVar[str] = "Do inputs with the same explanation get the same prediction?"
+    assumes: ClassVar[str] = "two maps whose top features agree say the same"
+    misleads: ClassVar[str] = (
+        "a map that betrays nothing but the class scores 1; on images hardly two maps share their top "
+        "features and most samples have no score"
+    )
+    paper: ClassVar[str] = "Dasgupta et al. 2022"
+    needs: ClassVar[frozenset[str]] = frozenset({"explainer", "train"})
+
+    def __post_init__(self) -> None:
+        for what in ("top", "reference_rows"):
+            if getattr(self, what) < 1:
+                raise InputError(f"{what} must be at least 1, got {getattr(self, what)}")
+
+    def why_not(self, task: Task) -> str | None:
+        reason = super().why_not(task)
+        if reason is not None:
+            return reason
+        if task.head == "regression":
+            return "it compares predicted classes, and a regression has none"
+        if task.space.valid is not None or task.space.per_sample:
+            return "features differ between samples, so reference rows have no comparable maps"
+        if task.side and not task.train_side:
+            return "the model takes side inputs; give those of the reference rows as train_side=..."
+        return None
+
+    def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
+        others = self._references(task)
+        samples = task.with_targets(task.predictions)
+        mine = explainer(samples, key / "samples")
+        theirs = explainer(others, key / "references")
+        codes = [self._codes(e) for e in (mine, theirs)]
+        found = agreement_among_matches(codes[0], task.predictions, codes[1], others.targets)
+        lonely = found[:, 1] == 0
+        missing = mine.values.isnan().any(-1)
+        flags = {"no reference row has the same explanation": lonely & ~missing, "no explanation": missing}
+        values = torch.where(missing, torch.nan, found[:, 0])
+        return Outcome(values, flags, details={"matching rows": found[:, 1]})
+
+    def _codes(self, explanation: Explanation) -> Tensor:
+        return explanation_codes(explanation.values, min(self.top, explanation.space.n_features))
+
+    def _references(self, task: Task) -> Task:
+        """The reference rows as samples of a task of their own, explained for their predictions."""
+        assert task.train is not None
+        few = slice(0, self.reference_rows)
+        rows, side = task.train[few], take_side(task.train_side, few)
+        ids = torch.arange(len(rows), device=task.device)
+        predicted = task.predictor.outputs(rows, side).argmax(-1)
+        others = task._derive(
+            inputs=rows, side=side, ids=ids, masks=None, labels=None, _targets=predicted
+        )
+        others.__dict__["reference"] = others
+        return others

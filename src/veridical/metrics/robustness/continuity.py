@@ -1,0 +1,90 @@
+"""Continuity: does the map move smoothly as the image is translated?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from veridical.errors import InputError
+from veridical.explainers.base import Explainer
+from veridical.functional import rms_normalise
+from veridical.metrics.base import ExplainerMetric, Outcome, register
+from veridical.metrics.robustness.neighbourhood import map_flags, nan_where_any, worst
+from veridical.rng import Key
+from veridical.scores import Curve, Direction
+from veridical.task import Task
+
+
+def translated(images: Tensor, background: Tensor, pixels: int) -> Tensor:
+    """Images moved to the right; what they leave free shows the background."""
+    moved = background.expand_as(images).clone()
+    moved[..., pixels:] = images[..., : images.shape[-1] - pixels]
+    return moved
+
+
+@register
+@dataclass(frozen=True)
+class Continuity(ExplainerMetric):
+    """max over translations t of ‖e(x) - e(x_t)‖_1 / ‖x - x_t‖_2 (Montavon et al. 2018, section 7).
+
+    x_t is the image moved t = pixels, 2 pixels, ..., steps * pixels to the right; the strip it leaves shows
+    the task's fill. Maps are divided by their root mean square unless `normalise` is off. The curve holds
+    the ratio at every translation.
+    """
+
+    steps: int = 4
+    pixels: int = 1
+    normalise: bool = True
+    name: ClassVar[str] = "continuity"
+    category: ClassVar[str] = "robustness"
+    direction: ClassVar[Direction] = Direction.LOWER
+    summary: ClassVar[str] = "Does the map change smoothly as the image is translated?"
+    assumes: ClassVar[str] = "nearly equivalent images deserve nearly equal explanations"
+    misleads: ClassVar[str] = "a map that rightly follows its object moves, and every move counts as change"
+    paper: ClassVar[str] = "Montavon et al. 2018"
+    modalities: ClassVar[frozenset[str]] = frozenset({"image"})
+    needs: ClassVar[frozenset[str]] = frozenset({"explainer"})
+
+    def __post_init__(self) -> None:
+        for what in ("steps", "pixels"):
+            if getattr(self, what) < 1:
+                raise InputError(f"{what} must be at least 1, got {getattr(self, what)}")
+
+    def why_not(self, task: Task) -> str | None:
+        reason = super().why_not(task)
+        if reason is not None:
+            return reason
+        width = task.inputs.shape[-1]
+        if self.steps * self.pixels >= width:
+            return f"it moves images by {self.steps * self.pixels} pixels and these are {width} wide"
+        if task.fill.looks_at_mask:
+            return f"fill '{task.fill.name}' has no background to show behind a moved image"
+        return None
+
+    def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
+        fill = task.fill
+        state = task.reference.cached(f"fill {fill!r}", lambda: fill.prepare(task.train, task.space))
+        background = fill.background(state, task.inputs, task.ids, key / "fill")[:, 0]
+        clean = self._maps(explainer, task, key / "clean")
+        columns = []
+        for step in range(1, self.steps + 1):
+            near = task.with_inputs(translated(task.inputs, background, step * self.pixels))
+            change = (self._maps(explainer, near, key / "explain" / step) - clean).abs().sum(-1)
+            way = (near.inputs - task.inputs).double().flatten(1).norm(dim=1)
+            columns.append(change / torch.where(way == 0, torch.nan, way))
+        table = torch.stack(columns, -1)
+        flags = map_flags(clean)
+        flags["no translation changes the image"] = table.isnan().all(-1) & ~flags["no explanation"]
+        moved = torch.arange(1, self.steps + 1, device=task.device) * self.pixels
+        curve = Curve(moved, table, "pixels moved", "change of the map over that of the image")
+        return Outcome(nan_where_any(worst(table), flags), flags, curve)
+
+    def _maps(self, explainer: Explainer, task: Task, key: Key) -> Tensor:
+        values = explainer(task, key).values
+        if self.normalise:
+            return rms_normalise(values, where=task.space.valid)
+        values = values.double()
+        return values if task.space.valid is None else values.masked_fill(~task.space.valid, 0.0)

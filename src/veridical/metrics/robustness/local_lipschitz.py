@@ -1,0 +1,54 @@
+"""Local Lipschitz estimate: how fast does the map move with the input?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from veridical.explainers.base import Explainer
+from veridical.functional import euclidean
+from veridical.metrics.base import Outcome, register
+from veridical.metrics.input_noise import movable, touched_norm
+from veridical.metrics.robustness.neighbourhood import (
+    NeighbourMetric,
+    explained_pairs,
+    map_flags,
+    nan_where_any,
+    worst,
+)
+from veridical.rng import Key
+from veridical.scores import Direction
+from veridical.task import Task
+
+
+@register
+@dataclass(frozen=True)
+class LocalLipschitz(NeighbourMetric):
+    """max over draws u of ‖e(x) - e(x + u)‖ / ‖u‖ (Euclidean), maps divided by their root mean square.
+
+    ‖u‖ is the distance the input really moved, after rounding to the model's precision.
+    """
+
+    name: ClassVar[str] = "local_lipschitz"
+    category: ClassVar[str] = "robustness"
+    direction: ClassVar[Direction] = Direction.LOWER
+    summary: ClassVar[str] = "How fast does the map move, at worst, with the input?"
+    assumes: ClassVar[str] = "explanations of neighbours differ no more than the neighbours do"
+    misleads: ClassVar[str] = "a few draws in many dimensions are a lower bound of the true constant"
+    paper: ClassVar[str] = "Alvarez-Melis and Jaakkola 2018; MetaQuantus eq. 19"
+    needs: ClassVar[frozenset[str]] = frozenset({"explainer"})
+
+    def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
+        start = movable(task)
+
+        def slope(near: Task, before: Tensor, after: Tensor) -> Tensor:
+            moved = touched_norm(start, near.inputs - start.inputs)
+            return euclidean(before, after) / torch.where(moved == 0, torch.nan, moved)
+
+        clean, table = explained_pairs(self, start, explainer, key, slope)
+        flags = map_flags(clean)
+        flags["no draw moved the input"] = table.isnan().all(-1) & ~flags["no explanation"]
+        return Outcome(nan_where_any(worst(table), flags), flags, details={"draws": table})

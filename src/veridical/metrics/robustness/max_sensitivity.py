@@ -1,0 +1,84 @@
+"""Max-sensitivity: how far can the map move when the input moves a little?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from veridical.errors import InputError
+from veridical.explainers.base import Explainer
+from veridical.functional import euclidean
+from veridical.metrics.base import Outcome, register
+from veridical.metrics.input_noise import movable, touched_norm
+from veridical.metrics.robustness.neighbourhood import (
+    NeighbourMetric,
+    explained_pairs,
+    map_flags,
+    nan_where_any,
+    worst,
+)
+from veridical.rng import Key
+from veridical.scores import Direction
+from veridical.task import Task
+
+
+@dataclass(frozen=True)
+class Sensitivity(NeighbourMetric):
+    """Distances ‖e(x) - e(x + u)‖ over draws, relative to the input's norm, the map's, or nothing.
+
+    `relative_to="input"` divides by ‖x‖ (MetaQuantus eq. 18), "nothing" is Yeh et al.'s own definition,
+    "explanation" divides by ‖e(x)‖ as some programs do.
+    """
+
+    relative_to: Literal["input", "nothing", "explanation"] = "input"
+    category: ClassVar[str] = "robustness"
+    direction: ClassVar[Direction] = Direction.LOWER
+    needs: ClassVar[frozenset[str]] = frozenset({"explainer"})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.relative_to not in ("input", "nothing", "explanation"):
+            raise InputError(
+                f"relative_to is 'input', 'nothing' or 'explanation', got {self.relative_to!r}"
+            )
+
+    def distances(self, task: Task, explainer: Explainer, key: Key) -> tuple[Tensor, dict[str, Tensor]]:
+        """The relative distance of every draw (N, draws), NaN where it has no meaning, and the flags."""
+        clean, table = explained_pairs(
+            self, task, explainer, key, lambda near, before, after: euclidean(before, after)
+        )
+        flags = map_flags(clean)
+        if self.relative_to == "nothing":
+            return table, flags
+        if self.relative_to == "input":
+            start = movable(task)
+            scale = touched_norm(start, start.inputs)
+            flags["the input is all zeros"] = scale == 0
+        else:
+            scale = clean.norm(dim=-1)
+        return table / torch.where(scale == 0, torch.nan, scale)[:, None], flags
+
+
+@register
+@dataclass(frozen=True)
+class MaxSensitivity(Sensitivity):
+    """max over draws u of ‖e(x) - e(x + u)‖ / ‖x‖ (Euclidean), maps divided by their root mean square.
+
+    The explanation at x + u is for the output explained at x.
+    """
+
+    name: ClassVar[str] = "max_sensitivity"
+    summary: ClassVar[str] = "How far does the map move at worst when the input moves a little?"
+    assumes: ClassVar[str] = "a small change of the input should not change its explanation"
+    misleads: ClassVar[str] = (
+        "it rewards maps that ignore input and model (a constant map scores a perfect 0), and more draws "
+        "can only raise it; compare scores of one radius and number of draws"
+    )
+    paper: ClassVar[str] = "Yeh et al. 2019; MetaQuantus eq. 18"
+
+    def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
+        table, flags = self.distances(task, explainer, key)
+        return Outcome(nan_where_any(worst(table), flags), flags, details={"draws": table})

@@ -1,0 +1,92 @@
+"""What the robustness metrics share: neighbours of each input, and the maps made again at them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from veridical.errors import InputError
+from veridical.explainers.base import Explainer
+from veridical.functional import rms_normalise
+from veridical.metrics.base import ExplainerMetric
+from veridical.metrics.input_noise import movable, reference_range, uniform_noise, why_no_noise
+from veridical.rng import Key
+from veridical.task import Task
+
+
+@dataclass(frozen=True)
+class NeighbourMetric(ExplainerMetric):
+    """Base of metrics that explain `draws` neighbours x + u of every input, one batched call a draw.
+
+    u is uniform on [-radius, radius] in every element, in the model's input space or, with `in_ranges`, in
+    units of each element's range over the reference rows; token ids are moved at their embeddings. Maps are
+    divided by their root mean square before they are compared unless `normalise` is off.
+    """
+
+    draws: int = 10
+    radius: float = 0.1
+    in_ranges: bool = False
+    normalise: bool = True
+
+    def __post_init__(self) -> None:
+        if self.draws < 1:
+            raise InputError(f"draws must be at least 1, got {self.draws}")
+        if self.radius <= 0:
+            raise InputError(f"radius must be positive, got {self.radius}")
+
+    def why_not(self, task: Task) -> str | None:
+        if self.in_ranges and task.train is None:
+            return "in_ranges takes each element's range from reference rows; give the task train=..."
+        return super().why_not(task) or why_no_noise(task)
+
+    def neighbours(self, task: Task, key: Key) -> Iterator[Task]:
+        """The movable task at each draw's neighbours."""
+        reach = self.radius * reference_range(task) if self.in_ranges else self.radius
+        for draw in range(self.draws):
+            yield task.with_inputs(task.inputs + reach * uniform_noise(task, key / "neighbour", draw))
+
+    def maps(self, explainer: Explainer, task: Task, key: Key) -> Tensor:
+        """The maps at a task in float64, normalised or not; 0 at features that do not exist."""
+        values = explainer(task, key).values
+        if self.normalise:
+            return rms_normalise(values, where=task.space.valid)
+        values = values.double()
+        return values if task.space.valid is None else values.masked_fill(~task.space.valid, 0.0)
+
+
+def explained_pairs(
+    metric: NeighbourMetric, task: Task, explainer: Explainer, key: Key, compare: Callable[..., Tensor]
+) -> tuple[Tensor, Tensor]:
+    """The clean maps (N, V) and `compare(near task, clean maps, near maps)` for every draw (N, draws).
+
+    The explainer gets a fresh key each time, as a stochastic one is judged with its own noise.
+    """
+    task = movable(task)
+    clean = metric.maps(explainer, task, key / "clean")
+    columns = []
+    for draw, near in enumerate(metric.neighbours(task, key)):
+        moved = metric.maps(explainer, near, key / "explain" / draw)
+        columns.append(compare(near, clean, moved))
+    return clean, torch.stack(columns, -1)
+
+
+def map_flags(clean: Tensor) -> dict[str, Tensor]:
+    """Why a clean map cannot be compared with anything."""
+    missing = clean.isnan().any(-1)
+    return {"the map is all zeros": (clean == 0).all(-1), "no explanation": missing}
+
+
+def worst(table: Tensor) -> Tensor:
+    """The largest entry of each row that is a number; NaN where none is."""
+    largest = torch.where(table.isnan(), -torch.inf, table).amax(-1)
+    return torch.where(table.isnan().all(-1), torch.nan, largest)
+
+
+def nan_where_any(values: Tensor, flags: dict[str, Tensor]) -> Tensor:
+    """`values` with NaN where one of the flags is raised."""
+    for raised in flags.values():
+        values = torch.where(raised, torch.nan, values)
+    return values

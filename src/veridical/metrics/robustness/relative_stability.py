@@ -1,0 +1,94 @@
+"""Relative stability: the map's relative change beside that of the input, the output or a representation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from veridical.errors import InputError
+from veridical.explainers.base import Explainer
+from veridical.metrics.base import Outcome
+from veridical.metrics.input_noise import movable, touched
+from veridical.metrics.robustness.neighbourhood import (
+    NeighbourMetric,
+    explained_pairs,
+    map_flags,
+    nan_where_any,
+    worst,
+)
+from veridical.rng import Key
+from veridical.scores import Direction
+from veridical.task import Task
+
+
+def relative_change(before: Tensor, after: Tensor, epsilon: float) -> Tensor:
+    """‖(before - after) / (before + epsilon sign(before))‖ of each row, with sign(0) = 1, in float64."""
+    before, after = before.double(), after.double()
+    away = torch.where(before < 0, -epsilon, epsilon)
+    return ((before - after) / (before + away)).norm(dim=-1)
+
+
+def same_prediction(task: Task, before: Tensor, after: Tensor) -> Tensor:
+    """Whether two sets of outputs predict alike: one class, or all labels; a regression always does."""
+    if task.head == "regression":
+        return torch.ones(len(before), dtype=torch.bool, device=before.device)
+    if task.head == "multilabel":
+        return ((before > 0) == (after > 0)).all(-1)
+    return before.argmax(-1) == after.argmax(-1)
+
+
+@dataclass(frozen=True)
+class RelativeStability(NeighbourMetric):
+    """max over draws of relative change of the map / max(change of something else, epsilon).
+
+    The map's change is ‖(e - e') / (e + epsilon sign(e))‖ with sign(0) = 1. Draws that change the
+    prediction are left out; where all do, the sample is NaN. A subclass says what else is read.
+    """
+
+    epsilon: float = 1e-6
+    category: ClassVar[str] = "robustness"
+    direction: ClassVar[Direction] = Direction.LOWER
+    assumes: ClassVar[str] = "an explanation may change as much, relatively, as what it explains"
+    needs: ClassVar[frozenset[str]] = frozenset({"explainer"})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.epsilon <= 0:
+            raise InputError(f"epsilon must be positive, got {self.epsilon}")
+
+    def reading(self, task: Task, clean: bool) -> tuple[Tensor, Tensor]:
+        """What the map's change is held against (N, K), and the outputs (N, C)."""
+        outputs = task.outputs if clean else task.predictor.outputs(task.inputs, task.side)
+        return outputs, outputs
+
+    def moved(self, before: Tensor, after: Tensor) -> Tensor:
+        """How far the reading moved (N,)."""
+        return relative_change(before, after, self.epsilon)
+
+    def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
+        start = movable(task)
+        before, answers = self.reading(start, True)
+        kept = []
+
+        def ratio(near: Task, clean: Tensor, after: Tensor) -> Tensor:
+            reading, outputs = self.reading(near, False)
+            same = same_prediction(task, answers, outputs)
+            kept.append(same)
+            change = relative_change(clean, after, self.epsilon)
+            moved = self.moved(before, reading).clamp(min=self.epsilon)
+            return torch.where(same, change / moved, torch.nan)
+
+        clean, table = explained_pairs(self, start, explainer, key, ratio)
+        share = torch.stack(kept, -1).double().mean(-1)
+        flags = map_flags(clean)
+        flags["every draw changed the prediction"] = share == 0
+        values = nan_where_any(worst(table), flags)
+        return Outcome(values, flags, details={"draws": table, "share of draws kept": share})
+
+
+def flat_inputs(task: Task) -> Tensor:
+    """Inputs as rows, 0 at elements that noise never touches."""
+    return torch.where(touched(task), task.inputs, 0).flatten(1)
