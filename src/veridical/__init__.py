@@ -1,6 +1,6 @@
 """veridical: how faithful is this explanation to the model it explains, and can that number be trusted?"""
 
-from veridical import fill, functional, tasks
+from veridical import fidelity, fill, functional, qge, tasks
 from veridical._version import __version__
 from veridical.api import evaluate, explain, explainers, metrics, register, score
 from veridical.evaluation import Evaluation
@@ -8,6 +8,7 @@ from veridical.explainers import Explainer, applicable
 from veridical.explanation import Explanation
 from veridical.metrics.base import ExplainerMetric, Metric, Outcome
 from veridical.predictor import Plan
+from veridical.qge import QGE, QRand
 from veridical.rng import Key
 from veridical.scores import Cost, Curve, Direction, Scores
 from veridical.space import Space
@@ -25,6 +26,8 @@ __all__ = [
     "Metric",
     "Outcome",
     "Plan",
+    "QGE",
+    "QRand",
     "Scores",
     "Space",
     "Task",
@@ -33,9 +36,11 @@ __all__ = [
     "evaluate",
     "explain",
     "explainers",
+    "fidelity",
     "fill",
     "functional",
     "metrics",
+    "qge",
     "register",
     "score",
     "tasks",

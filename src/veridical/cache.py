@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 from pathlib import Path
 
 from veridical.errors import FormatError
-from veridical.explainers import Explainer, FunctionExplainer
+from veridical.explainers import Explainer
 from veridical.explanation import Explanation
+from veridical.models import ArrayModel, FunctionModel
 from veridical.rng import Key
+from veridical.settings import holds_code
 from veridical.task import Task
 
 log = logging.getLogger("veridical")
@@ -30,14 +33,18 @@ class ExplanationCache:
             "key": [key.seed, *key.path],
             "plan": task.predictor.plan.to_json(),
             "device": task.device.type,
+            # what a model computes does not all lie in its weights
+            "answers": hashlib.blake2b(task.outputs.double().cpu().numpy().tobytes()).hexdigest(),
         }
         digest = hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=16).hexdigest()
-        return self.folder / f"{explainer.name}-{digest}.safetensors"
+        return self.folder / f"{re.sub(r'[^0-9a-zA-Z_]+', '-', explainer.name)}-{digest}.safetensors"
 
     def get(self, explainer: Explainer, task: Task, key: Key) -> Explanation:
-        """Read the explanation, or make it and keep it; a user's function, whose source may change, is not kept."""
-        if isinstance(explainer, FunctionExplainer):
-            log.info("'%s' is a function; its explanations are not cached", explainer.name)
+        """Read the explanation, or make it and keep it; where a user's function takes part it is not kept."""
+        model = task.predictor.model
+        bare = isinstance(model, FunctionModel) or (isinstance(model, ArrayModel) and model.estimator is None)
+        if bare or holds_code(explainer) or holds_code(task.fill):
+            log.info("'%s' is not cached: a function takes part, and its source may change", explainer.name)
             return explainer(task, key)
         path = self.path(explainer, task, key)
         if path.is_file():

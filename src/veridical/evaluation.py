@@ -84,9 +84,14 @@ class Evaluation:
 
     def pivot(self) -> pd.DataFrame:
         """Mean scores, explainers down and metrics across."""
-        frame = self.to_frame()
-        wide = frame.dropna(subset=["mean"]).pivot(index="explainer", columns="metric", values="mean")
-        return wide.reindex(index=self.explainers, columns=self.metrics)
+        import pandas as pd
+
+        columns = {
+            what: {who: s.mean(skip_nan=True) for (who, w), s in self.scores.items() if w == what}
+            for what in self.metrics
+        }
+        wide = pd.DataFrame(columns, index=self.explainers, columns=self.metrics, dtype=float)
+        return wide.rename_axis(index="explainer", columns="metric")
 
     def plot(self, metric: str | None = None, ax: Axes | None = None) -> Axes:
         """Draw the mean scores of one metric with their intervals, one explainer a line."""

@@ -45,13 +45,13 @@ class Explanation:
                 f"explanation has shape {tuple(self.values.shape)}, expected {shape}: "
                 f"{shape[0]} samples x {shape[1]} {self.space.kind} features"
             )
-        finite = torch.isfinite(self.values)
-        if self.space.valid is not None:
-            finite = finite | ~self.space.valid.to(self.values.device)
+        infinite = ~torch.isfinite(self.values)
+        if self.valid is not None:
+            infinite = infinite & self.valid
         # NaN is how an explainer says that it failed on a whole sample; a partial NaN is a mistake
-        failed = torch.isnan(self.values).all(-1, keepdim=True)
-        if not bool((finite | failed).all()):
-            bad = (~(finite | failed)).any(-1).nonzero().reshape(-1)[:5].tolist()
+        wrong = infinite.any(-1) & ~self.missing
+        if bool(wrong.any()):
+            bad = wrong.nonzero().reshape(-1)[:5].tolist()
             raise InputError(
                 f"the map of '{self.explainer}' is NaN or infinite in samples {bad}; "
                 "a map must be finite (or NaN throughout, to say that a sample could not be explained)"
@@ -60,9 +60,9 @@ class Explanation:
             object.__setattr__(self, "order", self._argsort())
 
     def _argsort(self) -> Tensor:
-        values = self.values
-        if self.space.valid is not None:
-            values = values.masked_fill(~self.space.valid.to(values.device), torch.inf)
+        values = self.values.masked_fill(self.missing[:, None], 0.0)
+        if self.valid is not None:
+            values = values.masked_fill(~self.valid, torch.inf)
         return torch.argsort(values, dim=-1, stable=True)
 
     def __len__(self) -> int:
@@ -72,6 +72,12 @@ class Explanation:
     def valid(self) -> Tensor | None:
         """Which features exist in each sample (N, V), or None when all do."""
         return None if self.space.valid is None else self.space.valid.to(self.values.device)
+
+    @property
+    def missing(self) -> Tensor:
+        """Samples that could not be explained (N,): NaN in every feature they have."""
+        absent = torch.isnan(self.values)
+        return (absent if self.valid is None else absent | ~self.valid).all(-1)
 
     @property
     def ranks(self) -> Tensor:

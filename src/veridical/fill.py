@@ -237,7 +237,7 @@ def as_fill(fill: Fill | str | float | Callable[[Tensor, Tensor], Tensor]) -> Fi
         if fill not in known:
             raise unknown_name("fill", fill, known)
         return known[fill]()
-    if not callable(fill):
+    if isinstance(fill, type) or not callable(fill):
         raise InputError(f"a fill is a Fill, a name, a number or a function; got {type(fill).__name__}")
     return Custom(fill)
 

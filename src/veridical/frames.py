@@ -81,6 +81,6 @@ class FrameCodec:
             else:
                 picked = [levels[int(code)] for code in values[:, i].round().clip(0, len(levels) - 1)]
                 if isinstance(dtype, pd.CategoricalDtype):
-                    dtype = pd.CategoricalDtype(levels, dtype.ordered)
+                    dtype = pd.CategoricalDtype(list(levels), dtype.ordered)
                 data[name] = pd.Series(picked, dtype=dtype)
         return pd.DataFrame(data)

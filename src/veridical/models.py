@@ -91,7 +91,7 @@ def _estimator(model: Any) -> tuple[Callable[[Any], Any], str | None]:
         return lambda rows: np.log(np.clip(model.predict_proba(rows), 1e-12, 1.0)), "multiclass"
     if classes is not None:
         raise NotApplicableError(
-            f"{type(model).__name__} names a class and no score for it; explaining needs decision_function or "
-            "predict_proba (probability=True, voting='soft', or CalibratedClassifierCV give one)"
+            f"{type(model).__name__} names a class and gives it no score; explaining needs decision_function "
+            "or predict_proba (probability=True, voting='soft', or CalibratedClassifierCV add one)"
         )
     return model.predict, "regression"

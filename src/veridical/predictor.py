@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -21,6 +21,11 @@ Output = Callable[[Any], Tensor]
 
 MIN_ROWS = 8
 MAX_ROWS = 4096
+
+
+def memory_budget(place: torch.device) -> int:
+    """MiB that the activations of one chunk may take, unless the plan says otherwise."""
+    return 4096 if place.type == "cuda" else 64
 
 
 @dataclass(frozen=True)
@@ -147,14 +152,12 @@ class Predictor:
         """Eval mode with every flag restored, the plan's precision and threads, gradients only if asked."""
         flags = [(module, module.training) for module in self.model.modules()]
         threads = torch.get_num_threads()
-        matmul, cudnn = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
         recurrent = grad and any(isinstance(module, nn.RNNBase) for module, _ in flags)
         cudnn_on = torch.backends.cudnn.enabled
         try:
             for module, training in flags:
                 if training:
                     module.training = False
-            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.plan.tf32
             if recurrent:
                 # cuDNN refuses the backward pass of a recurrent layer in eval mode
                 torch.backends.cudnn.enabled = False
@@ -162,13 +165,13 @@ class Predictor:
                 torch.set_num_threads(self.plan.threads)
             dtype = None if self.plan.autocast is None else getattr(torch, self.plan.autocast)
             with (
+                _float32_products(self.plan.tf32) if self.device.type == "cuda" else nullcontext(),
                 torch.set_grad_enabled(grad),
                 torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None),
             ):
                 yield self.view
         finally:
             torch.backends.cudnn.enabled = cudnn_on
-            torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, cudnn
             if torch.get_num_threads() != threads:
                 torch.set_num_threads(threads)
             for module, training in flags:
@@ -178,21 +181,21 @@ class Predictor:
     def outputs(self, x: Tensor, side: Side = ()) -> Tensor:
         """All outputs (rows, C) for rows of any number, chunk by chunk, without gradients."""
         with self.session():
-            parts = [
-                self.chunk(x[at : at + self.rows], take_side(side, slice(at, at + self.rows)))
-                for at in range(0, len(x), self.rows)
-            ]
-        outputs = torch.cat(parts)
+            outputs = self.chunk(x, side)
         check_finite(outputs)
         return outputs
 
     def chunk(self, x: Tensor, side: Side = (), count: int | None = None) -> Tensor:
         """Outputs of one chunk, padded to a multiple of 8 rows, halved and retried when memory runs out.
 
-        Rows of x beyond `count` are padding: asked, but neither counted nor given back. Must run inside
-        `session`. Outputs are not checked here: a check would wait for the device.
+        More rows than the plan allows are asked in several chunks. Rows of x beyond `count` are padding:
+        asked, but neither counted nor given back. Must run inside `session`. Outputs are not checked here: a
+        check would wait for the device.
         """
         count = len(x) if count is None else count
+        if count > self.rows:
+            pieces = [slice(at, min(count, at + self.rows)) for at in range(0, count, self.rows)]
+            return torch.cat([self.chunk(x[piece], take_side(side, piece)) for piece in pieces])
         if len(x) % MIN_ROWS:
             x = x[_padding(count, x.device)]
         if side and len(x) != count:
@@ -202,14 +205,14 @@ class Predictor:
             self.meter.forward -= len(x) - count
             return outputs
         except (RuntimeError, MemoryError) as error:
-            if not _out_of_memory(error) or count <= MIN_ROWS:
+            if not out_of_memory(error) or count <= MIN_ROWS:
                 raise
         half = -(-count // 2 // MIN_ROWS) * MIN_ROWS
         self.meter.halvings += 1
         log.warning("out of memory on %d rows; trying %d at a time", count, half)
         if x.device.type == "cuda":
             torch.cuda.empty_cache()
-        pieces = (slice(0, half), slice(half, count))
+        pieces = [slice(0, half), slice(half, count)]
         return torch.cat([self.chunk(x[piece], take_side(side, piece)) for piece in pieces])
 
     def _call(self, x: Tensor, side: Side) -> Tensor:
@@ -246,12 +249,32 @@ def repeat_side(side: Side, times: int) -> Side:
     return tuple(value.repeat_interleave(times, 0) for value in side)
 
 
+@contextmanager
+def _float32_products(tf32: bool) -> Iterator[None]:
+    """TF32 on or off in CUDA's float32 products, and back as it was.
+
+    By the settings that have been there since torch 2.9: once a user has touched those, reading the older
+    `allow_tf32` raises.
+    """
+    cudnn: Any = torch.backends.cudnn
+    kinds = (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn)
+    before = [kind.fp32_precision for kind in kinds]
+    try:
+        for kind in kinds:
+            kind.fp32_precision = "tf32" if tf32 else "ieee"
+        yield
+    finally:
+        for kind, precision in zip(kinds, before, strict=True):
+            kind.fp32_precision = precision
+
+
 def _padding(count: int, device: torch.device) -> Tensor:
     """Row numbers 0..count-1, the last one repeated up to a multiple of 8."""
     return torch.arange(count + -count % MIN_ROWS, device=device).clamp(max=count - 1)
 
 
-def _out_of_memory(error: BaseException) -> bool:
+def out_of_memory(error: BaseException) -> bool:
+    """Whether this is CUDA's out-of-memory error or an allocator's."""
     text = str(error).lower()
     return isinstance(error, torch.cuda.OutOfMemoryError | MemoryError) or any(
         sign in text for sign in ("out of memory", "can't allocate memory", "not enough memory")
@@ -268,7 +291,8 @@ def measured_rows(module: nn.Module, run: Callable[[], Any], row: Tensor, budget
 
     def add(_module: nn.Module, _inputs: Any, output: Any) -> None:
         for value in output if isinstance(output, tuple | list) else (output,):
-            if isinstance(value, Tensor):
+            # padded text may travel between torch's own layers as a nested tensor, which has no sizes
+            if isinstance(value, Tensor) and not value.is_nested:
                 seen.append(value.numel() * value.element_size() // max(1, len(value)) if value.dim() else 0)
 
     leaves = [m for m in module.modules() if not list(m.children())]

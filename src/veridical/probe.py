@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from veridical import rng
-from veridical.errors import ShapeError
+from veridical.errors import InputError, ShapeError
 from veridical.explanation import Explanation
 from veridical.fill import Fill
 from veridical.functional import round_to_grid
@@ -35,11 +35,22 @@ class MaskRule(Protocol):
         """(samples, masks, V) bool: True where a feature is removed."""
 
 
+@runtime_checkable
+class Signed(Protocol):
+    """A rule that knows which of a sample's masks come to the same, in runs of equal signature."""
+
+    def signature(self, matters: Tensor) -> Tensor:
+        """(N, M): equal for neighbours that remove the same features among those that matter; 0 for none."""
+
+
 @dataclass(frozen=True, eq=False)
 class Given:
     """Masks written out: (N, M, V) or (M, V) for all samples, True where removed."""
 
     masks: Tensor
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "masks", self.masks.to(torch.bool))
 
     @property
     def count(self) -> int:
@@ -134,16 +145,20 @@ def probe(
     exactly alike. `all_outputs` gives (N, M, C) instead, unrounded.
     """
     fill = fill or task.fill
-    asked = _ask(task, rule, fill, key, response, all_outputs)
+    if rule.count < 1:
+        raise InputError("the mask rule makes no masks, so there is nothing to ask")
+    matters = None if all_outputs else _features_that_matter(task, fill, key)
+    asked, same = _ask(task, rule, fill, key, response, all_outputs, matters)
     check_finite(asked)
     clean = task.respond(task.outputs, response)
     if all_outputs:
         return torch.cat([clean[:, None], asked], 1).double() if with_clean else asked.double()
-    own = clean.gather(1, task.targets[:, None])
-    matters = _features_that_matter(task, fill, key)
-    if matters is not None and hasattr(rule, "signature"):
+    own = clean.gather(1, task.targets[:, None]).to(asked.dtype)
+    if same is not None:
+        asked = torch.where(same, own, asked)
+    elif matters is not None and isinstance(rule, Signed):
         asked = _tie(asked, own, rule.signature(matters))
-    responses = round_to_grid(torch.cat([own.to(asked.dtype), asked], 1))
+    responses = round_to_grid(torch.cat([own, asked], 1))
     return responses if with_clean else responses[:, 1:]
 
 
@@ -152,29 +167,46 @@ def _tie(asked: Tensor, clean: Tensor, signature: Tensor) -> Tensor:
     first = torch.cat([torch.ones_like(signature[:, :1]), signature.diff(dim=-1)], -1) != 0
     place = torch.arange(signature.shape[-1], device=asked.device).expand_as(signature)
     leader = torch.where(first, place, 0).cummax(-1).values
-    return torch.where(signature == 0, clean.to(asked.dtype), asked.gather(-1, leader))
+    return torch.where(signature == 0, clean, asked.gather(-1, leader))
 
 
 def _features_that_matter(task: Task, fill: Fill, key: Key) -> Tensor | None:
     """(N, V): whether removing a feature changes its input at all; None where that depends on the mask."""
-    if fill.looks_at_mask or fill.repeats > 1:
+    if fill.looks_at_mask:
         return None
-    background = fill.background(_state(task, fill), task.inputs, task.ids, key)[:, 0]
-    return task.space.pool((task.inputs != background).to(torch.float32), "max") > 0
+    state, few = _state(task, fill), max(1, task.predictor.rows // fill.repeats)
+    changes = []
+    for at in range(0, len(task), few):
+        x, ids = task.inputs[at : at + few], task.ids[at : at + few]
+        changes.append((x[:, None] != fill.background(state, x, ids, key)).any(1))
+    matters = task.space.pool(torch.cat(changes).to(torch.float32), "max") > 0
+    return matters if task.space.valid is None else matters & task.space.valid
 
 
 def _state(task: Task, fill: Fill) -> Tensor | None:
-    name = f"fill {fill!r}"
-    state: Tensor | None = task.reference.cached(name, lambda: fill.prepare(task.train, task.space))
+    name = f"fill {fill!r} over {task.space.kind} {tuple(task.space.labels.shape)}"
+    state: Tensor | None = task.from_train(name, lambda: fill.prepare(task.train, task.space))
     return state
 
 
-def _ask(task: Task, rule: MaskRule, fill: Fill, key: Key, response: Response, all_outputs: bool) -> Tensor:
+def _ask(
+    task: Task,
+    rule: MaskRule,
+    fill: Fill,
+    key: Key,
+    response: Response,
+    all_outputs: bool,
+    matters: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:
+    """Answers (N, M, C or none) and, for rules that cannot tell, which masks change nothing (N, M)."""
     samples, masks, repeats = len(task), rule.count, fill.repeats
     predictor, state = task.predictor, _state(task, fill)
     shape = task.inputs.shape[1:]
     width = task.n_outputs if all_outputs else 1
     result: Tensor | None = None
+    same: Tensor | None = None
+    if matters is not None and not isinstance(rule, Signed):
+        same = torch.empty(samples, masks, dtype=torch.bool, device=task.device)
     buffer = task.inputs.new_empty(0)
     with task.session():
         for rows, columns in blocks(samples, masks, max(1, predictor.rows // repeats)):
@@ -189,6 +221,8 @@ def _ask(task: Task, rule: MaskRule, fill: Fill, key: Key, response: Response, a
             if task.space.valid is not None:
                 # padding and special tokens are never removed, whatever a rule says
                 removed = removed & task.space.valid[rows, None]
+            if same is not None and matters is not None:
+                same[rows, columns] = ~(removed & matters[rows, None]).any(-1)
             removed = task.space.expand(removed.expand(count, -1, -1), rows)[:, :, None]
             total = count * across * repeats
             padded = total + (-total % MIN_ROWS)
@@ -214,7 +248,7 @@ def _ask(task: Task, rule: MaskRule, fill: Fill, key: Key, response: Response, a
                 result = answers.new_empty(samples, masks, width)
             result[rows, columns] = answers.mean(2) if repeats > 1 else answers[:, :, 0]
     assert result is not None
-    return result if all_outputs else result[..., 0]
+    return (result if all_outputs else result[..., 0]), same
 
 
 def blocks(samples: int, masks: int, rows: int) -> Iterator[tuple[slice, slice]]:
@@ -255,7 +289,13 @@ def match(task: Task, explanation: Explanation) -> Explanation:
     """Check that an explanation belongs to this task, and bring it to the task's device."""
     if len(explanation) != len(task) or explanation.space.n_features != task.space.n_features:
         raise ShapeError(
-            f"explanation has {len(explanation)} samples x {explanation.space.n_features} features, the task "
-            f"{len(task)} samples x {task.space.n_features} {task.space.kind} features"
+            f"explanation has {len(explanation)} samples x {explanation.space.n_features} "
+            f"{explanation.space.kind} features, the task {len(task)} samples x {task.space.n_features} "
+            f"{task.space.kind} features; explain this task, or aggregate with `space.pool(map)`"
+        )
+    if not torch.equal(explanation.ids.to(task.device), task.ids):
+        raise InputError(
+            "the explanation's ids are not the task's: it explains other samples, or these in another order; "
+            "bring them together with explanation.take(index) or task[index]"
         )
     return explanation.to(task.device)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar
 
-from veridical.errors import InputError, unknown_name
+from veridical.errors import InputError, VeridicalWarning, unknown_name
 
 T = TypeVar("T")
 
@@ -33,8 +34,9 @@ class Registry(Generic[T]):
         """Register a maker under a name."""
         if not name or ":" in name:
             raise InputError(f"a {self.kind} needs a name without ':', got {name!r}")
-        if name in self._makers and self._makers[name] is not maker and not replace:
-            raise InputError(f"a {self.kind} called '{name}' is registered already; pass replace=True")
+        known = self._makers.get(name)
+        if known is not None and not replace and _source(known) != _source(maker):
+            raise InputError(f"{self.kind} '{name}' is registered already, by {known}; choose another name")
         self._makers[name] = maker
 
     def add_prefix(self, prefix: str, wrap: Callable[[T], T]) -> None:
@@ -79,4 +81,17 @@ class Registry(Generic[T]):
         self._searched = True
         for point in entry_points(group=self.group):
             if point.name not in self._makers:
-                self._makers[point.name] = point.load()
+                try:
+                    self._makers[point.name] = point.load()
+                except Exception as error:
+                    # a broken package must not take away the names of all others
+                    warnings.warn(
+                        f"{self.kind} '{point.name}' of {point.value} could not be loaded: {error!r}",
+                        VeridicalWarning,
+                        stacklevel=3,
+                    )
+
+
+def _source(maker: Any) -> tuple[str, str]:
+    """Where a maker was written: running a notebook cell again defines the same one anew."""
+    return maker.__module__, maker.__qualname__

@@ -140,6 +140,14 @@ def _priorities(key: Key, ids: Tensor, draws: Tensor | int, size: int, valid: Te
     return priority.masked_fill(~keep, torch.iinfo(torch.int64).max)
 
 
+def content_ids(x: Tensor) -> Tensor:
+    """A 64-bit id of each row's own bits, to key draws by rows that have no name."""
+    flat = x.detach().reshape(len(x), -1)
+    words = flat.double().view(torch.int64) if flat.is_floating_point() else flat.to(torch.int64)
+    places = torch.arange(1, words.shape[1] + 1, device=x.device) * _GOLDEN
+    return _mix(words + places).sum(-1)
+
+
 def parameter_noise(key: Key, name: str, shape: torch.Size) -> Tensor:
     """Draw N(0, 1) for one parameter on the CPU, keyed by its name, whatever device it lives on."""
     generator = torch.Generator().manual_seed((key / name).state & (2**63 - 1))

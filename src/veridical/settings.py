@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any, ClassVar, Self, TypeVar
 
+import numpy as np
+
 from veridical.errors import InputError
 
 
@@ -33,6 +35,15 @@ class Settings:
         return cls(**{key: _revive(value) for key, value in data.items()})
 
 
+def holds_code(value: Any) -> bool:
+    """Whether a function lies in these settings: in JSON only its name stands for it."""
+    if isinstance(value, Settings):
+        return any(holds_code(getattr(value, field.name)) for field in fields(value))  # type: ignore[arg-type]
+    if isinstance(value, tuple | list):
+        return any(map(holds_code, value))
+    return callable(value)
+
+
 S = TypeVar("S", bound=Settings)
 _TABLE: dict[str, type[Settings]] = {}
 
@@ -52,6 +63,8 @@ def _revive(value: Any) -> Any:
 def _plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [v.to_json() if isinstance(v, Settings) else _plain(v) for v in value]
+    if isinstance(value, np.generic):
+        return value.item()
     if callable(value):
         return f"{getattr(value, '__module__', '?')}:{getattr(value, '__qualname__', repr(value))}"
     return value

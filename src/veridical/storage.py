@@ -26,7 +26,9 @@ def write(path: str | Path, kind: str, tensors: Mapping[str, Tensor], header: Ma
     handle, part = tempfile.mkstemp(dir=path.parent, suffix=".part")
     os.close(handle)
     try:
-        save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, part, meta)
+        # copies, since the format refuses tensors that share memory
+        copies = {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
+        save_file(copies, part, meta)
         os.replace(part, path)
     finally:
         Path(part).unlink(missing_ok=True)

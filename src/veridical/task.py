@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import pickle
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -16,16 +19,20 @@ from veridical.embeddings import EmbeddingView, embedding_layer
 from veridical.errors import InputError, NotApplicableError, ShapeError, VeridicalWarning
 from veridical.fill import Fill, as_fill, default_fill
 from veridical.frames import FrameCodec, is_frame
-from veridical.models import adapt
+from veridical.models import ArrayModel, adapt
 from veridical.predictor import (
+    MAX_ROWS,
+    MIN_ROWS,
     CountedModel,
     Meter,
     Output,
     Plan,
     Predictor,
     Side,
+    call,
     check_finite,
     measured_rows,
+    memory_budget,
     plain_output,
     take_side,
 )
@@ -62,6 +69,7 @@ class Task:
     train_labels: Tensor | None
     train_side: Side
     predictor: Predictor
+    _plan_given: bool
     n_outputs: int
     reference: Task
     name: str
@@ -89,6 +97,9 @@ class Task:
         put = self.__dict__
         put["name"] = name
         put["_cache"] = {}
+        put["_calibrations"] = {}
+        put["_train_facts"] = {}
+        put["_plan_given"] = plan is not None and plan.rows is not None
         train_rows, train_labels = train if isinstance(train, tuple) else (train, None)
         codec = (
             FrameCodec.of(inputs, train_rows if is_frame(train_rows) else None) if is_frame(inputs) else None
@@ -98,17 +109,23 @@ class Task:
         rows = _cast(rows, place, dtype)
         put["inputs"] = rows
         put["side"] = _side(side, len(rows), place)
-        put["train"] = (
-            None if train_rows is None else _cast(_tensor(train_rows, "train", codec), place, dtype)
-        )
+        # reference rows stand in for inputs, so they have their dtype: a mean of integers would be cut
+        put["train"] = None if train_rows is None else _tensor(train_rows, "train", codec).to(rows)
         if self.train is not None and self.train.shape[1:] != rows.shape[1:]:
             raise ShapeError(
                 f"train rows have shape {tuple(self.train.shape[1:])}, inputs have {tuple(rows.shape[1:])}"
             )
-        put["train_labels"] = None if train_labels is None else torch.as_tensor(train_labels).to(place)
-        put["train_side"] = () if self.train is None else _side(train_side, len(self.train), place)
+        put["train_labels"], put["train_side"] = None, ()
+        if self.train is not None:
+            put["train_side"] = _side(train_side, len(self.train), place)
+            if train_labels is not None:
+                put["train_labels"] = _labels(train_labels, len(self.train), place)
 
-        module, differentiable, implied = adapt(model, rows[:1], codec)
+        raw = output or plain_output
+        first_side = take_side(self.side, slice(0, 1))
+        module, differentiable, implied = adapt(
+            model, lambda f, row: raw(call(f, row, first_side)), rows[:1], codec
+        )
         if module is model and any(m.training for m in module.modules()) and _behaves_otherwise(module):
             warnings.warn(
                 "the model is in training mode, where dropout or batch normalisation make its answers "
@@ -116,7 +133,6 @@ class Task:
                 VeridicalWarning,
                 stacklevel=2,
             )
-        raw = output or plain_output
         put["head"], put["n_outputs"], plan = self._probe_model(module, raw, place, plan, head or implied)
         put["predictor"] = Predictor(module, _columns(raw, self.head), place, plan, differentiable, Meter())
         put["model"] = module
@@ -148,10 +164,9 @@ class Task:
 
         def ask() -> None:
             with trial.session() as view:
-                side = take_side(self.side, slice(0, 1))
-                seen.append(view(one, **side) if isinstance(side, dict) else view(one, *side))
+                seen.append(call(view, one, take_side(self.side, slice(0, 1))))
 
-        budget = plan.budget_mib or (4096 if place.type == "cuda" else 64)
+        budget = plan.budget_mib or memory_budget(place)
         try:
             rows = measured_rows(module, ask, one, budget)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
@@ -159,9 +174,11 @@ class Task:
                 "veridical"
             ):
                 raise
+            hint = "The first axis of inputs must count samples: for a single one pass inputs[None]"
+            if not one.is_floating_point():
+                hint += f"; inputs are {one.dtype}: if the model wants numbers, pass inputs.float()"
             raise ShapeError(
-                f"the model does not run on one row of shape {tuple(one.shape)} ({error}). The first axis of "
-                "inputs must count samples: for a single one pass inputs[None]"
+                f"the model does not run on one row of shape {tuple(one.shape)} ({error}). {hint}"
             ) from error
         check_finite(seen[0])
         count = seen[0].shape[1]
@@ -182,7 +199,7 @@ class Task:
             raise InputError(f"a binary head has one or two outputs, this model has {count}")
         outputs = 2 if head == "binary" else count
         if plan.rows is None:
-            plan = Plan(**{**plan.to_json(), "rows": rows})
+            plan = replace(plan, rows=rows)
         return head, outputs, plan  # type: ignore[return-value]
 
     # --- what the model says ------------------------------------------------------------------------
@@ -268,12 +285,26 @@ class Task:
             cache[name] = make()
         return cache[name]
 
+    def calibrated(self, name: str, make: Callable[[], Any]) -> Any:
+        """Estimate something from the whole set once; subsets made afterwards inherit it and so agree."""
+        calibrations: dict[str, Any] = self.__dict__["_calibrations"]
+        if name not in calibrations:
+            calibrations[name] = make()
+        return calibrations[name]
+
+    def from_train(self, name: str, make: Callable[[], Any]) -> Any:
+        """Estimate something from the reference rows once; every task with the same rows shares it."""
+        facts: dict[str, Any] = self.__dict__["_train_facts"]
+        if name not in facts:
+            facts[name] = make()
+        return facts[name]
+
     # --- every change is a task ---------------------------------------------------------------------
 
     def _derive(self, **changes: Any) -> Task:
         task = object.__new__(Task)
         task.__dict__.update(self.__dict__)
-        task.__dict__.update(_cache={}, **changes)
+        task.__dict__.update({"_cache": {}, "_calibrations": {}, **changes})
         return task
 
     def with_weights(self, weights: Weights) -> Task:
@@ -281,16 +312,24 @@ class Task:
         view = WeightView(self.predictor.model, weights)
         return self._derive(model=view, predictor=self.predictor.with_model(view), _targets=self.targets)
 
+    def with_module(self, module: nn.Module, output: Output | None = None) -> Task:
+        """The same task answered by another module (a wrapped or fine-tuned one); targets stay."""
+        predictor = self.predictor.with_model(module, output)
+        return self._derive(model=module, predictor=predictor, _targets=self.targets)
+
     def with_noise(self, sigma: float, key: Key, layer: str | None = None, step: float = 1.0) -> Task:
         """The same task with every weight multiplied by N(1, sigma^2); says so when that changes nothing."""
         task = self.with_weights(noisy(self.predictor.model, sigma, key, layer, step))
-        if sigma > 0 and self.cached("noise_reaches", lambda: self._differs(task)) is False:
+        reaches = f"noise reaches {layer or 'outputs'}"
+        if sigma > 0 and reaches not in self.__dict__["_cache"] and not self._differs(task):
             warnings.warn(
                 "weight noise changes no output of this model: its forward pass does not use the parameters "
                 "that torch lists for it",
                 VeridicalWarning,
                 stacklevel=2,
             )
+        else:
+            self.cached(reaches, lambda: True)
         return task
 
     def _differs(self, other: Task) -> bool:
@@ -316,7 +355,10 @@ class Task:
     def with_space(self, space: Space, fill: Fill | None = None) -> Task:
         """The same task with other features."""
         chosen = _checked_space(space, self.inputs).to(self.device)
-        return self._derive(space=chosen, masks=None, fill=fill or self.fill)
+        masks = self.masks
+        if masks is not None:
+            masks = _masks(self.space.expand(masks), chosen, len(self), self.device)
+        return self._derive(space=chosen, masks=masks, fill=fill or self.fill)
 
     def with_fill(self, fill: Fill | str | float | Callable[[Tensor, Tensor], Tensor]) -> Task:
         """The same task with another fill."""
@@ -325,10 +367,10 @@ class Task:
     def with_plan(self, plan: Plan) -> Task:
         """The same task run in other chunks or at another precision."""
         if plan.rows is None:
-            plan = Plan(**{**plan.to_json(), "rows": self.predictor.rows})
+            plan = replace(plan, rows=self.predictor.rows)
         old = self.predictor
         new = Predictor(old.model, old.output, old.device, plan, old.differentiable, old.meter)
-        return self._derive(predictor=new)
+        return self._derive(predictor=new, _calibrations=dict(self.__dict__["_calibrations"]))
 
     def at_embeddings(self) -> Task:
         """The same text task where inputs are the embeddings made by the current, perhaps noisy, weights."""
@@ -356,6 +398,7 @@ class Task:
             side=side,
             space=self.space.at_embeddings(inputs.shape[-1]),
             fill=as_fill(0.0),
+            _train_facts={},
             _targets=self.targets,
         )
 
@@ -364,21 +407,30 @@ class Task:
         place = torch.device(device)
         if place == self.device or (place.type == self.device.type and place.index is None):
             return self
-        import copy
-
         model = copy.deepcopy(self.predictor.model).to(place)
         old = self.predictor
         moved = {
             n: None if getattr(self, n) is None else getattr(self, n).to(place)
             for n in ("inputs", "ids", "masks", "labels", "train", "train_labels", "space")
         }
-        predictor = Predictor(model, old.output, place, old.plan, old.differentiable, old.meter)
+        plan = old.plan if self._plan_given else replace(old.plan, rows=self._rows_on(place, old.rows))
+        predictor = Predictor(model, old.output, place, plan, old.differentiable, old.meter)
         sides = {n: _side(getattr(self, n), None, place) for n in ("side", "train_side")}
         task = self._derive(
-            model=model, predictor=predictor, _targets=self.targets.to(place), **moved, **sides
+            model=model,
+            predictor=predictor,
+            _targets=self.targets.to(place),
+            _train_facts={},
+            **moved,
+            **sides,
         )
         task.__dict__["reference"] = task
         return task
+
+    def _rows_on(self, place: torch.device, rows: int) -> int:
+        """Rows a chunk on another kind of device: as many more as its budget is larger."""
+        there, here = memory_budget(place), memory_budget(self.device)
+        return max(MIN_ROWS, min(MAX_ROWS, rows * there // here))
 
     def __getitem__(self, index: Any) -> Task:
         """The task on a subset of its samples; ids, and so all draws, stay theirs."""
@@ -386,6 +438,7 @@ class Task:
             index = [int(index)]
         if not isinstance(index, slice):
             index = torch.as_tensor(index, device=self.device)
+            index = index if index.numel() else index.long()
         changes: dict[str, Any] = {
             n: None if getattr(self, n) is None else getattr(self, n)[index]
             for n in ("inputs", "ids", "masks", "labels")
@@ -398,6 +451,7 @@ class Task:
             side=take_side(self.side, index),
             space=self.space.take(index),
         )
+        task.__dict__["_calibrations"].update(self.__dict__["_calibrations"])
         if "outputs" in self.__dict__["_cache"]:
             task.__dict__["_cache"]["outputs"] = self.outputs[index]
         if self.reference is not self:
@@ -417,13 +471,12 @@ class Task:
 
     def values(self, maps: Any, source: str = "the map") -> Tensor:
         """Turn maps of any accepted shape into one value a feature (N, V), or say what would fit."""
-        tensor = torch.as_tensor(np.asarray(maps) if not isinstance(maps, Tensor) else maps).detach()
-        tensor = tensor.to(self.device)
+        tensor = _read(maps).detach().to(self.device)
         if not tensor.is_floating_point():
             tensor = tensor.to(torch.get_default_dtype())
         space, count = self.space, len(self)
-        if len(tensor) != count:
-            raise ShapeError(f"{source} has {len(tensor)} rows, the task has {count} samples")
+        if tensor.dim() == 0 or len(tensor) != count:
+            raise ShapeError(f"{source} has shape {tuple(tensor.shape)}, the task has {count} samples")
         shape = tuple(tensor.shape[1:])
         if shape == (space.n_features,) and (shape != space.input_shape or space.kind != "column_group"):
             return tensor
@@ -455,15 +508,10 @@ class Task:
         tensors |= {f"side/{name}": value for name, value in side.items()}
         tensors["valid"] = self.space.valid
         model = self.predictor.model
-        weights = (
-            model.state_dict()
-            if not isinstance(model, WeightView)
-            else {
-                **model.module.state_dict(),
-                **model.tensors,
-            }
-        )
-        tensors |= {f"weight/{name}": value for name, value in weights.items()}
+        tensors |= {f"weight/{name}": value for name, value in model.state_dict().items()}
+        for place, module in model.named_modules():
+            if isinstance(module, WeightView):
+                tensors |= {f"weight/{place}/{name}": value for name, value in module.tensors.items()}
         for name in sorted(tensors):
             value = tensors[name]
             if isinstance(value, Tensor):
@@ -471,7 +519,10 @@ class Task:
                 head = f"{name}{tuple(array.shape)}{array.dtype}"
                 digest.update(head.encode())
                 digest.update(array.reshape(-1).view(torch.uint8).numpy().tobytes())
-        digest.update(repr((type(model).__qualname__, self.head, self.fill.to_json())).encode())
+        about = (type(model).__qualname__, repr(model), self.head, self.space.kind, self.fill.to_json())
+        digest.update(repr(about).encode())
+        if isinstance(model, ArrayModel) and model.estimator is not None:
+            digest.update(pickle.dumps(model.estimator))
         return digest.hexdigest()
 
     def __repr__(self) -> str:
@@ -508,7 +559,7 @@ def _tensor(value: Any, what: str, codec: FrameCodec | None) -> Tensor:
         )
     else:
         try:
-            tensor = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+            tensor = _read(value)
         except (TypeError, ValueError) as error:
             raise InputError(f"{what} must be a tensor or an array of numbers ({error})") from error
     if tensor.dim() < 2 or tensor.shape[0] == 0:
@@ -522,6 +573,11 @@ def _tensor(value: Any, what: str, codec: FrameCodec | None) -> Tensor:
             "fill them in or leave those rows out"
         )
     return tensor.detach()
+
+
+def _read(value: Any) -> Tensor:
+    # contiguous, since torch does not read an array that runs backwards
+    return value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value, order="C"))
 
 
 def _numbers(value: Any) -> bool:
@@ -611,7 +667,9 @@ def _ids(ids: Sequence[int | str] | Tensor | None, rows: int, place: torch.devic
     if ids is None:
         return torch.arange(rows, device=place)
     given = ids.tolist() if isinstance(ids, Tensor | np.ndarray) else list(ids)
-    numbers = torch.tensor([i if isinstance(i, int) else name_id(str(i)) for i in given], dtype=torch.int64)
+    numbers = torch.tensor(
+        [int(i) if isinstance(i, int | np.integer) else name_id(str(i)) for i in given], dtype=torch.int64
+    )
     if len(numbers) != rows:
         raise ShapeError(f"{len(numbers)} ids for {rows} samples")
     if len(numbers.unique()) != rows:
@@ -620,7 +678,7 @@ def _ids(ids: Sequence[int | str] | Tensor | None, rows: int, place: torch.devic
 
 
 def _labels(labels: Any, rows: int, place: torch.device) -> Tensor:
-    tensor = torch.as_tensor(np.asarray(labels) if not isinstance(labels, Tensor) else labels).to(place)
+    tensor = _read(labels).to(place)
     if len(tensor) != rows:
         raise ShapeError(f"{len(tensor)} labels for {rows} samples")
     return tensor
@@ -628,7 +686,7 @@ def _labels(labels: Any, rows: int, place: torch.device) -> Tensor:
 
 def _masks(masks: Any, space: Space, rows: int, place: torch.device) -> Tensor:
     """Object masks as one truth a feature: a feature belongs to the object if most of it does."""
-    tensor = torch.as_tensor(np.asarray(masks) if not isinstance(masks, Tensor) else masks).to(place)
+    tensor = _read(masks).to(place)
     if len(tensor) != rows:
         raise ShapeError(f"{len(tensor)} masks for {rows} samples")
     shape = tuple(tensor.shape[1:])
@@ -645,7 +703,7 @@ def _masks(masks: Any, space: Space, rows: int, place: torch.device) -> Tensor:
 
 
 def _targets(targets: Any, rows: int, outputs: int, place: torch.device) -> Tensor:
-    tensor = torch.as_tensor(np.asarray(targets) if not isinstance(targets, Tensor) else targets)
+    tensor = _read(targets)
     if tensor.is_floating_point() or tensor.dtype == torch.bool:
         raise InputError(f"targets are class indices (integers), got {tensor.dtype}")
     if tensor.dim() == 0:

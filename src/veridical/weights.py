@@ -21,8 +21,10 @@ Weights = Mapping[str, Tensor]
 
 
 def parameters(model: nn.Module) -> dict[str, Tensor]:
-    """Every floating-point parameter by name, tied ones once; no buffers."""
-    found: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.is_floating_point()}
+    """Every floating-point parameter by name, tied ones once; no buffers. Of a view, those it runs with."""
+    model, replaced = _unwrapped(model)
+    named: dict[str, Tensor] = {**dict(model.named_parameters()), **replaced}
+    found = {name: p for name, p in named.items() if p.is_floating_point()}
     if not found:
         raise NotApplicableError(
             f"{type(model).__name__} has no floating-point parameters that torch can see, so its weights "
@@ -51,8 +53,14 @@ def noisy(
     return out
 
 
+def _unwrapped(model: nn.Module) -> tuple[nn.Module, Weights]:
+    """The user's module and the tensors a view puts into it, so that names are always the user's."""
+    return (model.module, model.tensors) if isinstance(model, WeightView) else (model, {})
+
+
 def layers(model: nn.Module) -> list[str]:
     """Submodules that own parameters, in the order they were registered (input to output by custom)."""
+    model, _ = _unwrapped(model)
     return [
         name
         for name, module in model.named_modules()
@@ -63,32 +71,34 @@ def layers(model: nn.Module) -> list[str]:
 def randomised(model: nn.Module, names: Sequence[str], key: Key) -> dict[str, Tensor]:
     """Fresh weights for the named layers, by each layer's own initialisation, from a keyed generator.
 
-    A layer without `reset_parameters` gets normal weights with the spread of its present ones.
+    A layer without `reset_parameters`, or whose weight is computed from others (weight and spectral norm),
+    gets normal weights with the spread of its present ones. Tied weights go by the first of their names.
     """
+    model, _ = _unwrapped(model)
     modules = dict(model.named_modules())
+    first_names = {id(p): name for name, p in model.named_parameters()}
     out: dict[str, Tensor] = {}
     for name in names:
         if name not in modules:
             raise unknown_name("layer", name, layers(model))
         original = modules[name]
-        prefix = f"{name}." if name else ""
         fresh = _fresh(original, key / name)
         for leaf, value in original.named_parameters(recurse=False):
             if value.is_floating_point():
-                out[prefix + leaf] = fresh[leaf].to(device=value.device, dtype=value.dtype)
+                out[first_names[id(value)]] = fresh[leaf].to(device=value.device, dtype=value.dtype)
     return out
 
 
 def _fresh(module: nn.Module, key: Key) -> dict[str, Tensor]:
     own = dict(module.named_parameters(recurse=False))
     reset = getattr(module, "reset_parameters", None)
-    if reset is None or hasattr(module, "parametrizations"):
+    if reset is None or hasattr(module, "parametrizations") or module._forward_pre_hooks:
         spread = {n: p.detach().float().std(correction=0) if p.numel() > 1 else 1.0 for n, p in own.items()}
         return {n: parameter_noise(key, n, p.shape) * spread[n] for n, p in own.items()}
     twin = copy.deepcopy(module).float().cpu()
     with torch.random.fork_rng(devices=[]):
         # initialisers draw from the global generator; it is put back as it was
-        torch.manual_seed(key.state & (2**63 - 1))
+        torch.default_generator.manual_seed(key.state & (2**63 - 1))
         twin.reset_parameters()  # type: ignore[operator]
     return {n: p.detach() for n, p in twin.named_parameters(recurse=False)}
 
@@ -137,6 +147,15 @@ class WeightView(nn.Module):
             for name, value in tensors.items()
         }
 
+    def _apply(self, fn: Any, recurse: bool = True) -> WeightView:
+        # the replacements are no parameters of this module, yet must move where the module moves
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.tensors = {
+            name: fn(value.detach()).requires_grad_(value.requires_grad)
+            for name, value in self.tensors.items()
+        }
+        return self
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self.scripted:
             return self.module(*args, **kwargs)
@@ -156,7 +175,7 @@ def swapped(module: nn.Module, tensors: Weights) -> Iterator[None]:
         id(parameter): tensors[name] for name, parameter in module.named_parameters() if name in tensors
     }
     slots: list[tuple[dict[str, Any], str, Any]] = []
-    flat: list[tuple[nn.RNNBase, list[Any]]] = []
+    flat: list[tuple[nn.RNNBase, list[Any], list[Any]]] = []
     left_behind: list[tuple[nn.Module, str, Tensor]] = []
     try:
         for owner in module.modules():
@@ -167,7 +186,7 @@ def swapped(module: nn.Module, tensors: Weights) -> Iterator[None]:
                     owner._parameters[leaf] = by_identity[id(parameter)]  # type: ignore[assignment]
                     hit = True
             if hit and isinstance(owner, nn.RNNBase):
-                flat.append((owner, owner._flat_weights))
+                flat.append((owner, owner._flat_weights, owner._flat_weight_refs))
                 owner._flat_weights = [getattr(owner, leaf, None) for leaf in owner._flat_weights_names]
             if hit and owner._forward_pre_hooks:
                 attributes = [(n, v) for n, v in owner.__dict__.items() if isinstance(v, Tensor)]
@@ -176,7 +195,7 @@ def swapped(module: nn.Module, tensors: Weights) -> Iterator[None]:
     finally:
         for table, leaf, parameter in slots:
             table[leaf] = parameter
-        for owner, weights in flat:
-            owner._flat_weights = weights
+        for owner, weights, refs in flat:
+            owner._flat_weights, owner._flat_weight_refs = weights, refs
         for kept, name, value in left_behind:
             kept.__dict__[name] = value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from veridical.errors import NotApplicableError
 from veridical.explanation import Explanation
+from veridical.predictor import out_of_memory
 from veridical.registry import Registry
 from veridical.rng import Key
 from veridical.settings import Settings
@@ -56,7 +57,8 @@ class Explainer(Settings):
                 return (
                     None
                     if _embeds(task)
-                    else "token ids have no gradient and the model has no embedding layer"
+                    else "token ids have no gradient and the model has no embedding layer; "
+                    "if they are numbers, pass inputs.float()"
                 )
             if not task.predictor.differentiable:
                 return "it needs gradients and the model is not a torch function"
@@ -72,31 +74,45 @@ class Explainer(Settings):
     def __call__(self, task: Task, key: Key = Key(0)) -> Explanation:  # noqa: B008 (frozen)
         """Explain every sample of the task."""
         self.check(task)
-        before = task.predictor.meter.cost
+        # asked before anything hooks into the model
+        targets = task.targets
+        before = replace(task.predictor.meter)
         own = key / self.name
         parts = []
         worked_on = self.prepared(task)
         with worked_on.session(grad="gradient" in self.needs):
             for piece in worked_on.chunks(self.rows_per_sample(worked_on)):
-                maps = self.attribute(piece, own)
-                parts.append(piece.values(maps, f"the map of '{self.name}'"))
+                parts.append(self._maps(piece, own))
         values = torch.cat(parts)
         if task.space.valid is not None:
             values = values.masked_fill(~task.space.valid, 0.0)
         return Explanation(
             values,
             task.space,
-            task.targets,
+            targets,
             task.ids,
             self.name,
-            cost=task.predictor.meter.cost - before,
+            cost=task.predictor.meter.cost - before.cost,
             provenance={
                 "explainer": self.to_json(),
                 "seed": key.seed,
                 "plan": task.predictor.plan.to_json(),
-                "halvings": task.predictor.meter.halvings,
+                "halvings": task.predictor.meter.halvings - before.halvings,
             },
         )
+
+    def _maps(self, piece: Task, key: Key) -> Tensor:
+        """The maps of one piece, cut in two and tried again when memory runs out."""
+        try:
+            return piece.values(self.attribute(piece, key), f"the map of '{self.name}'")
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error) or len(piece) == 1:
+                raise
+        piece.predictor.meter.halvings += 1
+        if piece.device.type == "cuda":
+            torch.cuda.empty_cache()
+        half = len(piece) // 2
+        return torch.cat([self._maps(part, key) for part in (piece[:half], piece[half:])])
 
     def check(self, task: Task) -> None:
         """Raise, naming the explainers that do apply, if this one does not."""

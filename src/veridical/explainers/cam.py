@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from veridical.errors import NotApplicableError, unknown_name
 from veridical.explainers.base import Explainer, register, selected
+from veridical.explainers.grid import as_features, over_input, resized, spatial_axes, spatial_size
 from veridical.predictor import call, repeat_side, take_side
 from veridical.probe import blocks
 from veridical.rng import Key
@@ -39,22 +39,22 @@ class Cam(Explainer):
         if reason is not None:
             return reason
         if task.modality == "series" and task.space.valid is not None:
-            return "it lays a layer's grid over the whole series and cannot tell padding; give series of one length"
+            return "it lays a layer's grid over a whole series and cannot tell padding; give equal lengths"
         found = layer_shapes(task)
         if self.layer is None:
             return None if _last_convolution(task) else _no_convolution(task)
         if self.layer not in found:
             return str(unknown_name("layer that runs", self.layer, found))
         if len(found[self.layer]) != 1:
-            return f"layer '{self.layer}' runs {len(found[self.layer])} times in one pass; name one that runs once"
-        shape = found[self.layer][0]
-        if len(shape) != 2 + _axes(task):
-            return f"layer '{self.layer}' answers shape {shape}; expected rows, channels and {_axes(task)} axes"
+            return f"layer '{self.layer}' runs {len(found[self.layer])} times a pass; name one that runs once"
+        shape, axes = found[self.layer][0], spatial_axes(task)
+        if len(shape) != 2 + axes:
+            return f"layer '{self.layer}' answers shape {shape}; expected rows, channels and {axes} more axes"
         return None
 
     def attribute(self, task: Task, key: Key) -> Tensor:
         small = self.coarse(task, key)
-        return _over_input(task, resized(small[:, None], _size(task))[:, 0])
+        return as_features(task, resized(small[:, None], spatial_size(task))[:, 0])
 
     def coarse(self, task: Task, key: Key) -> Tensor:
         """The map (n, *grid) on the layer's own grid."""
@@ -73,9 +73,10 @@ class GradientCam(Cam):
     """Base of those that weigh activations A (n, channels, *grid) by the gradient g = dy_c/dA."""
 
     def coarse(self, task: Task, key: Key) -> Tensor:
+        targets = task.targets  # asked for now: they may need the model unwatched
         with task.session(grad=True) as model, _watched(task, self.layer_name(task)) as seen:
             x = task.inputs.detach().clone().requires_grad_(True)
-            total = selected(call(model, x, task.side), task.targets).sum()
+            total = selected(call(model, x, task.side), targets).sum()
             (slopes,) = torch.autograd.grad(total, seen[0], allow_unused=True)
         if slopes is None:
             raise NotApplicableError(
@@ -162,11 +163,11 @@ class ScoreCam(Cam):
         scores = activations.new_empty(flat.shape[:2])
         with task.session():
             for rows, channels in blocks(len(task), flat.shape[1], task.predictor.rows):
-                masks = resized(activations[rows, channels], _size(task))
-                span = masks.flatten(2)
-                bottom, top = (_as(span.amin(2), masks), _as(span.amax(2), masks))
+                masks = resized(activations[rows, channels], spatial_size(task))
+                axes = tuple(range(2, masks.dim()))
+                bottom, top = masks.amin(axes, keepdim=True), masks.amax(axes, keepdim=True)
                 masks = (masks - bottom) / torch.where(top > bottom, top - bottom, 1.0)
-                variants = task.inputs[rows, None] * _for_input(task, masks)
+                variants = task.inputs[rows, None] * over_input(task, masks)
                 side = repeat_side(take_side(task.side, rows), masks.shape[1])
                 outputs = task.predictor.chunk(variants.flatten(0, 1), side)
                 target = task.targets[rows].repeat_interleave(masks.shape[1])
@@ -213,7 +214,7 @@ def _last_convolution(task: Task) -> str | None:
         for name, shapes in layer_shapes(task).items()
         if isinstance(layers[name], CONVOLUTIONS)
         and len(shapes) == 1
-        and len(shapes[0]) == 2 + _axes(task)
+        and len(shapes[0]) == 2 + spatial_axes(task)
         and torch.Size(shapes[0][2:]).numel() > 1
     ]
     return fitting[-1] if fitting else None
@@ -221,8 +222,8 @@ def _last_convolution(task: Task) -> str | None:
 
 def _no_convolution(task: Task) -> str:
     return (
-        f"no convolution layer of the model runs once and answers (rows, channels, {_axes(task)} axes of more "
-        "than one position); name a layer that does with layer=..."
+        f"no convolution layer of the model runs once and answers rows, channels and {spatial_axes(task)} "
+        "axes of more than one position; name a layer that does with layer=..."
     )
 
 
@@ -250,44 +251,3 @@ def _watched(task: Task, name: str) -> Iterator[list[Tensor]]:
 def _under(model: nn.Module, name: str) -> nn.Module:
     named = dict(model.named_modules())
     return named[name] if name in named else named[f"module.{name}"]
-
-
-# --- the grid -------------------------------------------------------------------------------------------
-
-
-def _axes(task: Task) -> int:
-    """How many spatial axes the input has: two for an image, one for a series."""
-    return 2 if task.modality == "image" else 1
-
-
-def _size(task: Task) -> list[int]:
-    if task.space.kind == "step":
-        return [task.space.n_features]
-    return list(task.inputs.shape[-_axes(task) :])
-
-
-def resized(maps: Tensor, size: list[int]) -> Tensor:
-    """Maps (n, channels, *grid) at another size, linear between the centres of the cells."""
-    return F.interpolate(maps, size=size, mode="bilinear" if len(size) == 2 else "linear", align_corners=False)
-
-
-def _for_input(task: Task, maps: Tensor) -> Tensor:
-    """Lay maps (..., *size) over the input's shape, shared over the channels."""
-    if task.space.kind == "step":
-        shape = task.space.labels.shape
-        return maps.reshape(*maps.shape[:-1], *shape)
-    lead = maps.dim() - _axes(task)
-    return maps.reshape(
-        *maps.shape[:lead], *[1] * (task.inputs.dim() - 1 - _axes(task)), *maps.shape[lead:]
-    )
-
-
-def _over_input(task: Task, maps: Tensor) -> Tensor:
-    """Maps (n, *size) as the task's values accept them: one an element where channels are features apart."""
-    laid = _for_input(task, maps)
-    shape = tuple(task.space.labels.shape[1 if task.space.per_sample else 0 :])
-    return laid if tuple(laid.shape[1:]) == shape else laid.expand_as(task.inputs)
-
-
-def _as(values: Tensor, like: Tensor) -> Tensor:
-    return values.reshape(*values.shape, *[1] * (like.dim() - values.dim()))

@@ -12,6 +12,7 @@ from torch import Tensor
 from veridical import rng
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer, register
+from veridical.explainers.grid import as_features, time_axis
 from veridical.rng import Key
 from veridical.task import Task
 
@@ -92,22 +93,19 @@ class Sobel(Explainer):
         return reason
 
     def attribute(self, task: Task, key: Key) -> Tensor:
-        edges = image_edges(task.inputs) if task.modality == "image" else _jumps(task)
-        return edges.expand_as(task.inputs) / task.inputs[0].numel() * edges[0].numel()
+        x = task.inputs
+        return as_features(task, image_edges(x) if task.modality == "image" else jumps(x, time_axis(task)))
 
 
 def image_edges(images: Tensor) -> Tensor:
-    """Sobel's gradient magnitude (n, 1, H, W) of the mean channel."""
+    """Sobel's gradient magnitude (n, H, W) of the mean channel."""
     grey = F.pad(images.mean(1, keepdim=True), (1, 1, 1, 1), mode="replicate")
     across = grey.new_tensor([[-1.0, 0.0, 1.0], [-2.0, 0.0, 2.0], [-1.0, 0.0, 1.0]])
     kernels = torch.stack([across, across.T])[:, None]
-    return F.conv2d(grey, kernels).square().sum(1, keepdim=True).sqrt()
+    return F.conv2d(grey, kernels).square().sum(1).sqrt()
 
 
-def _jumps(task: Task) -> Tensor:
-    x = task.inputs
-    labels = task.space.labels
-    time = labels.dim() - 1 if task.space.kind != "step" else max(range(labels.dim()), key=labels.shape.__getitem__)
-    axis = 1 + time
-    change = x.diff(dim=axis, prepend=x.narrow(axis, 0, 1)).abs()
-    return change.mean([d for d in range(1, x.dim()) if d != axis], keepdim=True)
+def jumps(series: Tensor, axis: int) -> Tensor:
+    """How far a series moves at each step (n, steps), the mean over its channels."""
+    change = series.diff(dim=axis, prepend=series.narrow(axis, 0, 1)).abs()
+    return change.movedim(axis, 1).flatten(2).mean(2)

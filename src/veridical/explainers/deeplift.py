@@ -50,7 +50,7 @@ class DeepLift(Explainer):
 
 def multipliers(task: Task, start: Tensor) -> Tensor:
     """The share of each element's difference that arrives at the explained output."""
-    count = len(task)
+    count, targets = len(task), task.targets  # asked for now: they may need the model without its hooks
     twice = torch.arange(count, device=task.device).repeat(2)
     kept: dict[nn.Module, Tensor] = {}
 
@@ -62,8 +62,8 @@ def multipliers(task: Task, start: Tensor) -> Tensor:
         z = kept.pop(layer)
         if len(z) % (2 * count):
             raise NotApplicableError(
-                f"explainer 'deeplift' needs layers whose first axis counts rows; a {type(layer).__name__} got "
-                f"shape {tuple(z.shape)} for {2 * count} rows"
+                f"explainer 'deeplift' needs layers whose first axis counts rows; a {type(layer).__name__} "
+                f"got shape {tuple(z.shape)} for {2 * count} rows"
             )
         if isinstance(layer, POOLS):
             pooled: Tensor = _Pool.apply(inputs[0], output.detach(), layer)  # type: ignore[no-untyped-call]
@@ -73,10 +73,13 @@ def multipliers(task: Task, start: Tensor) -> Tensor:
             output.grad_fn.register_hook(lambda plain, above: (_slope(z, answer, plain[0], above[0]),))
         return None
 
-    with task.session(grad=True) as model, hooked(task.predictor.model, (*ELEMENTWISE, *POOLS), after, before):
+    with (
+        task.session(grad=True) as model,
+        hooked(task.predictor.model, (*ELEMENTWISE, *POOLS), after, before),
+    ):
         x = task.inputs.detach().clone().requires_grad_(True)
         outputs = call(model, torch.cat([x, start]), take_side(task.side, twice))
-        total = selected(outputs[:count], task.targets).sum()
+        total = selected(outputs[:count], targets).sum()
         if not total.requires_grad:
             raise InputError("the model's outputs do not depend on its inputs through torch operations")
         (slope,) = torch.autograd.grad(total, x)

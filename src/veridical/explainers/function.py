@@ -42,7 +42,8 @@ class FunctionExplainer(Explainer):
             named = {}  # type: ignore[assignment]
         extra = {name: value for name, value in offered.items() if name in named}
         with task.session(grad=True) as model:
-            maps = self.function(model, task.inputs, task.targets, **extra)
+            # a copy: users ask gradients of what they get, or write into it
+            maps = self.function(model, task.inputs.clone(), task.targets, **extra)
         return task.values(maps, f"the map of '{self.name}'")
 
 

@@ -40,19 +40,25 @@ ELEMENTWISE = (
 POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 
 _RECTIFYING = frozenset(
-    "Relu Hardtanh ClampMin Clamp Threshold Maximum Minimum Where LeakyRelu RreluWithNoise PreluKernel".split()
+    {"Relu", "Hardtanh", "ClampMin", "Clamp", "Threshold", "Maximum", "Minimum", "Where", "LeakyRelu"}
 )
 # these pass differences on exactly: what comes out for x - x0 is what came out for x less that for x0
-_LINEAR = frozenset(
-    """Add Sub Rsub Neg Addmm Addmv Addbmm Baddbmm Convolution MkldnnConvolution CudnnConvolution Sum Mean
-    AvgPool1D AvgPool2D AvgPool3D AdaptiveAvgPool1D AdaptiveAvgPool2D AdaptiveAvgPool3D
-    MkldnnAdaptiveAvgPool2D View UnsafeView ReshapeAlias Alias AsStrided T Transpose Permute Squeeze Unsqueeze
-    Expand Repeat Cat Stack Slice Select Index IndexSelect Gather Split SplitWithSizes Unbind Narrow Flip Roll
-    ConstantPadNd ReflectionPad1D ReflectionPad2D ReplicationPad1D ReplicationPad2D UpsampleNearest1D
-    UpsampleNearest2D UpsampleBilinear2D UpsampleLinear1D Clone ToCopy Copy Contiguous Diagonal Unfold Im2Col
-    MaskedFill CopySlices AccumulateGrad PixelShuffle UnsafeSplit SumToSize""".split()
+_SUMS = frozenset({"Add", "Sub", "Rsub", "Neg", "Sum", "Mean", "Addmm", "Addmv", "Addbmm", "Baddbmm"})
+_FILTERS = frozenset(
+    f"{name}{axes}"
+    for name in ("AvgPool", "AdaptiveAvgPool", "MkldnnAdaptiveAvgPool", "UpsampleNearest", "ReflectionPad")
+    for axes in ("1D", "2D", "3D")
+) | {"Convolution", "MkldnnConvolution", "CudnnConvolution", "UpsampleLinear1D", "UpsampleBilinear2D"}
+_SHAPES = frozenset({"View", "UnsafeView", "ReshapeAlias", "Alias", "AsStrided", "T", "Transpose", "Permute"})
+_PLACES = frozenset(
+    {"Squeeze", "Unsqueeze", "Expand", "Repeat", "Cat", "Stack", "Slice", "Select", "Index", "IndexSelect"}
+    | {"Gather", "Split", "SplitWithSizes", "Unbind", "Flip", "Roll", "Unfold", "ConstantPadNd", "MaskedFill"}
+    | {"Clone", "ToCopy", "Copy", "CopySlices", "AccumulateGrad"}
 )
-_PRODUCTS = frozenset("Mul Mm Bmm Mv Dot Div Linear".split())
+_LINEAR = _SUMS | _FILTERS | _SHAPES | _PLACES
+_PRODUCTS = frozenset(
+    {"Mul", "Mm", "Bmm", "Mv", "Dot", "Div", "Linear", "Addmm", "Addbmm", "Baddbmm", "Addmv"}
+)
 _OURS = "_CountBackwardBackward"
 
 
@@ -67,6 +73,8 @@ class Trace:
     nonlinear: list[tuple[str, str]] = field(default_factory=list)
     """Those of `free` that are not linear in the input."""
     opaque: list[tuple[str, str]] = field(default_factory=list)
+    tangled: list[str] = field(default_factory=list)
+    """Activations that are not one operation in the graph: those in place on a view of something else."""
     connected: bool = True
 
     def ran(self, kinds: tuple[type[nn.Module], ...]) -> dict[str, int]:
@@ -109,9 +117,9 @@ def why_not_rescale(task: Task) -> str | None:
     seen = trace(task)
     for operation, place in [*seen.opaque, *seen.nonlinear]:
         return (
-            f"the model applies '{operation.lower()}' {place}, which is neither linear nor a layer the rescale "
-            "rule is defined for; write activations and max-pooling as layers of their own (nn.ReLU(), "
-            "nn.MaxPool2d()) and explain logits, not probabilities"
+            f"the model applies '{operation.lower()}' {place}, which is neither linear nor a layer that the "
+            "rescale rule is defined for; write activations and max-pooling as layers of their own "
+            "(nn.ReLU(), nn.MaxPool2d()) and explain logits, not probabilities"
         )
     return None
 
@@ -147,6 +155,10 @@ def _closed(task: Task) -> str | None:
 
 
 def _reused(seen: Trace, kinds: tuple[type[nn.Module], ...]) -> str | None:
+    """Why the runs of these layers cannot be hooked one by one, or None if they can."""
+    for name in seen.tangled:
+        if issubclass(seen.kinds[name], kinds):
+            return f"layer '{name}' works in place on a view of another tensor; give it inplace=False"
     for name, count in seen.ran(kinds).items():
         if count > 1:
             kind = seen.kinds[name].__name__
@@ -174,7 +186,9 @@ def _trace(task: Task) -> Trace:
         seen.kinds[name] = type(layer)
         if isinstance(output, Tensor) and output.grad_fn is not None:
             made[output.grad_fn] = name
-            if isinstance(layer, (*ELEMENTWISE, *POOLS)):
+            if isinstance(layer, ELEMENTWISE) and not _single(output.grad_fn, entered[layer]):
+                seen.tangled.append(name)
+            elif isinstance(layer, (*ELEMENTWISE, *POOLS)):
                 own.update(_between(output.grad_fn, entered[layer]))
 
     leaves = [layer for layer in model.modules() if not list(layer.children())]
@@ -217,7 +231,9 @@ def _walk(root: Node, x: Tensor, seen: Trace, made: dict[Node, str], own: set[No
 def _linear(node: Node, operation: str, depends: set[Node]) -> bool:
     from_input = [n in depends for n, _ in node.next_functions]
     if operation in _PRODUCTS:
-        return sum(from_input) == 1 and not (operation == "Div" and from_input[-1] and len(from_input) > 1)
+        # a product of two things that both come from the input is not linear, nor is a division by one
+        factors = from_input[-2:]
+        return sum(factors) <= 1 and not (operation == "Div" and len(factors) > 1 and factors[-1])
     if operation.endswith("BatchNorm"):
         # with its running statistics it is an affine map; with those of the batch it is not
         return getattr(node, "_saved_training", False) is False
@@ -238,6 +254,14 @@ def _reachable(root: Node) -> list[Node]:
             stack.append((node, True))
             stack.extend((n, False) for n, _ in node.next_functions if n is not None)
     return order[::-1]
+
+
+def _single(node: Node, entered: Node | None) -> bool:
+    """Whether a layer is this one operation on what it was given."""
+    sources = [source for source, _ in node.next_functions if source is not None]
+    return len(sources) == 1 and (
+        sources[0] is entered or (entered is None and hasattr(sources[0], "variable"))
+    )
 
 
 def _between(last: Node, first: Node | None) -> set[Node]:

@@ -43,7 +43,7 @@ class _Paired:
 
 @register
 @dataclass(frozen=True)
-class KernelSHAP(Explainer):
+class KernelShap(Explainer):
     """Shapley values of the explained output in the game "which features are there".
 
     Minimises sum_S k(S) (v(S) - v(none) - sum_{i in S} phi_i)^2 subject to sum phi = v(all) - v(none), with

@@ -19,7 +19,7 @@ from veridical.task import Task
 
 @register
 @dataclass(frozen=True)
-class LIME(Explainer):
+class Lime(Explainer):
     """The coefficients of a ridge regression of y on z, where z_i = 1 if feature i was kept.
 
     `draws` masks remove a random number of features, uniform on 1..D, and the unmasked input is one row

@@ -117,7 +117,7 @@ class Rules:
         out = torch.zeros_like(a)
         for terms, extra, of in ((lifting, over, rising), (pulling, under, ~rising)):
             bias = None if b is None or extra is None else b + favour * extra
-            more = [(a, w), *((favour * t, v) for t, v in terms)]
+            more = [(a, w + favour * terms[0][1])] if positive else [(a, w), *((favour * t, v) for t, v in terms)]
             out = out + shares(linear, more, bias, R * of)
         return out
 

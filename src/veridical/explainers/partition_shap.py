@@ -21,7 +21,7 @@ from veridical.task import Task
 
 @register
 @dataclass(frozen=True)
-class PartitionSHAP(Explainer):
+class PartitionShap(Explainer):
     """Shapley values handed down a binary tree of features (Owen values; Lundberg's PartitionExplainer).
 
     The tree halves the features along the longer side of the region they fill: rows and columns of an
@@ -61,7 +61,7 @@ class PartitionSHAP(Explainer):
             name = where.tobytes()
             if name not in trees:
                 trees[name] = halving_tree(where)
-            with _seeded(key / int(task.ids[i])):
+            with seeded_numpy(key / int(task.ids[i])):
                 values = self._explain(piece, valid, trees[name], key)
             out[i, valid] = torch.as_tensor(values).to(out)
         return out
@@ -125,7 +125,7 @@ def _places(task: Task) -> np.ndarray[Any, Any]:
 
 
 @contextmanager
-def _seeded(key: Key) -> Iterator[None]:
+def seeded_numpy(key: Key) -> Iterator[None]:
     """shap breaks ties with numpy's global generator: seed it by key, and put it back as it was."""
     before = np.random.get_state()  # noqa: NPY002
     np.random.seed(key.state & 0xFFFFFFFF)  # noqa: NPY002

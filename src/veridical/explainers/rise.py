@@ -20,7 +20,7 @@ from veridical.task import Task
 
 @register
 @dataclass(frozen=True)
-class RISE(Explainer):
+class Rise(Explainer):
     """The mean response over masks m, weighted by how visible the feature is: E[y(x, m) m_i] / E[m_i].
 
     On the pixels of an image masks are `grid` x `grid` coins that show with probability `keep`, shifted at

@@ -75,7 +75,7 @@ class GradientShap(Explainer):
 @register
 @dataclass(frozen=True)
 class ExpectedGradients(Explainer):
-    """Integrated gradients in expectation over the reference rows: E[(x - x') * dy_c/dx (x' + t (x - x'))]."""
+    """Integrated gradients in expectation over reference rows x': E[(x - x') * dy_c/dx (x' + t (x - x'))]."""
 
     samples: int = 64
     name: ClassVar[str] = "expected_gradients"

@@ -1,5 +1,6 @@
 """Metrics: one file a metric, each a short function of responses or maps."""
 
+from veridical.metrics.axiomatic import Completeness, InputInvariance, NonSensitivity
 from veridical.metrics.base import (
     AnyMetric,
     ExplainerMetric,
@@ -9,7 +10,7 @@ from veridical.metrics.base import (
     register,
     registry,
 )
-from veridical.metrics.complexity import Sparseness
+from veridical.metrics.complexity import Complexity, EffectiveComplexity, Sparseness
 from veridical.metrics.faithfulness import (
     Comprehensiveness,
     Deletion,
@@ -28,29 +29,73 @@ from veridical.metrics.faithfulness import (
     Sufficiency,
     TextSufficiency,
 )
+from veridical.metrics.localisation import (
+    AttributionLocalisation,
+    Focus,
+    LocalisationAuc,
+    PointingGame,
+    RelevanceMassAccuracy,
+    RelevanceRankAccuracy,
+    TopKIntersection,
+)
+from veridical.metrics.randomisation import EfficientMprt, Mprt, RandomLogit, SmoothMprt
+from veridical.metrics.robustness import (
+    AvgSensitivity,
+    Consistency,
+    Continuity,
+    LocalLipschitz,
+    MaxSensitivity,
+    RelativeInputStability,
+    RelativeOutputStability,
+    RelativeRepresentationStability,
+)
 
 __all__ = [
     "AnyMetric",
+    "AttributionLocalisation",
+    "AvgSensitivity",
+    "Completeness",
+    "Complexity",
     "Comprehensiveness",
+    "Consistency",
+    "Continuity",
     "Deletion",
+    "EffectiveComplexity",
+    "EfficientMprt",
     "ExplainerMetric",
     "FaithfulnessCorrelation",
     "FaithfulnessEstimate",
+    "Focus",
     "Infidelity",
+    "InputInvariance",
     "Insertion",
     "Irof",
+    "LocalLipschitz",
+    "LocalisationAuc",
+    "MaxSensitivity",
     "Metric",
     "Monotonicity",
     "MonotonicityCorrelation",
+    "Mprt",
+    "NonSensitivity",
     "Outcome",
     "PixelFlipping",
+    "PointingGame",
+    "RandomLogit",
     "RegionPerturbation",
+    "RelativeInputStability",
+    "RelativeOutputStability",
+    "RelativeRepresentationStability",
+    "RelevanceMassAccuracy",
+    "RelevanceRankAccuracy",
     "Road",
     "Selectivity",
     "SensitivityN",
+    "SmoothMprt",
     "Sparseness",
     "Sufficiency",
     "TextSufficiency",
+    "TopKIntersection",
     "applicable",
     "register",
     "registry",

@@ -12,10 +12,11 @@ from torch import Tensor
 from veridical.errors import NotApplicableError, ShapeError
 from veridical.explainers.base import MODALITIES, Explainer
 from veridical.explanation import Explanation
+from veridical.predictor import Meter
 from veridical.probe import match
 from veridical.registry import Registry
 from veridical.rng import Key
-from veridical.scores import Cost, Curve, Direction, Scores
+from veridical.scores import Curve, Direction, Scores
 from veridical.settings import Settings
 from veridical.task import Task
 
@@ -28,6 +29,8 @@ class Outcome:
     flags: Mapping[str, Tensor] = field(default_factory=dict)
     curve: Curve | None = None
     details: Mapping[str, Tensor] = field(default_factory=dict)
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    """Plain data that joins the provenance, such as the calibration a score rests on."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ class AnyMetric(Settings):
                 f"metric '{self.name}' does not apply here: {reason}. These do: {', '.join(applicable(task))}"
             )
 
-    def _scores(self, task: Task, outcome: Outcome, who: str, key: Key, before: Cost, extra: Any) -> Scores:
+    def _scores(self, task: Task, outcome: Outcome, who: str, key: Key, before: Meter, extra: Any) -> Scores:
         if tuple(outcome.values.shape) != (len(task),):
             raise ShapeError(
                 f"metric '{self.name}' gave values of shape {tuple(outcome.values.shape)}, "
@@ -91,16 +94,17 @@ class AnyMetric(Settings):
             outcome.flags,
             outcome.curve,
             outcome.details,
-            task.predictor.meter.cost - before,
+            task.predictor.meter.cost - before.cost,
             {
                 "metric": self.to_json(),
                 "explainer": extra,
                 "seed": key.seed,
                 "plan": task.predictor.plan.to_json(),
-                "halvings": task.predictor.meter.halvings,
+                "halvings": task.predictor.meter.halvings - before.halvings,
                 "device": str(task.device),
                 "fill": task.fill.to_json(),
                 "torch": torch.__version__,
+                **outcome.notes,
             },
         )
 
@@ -120,8 +124,8 @@ class Metric(AnyMetric):
         """Score every sample."""
         self.check(task)
         explanation = match(task, explanation)
-        before = task.predictor.meter.cost
-        missing = torch.isnan(explanation.values).all(-1)
+        before = replace(task.predictor.meter)
+        missing = explanation.missing
         if bool(missing.any()):
             zeros = explanation.values.masked_fill(missing[:, None], 0.0)
             explanation = replace(explanation, values=zeros)
@@ -145,7 +149,7 @@ class ExplainerMetric(AnyMetric):
         """Score every sample."""
         self.check(task)
         explainer.check(task)
-        before = task.predictor.meter.cost
+        before = replace(task.predictor.meter)
         outcome = self.evaluate(task, explainer, key / self.name)
         return self._scores(task, outcome, explainer.name, key, before, explainer.to_json())
 

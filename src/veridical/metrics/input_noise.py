@@ -30,7 +30,7 @@ def movable(task: Task) -> Task:
 
 
 def touched(task: Task) -> Tensor:
-    """(N or 1, *shape) bool, broadcast over inputs: elements of features that exist; padding is not noised."""
+    """(N or 1, *shape) bool, to broadcast over inputs: elements of features that exist, so no padding."""
     space = task.space
     if space.valid is not None:
         return space.expand(space.valid)
@@ -85,4 +85,4 @@ def reference_range(task: Task) -> Tensor:
 def touched_norm(task: Task, of: Tensor) -> Tensor:
     """The Euclidean norm of each row of a tensor shaped like the inputs, over touched elements."""
     kept = torch.where(touched(task), of.double(), 0.0)
-    return kept.flatten(1).norm(dim=1)
+    return kept.flatten(1).square().sum(-1).sqrt()

@@ -6,15 +6,17 @@ import hashlib
 import json
 import logging
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from veridical import storage
 from veridical.errors import FormatError
-from veridical.predictor import Side, take_side
+from veridical.predictor import take_side
 from veridical.tasks.data import Data
 from veridical.tasks.training import Recipe, fit
 
@@ -32,35 +34,46 @@ def cache_folder() -> Path:
 
 
 def trained(name: str, model: nn.Module, data: Data, recipe: Recipe) -> nn.Module:
-    """The model with the weights this recipe gives it on these training rows: read, or made and kept.
-
-    The address holds the network, the recipe and every training row, so that changing any of them trains
-    anew. A cache that cannot be written costs only the next call's time.
-    """
+    """The model with the weights this recipe gives it on these training rows: read, or made and kept."""
     rows, labels = data.training
     side = take_side(data.side, data.train)
-    path = cache_folder() / "tasks" / f"{name}-{_address(model, recipe, rows, labels, side)}.safetensors"
+    extra = side.values() if isinstance(side, dict) else side
+
+    def make() -> None:
+        fit(model, rows, labels, recipe, name, side)
+
+    return kept(name, model, make, [asdict(recipe)], [rows, labels, *extra])
+
+
+def kept(
+    name: str, model: nn.Module, make: Callable[[], None], facts: Sequence[Any], tensors: Sequence[Tensor]
+) -> nn.Module:
+    """Fill the model from the cache, or let `make` fill it and keep the result.
+
+    The address holds the network, the facts and the tensors it was made from, so that changing any of them
+    makes it anew. A cache that cannot be written costs only the next call's time.
+    """
+    path = cache_folder() / "tasks" / f"{name}-{_address(model, facts, tensors)}.safetensors"
     if path.is_file():
         try:
-            tensors, _ = storage.read(path, KIND)
-            model.load_state_dict(tensors)
+            weights, _ = storage.read(path, KIND)
+            model.load_state_dict(weights)
             return model.eval()
         except (FormatError, RuntimeError) as error:
             log.warning("%s cannot be used (%s); the model is trained again", path, error)
-    fit(model, rows, labels, recipe, name, side)
+    make()
     try:
-        storage.write(path, KIND, model.state_dict(), {"name": name, "recipe": asdict(recipe)})
+        storage.write(path, KIND, model.state_dict(), {"name": name})
     except OSError as error:
         log.warning("the trained model could not be kept in %s: %s", path.parent, error)
-    return model
+    return model.eval()
 
 
-def _address(model: nn.Module, recipe: Recipe, rows: Tensor, labels: Tensor, side: Side) -> str:
+def _address(model: nn.Module, facts: Sequence[Any], tensors: Sequence[Tensor]) -> str:
     digest = hashlib.blake2b(digest_size=12)
     shapes = {name: list(value.shape) for name, value in model.state_dict().items()}
-    digest.update(json.dumps([repr(model), shapes, asdict(recipe)], sort_keys=True).encode())
-    extra = side.values() if isinstance(side, dict) else side
-    for tensor in (rows, labels, *extra):
+    digest.update(json.dumps([repr(model), shapes, list(facts)], sort_keys=True).encode())
+    for tensor in tensors:
         digest.update(f"{tuple(tensor.shape)}{tensor.dtype}".encode())
         digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -71,10 +71,10 @@ def planted_patch(samples: int | None, seed: int) -> KnownAnswer:
     labels = _alternate()
     count = len(labels)
     rows = 0.4 * draw_uniform("patch noise", 256).reshape(count, 1, 16, 16) - 0.2
-    # five places in one half of the image and the block in the other, with four columns between
-    place = draw_below("patch place", 5, 5)
+    # patch and block stand at opposite sides, so far apart that no filter reaches both
+    place = draw_below("patch place", 2, 3)
     down, block_down = draw_below("patch rows", 2, 13).T
-    on_left = place[:, 4] % 2 == 0
+    on_left = draw_below("patch side", 1, 2)[:, 0] == 0
     across = torch.where(on_left, place[:, 0], 12 - place[:, 0])
     block_across = torch.where(on_left, 12 - place[:, 1], place[:, 1])
     masks = torch.zeros(count, 1, 16, 16, dtype=torch.bool)
@@ -102,8 +102,8 @@ def planted_window(samples: int | None, seed: int) -> KnownAnswer:
     labels = _alternate()
     count = len(labels)
     rows = 0.6 * draw_uniform("window noise", 128).reshape(count, 2, 64) - 0.3
-    place = draw_below("window place", 3, 20)
-    early = place[:, 2] % 2 == 0
+    place = draw_below("window place", 2, 20)
+    early = draw_below("window side", 1, 2)[:, 0] == 0
     start = torch.where(early, place[:, 0], 56 - place[:, 0])
     burst = torch.where(early, 56 - place[:, 1], place[:, 1])
     masks = torch.zeros(count, 64, dtype=torch.bool)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 
@@ -73,3 +74,129 @@ class ColourCNN(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.relu2(self.conv2(self.relu1(self.conv1(x))))
         return self.head(self.flatten(self.relu3(self.conv3(x))))
+
+
+class LeNet(nn.Module):
+    """LeNet-5 with ReLU and max-pooling: 6-16-120-84-10, for 28 x 28 images of one channel in [0, 1]."""
+
+    def __init__(self, classes: int = 10) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 6, 5, padding=2)
+        self.relu1 = nn.ReLU()
+        self.pool1 = nn.MaxPool2d(2)
+        self.conv2 = nn.Conv2d(6, 16, 5)
+        self.relu2 = nn.ReLU()
+        self.pool2 = nn.MaxPool2d(2)
+        self.flatten = nn.Flatten()
+        self.dense1 = nn.Linear(400, 120)
+        self.relu3 = nn.ReLU()
+        self.dense2 = nn.Linear(120, 84)
+        self.relu4 = nn.ReLU()
+        self.head = nn.Linear(84, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.pool1(self.relu1(self.conv1(x)))
+        x = self.flatten(self.pool2(self.relu2(self.conv2(x))))
+        return self.head(self.relu4(self.dense2(self.relu3(self.dense1(x)))))
+
+
+class SeriesCNN(nn.Module):
+    """Three convolutions over time and the mean over the steps that exist, for (channels, steps) series."""
+
+    def __init__(self, channels: int, classes: int, width: int = 32) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv1d(channels, width, 7, padding=3)
+        self.relu1 = nn.ReLU()
+        self.conv2 = nn.Conv1d(width, width, 5, padding=2)
+        self.relu2 = nn.ReLU()
+        self.conv3 = nn.Conv1d(width, width, 3, padding=1)
+        self.relu3 = nn.ReLU()
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        x = self.relu2(self.conv2(self.relu1(self.conv1(x))))
+        x = self.relu3(self.conv3(x))
+        if lengths is None:
+            return self.head(x.mean(-1))
+        there = torch.arange(x.shape[-1], device=x.device) < lengths[:, None]
+        return self.head((x * there[:, None]).sum(-1) / lengths[:, None])
+
+
+class SeriesLSTM(nn.Module):
+    """One LSTM layer read forwards and the mean of its states over the steps that exist.
+
+    It never looks ahead, so padding after the end of a series cannot reach the steps before.
+    """
+
+    def __init__(self, channels: int, classes: int, width: int = 32) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(channels, width, batch_first=True)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        states, _ = self.lstm(x.transpose(1, 2))
+        if lengths is None:
+            return self.head(states.mean(1))
+        there = torch.arange(states.shape[1], device=x.device) < lengths[:, None]
+        return self.head((states * there[..., None]).sum(1) / lengths[:, None])
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention that leaves out padding."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query = nn.Linear(width, width)
+        self.key = nn.Linear(width, width)
+        self.value = nn.Linear(width, width)
+        self.out = nn.Linear(width, width)
+        self.softmax = nn.Softmax(-1)
+
+    def forward(self, x: Tensor, there: Tensor) -> Tensor:
+        rows, length, width = x.shape
+        shape = (rows, length, self.heads, width // self.heads)
+        query, key, value = (f(x).reshape(shape).transpose(1, 2) for f in (self.query, self.key, self.value))
+        scores = query @ key.transpose(-1, -2) / (width // self.heads) ** 0.5
+        # a large negative number, not -inf: a text of padding alone must not become 0/0
+        scores = scores.masked_fill(~there[:, None, None, :], -1e4)
+        mixed = (self.softmax(scores) @ value).transpose(1, 2).reshape(rows, length, width)
+        return self.out(mixed)
+
+
+class Block(nn.Module):
+    """A transformer block: attention, then a dense layer, each after a norm and added to its input."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width)
+        self.attention = Attention(width, heads)
+        self.norm2 = nn.LayerNorm(width)
+        self.dense1 = nn.Linear(width, 2 * width)
+        self.gelu = nn.GELU()
+        self.dense2 = nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor, there: Tensor) -> Tensor:
+        x = x + self.attention(self.norm1(x), there)
+        return x + self.dense2(self.gelu(self.dense1(self.norm2(x))))
+
+
+class TextTransformer(nn.Module):
+    """A small transformer over words; token 0 is padding. The answer comes from the mean over the words."""
+
+    def __init__(self, words: int, length: int, classes: int = 2, width: int = 48, blocks: int = 2) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(words, width, padding_idx=0)
+        self.position = nn.Embedding(length, width)
+        self.blocks = nn.ModuleList(Block(width, 4) for _ in range(blocks))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        there = tokens != 0
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.embedding(tokens) + self.position(places)
+        for block in self.blocks:
+            x = block(x, there)
+        x = self.norm(x) * there[..., None]
+        return self.head(x.sum(1) / there.sum(1, keepdim=True).clamp(min=1))

@@ -27,7 +27,7 @@ class Recipe:
     decay: float = 0.0
     loss: str = "cross_entropy"
     seed: int = 0
-    threads: int = 2
+    threads: int = 1
 
 
 def initialise(model: nn.Module, key: Key) -> None:

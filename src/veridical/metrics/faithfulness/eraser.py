@@ -1,4 +1,4 @@
-"""ERASER's pair for text: what is lost without the most relevant tokens, and what they alone leave missing."""
+"""ERASER for text: what is lost without the most relevant tokens, and what they alone leave missing."""
 
 from __future__ import annotations
 

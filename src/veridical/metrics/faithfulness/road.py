@@ -1,4 +1,4 @@
-"""ROAD: remove a share of the features, fill them in from their surroundings, and see if the prediction holds."""
+"""ROAD: remove features, fill them in from their surroundings, and see if the prediction holds."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def relative_rise(before: Tensor, after: Tensor) -> Tensor:
 
 @register
 @dataclass(frozen=True)
-class EfficientMPRT(ExplainerMetric):
+class EfficientMprt(ExplainerMetric):
     """Relative rise of the map's complexity under a fully randomised model: (c(e_hat) - c(e)) / c(e).
 
     c is the entropy, in nats, of the histogram of the map's values in `bins` equal bins from its own

@@ -52,8 +52,8 @@ class LayerRandomisation(ExplainerMetric):
     def why_not(self, task: Task) -> str | None:
         return super().why_not(task) or why_not_similar(self.similarity, task)
 
-    def explain(self, explainer: Explainer, task: Task, key: Key) -> Tensor:
-        """The map of a task under whatever weights it has (N, V)."""
+    def explain(self, explainer: Explainer, task: Task, key: Key, shared: Key) -> Tensor:
+        """The map of a task under whatever weights it has (N, V); `shared` is the same for all of them."""
         return explainer(task, key).values
 
     def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
@@ -62,7 +62,7 @@ class LayerRandomisation(ExplainerMetric):
             self.order,
             self.draws,
             key,
-            lambda world, own: self.explain(explainer, world, own),
+            lambda world, own: self.explain(explainer, world, own, key / "shared"),
             lambda a, b: similarity(self.similarity, a, b, task.space, self.absolute),
         )
         judged = table if self.aggregate == "mean" else table[..., -1:]
@@ -75,7 +75,7 @@ class LayerRandomisation(ExplainerMetric):
 
 @register
 @dataclass(frozen=True)
-class MPRT(LayerRandomisation):
+class Mprt(LayerRandomisation):
     """Similarity of the map with those of models randomised layer by layer, mean over layers.
 
     mean over layers l of corr(e, e_l), e_l explained under weights whose layers from the output down to l

@@ -20,7 +20,7 @@ from veridical.task import Task
 
 @register
 @dataclass(frozen=True)
-class SmoothMPRT(LayerRandomisation):
+class SmoothMprt(LayerRandomisation):
     """MPRT between maps averaged over noisy inputs: rho(mean_i e(x + eta_i), mean_i e_l(x + eta_i)).
 
     eta_i ~ N(0, (noise_level * range)^2) with the range of the sample's own elements; the same `noise_draws`
@@ -28,7 +28,7 @@ class SmoothMPRT(LayerRandomisation):
     """
 
     order: Order = "bottom_up"
-    noise_draws: int = 50
+    noise_draws: int = 20
     noise_level: float = 0.1
     name: ClassVar[str] = "smooth_mprt"
     summary: ClassVar[str] = "Does the denoised map change when the model's layers are randomised?"
@@ -46,13 +46,12 @@ class SmoothMPRT(LayerRandomisation):
     def why_not(self, task: Task) -> str | None:
         return super().why_not(task) or why_no_noise(task)
 
-    def explain(self, explainer: Explainer, task: Task, key: Key) -> Tensor:
+    def explain(self, explainer: Explainer, task: Task, key: Key, shared: Key) -> Tensor:
         # token ids are noised at the embeddings that this world's weights give them
         world = movable(task)
         spread = self.noise_level * own_range(world)
-        noise = Key(key.seed) / self.name / "noise"
         total = torch.zeros((), dtype=torch.float64, device=world.device)
         for draw in range(self.noise_draws):
-            x = world.inputs + spread * gaussian_noise(world, noise, draw)
+            x = world.inputs + spread * gaussian_noise(world, shared, draw)
             total = total + explainer(world.with_inputs(x), key / draw).values.double()
         return total / self.noise_draws

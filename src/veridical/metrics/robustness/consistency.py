@@ -20,7 +20,7 @@ from veridical.task import Task
 
 
 def explanation_codes(values: Tensor, top: int) -> Tensor:
-    """The `top` features of largest |e| with their signs, as sorted integers (N, top): equal maps, equal rows.
+    """The `top` features of largest |e| with their signs, as sorted integers (N, top).
 
     Ties go to the feature that comes first.
     """
@@ -105,8 +105,6 @@ class Consistency(ExplainerMetric):
         rows, side = task.train[few], take_side(task.train_side, few)
         ids = torch.arange(len(rows), device=task.device)
         predicted = task.predictor.outputs(rows, side).argmax(-1)
-        others = task._derive(
-            inputs=rows, side=side, ids=ids, masks=None, labels=None, _targets=predicted
-        )
+        others = task._derive(inputs=rows, side=side, ids=ids, masks=None, labels=None, _targets=predicted)
         others.__dict__["reference"] = others
         return others

@@ -41,9 +41,7 @@ class Sensitivity(NeighbourMetric):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.relative_to not in ("input", "nothing", "explanation"):
-            raise InputError(
-                f"relative_to is 'input', 'nothing' or 'explanation', got {self.relative_to!r}"
-            )
+            raise InputError(f"relative_to is 'input', 'nothing' or 'explanation', got {self.relative_to!r}")
 
     def distances(self, task: Task, explainer: Explainer, key: Key) -> tuple[Tensor, dict[str, Tensor]]:
         """The relative distance of every draw (N, draws), NaN where it has no meaning, and the flags."""

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from veridical.functional import euclidean
 from veridical.metrics.base import register
 from veridical.metrics.robustness.relative_stability import RelativeStability
 
@@ -28,4 +29,4 @@ class RelativeOutputStability(RelativeStability):
     paper: ClassVar[str] = "Agarwal et al. 2022; GEF eq. 29"
 
     def moved(self, before: Tensor, after: Tensor) -> Tensor:
-        return (before.double() - after.double()).norm(dim=-1)
+        return euclidean(before, after)

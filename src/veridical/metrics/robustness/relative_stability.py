@@ -28,7 +28,7 @@ def relative_change(before: Tensor, after: Tensor, epsilon: float) -> Tensor:
     """‖(before - after) / (before + epsilon sign(before))‖ of each row, with sign(0) = 1, in float64."""
     before, after = before.double(), after.double()
     away = torch.where(before < 0, -epsilon, epsilon)
-    return ((before - after) / (before + away)).norm(dim=-1)
+    return ((before - after) / (before + away)).square().sum(-1).sqrt()
 
 
 def same_prediction(task: Task, before: Tensor, after: Tensor) -> Tensor:

@@ -69,7 +69,9 @@ class _Reading(nn.Module):
             for hook in hooks:
                 hook.remove()
         if not seen:
-            raise InputError("the model never called the layer whose activations are read; name it by layer=...")
+            raise InputError(
+                "the model never called the layer whose activations are read; name it by layer=..."
+            )
         return seen[0], answer
 
 

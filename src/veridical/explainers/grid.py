@@ -1,0 +1,50 @@
+"""Maps on a spatial grid: one value a pixel or a step, resized and laid over the input's channels."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from veridical.task import Task
+
+
+def spatial_axes(task: Task) -> int:
+    """How many spatial axes the input has: two for an image, one for a series."""
+    return 2 if task.modality == "image" else 1
+
+
+def spatial_size(task: Task) -> list[int]:
+    """The input's height and width, or its number of steps."""
+    if task.space.kind == "step":
+        return [task.space.n_features]
+    return list(task.inputs.shape[-spatial_axes(task) :])
+
+
+def time_axis(task: Task) -> int:
+    """The axis of the inputs that counts the steps of a series."""
+    labels = task.space.labels
+    if task.space.kind != "step":
+        return labels.dim()
+    return 1 + max(range(labels.dim()), key=lambda axis: labels.shape[axis])
+
+
+def resized(maps: Tensor, size: list[int]) -> Tensor:
+    """Maps (n, channels, *grid) at another size, linear between the centres of the cells."""
+    mode = "bilinear" if len(size) == 2 else "linear"
+    return F.interpolate(maps, size=size, mode=mode, align_corners=False)
+
+
+def over_input(task: Task, maps: Tensor) -> Tensor:
+    """Maps (..., *size) with the input's axes, of length 1 where they share a value over channels."""
+    if task.space.kind == "step":
+        return maps.reshape(*maps.shape[:-1], *task.space.labels.shape)
+    lead = maps.dim() - spatial_axes(task)
+    shared = [1] * (task.inputs.dim() - 1 - spatial_axes(task))
+    return maps.reshape(*maps.shape[:lead], *shared, *maps.shape[lead:])
+
+
+def as_features(task: Task, maps: Tensor) -> Tensor:
+    """Maps (n, *size) as a task reads them; where channels are features apart, each has the pixel's value."""
+    laid = over_input(task, maps)
+    shape = tuple(task.space.labels.shape[1 if task.space.per_sample else 0 :])
+    return laid if tuple(laid.shape[1:]) == shape else laid.expand_as(task.inputs)

@@ -1,0 +1,192 @@
+"""Layer-wise relevance propagation: the output is handed back to the input, layer by layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor, fx
+
+from veridical.errors import NotApplicableError, ShapeError
+from veridical.explainers.base import Explainer, register
+from veridical.explainers.gradients import gradient
+from veridical.explainers.lrp_graph import RelevanceGraph, traced, unwrapped
+from veridical.explainers.lrp_rules import RuleName, Rules
+from veridical.predictor import call, take_side
+from veridical.rng import Key
+from veridical.task import Task
+
+
+@dataclass(frozen=True)
+class _Propagation(Explainer):
+    """Base of the LRP explainers: a subclass says which rules hold where.
+
+    The model is traced by torch.fx, so functional activations, reused modules, residual sums and
+    concatenations are followed; what has no stated rule is refused by name. Activations hand relevance on
+    as it is; maximum pooling gives it to the winner; averages and sums share it in proportion; a batch norm
+    is folded into the layer before it; attention weights and the spread of a layer norm are constants.
+    """
+
+    paper: ClassVar[str] = "Bach et al. 2015"
+    needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
+    reads_outputs: ClassVar[bool] = True
+
+    def rules(self) -> Rules:
+        """The rule of each kind of layer."""
+        return Rules()
+
+    def why_not(self, task: Task) -> str | None:
+        reason = super().why_not(task)
+        if reason is not None:
+            return reason
+        try:
+            self._tried(task.at_embeddings())
+        except NotApplicableError as error:
+            return str(error)
+        return None
+
+    def prepared(self, task: Task) -> Task:
+        targets = task.targets
+        task = task.at_embeddings()
+        view = RelevanceGraph(task.predictor.model, self._graph(task), self.rules())
+        return task._derive(model=view, predictor=task.predictor.with_model(view), _targets=targets)
+
+    def attribute(self, task: Task, key: Key) -> Tensor:
+        return gradient(task)
+
+    @staticmethod
+    def _graph(task: Task) -> fx.Graph:
+        module, _, embedding = unwrapped(task.predictor.model)
+        named = set(task.side) if isinstance(task.side, dict) else set()
+        given = 1 if isinstance(task.side, dict) else 1 + len(task.side) - (embedding is not None)
+
+        def trace() -> fx.Graph:
+            with task.session():
+                return traced(module, given, named)
+
+        graph: fx.Graph = task.reference.cached(f"graph of {id(module)}", trace)
+        return graph
+
+    def _tried(self, task: Task) -> None:
+        """Run one row through the rules, and compare with the model's own answer."""
+        view = RelevanceGraph(task.predictor.model, self._graph(task), self.rules())
+        row, side = task.inputs[:1].detach().requires_grad_(True), take_side(task.side, slice(0, 1))
+
+        def ask() -> tuple[Tensor, Tensor]:
+            with task.session(grad=True):
+                predictor = task.predictor
+                return tuple(call(p.view, row, side) for p in (predictor.with_model(view), predictor))  # type: ignore[return-value]
+
+        try:
+            ours, theirs = task.uncounted(ask)
+        except ShapeError as error:
+            raise NotApplicableError(f"the traced model does not run: {error}") from error
+        size = theirs.detach().abs().max().clamp(min=1e-6)
+        if not bool(((ours - theirs).detach().abs() <= 1e-3 * size).all()):
+            raise NotApplicableError(
+                "the graph that torch.fx traced answers otherwise than the model: its forward pass depends on "
+                "more than its inputs, or changes tensors in place that it uses again"
+            )
+
+
+@register
+@dataclass(frozen=True)
+class Lrp(_Propagation):
+    """Relevance by the composite that suits convolutional networks: another rule for each kind of layer.
+
+    A first convolution follows `first` (flat: relevance is spread over its window), other convolutions
+    `convolution` (z_plus: positive contributions only), linear layers `dense` (epsilon: all contributions).
+    With `first="z_box"` inputs are taken to lie between `low` and `high`. (Montavon et al. 2019; Kohlbrenner
+    et al. 2020.)
+    """
+
+    first: RuleName = "flat"
+    convolution: RuleName = "z_plus"
+    dense: RuleName = "epsilon"
+    epsilon: float = 1e-6
+    gamma: float = 0.25
+    alpha: float = 2.0
+    low: float = 0.0
+    high: float = 1.0
+    name: ClassVar[str] = "lrp"
+    summary: ClassVar[str] = "relevance propagation, a rule for each kind of layer"
+    paper: ClassVar[str] = "Montavon et al. 2019"
+
+    def __post_init__(self) -> None:
+        self.rules()
+
+    def rules(self) -> Rules:
+        return Rules(
+            self.first, self.convolution, self.dense, self.epsilon, self.gamma, self.alpha, self.low, self.high
+        )
+
+
+@register
+@dataclass(frozen=True)
+class LrpEpsilon(_Propagation):
+    """R_i = sum_j a_i w_ij / (z_j + epsilon sign(z_j)) R_j in every layer (Bach et al. 2015, eq. 58).
+
+    On a ReLU network without biases it tends to input times gradient as epsilon goes to 0.
+    """
+
+    epsilon: float = 1e-6
+    name: ClassVar[str] = "lrp_epsilon"
+    summary: ClassVar[str] = "relevance propagation by all contributions"
+
+    def __post_init__(self) -> None:
+        self.rules()
+
+    def rules(self) -> Rules:
+        return Rules(epsilon=self.epsilon)
+
+
+@register
+@dataclass(frozen=True)
+class LrpGamma(_Propagation):
+    """Contributions of the sign of z_j count 1 + gamma times in every layer (Montavon et al. 2019, 10.2.3).
+
+    For inputs of any sign and a negative z_j the same holds with the signs exchanged.
+    """
+
+    gamma: float = 0.25
+    name: ClassVar[str] = "lrp_gamma"
+    summary: ClassVar[str] = "relevance propagation that favours contributions of the output's sign"
+    paper: ClassVar[str] = "Montavon et al. 2019"
+
+    def __post_init__(self) -> None:
+        self.rules()
+
+    def rules(self) -> Rules:
+        return Rules("gamma", "gamma", "gamma", gamma=self.gamma)
+
+
+@register
+@dataclass(frozen=True)
+class LrpZPlus(_Propagation):
+    """R_i = sum_j (a_i w_ij)+ / (sum_k (a_k w_kj)+ + b_j+) R_j in every layer (Montavon et al. 2017)."""
+
+    name: ClassVar[str] = "lrp_z_plus"
+    summary: ClassVar[str] = "relevance propagation by positive contributions"
+    paper: ClassVar[str] = "Montavon et al. 2017"
+
+    def rules(self) -> Rules:
+        return Rules("z_plus", "z_plus", "z_plus")
+
+
+@register
+@dataclass(frozen=True)
+class LrpAlphaBeta(_Propagation):
+    """Shares of positive contributions times alpha, less negative ones times alpha - 1 (Bach 2015, eq. 60)."""
+
+    alpha: float = 2.0
+    name: ClassVar[str] = "lrp_alpha_beta"
+    summary: ClassVar[str] = "relevance propagation, positive and negative contributions apart"
+
+    def __post_init__(self) -> None:
+        self.rules()
+
+    def rules(self) -> Rules:
+        return Rules("alpha_beta", "alpha_beta", "alpha_beta", alpha=self.alpha)
+
+
+__all__ = ["Lrp", "LrpAlphaBeta", "LrpEpsilon", "LrpGamma", "LrpZPlus"]

@@ -1,0 +1,373 @@
+"""A model as a graph whose backward pass carries relevance: traced by torch.fx, run node by node.
+
+Each node that depends on the explained input is run by the rule of its kind; all others run as they are. A
+node without a rule is refused by name, since a wrong rule would give a map that looks right.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.node import map_aggregate, map_arg
+from torch.nn import functional as F
+
+from veridical.embeddings import EmbeddingView
+from veridical.errors import NotApplicableError
+from veridical.explainers import lrp_kinds as kinds
+from veridical.explainers.lrp_attention import AttentionRules
+from veridical.explainers.lrp_rules import (
+    Linear,
+    Rules,
+    as_relevance,
+    pass_on,
+    proportional,
+    route,
+    split_sum,
+)
+from veridical.models import ArrayModel, FunctionModel
+from veridical.weights import Weights, WeightView, swapped
+
+
+class RelevanceGraph(nn.Module):
+    """The user's model, whose gradient with respect to its input is LRP's relevance.
+
+    The value it computes is the model's own. Weights are read through the views around the module each time
+    it runs, so that a noisy view is explained with its noise.
+    """
+
+    def __init__(self, model: nn.Module, graph: fx.Graph, rules: Rules) -> None:
+        super().__init__()
+        self.module, self._views, self._embedding = unwrapped(model)
+        self._graph = graph
+        self._rules = rules
+
+    def forward(self, x: Tensor, *side: Any, **named: Any) -> Any:
+        """What the model answers to x."""
+        if self._embedding is not None:
+            tokens, side = (side[0], side[1:]) if side else (named.pop("token_ids"), ())
+            given = (tokens, *side)
+        else:
+            given = (x, *side)
+        bound = inspect.signature(self.module.forward).bind(*given, **named).arguments
+        with ExitStack() as stack:
+            for module, tensors in self._views:
+                stack.enter_context(swapped(module, tensors))
+            return _Run(self.module, self._rules, x, self._embedding).through(self._graph, bound)
+
+
+def unwrapped(
+    model: nn.Module,
+) -> tuple[nn.Module, list[tuple[nn.Module, Weights]], nn.Module | None]:
+    """The user's module, the weights put over it, and the layer whose answer is the explained input."""
+    views: list[tuple[nn.Module, Weights]] = []
+    embedding = None
+    while isinstance(model, WeightView | EmbeddingView):
+        if isinstance(model, WeightView):
+            views.append((model.module, model.tensors))
+        else:
+            embedding = model.module.get_submodule(model.layer)
+        model = model.module
+    return model, views, embedding
+
+
+def traced(module: nn.Module, given: int, named: set[str]) -> fx.Graph:
+    """The graph of a module called with `given` inputs by position and others by name."""
+    if isinstance(module, torch.jit.ScriptModule | ArrayModel | FunctionModel):
+        raise NotApplicableError(
+            "LRP reads the layers of a torch module, and this model is compiled or a plain function"
+        )
+    parameters = list(inspect.signature(module.forward).parameters.values())
+    constants = {
+        p.name: p.default
+        for i, p in enumerate(parameters)
+        if i >= given and p.name not in named and p.default is not p.empty
+    }
+    try:
+        return fx.Tracer().trace(module, constants)
+    except Exception as error:  # tracing runs the user's code with stand-ins: anything may go wrong there
+        raise NotApplicableError(
+            f"LRP follows the model's graph, and {type(module).__name__} cannot be traced by torch.fx: {error}"
+        ) from error
+
+
+class _Run:
+    """One forward pass through the graph."""
+
+    def __init__(self, module: nn.Module, rules: Rules, x: Tensor, embedding: nn.Module | None) -> None:
+        self.module, self.rules, self.x, self.embedding = module, rules, x, embedding
+        self.values: dict[fx.Node, Any] = {}
+        self.positive: set[fx.Node] = set()  # known to be at least 0
+        self.raw: set[fx.Node] = set()  # the input itself, perhaps reshaped or rescaled
+        self.gates: set[fx.Node] = set()  # answers of a sigmoid: they weigh a signal
+        self.folded: set[fx.Node] = set()  # batch norms that their layer has taken over
+        self.attention = AttentionRules(self.dense)
+
+    def through(self, graph: fx.Graph, bound: dict[str, Any]) -> Any:
+        first = True
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                default = node.args[0] if node.args else None
+                value = bound.get(str(node.target), default)
+                if first and self.embedding is None:
+                    value = self.x
+                    self.raw.add(node)
+                first = False
+                self.values[node] = value
+            elif node.op == "get_attr":
+                value = self.module
+                for part in str(node.target).split("."):
+                    value = getattr(value, part)
+                self.values[node] = value.detach() if isinstance(value, Tensor) else value
+            elif node.op == "output":
+                return self._answer(node)
+            else:
+                self.values[node] = self._call(node)
+        raise NotApplicableError("the traced model has no output")
+
+    def _answer(self, node: fx.Node) -> Any:
+        answer = map_arg(node.args[0], lambda n: self.values[n])
+        if self.x.requires_grad and not _explained(answer):
+            raise NotApplicableError(
+                "no relevance can flow back from the model's answer: it is a softmax, or does not depend on "
+                "the input. Let the model answer logits"
+            )
+        return map_aggregate(answer, lambda v: as_relevance(v) if _is_explained(v) else v)
+
+    def _call(self, node: fx.Node) -> Any:
+        args, kwargs = (map_arg(part, lambda n: self.values[n]) for part in (node.args, node.kwargs))
+        module = self.module.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if module is not None and module is self.embedding:
+            self.raw.add(node)
+            return self.x
+        function = self._function(node, module)
+        if not _explained((args, kwargs)):
+            with torch.no_grad():
+                return function(*args, **kwargs)
+        if node in self.folded:
+            return args[0]
+        if module is not None and module._forward_pre_hooks:
+            raise self._refused(node, "its weight is made by a hook before each call")
+        value = self._by_rule(node, module, function, list(args), dict(kwargs))
+        self._note(node, module)
+        return value
+
+    def _function(self, node: fx.Node, module: nn.Module | None) -> Callable[..., Any]:
+        if module is not None:
+            return module
+        if node.op == "call_method":
+            return partial(_method, str(node.target))
+        assert callable(node.target)
+        return node.target
+
+    def _by_rule(
+        self, node: fx.Node, module: nn.Module | None, function: Any, args: list[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        kind = kinds.kind_of(node, module)
+        a = args[0] if args else None
+        if kind == "structure":
+            return function(*args, **kwargs)
+        if kind in ("activation", "gate"):
+            with torch.no_grad():
+                # the copy is for functions that work in place
+                value = function(a.detach().clone(), *args[1:], **kwargs)
+            return pass_on(value, a)
+        if kind == "pool":
+            return proportional(lambda x: function(x, *args[1:], **kwargs), a)
+        if kind == "sum":
+            return self._sum(node, args, kwargs)
+        if kind == "product":
+            return self._product(node, args)
+        if kind == "matmul":
+            return self._matmul(node, args)
+        if kind == "softmax":
+            return function(a.detach(), *args[1:], **kwargs)
+        if kind == "attention":
+            return self.attention(node, module, args, kwargs)
+        if kind == "layer_norm":
+            return self.attention.norm(module, args, kwargs)
+        if kind == "batch_norm":
+            return _diagonal(module, a)
+        if kind == "linear":
+            return self._layer(node, module, function, args, kwargs)
+        raise self._refused(node, kind)
+
+    # --- layers with weights ------------------------------------------------------------------------
+
+    def _layer(self, node: fx.Node, module: Any, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+        a = args[0]
+        if module is None:
+            given = {**dict(zip(("weight", "bias"), args[1:3], strict=False)), **kwargs}
+            w, b = given.pop("weight"), given.pop("bias", None)
+            if _explained((w, b)):
+                raise self._refused(node, "its weights depend on the input")
+            rest = args[3:]
+
+            def linear(x: Tensor, v: Tensor) -> Tensor:
+                return function(x, v, None, *rest, **given)
+
+            convolution = "conv" in kinds.name_of(node)
+        else:
+            w, b = module.weight.detach(), None if module.bias is None else module.bias.detach()
+            convolution = not isinstance(module, nn.Linear)
+            linear = partial(_convolve, module) if convolution else F.linear
+            norm = self._norm_after(node, a, convolution)
+            if norm is not None:
+                w, b = _fold(norm, w, b)
+        rule = self.rules.convolution if convolution else self.rules.dense
+        positive = bool(node.all_input_nodes) and node.all_input_nodes[0] in self.positive
+        if convolution and node.all_input_nodes[0] in self.raw:
+            rule = self.rules.first
+        lay = partial(_channels_last, b) if not convolution else partial(_channels_second, b)
+        return self.weighted(rule, linear, a, w, lay, positive)
+
+    def weighted(
+        self, rule: str, linear: Linear, a: Tensor, w: Tensor, lay: Callable[[Tensor], Tensor | None],
+        positive: bool = False,
+    ) -> Tensor:
+        """A linear layer under a rule; `lay` gives its bias the shape of an answer."""
+        held = a.detach()
+        with torch.no_grad():
+            z = linear(held, w)
+            bias = lay(z)
+            z = z if bias is None else z + bias
+        rules = self.rules
+        return route(z, lambda R: (rules.back(rule, linear, held, w, bias, z, R, positive),), a)
+
+    def dense(self, a: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        """A linear layer inside a block that is handled whole."""
+        return self.weighted(self.rules.dense, F.linear, a, w.detach(), partial(_channels_last, b))
+
+    def _norm_after(self, node: fx.Node, a: Tensor, convolution: bool) -> Any:
+        """The batch norm that is this layer's only user, and so can be folded into its weights."""
+        users = list(node.users)
+        if len(users) != 1 or users[0].op != "call_module" or not (convolution or a.dim() == 2):
+            return None
+        norm = self.module.get_submodule(str(users[0].target))
+        if not isinstance(norm, nn.modules.batchnorm._BatchNorm) or norm.running_mean is None:
+            return None
+        self.folded.add(users[0])
+        return norm
+
+    # --- where branches meet ------------------------------------------------------------------------
+
+    def _sum(self, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+        a, b = args[0], args[1] if len(args) > 1 else kwargs["other"]
+        factor = kwargs.get("alpha", 1) * (-1 if "sub" in kinds.name_of(node) else 1)
+        if "rsub" in kinds.name_of(node):
+            a, b, factor = b, a, 1
+            a, b = proportional(torch.neg, b) if _is_explained(b) else -b, a
+        like = a if isinstance(a, Tensor) else b
+        parts = [v if isinstance(v, Tensor) else torch.as_tensor(v).to(like) for v in (a, b)]
+        if factor != 1:
+            moved = parts[1]
+            parts[1] = proportional(lambda x: x * factor, moved) if _is_explained(moved) else moved * factor
+        return split_sum(parts)
+
+    def _product(self, node: fx.Node, args: list[Any]) -> Tensor:
+        a, b = args[0], args[1]
+        divides = "div" in kinds.name_of(node)
+        if _is_explained(a) and _is_explained(b):
+            # signal takes all: the gate decides how much passes, the signal what (Arras et al. 2017)
+            inputs = [n for n in node.args if isinstance(n, fx.Node)]
+            gated = [n in self.gates for n in inputs]
+            if divides or sum(gated) != 1:
+                raise self._refused(node, "no rule is stated for a product of two activations")
+            a, b = (a.detach(), b) if gated[0] else (a, b.detach())
+        if _is_explained(a):
+            return proportional(lambda x: x / b if divides else x * b, a)
+        if divides:
+            raise self._refused(node, "no rule is stated for a division by an activation")
+        return proportional(lambda x: a * x, b)
+
+    def _matmul(self, node: fx.Node, args: list[Any]) -> Tensor:
+        a, b = args[0], args[1]
+        if _is_explained(a) and _is_explained(b):
+            raise self._refused(node, "no rule is stated for a product of two activations")
+        if _is_explained(b):
+            return proportional(lambda x: a @ x, b)
+        if b.dim() == 2:
+            return self.weighted(self.rules.dense, torch.matmul, a, b, lambda _z: None)
+        return proportional(lambda x: x @ b, a)
+
+    # --- what is known of a node's values -------------------------------------------------------------
+
+    def _note(self, node: fx.Node, module: nn.Module | None) -> None:
+        kind = kinds.kind_of(node, module)
+        sources = [n for n in node.all_input_nodes if _explained(self.values[n])]
+        if kinds.is_positive(node, module) or (
+            kind in ("structure", "pool", "sum")
+            and "sub" not in kinds.name_of(node)
+            and len(sources) == len(node.all_input_nodes)
+            and all(n in self.positive for n in sources)
+        ):
+            self.positive.add(node)
+        if kind in ("structure", "product") or (kind == "sum" and len(sources) == 1):
+            if all(n in self.raw for n in sources):
+                self.raw.add(node)
+        if kind == "gate" or (kind == "structure" and all(n in self.gates for n in sources)):
+            self.gates.add(node)
+
+    def _refused(self, node: fx.Node, why: str) -> NotApplicableError:
+        what = f"layer '{node.target}'" if node.op == "call_module" else f"operation '{kinds.name_of(node)}'"
+        if node.op == "call_module":
+            what += f" ({type(self.module.get_submodule(str(node.target))).__name__})"
+        return NotApplicableError(f"LRP has no rule for {what} at node '{node.name}': {why}")
+
+
+def _method(name: str, owner: Any, *args: Any, **kwargs: Any) -> Any:
+    return getattr(owner, name)(*args, **kwargs)
+
+
+def _is_explained(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+def _explained(value: Any) -> bool:
+    found = False
+
+    def look(leaf: Any) -> Any:
+        nonlocal found
+        found = found or _is_explained(leaf)
+        return leaf
+
+    map_aggregate(value, look)
+    return found
+
+
+def _convolve(module: Any, x: Tensor, w: Tensor) -> Tensor:
+    convolved: Tensor = module._conv_forward(x, w, None)  # the module's own stride, padding and groups
+    return convolved
+
+
+def _channels_second(b: Tensor | None, z: Tensor) -> Tensor | None:
+    return None if b is None else b.detach().reshape(1, -1, *[1] * (z.dim() - 2))
+
+
+def _channels_last(b: Tensor | None, z: Tensor) -> Tensor | None:
+    return None if b is None else b.detach()
+
+
+def _scale_and_shift(norm: Any) -> tuple[Tensor, Tensor]:
+    spread = torch.rsqrt(norm.running_var + norm.eps)
+    scale = spread if norm.weight is None else spread * norm.weight.detach()
+    shift = -norm.running_mean * scale
+    return scale, shift if norm.bias is None else shift + norm.bias.detach()
+
+
+def _fold(norm: Any, w: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Weight and bias of a layer with the batch norm that follows it: on tensors, never in the module."""
+    scale, shift = _scale_and_shift(norm)
+    folded = w * scale.reshape(-1, *[1] * (w.dim() - 1))
+    return folded, shift if b is None else shift + b * scale
+
+
+def _diagonal(norm: Any, a: Tensor) -> Tensor:
+    """A batch norm with no layer to fold into: a linear layer that keeps channels apart."""
+    scale, shift = (v.reshape(1, -1, *[1] * (a.dim() - 2)) for v in _scale_and_shift(norm))
+    return proportional(lambda x: x * scale, a, shift)

@@ -1,0 +1,106 @@
+"""Which rule of relevance propagation a node of a traced graph falls under."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn import functional as F
+
+_MODULES: list[tuple[tuple[type[nn.Module], ...], str]] = [
+    ((nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d), "linear"),
+    ((nn.modules.batchnorm._BatchNorm,), "batch_norm"),
+    ((nn.LayerNorm,), "layer_norm"),
+    ((nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder), "attention"),
+    ((nn.Sigmoid, nn.Hardsigmoid), "gate"),
+    (
+        (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish)
+        + (nn.Tanh, nn.Hardtanh, nn.Hardswish, nn.Softplus, nn.Softsign, nn.Tanhshrink, nn.LogSigmoid)
+        + (nn.Softshrink, nn.Hardshrink, nn.Threshold),
+        "activation",
+    ),
+    (
+        (nn.Identity, nn.Flatten, nn.Unflatten, nn.modules.dropout._DropoutNd, nn.PixelShuffle)
+        + (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.ZeroPad1d, nn.ZeroPad2d)
+        + (nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d),
+        "structure",
+    ),
+    (
+        (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
+        + (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d, nn.Upsample),
+        "pool",
+    ),
+    ((nn.Softmax,), "softmax"),
+]
+
+_NAMES: dict[str, str] = {
+    name: kind
+    for kind, names in {
+        "linear": "linear conv1d conv2d conv3d",
+        "layer_norm": "layer_norm",
+        "attention": "scaled_dot_product_attention",
+        "gate": "sigmoid sigmoid_ hardsigmoid",
+        "activation": "relu relu_ relu6 leaky_relu leaky_relu_ elu elu_ selu celu gelu silu mish tanh tanh_ "
+        "hardtanh hardswish softplus softsign tanhshrink logsigmoid clamp clamp_ clamp_min",
+        "structure": "flatten view reshape permute transpose squeeze unsqueeze contiguous cat concat concatenate "
+        "stack chunk split tensor_split unbind getitem narrow select index_select expand expand_as repeat clone "
+        "to float double half t swapaxes movedim roll flip unflatten view_as reshape_as dropout dropout1d "
+        "dropout2d max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d amax pad "
+        "pixel_shuffle type_as gather max",
+        "pool": "avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d "
+        "mean sum interpolate neg masked_fill",
+        "sum": "add add_ iadd sub sub_ isub rsub",
+        "product": "mul mul_ imul multiply truediv div div_ true_divide itruediv",
+        "matmul": "matmul bmm mm",
+        "softmax": "softmax",
+    }.items()
+    for name in names.split()
+}
+_POSITIVE_MODULES = (nn.ReLU, nn.ReLU6, nn.Sigmoid, nn.Hardsigmoid, nn.Softplus)
+_POSITIVE_NAMES = frozenset({"relu", "relu_", "relu6", "sigmoid", "sigmoid_", "hardsigmoid", "softplus"})
+
+
+def name_of(node: fx.Node) -> str:
+    """The plain name of what a node calls."""
+    if node.op == "call_module" or isinstance(node.target, str):
+        return str(node.target)
+    if node.target in _POOLS:
+        return _POOLS[node.target]
+    return str(getattr(node.target, "__name__", node.target)).lstrip("_")
+
+
+def kind_of(node: fx.Node, module: nn.Module | None) -> str:
+    """The kind of rule, or the reason why there is none."""
+    if module is not None:
+        for types, kind in _MODULES:
+            if isinstance(module, types):
+                return kind
+        return "this layer has no stated rule"
+    if node.target is getattr:
+        return "structure"
+    if node.op == "call_function" and node.target is operator.getitem:
+        return "structure"
+    kind = _NAMES.get(name_of(node))
+    if kind is None and node.op == "call_method" and str(node.target) in ("size", "dim", "numel", "type"):
+        return "structure"
+    if kind == "pool" and name_of(node) == "masked_fill" and node.args[2:] not in ((0,), (0.0,)):
+        return "only masked_fill with 0 has a stated rule"
+    if kind == "structure" and name_of(node) == "max" and len(node.args) < 2 and "dim" not in node.kwargs:
+        return "a maximum over the whole batch mixes samples"
+    return kind or "this operation has no stated rule"
+
+
+def is_positive(node: fx.Node, module: nn.Module | None) -> bool:
+    """Whether the node's values are at least 0 whatever goes in."""
+    if module is not None:
+        return isinstance(module, _POSITIVE_MODULES)
+    return name_of(node) in _POSITIVE_NAMES
+
+
+# pooling functions that choose between two bodies at run time all carry the same name
+_POOLS: dict[Any, str] = {
+    getattr(F, name): name
+    for name in ("max_pool1d", "max_pool2d", "max_pool3d", "adaptive_max_pool1d", "adaptive_max_pool2d")
+} | {torch.flatten: "flatten"}

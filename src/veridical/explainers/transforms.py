@@ -1,0 +1,247 @@
+"""Explanations changed on purpose: binarised, degraded, inverted, shuffled; as functions and as explainers.
+
+A wrapped explainer is asked with the key it would get alone, so the map underneath is the one it gives by
+itself; what a transform draws has a key of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from veridical import rng
+from veridical.errors import InputError
+from veridical.explainers.base import Explainer, registry
+from veridical.explainers.function import as_explainer
+from veridical.explainers.gradients import Gradient
+from veridical.explanation import Explanation
+from veridical.functional import positions
+from veridical.rng import Key
+from veridical.task import Task
+
+# --- functions on explanations --------------------------------------------------------------------------
+
+
+def top_k(explanation: Explanation, k: int, absolute: bool = False) -> Explanation:
+    """1 for the k most relevant features of each sample, 0 for the others (L-INTG-10 and the like, GEF).
+
+    `absolute` ranks by magnitude. A sample with fewer than k features has 1 in all; one that could not be
+    explained stays NaN.
+    """
+    if k < 1:
+        raise InputError(f"k counts features and is at least 1, got {k}")
+    ranked = explanation.with_values(explanation.values.abs()) if absolute else explanation
+    chosen = ranked.descending_ranks < k
+    if explanation.valid is not None:
+        chosen = chosen & explanation.valid
+    values = chosen.to(explanation.values.dtype)
+    values = values.masked_fill(explanation.values.isnan().all(-1, keepdim=True), torch.nan)
+    return explanation.with_values(values, f"top {k} of {explanation.explainer}")
+
+
+def degrade(explanation: Explanation, ratio: float, key: Key, repeat: int = 0) -> Explanation:
+    """Permute the scores of a share of the features among themselves (F-Fidelity's ranking study).
+
+    One keyed order of the n features a (sample, repeat) serves all ratios: ratio r permutes the scores of its
+    first round(r * n), so what a larger ratio touches includes what a smaller one did.
+    """
+    if not 0 <= ratio <= 1:
+        raise InputError(f"a ratio lies between 0 and 1, got {ratio}")
+    size = explanation.space.n_features
+    counts = explanation.space.counts(len(explanation)).to(explanation.values.device)
+    touched = torch.floor(ratio * counts.double() + 0.5 + 1e-9).to(torch.int64)
+    order = rng.permutation(key / "positions", explanation.ids, repeat, size, explanation.valid)
+    first = torch.arange(size, device=order.device)[None] < touched[:, None]
+    mixed = rng.permutation(key / "scores", explanation.ids, repeat, size, first)
+    sources = torch.empty_like(order).scatter_(-1, order, order.gather(-1, mixed))
+    return _moved(explanation, sources, f"{explanation.explainer} degraded by {ratio:g}")
+
+
+def shuffle(explanation: Explanation, key: Key) -> Explanation:
+    """The same scores in another place: permuted among the features of each sample."""
+    return replace(degrade(explanation, 1.0, key), explainer=f"shuffled {explanation.explainer}")
+
+
+def _moved(explanation: Explanation, sources: Tensor, name: str) -> Explanation:
+    """Give feature i the score of feature sources[i], and its place in the ranking, so ties move along."""
+    values = explanation.values.gather(-1, sources)
+    order = positions(explanation.ranks.gather(-1, sources))
+    return replace(explanation, values=values, order=order, explainer=name)
+
+
+# --- explainers -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Transform(Explainer):
+    """Base of explainers that change what another explainer says, and are otherwise like it."""
+
+    explainer: Explainer = Gradient()  # noqa: RUF009 (frozen)
+    kind: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        # names and functions are welcome where an explainer is
+        object.__setattr__(self, "explainer", as_explainer(self.explainer))
+
+    def transform(self, explanation: Explanation, key: Key) -> Explanation:
+        """The changed explanation; a transform that draws uses the key."""
+        return explanation
+
+    def __call__(self, task: Task, key: Key = Key(0)) -> Explanation:  # noqa: B008 (frozen)
+        made = self.explainer(task, key)
+        changed = self.transform(made, key / self.kind)
+        provenance = {**made.provenance, "explainer": self.to_json()}
+        return replace(changed, explainer=self.name, provenance=provenance)
+
+    def attribute(self, task: Task, key: Key) -> Tensor:
+        return self(task, key).values
+
+    def why_not(self, task: Task) -> str | None:
+        return self.explainer.why_not(task)
+
+    def rows_per_sample(self, task: Task) -> int:
+        return self.explainer.rows_per_sample(task)
+
+    def prepared(self, task: Task) -> Task:
+        return self.explainer.prepared(task)
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return f"{self.kind} {self.explainer.name}"
+
+    @property
+    def modalities(self) -> frozenset[str]:  # type: ignore[override]
+        return self.explainer.modalities
+
+    @property
+    def needs(self) -> frozenset[str]:  # type: ignore[override]
+        return self.explainer.needs
+
+    @property
+    def stochastic(self) -> bool:  # type: ignore[override]
+        return self.explainer.stochastic
+
+    @property
+    def control(self) -> bool:  # type: ignore[override]
+        return self.explainer.control
+
+    @property
+    def reads_outputs(self) -> bool:  # type: ignore[override]
+        return self.explainer.reads_outputs
+
+    @property
+    def summary(self) -> str:  # type: ignore[override]
+        return f"{self.kind}: {self.explainer.summary}"
+
+    @property
+    def paper(self) -> str:  # type: ignore[override]
+        return self.explainer.paper
+
+    def to_json(self) -> dict[str, Any]:
+        out: dict[str, Any] = {"name": self.kind, "version": self.version}
+        settings = {field.name: getattr(self, field.name) for field in fields(self)}
+        return out | settings | {"explainer": self.explainer.to_json()}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        inner = data["explainer"]
+        if isinstance(inner, dict):
+            inner = explainer_from_json(inner)
+        return super().from_json({**data, "explainer": inner})
+
+
+def explainer_from_json(data: dict[str, Any]) -> Explainer:
+    """The explainer, wrapped or not, that `to_json` described."""
+    wrappers = {cls.kind: cls for cls in (TopK, Degraded, Inverted, Shuffled)}
+    maker: Any = wrappers[data["name"]] if data["name"] in wrappers else registry.maker(data["name"])
+    made: Explainer = maker.from_json(data)
+    return made
+
+
+@dataclass(frozen=True)
+class TopK(Transform):
+    """Another explainer's k most relevant features as 1, the others as 0."""
+
+    k: int = 5
+    absolute: bool = False
+    kind: ClassVar[str] = "top_k"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.k < 1:
+            raise InputError(f"k counts features and is at least 1, got {self.k}")
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return f"top {self.k} of {self.explainer.name}"
+
+    def transform(self, explanation: Explanation, key: Key) -> Explanation:
+        return top_k(explanation, self.k, self.absolute)
+
+
+@dataclass(frozen=True)
+class Degraded(Transform):
+    """Another explainer's map with a share of its scores permuted among themselves; see `degrade`."""
+
+    ratio: float = 1.0
+    repeat: int = 0
+    kind: ClassVar[str] = "degraded"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (math.isfinite(self.ratio) and 0 <= self.ratio <= 1) or self.repeat < 0:
+            raise InputError(
+                f"a ratio lies between 0 and 1 and repeats count from 0, got {self.ratio} and {self.repeat}"
+            )
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return f"{self.explainer.name} degraded by {self.ratio:g}"
+
+    @property
+    def stochastic(self) -> bool:  # type: ignore[override]
+        return self.ratio > 0 or self.explainer.stochastic
+
+    def transform(self, explanation: Explanation, key: Key) -> Explanation:
+        return degrade(explanation, self.ratio, key, self.repeat)
+
+
+@dataclass(frozen=True)
+class Inverted(Transform):
+    """Another explainer's map with its ranking reversed (QGE eq. 4)."""
+
+    kind: ClassVar[str] = "inverse"
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return f"inverse of {self.explainer.name}"
+
+    def transform(self, explanation: Explanation, key: Key) -> Explanation:
+        return explanation.inverted()
+
+
+@dataclass(frozen=True)
+class Shuffled(Transform):
+    """A control: another explainer's scores, each at the place of a random feature."""
+
+    kind: ClassVar[str] = "shuffled"
+
+    @property
+    def stochastic(self) -> bool:  # type: ignore[override]
+        return True
+
+    @property
+    def control(self) -> bool:  # type: ignore[override]
+        # it does read the model: its scores are those of the wrapped map, only their places are not
+        return self.explainer.control
+
+    def transform(self, explanation: Explanation, key: Key) -> Explanation:
+        return shuffle(explanation, key)
+
+
+registry.add_prefix("inverse", Inverted)
+registry.add_prefix("shuffled", Shuffled)

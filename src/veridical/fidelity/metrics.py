@@ -1,0 +1,284 @@
+"""Fid, RFid and FFid: how far the right answer falls when a part of the ranking is removed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from veridical.errors import InputError
+from veridical.explanation import Explanation
+from veridical.fidelity.artefact import Finetuned
+from veridical.fidelity.finetuning import finetune, why_no_finetuning
+from veridical.fidelity.judging import Reference, judged_answers
+from veridical.fidelity.measuring import Falls, evaluations, mean_over_sizes, measure
+from veridical.fidelity.removal import Sign, budget, check_levels, check_share, smallest_beta
+from veridical.metrics.base import Metric, Outcome, register
+from veridical.rng import Key
+from veridical.scores import Curve, Direction
+from veridical.task import Task
+
+LEVELS = tuple(percent / 100 for percent in range(5, 100, 5))
+OTHER_CLASS = "explained for another class than the one judged: use task.with_targets(task.labels)"
+NOTHING_REMOVED = "some sizes remove nothing and are left out"
+NO_SIZE = "no size removes anything"
+Variant = Literal["indicator", "probability"]
+
+
+@dataclass(frozen=True)
+class Fidelity(Metric):
+    """What the fidelity metrics share: sizes, sign, the right answer, and the artefact they may stand on.
+
+    `sizes` are shares of the features that count as the explanation. `reference` says what a right answer is:
+    the label, or f's own prediction; by default the label where the task has labels. The value of a sample
+    is the mean over sizes; `details` holds both variants and `curve` the chosen one over sizes.
+    """
+
+    sign: Sign = "plus"
+    sizes: tuple[float, ...] = LEVELS
+    variant: Variant = "indicator"
+    reference: Reference | None = None
+    finetuned: Finetuned | None = None
+    family: ClassVar[str] = "fid"
+    category: ClassVar[str] = "faithfulness"
+    ranks_only: ClassVar[bool] = True
+    paper: ClassVar[str] = "Zheng et al. 2025 (F-Fidelity)"
+    assumes: ClassVar[str] = "the model can judge inputs with the removed share of features missing"
+
+    def __post_init__(self) -> None:
+        if self.sign not in ("plus", "minus"):
+            raise InputError(f"sign is 'plus' or 'minus', got {self.sign!r}")
+        if self.variant not in ("indicator", "probability"):
+            raise InputError(f"variant is 'indicator' or 'probability', got {self.variant!r}")
+        object.__setattr__(self, "sizes", tuple(float(size) for size in self.sizes))
+        check_levels(self.sizes)
+        if self.reference not in (None, "label", "prediction"):
+            raise InputError(f"reference is 'label', 'prediction' or None, got {self.reference!r}")
+        # RFid(sign="minus") is the metric registered as rfid_minus
+        object.__setattr__(self, "name", f"{self.family}_{self.sign}")
+
+    @property
+    def better(self) -> Direction:
+        return Direction.HIGHER if self.sign == "plus" else Direction.LOWER
+
+    @property
+    def removal(self) -> Mapping[str, Any]:
+        """How much of a part is removed: alpha, beta, draws and the way of drawing."""
+        return {"alpha": 1.0, "beta": None, "draws": 1, "bernoulli": False}
+
+    def evaluations(self, task: Task) -> int:
+        """How many rows the model is asked: samples x sizes x draws (x repeats of the fill)."""
+        return evaluations(task, self.sizes, self.removal["draws"], (self.sign,))
+
+    def model_task(self, task: Task) -> Task:
+        """The task on the model that judges masked inputs: the fine-tuned one where there is one."""
+        return task if self.finetuned is None else self.finetuned.on(task)
+
+    def falls(self, task: Task, explanation: Explanation, key: Key) -> Falls:
+        """The falls over sizes, both variants, in one pass."""
+        truth = judged_answers(task, self.reference)
+        judge = self.model_task(task)
+        found = measure(
+            judge, explanation, truth, levels=self.sizes, signs=(self.sign,), key=key, **self.removal
+        )
+        return found[self.sign]
+
+    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+        # both signs and all fidelity metrics meet the same draws
+        falls = self.falls(task, explanation, Key(key.seed) / "fidelity")
+        return self.outcome(task, explanation, falls)
+
+    def outcome(self, task: Task, explanation: Explanation, falls: Falls) -> Outcome:
+        """Values, flags, curve and both variants from the falls."""
+        chosen = falls.variant(self.variant)
+        missing = chosen.isnan()
+        values = mean_over_sizes(chosen)
+        flags = {
+            NO_SIZE: missing.all(-1),
+            NOTHING_REMOVED: missing.any(-1) & ~missing.all(-1),
+            OTHER_CLASS: self._other_class(task, explanation),
+        }
+        sizes = torch.tensor(self.sizes, dtype=torch.float64)
+        details = {"indicator": falls.indicator, "probability": falls.probability}
+        label = f"fall of the right answer ({self.variant}), {self.sign}"
+        return Outcome(
+            values,
+            flags,
+            Curve(sizes, chosen, "explanation size (share of features)", label),
+            details,
+            self._notes(task),
+        )
+
+    def _other_class(self, task: Task, explanation: Explanation) -> Tensor:
+        if task.head not in ("multiclass", "binary"):
+            return torch.zeros(len(task), dtype=torch.bool, device=task.device)
+        return judged_answers(task, self.reference) != explanation.targets.to(task.device)
+
+    def _notes(self, task: Task) -> dict[str, Any]:
+        judged = self.reference or ("prediction" if task.labels is None else "label")
+        notes: dict[str, Any] = {"evaluations": self.evaluations(task), "right answer": judged}
+        if self.finetuned is not None:
+            notes["finetuned"] = self.finetuned.summary(task)
+        return notes
+
+
+@dataclass(frozen=True)
+class Fid(Fidelity):
+    """The fall of the right answer when the whole explanation (plus), or all the rest (minus), is removed.
+
+    Fid+ = 1(y = f(x)) - 1(y = f(x without its s strongest features)), Fid- keeps only those (eq. 1-2). With
+    `finetuned` the fine-tuned model judges: the ablation "Fid with fine-tuning" of appendix D.7.
+    """
+
+    name: ClassVar[str] = "fid_plus"
+    summary: ClassVar[str] = "Does the right answer fall when the explanation is removed whole?"
+    misleads: ClassVar[str] = "where masked inputs lie outside what the model has learnt"
+
+
+@dataclass(frozen=True)
+class RFid(Fidelity):
+    """Fid with a random part of the explanation (or of the rest) removed, over `draws` draws (eq. 3-4).
+
+    floor(alpha * s) of the s strongest features, or ceil(alpha * (n - s)) of the others, drawn without
+    replacement; `bernoulli` removes each with that probability instead.
+    """
+
+    alpha: float = 0.5
+    draws: int = 50
+    bernoulli: bool = False
+    family: ClassVar[str] = "rfid"
+    name: ClassVar[str] = "rfid_plus"
+    summary: ClassVar[str] = "Does the right answer fall when random parts of the explanation are removed?"
+    misleads: ClassVar[str] = "where even slightly masked inputs lie outside what the model has learnt"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_share("alpha", self.alpha)
+        if self.draws < 1:
+            raise InputError(f"draws is at least 1, got {self.draws}")
+
+    @property
+    def removal(self) -> Mapping[str, Any]:
+        return {"alpha": self.alpha, "beta": None, "draws": self.draws, "bernoulli": self.bernoulli}
+
+
+@dataclass(frozen=True)
+class FFid(RFid):
+    """RFid on a model fine-tuned under random masks, never removing more than it has learnt to miss (eq. 6).
+
+    At most B = floor(beta * n) features are removed. `finetuned` is the artefact of `fidelity.finetune`, made
+    with the same beta, fill and space; without it the metric fine-tunes on the task's training rows, once:
+    the artefact is kept on disk and serves every explainer.
+    """
+
+    beta: float = 0.1
+    family: ClassVar[str] = "ffid"
+    name: ClassVar[str] = "ffid_plus"
+    summary: ClassVar[str] = "RFid on a model that has learnt to miss features, within what it has learnt"
+    misleads: ClassVar[str] = "where masking hardly hurts the model: plain Fid tells more there"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_share("beta", self.beta)
+        if self.finetuned is not None and abs(self.finetuned.beta - self.beta) > 1e-12:
+            raise InputError(
+                f"the model was fine-tuned with beta {self.finetuned.beta:g} and is to be evaluated with beta "
+                f"{self.beta:g}; give FFid(finetuned=..., beta={self.finetuned.beta:g}), or fine-tune again"
+            )
+
+    @property
+    def removal(self) -> Mapping[str, Any]:
+        return {**super().removal, "beta": self.beta}
+
+    def why_not(self, task: Task) -> str | None:
+        reason = super().why_not(task)
+        if reason is None and self.finetuned is None:
+            reason = why_no_finetuning(task)
+        return reason
+
+    def artefact(self, task: Task) -> Finetuned:
+        """The fine-tuned model: the given one, or one made (or found) with the default settings."""
+        return finetune(task, beta=self.beta) if self.finetuned is None else self.finetuned
+
+    def model_task(self, task: Task) -> Task:
+        return self.artefact(task).on(task)
+
+    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+        n = task.space.counts(len(task))
+        short = budget(n, self.beta) < 1
+        need = smallest_beta(int(n.min()))
+        flag = f"beta {self.beta:g} allows no feature to be removed; the smallest beta that works is {need:g}"
+        if bool(short.all()):
+            nan = torch.full((len(task),), torch.nan, dtype=torch.float64, device=task.device)
+            return Outcome(nan, {flag: short})
+        outcome = super().evaluate(task, explanation, key)
+        return Outcome(
+            outcome.values,
+            {**outcome.flags, flag: short.to(task.device)},
+            outcome.curve,
+            outcome.details,
+            outcome.notes,
+        )
+
+    def _notes(self, task: Task) -> dict[str, Any]:
+        return {**super()._notes(task), "finetuned": self.artefact(task).summary(task)}
+
+
+@register
+@dataclass(frozen=True)
+class FidPlus(Fid):
+    """Fid+: the whole explanation is removed; higher is better."""
+
+    name: ClassVar[str] = "fid_plus"
+
+
+@register
+@dataclass(frozen=True)
+class FidMinus(Fid):
+    """Fid-: all but the explanation is removed; lower is better."""
+
+    sign: Sign = "minus"
+    name: ClassVar[str] = "fid_minus"
+    direction: ClassVar[Direction] = Direction.LOWER
+    summary: ClassVar[str] = "Does the right answer stay when only the explanation is kept?"
+
+
+@register
+@dataclass(frozen=True)
+class RFidPlus(RFid):
+    """RFid+: random parts of the explanation are removed; higher is better."""
+
+    name: ClassVar[str] = "rfid_plus"
+
+
+@register
+@dataclass(frozen=True)
+class RFidMinus(RFid):
+    """RFid-: random parts of all but the explanation are removed; lower is better."""
+
+    sign: Sign = "minus"
+    name: ClassVar[str] = "rfid_minus"
+    direction: ClassVar[Direction] = Direction.LOWER
+    summary: ClassVar[str] = "Does the right answer stay when random parts of the rest are removed?"
+
+
+@register
+@dataclass(frozen=True)
+class FFidPlus(FFid):
+    """FFid+: RFid+ on the fine-tuned model with capped counts; higher is better."""
+
+    name: ClassVar[str] = "ffid_plus"
+
+
+@register
+@dataclass(frozen=True)
+class FFidMinus(FFid):
+    """FFid-: RFid- on the fine-tuned model with capped counts; lower is better."""
+
+    sign: Sign = "minus"
+    name: ClassVar[str] = "ffid_minus"
+    direction: ClassVar[Direction] = Direction.LOWER
+    summary: ClassVar[str] = "RFid- on a model that has learnt to miss features, within what it has learnt"

@@ -1,0 +1,269 @@
+"""The fine-tuning loop: random masks, a validation split, early stop, and a resume file after every epoch.
+
+Every random choice is keyed by the seed and the epoch, and global generators (dropout) are set from a key
+before each step and put back, so that a resumed run walks on exactly where it stopped.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from veridical import rng
+from veridical.errors import InputError
+from veridical.fidelity.removal import budget
+from veridical.fill import Fill
+from veridical.predictor import Output, Side, call, take_side
+from veridical.progress import track
+from veridical.rng import Key
+from veridical.space import Space
+
+log = logging.getLogger("veridical")
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+Optimiser = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long and in which steps a copy of the model is fine-tuned."""
+
+    beta: float
+    epochs: int
+    batch: int
+    rate: float
+    validation: float
+    patience: int
+    masks: bool
+    seed: int
+
+    def __post_init__(self) -> None:
+        for what in ("epochs", "batch", "patience"):
+            if getattr(self, what) < 1:
+                raise InputError(f"{what} is at least 1, got {getattr(self, what)}")
+        if not 0 < self.validation < 1:
+            raise InputError(
+                f"validation is the share of training rows held out, in (0, 1); got {self.validation}"
+            )
+        if self.rate <= 0:
+            raise InputError(f"rate is positive, got {self.rate}")
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Training rows with what removes features from them."""
+
+    inputs: Tensor
+    targets: Tensor
+    side: Side
+    space: Space
+    fill: Fill
+    fill_state: Tensor | None
+
+    def masked(self, index: Tensor, beta: float, key: Key, draw: int) -> Tensor:
+        """Rows with a count uniform on {0..B} of features each removed, all channels together."""
+        x, ids = self.inputs[index], index
+        space = self.space.take(index)
+        n = space.counts(len(x)).to(x.device)
+        most = budget(n, beta)
+        counts = rng.integers(key / "count", ids, draw, 1, (most + 1)[:, None])
+        ranks = rng.random_ranks(key / "mask", ids, draw, space.n_features, space.valid)
+        removed = space.expand(ranks < counts)
+        if self.fill.looks_at_mask:
+            return self.fill.impute(x, removed, ids, key / "fill" / draw)
+        background = self.fill.background(self.fill_state, x, ids, key / "fill" / draw)[:, 0]
+        return torch.where(removed, background, x)
+
+
+@dataclass
+class Progress:
+    """Where a fine-tuning stands; goes to the resume file and back."""
+
+    epoch: int = 0
+    best_epoch: int = -1
+    best: dict[str, Tensor] = field(default_factory=dict)
+    history: list[dict[str, float]] = field(default_factory=list)
+    forward: int = 0
+    backward: int = 0
+
+    def waited(self) -> int:
+        """Epochs since the validation loss last fell."""
+        return self.epoch - 1 - self.best_epoch
+
+
+def head_loss(head: str) -> Loss:
+    """The usual loss of a head: cross-entropy, binary cross-entropy, or squared error."""
+    if head == "multiclass":
+        return lambda outputs, targets: F.cross_entropy(outputs, targets)
+    if head == "binary":
+        # column 1 is the logit of class 1 and column 0 its negative
+        return lambda outputs, targets: F.binary_cross_entropy_with_logits(
+            outputs[:, 1], targets.to(outputs.dtype)
+        )
+    if head == "multilabel":
+        return lambda outputs, targets: F.binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype))
+    return lambda outputs, targets: F.mse_loss(outputs, targets.to(outputs.dtype))
+
+
+def fit(
+    model: nn.Module,
+    output: Output,
+    rows: Rows,
+    schedule: Schedule,
+    loss: Loss,
+    optimiser: Optimiser,
+    resume: Path,
+    show: bool | None,
+) -> Progress:
+    """Fine-tune the model in place until the validation loss stops falling; leaves its best state in it."""
+    key = Key(schedule.seed) / "fine-tuning"
+    learn, held = split(len(rows.inputs), schedule.validation, key, rows.inputs.device)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if not trained:
+        trained = [p.requires_grad_(True) for p in model.parameters() if p.is_floating_point()]
+    steps = optimiser(trained)
+    state = _resumed(resume, model, steps) or Progress()
+    what = "fine-tuning" if schedule.masks else "fine-tuning without masks"
+    for epoch in track(range(schedule.epochs), what, show):
+        if epoch < state.epoch:
+            continue
+        if state.waited() >= schedule.patience:
+            break
+        train_loss = _epoch(model, output, rows, learn, schedule, loss, steps, key, epoch, state)
+        valid_loss = _validation(model, output, rows, held, schedule, loss, key, state)
+        state.history.append({"training": train_loss, "validation": valid_loss})
+        if not math.isfinite(train_loss) or not math.isfinite(valid_loss):
+            resume.unlink(missing_ok=True)
+            raise InputError(
+                f"the loss became {train_loss} in epoch {epoch + 1}: the steps are too large; lower the rate"
+            )
+        best = state.history[state.best_epoch]["validation"] if state.best_epoch >= 0 else math.inf
+        if valid_loss < best:
+            state.best_epoch = epoch
+            state.best = {name: value.detach().clone() for name, value in model.state_dict().items()}
+        state.epoch = epoch + 1
+        _keep(resume, model, steps, state)
+    model.load_state_dict(state.best)
+    return state
+
+
+def split(count: int, share: float, key: Key, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Row numbers to learn from, and those held out to choose the checkpoint by."""
+    held = min(max(1, round(share * count)), count - 1)
+    order = rng.permutation(key / "split", torch.tensor([0]), 0, count)[0].to(device)
+    return order[held:], order[:held]
+
+
+def _epoch(
+    model: nn.Module,
+    output: Output,
+    rows: Rows,
+    learn: Tensor,
+    schedule: Schedule,
+    loss: Loss,
+    steps: torch.optim.Optimizer,
+    key: Key,
+    epoch: int,
+    state: Progress,
+) -> float:
+    # dropout acts and batch norm follows the masked batches, as in ordinary training
+    model.train()
+    order = learn[rng.permutation(key / "order", torch.tensor([epoch]), 0, len(learn))[0].to(learn.device)]
+    total = torch.zeros((), dtype=torch.float64, device=learn.device)
+    with torch.enable_grad():
+        for at, index in enumerate(batches(order, schedule.batch)):
+            x = _inputs(rows, index, schedule, key, epoch + 1)
+            with keyed_generators(key / "step" / epoch / at, learn.device):
+                value = loss(output(call(model, x, take_side(rows.side, index))), rows.targets[index])
+                steps.zero_grad()
+                value.backward()
+            steps.step()
+            total += value.detach().double() * len(index)
+    state.forward += len(learn)
+    state.backward += len(learn)
+    return float(total / len(learn))
+
+
+def _validation(
+    model: nn.Module,
+    output: Output,
+    rows: Rows,
+    held: Tensor,
+    schedule: Schedule,
+    loss: Loss,
+    key: Key,
+    state: Progress,
+) -> float:
+    model.eval()
+    total = torch.zeros((), dtype=torch.float64, device=held.device)
+    with torch.no_grad():
+        for index in held.split(schedule.batch):
+            # the same masks in every epoch, so that epochs are compared on the same ground
+            x = _inputs(rows, index, schedule, key / "validation", 0)
+            value = loss(output(call(model, x, take_side(rows.side, index))), rows.targets[index])
+            total += value.double() * len(index)
+    state.forward += len(held)
+    return float(total / len(held))
+
+
+def _inputs(rows: Rows, index: Tensor, schedule: Schedule, key: Key, draw: int) -> Tensor:
+    return rows.masked(index, schedule.beta, key, draw) if schedule.masks else rows.inputs[index]
+
+
+def batches(order: Tensor, size: int) -> Iterator[Tensor]:
+    """Batches of at least two rows, since batch norm cannot learn from one."""
+    pieces = list(order.split(size))
+    if len(pieces) > 1 and len(pieces[-1]) == 1:
+        pieces[-2:] = [torch.cat(pieces[-2:])]
+    yield from pieces
+
+
+@contextmanager
+def keyed_generators(key: Key, device: torch.device) -> Iterator[None]:
+    """Dropout draws from torch's global generators: set them from a key and put them back."""
+    places = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=places):
+        torch.manual_seed(key.state & (2**63 - 1))
+        yield
+
+
+def _keep(path: Path, model: nn.Module, steps: torch.optim.Optimizer, state: Progress) -> None:
+    """Write the resume file atomically: an interruption leaves the last whole one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {"model": model.state_dict(), "optimiser": steps.state_dict(), "progress": vars(state)}
+    handle, part = tempfile.mkstemp(dir=path.parent, suffix=".part")
+    os.close(handle)
+    try:
+        torch.save(content, part)
+        os.replace(part, path)
+    finally:
+        Path(part).unlink(missing_ok=True)
+
+
+def _resumed(path: Path, model: nn.Module, steps: torch.optim.Optimizer) -> Progress | None:
+    if not path.is_file():
+        return None
+    backup = copy.deepcopy(model.state_dict())
+    try:
+        place = next(model.parameters()).device
+        content: dict[str, Any] = torch.load(path, map_location=place, weights_only=True)
+        model.load_state_dict(content["model"])
+        steps.load_state_dict(content["optimiser"])
+        log.info("fine-tuning goes on from epoch %d in %s", content["progress"]["epoch"], path)
+        return Progress(**content["progress"])
+    except Exception as error:
+        log.warning("%s cannot be resumed (%s); fine-tuning starts anew", path, error)
+        model.load_state_dict(backup)
+        return None

@@ -1,0 +1,232 @@
+"""How far explanations move along the noise path: four forms of D_phi, with D_f beside each.
+
+All forms share one signature: (clean, level, draw) -> Moved, where `clean` holds what is known of the
+unperturbed world. Explanations are compared after division by their root mean square unless asked not to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from veridical.explainers import Explainer
+from veridical.functional import cosine_distance, euclidean, round_to_grid
+from veridical.gef.worlds import Perturbation, disturbed, with_output_noise
+from veridical.rng import Key
+from veridical.task import Task
+
+Form = Literal["fast", "reference", "jacobian", "arc"]
+Distance = Literal["euclidean", "cosine"]
+SMALL_STEP = 1e-3
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """Everything a distortion needs to know, the same for all levels and draws."""
+
+    task: Task
+    explainer: Explainer
+    key: Key
+    distance: Distance
+    model_distance: Literal["logit", "outputs"]
+    normalise: bool
+    same_direction: bool
+    perturb: Perturbation
+    steps: int
+    output_draws: int
+    output_noise: float
+
+    def noise_key(self, draw: int, level: int) -> Key:
+        """Noise is drawn afresh for every (draw, level); along one direction it is the draw's own."""
+        own = self.key / "noise" / draw
+        return own if self.same_direction else own / level
+
+    def world(self, sigma: float, draw: int, level: int, step: float = 1.0) -> Task:
+        return disturbed(self.task, sigma, self.noise_key(draw, level), self.perturb, step)
+
+    def explain(self, world: Task, *where: str | int) -> Tensor:
+        """The map of a world; `where` keys a stochastic explainer, and controls draw anew at every call."""
+        key = self.key / "explainer"
+        for part in where:
+            key = key / part
+        explanation = self.explainer(world, key)
+        chosen = explanation.normalised() if self.normalise else explanation
+        return chosen.values.double()
+
+    def outputs(self, world: Task) -> Tensor:
+        return world.predictor.outputs(world.inputs, world.side)
+
+    def between(self, a: Tensor, b: Tensor) -> Tensor:
+        measure = euclidean if self.distance == "euclidean" else cosine_distance
+        return measure(a, b, where=self.task.space.valid)
+
+    def model_distortion(self, outputs: Tensor) -> Tensor:
+        """D_f: |y_c - y_hat_c|, or the Euclidean distance over all outputs. Equal answers tie."""
+        clean = self.task.outputs.to(outputs.dtype)
+        if self.model_distance == "logit":
+            place = self.task.targets[:, None]
+            clean, outputs = clean.gather(1, place), outputs.gather(1, place)
+        pair = round_to_grid(torch.cat([clean, outputs], 1))
+        width = clean.shape[1]
+        return (pair[:, :width] - pair[:, width:]).square().sum(-1).sqrt()
+
+
+@dataclass(frozen=True, eq=False)
+class Moved:
+    """Distortions of model and explanation at one level (N,), and what the form has to say about itself."""
+
+    model: Tensor
+    explanation: Tensor
+    fit: Tensor | None = None
+    in_span: Tensor | None = None
+
+
+def fast(setting: Setting, sigma: float, draw: int, level: int, clean: Tensor) -> Moved:
+    """The distance between the maps of the clean and the perturbed world (GEF eq. 6)."""
+    world = setting.world(sigma, draw, level)
+    moved = setting.explain(world, draw, level)
+    return Moved(setting.model_distortion(setting.outputs(world)), setting.between(clean, moved))
+
+
+def arc(setting: Setting, sigma: float, draw: int, level: int, clean: Tensor) -> Moved:
+    """The length of the explanation's own path as the weights walk straight to the noisy ones.
+
+    sum_t ||e_t - e_{t-1}|| over `steps` steps; one key serves the whole path of a stochastic explainer.
+    """
+    before = _path_start(setting, draw, level, clean)
+    length = torch.zeros(len(before), dtype=torch.float64, device=before.device)
+    world = setting.task
+    for t in range(1, setting.steps + 1):
+        world = setting.world(sigma, draw, level, step=t / setting.steps)
+        now = setting.explain(world, *_path_key(setting, draw, level, t))
+        length = length + setting.between(before, now)
+        before = now
+    return Moved(setting.model_distortion(setting.outputs(world)), length)
+
+
+def jacobian(setting: Setting, sigma: float, draw: int, level: int, clean: Tensor) -> Moved:
+    """The energy T sum_t ||J_t dy_t||^2 along the same path (GEF eq. 12-13, dimensions made consistent).
+
+    J_t is the minimum-norm least-squares response of the map to the outputs over K weight perturbations
+    N(1, 1e-3^2) around theta_t, so J_t dy = dE^T a with dY^T a = dy: no V x C matrix is ever formed.
+    """
+    task = setting.task
+    narrow = task.n_outputs > 20
+    count = 5 if narrow else max(5, 2 * task.n_outputs)
+    energy = torch.zeros(len(task), dtype=torch.float64, device=task.device)
+    fits, spans = [], []
+    outputs_before = setting.task.outputs.double()
+    outputs = outputs_before
+    for t in range(1, setting.steps + 1):
+        world = setting.world(sigma, draw, level, step=t / setting.steps)
+        outputs = setting.outputs(world).double()
+        here = setting.explain(world, *_path_key(setting, draw, level, t))
+        moved_outputs, moved_maps = [], []
+        for k in range(count):
+            key = setting.noise_key(draw, level) / "jacobian" / t / k
+            near = disturbed(world, SMALL_STEP, key, setting.perturb)
+            moved_outputs.append(setting.outputs(near).double() - outputs)
+            maps = setting.explain(near, *_path_key(setting, draw, level, t * (count + 1) + k))
+            moved_maps.append(maps - here)
+        response = torch.stack(moved_outputs, 1)
+        step = outputs - outputs_before
+        if narrow:
+            response, step = (_own(task, value) for value in (response, step))
+        length, fit, in_span = least_squares_step(response, torch.stack(moved_maps, 1), step)
+        energy = energy + length.square()
+        fits.append(fit)
+        spans.append(in_span)
+        outputs_before = outputs
+    return Moved(
+        setting.model_distortion(outputs),
+        setting.steps * energy,
+        torch.stack(fits).mean(0),
+        torch.stack(spans).mean(0),
+    )
+
+
+def least_squares_step(outputs: Tensor, maps: Tensor, step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """||J step|| for the minimum-norm J with maps (N, K, V) ~ outputs (N, K, C) J^T; its fit and its reach.
+
+    The fit is the R^2 of each perturbation predicted from the others; the reach is the share of ||step||^2
+    inside the span of the outputs seen.
+    """
+    inverse = torch.linalg.pinv(outputs, rtol=1e-9)
+    weights = (inverse.mT @ step[..., None])[..., 0]
+    gram = maps @ maps.mT
+    length = (weights[:, None] @ gram @ weights[..., None])[:, 0, 0].clamp(min=0).sqrt()
+    hat = outputs @ inverse
+    rest = torch.eye(hat.shape[-1], dtype=hat.dtype, device=hat.device) - hat
+    alone = 1 - hat.diagonal(dim1=-2, dim2=-1)
+    left_out = rest / alone.clamp(min=1e-12)[..., None]
+    missed = (left_out @ gram @ left_out.mT).diagonal(dim1=-2, dim2=-1).sum(-1)
+    total = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
+    fit = torch.where(total > 0, 1 - missed / total.clamp(min=1e-300), torch.nan)
+    reached = (outputs.mT @ weights[..., None])[..., 0]
+    whole = step.square().sum(-1)
+    in_span = torch.where(whole > 0, reached.square().sum(-1) / whole.clamp(min=1e-300), torch.nan)
+    return length, fit, in_span
+
+
+class RunningReference:
+    """GEF as its authors programmed it: a running mean over levels of (de . j)^2.
+
+    de = e - e_t for a fresh draw at each of T noise strengths from 1e-4 to the level's; j the mean of
+    e - e_tk over K copies of that model with N(0, s) added to its output. Where the explainer reads no output
+    values and is deterministic, every e_tk equals e_t, and the mean is that of ||de||^4.
+    """
+
+    def __init__(self) -> None:
+        self.sums: dict[int, Tensor] = {}
+        self.counts: dict[int, int] = {}
+
+    def __call__(self, setting: Setting, sigma: float, draw: int, level: int, clean: Tensor) -> Moved:
+        low = 1e-4
+        for t in range(setting.steps):
+            share = t / max(1, setting.steps - 1) if setting.steps > 1 else 1.0
+            strength = low + (sigma - low) * share
+            key = setting.noise_key(draw, level) / "step" / t
+            world = disturbed(setting.task, strength, key, setting.perturb)
+            change = clean - setting.explain(world, draw, level, t)
+            towards = self._mean_change(setting, world, clean, change, draw, level, t)
+            product = (change * towards).sum(-1).square()
+            self.sums[draw] = self.sums.get(draw, torch.zeros_like(product)) + product
+            self.counts[draw] = self.counts.get(draw, 0) + 1
+        world = setting.world(sigma, draw, level)
+        model = setting.model_distortion(setting.outputs(world))
+        return Moved(model, self.sums[draw] / self.counts[draw])
+
+    @staticmethod
+    def _mean_change(
+        setting: Setting, world: Task, clean: Tensor, change: Tensor, draw: int, level: int, t: int
+    ) -> Tensor:
+        explainer = setting.explainer
+        if not (explainer.reads_outputs or explainer.stochastic):
+            return change
+        total = torch.zeros_like(change)
+        for k in range(setting.output_draws):
+            key = setting.key / "output" / draw / level / t / k
+            noisy = with_output_noise(world, setting.output_noise, key)
+            total = total + (clean - setting.explain(noisy, draw, level, t, k))
+        return total / setting.output_draws
+
+
+def _path_key(setting: Setting, draw: int, level: int, t: int) -> tuple[str | int, ...]:
+    """One key for the whole path of a stochastic explainer; controls redraw at every call."""
+    path: tuple[str | int, ...] = ("path", draw, level)
+    return (*path, t) if setting.explainer.control else path
+
+
+def _path_start(setting: Setting, draw: int, level: int, clean: Tensor) -> Tensor:
+    if not setting.explainer.stochastic:
+        return clean
+    return setting.explain(setting.task, *_path_key(setting, draw, level, 0))
+
+
+def _own(task: Task, values: Tensor) -> Tensor:
+    """Keep the explained output only, as one column."""
+    place = task.targets.reshape(-1, *[1] * (values.dim() - 1)).expand(*values.shape[:-1], 1)
+    return values.gather(-1, place)

@@ -1,0 +1,54 @@
+"""Completeness: does the relevance add up to what the model's answer owes to the input?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from veridical.explanation import Explanation
+from veridical.fill import Fill
+from veridical.metrics.base import Metric, Outcome, register
+from veridical.metrics.blocks import in_blocks
+from veridical.probe import Given, probe
+from veridical.rng import Key
+from veridical.scores import Direction
+from veridical.task import Response, Task
+
+
+def total_relevance(values: Tensor, valid: Tensor | None) -> Tensor:
+    """The sum of each map over the features that exist, in float64."""
+    values = values.double()
+    return values.sum(-1) if valid is None else torch.where(valid, values, 0.0).sum(-1)
+
+
+@register
+@dataclass(frozen=True)
+class Completeness(Metric):
+    """|sum_i e_i - (y_c(x) - y_c(x without all features))|, on logits: a gap, not a test for equality.
+
+    The baseline is the fill put in the place of every feature; choose the explainer's own (integrated
+    gradients from zero: fill="zero").
+    """
+
+    response: Response = "logit"
+    fill: Fill | None = None
+    name: ClassVar[str] = "completeness"
+    category: ClassVar[str] = "axiomatic"
+    direction: ClassVar[Direction] = Direction.LOWER
+    summary: ClassVar[str] = "Does the relevance add up to the change of the model's answer?"
+    assumes: ClassVar[str] = "the map is meant to add up, in the units of the logits"
+    misleads: ClassVar[str] = "only the sum counts, so the right sum in the wrong places is perfect"
+    paper: ClassVar[str] = "Sundararajan et al. 2017"
+    permutation_invariant: ClassVar[bool] = True
+
+    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+        everything = torch.ones(1, task.space.n_features, dtype=torch.bool, device=task.device)
+        asked = probe(
+            task, Given(everything), response=self.response, fill=self.fill, key=key, with_clean=True
+        )
+        owed = asked[:, 0] - asked[:, 1]
+        total = in_blocks(total_relevance, explanation.values, explanation.valid)
+        return Outcome((total - owed).abs(), details={"sum of relevance": total, "change of answer": owed})

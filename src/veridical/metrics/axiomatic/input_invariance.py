@@ -1,0 +1,85 @@
+"""Input invariance: does the map stay when input and model are shifted together?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from veridical.errors import InputError
+from veridical.explainers.base import Explainer
+from veridical.functional import euclidean, rms_normalise
+from veridical.metrics.base import ExplainerMetric, Outcome, register
+from veridical.metrics.input_noise import movable, why_no_noise
+from veridical.rng import Key
+from veridical.scores import Direction
+from veridical.task import Task
+
+
+class Compensated(nn.Module):
+    """The child model behind a subtraction: it answers x + shift as the child answers x."""
+
+    def __init__(self, module: nn.Module, shift: float) -> None:
+        super().__init__()
+        self.module = module
+        self.shift = shift
+
+    def forward(self, x: Tensor, *side: Any, **named: Any) -> Any:
+        return self.module(x - self.shift, *side, **named)
+
+
+def shifted(task: Task, shift: float, compensate: bool) -> Task:
+    """The task at x + shift; with `compensate` also its model and reference rows, so that answers stay."""
+    moved = task.with_inputs(task.inputs + shift)
+    if not compensate:
+        return moved
+    view = Compensated(task.predictor.model, shift)
+    train = None if task.train is None else task.train + shift
+    twin = moved._derive(model=view, predictor=task.predictor.with_model(view), train=train)
+    twin.__dict__["reference"] = twin  # fills are prepared from its own, shifted, reference rows
+    return twin
+
+
+@register
+@dataclass(frozen=True)
+class InputInvariance(ExplainerMetric):
+    """‖e(f, x) - e(f', x + s)‖ / ‖e(f, x)‖ with f'(x + s) = f(x), maps divided by their root mean square.
+
+    f' subtracts the shift s again, so both models are the same function of what they are shown; 0 means that
+    the explanation does not see the shift. `compensate=False` shifts the input alone, as common programs do.
+    """
+
+    shift: float = 1.0
+    compensate: bool = True
+    name: ClassVar[str] = "input_invariance"
+    category: ClassVar[str] = "axiomatic"
+    direction: ClassVar[Direction] = Direction.LOWER
+    summary: ClassVar[str] = "Does the map stay when input and model are shifted together?"
+    assumes: ClassVar[str] = "an explanation should not depend on where the zero of the inputs lies"
+    misleads: ClassVar[str] = (
+        "methods with a baseline at zero fail by their baseline, which should have been shifted too; maps "
+        "that ignore the input pass"
+    )
+    paper: ClassVar[str] = "Kindermans et al. 2019"
+    needs: ClassVar[frozenset[str]] = frozenset({"explainer"})
+
+    def __post_init__(self) -> None:
+        if self.shift == 0:
+            raise InputError("a shift of 0 changes nothing; give another")
+
+    def why_not(self, task: Task) -> str | None:
+        return super().why_not(task) or why_no_noise(task)
+
+    def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
+        start = movable(task)
+        # one key for both: the axiom is about the shift, not about an explainer's own noise
+        before, after = (
+            rms_normalise(explainer(world, key).values, where=task.space.valid)
+            for world in (start, shifted(start, self.shift, self.compensate))
+        )
+        size = before.norm(dim=-1)
+        gap = euclidean(before, after) / torch.where(size == 0, torch.nan, size)
+        missing = before.isnan().any(-1) | after.isnan().any(-1)
+        return Outcome(gap, {"the map is all zeros": size == 0, "no explanation": missing})

@@ -1,0 +1,104 @@
+"""Non-sensitivity: do exactly those features have no relevance that the model does not depend on?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from veridical.errors import InputError
+from veridical.explanation import Explanation
+from veridical.fill import Fill, UniformNoise
+from veridical.functional import rms_normalise
+from veridical.metrics.base import Metric, Outcome, register
+from veridical.metrics.blocks import in_blocks
+from veridical.probe import probe
+from veridical.rng import Key
+from veridical.scores import Direction
+from veridical.task import Response, Task
+
+# answers that differ by one step of the grid they were rounded to may be one answer, rounded both ways
+_SAME = {torch.float64: 1.5e-9, torch.float32: 1.5e-6}
+
+
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """Mask m removes the features m * size, ..., (m + 1) * size - 1 and no others."""
+
+    n_features: int
+    size: int
+    device: torch.device
+
+    @property
+    def count(self) -> int:
+        return -(-self.n_features // self.size)
+
+    def removed(self, samples: slice, masks: slice) -> Tensor:
+        group = torch.arange(masks.start, masks.stop, device=self.device)
+        member = torch.arange(self.n_features, device=self.device) // self.size
+        return (member == group[:, None])[None]
+
+    def pool(self, truth: Tensor) -> Tensor:
+        """Whether it holds for any feature of a group (N, count)."""
+        spare = self.count * self.size - self.n_features
+        padded = torch.nn.functional.pad(truth, (0, spare))
+        return padded.reshape(len(truth), self.count, self.size).any(-1)
+
+
+def disagreements(relevant: Tensor, depended_on: Tensor, exists: Tensor) -> Tensor:
+    """|{no relevance} symmetric difference {no dependence}| over the features that exist (N,)."""
+    return ((relevant != depended_on) & exists).sum(-1).double()
+
+
+@register
+@dataclass(frozen=True)
+class NonSensitivity(Metric):
+    """The number of features with relevance that the model ignores, or without that it depends on.
+
+    |{i: e_i = 0} Δ {i: f does not change with x_i}|. A feature counts as depended on if one of `draws`
+    replacements by uniform noise over its range (token ids: the task's fill) changes the response, and as
+    relevant if |e_i| > threshold times the map's root mean square. `group` features are replaced together
+    to save evaluations, and count as one.
+    """
+
+    draws: int = 4
+    group: int = 1
+    threshold: float = 1e-5
+    response: Response = "logit"
+    fill: Fill | None = None
+    name: ClassVar[str] = "non_sensitivity"
+    category: ClassVar[str] = "axiomatic"
+    direction: ClassVar[Direction] = Direction.LOWER
+    summary: ClassVar[str] = "Do exactly the features that the model ignores have no relevance?"
+    assumes: ClassVar[str] = "a feature that never changes the answer alone is ignored"
+    misleads: ClassVar[str] = (
+        "it counts the smallest dependence like the largest; redundant features look ignored"
+    )
+    paper: ClassVar[str] = "Nguyen and Martinez 2020"
+
+    def __post_init__(self) -> None:
+        for what in ("draws", "group"):
+            if getattr(self, what) < 1:
+                raise InputError(f"{what} must be at least 1, got {getattr(self, what)}")
+        if self.threshold < 0:
+            raise InputError(f"threshold must not be negative, got {self.threshold}")
+
+    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+        groups = Groups(task.space.n_features, self.group, task.device)
+        fill = self.fill or (UniformNoise() if task.inputs.is_floating_point() else task.fill)
+        changed = torch.zeros(len(task), groups.count, dtype=torch.bool, device=task.device)
+        same = _SAME.get(task.outputs.dtype, 1.5e-3)
+        for draw in range(self.draws):
+            answers = probe(task, groups, response=self.response, fill=fill, key=key / draw, with_clean=True)
+            scale = answers.abs().amax(-1, keepdim=True)
+            changed |= (answers[:, 1:] - answers[:, :1]).abs() > same * scale
+        relevant = in_blocks(self._relevant, explanation.values, explanation.valid)
+        valid = torch.ones_like(relevant) if explanation.valid is None else explanation.valid
+        exists = groups.pool(valid)
+        wrong = disagreements(groups.pool(relevant & valid), changed, exists)
+        return Outcome(wrong, details={"share of features": wrong / exists.sum(-1)})
+
+    def _relevant(self, values: Tensor, valid: Tensor | None) -> Tensor:
+        return rms_normalise(values, where=valid).abs() > self.threshold

@@ -1,0 +1,46 @@
+"""Attribution localisation: the inside-total relevance ratio, weighted by size if asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from veridical.explanation import Explanation
+from veridical.metrics.base import Outcome, register
+from veridical.metrics.localisation.objects import (
+    NOTHING_POSITIVE,
+    LocalisationMetric,
+    judged,
+    object_of,
+    positive_share_inside,
+)
+from veridical.rng import Key
+from veridical.scores import Direction
+from veridical.task import Task
+
+
+@register
+@dataclass(frozen=True)
+class AttributionLocalisation(LocalisationMetric):
+    """mu = R_in / R_total of the positive relevance; with `weighted`, mu_w = mu * V / |object|.
+
+    Unweighted it equals `relevance_mass_accuracy`, which is here defined on the positive part too. The
+    weighted ratio tells how much denser relevance is on the object than over all: 1 for a uniform map, and
+    up to V / |object|.
+    """
+
+    weighted: bool = False
+    name: ClassVar[str] = "attribution_localisation"
+    direction: ClassVar[Direction] = Direction.HIGHER
+    summary: ClassVar[str] = "How much of the positive relevance lies on the object, for its size?"
+    assumes: ClassVar[str] = "the model looks at the object, and not at what surrounds it"
+    misleads: ClassVar[str] = "weighted scores of small objects are large and noisy"
+    paper: ClassVar[str] = "Kohlbrenner et al. 2020"
+
+    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+        outcome = judged(task, explanation, positive_share_inside, NOTHING_POSITIVE, ranked=False)
+        if not self.weighted:
+            return outcome
+        masks, _ = object_of(task, explanation)
+        density = task.space.counts(len(task)) / masks.sum(-1).clamp(min=1).double()
+        return replace(outcome, values=outcome.values * density)

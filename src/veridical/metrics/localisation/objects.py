@@ -1,0 +1,88 @@
+"""What the localisation metrics share: the object's features, and what a mask cannot be asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from veridical.explanation import Explanation
+from veridical.functional import has_spread
+from veridical.metrics.base import Metric, Outcome
+from veridical.metrics.blocks import in_blocks
+from veridical.task import Task
+
+
+@dataclass(frozen=True)
+class LocalisationMetric(Metric):
+    """Base of metrics that compare a map with the object masks of its task.
+
+    An empty mask has nothing to be found: NaN and a flag, never a hit. A mask over every feature is flagged,
+    since any map finds it.
+    """
+
+    category: ClassVar[str] = "localisation"
+    needs: ClassVar[frozenset[str]] = frozenset({"masks"})
+
+
+def object_of(task: Task, explanation: Explanation) -> tuple[Tensor, dict[str, Tensor]]:
+    """The object as a truth a feature (N, V), among features that exist, and its flags."""
+    assert task.masks is not None
+    valid = explanation.valid
+    masks = task.masks if valid is None else task.masks & valid
+    size = masks.sum(-1)
+    count = masks.shape[-1] if valid is None else valid.sum(-1)
+    flags = {"the object mask is empty": size == 0, "the object mask covers every feature": size == count}
+    return masks, flags
+
+
+def judged(
+    task: Task, explanation: Explanation, judge: Callable[..., Tensor], fault: str, *, ranked: bool
+) -> Outcome:
+    """`judge(order or values, masks, valid)` in blocks; its NaN means `fault`, an empty mask is NaN too.
+
+    With `ranked` the judge gets the order, and a map without spread, which ranks nothing, is NaN.
+    """
+    masks, flags = object_of(task, explanation)
+    read = explanation.order if ranked else explanation.values
+    scores = in_blocks(judge, read, masks, explanation.valid)
+    if ranked:
+        flat = ~in_blocks(has_spread, explanation.values, explanation.valid)
+        scores = torch.where(flat, torch.nan, scores)
+    empty = flags["the object mask is empty"]
+    flags[fault] = scores.isnan() & ~empty
+    return Outcome(torch.where(empty, torch.nan, scores), flags)
+
+
+NO_RANKING = "the map has no spread: it ranks nothing"
+NOTHING_POSITIVE = "the map is nowhere positive"
+
+
+def share_of_last(order: Tensor, masks: Tensor, valid: Tensor | None, size: Tensor) -> Tensor:
+    """Of the `size` (N,) features that `order` ranks highest, the share that belongs to the object."""
+    count = feature_counts(order, valid)
+    place = torch.arange(order.shape[-1], device=order.device)
+    top = (place >= (count - size)[:, None]) & (place < count[:, None])
+    return (masks.gather(-1, order) & top).sum(-1) / size.double()
+
+
+def feature_counts(order: Tensor, valid: Tensor | None) -> Tensor:
+    """How many features each row has (N,)."""
+    if valid is None:
+        return torch.full((len(order),), order.shape[-1], device=order.device)
+    return valid.sum(-1)
+
+
+def positive_share_inside(values: Tensor, masks: Tensor, valid: Tensor | None) -> Tensor:
+    """sum of max(e, 0) inside the object / sum of max(e, 0), in [0, 1]; NaN where nothing is positive."""
+    positive = values.double().clamp(min=0.0)
+    if valid is not None:
+        positive = torch.where(valid, positive, 0.0)
+    # over the largest, so that very small maps do not underflow
+    positive = positive / positive.amax(-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+    total = positive.sum(-1)
+    inside = torch.where(masks, positive, 0.0).sum(-1)
+    return (inside / torch.where(total == 0, torch.nan, total)).clamp(max=1.0)

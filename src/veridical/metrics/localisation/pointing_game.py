@@ -1,0 +1,40 @@
+"""Pointing game: is the most relevant feature on the object?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from veridical.explanation import Explanation
+from veridical.metrics.base import Outcome, register
+from veridical.metrics.localisation.objects import NO_RANKING, LocalisationMetric, judged, share_of_last
+from veridical.rng import Key
+from veridical.scores import Direction
+from veridical.task import Task
+
+
+def points_at(order: Tensor, masks: Tensor, valid: Tensor | None) -> Tensor:
+    """1 where the feature ranked highest belongs to the object, else 0."""
+    return share_of_last(order, masks, valid, torch.ones_like(order[:, 0]))
+
+
+@register
+@dataclass(frozen=True)
+class PointingGame(LocalisationMetric):
+    """1 if argmax_i e_i lies on the object, else 0 (MetaQuantus eq. 24); ties by the explanation's order."""
+
+    name: ClassVar[str] = "pointing_game"
+    direction: ClassVar[Direction] = Direction.HIGHER
+    summary: ClassVar[str] = "Is the most relevant feature on the object?"
+    assumes: ClassVar[str] = "the model looks at the object, and not at what surrounds it"
+    misleads: ClassVar[str] = (
+        "large objects are hit by chance; a model that uses context is blamed on its map"
+    )
+    paper: ClassVar[str] = "Zhang et al. 2018; MetaQuantus eq. 24"
+    ranks_only: ClassVar[bool] = True
+
+    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+        return judged(task, explanation, points_at, NO_RANKING, ranked=True)

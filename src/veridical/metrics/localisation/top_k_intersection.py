@@ -1,0 +1,61 @@
+"""Top-k intersection: how many of the most relevant features lie on the object?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from veridical.errors import InputError
+from veridical.explanation import Explanation
+from veridical.metrics.base import Outcome, register
+from veridical.metrics.localisation.objects import (
+    NO_RANKING,
+    LocalisationMetric,
+    feature_counts,
+    judged,
+    share_of_last,
+)
+from veridical.rng import Key
+from veridical.scores import Direction
+from veridical.task import Task
+
+
+@register
+@dataclass(frozen=True)
+class TopKIntersection(LocalisationMetric):
+    """|{k features ranked highest} ∩ object| / k (MetaQuantus eq. 26); ties by the explanation's order.
+
+    `k` counts features, or is a share of them when below 1; at least one feature, at most all.
+    """
+
+    k: float = 0.1
+    name: ClassVar[str] = "top_k_intersection"
+    direction: ClassVar[Direction] = Direction.HIGHER
+    summary: ClassVar[str] = "How many of the most relevant features lie on the object?"
+    assumes: ClassVar[str] = "the model looks at the object, and not at what surrounds it"
+    misleads: ClassVar[str] = "where k exceeds the object no map can reach 1; large objects are met by chance"
+    paper: ClassVar[str] = "Theiner et al. 2022; MetaQuantus eq. 26"
+    ranks_only: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.k <= 0:
+            raise InputError(f"k must be positive, got {self.k}")
+        if self.k >= 1 and self.k != int(self.k):
+            raise InputError(f"k is a share below 1 or a whole number of features, got {self.k}")
+
+    def sizes(self, counts: Tensor) -> Tensor:
+        """How many of each sample's `counts` features are looked at (N,)."""
+        share = (counts * self.k + 0.5).floor().long()
+        wanted = share if self.k < 1 else torch.full_like(counts, int(self.k))
+        return torch.minimum(wanted.clamp(min=1), counts)
+
+    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+        def share(order: Tensor, masks: Tensor, valid: Tensor | None) -> Tensor:
+            return share_of_last(order, masks, valid, self.sizes(feature_counts(order, valid)))
+
+        outcome = judged(task, explanation, share, NO_RANKING, ranked=True)
+        counts = task.space.counts(len(task))
+        return replace(outcome, flags={**outcome.flags, "k is all features": self.sizes(counts) == counts})

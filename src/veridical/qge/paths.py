@@ -1,0 +1,173 @@
+"""Metrics that walk one path of nested sets: their inverses and random rankings share model evaluations.
+
+Pixel flipping and its kin ask the model about the prefixes of one ranking and weigh the answers. Such a
+metric is described by data (`RankPath`), and then any number of rankings of a sample can be asked in one
+go: the untouched input is the task's own, and the input without features is asked once for all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import singledispatch
+
+import torch
+from torch import Tensor
+
+from veridical.fill import Blur, Fill
+from veridical.functional import positions
+from veridical.metrics.base import AnyMetric
+from veridical.metrics.faithfulness import Deletion, Insertion, PixelFlipping
+from veridical.metrics.faithfulness.masks import removed_share, step_counts
+from veridical.probe import probe
+from veridical.rng import Key
+from veridical.task import Response, Task
+
+_ENTRIES_AT_ONCE = 2**24
+
+
+@dataclass(frozen=True, eq=False)
+class RankPath:
+    """A score sum_m w_m y_m, y_m the response once the first `counts[m]` features of a ranking are gone.
+
+    `counts` (M,) or (N, M) ascends; `weights` (N or 1, M + 1) begin with that of the untouched input.
+    """
+
+    counts: Tensor
+    weights: Tensor
+    most_relevant_first: bool
+    response: Response = "probability"
+    fill: Fill | None = None
+
+    def score(self, responses: Tensor) -> Tensor:
+        """The scores (N, K) of responses (N, K, M + 1)."""
+        return (responses * self.weights[:, None]).sum(-1)
+
+    def ends_empty(self, task: Task) -> bool:
+        """Whether the last step leaves no feature in any sample, so that all rankings end alike."""
+        last = self.counts[..., -1].expand(len(task)) if self.counts.dim() == 1 else self.counts[:, -1]
+        return bool((last == task.space.counts(len(task)).to(last.device)).all())
+
+    def dense_weights(self, sample: int, features: int) -> Tensor:
+        """The weight (D + 1,) of the response once 0..D features are gone; 0 where the path does not stop."""
+        counts = self.counts if self.counts.dim() == 1 else self.counts[sample]
+        weights = self.weights[min(sample, len(self.weights) - 1)].double()
+        places = torch.cat([torch.zeros_like(counts[:1]), counts]).long()
+        return weights.new_zeros(features + 1).scatter_add_(0, places, weights)
+
+
+@singledispatch
+def path_of(metric: AnyMetric, task: Task) -> RankPath | None:
+    """The path a metric walks on this task, or None if it is no such metric.
+
+    A metric of the user's own joins in by a method `path(task)`.
+    """
+    offered = getattr(metric, "path", None)
+    return offered(task) if callable(offered) else None
+
+
+@path_of.register
+def _(metric: PixelFlipping, task: Task) -> RankPath | None:
+    counts = step_counts(task, metric.steps, metric.per_step)
+    weights = trapezoid(removed_share(task, counts))
+    return RankPath(counts, weights, metric.order == "morf", metric.response, metric.fill)
+
+
+@path_of.register
+def _(metric: Deletion, task: Task) -> RankPath | None:
+    return path_of(PixelFlipping(steps=metric.steps, response=metric.response, fill=metric.fill), task)
+
+
+@path_of.register
+def _(metric: Insertion, task: Task) -> RankPath | None:
+    kept = step_counts(task, metric.steps, None)
+    total = task.space.counts(len(task))
+    whole = total[:1] if kept.dim() == 1 else total[:, None]
+    gone = (whole - torch.cat([torch.zeros_like(kept[..., :1]), kept[..., :-1]], -1)).flip(-1)
+    fill = metric.fill or (Blur(5.0) if task.modality == "image" else None)
+    return RankPath(gone, trapezoid(removed_share(task, gone)), False, metric.response, fill)
+
+
+def trapezoid(points: Tensor) -> Tensor:
+    """The weights (N, P) with which the trapezoid rule adds up a curve over ascending points (N, P)."""
+    half = points.double().diff(dim=-1) / 2
+    nothing = torch.zeros_like(half[:, :1])
+    return torch.cat([half, nothing], -1) + torch.cat([nothing, half], -1)
+
+
+@dataclass(frozen=True, eq=False)
+class _ManyRankings:
+    """Masks of K rankings: perhaps the one that removes everything, then the steps of each ranking.
+
+    `ranks` (N, K, V) is 0 for the feature removed first; mask j takes the `level[j]`-th count of ranking
+    `which[j]`.
+    """
+
+    ranks: Tensor
+    counts: Tensor
+    which: Tensor
+    level: Tensor
+
+    @property
+    def count(self) -> int:
+        return len(self.which)
+
+    def removed(self, samples: slice, masks: slice) -> Tensor:
+        level = self.level[masks]
+        counts = self.counts[None, level] if self.counts.dim() == 1 else self.counts[samples][:, level]
+        return self.ranks[samples][:, self.which[masks]] < counts[..., None]
+
+    def signature(self, matters: Tensor) -> Tensor:
+        """0 where nothing that matters is gone; else equal only if the same is, along one ranking."""
+        samples, rankings, features = self.ranks.shape
+        walked = self.ranks.long().argsort(-1)
+        gone = matters[:, None].expand(-1, rankings, -1).gather(-1, walked).cumsum(-1)
+        gone = torch.cat([torch.zeros_like(gone[..., :1]), gone], -1)
+        counts = self.counts.long().expand(samples, -1)[:, self.level]
+        flat = self.which * (features + 1) + counts
+        seen = gone.reshape(samples, -1).gather(-1, flat)
+        return torch.where(seen == 0, 0, 1 + seen + self.which * (features + 1))
+
+
+def responses_along(task: Task, path: RankPath, orders: Tensor, key: Key) -> Tensor:
+    """Responses (N, K, M + 1), the untouched input first, of K rankings (N, K, V) least relevant first.
+
+    Asks K (M - 1) + 1 rows a sample where the path ends with no feature left, K M otherwise.
+    """
+    samples, rankings, features = orders.shape
+    steps = path.counts.shape[-1]
+    shared = path.ends_empty(task)
+    each = steps - 1 if shared else steps
+    at_once = max(1, _ENTRIES_AT_ONCE // max(1, samples * features))
+    parts: list[Tensor] = []
+    empty: Tensor | None = None
+    for start in range(0, rankings, at_once):
+        some = orders[:, start : start + at_once]
+        count = some.shape[1]
+        device = orders.device
+        which = torch.arange(count, device=device).repeat_interleave(each)
+        level = torch.arange(each, device=device).repeat(count)
+        if shared and empty is None:
+            which = torch.cat([which.new_zeros(1), which])
+            level = torch.cat([level.new_full((1,), steps - 1), level])
+        if len(which):
+            rule = _ManyRankings(_removal_ranks(task, path, some), path.counts.to(device), which, level)
+            asked = probe(task, rule, response=path.response, fill=path.fill, key=key, with_clean=True)
+        else:
+            asked = parts[0][:, 0, :1]
+        clean, body = asked[:, :1], asked[:, 1:]
+        if shared and empty is None:
+            empty, body = body[:, :1], body[:, 1:]
+        walked = [clean[:, None].expand(-1, count, -1), body.reshape(samples, count, each)]
+        if empty is not None:
+            walked.append(empty[:, None].expand(-1, count, -1))
+        parts.append(torch.cat(walked, -1))
+    return torch.cat(parts, 1)
+
+
+def _removal_ranks(task: Task, path: RankPath, orders: Tensor) -> Tensor:
+    """(N, K, V): 0 for the feature removed first; 16 bits where they suffice."""
+    ranks = positions(orders)
+    if path.most_relevant_first:
+        counts = task.space.counts(len(task)).to(ranks.device)[:, None, None]
+        ranks = torch.where(ranks < counts, counts - 1 - ranks, ranks)
+    return ranks.to(torch.int16 if orders.shape[-1] < 2**15 else torch.int32)

@@ -1,0 +1,129 @@
+"""What QGE and QRAND share: metrics made of another metric, named after it and otherwise like it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from veridical.metrics.base import AnyMetric, Outcome, registry
+from veridical.rng import Key
+from veridical.scores import Direction
+from veridical.task import Task
+
+IDENTICALLY_ZERO = "identically 0: the metric does not tell a map from its rearrangements"
+_WRAPPERS: dict[str, Callable[..., AnyMetric]] = {}
+
+
+@dataclass(frozen=True)
+class Relative(AnyMetric):
+    """Base of metrics that compare a map with rearrangements of itself; higher is always better."""
+
+    metric: AnyMetric
+    prefix: ClassVar[str] = ""
+    question: ClassVar[str] = ""
+    direction: ClassVar[Direction] = Direction.HIGHER
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return f"{self.prefix}:{self.metric.name}"
+
+    @property
+    def category(self) -> str:  # type: ignore[override]
+        return self.metric.category
+
+    @property
+    def summary(self) -> str:  # type: ignore[override]
+        return f"{self.metric.summary} {self.question}"
+
+    @property
+    def assumes(self) -> str:  # type: ignore[override]
+        return self.metric.assumes
+
+    @property
+    def misleads(self) -> str:  # type: ignore[override]
+        return self.metric.misleads
+
+    @property
+    def paper(self) -> str:  # type: ignore[override]
+        return f"Eiras-Franco et al. 2025; of {self.metric.paper}"
+
+    @property
+    def modalities(self) -> frozenset[str]:  # type: ignore[override]
+        return self.metric.modalities
+
+    @property
+    def needs(self) -> frozenset[str]:  # type: ignore[override]
+        return self.metric.needs
+
+    @property
+    def ranks_only(self) -> bool:  # type: ignore[override]
+        return self.metric.ranks_only
+
+    def why_not(self, task: Task) -> str | None:
+        return self.metric.why_not(task)
+
+    def own_key(self, key: Key) -> Key:
+        """The key the inner metric would get if it were asked alone, so that it meets the same draws."""
+        return Key(key.seed, key.path[:-1]) / self.metric.name
+
+    def quality(self, outcome: Outcome) -> Tensor:
+        """The inner metric's values, negated where lower is better."""
+        values = outcome.values.double()
+        return values if self.metric.better is Direction.HIGHER else -values
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        inner = data["metric"]
+        if isinstance(inner, Mapping):
+            inner = metric_from_json(dict(inner))
+        return super().from_json({**data, "metric": inner})
+
+
+def add_wrapper(prefix: str, wrap: Callable[..., AnyMetric]) -> None:
+    """Let 'prefix:name' be a metric's name, in JSON too."""
+    _WRAPPERS[prefix] = wrap
+    registry.add_prefix(prefix, wrap)
+
+
+def metric_from_json(data: dict[str, Any]) -> AnyMetric:
+    """The metric, wrapped or not, that `to_json` described."""
+    wrap = _WRAPPERS.get(data["name"].partition(":")[0]) if ":" in data["name"] else None
+    if wrap is not None:
+        settings = {name: value for name, value in data.items() if name not in ("name", "version")}
+        return wrap(**{**settings, "metric": metric_from_json(settings["metric"])})
+    maker: Any = registry.maker(data["name"])
+    made: AnyMetric = maker.from_json(data)
+    return made
+
+
+def unmoved_by_inversion(metric: AnyMetric) -> bool:
+    """Whether a map and its inverse must score alike.
+
+    So it is where permuting a map's values changes nothing, and where a metric compares maps that are both
+    inverted by the correlation of their ranks. A metric can say so itself by `inversion_invariant`.
+    """
+    said = getattr(metric, "inversion_invariant", None)
+    if said is not None:
+        return bool(said)
+    by_ranks = getattr(metric, "similarity", None) == "spearman" and not getattr(metric, "absolute", False)
+    return metric.permutation_invariant or by_ranks
+
+
+def undefined(task: Task) -> Outcome:
+    """No value for any sample: a constant 0 would be ranked."""
+    everywhere = torch.ones(len(task), dtype=torch.bool, device=task.device)
+    nothing = torch.full((len(task),), torch.nan, dtype=torch.float64, device=task.device)
+    return Outcome(nothing, {IDENTICALLY_ZERO: everywhere})
+
+
+def joined(*flags: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Flags of several outcomes: a sample carries those it carries in any."""
+    out: dict[str, Tensor] = {}
+    for some in flags:
+        for reason, mask in some.items():
+            out[reason] = out[reason] | mask if reason in out else mask
+    return out

@@ -1,0 +1,138 @@
+"""All rankings from all subsets: 2^D model evaluations give the score of each of D! rankings.
+
+A ranking visits the prefixes of a permutation, and prefixes are subsets. A subset is a number whose bit i
+says that feature i is gone; a score is sum_m w_m y(first m features gone).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from veridical.functional import round_to_grid
+from veridical.probe import probe
+from veridical.qge.paths import RankPath
+from veridical.rng import Key
+from veridical.task import Task
+
+LARGEST_COUNT = 14
+"""Beyond this many features a percentile through subsets takes longer than sampling is inexact."""
+LARGEST_ENUMERATION = 10
+"""Beyond this many features the scores of all rankings do not fit in 2 GB."""
+_DECIMALS = 12
+
+
+@dataclass(frozen=True, eq=False)
+class _AllSubsets:
+    """Mask j removes subset j + 1 of the listed features (N, D) of V."""
+
+    features: Tensor
+    width: int
+
+    @property
+    def count(self) -> int:
+        return 2 ** self.features.shape[-1] - 1
+
+    def removed(self, samples: slice, masks: slice) -> Tensor:
+        chosen = self.features[samples]
+        index = torch.arange(masks.start + 1, masks.stop + 1, device=chosen.device)
+        gone = bits_of(index, chosen.shape[-1])[None].expand(len(chosen), -1, -1)
+        out = gone.new_zeros(len(chosen), len(index), self.width)
+        return out.scatter_(-1, chosen[:, None].expand(-1, len(index), -1), gone)
+
+
+def bits_of(sets: Tensor, features: int) -> Tensor:
+    """Whether each feature is in each set (..., D)."""
+    return (sets[..., None] >> torch.arange(features, device=sets.device)) & 1 == 1
+
+
+def subset_responses(task: Task, path: RankPath, features: Tensor, key: Key) -> Tensor:
+    """Responses (N, 2^D) once each subset of the listed features (N, D) is gone; 2^D - 1 rows a sample."""
+    rule = _AllSubsets(features, task.space.n_features)
+    responses = probe(task, rule, response=path.response, fill=path.fill, key=key, with_clean=True)
+    return round_to_grid(responses, like=task.outputs)
+
+
+@dataclass(frozen=True, eq=False)
+class RankingScores:
+    """The score of every ranking and of its inverse, (D!,) each, rankings in lexicographic order."""
+
+    scores: Tensor
+    inverses: Tensor
+
+    @property
+    def gaps(self) -> Tensor:
+        return self.scores - self.inverses
+
+
+def all_rankings(responses: Tensor, weights: Tensor) -> RankingScores:
+    """Score all D! removal orders of one sample from its subset responses (2^D,) and weights (D + 1,).
+
+    The inverse of a ranking passes the complements of its prefixes, so both scores grow along one walk. The
+    sums are rounded to 12 decimals: orders that add up the same responses must tie.
+    """
+    features = len(weights) - 1
+    full = 2**features - 1
+    sets = torch.arange(full + 1, device=responses.device)
+    size = bits_of(sets, features).sum(-1)
+    own = weights[size] * responses
+    inverse = weights[features - size] * responses[full - sets]
+    table = torch.stack([own, inverse], -1)
+    _, totals = _walk(table, features, features)
+    totals = totals.round(decimals=_DECIMALS)
+    return RankingScores(totals[:, 0].contiguous(), totals[:, 1].contiguous())
+
+
+def _walk(table: Tensor, features: int, steps: int) -> tuple[Tensor, Tensor]:
+    """All ordered choices of `steps` features: the set each ends in, and the table (2^D, ...) summed along."""
+    device = table.device
+    sets = torch.arange(2**features, device=device)
+    # the features outside a set first, in their order
+    free = torch.argsort(bits_of(sets, features).to(torch.int8), dim=-1, stable=True)
+    grown = sets[:, None] | (1 << free)
+    at = torch.zeros(1, dtype=torch.int64, device=device)
+    total = table[:1]
+    for step in range(steps):
+        width = features - step
+        at = grown[at, :width].reshape(-1)
+        total = total.repeat_interleave(width, 0).add_(table[at])
+    return at, total
+
+
+def sampled_scores(responses: Tensor, weights: Tensor, orders: Tensor) -> Tensor:
+    """The scores (K,) of removal orders (K, D) of one sample, looked up without asking the model."""
+    gone = (1 << orders).cumsum(-1)
+    gone = torch.cat([torch.zeros_like(gone[:, :1]), gone], -1)
+    return (responses[gone] * weights).sum(-1).round(decimals=_DECIMALS)
+
+
+def share_below(responses: Tensor, weights: Tensor, score: float, tolerance: float) -> float:
+    """The share of all D! rankings that score lower, those that tie counted half.
+
+    Each ranking passes one set of D/2 features: what can come before and after it is summed up apart, and
+    sorting one side counts the pairs. So 12! rankings take 924 x 720 look-ups.
+    """
+    features = len(weights) - 1
+    half = features // 2
+    full = 2**features - 1
+    sets = torch.arange(full + 1, device=responses.device)
+    step = weights[bits_of(sets, features).sum(-1)] * responses
+    before = _grouped(step, features, half)
+    # after: the same walk from the other end, and the set in the middle was counted already
+    backwards = step[full - sets]
+    middle = bits_of(sets, features).sum(-1) == features - half
+    after = _grouped(torch.where(middle, 0.0, backwards), features, features - half).flip(0)
+    after = after.sort(-1).values
+    wanted = score - before
+    lower = torch.searchsorted(after, (wanted - tolerance).contiguous()).sum()
+    up_to = torch.searchsorted(after, (wanted + tolerance).contiguous(), right=True).sum()
+    return float(lower + up_to) / 2 / math.factorial(features)
+
+
+def _grouped(table: Tensor, features: int, steps: int) -> Tensor:
+    """Sums of all walks of `steps` features by the set they end in (sets, walks), sets ascending."""
+    at, total = _walk(table, features, steps)
+    return total[at.argsort(stable=True)].reshape(-1, math.factorial(steps))

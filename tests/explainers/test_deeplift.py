@@ -1,0 +1,157 @@
+"""DeepLIFT: closed forms, completeness, captum, and refusals of what the rescale rule does not cover."""
+
+import captum.attr as captum
+import pytest
+import torch
+from torch import Tensor, nn
+
+import veridical as vd
+from tests.reference.small_nets import conv_net, draw, image_task, linear_task, seeded, series_task
+from veridical.errors import InputError, NotApplicableError
+from veridical.explainers import DeepLift, IntegratedGradients
+from veridical.predictor import Plan
+
+
+def test_linear_model_has_a_closed_form() -> None:
+    task, weights = linear_task()
+    for baseline, start in ((0.0, 0.0), (0.5, 0.5), ("mean", task.train.mean(0))):
+        found = DeepLift(baseline)(task)
+        torch.testing.assert_close(found.values, (task.inputs - start) * weights, rtol=0, atol=1e-12)
+        assert found.cost == vd.Cost(10, 10)
+
+
+def change(task: vd.Task, baseline: float) -> Tensor:
+    start = torch.full_like(task.inputs, baseline)
+    with torch.no_grad():
+        moved = task.model(task.inputs) - task.model(start)
+    return moved.gather(1, task.targets[:, None])[:, 0]
+
+
+def complete(task: vd.Task, maps: Tensor, baseline: float) -> bool:
+    return torch.allclose(maps.sum(-1), change(task, baseline), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "task",
+    [image_task(), image_task(conv_net(True)), image_task(conv_net(pool=nn.MaxPool2d)), series_task()],
+    ids=["average", "in place", "maximum", "series with overlapping windows"],
+)
+def test_contributions_sum_to_the_change(task: vd.Task) -> None:
+    for baseline in (0.0, -0.7):
+        maps = DeepLift(baseline)(task).values
+        assert complete(task, maps, baseline)
+        assert not complete(task, -maps, baseline)
+        assert not complete(task, maps, baseline + 0.5)
+        coarse = IntegratedGradients(steps=2, baseline=baseline, rule="left")(task).values
+        assert not complete(task, coarse, baseline)
+
+
+def captums(task: vd.Task, baseline: float) -> Tensor:
+    start = torch.full_like(task.inputs, baseline)
+    x = task.inputs.clone().requires_grad_()
+    return task.values(captum.DeepLift(task.model).attribute(x, start, target=task.targets).detach())
+
+
+@pytest.mark.filterwarnings("ignore:Setting forward, backward hooks")
+@pytest.mark.parametrize("baseline", [0.0, 0.4])
+@pytest.mark.parametrize(
+    "net",
+    [
+        conv_net(),
+        nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(48, 3)),
+        nn.Sequential(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(32, 4), nn.ReLU(), nn.Linear(4, 3)),
+    ],
+    ids=["average", "maximum", "maximum and linear"],
+)
+def test_agrees_with_captum(net: nn.Module, baseline: float) -> None:
+    task = image_task(seeded(net))
+    torch.testing.assert_close(DeepLift(baseline)(task).values, captums(task, baseline), rtol=0, atol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore:Setting forward, backward hooks")
+def test_activation_behind_max_pooling_is_rescaled_too() -> None:
+    # the baseline wins every window: relu(-1) - relu(2) = -2 is what arrives, and -3 what came in
+    net = nn.Sequential(nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(1, 2, bias=False)).double()
+    with torch.no_grad():
+        net[3].weight.copy_(torch.tensor([[1.0], [0.0]]))
+    x = torch.tensor([[[[-1.0, -1.5], [-3.0, -2.0]]]], dtype=torch.float64)
+    task = vd.Task(net, x, targets=0, plan=Plan(rows=8))
+    assert DeepLift(2.0)(task).values.tolist() == [[-2.0, 0.0, 0.0, 0.0]]
+    # captum passes the pooling by the activation's multiplier and loses completeness here
+    assert captums(task, 2.0).sum() == pytest.approx(-3.0)
+
+
+@pytest.mark.filterwarnings("ignore:Setting forward, backward hooks")
+@pytest.mark.parametrize("act", [nn.ELU, nn.LeakyReLU, nn.Sigmoid, nn.Tanh, nn.Softplus])
+def test_agrees_with_captum_on_other_activations(act: type[nn.Module]) -> None:
+    net = seeded(nn.Sequential(nn.Linear(5, 7), act(), nn.Linear(7, 6), act(), nn.Linear(6, 3)))
+    task = vd.Task(net, draw(4, 5), plan=Plan(rows=64))
+    start = torch.full_like(task.inputs, 0.1)
+    peer = captum.DeepLift(net).attribute(task.inputs.clone().requires_grad_(), start, target=task.targets)
+    torch.testing.assert_close(DeepLift(0.1)(task).values, peer.detach(), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("act", [nn.GELU, nn.SiLU, nn.ReLU6, nn.Hardswish, nn.SELU])
+def test_complete_on_activations_captum_passes_over(act: type[nn.Module]) -> None:
+    net = seeded(nn.Sequential(nn.Linear(5, 7), act(), nn.Linear(7, 6), act(), nn.Linear(6, 3)))
+    task = vd.Task(net, draw(4, 5), plan=Plan(rows=64))
+    assert complete(task, DeepLift(0.1)(task).values, 0.1)
+
+
+def test_input_equal_to_the_baseline_gives_zeros() -> None:
+    net = conv_net(pool=nn.MaxPool2d)
+    task = vd.Task(net, torch.zeros(2, 2, 8, 8, dtype=torch.float64), plan=Plan(rows=8))
+    assert bool((DeepLift()(task).values == 0).all())
+
+
+def test_side_inputs_go_with_both_halves() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.act, self.head = nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)
+
+        def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+            return self.head(self.act(self.first(x) * scale[:, None]))
+
+    net = seeded(Scaled())
+    x, scale = draw(4, 4), draw(4, seed=3).abs() + 0.5
+    task = vd.Task(net, x, side=(scale,), plan=Plan(rows=64))
+    with torch.no_grad():
+        moved = (net(x, scale) - net(torch.zeros_like(x), scale)).gather(1, task.targets[:, None])[:, 0]
+    torch.testing.assert_close(DeepLift()(task).values.sum(-1), moved, rtol=0, atol=1e-9)
+
+
+class Product(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(4, 5), nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.first(x) * self.second(x))
+
+
+@pytest.mark.parametrize(
+    ("net", "says"),
+    [
+        (Product(), "'mul'"),
+        (nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Linear(5, 3)), "'layernorm' in layer '1'"),
+        (nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)), "'softmax' in layer '1'.*explain logits"),
+        (
+            nn.Sequential(nn.Unflatten(1, (1, 4)), nn.InstanceNorm1d(1), nn.Flatten(), nn.Linear(4, 3)),
+            "batchnorm",
+        ),
+        (nn.Sequential(nn.Linear(4, 5), nn.PReLU(), nn.Linear(5, 3)), "'prelukernel' in layer '1'"),
+    ],
+)
+def test_what_the_rule_does_not_cover_is_refused(net: nn.Module, says: str) -> None:
+    task = vd.Task(seeded(net), draw(4, 4), plan=Plan(rows=64))
+    with pytest.raises(NotApplicableError, match=says):
+        DeepLift()(task)
+
+
+def test_wrong_baselines_are_refused() -> None:
+    with pytest.raises(InputError, match="number or 'mean'"):
+        DeepLift("median")
+    task, _ = linear_task(train=0)
+    with pytest.raises(NotApplicableError, match="reference rows"):
+        DeepLift("mean")(task)

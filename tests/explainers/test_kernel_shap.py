@@ -1,0 +1,143 @@
+"""KernelSHAP against Shapley's own definition."""
+
+import pytest
+import torch
+from torch import nn
+
+from tests.reference.shapley import shapley_values
+from veridical.errors import InputError
+from veridical.explainers import KernelShap
+from veridical.fill import Constant, Token
+from veridical.predictor import Plan
+from veridical.rng import Key
+from veridical.space import Space
+from veridical.task import Task
+
+
+def interacting(x: torch.Tensor) -> torch.Tensor:
+    """Terms of one, two and three features, in two outputs."""
+    y = 2 * x[:, 0] + 3 * x[:, 1] * x[:, 2] - x[:, 3] * x[:, 4] * x[:, 0] + torch.sin(x[:, 4])
+    return torch.stack([y, -y + x[:, 2]], 1)
+
+
+def game(task: Task, i: int, fill: float, valid=None):
+    def value(group):
+        keep = torch.tensor([f in group for f in range(task.space.n_features)])
+        if valid is not None:
+            keep = keep | ~valid
+        row = torch.where(keep, task.inputs[i], torch.full_like(task.inputs[i], fill))
+        with torch.no_grad():
+            return float(task.predictor.model(row[None])[0, task.targets[i]])
+
+    return value
+
+
+def by_definition(task: Task, fill: float) -> torch.Tensor:
+    rows = []
+    for i in range(len(task)):
+        valid = None if task.space.valid is None else task.space.valid[i]
+        players = range(task.space.n_features) if valid is None else valid.nonzero()[:, 0].tolist()
+        found = shapley_values(game(task, i, fill, valid), players)
+        rows.append([found.get(f, 0.0) for f in range(task.space.n_features)])
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+@pytest.fixture
+def table() -> Task:
+    torch.manual_seed(0)
+    return Task(interacting, torch.randn(4, 5).double(), targets=[0, 1, 0, 1], fill=Constant(0.3))
+
+
+def test_all_subsets_give_the_shapley_values(table):
+    found = KernelShap()(table, Key(0))
+    assert torch.allclose(found.values, by_definition(table, 0.3), atol=1e-7)
+    assert found.cost.forward == 4 * (2**5 - 1)
+
+
+def test_a_wrong_kernel_is_noticed(table, monkeypatch):
+    monkeypatch.setattr(
+        KernelShap, "_weights", staticmethod(lambda removed, _: torch.ones(removed.shape[:2], dtype=torch.float64))
+    )
+    found = KernelShap()(table, Key(0))
+    assert not torch.allclose(found.values, by_definition(table, 0.3), atol=1e-2)
+
+
+@pytest.mark.parametrize("budget", [7, 15, 30, 512])
+def test_values_sum_to_the_fall_from_all_to_none(table, budget):
+    found = KernelShap(budget)(table, Key(1))
+    empty = interacting(torch.full_like(table.inputs, 0.3))
+    fall = (table.outputs - empty).gather(1, table.targets[:, None])[:, 0]
+    assert torch.allclose(found.values.sum(-1), fall, atol=1e-8)
+    assert found.cost.forward <= 4 * budget
+
+
+@pytest.mark.parametrize("budget", [41, 200])
+def test_additive_models_are_solved_by_any_full_sample(budget):
+    torch.manual_seed(1)
+    model, x = nn.Linear(12, 3).double(), torch.randn(6, 12).double()
+    task = Task(model, x, fill=Constant(-0.5))
+    truth = (x + 0.5) * model.weight[task.targets].detach()
+    assert torch.allclose(KernelShap(budget)(task, Key(0)).values, truth, atol=1e-7)
+
+
+def test_sampling_converges_to_the_shapley_values():
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 2)).double()
+    task = Task(model, torch.randn(3, 8).double(), fill=0.0)
+    truth = KernelShap(512)(task, Key(0)).values
+    errors = [
+        torch.stack([(KernelShap(b)(task, Key(s)).values - truth).square().mean() for s in range(8)]).mean()
+        for b in (19, 151)
+    ]
+    assert errors[1] < errors[0] / 4
+
+
+def test_fewer_sets_than_features_still_gives_a_map():
+    torch.manual_seed(3)
+    image = Task(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), torch.rand(2, 1, 8, 8))
+    found = KernelShap(33)(image, Key(0))
+    assert torch.isfinite(found.values).all()
+    empty = image.predictor.model(torch.zeros(1, 1, 8, 8))[0, image.targets]
+    fall = image.outputs.gather(1, image.targets[:, None])[:, 0] - empty
+    assert torch.allclose(found.values.sum(-1), fall, atol=1e-4)
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.embed(ids).sum(1)))
+
+
+def test_valid_tokens_only_whatever_else_is_in_the_batch():
+    torch.manual_seed(4)
+    model = Words().double()
+    ids = torch.randint(1, 11, (4, 7))
+    valid = torch.zeros(4, 7, dtype=torch.bool)
+    for i, tokens in enumerate(([0, 1, 2], [1, 2, 4, 5], [3], list(range(7)))):
+        valid[i, tokens] = True
+    task = Task(model, ids, space=Space.tokens(7, valid), fill=Token(0))
+    explain = KernelShap(40)
+    found = explain(task, Key(0))
+    truth = by_definition(task, 0)
+    assert torch.allclose(found.values[:3], truth[:3], atol=1e-7)  # 2^4 sets fit, 2^7 do not
+    assert (found.values[~valid] == 0).all()
+    for i in range(4):
+        alone = explain(task[[i]], Key(0))
+        assert torch.allclose(alone.values[0], found.values[i], atol=1e-9)
+    assert found.cost.forward == 7 + 15 + 1 + 39
+
+
+def test_chunks_do_not_matter(table):
+    whole = KernelShap(15)(table, Key(5))
+    small = KernelShap(15)(table.with_plan(Plan(rows=8)), Key(5))
+    assert torch.allclose(whole.values, small.values, atol=1e-9)
+    assert not torch.allclose(whole.values, KernelShap(15)(table, Key(6)).values, atol=1e-6)
+
+
+def test_budget_is_checked():
+    with pytest.raises(InputError, match="at least 3"):
+        KernelShap(2)

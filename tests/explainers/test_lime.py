@@ -1,0 +1,97 @@
+"""LIME: closed form on additive models, a slow rewrite, invariances."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from veridical import rng
+from veridical.errors import InputError
+from veridical.explainers import Lime
+from veridical.explainers.coalitions import least_squares
+from veridical.fill import Token
+from veridical.predictor import Plan
+from veridical.rng import Key
+from veridical.space import Space
+from veridical.task import Task
+
+
+def test_additive_model_gives_its_terms_as_the_ridge_vanishes():
+    torch.manual_seed(0)
+    model, x = nn.Linear(7, 3).double(), torch.randn(4, 7).double()
+    task = Task(model, x, fill=0.0)
+    truth = x * model.weight[task.targets].detach()
+    assert torch.allclose(Lime(ridge=1e-6)(task, Key(0)).values, truth, atol=1e-5)
+    shrunk = Lime(ridge=1e3)(task, Key(0)).values
+    assert shrunk.abs().sum() < 0.2 * truth.abs().sum()
+
+
+def slow_lime(task: Task, settings: Lime, key: Key, i: int, width_power: float = 2.0) -> np.ndarray:
+    """Ribeiro's weighted ridge with a free intercept, one sample, by normal equations."""
+    key = key / "lime"
+    V, ids = task.space.n_features, task.ids[i : i + 1]
+    sizes = 1 + rng.integers(key / "sizes", ids, 0, settings.draws, V)[0]
+    Z, y, w = [np.ones(V)], [float(task.outputs[i, task.targets[i]])], [1.0]
+    for m in range(settings.draws):
+        order = rng.permutation(key / "masks", ids, m, V)[0]
+        z = np.ones(V)
+        z[order[: sizes[m]].numpy()] = 0
+        row = torch.where(torch.as_tensor(z) > 0, task.inputs[i], torch.zeros_like(task.inputs[i]))
+        y.append(float(task.predictor.model(row[None])[0, task.targets[i]].detach()))
+        w.append(np.exp(-((float(sizes[m]) / V / settings.kernel_width) ** width_power)))
+        Z.append(z)
+    A = np.concatenate([np.ones((len(Z), 1)), np.array(Z)], 1)
+    W = np.diag(w)
+    penalty = settings.ridge * np.diag([0.0] + [1.0] * V)
+    return np.linalg.solve(A.T @ W @ A + penalty, A.T @ W @ np.array(y))[1:]
+
+
+@pytest.mark.parametrize("draws", [60, 5])  # more masks than features, and fewer
+def test_equals_the_slow_rewrite(draws):
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(9, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    task = Task(model, torch.randn(3, 9).double(), fill=0.0)
+    settings = Lime(draws=draws, ridge=0.1)
+    found = settings(task, Key(3)).values.numpy()
+    slow = np.stack([slow_lime(task, settings, Key(3), i) for i in range(3)])
+    assert np.allclose(found, slow, atol=1e-7)
+    wrong = np.stack([slow_lime(task, settings, Key(3), i, width_power=1.0) for i in range(3)])
+    assert not np.allclose(found, wrong, atol=1e-4)
+
+
+def test_padding_and_chunks_do_not_matter():
+    torch.manual_seed(2)
+    embed = nn.Embedding(12, 3)
+
+    class Bag(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = embed, nn.Linear(3, 2)
+
+        def forward(self, ids):
+            return self.head(torch.tanh((self.embed(ids) * (ids > 0)[..., None]).sum(1)))
+
+    ids = torch.randint(1, 12, (3, 5))
+    model = Bag().double()
+    short = Task(model, ids, fill=Token(0), space=Space.tokens(5, torch.ones(3, 5, dtype=torch.bool)))
+    valid = torch.arange(9) < 5
+    padded = Task(model, torch.cat([ids, torch.zeros(3, 4, dtype=torch.long)], 1), fill=Token(0),
+                  space=Space.tokens(9, valid.expand(3, 9)))
+    a, b = Lime(64)(short, Key(0)).values, Lime(64)(padded.with_plan(Plan(rows=8)), Key(0)).values
+    assert torch.allclose(a, b[:, :5], atol=1e-9)
+    assert (b[:, 5:] == 0).all()
+
+
+def test_least_squares_agrees_over_both_routes():
+    torch.manual_seed(3)
+    X, y, w = torch.randn(2, 6, 4).double(), torch.randn(2, 6).double(), torch.rand(2, 6).double()
+    tall = least_squares(X, y, w, 0.3)
+    wide = least_squares(torch.cat([X, torch.zeros(2, 6, 9).double()], -1), y, w, 0.3)
+    assert torch.allclose(tall, wide[..., :4], atol=1e-12)
+    assert (wide[..., 4:] == 0).all()
+
+
+@pytest.mark.parametrize("wrong", [{"draws": 1}, {"kernel_width": 0.0}, {"ridge": 0.0}])
+def test_settings_are_checked(wrong):
+    with pytest.raises(InputError):
+        Lime(**wrong)

@@ -1,0 +1,64 @@
+"""The robustness formulas written out with plain loops over samples and draws."""
+
+import math
+
+import numpy as np
+
+
+def rms(e):
+    scale = math.sqrt(sum(float(v) ** 2 for v in e) / len(e))
+    return np.array([float(v) / scale for v in e]) if scale else np.zeros(len(e))
+
+
+def norm(v):
+    return math.sqrt(sum(float(a) ** 2 for a in np.ravel(v)))
+
+
+def sensitivities(x, clean, moved, relative_to="input"):
+    """clean: (V,) of one sample, moved: list of (V,) a draw; one number a draw."""
+    by = {"input": norm(x), "nothing": 1.0, "explanation": norm(rms(clean))}[relative_to]
+    return [norm(rms(clean) - rms(m)) / by for m in moved]
+
+
+def lipschitz(x, clean, neighbours, moved):
+    return max(norm(rms(clean) - rms(m)) / norm(x - n) for n, m in zip(neighbours, moved, strict=True))
+
+
+def away_from_zero(v, epsilon):
+    return v + (-epsilon if v < 0 else epsilon)
+
+
+def relative(before, after, epsilon):
+    return norm([(b - a) / away_from_zero(b, epsilon) for b, a in zip(before, after, strict=True)])
+
+
+def stability(clean, moved, change_of_reading, same, epsilon):
+    """change_of_reading and same: one entry a draw. NaN if no draw keeps the prediction."""
+    best = math.nan
+    for m, change, keeps in zip(moved, change_of_reading, same, strict=True):
+        if keeps:
+            ratio = relative(rms(clean), rms(m), epsilon) / max(change, epsilon)
+            best = ratio if math.isnan(best) else max(best, ratio)
+    return best
+
+
+def move_right(image, pixels, blank=0.0):
+    """image (C, H, W), pixel by pixel."""
+    out = np.full(image.shape, blank)
+    channels, height, width = image.shape
+    for c in range(channels):
+        for i in range(height):
+            for j in range(width - pixels):
+                out[c, i, j + pixels] = image[c, i, j]
+    return out
+
+
+def top_signed(e, top):
+    """The set of (feature, sign) of the largest |e|, ties to the first."""
+    ranked = sorted(range(len(e)), key=lambda i: (-abs(e[i]), i))[:top]
+    return {(i, int(np.sign(e[i]))) for i in ranked}
+
+
+def consistency(e, own, others, other_classes, top):
+    same = [c for o, c in zip(others, other_classes, strict=True) if top_signed(o, top) == top_signed(e, top)]
+    return sum(c == own for c in same) / len(same) if same else math.nan
