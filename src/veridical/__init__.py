@@ -1,11 +1,12 @@
 """veridical: how faithful is this explanation to the model it explains, and can that number be trusted?"""
 
-from veridical import fidelity, fill, functional, qge, tasks
+from veridical import errors, fidelity, fill, functional, gef, qge, tasks
 from veridical._version import __version__
 from veridical.api import evaluate, explain, explainers, metrics, register, score
 from veridical.evaluation import Evaluation
 from veridical.explainers import Explainer, applicable
 from veridical.explanation import Explanation
+from veridical.gef import GEF, FastGEF
 from veridical.metrics.base import ExplainerMetric, Metric, Outcome
 from veridical.predictor import Plan
 from veridical.qge import QGE, QRand
@@ -15,6 +16,7 @@ from veridical.space import Space
 from veridical.task import Task
 
 __all__ = [
+    "GEF",
     "Cost",
     "Curve",
     "Direction",
@@ -22,6 +24,7 @@ __all__ = [
     "Explainer",
     "ExplainerMetric",
     "Explanation",
+    "FastGEF",
     "Key",
     "Metric",
     "Outcome",
@@ -33,12 +36,14 @@ __all__ = [
     "Task",
     "__version__",
     "applicable",
+    "errors",
     "evaluate",
     "explain",
     "explainers",
     "fidelity",
     "fill",
     "functional",
+    "gef",
     "metrics",
     "qge",
     "register",

@@ -44,8 +44,12 @@ def test_superpixels_and_marginal_fill_on_a_function_of_arrays():
     assert (found.values[2:, :2] == 0).all()
     assert (found.values[:2, :2] != 0).all()
     labels = torch.tensor([[[0, 0, 1], [2, 1, 1]], [[0, 1, 1], [1, 1, 1]]])
-    image = Task(nn.Sequential(nn.Flatten(), nn.Linear(6, 2)), torch.rand(2, 1, 2, 3), fill=0.0,
-                 space=Space.superpixels((1, 2, 3), labels))
+    image = Task(
+        nn.Sequential(nn.Flatten(), nn.Linear(6, 2)),
+        torch.rand(2, 1, 2, 3),
+        fill=0.0,
+        space=Space.superpixels((1, 2, 3), labels),
+    )
     values = FeatureAblation()(image, Key(0)).values
     weight = image.predictor.model[1].weight[image.targets].detach().reshape(2, 1, 2, 3)
     assert torch.allclose(values, image.space.pool(weight * image.inputs), atol=1e-6)

@@ -44,7 +44,9 @@ def image_task() -> Task:
 )
 def test_captum_classes_and_objects_equal_the_direct_call(method, kwargs):
     task = image_task()
-    direct = method(task.predictor.model).attribute(task.inputs, target=task.targets, **kwargs).detach().flatten(1)
+    direct = (
+        method(task.predictor.model).attribute(task.inputs, target=task.targets, **kwargs).detach().flatten(1)
+    )
     elsewhere = method(copy.deepcopy(network()))
     for given in (method, elsewhere):
         found = from_captum(given, **kwargs)(task.with_plan(Plan(rows=16)), Key(0))
@@ -121,7 +123,10 @@ class EpsilonComposite:
 
         for layer in module.modules():
             if isinstance(layer, nn.Linear):
-                handles += [layer.register_forward_pre_hook(before), layer.register_full_backward_hook(backward)]
+                handles += [
+                    layer.register_forward_pre_hook(before),
+                    layer.register_full_backward_hook(backward),
+                ]
             elif isinstance(layer, nn.ReLU):
                 handles.append(layer.register_full_backward_hook(keep))
         try:
@@ -138,7 +143,9 @@ def test_zennit_composites_by_their_interface():
     ours, theirs = LrpEpsilon(1e-9), from_zennit(EpsilonComposite())
     for given in (task, task.with_noise(0.3, Key(1))):
         y = given.outputs.gather(1, given.targets[:, None])
-        assert torch.allclose(theirs(given).values * y, ours(given).values, atol=1e-7)  # relevance starts at 1
+        assert torch.allclose(
+            theirs(given).values * y, ours(given).values, atol=1e-7
+        )  # relevance starts at 1
     assert theirs.name == "zennit EpsilonComposite"
     with pytest.raises(InputError, match="context"):
         from_zennit(object())

@@ -37,7 +37,9 @@ def slow_rollout(task: Task, i: int) -> np.ndarray:
     model = bert("eager")
     model.load_state_dict(task.predictor.model.state_dict())
     with torch.no_grad():
-        answer = model(task.inputs[[i]], attention_mask=task.side["attention_mask"][[i]], output_attentions=True)
+        answer = model(
+            task.inputs[[i]], attention_mask=task.side["attention_mask"][[i]], output_attentions=True
+        )
     R = np.eye(6)
     for layer in answer.attentions:
         A = layer[0].numpy().astype(float)
@@ -60,7 +62,9 @@ def slow_gradient(task: Task, i: int) -> np.ndarray:
 
 
 @pytest.mark.extras
-@pytest.mark.parametrize(("explainer", "slow"), [(AttentionRollout(), slow_rollout), (GradientXAttention(), slow_gradient)])
+@pytest.mark.parametrize(
+    ("explainer", "slow"), [(AttentionRollout(), slow_rollout), (GradientXAttention(), slow_gradient)]
+)
 def test_equals_the_slow_rewrite_and_leaves_the_model_alone(explainer, slow):
     task = bert_task(bert())
     found = explainer(task, Key(0))

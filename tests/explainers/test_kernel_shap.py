@@ -56,7 +56,9 @@ def test_all_subsets_give_the_shapley_values(table):
 
 def test_a_wrong_kernel_is_noticed(table, monkeypatch):
     monkeypatch.setattr(
-        KernelShap, "_weights", staticmethod(lambda removed, _: torch.ones(removed.shape[:2], dtype=torch.float64))
+        KernelShap,
+        "_weights",
+        staticmethod(lambda removed, _: torch.ones(removed.shape[:2], dtype=torch.float64)),
     )
     found = KernelShap()(table, Key(0))
     assert not torch.allclose(found.values, by_definition(table, 0.3), atol=1e-2)

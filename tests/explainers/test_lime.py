@@ -75,8 +75,12 @@ def test_padding_and_chunks_do_not_matter():
     model = Bag().double()
     short = Task(model, ids, fill=Token(0), space=Space.tokens(5, torch.ones(3, 5, dtype=torch.bool)))
     valid = torch.arange(9) < 5
-    padded = Task(model, torch.cat([ids, torch.zeros(3, 4, dtype=torch.long)], 1), fill=Token(0),
-                  space=Space.tokens(9, valid.expand(3, 9)))
+    padded = Task(
+        model,
+        torch.cat([ids, torch.zeros(3, 4, dtype=torch.long)], 1),
+        fill=Token(0),
+        space=Space.tokens(9, valid.expand(3, 9)),
+    )
     a, b = Lime(64)(short, Key(0)).values, Lime(64)(padded.with_plan(Plan(rows=8)), Key(0)).values
     assert torch.allclose(a, b[:, :5], atol=1e-9)
     assert (b[:, 5:] == 0).all()

@@ -58,7 +58,9 @@ class Residual(nn.Module):
 
 def residual_task(bias: bool, seed: int = 1) -> Task:
     torch.manual_seed(seed)
-    return Task(Residual(bias).double().eval(), torch.randn(3, 2, 8, 8).double(), space=Space.elements((2, 8, 8)))
+    return Task(
+        Residual(bias).double().eval(), torch.randn(3, 2, 8, 8).double(), space=Space.elements((2, 8, 8))
+    )
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -76,7 +78,9 @@ def test_every_rule_equals_slow_loops_over_neurons(rule, bias):
     assert np.allclose(found, np.stack(slow), atol=1e-6)
     others = [r for r in RULES if r != rule]
     for other in others:
-        wrong = [relevance(other, x[i].numpy(), layers, int(task.targets[i]), low=-4.0, high=4.0) for i in range(4)]
+        wrong = [
+            relevance(other, x[i].numpy(), layers, int(task.targets[i]), low=-4.0, high=4.0) for i in range(4)
+        ]
         assert not np.allclose(found, np.stack(wrong), atol=1e-3), f"{rule} and {other} cannot be told apart"
 
 
@@ -104,7 +108,9 @@ def test_biases_keep_their_share():
 
 
 def test_alpha_beta_conserves_where_every_neuron_is_pulled_both_ways():
-    task = Task(nn.Linear(6, 2, bias=False).double(), torch.randn(5, 6, generator=torch.Generator().manual_seed(0)))
+    task = Task(
+        nn.Linear(6, 2, bias=False).double(), torch.randn(5, 6, generator=torch.Generator().manual_seed(0))
+    )
     values = LrpAlphaBeta()(task).values
     c = task.inputs * task.predictor.model.weight[task.targets].detach()
     assert ((c > 0).any(-1) & (c < 0).any(-1)).all()
@@ -198,7 +204,12 @@ def test_batch_norm_without_a_layer_before_it_and_gates():
     class Gated(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.norm, self.a, self.b, self.c = nn.BatchNorm1d(4), nn.Linear(4, 6), nn.Linear(4, 6), nn.Linear(6, 2)
+            self.norm, self.a, self.b, self.c = (
+                nn.BatchNorm1d(4),
+                nn.Linear(4, 6),
+                nn.Linear(4, 6),
+                nn.Linear(6, 2),
+            )
             self.norm.running_var.uniform_(0.5, 2.0)
 
         def forward(self, x):

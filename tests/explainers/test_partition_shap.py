@@ -24,7 +24,9 @@ def test_the_tree_halves_the_longer_side():
 
 def test_a_missing_package_is_named(monkeypatch):
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "shap" else find(name, *a))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name == "shap" else find(name, *a)
+    )
     task = Task(nn.Linear(3, 2), torch.rand(2, 3))
     assert "veridical[shap]" in (PartitionShap().why_not(task) or "")
     assert "partition_shap" not in applicable(task)

@@ -32,12 +32,16 @@ def test_masks_without_shift_are_bilinear_upsampling():
     torch.manual_seed(0)
     coins = torch.rand(5, 5)
     ours = weights @ coins @ weights.mT
-    cut = F.interpolate(coins[None, None], size=(15, 15), mode="bilinear", align_corners=False)[0, 0, :12, :12]
+    cut = F.interpolate(coins[None, None], size=(15, 15), mode="bilinear", align_corners=False)[
+        0, 0, :12, :12
+    ]
     assert torch.allclose(ours, cut, atol=1e-6)
 
 
 def slow_rise(task: Task, settings: Rise, i: int) -> torch.Tensor:
-    masks = _SmoothMasks(Key(7) / "rise" / "masks", task.ids[[i]], (8, 8), settings.draws, settings.keep, settings.grid)
+    masks = _SmoothMasks(
+        Key(7) / "rise" / "masks", task.ids[[i]], (8, 8), settings.draws, settings.keep, settings.grid
+    )
     shown = masks.shown(slice(0, 1), slice(0, settings.draws))[0].double()
     y = torch.stack(
         [task.predictor.model(task.inputs[[i]] * m.reshape(1, 1, 8, 8))[0, task.targets[i]] for m in shown]
@@ -52,7 +56,9 @@ def test_equals_the_slow_rewrite_in_any_chunks():
     task = Task(model, torch.rand(3, 1, 8, 8).double())
     settings = Rise(20, grid=3)
     found = settings(task, Key(7))
-    assert torch.allclose(found.values, torch.stack([slow_rise(task, settings, i) for i in range(3)]), atol=1e-6)
+    assert torch.allclose(
+        found.values, torch.stack([slow_rise(task, settings, i) for i in range(3)]), atol=1e-6
+    )
     assert torch.allclose(found.values, settings(task.with_plan(Plan(rows=8)), Key(7)).values, atol=1e-9)
     assert found.cost.forward == 60
 

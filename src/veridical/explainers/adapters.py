@@ -113,7 +113,8 @@ class CaptumExplainer(_Adapter):
                 kwargs.setdefault("target", task.targets)
             if extra and ("additional_forward_args" in accepted or passes_on):
                 kwargs.setdefault("additional_forward_args", extra)
-            maps = method.attribute(task.inputs.detach().clone(), **kwargs)
+            rows = task.inputs.detach().clone().requires_grad_("gradient" in self.needs)
+            maps = method.attribute(rows, **kwargs)
         if isinstance(maps, tuple) and len(maps) == 1:
             maps = maps[0]
         if not isinstance(maps, Tensor):
@@ -169,7 +170,9 @@ class ShapExplainer(_Adapter):
 
     def attribute(self, task: Task, key: Key) -> Tensor:
         if task.side:
-            raise NotApplicableError(f"'{self.name}' asks the model about rows alone; this task has side inputs")
+            raise NotApplicableError(
+                f"'{self.name}' asks the model about rows alone; this task has side inputs"
+            )
         shape = task.inputs.shape[1:]
 
         def predict(rows: Any) -> Any:
@@ -182,10 +185,12 @@ class ShapExplainer(_Adapter):
         with seeded_numpy(key / int(task.ids[0])):
             if "model" in named:
                 with task.session(grad=True) as model:
-                    answer = _shap_values(self.make(model=model, background=task.train), task.inputs, self.kwargs)
+                    answer = _shap_values(
+                        self.make(model=model, background=task.train), task.inputs, self.kwargs
+                    )
             else:
                 answer = _shap_values(self.make(predict, background), rows.cpu().numpy(), self.kwargs)
-        values = torch.as_tensor(np.asarray(answer)).to(task.device)
+        values = torch.as_tensor(np.asarray(answer)).to(task.device, task.outputs.dtype)
         if values.numel() == rows.numel():
             return values.reshape(task.inputs.shape)
         if values.numel() == rows.numel() * task.n_outputs:

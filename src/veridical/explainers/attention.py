@@ -53,9 +53,7 @@ class _AttentionExplainer(Explainer):
         found: list[Tensor] = task.uncounted(lambda: _run(worked_on, grad=False)[1])
         size = task.space.n_features
         if not found or any(tuple(a.shape[-2:]) != (size, size) for a in found):
-            return (
-                "the model gives no attention weights of tokens x tokens; load it with attn_implementation='eager'"
-            )
+            return "the model gives no attention weights of tokens x tokens; load it with attn_implementation='eager'"
         return None
 
     def prepared(self, task: Task) -> Task:

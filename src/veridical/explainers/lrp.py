@@ -117,7 +117,14 @@ class Lrp(_Propagation):
 
     def rules(self) -> Rules:
         return Rules(
-            self.first, self.convolution, self.dense, self.epsilon, self.gamma, self.alpha, self.low, self.high
+            self.first,
+            self.convolution,
+            self.dense,
+            self.epsilon,
+            self.gamma,
+            self.alpha,
+            self.low,
+            self.high,
         )
 
 

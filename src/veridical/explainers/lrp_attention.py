@@ -36,7 +36,11 @@ class AttentionRules:
         return self.multihead(module, *args, **kwargs)
 
     def encoder(
-        self, stack: nn.TransformerEncoder, x: Tensor, mask: Any = None, src_key_padding_mask: Any = None,
+        self,
+        stack: nn.TransformerEncoder,
+        x: Tensor,
+        mask: Any = None,
+        src_key_padding_mask: Any = None,
         is_causal: Any = None,
     ) -> Tensor:
         """nn.TransformerEncoder: its layers in turn."""
@@ -45,7 +49,11 @@ class AttentionRules:
         return x if stack.norm is None else self.norm(stack.norm, [x], {})
 
     def layer(
-        self, layer: Any, x: Tensor, src_mask: Any = None, src_key_padding_mask: Any = None,
+        self,
+        layer: Any,
+        x: Tensor,
+        src_mask: Any = None,
+        src_key_padding_mask: Any = None,
         is_causal: bool = False,
     ) -> Tensor:
         """nn.TransformerEncoderLayer, in either order of norm and block."""
@@ -66,8 +74,15 @@ class AttentionRules:
         return self.norm(layer.norm2, [split_sum([x, feed(x)])], {})
 
     def multihead(
-        self, block: Any, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Any = None,
-        need_weights: bool = True, attn_mask: Any = None, average_attn_weights: bool = True,
+        self,
+        block: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Any = None,
+        need_weights: bool = True,
+        attn_mask: Any = None,
+        average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """nn.MultiheadAttention: relevance goes through the values alone."""
@@ -95,7 +110,13 @@ class AttentionRules:
     def norm(self, module: Any, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
         """Layer norm with its spread held constant: subtract the mean, scale, shift."""
         if module is not None:
-            x, shape, weight, bias, eps = args[0], module.normalized_shape, module.weight, module.bias, module.eps
+            x, shape, weight, bias, eps = (
+                args[0],
+                module.normalized_shape,
+                module.weight,
+                module.bias,
+                module.eps,
+            )
         else:
             names = ("input", "normalized_shape", "weight", "bias", "eps")
             given = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -114,9 +135,11 @@ def _joined(mask: Any, padding: Any, rows: int, heads: int) -> Tensor | None:
     for part, shape in ((mask, None), (padding, (rows, 1, 1, -1))):
         if part is None:
             continue
-        added = torch.zeros_like(part, dtype=torch.get_default_dtype()).masked_fill(part, -torch.inf) if (
-            part.dtype == torch.bool
-        ) else part
+        added = (
+            torch.zeros_like(part, dtype=torch.get_default_dtype()).masked_fill(part, -torch.inf)
+            if (part.dtype == torch.bool)
+            else part
+        )
         if shape is not None:
             added = added.reshape(shape)
         elif added.dim() == 3:
@@ -131,8 +154,14 @@ def _weights(q: Tensor, k: Tensor, mask: Tensor | None, scale: float | None = No
 
 
 def _scaled_dot_product(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, dropout_p: float = 0.0,
-    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
 ) -> Tensor:
     if enable_gqa:
         raise NotApplicableError("LRP has no rule for attention with grouped queries")

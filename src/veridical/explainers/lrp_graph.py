@@ -199,7 +199,9 @@ class _Run:
 
     # --- layers with weights ------------------------------------------------------------------------
 
-    def _layer(self, node: fx.Node, module: Any, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    def _layer(
+        self, node: fx.Node, module: Any, function: Any, args: list[Any], kwargs: dict[str, Any]
+    ) -> Tensor:
         a = args[0]
         if module is None:
             given = {**dict(zip(("weight", "bias"), args[1:3], strict=False)), **kwargs}
@@ -227,7 +229,12 @@ class _Run:
         return self.weighted(rule, linear, a, w, lay, positive)
 
     def weighted(
-        self, rule: str, linear: Linear, a: Tensor, w: Tensor, lay: Callable[[Tensor], Tensor | None],
+        self,
+        rule: str,
+        linear: Linear,
+        a: Tensor,
+        w: Tensor,
+        lay: Callable[[Tensor], Tensor | None],
         positive: bool = False,
     ) -> Tensor:
         """A linear layer under a rule; `lay` gives its bias the shape of an answer."""

@@ -28,7 +28,9 @@ class _Route(torch.autograd.Function):
     """A value whose backward pass carries relevance by a rule instead of a gradient by the chain rule."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, back: Callable[[Tensor], tuple[Tensor, ...]], *inputs: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, value: Tensor, back: Callable[[Tensor], tuple[Tensor, ...]], *inputs: Tensor
+    ) -> Tensor:
         ctx.back = back
         return value.view_as(value)
 
@@ -54,7 +56,10 @@ def shares(
     """R_i = sum over terms of a'_i * (w'^T (R / z'))_i with z' = sum over terms of w' a' + b'."""
     with torch.enable_grad():
         leaves = [a.detach().requires_grad_(True) for a, _ in terms]
-        z = sum((linear(leaf, w) for leaf, (_, w) in zip(leaves, terms, strict=True)), torch.zeros(()).to(relevance))
+        z = sum(
+            (linear(leaf, w) for leaf, (_, w) in zip(leaves, terms, strict=True)),
+            torch.zeros(()).to(relevance),
+        )
         total = z if bias is None else z + bias
         back = torch.autograd.grad(z, leaves, relevance / stabilised(total.detach(), epsilon))
     return sum((leaf.detach() * g for leaf, g in zip(leaves, back, strict=True)), torch.zeros_like(leaves[0]))
@@ -90,7 +95,14 @@ class Rules:
             raise InputError(f"inputs lie between low and high, got {self.low} and {self.high}")
 
     def back(
-        self, rule: str, linear: Linear, a: Tensor, w: Tensor, b: Tensor | None, z: Tensor, R: Tensor,
+        self,
+        rule: str,
+        linear: Linear,
+        a: Tensor,
+        w: Tensor,
+        b: Tensor | None,
+        z: Tensor,
+        R: Tensor,
         positive: bool = False,
     ) -> Tensor:
         """The relevance of the inputs a of one linear layer; `positive` if a is known to be at least 0."""
@@ -117,7 +129,11 @@ class Rules:
         out = torch.zeros_like(a)
         for terms, extra, of in ((lifting, over, rising), (pulling, under, ~rising)):
             bias = None if b is None or extra is None else b + favour * extra
-            more = [(a, w + favour * terms[0][1])] if positive else [(a, w), *((favour * t, v) for t, v in terms)]
+            more = (
+                [(a, w + favour * terms[0][1])]
+                if positive
+                else [(a, w), *((favour * t, v) for t, v in terms)]
+            )
             out = out + shares(linear, more, bias, R * of)
         return out
 

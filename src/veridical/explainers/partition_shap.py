@@ -56,7 +56,9 @@ class PartitionShap(Explainer):
         trees: dict[bytes, np.ndarray[Any, Any]] = {}
         for i in range(len(task)):
             piece = task[i : i + 1]
-            valid = torch.ones_like(out[i], dtype=torch.bool) if task.space.valid is None else task.space.valid[i]
+            valid = (
+                torch.ones_like(out[i], dtype=torch.bool) if task.space.valid is None else task.space.valid[i]
+            )
             where = places[i, valid.cpu().numpy()]
             name = where.tobytes()
             if name not in trees:
@@ -117,7 +119,9 @@ def _places(task: Task) -> np.ndarray[Any, Any]:
     """(N, V, axes): where each feature lies; the middle of its pixels in an image, else its number."""
     space = task.space
     if task.modality == "image" and len(space.input_shape) == 3:
-        rows, columns = (torch.arange(n, dtype=torch.float64, device=task.device) for n in space.input_shape[1:])
+        rows, columns = (
+            torch.arange(n, dtype=torch.float64, device=task.device) for n in space.input_shape[1:]
+        )
         maps = [m.expand(len(task), *space.input_shape) for m in (rows[:, None], columns)]
         return torch.stack([space.pool(m, "mean") for m in maps], -1).cpu().numpy()
     numbers = np.arange(space.n_features, dtype=np.float64)[None, :, None]

@@ -70,7 +70,8 @@ class Finetuned(Settings):
         self.check(task)
         if beta is not None and beta > self.beta + 1e-12:
             raise InputError(
-                f"the model was fine-tuned to miss up to {self.beta:g} of its features; beta {beta:g} is beyond"
+                f"the model was fine-tuned to miss up to {self.beta:g} of its features, and beta {beta:g} is "
+                "more"
             )
         made: Task = task.cached(f"finetuned {self.path}", lambda: self._task(task))
         return made
@@ -122,7 +123,8 @@ class Finetuned(Settings):
         best = header["history"][header["best_epoch"]] if header["history"] else {}
         return (
             f"Finetuned: beta {self.beta:g}, {len(self.history)} epochs (best {header['best_epoch'] + 1}, "
-            f"validation loss {best.get('validation', float('nan')):.4f}), targets {self.labels}, cost {self.cost}"
+            f"validation loss {best.get('validation', float('nan')):.4f}), targets {self.labels}, "
+            f"cost {self.cost}"
         )
 
 

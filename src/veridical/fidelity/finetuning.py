@@ -54,14 +54,16 @@ def finetune(
 ) -> Finetuned:
     """Fine-tune a copy of the task's model to miss up to a share `beta` of its features (eq. 5).
 
-    `train` is rows or (rows, labels), by default those of the task; without labels the model's own predictions
-    are the targets, and the artefact says so. Each row of each batch loses a count uniform on {0..B} of
-    features, B = floor(beta * n), filled as the task fills. `loss(outputs, targets)` and
-    `optimiser(parameters)` are the caller's, else the usual loss of the head and Adam at `rate`. The state with
-    the lowest loss on a held-out share of the rows is kept; training stops after `patience` epochs without a
-    lower one. An interrupted run resumes. The result lies in `cache`, else $VERIDICAL_CACHE, else
-    ~/.cache/veridical, addressed by weights, data and settings. `masks=False` trains on whole rows: the control
-    of the robustness table. `train_space` says which features exist in the training rows where rows differ.
+    `train` is rows or (rows, labels), by default those of the task; without labels the model's own
+    predictions are the targets, and the artefact says so. Each row of each batch loses a count uniform on
+    {0..B} of features, B = floor(beta * n), filled as the task fills. `loss(outputs, targets)` and
+    `optimiser(parameters)` are the caller's, else the usual loss of the head and Adam at `rate`.
+
+    The state with the lowest loss on a held-out share of the rows is kept; training stops after `patience`
+    epochs without a lower one. An interrupted run resumes. The result lies in `cache`, else
+    $VERIDICAL_CACHE, else ~/.cache/veridical, addressed by weights, data and settings. `masks=False` trains
+    on whole rows: the control of the robustness table. `train_space` says which features exist in the
+    training rows where rows differ.
     """
     check_share("beta", beta)
     schedule = Schedule(beta, epochs, batch, rate, validation, patience, masks, seed)
@@ -151,7 +153,8 @@ def training_rows(
     assert inputs is not None
     if inputs.shape[1:] != task.inputs.shape[1:]:
         raise ShapeError(
-            f"training rows have shape {tuple(inputs.shape[1:])}, the task's inputs {tuple(task.inputs.shape[1:])}"
+            f"training rows have shape {tuple(inputs.shape[1:])}, the task's inputs "
+            f"{tuple(task.inputs.shape[1:])}"
         )
     if len(inputs) < 2:
         raise InputError(f"fine-tuning needs at least 2 rows (one is held out), got {len(inputs)}")
@@ -184,8 +187,8 @@ def _check_seen(task: Task, answers: Tensor, targets: Tensor) -> None:
     there = accuracy(answers, targets, task)
     if there < here - UNSEEN_GAP:
         warnings.warn(
-            f"the model is right on {there:.1%} of the training rows and on {here:.1%} of the evaluated ones: it "
-            "may never have seen these training rows",
+            f"the model is right on {there:.1%} of the training rows and on {here:.1%} of the evaluated "
+            "ones: it may never have seen these training rows",
             VeridicalWarning,
             stacklevel=4,
         )

@@ -115,4 +115,7 @@ def at_chance(outputs: Tensor, truth: Tensor, task: Task) -> str | None:
         slack = 1.645 * math.sqrt(level * (1 - level) / len(truth))
     if reached > level + slack or reached >= 1:
         return None
-    return f"it is right on {reached:.1%} of {len(truth)} rows, and always giving the commonest answer on {level:.1%}"
+    return (
+        f"it is right on {reached:.1%} of {len(truth)} rows, and always giving the commonest answer on "
+        f"{level:.1%}"
+    )

@@ -72,7 +72,8 @@ def measure(
     rule = removals(task, explanation, levels, alpha, beta, draws, signs, bernoulli, key)
     shape = (draws, len(rule.signs), len(tuple(levels)))
     size = max(1, ANSWERS_AT_ONCE // max(1, rule.count * task.n_outputs))
-    indicator, probability = [], []
+    indicator: list[Tensor] = []
+    probability: list[Tensor] = []
     for at in range(0, len(task), size):
         piece = slice(at, at + size)
         part = task if size >= len(task) else task[piece]

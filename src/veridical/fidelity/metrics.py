@@ -185,8 +185,8 @@ class FFid(RFid):
         check_share("beta", self.beta)
         if self.finetuned is not None and abs(self.finetuned.beta - self.beta) > 1e-12:
             raise InputError(
-                f"the model was fine-tuned with beta {self.finetuned.beta:g} and is to be evaluated with beta "
-                f"{self.beta:g}; give FFid(finetuned=..., beta={self.finetuned.beta:g}), or fine-tune again"
+                f"the model was fine-tuned with beta {self.finetuned.beta:g} and is to be evaluated with "
+                f"beta {self.beta:g}; give FFid(finetuned=..., beta={self.finetuned.beta:g}), or fine-tune again"
             )
 
     @property

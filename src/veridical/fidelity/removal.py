@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -64,7 +65,7 @@ def check_levels(levels: Sequence[float]) -> None:
                 f"an explanation size is a share of the features strictly between 0 and 1, got {level}: at 0 "
                 "nothing is explained and at 1 nothing is left over"
             )
-    if any(b <= a for a, b in zip(levels, levels[1:], strict=False)):
+    if any(b <= a for a, b in pairwise(levels)):
         raise InputError(f"explanation sizes must ascend, got {tuple(levels)}")
 
 

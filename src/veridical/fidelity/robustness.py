@@ -31,8 +31,8 @@ ORIGINAL, TUNED, CONTROL = "original", "fine-tuned", "fine-tuned without masks"
 class RobustnessTable:
     """Accuracy at each masked share, and agreement with the original's answer to the whole input.
 
-    One row a model: the original, the fine-tuned one, and one fine-tuned without masks, so that mere adaptation
-    is not mistaken for robustness (Table 8, figure 1).
+    One row a model: the original, the fine-tuned one, and one fine-tuned without masks, so that mere
+    adaptation is not mistaken for robustness (Table 8, figure 1).
     """
 
     shares: tuple[float, ...]
@@ -51,26 +51,26 @@ class RobustnessTable:
         )
         if fall <= LITTLE_LOSS:
             return (
-                f"{said}, which is little: masked inputs are no trouble to it, plain Fid is enough, and FFid is "
-                "expected to rank explainers less sharply."
+                f"{said}, which is little: masked inputs are no trouble to it, plain Fid is enough, and FFid "
+                "is expected to rank explainers less sharply."
             )
         tuned = self.accuracy[TUNED][-1]
         left = self.accuracy[TUNED][0] - tuned
         back = f"the fine-tuned model is {100 * (tuned - masked):.1f} points better there"
         if tuned - masked < fall / 2:
             return (
-                f"{said} and {back} only: fine-tuning has not made it robust yet. Train longer or faster before "
-                "using FFid (a few epochs at 1e-4 are often not enough); Fid and RFid are not to be trusted."
+                f"{said} and {back} only: fine-tuning has not made it robust yet. Train longer or faster "
+                "before using FFid (a few epochs at 1e-4 are often not enough); Fid and RFid are not to be trusted."
             )
         other = self.accuracy.get(CONTROL)
         if other is not None and tuned - other[-1] < fall / 4:
             return (
-                f"{said} and {back}, but so is the one fine-tuned without masks: the gain is adaptation to the "
-                "training rows rather than robustness. FFid is safer than Fid here, and says little more."
+                f"{said} and {back}, but so is the one fine-tuned without masks: the gain is adaptation to "
+                "the training rows rather than robustness. FFid is safer than Fid here, and says little more."
             )
         return (
-            f"{said} and {back} (it loses {100 * left:.1f} points itself): use FFid, since Fid and RFid would "
-            "measure how the original mistakes masked inputs rather than how good an explanation is."
+            f"{said} and {back} (it loses {100 * left:.1f} points itself): use FFid, since Fid and RFid "
+            "would measure how the original mistakes masked inputs rather than how good an explanation is."
         )
 
     def to_frame(self) -> pd.DataFrame:

@@ -132,7 +132,9 @@ def fit(
     learn, held = split(len(rows.inputs), schedule.validation, key, rows.inputs.device)
     trained = [p for p in model.parameters() if p.requires_grad]
     if not trained:
-        trained = [p.requires_grad_(True) for p in model.parameters() if p.is_floating_point()]
+        trained = [p for p in model.parameters() if p.is_floating_point()]
+        for parameter in trained:
+            parameter.requires_grad_(True)
     steps = optimiser(trained)
     state = _resumed(resume, model, steps) or Progress()
     what = "fine-tuning" if schedule.masks else "fine-tuning without masks"

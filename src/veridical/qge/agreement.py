@@ -29,6 +29,9 @@ def above_random(quality: Tensor, pool: Tensor, key: Key, draws: int) -> list[Te
 
 def order_kept(quality: Tensor, transformed: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Kendall's tau-b and Spearman's rho of the quality (n,) with each transformed one, (T,) each."""
+    # sorted once for all: what follows sorts again, and a sorted row quickly
+    quality, order = quality.sort()
+    transformed = [t[order] for t in transformed]
     ranks = average_ranks(quality)
     tau = torch.stack([kendall_tau_b(quality, t) for t in transformed])
     rho = torch.stack([pearson(ranks, average_ranks(t)) for t in transformed])

@@ -80,25 +80,36 @@ def all_rankings(responses: Tensor, weights: Tensor) -> RankingScores:
     size = bits_of(sets, features).sum(-1)
     own = weights[size] * responses
     inverse = weights[features - size] * responses[full - sets]
-    table = torch.stack([own, inverse], -1)
-    _, totals = _walk(table, features, features)
-    totals = totals.round(decimals=_DECIMALS)
-    return RankingScores(totals[:, 0].contiguous(), totals[:, 1].contiguous())
+    middle, before = _walk(torch.stack([own, inverse], -1), features, sets[:1], features // 2)
+    halves = sets[size == features // 2]
+    _, after = _walk(torch.stack([own, inverse], -1), features, halves, features - features // 2, False)
+    after = after.reshape(len(halves), -1, 2)
+    # every first half goes with every order of the features it left, a whole row at a time
+    row = torch.searchsorted(halves, middle)
+    scores, inverses = (
+        (before[:, i, None] + after[..., i].contiguous()[row]).reshape(-1).round(decimals=_DECIMALS)
+        for i in range(2)
+    )
+    return RankingScores(scores, inverses)
 
 
-def _walk(table: Tensor, features: int, steps: int) -> tuple[Tensor, Tensor]:
-    """All ordered choices of `steps` features: the set each ends in, and the table (2^D, ...) summed along."""
-    device = table.device
-    sets = torch.arange(2**features, device=device)
+def _walk(
+    table: Tensor, features: int, start: Tensor, steps: int, with_start: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Grow each set in every order by `steps` features: where each walk ends, and the table summed along it.
+
+    Walks from one start are neighbours, in lexicographic order.
+    """
+    sets = torch.arange(2**features, device=table.device)
     # the features outside a set first, in their order
     free = torch.argsort(bits_of(sets, features).to(torch.int8), dim=-1, stable=True)
     grown = sets[:, None] | (1 << free)
-    at = torch.zeros(1, dtype=torch.int64, device=device)
-    total = table[:1]
-    for step in range(steps):
-        width = features - step
+    at = start
+    total = table[at] if with_start else torch.zeros_like(table[at])
+    left = features - int(bits_of(start[:1], features).sum())
+    for width in range(left, left - steps, -1):
         at = grown[at, :width].reshape(-1)
-        total = total.repeat_interleave(width, 0).add_(table[at])
+        total = total.repeat_interleave(width, 0) + table[at]
     return at, total
 
 
@@ -117,22 +128,14 @@ def share_below(responses: Tensor, weights: Tensor, score: float, tolerance: flo
     """
     features = len(weights) - 1
     half = features // 2
-    full = 2**features - 1
-    sets = torch.arange(full + 1, device=responses.device)
-    step = weights[bits_of(sets, features).sum(-1)] * responses
-    before = _grouped(step, features, half)
-    # after: the same walk from the other end, and the set in the middle was counted already
-    backwards = step[full - sets]
-    middle = bits_of(sets, features).sum(-1) == features - half
-    after = _grouped(torch.where(middle, 0.0, backwards), features, features - half).flip(0)
-    after = after.sort(-1).values
+    sets = torch.arange(2**features, device=responses.device)
+    size = bits_of(sets, features).sum(-1)
+    step = weights[size] * responses
+    middle, before = _walk(step, features, sets[:1], half)
+    before = before[middle.argsort(stable=True)].reshape(-1, math.factorial(half))
+    _, after = _walk(step, features, sets[size == half], features - half, False)
+    after = after.reshape(len(before), -1).sort(-1).values
     wanted = score - before
     lower = torch.searchsorted(after, (wanted - tolerance).contiguous()).sum()
     up_to = torch.searchsorted(after, (wanted + tolerance).contiguous(), right=True).sum()
     return float(lower + up_to) / 2 / math.factorial(features)
-
-
-def _grouped(table: Tensor, features: int, steps: int) -> Tensor:
-    """Sums of all walks of `steps` features by the set they end in (sets, walks), sets ascending."""
-    at, total = _walk(table, features, steps)
-    return total[at.argsort(stable=True)].reshape(-1, math.factorial(steps))

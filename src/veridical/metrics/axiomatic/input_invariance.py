@@ -35,10 +35,11 @@ def shifted(task: Task, shift: float, compensate: bool) -> Task:
     moved = task.with_inputs(task.inputs + shift)
     if not compensate:
         return moved
-    view = Compensated(task.predictor.model, shift)
     train = None if task.train is None else task.train + shift
-    twin = moved._derive(model=view, predictor=task.predictor.with_model(view), train=train)
-    twin.__dict__["reference"] = twin  # fills are prepared from its own, shifted, reference rows
+    twin = moved.with_module(Compensated(task.predictor.model, shift))
+    # what fills take from the reference rows must come from the shifted ones
+    twin = twin._derive(train=train, _train_facts={})
+    twin.__dict__["reference"] = twin
     return twin
 
 

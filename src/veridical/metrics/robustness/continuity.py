@@ -66,7 +66,7 @@ class Continuity(ExplainerMetric):
 
     def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
         fill = task.fill
-        state = task.reference.cached(f"fill {fill!r}", lambda: fill.prepare(task.train, task.space))
+        state = task.from_train(f"background of {fill!r}", lambda: fill.prepare(task.train, task.space))
         background = fill.background(state, task.inputs, task.ids, key / "fill")[:, 0]
         clean = self._maps(explainer, task, key / "clean")
         columns = []

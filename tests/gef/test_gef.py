@@ -1,0 +1,320 @@
+"""GEF: what must hold by theory, the four forms against slow rewrites, and mutants that must fail."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import veridical as vd
+from tests.reference import gef as reference
+from veridical.explainers import Explainer
+from veridical.gef import GEF, FastGEF, NoisePath, find_path, gef_score
+from veridical.gef.distortion import least_squares_step
+from veridical.testing import tiny_task
+
+
+@dataclass(frozen=True)
+class Weights(Explainer):
+    """The exact explanation of a linear model: its weights under the present noise."""
+
+    name: ClassVar[str] = "weights"
+    needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
+
+    def attribute(self, task: vd.Task, key: vd.Key) -> torch.Tensor:
+        from veridical.explainers.gradients import gradient
+
+        return gradient(task)
+
+
+@dataclass(frozen=True)
+class Ones(Explainer):
+    name: ClassVar[str] = "ones"
+
+    def attribute(self, task: vd.Task, key: vd.Key) -> torch.Tensor:
+        return torch.ones(len(task), task.space.n_features)
+
+
+def linear_task(samples: int = 6, features: int = 8) -> vd.Task:
+    generator = torch.Generator().manual_seed(0)
+    net = nn.Linear(features, 2, dtype=torch.float64)
+    with torch.no_grad():
+        net.weight.copy_(torch.randn(2, features, generator=generator))
+        net.bias.zero_()
+    x = torch.randn(samples, features, generator=generator, dtype=torch.float64)
+    return vd.Task(net, x)
+
+
+def test_weights_of_a_linear_model_score_one_when_averaged_first() -> None:
+    metric = GEF(normalise=False, mean_then_correlate=True, draws=500, path=(0.001, 0.5, 1.0, 1.5, 2.0))
+    scores = vd.score(metric, linear_task(), Weights())
+    assert torch.allclose(scores.values, torch.ones(6, dtype=torch.float64))
+
+
+def test_one_direction_makes_every_draw_exact() -> None:
+    metric = GEF(normalise=False, same_direction=True, draws=7, path=(0.001, 0.3, 0.6, 1.0))
+    scores = vd.score(metric, linear_task(), Weights())
+    assert torch.equal(scores.values, torch.ones(6, dtype=torch.float64))
+
+
+def test_an_exact_explanation_does_not_score_one_per_draw() -> None:
+    """Readers must not take the ceiling for quality: fresh draws keep a linear model well below 1."""
+    scores = vd.score(
+        GEF(normalise=False, draws=20, path=(0.001, 0.5, 1.0, 1.5, 2.0)), linear_task(40), Weights()
+    )
+    assert 0.5 < scores.mean() < 0.95
+
+
+def test_constant_map_scores_zero_and_is_flagged() -> None:
+    scores = vd.score(FastGEF(path=(0.1, 0.5, 1.0)), linear_task(), Ones())
+    assert torch.equal(scores.values, torch.zeros(6, dtype=torch.float64))
+    assert scores.flagged == {"the explanation does not move": 6}
+
+
+def test_sobel_map_is_degenerate() -> None:
+    scores = vd.score(FastGEF(path=(0.1, 0.5, 1.0)), tiny_task("image"), "sobel")
+    assert scores.flagged["the explanation does not move"] == 9
+
+
+@pytest.mark.parametrize("form", ["fast", "arc", "reference"])
+def test_random_maps_score_zero_on_average(form: str) -> None:
+    task = tiny_task("table", 250)
+    scores = vd.score(GEF(form=form, path=(0.1, 0.3, 0.6, 0.9, 1.2), output_draws=1, steps=2), task, "random")
+    assert abs(scores.mean()) < 0.05
+
+
+def test_gradient_of_a_trained_cnn_beats_random() -> None:
+    task = vd.tasks.load("digits")[:24]
+    metric = FastGEF()
+    assert vd.score(metric, task, "gradient").mean() > 0.3
+    assert abs(vd.score(metric, task, "random").mean()) < 0.15
+
+
+def test_no_model_movement_is_nan_with_its_reason() -> None:
+    """A model whose output ignores its weights' noise has nothing to compare with."""
+    model = torch.zeros(2, 3, 4, dtype=torch.float64)
+    moved = torch.rand(2, 3, 4, dtype=torch.float64)
+    score, degenerate, empty = gef_score(model, moved)
+    assert bool(score.isnan().all())
+    assert bool(empty.all())
+    assert not bool(degenerate.any())
+
+
+def check_score(function) -> None:  # type: ignore[no-untyped-def]
+    generator = torch.Generator().manual_seed(1)
+    model = torch.rand(20, 4, 5, generator=generator, dtype=torch.float64)
+    moved = (torch.rand(20, 4, 5, generator=generator, dtype=torch.float64) * 3).floor()
+    moved[0] = 1.0
+    model[1] = 2.0
+    got = function(model, moved)[0]
+    np.testing.assert_allclose(got, reference.score(model.numpy(), moved.numpy()), atol=1e-12)
+
+
+def test_score_agrees_with_the_slow_one() -> None:
+    check_score(gef_score)
+
+
+def test_mutants_of_the_score_are_caught() -> None:
+    mutants = (
+        lambda d_f, d_phi: (-gef_score(d_f, d_phi)[0],),
+        lambda d_f, d_phi: (gef_score(d_f.mean(1, keepdim=True), d_phi.mean(1, keepdim=True))[0],),
+        lambda d_f, d_phi: (gef_score(d_f.roll(1, -1), d_phi)[0],),
+    )
+    for mutant in mutants:
+        with pytest.raises(AssertionError):
+            check_score(mutant)
+
+
+def test_cosine_and_euclidean_agree_on_normalised_maps() -> None:
+    task = tiny_task("table")
+    path = (0.1, 0.4, 0.7, 1.0)
+    one = vd.score(FastGEF(path=path), task, "gradient")
+    other = vd.score(FastGEF(path=path, distance="cosine"), task, "gradient")
+    assert torch.allclose(one.values, other.values)
+    assert not torch.allclose(one.details["explanation_distortion"], other.details["explanation_distortion"])
+
+
+def _distortion(form: str, task: vd.Task, steps: int = 5, **settings: object) -> torch.Tensor:
+    metric = GEF(form=form, steps=steps, path=(0.05, 0.1, 0.2), draws=2, **settings)  # type: ignore[arg-type]
+    return vd.score(metric, task, "gradient").details["explanation_distortion"]
+
+
+def test_arc_is_at_least_the_chord_and_grows_with_finer_steps() -> None:
+    task = tiny_task("table")
+    chord = _distortion("fast", task, normalise=False)
+    coarse = _distortion("arc", task, 2, normalise=False)
+    fine = _distortion("arc", task, 4, normalise=False)
+    finest = _distortion("arc", task, 64, normalise=False)
+    twice = _distortion("arc", task, 128, normalise=False)
+    assert bool((coarse >= chord - 1e-12).all())
+    assert bool((fine >= coarse - 1e-12).all())
+    assert torch.allclose(finest, twice, rtol=1e-3)
+
+
+def test_arc_equals_the_chord_where_the_map_is_affine_in_the_weights() -> None:
+    task = linear_task()
+    path, common = (0.1, 0.5, 1.0), {"normalise": False, "draws": 2}
+    fast = vd.score(GEF(form="fast", path=path, **common), task, Weights())  # type: ignore[arg-type]
+    arc = vd.score(GEF(form="arc", path=path, **common), task, Weights())  # type: ignore[arg-type]
+    assert torch.allclose(fast.details["explanation_distortion"], arc.details["explanation_distortion"])
+
+
+def test_arc_of_normalised_maps_is_at_least_the_chord() -> None:
+    task = tiny_task("table")
+    assert bool((_distortion("arc", task) >= _distortion("fast", task) - 1e-12).all())
+
+
+def check_reference(task: vd.Task, got: torch.Tensor) -> None:
+    """The running mean of ||de||^4, remade from the same noise by hand."""
+    from veridical.gef.distortion import Setting
+    from veridical.gef.worlds import disturbed
+
+    levels, steps = (0.05, 0.1, 0.2), 3
+    explainer = vd.explainers() and vd.api.as_explainer("gradient")
+    setting = Setting(
+        task, explainer, vd.Key(0) / "gef", "euclidean", "logit", True, False, "weights", steps, 5, 1e-3
+    )
+    clean = setting.explain(task, "clean").numpy()
+    for sample in range(len(task)):
+        maps = []
+        for z, sigma in enumerate(levels):
+            strengths = np.linspace(1e-4, sigma, steps)
+            keys = [setting.noise_key(0, z) / "step" / t for t in range(steps)]
+            worlds = [disturbed(task, s, k) for s, k in zip(strengths, keys, strict=True)]
+            maps.append([setting.explain(world, 0, z).numpy()[sample] for world in worlds])
+        noisy = [[[moved] * 5 for moved in level] for level in maps]
+        expected = reference.program_distortion(clean[sample], maps, noisy)
+        np.testing.assert_allclose(got[sample, 0], expected, rtol=1e-9)
+
+
+def test_reference_form_is_the_published_arithmetic() -> None:
+    task = tiny_task("table", 3)
+    metric = GEF(form="reference", steps=3, draws=1, path=(0.05, 0.1, 0.2))
+    got = vd.score(metric, task, "gradient").details["explanation_distortion"]
+    check_reference(task, got)
+    with pytest.raises(AssertionError):
+        check_reference(task, got.sqrt())
+
+
+def test_output_noise_is_drawn_only_where_outputs_are_read() -> None:
+    task = tiny_task("table")
+    metric = GEF(form="reference", steps=2, draws=1, output_draws=3, path=(0.05, 0.1, 0.2))
+    quiet = vd.score(metric, task, "gradient").cost
+    worlds = 3 * 2
+    assert quiet.backward == len(task) * (1 + worlds)
+    per_map = vd.explain("occlusion", task).cost.forward
+    loud = vd.score(metric, task, "occlusion").cost
+    assert loud.forward == per_map * (1 + worlds * (1 + 3)) + 3 * len(task)
+
+
+def test_least_squares_step_agrees_with_the_slow_one() -> None:
+    generator = torch.Generator().manual_seed(2)
+    outputs = torch.randn(4, 7, 3, generator=generator, dtype=torch.float64)
+    maps = torch.randn(4, 7, 10, generator=generator, dtype=torch.float64)
+    step = torch.randn(4, 3, generator=generator, dtype=torch.float64)
+    length, fit, in_span = least_squares_step(outputs, maps, step)
+    for i in range(4):
+        expected = reference.jacobian_step(outputs[i].numpy(), maps[i].numpy(), step[i].numpy())
+        assert float(length[i]) == pytest.approx(expected)
+    assert torch.allclose(in_span, torch.ones(4, dtype=torch.float64))
+    # noise maps are not explained by outputs; linear ones are, entirely
+    exact = outputs @ torch.randn(4, 3, 10, generator=generator, dtype=torch.float64)
+    assert bool((least_squares_step(outputs, exact, step)[1] > 1 - 1e-9).all())
+    assert bool((fit < 0.5).all())
+
+
+def test_jacobian_reports_its_fit() -> None:
+    scores = vd.score(
+        GEF(form="jacobian", steps=2, draws=1, path=(0.05, 0.1, 0.2)), tiny_task("table"), "gradient"
+    )
+    assert scores.details["fit"].shape == (9,)
+    assert bool(((scores.details["in_span"] > 0) & (scores.details["in_span"] <= 1 + 1e-9)).all())
+
+
+@pytest.mark.parametrize("form", ["fast", "arc"])
+def test_cost_is_counted(form: str) -> None:
+    task = tiny_task("table")
+    metric = GEF(form=form, draws=2, steps=3, path=(0.05, 0.1, 0.2))
+    cost = vd.score(metric, task, "gradient").cost
+    explanations = 1 + 2 * 3 * (3 if form == "arc" else 1)
+    assert cost.backward == len(task) * explanations
+    assert cost.forward == len(task) * (explanations + 2 * 3)
+
+
+def test_model_is_untouched_also_when_an_explainer_raises() -> None:
+    task = linear_task()
+    before = {n: v.clone() for n, v in task.model.state_dict().items()}
+
+    def breaks(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        model(inputs)
+        raise RuntimeError("midway")
+
+    with pytest.raises(RuntimeError, match="midway"):
+        vd.score(FastGEF(path=(0.1, 0.2, 0.3)), task, breaks)
+    assert all(torch.equal(v, before[n]) for n, v in task.model.state_dict().items())
+
+
+def test_path_ends_at_chance_and_says_so() -> None:
+    path = find_path(vd.tasks.load("digits")[:64], 5)
+    assert path.reason == "chance"
+    assert len(path.levels) == 5
+    assert path.interval[0] <= path.sigma_max <= path.interval[1]
+    assert path.levels[0] == pytest.approx(1e-3)
+    assert path.levels[-1] == pytest.approx(path.sigma_max)
+    falling = np.diff(path.fitted)
+    assert (falling <= 0).all()
+
+
+def test_path_of_a_model_that_never_reaches_chance_is_a_plateau() -> None:
+    """A large bias-free margin keeps one class ahead whatever the noise, as a collapsed model does."""
+
+    class Stubborn(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.stack([x.sum(-1) * self.scale**2 + 1, -x.sum(-1) * self.scale**2 - 1], -1)
+
+    path = find_path(vd.Task(Stubborn(), torch.rand(8, 3)), 5, draws=5)
+    assert path.reason == "plateau"
+    assert path.sigma_max == pytest.approx(0.2)
+
+
+def test_published_rule_and_given_path() -> None:
+    task = tiny_task("table", 16)
+    path = find_path(task, 4, rule="published")
+    assert path.rule == "published"
+    assert len(path.searched) == 5
+    assert NoisePath.given((0.1, 0.2)).levels == (0.1, 0.2)
+    with pytest.raises(vd.errors.InputError, match="rising"):
+        NoisePath.given((0.2, 0.1))
+
+
+def test_regression_path_ends_where_nothing_is_left_to_predict() -> None:
+    net = nn.Linear(4, 1, dtype=torch.float64)
+    with torch.no_grad():
+        net.weight.fill_(1.0)
+    task = vd.Task(
+        net,
+        torch.randn(32, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)),
+        head="regression",
+    )
+    path = find_path(task, 5, draws=10)
+    assert 0.2 < path.sigma_max < 5
+
+
+def test_input_noise_moves_text_at_its_embeddings() -> None:
+    scores = vd.score(FastGEF(perturb="input", path=(0.1, 0.5, 1.0)), tiny_task("text"), "gradient")
+    assert bool(scores.values.isfinite().all())
+
+
+def test_bad_settings_are_refused() -> None:
+    with pytest.raises(vd.errors.InputError, match="form is one of"):
+        GEF(form="slow")  # type: ignore[arg-type]
+    with pytest.raises(vd.errors.InputError, match="at least 3"):
+        GEF(levels=2)
+    with pytest.raises(vd.errors.InputError, match="finished map"):
+        vd.score("gef", tiny_task("table"), torch.rand(9, 6))
