@@ -68,16 +68,17 @@ def adapt(
         )
     if codec is not None:
         return ArrayModel(model, codec), False, None
-    # a function does not say what it takes, so it is asked one row as a tensor, first with a gradient:
-    # numpy's functions answer tensors too, but not those
-    row = first_row.detach().clone()
-    for wants_gradient in (row.is_floating_point(), False):
+    # a function does not say what it takes, so it is asked: a tensor with a gradient first, since numpy's
+    # functions answer bare tensors too
+    row, floats = first_row.detach().clone(), first_row.is_floating_point()
+    ways = ((FunctionModel(model), floats), (ArrayModel(model), False), (FunctionModel(model), False))
+    for module, wants_gradient in ways:
         try:
             with torch.set_grad_enabled(wants_gradient):
-                answer = ask(model, row.requires_grad_(wants_gradient).clone())
+                answer = ask(module, row.requires_grad_(wants_gradient).clone())
         except Exception:
             continue
-        return FunctionModel(model), answer.requires_grad or not row.is_floating_point(), None
+        return module, isinstance(module, FunctionModel) and (answer.requires_grad or not floats), None
     return ArrayModel(model), False, None
 
 

@@ -576,8 +576,8 @@ def _tensor(value: Any, what: str, codec: FrameCodec | None) -> Tensor:
 
 
 def _read(value: Any) -> Tensor:
-    # contiguous, since torch does not read an array that runs backwards
-    return value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value, order="C"))
+    # torch reads no array that runs backwards or cannot be written to
+    return value if isinstance(value, Tensor) else torch.as_tensor(np.require(value, requirements=("C", "W")))
 
 
 def _numbers(value: Any) -> bool:

@@ -31,7 +31,7 @@ def two_layers(bias: bool) -> nn.Sequential:
 
 
 class Residual(nn.Module):
-    """Batch norm, an in-place activation used twice, functional relu, pooling, a residual sum, a concatenation."""
+    """Batch norm, an in-place activation used twice, functional relu, pooling, a residual sum, a join."""
 
     def __init__(self, bias: bool) -> None:
         super().__init__()
@@ -223,6 +223,29 @@ def test_batch_norm_without_a_layer_before_it_and_gates():
     assert torch.allclose(LrpEpsilon(1e-10)(task).values.sum(-1), explained(task), atol=1e-6)
 
 
+def test_attention_written_out_carries_relevance_through_its_values():
+    torch.manual_seed(8)
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k, self.v = (nn.Linear(4, 4, bias=False) for _ in range(3))
+            self.head = nn.Linear(4, 2, bias=False)
+
+        def forward(self, x):
+            scores = self.q(x) @ self.k(x).transpose(1, 2) / 2.0
+            return self.head((torch.softmax(scores, -1) @ self.v(x)).mean(1))
+
+    model = Attention().double()
+    task = Task(model, torch.randn(3, 5, 4).double(), space=Space.elements((5, 4)))
+    values = LrpEpsilon(1e-10)(task).values
+    assert torch.allclose(values.sum(-1), explained(task), atol=1e-6)
+    weights = (model.q(task.inputs) @ model.k(task.inputs).mT / 2).softmax(-1).detach()
+    x = task.inputs.clone().requires_grad_(True)
+    y = model.head((weights @ model.v(x)).mean(1)).gather(1, task.targets[:, None]).sum()
+    assert torch.allclose(values, (x * torch.autograd.grad(y, x)[0]).flatten(1).detach(), atol=1e-6)
+
+
 class Refused(nn.Module):
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -247,8 +270,8 @@ class Refused(nn.Module):
 
 @pytest.mark.parametrize(
     ("how", "named"),
-    [("product", "'mul'"), ("exp", "'exp'"), ("softmax", "logits"), ("branch", "traced"), ("rnn", "'rnn' .LSTM"),
-     ("in place", "in place")],
+    [("product", "'mul'"), ("exp", "'exp'"), ("softmax", "logits"), ("branch", "traced"),
+     ("rnn", "'rnn' .LSTM"), ("in place", "in place")],
 )  # fmt: skip
 def test_what_has_no_rule_is_refused_by_name(how, named):
     torch.manual_seed(6)

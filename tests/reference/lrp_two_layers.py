@@ -4,7 +4,7 @@ import numpy as np
 
 
 def contributions(rule, a, w, b, z, gamma, low, high):
-    """Modified contributions c[i] of each input to one neuron, with their denominator: [(factor, c, total)]."""
+    """Modified contributions c of each input to one neuron with their denominator: [(factor, c, total)]."""
     c = a * w
     up, down = np.where(c > 0, c, 0.0), np.where(c < 0, c, 0.0)
     if rule == "epsilon":

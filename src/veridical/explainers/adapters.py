@@ -198,8 +198,8 @@ class ShapExplainer(_Adapter):
             chosen = flat.gather(-1, task.targets[:, None, None].expand(-1, flat.shape[1], 1))
             return chosen.reshape(task.inputs.shape)
         raise ShapeError(
-            f"'{self.name}' gave values of shape {tuple(values.shape)} for {len(task)} rows of {tuple(shape)} and "
-            f"{task.n_outputs} outputs"
+            f"'{self.name}' gave values of shape {tuple(values.shape)} for {len(task)} rows of "
+            f"{tuple(shape)} and {task.n_outputs} outputs"
         )
 
 

@@ -53,7 +53,10 @@ class _AttentionExplainer(Explainer):
         found: list[Tensor] = task.uncounted(lambda: _run(worked_on, grad=False)[1])
         size = task.space.n_features
         if not found or any(tuple(a.shape[-2:]) != (size, size) for a in found):
-            return "the model gives no attention weights of tokens x tokens; load it with attn_implementation='eager'"
+            return (
+                "the model gives no attention weights of tokens x tokens; load it with "
+                "attn_implementation='eager'"
+            )
         return None
 
     def prepared(self, task: Task) -> Task:
@@ -132,9 +135,10 @@ def _eager(model: nn.Module) -> nn.Module:
     inner = _transformer(model)
     if inner is None or inner.config._attn_implementation == "eager":  # type: ignore[union-attr]
         return model
-    tensors = None
+    tensors: dict[str, Tensor] | None = None
     if isinstance(model, WeightView):
-        model, tensors = model.module, model.tensors
+        tensors = dict(model.tensors)
+        model = model.module
     shared: dict[int, Any] = {id(value): value for value in [*model.parameters(), *model.buffers()]}
     twin = copy.deepcopy(model, shared)
     part = _transformer(twin)

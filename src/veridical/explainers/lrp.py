@@ -84,8 +84,8 @@ class _Propagation(Explainer):
         size = theirs.detach().abs().max().clamp(min=1e-6)
         if not bool(((ours - theirs).detach().abs() <= 1e-3 * size).all()):
             raise NotApplicableError(
-                "the graph that torch.fx traced answers otherwise than the model: its forward pass depends on "
-                "more than its inputs, or changes tensors in place that it uses again"
+                "the graph that torch.fx traced answers otherwise than the model: its forward pass depends "
+                "on more than its inputs, or changes tensors in place that it uses again"
             )
 
 
@@ -183,7 +183,10 @@ class LrpZPlus(_Propagation):
 @register
 @dataclass(frozen=True)
 class LrpAlphaBeta(_Propagation):
-    """Shares of positive contributions times alpha, less negative ones times alpha - 1 (Bach 2015, eq. 60)."""
+    """Shares of positive contributions times alpha, less negative ones times alpha - 1.
+
+    (Bach et al. 2015, eq. 60.)
+    """
 
     alpha: float = 2.0
     name: ClassVar[str] = "lrp_alpha_beta"

@@ -92,7 +92,7 @@ def traced(module: nn.Module, given: int, named: set[str]) -> fx.Graph:
         return fx.Tracer().trace(module, constants)
     except Exception as error:  # tracing runs the user's code with stand-ins: anything may go wrong there
         raise NotApplicableError(
-            f"LRP follows the model's graph, and {type(module).__name__} cannot be traced by torch.fx: {error}"
+            f"LRP follows the model's graph, and {type(module).__name__} cannot be traced: {error}"
         ) from error
 
 
@@ -106,10 +106,12 @@ class _Run:
         self.raw: set[fx.Node] = set()  # the input itself, perhaps reshaped or rescaled
         self.gates: set[fx.Node] = set()  # answers of a sigmoid: they weigh a signal
         self.folded: set[fx.Node] = set()  # batch norms that their layer has taken over
+        self.carrying: set[fx.Node] = set()  # relevance reaches it: not only through a softmax
         self.attention = AttentionRules(self.dense)
 
     def through(self, graph: fx.Graph, bound: dict[str, Any]) -> Any:
         first = True
+        self.carrying = self._reached(graph)
         for node in graph.nodes:
             if node.op == "placeholder":
                 default = node.args[0] if node.args else None
@@ -126,27 +128,45 @@ class _Run:
                 self.values[node] = value.detach() if isinstance(value, Tensor) else value
             elif node.op == "output":
                 return self._answer(node)
-            else:
+            elif node.users:
+                # a result that nobody uses is an assertion, or was changed in place, which is not followed
                 self.values[node] = self._call(node)
         raise NotApplicableError("the traced model has no output")
 
+    def _reached(self, graph: fx.Graph) -> set[fx.Node]:
+        """Nodes that the output depends on otherwise than through the weights a softmax makes."""
+        found: set[fx.Node] = set()
+        waiting = [node for node in graph.nodes if node.op == "output"]
+        while waiting:
+            node = waiting.pop()
+            if node in found:
+                continue
+            found.add(node)
+            if kinds.kind_of(node, self._module_of(node)) != "softmax":
+                waiting += node.all_input_nodes
+        return found
+
+    def _module_of(self, node: fx.Node) -> Any:
+        return self.module.get_submodule(str(node.target)) if node.op == "call_module" else None
+
     def _answer(self, node: fx.Node) -> Any:
-        answer = map_arg(node.args[0], lambda n: self.values[n])
+        answer: Any = map_arg(node.args[0], lambda n: self.values[n])
         if self.x.requires_grad and not _explained(answer):
             raise NotApplicableError(
                 "no relevance can flow back from the model's answer: it is a softmax, or does not depend on "
                 "the input. Let the model answer logits"
             )
-        return map_aggregate(answer, lambda v: as_relevance(v) if _is_explained(v) else v)
+        return map_aggregate(answer, lambda v: as_relevance(v) if _is_explained(v) else v)  # type: ignore[arg-type]
 
     def _call(self, node: fx.Node) -> Any:
-        args, kwargs = (map_arg(part, lambda n: self.values[n]) for part in (node.args, node.kwargs))
-        module = self.module.get_submodule(str(node.target)) if node.op == "call_module" else None
+        args: Any = map_arg(node.args, lambda n: self.values[n])
+        kwargs: Any = map_arg(node.kwargs, lambda n: self.values[n])
+        module = self._module_of(node)
         if module is not None and module is self.embedding:
             self.raw.add(node)
             return self.x
         function = self._function(node, module)
-        if not _explained((args, kwargs)):
+        if node not in self.carrying or not _explained((args, kwargs)):
             with torch.no_grad():
                 return function(*args, **kwargs)
         if node in self.folded:
@@ -169,7 +189,9 @@ class _Run:
         self, node: fx.Node, module: nn.Module | None, function: Any, args: list[Any], kwargs: dict[str, Any]
     ) -> Any:
         kind = kinds.kind_of(node, module)
-        a = args[0] if args else None
+        if not args and "input" in kwargs:
+            args = [kwargs.pop("input")]
+        a: Any = args[0] if args else None
         if kind == "structure":
             return function(*args, **kwargs)
         if kind in ("activation", "gate"):
@@ -185,8 +207,6 @@ class _Run:
             return self._product(node, args)
         if kind == "matmul":
             return self._matmul(node, args)
-        if kind == "softmax":
-            return function(a.detach(), *args[1:], **kwargs)
         if kind == "attention":
             return self.attention(node, module, args, kwargs)
         if kind == "layer_norm":
@@ -203,6 +223,7 @@ class _Run:
         self, node: fx.Node, module: Any, function: Any, args: list[Any], kwargs: dict[str, Any]
     ) -> Tensor:
         a = args[0]
+        linear: Linear = _dense
         if module is None:
             given = {**dict(zip(("weight", "bias"), args[1:3], strict=False)), **kwargs}
             w, b = given.pop("weight"), given.pop("bias", None)
@@ -210,14 +231,16 @@ class _Run:
                 raise self._refused(node, "its weights depend on the input")
             rest = args[3:]
 
-            def linear(x: Tensor, v: Tensor) -> Tensor:
+            def as_called(x: Tensor, v: Tensor) -> Tensor:
                 return function(x, v, None, *rest, **given)
 
+            linear = as_called
             convolution = "conv" in kinds.name_of(node)
         else:
             w, b = module.weight.detach(), None if module.bias is None else module.bias.detach()
             convolution = not isinstance(module, nn.Linear)
-            linear = partial(_convolve, module) if convolution else F.linear
+            if convolution:
+                linear = partial(_convolve, module)
             norm = self._norm_after(node, a, convolution)
             if norm is not None:
                 w, b = _fold(norm, w, b)
@@ -248,7 +271,7 @@ class _Run:
 
     def dense(self, a: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
         """A linear layer inside a block that is handled whole."""
-        return self.weighted(self.rules.dense, F.linear, a, w.detach(), partial(_channels_last, b))
+        return self.weighted(self.rules.dense, _dense, a, w.detach(), partial(_channels_last, b))
 
     def _norm_after(self, node: fx.Node, a: Tensor, convolution: bool) -> Any:
         """The batch norm that is this layer's only user, and so can be folded into its weights."""
@@ -309,14 +332,14 @@ class _Run:
         sources = [n for n in node.all_input_nodes if _explained(self.values[n])]
         if kinds.is_positive(node, module) or (
             kind in ("structure", "pool", "sum")
-            and "sub" not in kinds.name_of(node)
+            and not kinds.may_turn_negative(node)
             and len(sources) == len(node.all_input_nodes)
             and all(n in self.positive for n in sources)
         ):
             self.positive.add(node)
-        if kind in ("structure", "product") or (kind == "sum" and len(sources) == 1):
-            if all(n in self.raw for n in sources):
-                self.raw.add(node)
+        rescales = kind in ("structure", "product") or (kind == "sum" and len(sources) == 1)
+        if rescales and all(n in self.raw for n in sources):
+            self.raw.add(node)
         if kind == "gate" or (kind == "structure" and all(n in self.gates for n in sources)):
             self.gates.add(node)
 
@@ -350,6 +373,10 @@ def _explained(value: Any) -> bool:
 def _convolve(module: Any, x: Tensor, w: Tensor) -> Tensor:
     convolved: Tensor = module._conv_forward(x, w, None)  # the module's own stride, padding and groups
     return convolved
+
+
+def _dense(x: Tensor, w: Tensor) -> Tensor:
+    return F.linear(x, w)
 
 
 def _channels_second(b: Tensor | None, z: Tensor) -> Tensor | None:

@@ -16,22 +16,21 @@ _MODULES: list[tuple[tuple[type[nn.Module], ...], str]] = [
     ((nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder), "attention"),
     ((nn.Sigmoid, nn.Hardsigmoid), "gate"),
     (
-        (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish)
-        + (nn.Tanh, nn.Hardtanh, nn.Hardswish, nn.Softplus, nn.Softsign, nn.Tanhshrink, nn.LogSigmoid)
-        + (nn.Softshrink, nn.Hardshrink, nn.Threshold),
+        (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish),
         "activation",
     ),
     (
-        (nn.Identity, nn.Flatten, nn.Unflatten, nn.modules.dropout._DropoutNd, nn.PixelShuffle)
-        + (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.ZeroPad1d, nn.ZeroPad2d)
-        + (nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d),
-        "structure",
+        (nn.Tanh, nn.Hardtanh, nn.Hardswish, nn.Softplus, nn.Softsign, nn.Tanhshrink, nn.LogSigmoid),
+        "activation",
     ),
     (
-        (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
-        + (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d, nn.Upsample),
-        "pool",
+        (nn.Identity, nn.Flatten, nn.Unflatten, nn.modules.dropout._DropoutNd, nn.PixelShuffle),
+        "structure",
     ),
+    ((nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.ZeroPad1d, nn.ZeroPad2d), "structure"),
+    ((nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d), "structure"),
+    ((nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.Upsample), "pool"),
+    ((nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d), "pool"),
     ((nn.Softmax,), "softmax"),
 ]
 
@@ -44,13 +43,13 @@ _NAMES: dict[str, str] = {
         "gate": "sigmoid sigmoid_ hardsigmoid",
         "activation": "relu relu_ relu6 leaky_relu leaky_relu_ elu elu_ selu celu gelu silu mish tanh tanh_ "
         "hardtanh hardswish softplus softsign tanhshrink logsigmoid clamp clamp_ clamp_min",
-        "structure": "flatten view reshape permute transpose squeeze unsqueeze contiguous cat concat concatenate "
-        "stack chunk split tensor_split unbind getitem narrow select index_select expand expand_as repeat clone "
-        "to float double half t swapaxes movedim roll flip unflatten view_as reshape_as dropout dropout1d "
-        "dropout2d max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d amax pad "
-        "pixel_shuffle type_as gather max",
-        "pool": "avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d "
-        "mean sum interpolate neg masked_fill",
+        "structure": "flatten view reshape permute transpose squeeze unsqueeze contiguous cat concat "
+        "stack chunk split tensor_split unbind getitem narrow select index_select expand expand_as repeat "
+        "clone concatenate to float double half t swapaxes movedim roll flip unflatten view_as reshape_as "
+        "dropout dropout1d dropout2d max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d "
+        "amax pad pixel_shuffle type_as gather max",
+        "pool": "avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d"
+        " mean sum interpolate neg masked_fill",
         "sum": "add add_ iadd sub sub_ isub rsub",
         "product": "mul mul_ imul multiply truediv div div_ true_divide itruediv",
         "matmul": "matmul bmm mm",
@@ -74,14 +73,16 @@ def name_of(node: fx.Node) -> str:
 def kind_of(node: fx.Node, module: nn.Module | None) -> str:
     """The kind of rule, or the reason why there is none."""
     if module is not None:
-        for types, kind in _MODULES:
+        for types, of_module in _MODULES:
             if isinstance(module, types):
-                return kind
+                return of_module
         return "this layer has no stated rule"
     if node.target is getattr:
         return "structure"
     if node.op == "call_function" and node.target is operator.getitem:
         return "structure"
+    if node.op not in ("call_function", "call_method"):
+        return node.op
     kind = _NAMES.get(name_of(node))
     if kind is None and node.op == "call_method" and str(node.target) in ("size", "dim", "numel", "type"):
         return "structure"
@@ -97,6 +98,11 @@ def is_positive(node: fx.Node, module: nn.Module | None) -> bool:
     if module is not None:
         return isinstance(module, _POSITIVE_MODULES)
     return name_of(node) in _POSITIVE_NAMES
+
+
+def may_turn_negative(node: fx.Node) -> bool:
+    """Whether a sum, pool or move can give negative values although all that goes in is at least 0."""
+    return name_of(node) in ("sub", "sub_", "isub", "rsub", "neg", "pad", "interpolate")
 
 
 # pooling functions that choose between two bodies at run time all carry the same name

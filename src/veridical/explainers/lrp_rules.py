@@ -35,7 +35,7 @@ class _Route(torch.autograd.Function):
         return value.view_as(value)
 
     @staticmethod
-    def backward(ctx: Any, relevance: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, relevance: Tensor) -> tuple[Tensor | None, ...]:
         return (None, None, *ctx.back(relevance))
 
 

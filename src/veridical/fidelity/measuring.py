@@ -79,8 +79,8 @@ def measure(
         part = task if size >= len(task) else task[piece]
         answers = probe(part, _take(rule, piece), key=key, with_clean=True, all_outputs=True)
         right, chance = rightness(answers, truth[piece], part)
-        chance = round_to_grid(chance)
-        for kept, values in ((indicator, right), (probability, chance)):
+        for kept, answers in ((indicator, right), (probability, chance)):
+            values = round_to_grid(answers)
             masked = values[:, 1:].reshape(-1, *shape).mean(1)
             kept.append(values[:, :1, None] - masked)
     falls = [torch.cat(kept) for kept in (indicator, probability)]

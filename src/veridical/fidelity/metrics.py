@@ -186,7 +186,8 @@ class FFid(RFid):
         if self.finetuned is not None and abs(self.finetuned.beta - self.beta) > 1e-12:
             raise InputError(
                 f"the model was fine-tuned with beta {self.finetuned.beta:g} and is to be evaluated with "
-                f"beta {self.beta:g}; give FFid(finetuned=..., beta={self.finetuned.beta:g}), or fine-tune again"
+                f"beta {self.beta:g}; give FFid(finetuned=..., beta={self.finetuned.beta:g}), or fine-tune "
+                "again"
             )
 
     @property

@@ -60,7 +60,8 @@ class RobustnessTable:
         if tuned - masked < fall / 2:
             return (
                 f"{said} and {back} only: fine-tuning has not made it robust yet. Train longer or faster "
-                "before using FFid (a few epochs at 1e-4 are often not enough); Fid and RFid are not to be trusted."
+                "before using FFid (a few epochs at 1e-4 are often not enough); Fid and RFid are not to be "
+                "trusted."
             )
         other = self.accuracy.get(CONTROL)
         if other is not None and tuned - other[-1] < fall / 4:

@@ -35,7 +35,14 @@ class Convolution(nn.Sequential):
     """Padding, a convolution without bias, its norm, and ReLU6 unless it is left out."""
 
     def __init__(
-        self, size: int, inside: int, out: int, kernel: int, stride: int = 1, groups: int = 1, active: bool = True
+        self,
+        size: int,
+        inside: int,
+        out: int,
+        kernel: int,
+        stride: int = 1,
+        groups: int = 1,
+        active: bool = True,
     ) -> None:
         parts: list[nn.Module] = [
             nn.ZeroPad2d(_same(size, kernel, stride)),

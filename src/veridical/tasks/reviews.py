@@ -16,9 +16,60 @@ from torch import Tensor
 from veridical import rng
 from veridical.rng import Key
 
-THINGS = ["battery", "screen", "case", "cable", "handle", "lens", "speaker", "keyboard", "motor", "blade", "zip", "strap", "cushion", "lid", "charger", "button", "manual", "fabric", "hinge", "filter", "pump", "wheel", "sensor", "box"]
-GOOD = ["good", "great", "excellent", "lovely", "sturdy", "reliable", "brilliant", "solid", "superb", "bright", "comfortable", "sharp"]
-BAD = ["bad", "awful", "terrible", "flimsy", "useless", "noisy", "poor", "ugly", "faulty", "weak", "dull", "broken"]
+THINGS = [
+    "battery",
+    "screen",
+    "case",
+    "cable",
+    "handle",
+    "lens",
+    "speaker",
+    "keyboard",
+    "motor",
+    "blade",
+    "zip",
+    "strap",
+    "cushion",
+    "lid",
+    "charger",
+    "button",
+    "manual",
+    "fabric",
+    "hinge",
+    "filter",
+    "pump",
+    "wheel",
+    "sensor",
+    "box",
+]
+GOOD = [
+    "good",
+    "great",
+    "excellent",
+    "lovely",
+    "sturdy",
+    "reliable",
+    "brilliant",
+    "solid",
+    "superb",
+    "bright",
+    "comfortable",
+    "sharp",
+]
+BAD = [
+    "bad",
+    "awful",
+    "terrible",
+    "flimsy",
+    "useless",
+    "noisy",
+    "poor",
+    "ugly",
+    "faulty",
+    "weak",
+    "dull",
+    "broken",
+]
 STRENGTH = ["very", "really", "quite", "truly", "rather"]
 NEGATION = ["not", "never", "hardly"]
 LINKS = ["is", "was", "feels", "seems", "looks"]

@@ -26,7 +26,7 @@ from veridical.tasks.training import Recipe, fit
 LENGTH = 40
 VOCABULARY_SIZE = 6000
 PAD, UNKNOWN = 0, 1
-RECIPE = Recipe(epochs=4, rate=2e-3, batch=64, decay=1e-1)
+RECIPE = Recipe(epochs=3, rate=3e-3, batch=96, decay=1e-1)
 HEAD_RECIPE = Recipe(epochs=40, rate=1e-2, batch=128, decay=1e-2)
 HEAD_ROWS = 2400
 
@@ -122,7 +122,11 @@ def rotten_tomatoes_minilm(samples: int | None, seed: int) -> Task:
     rows = torch.zeros(len(texts), LENGTH, dtype=torch.int64)
     used = torch.cat([train, test]).tolist()
     encoded = tokenizer(
-        [texts[i] for i in used], padding="max_length", truncation=True, max_length=LENGTH, return_tensors="pt"
+        [texts[i] for i in used],
+        padding="max_length",
+        truncation=True,
+        max_length=LENGTH,
+        return_tensors="pt",
     )
     rows[used] = encoded["input_ids"]
     encoder = AutoModel.from_pretrained(
@@ -152,7 +156,9 @@ def _train_head(model: SentenceClassifier, data: Data) -> None:
         fit(model.head, sentences, labels, HEAD_RECIPE, "rotten_tomatoes_minilm")
 
     encoder = next(iter(model.encoder.parameters()))
-    kept("rotten_tomatoes_minilm", model.head, make, [asdict(HEAD_RECIPE)], [tokens, labels, encoder.detach()])
+    kept(
+        "rotten_tomatoes_minilm", model.head, make, [asdict(HEAD_RECIPE)], [tokens, labels, encoder.detach()]
+    )
 
 
 def _trimmed(tokens: Tensor, pad: int) -> Tensor:

@@ -142,13 +142,9 @@ _cancer, _wine, _diabetes = (partial(table_data, table) for table in ("breast_ca
 SHIPPED: dict[str, Shipped] = {
     "digits": Shipped(DigitsCNN, digits_data, Recipe(30, rate=3e-3, decay=1e-3)),
     "breast_cancer": Shipped(partial(mlp, 30, 2), _cancer, Recipe(40, rate=3e-3, decay=1e-2)),
-    "breast_cancer_logistic": Shipped(
-        partial(nn.Linear, 30, 2), _cancer, Recipe(60, rate=1e-2, decay=1e-1)
-    ),
+    "breast_cancer_logistic": Shipped(partial(nn.Linear, 30, 2), _cancer, Recipe(60, rate=1e-2, decay=1e-1)),
     "wine": Shipped(partial(mlp, 13, 3), _wine, Recipe(60, rate=3e-3, decay=1e-2)),
-    "wine_logistic": Shipped(
-        partial(nn.Linear, 13, 3), _wine, Recipe(80, rate=1e-2, decay=1e-1)
-    ),
+    "wine_logistic": Shipped(partial(nn.Linear, 13, 3), _wine, Recipe(80, rate=1e-2, decay=1e-1)),
     "diabetes": Shipped(
         partial(mlp, 10, 1, 16), _diabetes, Recipe(40, rate=3e-3, decay=1e-1, loss="squared")
     ),

@@ -38,7 +38,7 @@ class AttributionLocalisation(LocalisationMetric):
     paper: ClassVar[str] = "Kohlbrenner et al. 2020"
 
     def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
-        outcome = judged(task, explanation, positive_share_inside, NOTHING_POSITIVE, ranked=False)
+        outcome = judged(task, explanation, positive_share_inside, NOTHING_POSITIVE, explanation.values)
         if not self.weighted:
             return outcome
         masks, _ = object_of(task, explanation)

@@ -52,7 +52,7 @@ class Focus(LocalisationMetric):
     modalities: ClassVar[frozenset[str]] = frozenset({"image"})
 
     def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
-        outcome = judged(task, explanation, positive_share_inside, NOTHING_POSITIVE, ranked=False)
+        outcome = judged(task, explanation, positive_share_inside, NOTHING_POSITIVE, explanation.values)
         assert task.masks is not None
         labels = task.space.labels if task.space.per_sample else None
 

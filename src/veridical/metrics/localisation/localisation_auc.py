@@ -9,24 +9,32 @@ import torch
 from torch import Tensor
 
 from veridical.explanation import Explanation
-from veridical.functional import average_ranks
 from veridical.metrics.base import Outcome, register
-from veridical.metrics.localisation.objects import LocalisationMetric, judged
+from veridical.metrics.localisation.objects import LocalisationMetric, feature_counts, judged
 from veridical.rng import Key
 from veridical.scores import Direction
 from veridical.task import Task
 
 
-def ranking_area(values: Tensor, masks: Tensor, valid: Tensor | None) -> Tensor:
-    """P(e inside > e outside) + P(equal) / 2, from ranks; NaN where inside or outside is empty."""
-    ranks = average_ranks(values, where=valid)
-    inside = masks.sum(-1).double()
-    count = (
-        masks.new_full((len(masks),), masks.shape[-1], dtype=torch.long) if valid is None else valid.sum(-1)
-    )
-    wins = torch.where(masks, ranks, 0.0).sum(-1) - inside * (inside + 1) / 2
-    pairs = inside * (count - inside)
-    return wins / torch.where(pairs == 0, torch.nan, pairs)
+def ranking_area(order: Tensor, values: Tensor, masks: Tensor, valid: Tensor | None) -> Tensor:
+    """P(e inside > e outside) + P(equal) / 2; NaN where inside or outside is empty.
+
+    The ranking is there already, so nothing is sorted: along it, an inside feature beats the outside ones
+    before its run of equal values, and half of those within the run.
+    """
+    ascending, inside = values.gather(-1, order), masks.gather(-1, order)
+    place = torch.arange(order.shape[-1], device=order.device).expand_as(order)
+    outside = ~inside & (place < feature_counts(order, valid)[:, None])
+    seen = torch.nn.functional.pad(outside.cumsum(-1), (1, 0))  # outside features before each place
+    begins = torch.ones_like(inside)
+    begins[:, 1:] = ascending[:, 1:] != ascending[:, :-1]
+    first = torch.where(begins, place, 0).cummax(-1).values
+    ends = torch.ones_like(inside)
+    ends[:, :-1] = begins[:, 1:]
+    last = torch.where(ends, place, order.shape[-1]).flip(-1).cummin(-1).values.flip(-1)
+    beaten = (seen.gather(-1, first) + seen.gather(-1, last + 1)).double() / 2
+    pairs = inside.sum(-1).double() * outside.sum(-1)
+    return torch.where(inside, beaten, 0.0).sum(-1) / torch.where(pairs == 0, torch.nan, pairs)
 
 
 @register
@@ -47,4 +55,5 @@ class LocalisationAuc(LocalisationMetric):
     ranks_only: ClassVar[bool] = True
 
     def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
-        return judged(task, explanation, ranking_area, "no feature lies outside the object", ranked=False)
+        fault = "no feature lies outside the object"
+        return judged(task, explanation, ranking_area, fault, explanation.order, explanation.values)

@@ -16,6 +16,9 @@ from veridical.metrics.blocks import in_blocks
 from veridical.task import Task
 
 
+Judge = Callable[..., Tensor]
+
+
 @dataclass(frozen=True)
 class LocalisationMetric(Metric):
     """Base of metrics that compare a map with the object masks of its task.
@@ -39,22 +42,25 @@ def object_of(task: Task, explanation: Explanation) -> tuple[Tensor, dict[str, T
     return masks, flags
 
 
-def judged(
-    task: Task, explanation: Explanation, judge: Callable[..., Tensor], fault: str, *, ranked: bool
-) -> Outcome:
-    """`judge(order or values, masks, valid)` in blocks; its NaN means `fault`, an empty mask is NaN too.
-
-    With `ranked` the judge gets the order, and a map without spread, which ranks nothing, is NaN.
-    """
+def judged(task: Task, explanation: Explanation, judge: Judge, fault: str, *reads: Tensor) -> Outcome:
+    """`judge(*reads, masks, valid)` in blocks; its NaN means `fault`, and an empty mask is NaN too."""
     masks, flags = object_of(task, explanation)
-    read = explanation.order if ranked else explanation.values
-    scores = in_blocks(judge, read, masks, explanation.valid)
-    if ranked:
-        flat = ~in_blocks(has_spread, explanation.values, explanation.valid)
-        scores = torch.where(flat, torch.nan, scores)
+    scores = in_blocks(judge, *reads, masks, explanation.valid)
     empty = flags["the object mask is empty"]
     flags[fault] = scores.isnan() & ~empty
     return Outcome(torch.where(empty, torch.nan, scores), flags)
+
+
+def judged_by_rank(task: Task, explanation: Explanation, judge: Judge) -> Outcome:
+    """`judge(order, masks, valid)`; NaN where the map has no spread, since it ranks nothing."""
+    outcome = judged(task, explanation, judge, NO_RANKING, explanation.order)
+    counts = feature_counts(explanation.order, explanation.valid)
+    # the first and the last of the ranking have the extreme values: no need to look at the others
+    ends = torch.stack([torch.zeros_like(counts), counts - 1], -1)
+    extremes = explanation.values.gather(-1, explanation.order.gather(-1, ends))
+    flat = ~has_spread(extremes)
+    flags = {**outcome.flags, NO_RANKING: flat & ~outcome.flags["the object mask is empty"]}
+    return Outcome(torch.where(flat, torch.nan, outcome.values), flags)
 
 
 NO_RANKING = "the map has no spread: it ranks nothing"

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from veridical.explanation import Explanation
 from veridical.metrics.base import Outcome, register
-from veridical.metrics.localisation.objects import NO_RANKING, LocalisationMetric, judged, share_of_last
+from veridical.metrics.localisation.objects import LocalisationMetric, feature_counts, judged_by_rank
 from veridical.rng import Key
 from veridical.scores import Direction
 from veridical.task import Task
@@ -18,7 +17,8 @@ from veridical.task import Task
 
 def points_at(order: Tensor, masks: Tensor, valid: Tensor | None) -> Tensor:
     """1 where the feature ranked highest belongs to the object, else 0."""
-    return share_of_last(order, masks, valid, torch.ones_like(order[:, 0]))
+    last = (feature_counts(order, valid) - 1)[:, None]
+    return masks.gather(-1, order.gather(-1, last))[:, 0].double()
 
 
 @register
@@ -37,4 +37,4 @@ class PointingGame(LocalisationMetric):
     ranks_only: ClassVar[bool] = True
 
     def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
-        return judged(task, explanation, points_at, NO_RANKING, ranked=True)
+        return judged_by_rank(task, explanation, points_at)

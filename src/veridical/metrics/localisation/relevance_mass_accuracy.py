@@ -37,4 +37,4 @@ class RelevanceMassAccuracy(LocalisationMetric):
     paper: ClassVar[str] = "Arras et al. 2022; MetaQuantus eq. 25"
 
     def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
-        return judged(task, explanation, positive_share_inside, NOTHING_POSITIVE, ranked=False)
+        return judged(task, explanation, positive_share_inside, NOTHING_POSITIVE, explanation.values)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from veridical.explanation import Explanation
 from veridical.metrics.base import Outcome, register
-from veridical.metrics.localisation.objects import NO_RANKING, LocalisationMetric, judged, share_of_last
+from veridical.metrics.localisation.objects import LocalisationMetric, judged_by_rank, share_of_last
 from veridical.rng import Key
 from veridical.scores import Direction
 from veridical.task import Task
@@ -37,4 +37,4 @@ class RelevanceRankAccuracy(LocalisationMetric):
     ranks_only: ClassVar[bool] = True
 
     def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
-        return judged(task, explanation, rank_accuracy, NO_RANKING, ranked=True)
+        return judged_by_rank(task, explanation, rank_accuracy)

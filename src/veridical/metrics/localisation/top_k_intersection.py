@@ -12,10 +12,9 @@ from veridical.errors import InputError
 from veridical.explanation import Explanation
 from veridical.metrics.base import Outcome, register
 from veridical.metrics.localisation.objects import (
-    NO_RANKING,
     LocalisationMetric,
     feature_counts,
-    judged,
+    judged_by_rank,
     share_of_last,
 )
 from veridical.rng import Key
@@ -56,6 +55,6 @@ class TopKIntersection(LocalisationMetric):
         def share(order: Tensor, masks: Tensor, valid: Tensor | None) -> Tensor:
             return share_of_last(order, masks, valid, self.sizes(feature_counts(order, valid)))
 
-        outcome = judged(task, explanation, share, NO_RANKING, ranked=True)
+        outcome = judged_by_rank(task, explanation, share)
         counts = task.space.counts(len(task))
         return replace(outcome, flags={**outcome.flags, "k is all features": self.sizes(counts) == counts})

@@ -1,0 +1,60 @@
+"""Every metric that asks the model: evaluations, seconds, bare seconds and their ratio."""
+
+from __future__ import annotations
+
+import torch
+
+import veridical as vd
+from benchmarks.networks import lenet, resnet18
+from benchmarks.timing import Timing, compare
+from veridical.metrics import ExplainerMetric, applicable, registry
+from veridical.metrics.base import AnyMetric
+
+
+def tasks(device: str, size: str) -> vd.Task:
+    """The task of one table, with object masks so that all metrics apply."""
+    generator = torch.Generator().manual_seed(0)
+    on_gpu = device != "cpu"
+    if size == "lenet":
+        count = 1024 if on_gpu else 64
+        x = torch.rand(count, 1, 28, 28, generator=generator)
+        x = x * (torch.rand(x.shape, generator=generator) > 0.7)
+        masks = torch.zeros(count, 28, 28, dtype=torch.bool)
+        masks[:, 8:20, 8:20] = True
+        return vd.Task(lenet(), x, masks=masks, train=x[:32], name="LeNet, 28 px").to(device)
+    count = 64 if on_gpu else 4
+    x = torch.randn(count, 3, 224, 224, generator=generator)
+    masks = torch.zeros(count, 224, 224, dtype=torch.bool)
+    masks[:, 64:160, 64:160] = True
+    return vd.Task(resnet18(), x, masks=masks, train=x[:4], name="ResNet-18 size, 224 px").to(device)
+
+
+def settings(size: str) -> dict[str, dict[str, object]]:
+    """Hyper-parameters that bound the number of evaluations on large inputs; the others are defaults."""
+    if size == "lenet":
+        return {}
+    return {
+        "pixel_flipping": {"steps": 168},
+        "insertion": {"steps": 56},
+        "deletion": {"steps": 56},
+        "faithfulness_correlation": {"runs": 100},
+    }
+
+
+def measure(device: str, size: str, names: list[str] | None = None, rounds: int = 3) -> list[Timing]:
+    """One timing a metric."""
+    task = tasks(device, size)
+    maps = vd.explain("gradient", task)
+    out = []
+    for name in names or applicable(task):
+        metric: AnyMetric = registry.make(name, **settings(size).get(name, {}))
+
+        def work(metric: AnyMetric = metric) -> vd.Cost:
+            subject = "gradient" if isinstance(metric, ExplainerMetric) else maps
+            return vd.score(metric, task, subject).cost
+
+        timing = compare(name, work, task, rounds)
+        if timing.forward:
+            out.append(timing)
+            print(f"  {name}: {timing.seconds:.3f} s, overhead {timing.overhead:.2f}", flush=True)
+    return out

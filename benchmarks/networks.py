@@ -1,0 +1,65 @@
+"""The two networks every table is about: a LeNet and one the size of a ResNet-18, with random weights."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Tensor, nn
+
+
+def lenet() -> nn.Module:
+    """LeNet 6-16-120-84-10 on 28 x 28 inputs."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(400, 120),
+        nn.ReLU(),
+        nn.Linear(120, 84),
+        nn.ReLU(),
+        nn.Linear(84, 10),
+    ).eval()
+
+
+class _Block(nn.Module):
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(before, after, 3, stride, 1, bias=False)
+        self.first_norm = nn.BatchNorm2d(after)
+        self.first_relu = nn.ReLU()
+        self.second = nn.Conv2d(after, after, 3, 1, 1, bias=False)
+        self.second_norm = nn.BatchNorm2d(after)
+        self.last_relu = nn.ReLU()
+        self.shortcut = nn.Identity() if before == after else nn.Conv2d(before, after, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.first_relu(self.first_norm(self.first(x)))
+        out: Tensor = self.last_relu(self.second_norm(self.second(inner)) + self.shortcut(x))
+        return out
+
+
+def resnet18() -> nn.Module:
+    """A residual network of ResNet-18's widths and depths on 224 x 224 inputs, 1,000 outputs."""
+    torch.manual_seed(0)
+    widths = (64, 64, 128, 256, 512)
+    blocks = [
+        block
+        for before, after in itertools.pairwise(widths)
+        for block in (_Block(before, after, 1 if before == after else 2), _Block(after, after, 1))
+    ]
+    return nn.Sequential(
+        nn.Conv2d(3, 64, 7, 2, 3, bias=False),
+        nn.BatchNorm2d(64),
+        nn.ReLU(),
+        nn.MaxPool2d(3, 2, 1),
+        *blocks,
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(512, 1000),
+    ).eval()

@@ -1,0 +1,186 @@
+"""Tasks from arrays and tables, in memory or on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from veridical.errors import FormatError, InputError
+from veridical.frames import FrameCodec
+from veridical.rng import Key
+from veridical.space import Space
+from veridical.task import Task
+from veridical.tasks.data import split
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+ARRAY_NAMES = ("inputs", "labels", "targets", "masks", "train", "train_labels")
+
+
+def from_arrays(model: Any, inputs: Any, **settings: Any) -> Task:
+    """A task from arrays, or from a .npy, .npz or .safetensors file of them.
+
+    A file with several arrays names them inputs, labels, targets, masks, train and train_labels; what the
+    caller gives takes precedence. Nothing pickled is ever read. Further settings go to `Task`.
+    """
+    if isinstance(inputs, str | Path):
+        path = Path(inputs)
+        arrays = _read_arrays(path)
+        unknown = sorted(set(arrays) - set(ARRAY_NAMES))
+        if "inputs" not in arrays or unknown:
+            raise FormatError(
+                f"{path.name} holds {sorted(arrays)}; expected 'inputs' and any of {', '.join(ARRAY_NAMES[1:])}"
+            )
+        inputs = arrays.pop("inputs")
+        if "train_labels" in arrays:
+            if "train" not in arrays:
+                raise FormatError(f"{path.name} holds train_labels without train")
+            arrays["train"] = (arrays["train"], arrays.pop("train_labels"))
+        settings = {"name": path.stem, **arrays, **settings}
+    return Task(model, inputs, **settings)
+
+
+def _read_arrays(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise InputError(f"there is no file {path}")
+    try:
+        if path.suffix == ".npy":
+            return {"inputs": np.load(path, allow_pickle=False)}
+        if path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as file:
+                return {name: file[name] for name in file.files}
+    except (ValueError, OSError) as error:
+        raise FormatError(f"{path.name} cannot be read without unpickling: {error}") from error
+    if path.suffix == ".safetensors":
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        try:
+            return dict(load_file(path))
+        except SafetensorError as error:
+            raise FormatError(f"{path.name} is not a safetensors file: {error}") from error
+    raise InputError(f"arrays are read from .npy, .npz or .safetensors, got {path.name}")
+
+
+def from_table(
+    model: Any,
+    table: str | Path | pd.DataFrame,
+    *,
+    label: str | None = None,
+    train: str | Path | pd.DataFrame | float | None = None,
+    one_hot: bool | None = None,
+    **settings: Any,
+) -> Task:
+    """A task from a table: a csv or parquet file, or a data frame.
+
+    `label` names the column to predict; it is taken out of the inputs. `train` is another table of the
+    same columns, or a share of this one that is split off as reference rows.
+    A scikit-learn pipeline or a function of data frames is explained in its raw columns. A torch module
+    (or `one_hot=True`) gets numbers only: a column of categories becomes one 0/1 column a level, in
+    alphabetic order and in its place, and those columns together are one feature. Further settings go to
+    `Task`.
+    """
+    frame = _frame(table)
+    if isinstance(table, str | Path):
+        settings.setdefault("name", Path(table).stem)
+    if isinstance(train, float):
+        if not 0 < train < 1:
+            raise InputError(f"train as a share lies between 0 and 1, got {train}")
+        held, kept = split(len(frame), 1 - train, Key(0) / "from_table")
+        settings.setdefault("ids", kept)
+        reference: pd.DataFrame | None = frame.iloc[held.tolist()].reset_index(drop=True)
+        frame = frame.iloc[kept.tolist()].reset_index(drop=True)
+    else:
+        reference = None if train is None else _frame(train)
+    labels, train_labels = None, None
+    if label is not None:
+        levels = _levels(model, label, frame, reference)
+        frame, labels = _take_label(frame, label, levels)
+        if reference is not None:
+            reference, train_labels = _take_label(reference, label, levels)
+    if labels is not None:
+        settings.setdefault("labels", labels)
+    module = isinstance(model, nn.Module)
+    if one_hot is False and module:
+        raise InputError("a torch module cannot read categories; leave out one_hot=False")
+    if module or one_hot:
+        codec = FrameCodec.of(frame, reference)
+        settings.setdefault("space", _groups(codec))
+        inputs: Any = _one_hot(codec, frame)
+        rows: Any = None if reference is None else _one_hot(codec, reference)
+    else:
+        inputs, rows = frame, reference
+    if rows is not None:
+        settings.setdefault("train", rows if train_labels is None else (rows, train_labels))
+    return Task(model, inputs, **settings)
+
+
+def _frame(table: str | Path | pd.DataFrame) -> pd.DataFrame:
+    import pandas as pd
+
+    if isinstance(table, pd.DataFrame):
+        frame = table
+    else:
+        path = Path(table)
+        if not path.is_file():
+            raise InputError(f"there is no file {path}")
+        if path.suffix.lower() not in (".csv", ".tsv", ".parquet"):
+            raise InputError(f"tables are read from .csv, .tsv or .parquet, got {path.name}")
+        if path.suffix.lower() == ".parquet":
+            frame = pd.read_parquet(path)
+        else:
+            frame = pd.read_csv(path, sep="\t" if path.suffix.lower() == ".tsv" else ",")
+    missing = [str(name) for name in frame.columns if frame[name].isna().any()]
+    if missing:
+        raise InputError(f"columns {missing} have missing values; fill them in or leave those rows out")
+    return frame
+
+
+def _levels(model: Any, label: str, *frames: pd.DataFrame | None) -> list[Any] | None:
+    """The classes in the order of the model's outputs; None for labels that are numbers already."""
+    import pandas as pd
+
+    given = [frame for frame in frames if frame is not None]
+    for frame in given:
+        if label not in frame.columns:
+            raise InputError(f"there is no column '{label}'; the table has {list(frame.columns)}")
+    if hasattr(model, "classes_"):
+        return list(model.classes_)
+    column = pd.concat([frame[label] for frame in given])
+    if pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column):
+        return None
+    return sorted(column.unique().tolist(), key=repr)
+
+
+def _take_label(frame: pd.DataFrame, label: str, levels: list[Any] | None) -> tuple[pd.DataFrame, Tensor]:
+    column = frame[label]
+    rest = frame.drop(columns=[label])
+    if levels is None:
+        return rest, torch.as_tensor(column.to_numpy().copy())
+    unknown = sorted(set(column) - set(levels), key=repr)
+    if unknown:
+        raise InputError(f"labels {unknown} are not among the model's classes {levels}")
+    return rest, torch.tensor([levels.index(value) for value in column])
+
+
+def _groups(codec: FrameCodec) -> Space:
+    """One feature a column of the table; categories lie over several columns of the tensor."""
+    names = [str(name) for name in codec.columns]
+    if not any(codec.categories):
+        return Space.columns(len(names), names)
+    widths = torch.tensor([1 if levels is None else len(levels) for levels in codec.categories])
+    return Space.column_groups(torch.arange(len(names)).repeat_interleave(widths), names)
+
+
+def _one_hot(codec: FrameCodec, frame: pd.DataFrame) -> Tensor:
+    values = codec.encode(frame)
+    parts = [
+        column[:, None] if levels is None else nn.functional.one_hot(column.long(), len(levels)).double()
+        for column, levels in zip(values.T, codec.categories, strict=True)
+    ]
+    return torch.cat(parts, 1).float()

@@ -1,0 +1,436 @@
+"""Removal: exact counts, uniform draws, one pass for all sizes and signs, and the flags of what cannot be."""
+
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import veridical as vd
+from tests.reference import fidelity as reference
+from veridical import testing
+from veridical.errors import InputError
+from veridical.fidelity import FFid, Fid, RFid
+from veridical.fidelity.measuring import evaluations, measure
+from veridical.fidelity.metrics import LEVELS, NO_SIZE, NOTHING_REMOVED, OTHER_CLASS
+from veridical.fidelity.removal import (
+    Removals,
+    budget,
+    explanation_sizes,
+    removal_counts,
+    smallest_beta,
+)
+from veridical.rng import Key
+
+
+def linear_task(samples: int = 6, features: int = 12, classes: int = 3, **extra) -> vd.Task:
+    generator = torch.Generator().manual_seed(3)
+    model = torch.nn.Linear(features, classes).double()
+    with torch.no_grad():
+        model.weight.copy_(torch.randn(classes, features, generator=generator))
+        model.bias.zero_()
+    x = torch.randn(samples, features, generator=generator, dtype=torch.float64)
+    return vd.Task(model, x, fill="zero", **extra)
+
+
+@given(
+    st.integers(2, 400),
+    st.integers(1, 99).map(lambda p: p / 100),
+    st.sampled_from([0.1, 0.3, 0.5, 0.7, 1.0]),
+    st.sampled_from([0.02, 0.05, 0.1, 0.29, 0.3, 1.0]),
+)
+def test_counts_are_those_of_exact_arithmetic(n: int, level: float, alpha: float, beta: float) -> None:
+    many = torch.tensor([n])
+    s = explanation_sizes(many, [level])
+    assert int(s) == reference.size_of(n, level)
+    cap = budget(many, beta)
+    for place, sign in enumerate(("plus", "minus")):
+        for limit, share in ((None, None), (cap, beta)):
+            k = removal_counts(s, many, sign, alpha, limit)
+            assert int(k) == reference.counts(n, int(s), alpha, share)[place]
+
+
+def test_products_of_decimals_do_not_lose_a_feature() -> None:
+    assert budget(torch.tensor([30, 10, 9, 100]), 0.1).tolist() == [3, 1, 0, 10]
+    assert budget(torch.tensor([100]), 0.29).item() == 29  # 0.29 * 100 is 28.999...
+    assert smallest_beta(9) == 0.112
+    assert smallest_beta(10) == 0.1
+
+
+@pytest.mark.parametrize("sign", ["plus", "minus"])
+@pytest.mark.parametrize(("alpha", "beta"), [(1.0, None), (0.5, None), (0.5, 0.25), (0.7, 0.1)])
+def test_falls_equal_the_slow_rewrite(sign: str, alpha: float, beta: float | None) -> None:
+    task = linear_task()
+    maps = torch.randn(6, 12, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    maps[2] = 1.0  # a constant map: the order is that of the features
+    explanation = vd.Explanation(maps, task.space, task.targets, task.ids)
+    levels, draws, key = (0.1, 0.25, 0.5, 0.9), 4, Key(9)
+    found = measure(
+        task, explanation, task.targets, levels=levels, alpha=alpha, beta=beta, draws=draws, key=key
+    )[sign]
+
+    def predict(row: np.ndarray) -> np.ndarray:
+        with torch.no_grad():
+            return task.model(torch.tensor(row)).softmax(-1).numpy()
+
+    for i in range(6):
+        expected = reference.falls(
+            predict, task.inputs[i].numpy(), int(task.targets[i]), maps[i].numpy(), levels, alpha, beta,
+            draws, sign, key, i,
+        )  # fmt: skip
+        np.testing.assert_allclose(found.indicator[i], expected[0], atol=1e-12)
+        np.testing.assert_allclose(found.probability[i], expected[1], atol=2e-9)
+
+
+def masks_are_right(rule: Removals, n: int) -> bool:
+    """Every mask removes exactly its count of features, all of them inside its part of the ranking."""
+    removed = rule.removed(slice(0, len(rule.ids)), slice(0, rule.count))
+    width = rule.sizes.shape[-1]
+    shaped = removed.reshape(len(rule.ids), rule.draws, len(rule.signs), width, -1)
+    for place, sign in enumerate(rule.signs):
+        part = rule.ranks[:, None] < rule.sizes[..., None]
+        if sign == "minus":
+            part = ~part & (rule.ranks[:, None] < n)
+        mine = shaped[:, :, place]
+        if bool((mine & ~part[:, None]).any()) or bool((mine.sum(-1) != rule.counts[place][:, None]).any()):
+            return False
+    return True
+
+
+def rule_of(**changes) -> Removals:
+    n, samples = 20, 5
+    many = torch.full((samples,), n)
+    sizes = explanation_sizes(many, [0.2, 0.5, 0.9])
+    counts = tuple(removal_counts(sizes, many, sign, 0.5, budget(many, 0.2)) for sign in ("plus", "minus"))
+    ranks = torch.stack(
+        [torch.randperm(n, generator=torch.Generator().manual_seed(i)) for i in range(samples)]
+    )
+    rule = Removals(Key(0), torch.arange(samples), ranks, many, sizes, counts, draws=7)
+    return replace(rule, **changes) if changes else rule
+
+
+def test_masks_lie_in_their_part_with_exact_counts_and_a_wrong_rule_is_caught() -> None:
+    rule = rule_of()
+    assert masks_are_right(rule, 20)
+    for mutant in (
+        replace(rule, ranks=19 - rule.ranks),
+        replace(rule, counts=tuple(counts + 1 for counts in rule.counts)),
+    ):
+        mixed = replace(rule)
+        object.__setattr__(mixed, "removed", mutant.removed)
+        assert not masks_are_right(mixed, 20)
+    assert not masks_are_right(replace(rule, bernoulli=True), 20)
+
+
+def test_blocks_do_not_change_masks() -> None:
+    rule = rule_of()
+    whole = rule.removed(slice(0, 5), slice(0, rule.count))
+    for step in (1, 5, 16):
+        pieces = [
+            rule.removed(slice(2, 5), slice(at, min(rule.count, at + step)))
+            for at in range(0, rule.count, step)
+        ]
+        assert torch.equal(torch.cat(pieces, 1), whole[2:5])
+
+
+def test_every_feature_of_a_part_is_removed_equally_often() -> None:
+    rule = rule_of(draws=4000)
+    removed = rule.removed(slice(0, 1), slice(0, rule.count)).reshape(4000, 2, 3, 20).double()
+    share = removed.mean(0)
+    size, count = rule.sizes[0, 2].item(), rule.counts[0][0, 2].item()
+    inside = rule.ranks[0] < size
+    assert torch.allclose(share[0, 2, inside], torch.tensor(count / size).double(), atol=0.035)
+
+
+def test_bernoulli_removes_the_count_on_average() -> None:
+    rule = rule_of(draws=3000, bernoulli=True)
+    removed = rule.removed(slice(0, 1), slice(0, rule.count)).reshape(3000, 2, 3, 20)
+    mean = removed.sum(-1).double().mean(0)
+    expected = torch.stack([counts[0] for counts in rule.counts]).double()
+    assert torch.allclose(mean, expected, atol=0.15)
+    assert removed.sum(-1).double().std(0).min() > 0
+
+
+@pytest.mark.parametrize(("metric", "rows"), [(Fid(), 19), (RFid(draws=3), 57), (RFid("minus", (0.5,)), 50)])
+def test_the_stated_number_of_evaluations_is_the_counted_one(metric: vd.Metric, rows: int) -> None:
+    task = linear_task()
+    scores = vd.score(metric, task, torch.rand(6, 12, dtype=torch.float64))
+    assert scores.cost.forward == metric.evaluations(task) == 6 * rows
+    assert scores.provenance["evaluations"] == 6 * rows
+
+
+def test_one_pass_gives_both_signs_and_equals_two() -> None:
+    task = linear_task()
+    explanation = vd.explain("gradient", task)
+    before = task.predictor.meter.forward
+    both = measure(task, explanation, task.targets, levels=LEVELS, draws=5)
+    assert task.predictor.meter.forward - before == evaluations(task, LEVELS, 5) == 6 * 19 * 2 * 5
+    for sign in ("plus", "minus"):
+        alone = measure(task, explanation, task.targets, levels=LEVELS, draws=5, signs=(sign,))
+        assert torch.equal(both[sign].indicator.nan_to_num(9), alone[sign].indicator.nan_to_num(9))
+
+
+def test_fid_is_rfid_with_everything_removed() -> None:
+    task = linear_task()
+    explanation = vd.explain("gradient", task)
+    for sign in ("plus", "minus"):
+        plain = vd.score(Fid(sign), task, explanation)
+        whole = vd.score(RFid(sign, alpha=1.0, draws=2), task, explanation)
+        assert torch.equal(plain.values, whole.values)
+
+
+def true_map_wins(sign_of_map: float) -> bool:
+    """A linear model's exact map scores better than its negative, on both signs."""
+    task = linear_task(samples=40)
+    weight = task.model.weight.detach()[task.targets]
+    rest = task.model.weight.detach().mean(0)
+    maps = sign_of_map * (weight - rest) * task.inputs
+    other = -maps
+    ours = [vd.score(RFid(s, draws=10), task, maps).mean(skip_nan=True) for s in ("plus", "minus")]
+    theirs = [vd.score(RFid(s, draws=10), task, other).mean(skip_nan=True) for s in ("plus", "minus")]
+    return ours[0] > theirs[0] and ours[1] < theirs[1]
+
+
+def test_the_true_map_wins_and_its_negative_does_not() -> None:
+    assert true_map_wins(1.0)
+    assert not true_map_wins(-1.0)
+
+
+def test_labels_judge_where_there_are_labels_and_wrong_answers_can_score_below_zero() -> None:
+    task = linear_task(samples=30)
+    wrong = (task.predictions + 1) % 3
+    labelled = linear_task(samples=30, labels=wrong)
+    scores = vd.score(RFid(draws=5), labelled, "gradient")
+    assert scores.values.max() <= 0
+    assert scores.values.min() < 0
+    assert scores.flagged[OTHER_CLASS] == 30
+    again = vd.score(RFid(draws=5), labelled.with_targets(wrong), "gradient")
+    assert OTHER_CLASS not in again.flags
+    own = vd.score(RFid(draws=5, reference="prediction"), labelled, "gradient")
+    assert own.values.min() >= 0
+    assert own.provenance["right answer"] == "prediction"
+
+
+def test_both_variants_lie_in_the_details_and_one_on_the_curve() -> None:
+    task = linear_task()
+    scores = vd.score(RFid(draws=3, variant="probability"), task, "gradient")
+    assert scores.details["indicator"].shape == scores.details["probability"].shape == (6, 19)
+    assert torch.equal(scores.curve.y.nan_to_num(9), scores.details["probability"].nan_to_num(9))
+    assert scores.curve.x[0] == 0.05
+    assert torch.allclose(scores.values, scores.curve.y.nanmean(-1))
+
+
+def test_sizes_that_remove_nothing_are_left_out_and_flagged() -> None:
+    task = linear_task()
+    scores = vd.score(RFid(sizes=(0.05, 0.5), alpha=0.5, draws=3), task, "gradient")  # s = 1: floor(0.5) = 0
+    assert scores.curve.y[:, 0].isnan().all()
+    assert not scores.values.isnan().any()
+    assert scores.flagged == {NOTHING_REMOVED: 6}
+    none = vd.score(RFid(sizes=(0.05,), alpha=0.5, draws=3), task, "gradient")
+    assert none.values.isnan().all()
+    assert none.flagged == {NO_SIZE: 6}
+
+
+def test_too_small_a_beta_is_flagged_with_the_smallest_that_works() -> None:
+    model = torch.nn.Linear(6, 2)
+    task = vd.Task(model, torch.randn(4, 6), train=torch.randn(20, 6), fill="zero")
+    scores = vd.score(FFid(draws=2), task, "gradient")
+    assert scores.values.isnan().all()
+    assert scores.cost.forward == 0
+    assert any("smallest beta that works is 0.167" in reason for reason in scores.flags)
+
+
+SPACES = {
+    "pixels": (torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 3)), (3, 4, 4), vd.Space.pixels),
+    "patches": (
+        torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 3)),
+        (3, 4, 4),
+        lambda shape: vd.Space.patches(shape, 2),
+    ),
+    "steps": (torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(20, 3)), (2, 10), vd.Space.steps),
+    "step x channel": (
+        torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(20, 3)),
+        (2, 10),
+        vd.Space.step_channels,
+    ),
+    "columns": (torch.nn.Linear(9, 3), (9,), lambda shape: vd.Space.columns(shape[0])),
+}
+
+
+@pytest.mark.parametrize("kind", SPACES)
+def test_every_space(kind: str) -> None:
+    model, shape, space = SPACES[kind]
+    x = torch.randn(5, *shape, generator=torch.Generator().manual_seed(0))
+    task = vd.Task(model, x, space=space(shape), fill="zero")
+    seen: list[torch.Tensor] = []
+
+    class Watch(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            seen.append(rows.clone())
+            return self.inner(rows)
+
+    watched = vd.Task(Watch(), x, space=space(shape), fill="zero")
+    watched.outputs  # noqa: B018 (asked once, outside the count)
+    seen.clear()
+    scores = vd.score(RFid(sizes=(0.5,), draws=3), watched, torch.rand(5, task.space.n_features))
+    assert scores.values.shape == (5,)
+    rows = torch.cat(seen)[:15]
+    s = int(explanation_sizes(torch.tensor([task.space.n_features]), [0.5]))
+    elements = x[0].numel() // task.space.n_features
+    assert ((rows == 0).flatten(1).sum(1) == (s // 2) * elements).all()
+
+
+def test_tokens_count_their_own_features_only() -> None:
+    task = testing.tiny_task("text")
+    padded = testing.tiny_task("text", padding=5)
+    maps = torch.rand(9, 7, dtype=torch.float64)
+    wide = torch.cat([maps, maps.new_full((9, 5), 5.0)], 1)
+    metric = RFid(draws=6)
+    a, b = (
+        metric(task, vd.Explanation(maps, task.space, task.targets, task.ids)),
+        metric(padded, vd.Explanation(wide, padded.space, padded.targets, padded.ids)),
+    )
+    assert torch.allclose(a.values, b.values)
+
+
+def test_multilabel_judges_the_explained_label_and_regression_its_error() -> None:
+    x = torch.randn(6, 8, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    model = torch.nn.Linear(8, 3).double()
+    labels = torch.ones(6, 3)
+    task = vd.Task(
+        model, x, head="multilabel", labels=labels, targets=torch.zeros(6, dtype=torch.int64), fill="zero"
+    )
+    falls = vd.score(Fid(sizes=(0.5,)), task, "gradient")
+    clean = model(x).sigmoid()[:, 0] > 0.5
+    assert bool((falls.values <= clean.double()).all())
+    numbers = vd.Task(
+        torch.nn.Linear(8, 1).double(), x, head="regression", labels=torch.zeros(6), fill="zero"
+    )
+    scores = vd.score(Fid(sizes=(0.5,), sign="minus"), numbers, "gradient")
+    assert torch.equal(scores.details["indicator"], scores.details["probability"])
+
+
+BAD = [
+    (lambda: RFid(sizes=(0.0, 0.5)), "strictly between 0 and 1, got 0"),
+    (lambda: RFid(sizes=(0.5, 1.0)), "strictly between 0 and 1, got 1"),
+    (lambda: RFid(sizes=()), "at least one explanation size"),
+    (lambda: RFid(sizes=(0.5, 0.2)), "must ascend"),
+    (lambda: RFid(alpha=0.0), "alpha is a share"),
+    (lambda: RFid(draws=0), "draws is at least 1"),
+    (lambda: FFid(beta=1.5), "beta is a share"),
+    (lambda: RFid(sign="both"), "sign is 'plus' or 'minus'"),
+    (lambda: RFid(variant="logit"), "variant is"),
+    (lambda: RFid(reference="truth"), "reference is"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), BAD)
+def test_bad_settings_are_refused(make, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make()
+
+
+def test_labels_outside_the_head_are_refused() -> None:
+    task = linear_task(labels=torch.tensor([0, 1, 2, 3, 1, 0]))
+    with pytest.raises(ValueError, match=r"run from 0 to 3, the model has 3 outputs"):
+        vd.score(RFid(draws=2), task, "gradient")
+    with pytest.raises(ValueError, match="wants one class index a row"):
+        vd.score(RFid(draws=2), linear_task(labels=torch.zeros(6, 3)), "gradient")
+    with pytest.raises(ValueError, match="reference='label' needs labels"):
+        vd.score(RFid(draws=2, reference="label"), linear_task(), "gradient")
+
+
+def test_names_follow_the_sign_and_settings_survive_json() -> None:
+    for cls, name in ((Fid, "fid"), (RFid, "rfid"), (FFid, "ffid")):
+        for sign in ("plus", "minus"):
+            metric = cls(sign=sign)
+            assert metric.name == f"{name}_{sign}"
+            assert cls.from_json(metric.to_json()) == metric
+            assert vd.metrics()[metric.name]
+    assert RFid("minus").better == "lower"
+
+
+# --- theorem 1 ------------------------------------------------------------------------------------------
+
+
+def tiered(left: list[int]) -> Fraction:
+    """A right answer that depends on how much of the first tier is left, and a little on the second."""
+    return Fraction(left[0] ** 2, 100) + Fraction(left[1], 1000)
+
+
+def theorem_holds(tiers: list[int], fall, beta: float, alpha: float) -> bool:
+    """The SPEC's form of theorem 1 for e(s), with B = beta * n."""
+    n, first = sum(tiers), tiers[0]
+    cap = int(budget(torch.tensor([n]), beta))
+    e = {s: fall(s, min(int(alpha * s + 1e-9), cap)) for s in range(1, n)}
+    turn = cap / alpha
+    rising = all(e[s] <= e[s + 1] for s in range(1, first))
+    flat = all(e[s] == e[s + 1] for s in range(1, first) if s >= turn)
+    falling = all(e[s] >= e[s + 1] for s in range(1, n - 1) if s >= max(turn, first))
+    between = [e[s + 1] - e[s] for s in range(first, min(n - 1, int(turn)))]
+    zigzag = not between or turn < first + 3 or (min(between) < 0 < max(between))
+    return rising and flat and falling and (turn < first or zigzag)
+
+
+CASES = [(0.1, 0.5), (0.05, 0.5), (0.2, 0.5), (0.1, 1.0), (0.3, 0.5), (0.25, 0.75)]
+
+
+@pytest.mark.parametrize(("beta", "alpha"), CASES)
+def test_theorem_1_with_the_exact_expectation(beta: float, alpha: float) -> None:
+    tiers = [10, 8, 22]
+    assert theorem_holds(tiers, lambda s, k: reference.expected_fall(tiers, tiered, s, k), beta, alpha)
+    # a ranking that puts the first tier last is no Shapley ranking, and the theorem must not hold for it
+    swapped = [22, 8, 10]
+    wrong = lambda left: tiered([left[2], left[1], left[0]])  # noqa: E731
+    assert not theorem_holds(
+        [10, 8, 22], lambda s, k: reference.expected_fall(swapped, wrong, s, k), beta, alpha
+    )
+
+
+def test_the_expectation_equals_listing_every_subset() -> None:
+    tiers = [3, 2, 4]
+    for s in range(1, 9):
+        for k in range(min(s, 4) + 1):
+            assert reference.expected_fall(tiers, tiered, s, k) == reference.enumerated_fall(
+                tiers, tiered, s, k
+            )
+
+
+class Tiered(torch.nn.Module):
+    """Answers the right class with probability g(features left in each tier)."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        left = torch.stack([x[:, :10].sum(1), x[:, 10:18].sum(1)], 1)
+        p = (left[:, 0] ** 2 / 200 + left[:, 1] / 1000).clamp(1e-6, 1 - 1e-6)
+        return torch.stack([torch.zeros_like(p), torch.logit(p)], 1)
+
+
+@pytest.mark.parametrize(("beta", "alpha"), [(0.1, 0.5), (0.3, 0.5), (0.1, 1.0)])
+def test_draws_approach_the_exact_expectation(beta: float, alpha: float) -> None:
+    tiers, n = [10, 8, 22], 40
+    task = vd.Task(Tiered(), torch.ones(1, n, dtype=torch.float64), targets=[1], fill="zero")
+    maps = torch.tensor([[3.0] * 10 + [2.0] * 8 + [1.0] * 22], dtype=torch.float64)
+    explanation = vd.Explanation(maps, task.space, task.targets, task.ids)
+    levels = (0.1, 0.25, 0.4, 0.6, 0.9)
+    found = measure(
+        task,
+        explanation,
+        torch.tensor([1]),
+        levels=levels,
+        alpha=alpha,
+        beta=beta,
+        draws=4000,
+        signs=("plus",),
+    )["plus"]
+    g = lambda left: Fraction(left[0] ** 2, 200) + Fraction(left[1], 1000)  # noqa: E731
+    for place in range(len(levels)):
+        s, k = int(found.sizes[0, place]), int(found.counts[0, place])
+        exact = float(reference.expected_fall(tiers, g, s, k))
+        assert found.probability[0, place] == pytest.approx(exact, abs=0.004)

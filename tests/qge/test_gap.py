@@ -1,0 +1,246 @@
+"""QGE and QRAND as metrics: identities, direction, draws, costs, flags, nesting and the contract."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+
+import veridical as vd
+from tests.qge.conftest import respond, table
+from tests.reference import qge as reference
+from veridical import testing
+from veridical.errors import InputError
+from veridical.metrics import registry
+from veridical.metrics.base import Metric, Outcome
+from veridical.qge.relative import IDENTICALLY_ZERO
+
+D = 5
+
+
+def values(metric: object, task: vd.Task, e: object) -> torch.Tensor:
+    return vd.score(metric, task, e).values
+
+
+def test_kept_features_is_the_paper_s_quality(small: vd.Task) -> None:
+    e = vd.explain("input_x_gradient", small)
+    expected = [
+        reference.kept(respond(small, i), small.inputs[i].numpy(), e.order[i].tolist())
+        for i in range(len(small))
+    ]
+    assert torch.allclose(values("kept_features", small, e), torch.tensor(expected), atol=1e-8)
+
+
+def test_levels_are_counted_in_integers() -> None:
+    task = table(10)
+    counts = vd.qge.KeptFeatures(levels=20).path(task).counts
+    assert counts.tolist() == list(range(1, 11))  # never more levels than features, and none lost
+    counts = vd.qge.KeptFeatures(levels=20).path(table(64)).counts
+    assert len(counts) == 20
+    assert counts[-1] == 64
+    assert bool((counts.diff() >= 3).all())
+
+
+def test_gap_of_kept_features_is_lerf_less_morf_area(small: vd.Task) -> None:
+    e = vd.explain("input_x_gradient", small)
+    gap = values("qge:kept_features", small, e)
+    areas = []
+    for i in range(len(small)):
+        ascending, x = e.order[i].tolist(), small.inputs[i].numpy()
+        morf = reference.flipped(respond(small, i), x, ascending[::-1])
+        areas.append(reference.flipped(respond(small, i), x, ascending) - morf)
+    assert torch.allclose(gap, torch.tensor(areas), atol=1e-8)
+    lerf = vd.metrics_of("pixel_flipping", order="lerf") if hasattr(vd, "metrics_of") else None
+    assert lerf is None or lerf
+    assert torch.allclose(values("qge:pixel_flipping", small, e), gap, atol=1e-8)
+    by_lerf = vd.QGE(registry.make("pixel_flipping", order="lerf"))
+    assert torch.allclose(values(by_lerf, small, e), gap, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ["pixel_flipping", "insertion", "deletion", "kept_features"])
+def test_shared_paths_give_what_two_calls_give(name: str) -> None:
+    for kind in testing.MODALITIES:
+        task = testing.tiny_task(kind)
+        e = vd.explain("random", task)
+        metric = registry.make(name)
+        sign = 1 if metric.better is vd.Direction.HIGHER else -1
+        apart = sign * (values(metric, task, e) - values(metric, task, e.inverted()))
+        assert torch.allclose(values(vd.QGE(metric), task, e), apart, atol=1e-8), kind
+
+
+def test_random_fills_are_drawn_alike_for_both(small: vd.Task) -> None:
+    task = vd.Task(small.model, small.inputs, train=torch.randn(20, D).double(), fill=vd.fill.Marginal(2))
+    e = vd.explain("gradient", task)
+    metric = registry.make("pixel_flipping")
+    apart = values(metric, task, e.inverted()) - values(metric, task, e)
+    assert torch.allclose(values(vd.QGE(metric), task, e), apart, atol=1e-8)
+    alone = values(vd.QGE(metric, independent_draws=True), task, e)
+    fixed = vd.QGE(registry.make("pixel_flipping", fill=vd.fill.Zero()), independent_draws=True)
+    same = vd.QGE(registry.make("pixel_flipping", fill=vd.fill.Zero()))
+    assert not torch.allclose(alone, apart, atol=1e-6) or torch.equal(
+        values(fixed, task, e), values(same, task, e)
+    )
+
+
+def signs_are_right(score: object, small: vd.Task) -> bool:
+    """A lower-is-better metric whose best map is known: its gap must be positive."""
+    weights = torch.tensor([5.0, 4.0, 3.0, 2.0, 1.0]).double()
+    net = torch.nn.Linear(D, 2, bias=False).double()
+    with torch.no_grad():
+        net.weight.copy_(torch.stack([weights, -weights]))
+    task = vd.Task(net, torch.ones(3, D).double(), fill=0.0)
+    found: torch.Tensor = score(task, weights.expand(3, -1))  # type: ignore[operator]
+    return bool((found > 0).all())
+
+
+def test_direction(small: vd.Task) -> None:
+    for name in ("pixel_flipping", "kept_features", "insertion", "deletion", "faithfulness_estimate"):
+        assert signs_are_right(lambda t, e, n=name: values(f"qge:{n}", t, e), small), name
+        assert signs_are_right(lambda t, e, n=name: values(vd.QRand(n, draws=20), t, e), small), name
+    assert not signs_are_right(lambda t, e: -values("qge:pixel_flipping", t, e), small)
+
+
+def test_evaluations_are_shared(small: vd.Task) -> None:
+    e = vd.explain("input_x_gradient", small)
+    n = len(small)
+    alone = vd.score("pixel_flipping", small, e).cost.forward
+    assert alone == n * D
+    assert vd.score("qge:pixel_flipping", small, e).cost.forward == n * (2 * D - 1)
+    # a gap knows the gap of the inverse: nothing more to ask
+    assert vd.score("qge:qge:pixel_flipping", small, e).cost.forward == n * (2 * D - 1)
+    assert vd.score(vd.QRand("pixel_flipping", draws=3), small, e).cost.forward == n * (4 * (D - 1) + 1)
+    assert vd.score("qge:sparseness", small, e).cost.forward == 0
+
+
+@dataclass(frozen=True)
+class BothWays(Metric):
+    """A metric that already has both curves, and says so."""
+
+    name: ClassVar[str] = "both_ways"
+
+    def evaluate(self, task: vd.Task, explanation: vd.Explanation, key: vd.Key) -> Outcome:
+        return self.pair(task, explanation, explanation.inverted(), key)[0]
+
+    def pair(
+        self, task: vd.Task, explanation: vd.Explanation, inverse: vd.Explanation, key: vd.Key
+    ) -> tuple[Outcome, Outcome]:
+        morf = registry.make("pixel_flipping").evaluate(task, explanation, key).values
+        lerf = registry.make("pixel_flipping").evaluate(task, inverse, key).values
+        return Outcome(lerf - morf), Outcome(morf - lerf)
+
+
+def test_a_metric_with_both_curves_costs_nothing_more(small: vd.Task) -> None:
+    e = vd.explain("input_x_gradient", small)
+    alone, gap = vd.score(BothWays(), small, e), vd.score(vd.QGE(BothWays()), small, e)
+    assert gap.cost == alone.cost
+    assert torch.allclose(gap.values, 2 * alone.values)
+
+
+def test_details_add_up(small: vd.Task) -> None:
+    e = vd.explain("gradient", small)
+    gap = vd.score("qge:pixel_flipping", small, e)
+    assert torch.allclose(gap.details["quality"], -values("pixel_flipping", small, e), atol=1e-8)
+    assert torch.allclose(gap.details["quality"] - gap.details["inverse quality"], gap.values)
+    assert gap.curve is not None
+    assert torch.allclose(torch.trapezoid(gap.curve.y, gap.curve.x), -gap.values, atol=1e-8)
+    assert gap.direction is vd.Direction.HIGHER
+
+
+@pytest.mark.parametrize("name", ["sparseness", "complexity", "random_logit", "mprt"])
+def test_what_cannot_differ_is_flagged_and_never_ranked(name: str, small: vd.Task) -> None:
+    scores = vd.score(f"qge:{name}", small, "gradient")
+    assert bool(scores.values.isnan().all())
+    assert scores.flagged == {IDENTICALLY_ZERO: len(small)}
+    assert scores.cost.forward == 0
+
+
+def test_those_flagged_are_indeed_unmoved(small: vd.Task) -> None:
+    e = vd.explain("gradient", small)
+    for name in ("sparseness", "complexity"):
+        assert torch.allclose(values(name, small, e), values(name, small, e.inverted()))
+    own = vd.score("random_logit", small, "gradient").values
+    assert torch.allclose(own, vd.score("random_logit", small, "inverse:gradient").values)
+
+
+def test_methods_are_inverted_map_by_map(small: vd.Task) -> None:
+    gap = vd.score("qge:max_sensitivity", small, "gradient")
+    own, other = (vd.score("max_sensitivity", small, who).values for who in ("gradient", "inverse:gradient"))
+    assert torch.allclose(gap.values, other - own, atol=1e-9)  # lower is better
+    with pytest.raises(InputError, match="explains again"):
+        vd.score("qge:max_sensitivity", small, vd.explain("gradient", small))
+
+
+def test_random_rankings_differ_between_explanations(small: vd.Task) -> None:
+    metric = vd.QRand("pixel_flipping")
+    shift = []
+    for who in ("gradient", "input_x_gradient", "constant"):
+        scores = vd.score(metric, small, who)
+        shift.append(scores.details["random quality"])
+    assert not torch.allclose(shift[0], shift[1])
+    assert not torch.allclose(shift[1], shift[2])
+    again = vd.score(metric, small, "gradient").details["random quality"]
+    assert torch.equal(again, shift[0])
+
+
+def test_many_random_rankings_approach_the_mean_of_all(small: vd.Task) -> None:
+    scores = vd.score(vd.QRand("kept_features", draws=2000), small[0], "gradient")
+    mean = vd.qge.rankings_of(small[0]).scores.mean()
+    assert abs(float(scores.details["random quality"][0]) - float(mean)) < 0.01
+
+
+def test_values_matter_where_a_metric_reads_them() -> None:
+    task = testing.tiny_task("table")
+    e = vd.explain("random", task)
+    scores = vd.score(vd.QRand("relevance_mass_accuracy", draws=400), task, e)
+    # a random place for each value: on average the share of the object, two of six columns
+    assert torch.allclose(scores.details["random quality"], torch.tensor(2 / 6).double(), atol=0.05)
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        vd.QGE("pixel_flipping"),
+        vd.QGE("faithfulness_correlation", independent_draws=True),
+        vd.QRand("insertion", draws=3),
+        vd.QGE(vd.QRand("deletion")),
+        vd.QRand(vd.QGE(registry.make("pixel_flipping", fill=vd.fill.Zero(), steps=3))),
+        vd.QGE("max_sensitivity"),
+    ],
+)
+def test_json_round_trip(metric: vd.Metric) -> None:
+    again = vd.qge.metric_from_json(metric.to_json())
+    assert again == metric
+    assert type(metric).from_json(metric.to_json()) == metric
+    assert hash(metric) == hash(again)
+
+
+@pytest.mark.parametrize("modality", testing.MODALITIES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "qge:pixel_flipping",
+        "qrand:pixel_flipping",
+        "qge:monotonicity",
+        "qge:qrand:insertion",
+        "qge:sparseness",
+    ],
+)
+def test_contract(name: str, modality: str) -> None:
+    testing.check_metric(registry.make(name), modality)
+
+
+def test_names_work_everywhere(small: vd.Task) -> None:
+    table_ = vd.evaluate(
+        small, ["gradient", "random"], ["pixel_flipping", "qge:pixel_flipping", "qrand:insertion"]
+    )
+    assert not table_.failures
+    assert "qge:pixel_flipping" in table_.metrics
+    settings = vd.score("qge:pixel_flipping", small, "gradient", steps=2)
+    assert settings.provenance["metric"]["metric"]["steps"] == 2
+
+
+def test_mistakes_are_named() -> None:
+    with pytest.raises(InputError, match="QGE takes a metric"):
+        vd.QGE(3)  # type: ignore[call-overload]
+    with pytest.raises(InputError, match="at least one random ranking"):
+        vd.QRand("pixel_flipping", draws=0)
