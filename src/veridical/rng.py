@@ -74,6 +74,17 @@ def _wrapped(number: int) -> int:
     return (number + 2**63) % 2**64 - 2**63
 
 
+def _mix_in_place(x: Tensor) -> Tensor:
+    """The same hash without a new tensor for each step: on large draws allocating costs most."""
+    spare = torch.empty_like(x)
+    for bits, factor in ((30, _MIX_1), (27, _MIX_2), (31, None)):
+        torch.bitwise_right_shift(x, bits, out=spare)
+        x.bitwise_xor_(spare.bitwise_and_((1 << (64 - bits)) - 1))
+        if factor is not None:
+            x.mul_(factor)
+    return x
+
+
 def bits(key: Key, ids: Tensor, draws: Tensor | int, size: int) -> Tensor:
     """Hash to signed 64-bit integers, shape (N, size) for one draw or (N, K, size) for K draws."""
     device = ids.device
@@ -83,7 +94,7 @@ def bits(key: Key, ids: Tensor, draws: Tensor | int, size: int) -> Tensor:
     else:
         stream = _mix(sample[:, None] + _GOLDEN * (draws.to(device=device, dtype=torch.int64) + 1))
     counter = torch.arange(1, size + 1, device=device, dtype=torch.int64) * _GOLDEN
-    return _mix(stream[..., None] + counter)
+    return _mix_in_place(stream[..., None] + counter)
 
 
 def uniform(

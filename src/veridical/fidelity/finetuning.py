@@ -236,7 +236,9 @@ def described(thing: Callable[..., Any] | None) -> str:
     code = getattr(thing, "__code__", None)
     if code is None:
         return name
-    cells = [repr(cell.cell_contents) for cell in getattr(thing, "__closure__", None) or ()]
+    # of what a function closes over only plain values: the text of other things may hold their address
+    held = [cell.cell_contents for cell in getattr(thing, "__closure__", None) or ()]
+    cells = [repr(value) for value in held if isinstance(value, bool | int | float | str)]
     body = repr(
         (code.co_code, [c for c in code.co_consts if not hasattr(c, "co_code")], code.co_names, cells)
     )

@@ -7,7 +7,7 @@ the features of its part of the ranking (the s strongest, or the n - s weakest) 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 
@@ -20,6 +20,8 @@ from veridical.rng import Key
 
 Sign = Literal["plus", "minus"]
 SIGNS: tuple[Sign, ...] = ("plus", "minus")
+CELLS_AT_ONCE = 2**20
+"""Cells (samples x masks x features) worked out together: small enough for a cache, large enough to pay."""
 SLACK = 1e-9
 """What a product of decimals may miss an integer by: 0.1 * 30 must allow 3 features, not 2."""
 
@@ -93,6 +95,7 @@ class Removals:
     signs: tuple[Sign, ...] = SIGNS
     draws: int = 1
     bernoulli: bool = False
+    _kept: dict[tuple[int, int, int], Tensor] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         # 16 bits move a quarter of the memory of 64, and memory is what building a mask costs
@@ -120,6 +123,21 @@ class Removals:
 
     def removed(self, samples: slice, masks: slice) -> Tensor:
         """(samples, masks, V) bool: True where a feature is removed."""
+        # small chunks of a model must not draw the same permutation again and again: some draws are worked
+        # out together and kept until other ones are asked for
+        width = len(self.signs) * self.sizes.shape[-1]
+        cells = max(1, (samples.stop - samples.start) * width * self.ranks.shape[-1])
+        step = width * max(1, CELLS_AT_ONCE // cells)
+        parts = []
+        for first in range(masks.start // step * step, masks.stop, step):
+            place = (samples.start, samples.stop, first)
+            if place not in self._kept:
+                self._kept.clear()
+                self._kept[place] = self._removed(samples, slice(first, min(self.count, first + step)))
+            parts.append(self._kept[place][:, max(0, masks.start - first) : masks.stop - first])
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+    def _removed(self, samples: slice, masks: slice) -> Tensor:
         edges: Tensor = self._edges_all  # type: ignore[attr-defined]
         width = edges.shape[-1]
         index = torch.arange(masks.start, masks.stop, device=self.ids.device)

@@ -25,7 +25,7 @@ KIND = "task weights"
 
 
 def cache_folder() -> Path:
-    """Where trained models are kept: $VERIDICAL_CACHE, else $XDG_CACHE_HOME/veridical, else ~/.cache/veridical."""
+    """Where trained models are kept: $VERIDICAL_CACHE, $XDG_CACHE_HOME/veridical or ~/.cache/veridical."""
     chosen = os.environ.get("VERIDICAL_CACHE")
     if chosen:
         return Path(chosen).expanduser()

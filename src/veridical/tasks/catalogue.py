@@ -15,7 +15,7 @@ from veridical.tasks.known import KnownAnswer
 
 @dataclass(frozen=True)
 class Entry:
-    """One embedded task: `maker` names the function (samples, seed) -> Task, imported when it is asked for."""
+    """One embedded task: `maker` names the function (samples, seed) -> Task, imported when asked for."""
 
     maker: str
     modality: str

@@ -111,7 +111,7 @@ def _image_task(
 ) -> Task:
     from transformers import AutoModelForImageClassification
 
-    model = _safely(AutoModelForImageClassification, source, options)
+    model: Any = _safely(AutoModelForImageClassification, source, options)
     if isinstance(inputs, str | Path):
         folder = Path(inputs)
         inputs, classes, found = image_files(folder)

@@ -28,9 +28,10 @@ def read_image(
     channels: int = 3,
     shorter: int | None = None,
 ) -> Tensor:
-    """Read one image as (channels, height, width): enlarge or shrink, cut out the centre, (x - mean) / deviation.
+    """Read one image as (channels, height, width): resize, cut out the centre, scale.
 
-    Values of x lie in [0, 1]. The shorter side becomes `shorter` first, by default 8/7 of the crop (256 for
+    Values are (x - mean) / deviation for x in [0, 1]. The shorter side becomes `shorter` first, by default
+    8/7 of the crop (256 for
     224), but never less than the crop.
     """
     require("PIL")

@@ -7,6 +7,8 @@ or of the plain block that is planted beside them to attract whoever looks for e
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -43,19 +45,18 @@ class MatchedFilter(nn.Module):
 
     def __init__(self, codes: Tensor) -> None:
         super().__init__()
-        dims = codes.dim() - 2
-        kind = nn.Conv2d if dims == 2 else nn.Conv1d
+        kind: Any = nn.Conv2d if codes.dim() == 4 else nn.Conv1d
         self.match = kind(codes.shape[1], len(codes), tuple(codes.shape[2:]))
         self.relu = nn.ReLU()
         self.gain = GAIN
         with torch.no_grad():
             self.match.weight.copy_(codes / codes[0].numel())
-            assert self.match.bias is not None
             self.match.bias.fill_(-THRESHOLD)
 
     def places(self, x: Tensor) -> Tensor:
         """How strongly each place answers each code."""
-        return self.relu(self.match(x))
+        answers: Tensor = self.relu(self.match(x))
+        return answers
 
     def forward(self, x: Tensor) -> Tensor:
         return self.gain * self.places(x).flatten(2).sum(-1)

@@ -22,7 +22,7 @@ TYPES = {
 
 
 class OnnxFunction:
-    """An ONNX model as a function of arrays. A model made for a fixed batch gets batches of just that size."""
+    """An ONNX model as a function of arrays; one made for a fixed batch gets batches of that size."""
 
     def __init__(self, path: str | Path, output_name: str | None = None) -> None:
         require("onnxruntime")
@@ -81,11 +81,10 @@ def _padded(rows: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, Any]:
 def check_external_data(path: Path) -> None:
     """Refuse a model whose weights lie in files outside its own folder, also by way of a link."""
     import onnx
-    from google.protobuf.message import DecodeError
 
     try:
         model = onnx.load(str(path), load_external_data=False)
-    except DecodeError as error:
+    except Exception as error:  # protobuf's DecodeError has moved between its versions
         raise FormatError(f"{path.name} is not an ONNX model: {error}") from error
     folder = path.resolve().parent
     for tensor in _tensors(model):

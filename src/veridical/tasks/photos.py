@@ -1,4 +1,4 @@
-"""EfficientNet-lite0 with its ImageNet weights on the photos that scikit-learn and scikit-image bring along."""
+"""EfficientNet-lite0 for ImageNet on the photos that scikit-learn and scikit-image bring along."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rotten Tomatoes snippets: a small transformer of our own, and MiniLM with a head trained on its sentences."""
+"""Rotten Tomatoes snippets: a small transformer of our own, and MiniLM with a trained head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks whose weights are part of the package: models of a few kilobytes, trained by scripts/make_tasks.py."""
+"""Tasks whose weights are part of the package, trained by scripts/make_tasks.py."""
 
 from __future__ import annotations
 

@@ -34,7 +34,8 @@ def from_arrays(model: Any, inputs: Any, **settings: Any) -> Task:
         unknown = sorted(set(arrays) - set(ARRAY_NAMES))
         if "inputs" not in arrays or unknown:
             raise FormatError(
-                f"{path.name} holds {sorted(arrays)}; expected 'inputs' and any of {', '.join(ARRAY_NAMES[1:])}"
+                f"{path.name} holds {sorted(arrays)}; expected 'inputs' and any of "
+                f"{', '.join(ARRAY_NAMES[1:])}"
             )
         inputs = arrays.pop("inputs")
         if "train_labels" in arrays:

@@ -1,4 +1,4 @@
-"""One deterministic training loop: keyed initial weights, keyed order of the rows, Adam, a fixed number of epochs."""
+"""One deterministic training loop: keyed initial weights, keyed order of the rows, AdamW."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ from veridical.explanation import Explanation
 from veridical.fill import Fill
 from veridical.functional import has_spread, pearson
 from veridical.metrics.base import Metric, Outcome, register
-from veridical.metrics.faithfulness.masks import Summing, existing_values
-from veridical.probe import RandomSubsets, probe
+from veridical.metrics.faithfulness.masks import SizedSubsets, Summing, existing_values
+from veridical.probe import MaskRule, RandomSubsets, probe
 from veridical.rng import Key
 from veridical.scores import Direction
 from veridical.task import Response, Task
@@ -52,21 +52,19 @@ class FaithfulnessCorrelation(Metric):
             raise InputError(f"subset_size must be positive, got {self.subset_size}")
 
     def sizes(self, task: Task) -> Tensor:
-        """Features in a subset: (1,), or for each sample (N, 1) where samples differ."""
-        counts = task.space.counts(len(task))[:, None]
-        wanted = (
-            counts * self.subset_size
-            if self.subset_size < 1
-            else torch.full_like(counts, int(self.subset_size))
-        )
-        sizes = torch.minimum(wanted.round().long().clamp(min=1), (counts - 1).clamp(min=1))
-        return sizes[0] if task.space.valid is None else sizes
+        """Features in a subset, for each sample (N,): at least one, and not all."""
+        counts = task.space.counts(len(task))
+        wanted = counts * self.subset_size if self.subset_size < 1 else counts * 0 + int(self.subset_size)
+        return torch.minimum(wanted.round().long().clamp(min=1), (counts - 1).clamp(min=1))
+
+    def _subsets(self, task: Task, key: Key) -> MaskRule:
+        count, sizes = task.space.n_features, self.sizes(task)
+        if task.space.valid is None:
+            return SizedSubsets(key, task.ids, count, self.runs, int(sizes[0]))
+        return RandomSubsets(key, task.ids, count, self.runs, sizes[:, None], task.space.valid)
 
     def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
-        drawn = RandomSubsets(
-            key, task.ids, task.space.n_features, self.runs, self.sizes(task), task.space.valid
-        )
-        rule = Summing(drawn, existing_values(explanation))
+        rule = Summing(self._subsets(task, key), existing_values(explanation))
         responses = probe(task, rule, response=self.response, fill=self.fill, key=key, with_clean=True)
         falls = responses[:, :1] - responses[:, 1:]
         flat = ~has_spread(rule.sums) | ~has_spread(falls)

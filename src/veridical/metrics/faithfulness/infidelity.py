@@ -157,7 +157,8 @@ class Infidelity(Metric):
             raise NotApplicableError(
                 f"infidelity needs a fill whose value does not depend on the mask, not '{fill.name}'"
             )
-        state = task.reference.cached(f"fill {fill!r}", lambda: fill.prepare(task.train, task.space))
+        name = f"fill {fill!r} for infidelity over {task.space.kind}"
+        state = task.from_train(name, lambda: fill.prepare(task.train, task.space))
         background = fill.background(state, task.inputs, task.ids, key).double().mean(1)
         return task.space.pool(task.inputs.double() - background, "mean")
 

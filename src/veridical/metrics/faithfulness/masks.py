@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from veridical import rng
 from veridical.errors import InputError
 from veridical.explanation import Explanation
 from veridical.functional import has_spread
 from veridical.probe import MaskRule, flip_counts
+from veridical.rng import Key
 from veridical.task import Task
 
 UNORDERED = "constant map: the order is that of the features"
@@ -55,6 +57,25 @@ class RankBands:
         band = torch.searchsorted(ends, self.ranks.long().contiguous(), right=True)
         total = values.new_zeros(len(values), self.count + 1, dtype=torch.float64)
         return total.scatter_add_(-1, band, values.double())[:, :-1]
+
+
+@dataclass(frozen=True, eq=False)
+class SizedSubsets:
+    """Mask d removes a random subset of `size` features: the very sets of `RandomSubsets`, found faster.
+
+    With one size for all samples the subset is what lies below one order statistic, and no sort is needed.
+    """
+
+    key: Key
+    ids: Tensor
+    n_features: int
+    count: int
+    size: int
+
+    def removed(self, samples: slice, masks: slice) -> Tensor:
+        draws = torch.arange(masks.start, masks.stop, device=self.ids.device)
+        priority = rng.bits(self.key, self.ids[samples], draws, self.n_features)
+        return priority <= priority.kthvalue(self.size, -1, keepdim=True).values
 
 
 @dataclass(frozen=True, eq=False)

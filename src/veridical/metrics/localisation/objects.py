@@ -15,7 +15,6 @@ from veridical.metrics.base import Metric, Outcome
 from veridical.metrics.blocks import in_blocks
 from veridical.task import Task
 
-
 Judge = Callable[..., Tensor]
 
 

@@ -24,7 +24,8 @@ class SmoothMprt(LayerRandomisation):
     """MPRT between maps averaged over noisy inputs: rho(mean_i e(x + eta_i), mean_i e_l(x + eta_i)).
 
     eta_i ~ N(0, (noise_level * range)^2) with the range of the sample's own elements; the same `noise_draws`
-    draws (published programs take 50) serve every model. Layers are randomised from the input upwards (GEF eq. 31), mean over layers.
+    draws (published programs take 50) serve every model. Layers are randomised from the input upwards (GEF
+    eq. 31), mean over layers.
     """
 
     order: Order = "bottom_up"

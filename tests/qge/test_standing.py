@@ -1,0 +1,200 @@
+"""Standing: exact percentiles, antithetic sampling with honest intervals, and the pictures."""
+
+import itertools
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+import veridical as vd
+from tests.qge.conftest import respond, table
+from tests.reference import qge as reference
+from veridical import testing
+from veridical.errors import InputError
+from veridical.qge.relative import IDENTICALLY_ZERO
+from veridical.qge.standing import interval, pairing, places
+
+
+@dataclass(frozen=True)
+class Middle(vd.Metric):
+    """A score that a ranking shares with its inverse: the sum of the two features in the middle."""
+
+    name: ClassVar[str] = "middle"
+
+    def evaluate(self, task: vd.Task, explanation: vd.Explanation, key: vd.Key) -> vd.Outcome:
+        middle = explanation.order[:, 2:4]
+        return vd.Outcome(task.inputs.gather(-1, middle).sum(-1).abs())
+
+
+@pytest.mark.parametrize("name", ["pixel_flipping", "kept_features", "insertion"])
+def test_exact_percentile_is_that_of_a_loop(name: str) -> None:
+    task = table(5, 3)
+    found = vd.qge.standing(task, name, "input_x_gradient")
+    assert set(found.method) == {"exact"}
+    for i in range(3):
+        x, ask = task.inputs[i].numpy(), respond(task, i)
+        if name == "pixel_flipping":
+            scores = [-reference.flipped(ask, x, order) for order in itertools.permutations(range(5))]
+        elif name == "insertion":
+            scores = [reference.flipped(ask, x, order) for order in itertools.permutations(range(5))]
+        else:
+            scores = list(reference.all_kept(ask, x)[0])
+        expected = reference.percentile(np.array(scores), float(found.quality[i]), 1e-7)
+        assert float(found.percentile[i]) == pytest.approx(expected, abs=1e-12)
+    assert torch.equal(found.low, found.percentile)
+
+
+def test_quality_and_gap_are_those_of_the_metrics() -> None:
+    task = table(5, 3)
+    e = vd.explain("gradient", task)
+    found = vd.qge.standing(task, "pixel_flipping", e)
+    assert torch.allclose(found.quality, -vd.score("pixel_flipping", task, e).values, atol=1e-8)
+    assert torch.allclose(found.gap, vd.score("qge:pixel_flipping", task, e).values, atol=1e-8)
+    assert found.cost.forward == 3 * (2**5 - 1 + 2 * 5 - 1)
+
+
+def test_best_and_worst_rankings_stand_at_the_ends() -> None:
+    task = table(6, 1)
+    scores = vd.qge.rankings_of(task).scores
+    orders = list(itertools.permutations(range(6)))
+    for place, expected in ((int(scores.argmax()), 1.0), (int(scores.argmin()), 0.0)):
+        ranks = torch.empty(1, 6).double()
+        ranks[0, list(orders[place])] = torch.arange(6.0).double()
+        found = vd.qge.standing(task, "kept_features", ranks)
+        assert float(found.percentile[0]) == pytest.approx(expected, abs=0.5 / 720 + 1e-9)
+
+
+def test_ties_count_half() -> None:
+    net = torch.nn.Linear(4, 1, bias=False).double()
+    torch.nn.init.ones_(net.weight)
+    task = vd.Task(net, torch.ones(2, 4).double(), head="regression", fill=0.0)
+    for exact in (True, False):
+        found = vd.qge.standing(task, "pixel_flipping", "gradient", exact=exact, draws=40)
+        assert found.percentile.tolist() == [0.5, 0.5]  # every ranking scores the same
+
+
+@pytest.mark.parametrize("kind", ["series", "text"])
+def test_only_valid_features_are_ranked(kind: str) -> None:
+    task, padded = testing.tiny_task(kind, samples=3), testing.tiny_task(kind, samples=3, padding=3)
+    results = [
+        vd.qge.standing(t, "pixel_flipping", "random", exact=exact, draws=200)
+        for exact in (True, False)
+        for t in (task, padded)
+    ]
+    for a, b in (results[:2], results[2:]):
+        assert torch.allclose(a.percentile, b.percentile, atol=1e-9)
+    off = (results[0].percentile - results[2].percentile).abs()
+    assert bool((off < 0.15).all())
+
+
+def test_intervals_cover_the_exact_percentile() -> None:
+    task = table(6, 40, seed=5)
+    e = vd.explain("random", task)
+    exact = vd.qge.standing(task, "pixel_flipping", e).percentile
+    hits, total = 0, 0
+    for seed in range(5):
+        found = vd.qge.standing(task, "pixel_flipping", e, exact=False, draws=60, seed=seed)
+        hits += int(((found.low <= exact) & (exact <= found.high)).sum())
+        total += len(task)
+    assert hits / total >= 0.9
+    assert bool((found.high - found.low < 0.4).all())
+
+
+def test_pairing_removes_variance_where_inverses_oppose() -> None:
+    task = table(6, 20, seed=5)
+    found = vd.qge.standing(task, "kept_features", "random", exact=False, draws=400)
+    middling = (found.percentile - 0.5).abs() < 0.25
+    assert bool(middling.any())
+    assert bool((found.variance_ratio[middling] < 0.9).all())
+
+
+def test_variance_ratio_by_hand() -> None:
+    opposed = torch.tensor([[[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.0, 1.0]]]).double()
+    alike = torch.tensor([[[1.0, 1.0], [0.0, 0.0], [1.0, 1.0], [0.0, 0.0]]]).double()
+    free = torch.tensor([[[1.0, 1.0], [0.0, 0.0], [1.0, 0.0], [0.0, 1.0]]]).double()
+    assert [float(pairing(p)) for p in (opposed, alike, free)] == [0.0, 2.0, 1.0]
+
+
+def test_plain_draws_where_pairing_would_hurt() -> None:
+    """A quality that is the same for a ranking and its inverse: pairs are then one draw counted twice."""
+    task = table(6, 4)
+    metric = Middle()
+    found = vd.qge.standing(task, metric, "random", draws=200)
+    assert set(found.method) == {"plain"}
+    assert bool((found.variance_ratio > 1.5).all())
+    assert found.sample.shape == (4, 200)
+    # the middle pair of six features is drawn once in fifteen times
+    assert torch.allclose(found.percentile, found.percentile.round(decimals=6))
+
+
+def test_middle_metric_is_symmetric() -> None:
+    task = table(6, 4)
+    e = vd.explain("random", task)
+    assert torch.equal(Middle()(task, e).values, Middle()(task, e.inverted()).values)
+
+
+def test_interval_stays_honest_at_the_ends() -> None:
+    low, high = interval(torch.ones(1, 50).double(), 0.95)
+    assert float(high) == 1.0
+    assert 0.85 < float(low) < 0.99
+    tight, _ = interval(torch.ones(1, 500).double(), 0.95)
+    assert float(tight) > float(low)
+
+
+def test_places() -> None:
+    sample = torch.tensor([[0.1, 0.5, 0.9]]).double()
+    assert places(sample, torch.tensor([0.5]).double(), 1e-9).tolist() == [[1.0, 0.5, 0.0]]
+
+
+def test_missing_maps_and_metrics_without_a_standing() -> None:
+    task = table(5, 3)
+    values = vd.explain("gradient", task).values.clone()
+    values[1] = torch.nan
+    found = vd.qge.standing(task, "pixel_flipping", values)
+    assert found.percentile.isnan().tolist() == [False, True, False]
+    assert "no explanation" in found.flags
+    flat = vd.qge.standing(task, "sparseness", "gradient", draws=4)
+    assert bool(flat.percentile.isnan().all())
+    assert IDENTICALLY_ZERO in flat.flags
+    with pytest.raises(InputError, match="judges methods"):
+        vd.qge.standing(task, "max_sensitivity", "gradient")
+    with pytest.raises(InputError, match="pairs"):
+        vd.qge.standing(task, "pixel_flipping", "gradient", draws=7)
+    with pytest.raises(InputError, match="out of reach"):
+        vd.qge.standing(table(16, 1), "pixel_flipping", "gradient", exact=True)
+
+
+def test_results_do_not_depend_on_the_batch() -> None:
+    task = table(13, 4)
+    e = vd.explain("gradient", task)
+    whole = vd.qge.standing(task, "pixel_flipping", e, draws=40)
+    part = vd.qge.standing(task[2], "pixel_flipping", e.take(slice(2, 3)), draws=40)
+    assert torch.allclose(part.percentile[0], whole.percentile[2])
+    assert set(whole.method) <= {"antithetic", "plain"}
+
+
+def test_frames_repr_and_pictures() -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    task = table(5, 2)
+    found = vd.qge.standing(task, "pixel_flipping", "gradient")
+    assert len(found.to_frame()) == 2
+    assert "2 exact" in repr(found)
+    _, ax = pyplot.subplots()
+    assert found.plot(1, ax=ax) is ax
+    assert "better than" in ax.get_title()
+    study = vd.qge.exhaustive_study(task, draws=2, progress=False)
+    for draw in (study.plot, study.plot_strata, study.plot_distribution):
+        _, ax = pyplot.subplots()
+        assert draw(ax=ax) is ax
+        assert ax.get_xlabel()
+    study.plot(rho=True)
+    study.plot_distribution(of="quality")
+    with pytest.raises(InputError, match="QRAND_1 to QRAND_2"):
+        study.plot_strata(draws=3)
+    pyplot.close("all")
