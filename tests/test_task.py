@@ -224,7 +224,8 @@ def test_subsets_keep_ids_targets_and_draws(index: object) -> None:
     assert part.space.names == (("b",) * 5, ("c",) * 5, ("d",) * 5)
     random = vd.explain("random", whole).values
     assert torch.equal(vd.explain("random", part).values, random[1:4])
-    assert part.reference is part
+    alone = text_task()[index]
+    assert alone.reference is alone
 
 
 def test_one_sample_and_no_sample() -> None:
@@ -385,7 +386,7 @@ def test_maps_that_do_not_fit_say_which_pooling_would() -> None:
         r"\(3, 8, 8\); aggregate it with `space.pool\(map\)`",
     ):
         task.values(torch.randn(4, 64))
-    with pytest.raises(ShapeError, match=r"give maps of shape \(N, 3, 8, 8\) or \(N, 16\)"):
+    with pytest.raises(ShapeError, match=r"give maps .*\(N, 3, 8, 8\) or \(N, 16\)"):
         task.values(torch.randn(4, 5))
     with pytest.raises(ShapeError, match=r"the map has shape \(3, 16\), the task has 4 samples"):
         task.values(torch.randn(3, 16))

@@ -103,7 +103,10 @@ def study(table: Table, *, width: int, epochs: int, inputs: int, draws: int, out
             "paper": PAPER[table.name][variant],
         }
         results.append(row)
-        print(json.dumps({k: v for k, v in row.items() if k not in ("rho", "stratum_tau", "inputs")}), flush=True)
+        print(
+            json.dumps({k: v for k, v in row.items() if k not in ("rho", "stratum_tau", "inputs")}),
+            flush=True,
+        )
         if variant in ("mlp", "ood-mean", "untrained"):
             pictures(found, out / f"{table.name}-{variant}", variant == "mlp")
     return results
@@ -140,9 +143,7 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     results = []
     if args.set in ("wine9", "both"):
-        results += study(
-            wine9(), width=32, epochs=400, inputs=args.inputs, draws=args.draws, out=args.out
-        )
+        results += study(wine9(), width=32, epochs=400, inputs=args.inputs, draws=args.draws, out=args.out)
     if args.set in ("avila", "both"):
         if args.data is None:
             parser.error("Avila needs --data or VERIDICAL_DATA")

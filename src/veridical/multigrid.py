@@ -20,7 +20,7 @@ _MIDDLE = 4.0
 _SMOOTHING = 0.8
 # What a coarse grid says is taken at less than its word: its pixels are blocks, not linear pieces
 _TRUST = 0.9
-_SMALLEST_GRID = 4
+_SMALLEST_GRID = 7
 
 
 class _Grid:

@@ -177,9 +177,9 @@ def test_fine_tuning_on_the_evaluated_rows_is_labelled(task: vd.Task, tmp_path: 
 
 
 def test_by_name_it_fine_tunes_once(task: vd.Task, own_cache: Path) -> None:
-    plus = vd.score("ffid_plus", task, "saliency", draws=3)
+    plus = vd.score("ffid_plus", task, "saliency", draws=3, variant="probability")
     files = set(own_cache.rglob("*.safetensors"))
-    minus = vd.score("ffid_minus", task, "saliency", draws=3)
+    minus = vd.score("ffid_minus", task, "saliency", draws=3, variant="probability")
     assert set(own_cache.rglob("*.safetensors")) == files
     assert plus.cost.forward == minus.cost.forward == 24 * 19 * 3
     assert plus.mean(skip_nan=True) > minus.mean(skip_nan=True)

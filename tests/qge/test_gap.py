@@ -28,7 +28,7 @@ def test_kept_features_is_the_paper_s_quality(small: vd.Task) -> None:
         reference.kept(respond(small, i), small.inputs[i].numpy(), e.order[i].tolist())
         for i in range(len(small))
     ]
-    assert torch.allclose(values("kept_features", small, e), torch.tensor(expected), atol=1e-8)
+    assert torch.allclose(values("kept_features", small, e), torch.tensor(expected).double(), atol=1e-8)
 
 
 def test_levels_are_counted_in_integers() -> None:
@@ -49,9 +49,7 @@ def test_gap_of_kept_features_is_lerf_less_morf_area(small: vd.Task) -> None:
         ascending, x = e.order[i].tolist(), small.inputs[i].numpy()
         morf = reference.flipped(respond(small, i), x, ascending[::-1])
         areas.append(reference.flipped(respond(small, i), x, ascending) - morf)
-    assert torch.allclose(gap, torch.tensor(areas), atol=1e-8)
-    lerf = vd.metrics_of("pixel_flipping", order="lerf") if hasattr(vd, "metrics_of") else None
-    assert lerf is None or lerf
+    assert torch.allclose(gap, torch.tensor(areas).double(), atol=1e-8)
     assert torch.allclose(values("qge:pixel_flipping", small, e), gap, atol=1e-8)
     by_lerf = vd.QGE(registry.make("pixel_flipping", order="lerf"))
     assert torch.allclose(values(by_lerf, small, e), gap, atol=1e-8)
@@ -74,12 +72,8 @@ def test_random_fills_are_drawn_alike_for_both(small: vd.Task) -> None:
     metric = registry.make("pixel_flipping")
     apart = values(metric, task, e.inverted()) - values(metric, task, e)
     assert torch.allclose(values(vd.QGE(metric), task, e), apart, atol=1e-8)
-    alone = values(vd.QGE(metric, independent_draws=True), task, e)
-    fixed = vd.QGE(registry.make("pixel_flipping", fill=vd.fill.Zero()), independent_draws=True)
-    same = vd.QGE(registry.make("pixel_flipping", fill=vd.fill.Zero()))
-    assert not torch.allclose(alone, apart, atol=1e-6) or torch.equal(
-        values(fixed, task, e), values(same, task, e)
-    )
+    other = vd.QGE(metric, independent_draws=True)
+    assert not torch.allclose(values(other, task, e), apart, atol=1e-6)
 
 
 def signs_are_right(score: object, small: vd.Task) -> bool:
@@ -183,9 +177,9 @@ def test_random_rankings_differ_between_explanations(small: vd.Task) -> None:
 
 
 def test_many_random_rankings_approach_the_mean_of_all(small: vd.Task) -> None:
-    scores = vd.score(vd.QRand("kept_features", draws=2000), small[0], "gradient")
+    scores = vd.score(vd.QRand("kept_features", draws=1000), small[0], "gradient")
     mean = vd.qge.rankings_of(small[0]).scores.mean()
-    assert abs(float(scores.details["random quality"][0]) - float(mean)) < 0.01
+    assert abs(float(scores.details["random quality"][0]) - float(mean)) < 0.02
 
 
 def test_values_matter_where_a_metric_reads_them() -> None:
@@ -193,7 +187,9 @@ def test_values_matter_where_a_metric_reads_them() -> None:
     e = vd.explain("random", task)
     scores = vd.score(vd.QRand("relevance_mass_accuracy", draws=400), task, e)
     # a random place for each value: on average the share of the object, two of six columns
-    assert torch.allclose(scores.details["random quality"], torch.tensor(2 / 6).double(), atol=0.05)
+    assert torch.allclose(
+        scores.details["random quality"], torch.tensor(2 / 6, dtype=torch.float64), atol=0.05
+    )
 
 
 @pytest.mark.parametrize(
@@ -214,25 +210,35 @@ def test_json_round_trip(metric: vd.Metric) -> None:
     assert hash(metric) == hash(again)
 
 
-@pytest.mark.parametrize("modality", testing.MODALITIES)
+CONTRACTS = [(name, kind) for name in ("qge", "qrand") for kind in testing.MODALITIES]
+
+
+@pytest.mark.parametrize(("prefix", "modality"), CONTRACTS)
+def test_contract(prefix: str, modality: str) -> None:
+    testing.check_metric(registry.make(f"{prefix}:pixel_flipping"), modality)
+
+
 @pytest.mark.parametrize(
-    "name",
+    ("name", "modality"),
     [
-        "qge:pixel_flipping",
-        "qrand:pixel_flipping",
-        "qge:monotonicity",
-        "qge:qrand:insertion",
-        "qge:sparseness",
+        ("qge:monotonicity", "series"),
+        ("qge:qrand:insertion", "text"),
+        ("qge:sparseness", "table"),
+        ("qrand:relevance_mass_accuracy", "text"),
     ],
 )
-def test_contract(name: str, modality: str) -> None:
+def test_contract_of_others(name: str, modality: str) -> None:
     testing.check_metric(registry.make(name), modality)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qge:max_sensitivity", "qrand:avg_sensitivity"])
+def test_contract_of_methods(name: str) -> None:
+    testing.check_metric(registry.make(name), "table")
+
+
 def test_names_work_everywhere(small: vd.Task) -> None:
-    table_ = vd.evaluate(
-        small, ["gradient", "random"], ["pixel_flipping", "qge:pixel_flipping", "qrand:insertion"]
-    )
+    table_ = vd.evaluate(small, ["gradient", "random"], ["qge:pixel_flipping", "qrand:insertion"])
     assert not table_.failures
     assert "qge:pixel_flipping" in table_.metrics
     settings = vd.score("qge:pixel_flipping", small, "gradient", steps=2)

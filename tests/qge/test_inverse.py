@@ -1,7 +1,6 @@
 """The inverse of an explanation: eq. 4, an involution on (values, order), valid features only."""
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,11 +18,8 @@ def explanation(values: torch.Tensor, valid: torch.Tensor | None = None) -> vd.E
 
 
 # few distinct values, so that most maps are full of ties
-MAPS = arrays.arrays(
-    np.float64,
-    st.tuples(st.integers(1, 4), st.integers(1, 8)),
-    elements=st.sampled_from([-1.0, 0.0, 0.5, 2.0]),
-)
+FEW = st.sampled_from([-1.0, 0.0, 0.5, 2.0])
+MAPS = arrays.arrays(np.float64, st.tuples(st.integers(1, 4), st.integers(1, 8)), elements=FEW)
 
 
 @given(MAPS, st.integers(0, 5))
@@ -50,9 +46,7 @@ def test_inverse_reverses_the_ranking_and_keeps_the_values(maps: np.ndarray) -> 
 
 def test_the_paper_s_example() -> None:
     e = explanation(torch.tensor([[0.1, -0.1, 9.0, 4.0]]))
-    assert e.inverted().values.tolist() == pytest.approx([[4.0, 9.0, -0.1, 0.1]][0]) or torch.allclose(
-        e.inverted().values, torch.tensor([[4.0, 9.0, -0.1, 0.1]])
-    )
+    assert torch.equal(e.inverted().values, torch.tensor([[4.0, 9.0, -0.1, 0.1]]))
 
 
 @given(arrays.arrays(np.float64, 7, elements=st.floats(-5, 5, width=32), unique=True))

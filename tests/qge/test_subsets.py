@@ -13,14 +13,14 @@ from tests.reference import qge as reference
 from veridical.errors import InputError
 from veridical.functional import kendall_tau_b
 from veridical.qge.agreement import above_random, order_kept, order_kept_by_stratum
-from veridical.qge.subsets import all_rankings, sampled_scores, share_below
+from veridical.qge.subsets import RankingScores, all_rankings, sampled_scores, share_below, subset_responses
 
 
 def lexicographic(task: vd.Task) -> tuple[np.ndarray, np.ndarray]:
     return reference.all_kept(respond(task, 0), task.inputs[0].numpy())
 
 
-def agrees(scores: vd.qge.rankings_of, task: vd.Task) -> bool:  # type: ignore[valid-type]
+def agrees(scores: RankingScores, task: vd.Task) -> bool:
     q, gap = lexicographic(task)
     return np.allclose(scores.scores.numpy(), q, atol=1e-8) and np.allclose(
         scores.gaps.numpy(), gap, atol=1e-8
@@ -36,7 +36,7 @@ def test_every_ranking_one_by_one(features: int) -> None:
 def test_a_path_that_keeps_the_wrong_end_is_noticed() -> None:
     task = table(4, 1)
     found = vd.qge.rankings_of(task)
-    swapped = type(found)(found.inverses, found.scores)
+    swapped = RankingScores(found.inverses, found.scores)
     assert not agrees(swapped, task)
 
 
@@ -78,14 +78,12 @@ def test_flipping_and_keeping_have_the_same_gaps() -> None:
     assert torch.allclose(flipped.gaps[turned], kept.gaps, atol=1e-9)
 
 
-@pytest.mark.parametrize("features", [2, 3, 5, 6])
+@pytest.mark.parametrize("features", [2, 3, 5])
 def test_share_below_counts_like_a_loop(features: int) -> None:
     task = table(features, 1)
     q, _ = lexicographic(task)
     path = vd.qge.path_of(vd.qge.KeptFeatures(), task)
     assert path is not None
-    from veridical.qge.subsets import subset_responses
-
     y = subset_responses(task, path, torch.arange(features)[None], vd.Key(0))[0]
     w = path.dense_weights(0, features)
     for score in (q.min(), q.max(), np.median(q), q[0], q[-1]):
@@ -126,7 +124,7 @@ def test_r1_sign_of_the_gap_tells_above_from_below_average() -> None:
 
 
 def test_r2_order_is_kept_and_the_best_ranking_has_the_largest_gap() -> None:
-    weights = [5.0, 3.0, 2.0, 1.0, 0.5, -1.0]
+    weights = [5.03, 3.01, 2.2, 1.13, 0.57, -1.09]  # no two rankings tie by accident
     task = additive(weights)
     metric = vd.qge.KeptFeatures(response="logit")
     found = vd.qge.rankings_of(task, metric)
@@ -191,19 +189,21 @@ def test_exhaustive_study_reports() -> None:
 def test_sampled_study_approaches_the_exhaustive_one() -> None:
     task = table(6, 2)
     whole = vd.qge.exhaustive_study(task, draws=1, progress=False)
-    for options in ({}, {"independent_draws": True}):
-        few = vd.qge.sampled_study(task, rankings=400, draws=1, progress=False, **options)
-        assert torch.allclose(few.tau[:, 0], whole.tau[:, 0], atol=0.08)
-        assert torch.allclose(few.tau[:, 1], torch.tensor(0.5).double(), atol=0.08)
+    for rankings, independent in ((800, False), (200, True)):
+        few = vd.qge.sampled_study(
+            task, rankings=rankings, draws=1, independent_draws=independent, progress=False
+        )
+        assert torch.allclose(few.tau[:, 0], whole.tau[:, 0], atol=0.12)
+        assert torch.allclose(few.tau[:, 1], torch.tensor(0.5).double(), atol=0.12)
 
 
 def test_sampled_study_of_metrics_that_read_values() -> None:
     task = table(6, 2)
-    same = vd.qge.sampled_study(task, "faithfulness_correlation", rankings=60, progress=False)
+    same = vd.qge.sampled_study(task, "faithfulness_correlation", rankings=30, progress=False)
     # the same subsets for a map and its inverse: the correlation changes its sign, and QGE keeps the order
     assert bool((same.tau[:, 0] > 0.9).all())
     apart = vd.qge.sampled_study(
-        task, "faithfulness_correlation", rankings=60, independent_draws=True, progress=False
+        task, "faithfulness_correlation", rankings=30, independent_draws=True, progress=False
     )
     assert bool((apart.tau[:, 0] < same.tau[:, 0]).all())
 

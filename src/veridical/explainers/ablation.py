@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from veridical.explainers.base import Explainer, register
+from veridical.explainers.base import FILL_KEY, Explainer, register
 from veridical.explainers.coalitions import EachAlone
 from veridical.probe import probe
 from veridical.rng import Key
@@ -30,5 +30,5 @@ class FeatureAblation(Explainer):
 
     def attribute(self, task: Task, key: Key) -> Tensor:
         rule = EachAlone(task.space.n_features, task.device)
-        answers = probe(task, rule, response="logit", key=key, with_clean=True)
+        answers = probe(task, rule, response="logit", key=FILL_KEY, with_clean=True)
         return (answers[:, :1] - answers[:, 1:]).to(task.outputs.dtype)

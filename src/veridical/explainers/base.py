@@ -40,6 +40,10 @@ class Explainer(Settings):
     reads_outputs: ClassVar[bool] = False
     """Whether it reads output values, not only their gradients."""
 
+    def draws_on(self, task: Task) -> bool:
+        """Whether two keys give two maps on this very task; a method may be exact on a small one."""
+        return self.stochastic
+
     def rows_per_sample(self, task: Task) -> int:
         """Rows the model is asked at once for one sample, so that chunks fit the plan."""
         return 1

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from veridical import rng
 from veridical.errors import InputError
-from veridical.explainers.base import Explainer, register
+from veridical.explainers.base import FILL_KEY, Explainer, register
 from veridical.explainers.coalitions import AllSubsets, SizedSubsets, least_squares, sample_blocks
 from veridical.probe import MaskRule, probe
 from veridical.rng import Key
@@ -64,14 +64,21 @@ class KernelShap(Explainer):
         if self.budget < 3:
             raise InputError(f"KernelSHAP asks at least 3 rows a sample, got a budget of {self.budget}")
 
+    def draws_on(self, task: Task) -> bool:
+        return bool((task.space.counts(len(task)) > self._enumerable).any())
+
+    @property
+    def _enumerable(self) -> int:
+        """The most features whose 2^D sets fit the budget (the set of all is the input itself)."""
+        return (self.budget + 1).bit_length() - 1
+
     def attribute(self, task: Task, key: Key) -> Tensor:
         features = task.space.n_features
         if task.space.valid is None:
             return self._values(task, key, features)
         # samples with few features are enumerated and others sampled: one probe for each kind
-        largest = (self.budget + 1).bit_length() - 1
         counts = task.space.valid.sum(-1)
-        kinds = counts.clamp(max=largest + 1)
+        kinds = counts.clamp(max=self._enumerable + 1)
         task.outputs  # noqa: B018 (asked once here, so that the parts below share it)
         out = torch.zeros(len(task), features, dtype=task.outputs.dtype, device=task.device)
         for kind in kinds.unique().tolist():
@@ -85,7 +92,7 @@ class KernelShap(Explainer):
         everything = torch.ones(len(task), task.space.n_features, dtype=torch.bool, device=task.device)
         valid = everything if given is None else given
         there = valid.sum(-1, keepdim=True)
-        exact = 2**features - 1 <= self.budget if features < 63 else False
+        exact = features <= self._enumerable
         if exact:
             pairs, places = 2 ** (features - 1) - 1, torch.where(valid, valid.cumsum(-1) - 1, -1)
             sets: MaskRule = AllSubsets(places, pairs)
@@ -94,7 +101,7 @@ class KernelShap(Explainer):
             sizes = _spread_sizes(key / "sizes", task.ids, pairs, there, task.space.n_features)
             sets = SizedSubsets(key / "sets", task.ids, task.space.n_features, sizes, given)
         rule = _Paired(sets, valid)
-        answers = probe(task, rule, response="logit", key=key, with_clean=True)
+        answers = probe(task, rule, response="logit", key=FILL_KEY, with_clean=True)
         total = answers[:, :1] - answers[:, 1:2]
         out = (total / there) * valid
         for some in sample_blocks(len(task), pairs * task.space.n_features) if pairs else ():

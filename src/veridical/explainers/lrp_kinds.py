@@ -46,8 +46,8 @@ _NAMES: dict[str, str] = {
         "structure": "flatten view reshape permute transpose squeeze unsqueeze contiguous cat concat "
         "stack chunk split tensor_split unbind getitem narrow select index_select expand expand_as repeat "
         "clone concatenate to float double half t swapaxes movedim roll flip unflatten view_as reshape_as "
-        "dropout dropout1d dropout2d max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d "
-        "amax pad pixel_shuffle type_as gather max",
+        "dropout dropout1d dropout2d max_pool1d max_pool2d max_pool3d adaptive_max_pool1d "
+        "adaptive_max_pool2d amax pad pixel_shuffle type_as gather max",
         "pool": "avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d"
         " mean sum interpolate neg masked_fill",
         "sum": "add add_ iadd sub sub_ isub rsub",

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError, missing_extra
-from veridical.explainers.base import Explainer, register
+from veridical.explainers.base import FILL_KEY, Explainer, register
 from veridical.probe import Given, probe
 from veridical.rng import Key
 from veridical.task import Task
@@ -33,7 +33,6 @@ class PartitionShap(Explainer):
     name: ClassVar[str] = "partition_shap"
     summary: ClassVar[str] = "Owen values over a tree of neighbours, by the shap package"
     paper: ClassVar[str] = "Owen 1977; Lundberg and Lee 2017"
-    stochastic: ClassVar[bool] = True
     reads_outputs: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -63,18 +62,18 @@ class PartitionShap(Explainer):
             name = where.tobytes()
             if name not in trees:
                 trees[name] = halving_tree(where)
-            with seeded_numpy(key / int(task.ids[i])):
-                values = self._explain(piece, valid, trees[name], key)
+            with seeded_numpy(FILL_KEY / int(task.ids[i])):
+                values = self._explain(piece, valid, trees[name])
             out[i, valid] = torch.as_tensor(values).to(out)
         return out
 
-    def _explain(self, piece: Task, valid: Tensor, tree: np.ndarray[Any, Any], key: Key) -> Any:
+    def _explain(self, piece: Task, valid: Tensor, tree: np.ndarray[Any, Any]) -> Any:
         import shap
 
         def ask(kept: Any) -> Any:
             removed = torch.zeros(len(kept), len(valid), dtype=torch.bool, device=piece.device)
             removed[:, valid] = torch.as_tensor(np.asarray(kept) < 0.5).to(piece.device)
-            return probe(piece, Given(removed), response="logit", key=key)[0].cpu().numpy()
+            return probe(piece, Given(removed), response="logit", key=FILL_KEY)[0].cpu().numpy()
 
         size = int(valid.sum())
         if size == 1:
@@ -130,7 +129,7 @@ def _places(task: Task) -> np.ndarray[Any, Any]:
 
 @contextmanager
 def seeded_numpy(key: Key) -> Iterator[None]:
-    """shap breaks ties with numpy's global generator: seed it by key, and put it back as it was."""
+    """For code that draws from numpy's global generator (shap, to break ties): seed it, then put it back."""
     before = np.random.get_state()  # noqa: NPY002
     np.random.seed(key.state & 0xFFFFFFFF)  # noqa: NPY002
     try:

@@ -1,8 +1,27 @@
 """F-Fidelity: removal tests that stay within what the judging model has learnt to miss."""
 
 from veridical.fidelity.artefact import Finetuned
+from veridical.fidelity.costs import CostComparison
+from veridical.fidelity.degradation import degraded
 from veridical.fidelity.finetuning import finetune
+from veridical.fidelity.measuring import measure
 from veridical.fidelity.metrics import FFid, Fid, RFid
+from veridical.fidelity.ranking import RankingStudy, ranking_study
+from veridical.fidelity.roar import ROAR
 from veridical.fidelity.robustness import RobustnessTable, robustness_table
 
-__all__ = ["FFid", "Fid", "Finetuned", "RFid", "RobustnessTable", "finetune", "robustness_table"]
+__all__ = [
+    "ROAR",
+    "CostComparison",
+    "FFid",
+    "Fid",
+    "Finetuned",
+    "RFid",
+    "RankingStudy",
+    "RobustnessTable",
+    "degraded",
+    "finetune",
+    "measure",
+    "ranking_study",
+    "robustness_table",
+]

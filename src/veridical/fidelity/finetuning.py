@@ -231,7 +231,8 @@ def described(thing: Callable[..., Any] | None) -> str:
     if isinstance(thing, functools.partial):
         return f"partial({described(thing.func)}, {thing.args!r}, {sorted(thing.keywords.items())!r})"
     if isinstance(thing, nn.Module):
-        return repr(thing)
+        plain = {k: v for k, v in vars(thing).items() if isinstance(v, bool | int | float | str)}
+        return f"{state_digest(thing)} {sorted(plain.items())!r}"
     name = f"{getattr(thing, '__module__', '?')}:{getattr(thing, '__qualname__', type(thing).__qualname__)}"
     code = getattr(thing, "__code__", None)
     if code is None:

@@ -208,6 +208,8 @@ class FFid(RFid):
         return self.artefact(task).on(task)
 
     def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+        if self.finetuned is not None:
+            self.finetuned.check(task)
         n = task.space.counts(len(task))
         short = budget(n, self.beta) < 1
         need = smallest_beta(int(n.min()))

@@ -74,16 +74,19 @@ class Rows:
 
     def masked(self, index: Tensor, beta: float, key: Key, draw: int) -> Tensor:
         """Rows with a count uniform on {0..B} of features each removed, all channels together."""
-        x, ids = self.inputs[index], index
         space = self.space.take(index)
-        n = space.counts(len(x)).to(x.device)
+        n = space.counts(len(index)).to(index.device)
         most = budget(n, beta)
-        counts = rng.integers(key / "count", ids, draw, 1, (most + 1)[:, None])
-        ranks = rng.random_ranks(key / "mask", ids, draw, space.n_features, space.valid)
-        removed = space.expand(ranks < counts)
+        counts = rng.integers(key / "count", index, draw, 1, (most + 1)[:, None])
+        ranks = rng.random_ranks(key / "mask", index, draw, space.n_features, space.valid)
+        return self.without(ranks < counts, index, key / "fill" / draw)
+
+    def without(self, removed: Tensor, index: Tensor, key: Key) -> Tensor:
+        """The rows `index` with the features `removed` (rows, V) filled."""
+        x, removed = self.inputs[index], self.space.take(index).expand(removed)
         if self.fill.looks_at_mask:
-            return self.fill.impute(x, removed, ids, key / "fill" / draw)
-        background = self.fill.background(self.fill_state, x, ids, key / "fill" / draw)[:, 0]
+            return self.fill.impute(x, removed, index, key)
+        background = self.fill.background(self.fill_state, x, index, key)[:, 0]
         return torch.where(removed, background, x)
 
 
@@ -124,10 +127,13 @@ def fit(
     schedule: Schedule,
     loss: Loss,
     optimiser: Optimiser,
-    resume: Path,
+    resume: Path | None,
     show: bool | None,
 ) -> Progress:
-    """Fine-tune the model in place until the validation loss stops falling; leaves its best state in it."""
+    """Train the model in place until the validation loss stops falling; leaves its best state in it.
+
+    After every epoch the state goes to the file `resume`, from which an interrupted run walks on.
+    """
     key = Key(schedule.seed) / "fine-tuning"
     learn, held = split(len(rows.inputs), schedule.validation, key, rows.inputs.device)
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -136,7 +142,7 @@ def fit(
         for parameter in trained:
             parameter.requires_grad_(True)
     steps = optimiser(trained)
-    state = _resumed(resume, model, steps) or Progress()
+    state = (None if resume is None else _resumed(resume, model, steps)) or Progress()
     what = "fine-tuning" if schedule.masks else "fine-tuning without masks"
     for epoch in track(range(schedule.epochs), what, show):
         if epoch < state.epoch:
@@ -147,7 +153,8 @@ def fit(
         valid_loss = _validation(model, output, rows, held, schedule, loss, key, state)
         state.history.append({"training": train_loss, "validation": valid_loss})
         if not math.isfinite(train_loss) or not math.isfinite(valid_loss):
-            resume.unlink(missing_ok=True)
+            if resume is not None:
+                resume.unlink(missing_ok=True)
             raise InputError(
                 f"the loss became {train_loss} in epoch {epoch + 1}: the steps are too large; lower the rate"
             )
@@ -156,7 +163,8 @@ def fit(
             state.best_epoch = epoch
             state.best = {name: value.detach().clone() for name, value in model.state_dict().items()}
         state.epoch = epoch + 1
-        _keep(resume, model, steps, state)
+        if resume is not None:
+            _keep(resume, model, steps, state)
     model.load_state_dict(state.best)
     return state
 

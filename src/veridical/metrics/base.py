@@ -132,7 +132,9 @@ class Metric(AnyMetric):
         outcome = self.evaluate(task, explanation, key / self.name)
         if bool(missing.any()):
             values = outcome.values.double().masked_fill(missing, torch.nan)
-            outcome = replace(outcome, values=values, flags={**outcome.flags, "no explanation": missing})
+            # what the stand-in map was flagged for is not the sample's doing
+            flags = {reason: flag & ~missing for reason, flag in outcome.flags.items()}
+            outcome = replace(outcome, values=values, flags={**flags, "no explanation": missing})
         made_by = explanation.provenance.get("explainer", explanation.explainer)
         return self._scores(task, outcome, explanation.explainer, key, before, made_by)
 

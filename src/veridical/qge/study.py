@@ -18,7 +18,7 @@ from veridical.qge.gap import paired
 from veridical.qge.kept_features import KeptFeatures
 from veridical.qge.paths import path_of, responses_along
 from veridical.qge.rankings import random_orders, reranked, reversed_orders
-from veridical.qge.subsets import LARGEST_ENUMERATION, RankingScores, all_rankings, subset_responses
+from veridical.qge.subsets import LARGEST_ENUMERATION, RankingScores, all_rankings, rounded, subset_responses
 from veridical.rng import Key
 from veridical.scores import Cost, Direction
 from veridical.task import Task
@@ -262,7 +262,7 @@ class _Gatherer:
         self.rankings = 0
 
     def add(self, quality: Tensor, inverse: Tensor, pool: Tensor) -> None:
-        gap = quality - inverse
+        gap = rounded(quality - inverse)
         key = self.key / int(self.task.ids[len(self.rows["tau"])])
         transformed = [gap, *above_random(quality, pool, key, self.draws)]
         tau, rho = order_kept(quality, transformed)

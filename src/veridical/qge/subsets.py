@@ -44,6 +44,11 @@ class _AllSubsets:
         return out.scatter_(-1, chosen[:, None].expand(-1, len(index), -1), gone)
 
 
+def rounded(scores: Tensor) -> Tensor:
+    """Scores without the last digits, which depend on the order of a sum."""
+    return scores.round(decimals=_DECIMALS)
+
+
 def bits_of(sets: Tensor, features: int) -> Tensor:
     """Whether each feature is in each set (..., D)."""
     return (sets[..., None] >> torch.arange(features, device=sets.device)) & 1 == 1
@@ -65,7 +70,8 @@ class RankingScores:
 
     @property
     def gaps(self) -> Tensor:
-        return self.scores - self.inverses
+        """QGE of every ranking; rounded, since rankings with the same gap must tie."""
+        return rounded(self.scores - self.inverses)
 
 
 def all_rankings(responses: Tensor, weights: Tensor) -> RankingScores:
@@ -86,11 +92,8 @@ def all_rankings(responses: Tensor, weights: Tensor) -> RankingScores:
     after = after.reshape(len(halves), -1, 2)
     # every first half goes with every order of the features it left, a whole row at a time
     row = torch.searchsorted(halves, middle)
-    scores, inverses = (
-        (before[:, i, None] + after[..., i].contiguous()[row]).reshape(-1).round(decimals=_DECIMALS)
-        for i in range(2)
-    )
-    return RankingScores(scores, inverses)
+    scores, inverses = ((before[:, i, None] + after[..., i].contiguous()[row]).reshape(-1) for i in range(2))
+    return RankingScores(rounded(scores), rounded(inverses))
 
 
 def _walk(
@@ -117,7 +120,7 @@ def sampled_scores(responses: Tensor, weights: Tensor, orders: Tensor) -> Tensor
     """The scores (K,) of removal orders (K, D) of one sample, looked up without asking the model."""
     gone = (1 << orders).cumsum(-1)
     gone = torch.cat([torch.zeros_like(gone[:, :1]), gone], -1)
-    return (responses[gone] * weights).sum(-1).round(decimals=_DECIMALS)
+    return rounded((responses[gone] * weights).sum(-1))
 
 
 def share_below(responses: Tensor, weights: Tensor, score: float, tolerance: float) -> float:

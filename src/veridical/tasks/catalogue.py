@@ -165,7 +165,7 @@ ENTRIES: dict[str, Entry] = {
             f"CNN, coloured digits that cover exactly {share}% of the image",
             "known",
         )
-        for share, accuracy in ((10, "A10"), (15, "A15"), (20, "A20"), (25, "A25"))
+        for share, accuracy in ((10, "94.4%"), (15, "95.3%"), (20, "96.7%"), (25, "96.9%"))
     },
     "known/clever_hans": Entry(
         "known_images:clever_hans",

@@ -31,8 +31,7 @@ def read_image(
     """Read one image as (channels, height, width): resize, cut out the centre, scale.
 
     Values are (x - mean) / deviation for x in [0, 1]. The shorter side becomes `shorter` first, by default
-    8/7 of the crop (256 for
-    224), but never less than the crop.
+    8/7 of the crop (256 for 224), but never less than the crop.
     """
     require("PIL")
     from PIL import Image

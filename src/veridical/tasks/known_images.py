@@ -20,7 +20,7 @@ SIDE = 28
 COLOURS = ((1.0, 0.3, 0.3), (0.3, 1.0, 0.3), (0.4, 0.4, 1.0), (1.0, 1.0, 0.3))
 BACKGROUND = 0.15
 COLOUR_RECIPE = Recipe(epochs=14, rate=3e-3, batch=32, decay=1e-3)
-WATERMARK_RECIPE = Recipe(epochs=6, rate=3e-3, batch=64, decay=1e-3)
+WATERMARK_RECIPE = Recipe(epochs=3, rate=3e-3, batch=64, decay=1e-3)
 
 
 def colour_digit_data(share: float) -> Data:

@@ -46,7 +46,10 @@ def similarity_by_layer(
     explain: Callable[[Task, Key], Tensor],
     alike: Callable[[Tensor, Tensor], Tensor],
 ) -> tuple[Tensor, Tensor]:
-    """The clean maps, and their similarity to the maps of each randomised model (N, draws, layers)."""
+    """The clean maps, and their similarity to the maps of each randomised model (N, draws, layers).
+
+    `explain` gives maps ready to be compared, so that the clean one is ranked once.
+    """
     clean = explain(task, key / "clean")
     rows = []
     for draw in range(draws):
@@ -64,7 +67,7 @@ def layer_curve(table: Tensor, order: Order, y_label: str) -> Curve:
 
 def layer_flags(clean: Tensor, table: Tensor) -> dict[str, Tensor]:
     """Which samples have layers without a similarity, and why."""
-    missing = clean.isnan().any(-1)
+    missing = clean.isnan().all(-1)
     undefined = table.isnan()
     return {
         "no explanation": missing,

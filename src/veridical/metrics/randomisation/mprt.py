@@ -14,7 +14,8 @@ from veridical.metrics.randomisation.layerwise import Order, layer_curve, layer_
 from veridical.metrics.randomisation.similarity import (
     Similarity,
     check_similarity,
-    similarity,
+    comparable,
+    compare,
     why_not_similar,
 )
 from veridical.rng import Key
@@ -62,8 +63,13 @@ class LayerRandomisation(ExplainerMetric):
             self.order,
             self.draws,
             key,
-            lambda world, own: self.explain(explainer, world, own, key / "shared"),
-            lambda a, b: similarity(self.similarity, a, b, task.space, self.absolute),
+            lambda world, own: comparable(
+                self.similarity,
+                self.explain(explainer, world, own, key / "shared"),
+                task.space,
+                self.absolute,
+            ),
+            lambda a, b: compare(self.similarity, a, b, task.space),
         )
         judged = table if self.aggregate == "mean" else table[..., -1:]
         return Outcome(

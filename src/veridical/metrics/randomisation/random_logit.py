@@ -15,7 +15,8 @@ from veridical.metrics.base import ExplainerMetric, Outcome, register
 from veridical.metrics.randomisation.similarity import (
     Similarity,
     check_similarity,
-    similarity,
+    comparable,
+    compare,
     why_not_similar,
 )
 from veridical.rng import Key
@@ -62,10 +63,12 @@ class RandomLogit(ExplainerMetric):
     def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
         clean = explainer(task, key / "clean").values
         others = other_targets(task, key / "outputs", self.draws)
+        mine = comparable(self.similarity, clean, task.space, self.absolute)
         columns = []
         for draw in range(self.draws):
             theirs = explainer(task.with_targets(others[:, draw]), key / "explain" / draw).values
-            columns.append(similarity(self.similarity, clean, theirs, task.space, self.absolute))
+            theirs = comparable(self.similarity, theirs, task.space, self.absolute)
+            columns.append(compare(self.similarity, mine, theirs, task.space))
         table = torch.stack(columns, -1)
         missing = clean.isnan().any(-1)
         flags = {"no explanation": missing, "a map has no spread": table.isnan().any(-1) & ~missing}

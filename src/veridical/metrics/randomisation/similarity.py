@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError
-from veridical.functional import has_spread, pearson, rms_normalise, spearman, ssim
+from veridical.functional import average_ranks, has_spread, pearson, rms_normalise, ssim
 from veridical.space import Space
 from veridical.task import Task
 
@@ -34,20 +34,27 @@ def why_not_similar(kind: Similarity, task: Task) -> str | None:
     return None
 
 
-def similarity(kind: Similarity, a: Tensor, b: Tensor, space: Space, absolute: bool = False) -> Tensor:
-    """Similarity of maps (N, V) over valid features; NaN where a map has no spread.
+def comparable(kind: Similarity, maps: Tensor, space: Space, absolute: bool = False) -> Tensor:
+    """Maps (N, V) made ready for `compare`: done once for a map that is compared with many others.
 
-    "ssim" lays the maps, each divided by its root mean square, back over the image and takes the mean over
-    channels where these are features of their own.
+    Ranks for "spearman", the values for "pearson", values over their root mean square for "ssim".
     """
-    if absolute:
-        a, b = a.abs(), b.abs()
+    maps = maps.abs() if absolute else maps
     if kind == "spearman":
-        return spearman(a, b, where=space.valid)
-    if kind == "pearson":
-        return pearson(a, b, where=space.valid)
-    images = [space.expand(rms_normalise(m, where=space.valid)) for m in (a, b)]
+        return average_ranks(maps, where=space.valid)
+    return maps if kind == "pearson" else rms_normalise(maps, where=space.valid)
+
+
+def compare(kind: Similarity, a: Tensor, b: Tensor, space: Space) -> Tensor:
+    """Similarity of comparable maps over valid features (N,); NaN where a map has no spread.
+
+    "ssim" lays the maps back over the image and takes the mean over channels where these are features of
+    their own.
+    """
+    if kind != "ssim":
+        return pearson(a, b, where=space.valid)  # of ranks: Spearman's
     height, width = space.input_shape[-2:]
+    images = [space.expand(m) for m in (a, b)]
     full = [image.expand(*image.shape[:-2], height, width) for image in images]
     alike = ssim(*full, size=_WINDOW).flatten(1).mean(-1)
     spread = has_spread(a, where=space.valid) & has_spread(b, where=space.valid)

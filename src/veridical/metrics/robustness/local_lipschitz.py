@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from veridical.explainers.base import Explainer
-from veridical.functional import euclidean
 from veridical.metrics.base import Outcome, register
 from veridical.metrics.input_noise import movable, touched_norm
 from veridical.metrics.robustness.neighbourhood import (
     NeighbourMetric,
+    distance,
     explained_pairs,
     map_flags,
     nan_where_any,
@@ -46,7 +46,7 @@ class LocalLipschitz(NeighbourMetric):
 
         def slope(near: Task, before: Tensor, after: Tensor) -> Tensor:
             moved = touched_norm(start, near.inputs - start.inputs)
-            return euclidean(before, after) / torch.where(moved == 0, torch.nan, moved)
+            return distance(before, after) / torch.where(moved == 0, torch.nan, moved)
 
         clean, table = explained_pairs(self, start, explainer, key, slope)
         flags = map_flags(clean)

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer
-from veridical.functional import euclidean
 from veridical.metrics.base import Outcome, register
 from veridical.metrics.input_noise import movable, touched_norm
 from veridical.metrics.robustness.neighbourhood import (
     NeighbourMetric,
+    distance,
     explained_pairs,
     map_flags,
     nan_where_any,
@@ -46,7 +46,7 @@ class Sensitivity(NeighbourMetric):
     def distances(self, task: Task, explainer: Explainer, key: Key) -> tuple[Tensor, dict[str, Tensor]]:
         """The relative distance of every draw (N, draws), NaN where it has no meaning, and the flags."""
         clean, table = explained_pairs(
-            self, task, explainer, key, lambda near, before, after: euclidean(before, after)
+            self, task, explainer, key, lambda near, before, after: distance(before, after)
         )
         flags = map_flags(clean)
         if self.relative_to == "nothing":

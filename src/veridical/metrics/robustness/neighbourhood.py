@@ -73,6 +73,11 @@ def explained_pairs(
     return clean, torch.stack(columns, -1)
 
 
+def distance(before: Tensor, after: Tensor) -> Tensor:
+    """Euclidean distance of rows that are float64 and 0 where features do not exist, as `maps` gives them."""
+    return (before - after).square().sum(-1).sqrt()
+
+
 def map_flags(clean: Tensor) -> dict[str, Tensor]:
     """Why a clean map cannot be compared with anything."""
     missing = clean.isnan().any(-1)

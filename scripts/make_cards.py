@@ -1,0 +1,137 @@
+"""Write docs/metrics.md and docs/explainers.md: the facts each class states, and costs measured on digits.
+
+Run `python scripts/make_cards.py` after a metric or explainer changed; `--check` only tells whether to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import veridical as vd
+from veridical.explainers import Explainer
+from veridical.explainers import registry as explainers
+from veridical.metrics import AnyMetric, ExplainerMetric
+from veridical.metrics import registry as metrics
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+ORDER = ["faithfulness", "robustness", "randomisation", "complexity", "localisation", "axiomatic"]
+QUESTIONS = {
+    "faithfulness": "does the model's answer move when what the map calls relevant is removed?",
+    "robustness": "does the map stay the same when the input hardly changes?",
+    "randomisation": "does the map change when the model is no longer the same?",
+    "complexity": "how few features carry the map? (never asks the model)",
+    "localisation": "does the map lie on the object? (needs object masks)",
+    "axiomatic": "does the map obey a rule that it should?",
+}
+
+
+def sample_task() -> vd.Task:
+    """Eight digits with a made-up object mask, so that every metric applies."""
+    task = vd.tasks.load("digits")[:8]
+    masks = torch.zeros(8, 8, 8, dtype=torch.bool)
+    masks[:, 2:6, 2:6] = True
+    return vd.Task(task.model, task.inputs, masks=masks, train=task.train, ids=task.ids)
+
+
+def cost_line(cost: vd.Cost, samples: int) -> str:
+    """Rows a sample in words."""
+    if not cost.forward and not cost.backward:
+        return "none"
+    back = f", {cost.backward / samples:g} backward" if cost.backward else ""
+    return f"{cost.forward / samples:g} forward{back}"
+
+
+def metric_cost(metric: AnyMetric, task: vd.Task) -> str:
+    if metric.why_not(task) is not None:
+        return "not measured on digits"
+    subject: Any = "gradient" if isinstance(metric, ExplainerMetric) else vd.explain("gradient", task)
+    return cost_line(vd.score(metric, task, subject).cost, len(task))
+
+
+def metrics_page() -> str:
+    task = sample_task()
+    made = {name: metrics.make(name) for name in metrics}
+    lines = [
+        "# Metrics",
+        "",
+        "Start from the question. Then read when the metric misleads, and judge the map with two that",
+        "mislead in different ways. Costs are rows asked of the model a sample, measured on 8 x 8 digits",
+        "with default settings (for metrics that explain again, with the plain gradient).",
+        "",
+    ]
+    for category in [*ORDER, *sorted({m.category for m in made.values()} - set(ORDER))]:
+        chosen = {n: m for n, m in made.items() if m.category == category}
+        if not chosen:
+            continue
+        lines += [f"## {category.capitalize()}", "", f"*{QUESTIONS.get(category, '')}*", ""]
+        for name, metric in chosen.items():
+            judges = "methods (it explains again)" if isinstance(metric, ExplainerMetric) else "maps"
+            lines += [
+                f"### `{name}`",
+                "",
+                f"{metric.summary}",
+                "",
+                "| | |",
+                "|---|---|",
+                f"| better | {metric.better.value} |",
+                f"| judges | {judges} |",
+                f"| applies to | {', '.join(sorted(metric.modalities))} |",
+                f"| needs | {', '.join(sorted(metric.needs)) or 'nothing else'} |",
+                f"| assumes | {metric.assumes or 'nothing stated'} |",
+                f"| misleads | {metric.misleads or 'nothing stated'} |",
+                f"| cost | {metric_cost(metric, task)} |",
+                f"| paper | {metric.paper} |",
+                "",
+            ]
+    return "\n".join(lines)
+
+
+def explainers_page() -> str:
+    task = sample_task()
+    lines = [
+        "# Explainers",
+        "",
+        "All go through one door, `vd.explain(name, task)`. `vd.applicable(task)` lists those that work on a",
+        "task; one that does not says why and names those that do. The cost is rows asked of the model a",
+        "sample, measured on 8 x 8 digits with default settings.",
+        "",
+        "| name | what it is | applies to | needs | random | cost | paper |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name in explainers:
+        explainer: Explainer = explainers.make(name)
+        applies = explainer.why_not(task) is None
+        cost = cost_line(vd.explain(explainer, task).cost, len(task)) if applies else "not on digits"
+        lines.append(
+            f"| `{name}` | {explainer.summary} | {', '.join(sorted(explainer.modalities))} "
+            f"| {', '.join(sorted(explainer.needs)) or 'nothing'} "
+            f"| {'yes' if explainer.stochastic else 'no'} "
+            f"| {cost} | {explainer.paper} |"
+        )
+    return "\n".join([*lines, ""])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page is out of date")
+    check = parser.parse_args().check
+    warnings.simplefilter("ignore", vd.errors.VeridicalWarning)
+    stale = []
+    for name, text in (("metrics.md", metrics_page()), ("explainers.md", explainers_page())):
+        path = DOCS / name
+        if not path.is_file() or path.read_text() != text:
+            stale.append(name)
+            if not check:
+                path.write_text(text)
+    print(f"out of date: {', '.join(stale)}" if stale else "cards are up to date")
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,200 @@
+"""ROAR, the honest baseline: retrain without what an explainer finds relevant, and see what is lost."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from veridical.errors import InputError
+from veridical.explainers.base import Explainer
+from veridical.explanation import Explanation
+from veridical.fidelity.artefact import on_model
+from veridical.fidelity.finetuning import training_rows, why_no_finetuning
+from veridical.fidelity.judging import Reference, judged_answers, rightness
+from veridical.fidelity.measuring import mean_over_sizes
+from veridical.fidelity.removal import Sign, check_levels, explanation_sizes
+from veridical.fidelity.training import Rows, Schedule, fit, head_loss
+from veridical.metrics.base import ExplainerMetric, Outcome
+from veridical.probe import Given, probe
+from veridical.progress import track
+from veridical.rng import Key
+from veridical.scores import Curve, Direction
+from veridical.task import Task
+from veridical.weights import layers, randomised
+
+log = logging.getLogger("veridical")
+ROAR_SIZES = (0.1, 0.3, 0.5, 0.7, 0.9)
+
+
+@dataclass(frozen=True)
+class Retraining:
+    """How each of ROAR's models is trained: from fresh weights (as ROAR does) or on from the model's own."""
+
+    epochs: int = 20
+    rate: float = 1e-3
+    batch: int = 64
+    patience: int = 5
+    start: Literal["fresh", "trained"] = "fresh"
+
+
+@dataclass(frozen=True, eq=False)
+class Retrained:
+    """What a run of ROAR found: falls (N, sizes) as indicator and probability, and what it cost."""
+
+    indicator: Tensor
+    probability: Tensor
+    retrainings: int
+    rows_trained: int
+
+
+def train_task(task: Task) -> Task:
+    """The task over its training rows, explained for their labels (or the model's own answers)."""
+    rows, _, _ = training_rows(task, None, None, None)
+    classes = rows.targets if task.head in ("multiclass", "binary") else None
+    changes: dict[str, Any] = {
+        "inputs": rows.inputs,
+        "side": rows.side,
+        "space": rows.space,
+        "labels": rows.targets,
+        "masks": None,
+        "ids": torch.arange(len(rows.inputs), device=task.device),
+    }
+    made = task._derive(**changes)
+    made.__dict__["reference"] = made
+    made.__dict__.pop("_targets", None)
+    return made if classes is None else made.with_targets(classes)
+
+
+def retrain(
+    task: Task,
+    explanation: Explanation,
+    of_training: Explanation,
+    truth: Tensor,
+    *,
+    sign: Sign,
+    levels: Sequence[float] = ROAR_SIZES,
+    how: Retraining = Retraining(),  # noqa: B008 (frozen)
+    key: Key = Key(0),  # noqa: B008 (frozen)
+    progress: bool | None = None,
+) -> Retrained:
+    """One retraining a size: remove the s strongest features (plus), or all others (minus: keep and retrain)."""
+    rows, _, _ = training_rows(task, None, None, None)
+    clean, chance = rightness(task.probabilities(task.outputs)[:, None].double(), truth, task)
+    parts: tuple[list[Tensor], list[Tensor]] = ([], [])
+    trained = 0
+    for place, level in enumerate(track(list(levels), f"ROAR {sign}", progress)):
+        removed = part_removed(of_training, level, sign)
+        whole = torch.arange(len(rows.inputs), device=task.device)
+        masked = replace(rows, inputs=rows.without(removed, whole, key / "fill"))
+        model, cost = _trained(task, masked, how, key / sign / place)
+        trained += cost
+        judge = on_model(task, model)
+        answers = probe(
+            judge, Given(part_removed(explanation, level, sign)[:, None]), key=key, all_outputs=True
+        )
+        for kept, before, after in zip(parts, (clean, chance), rightness(answers, truth, task), strict=True):
+            kept.append(before - after)
+    found = [torch.cat(kept, 1) for kept in parts]
+    return Retrained(found[0], found[1], len(tuple(levels)), trained)
+
+
+def part_removed(explanation: Explanation, level: float, sign: Sign) -> Tensor:
+    """(N, V): the s strongest features, or all the others."""
+    n = explanation.space.counts(len(explanation)).to(explanation.values.device)
+    size = explanation_sizes(n, [level])
+    ranks = explanation.descending_ranks
+    return ranks < size if sign == "plus" else (ranks >= size) & (ranks < n[:, None])
+
+
+def _trained(task: Task, rows: Rows, how: Retraining, key: Key) -> tuple[nn.Module, int]:
+    model = copy.deepcopy(task.predictor.model)
+    if how.start == "fresh":
+        fresh = randomised(model, layers(model), key / "fresh")
+        model.load_state_dict({**model.state_dict(), **fresh})
+        for module in model.modules():
+            if isinstance(module, nn.modules.batchnorm._NormBase):
+                module.reset_running_stats()
+    schedule = Schedule(0.5, how.epochs, how.batch, how.rate, 0.1, how.patience, False, key.state % 2**31)
+    state = fit(
+        model,
+        task.predictor.output,
+        rows,
+        schedule,
+        head_loss(task.head),
+        lambda parameters: torch.optim.Adam(parameters, lr=how.rate),
+        None,
+        False,
+    )
+    return model.eval(), state.backward
+
+
+@dataclass(frozen=True)
+class ROAR(ExplainerMetric):
+    """The fall of the right answer after retraining without the explanation (plus) or with only it (minus).
+
+    Needs the training rows and explains all of them; one retraining a size and sign. `details` holds both
+    variants, the provenance the number of retrainings and trained rows. It is not registered by name, since
+    whoever asks for all metrics hardly means to retrain: `vd.register(vd.fidelity.ROAR)` does it.
+    """
+
+    sign: Sign = "plus"
+    sizes: tuple[float, ...] = ROAR_SIZES
+    epochs: int = 20
+    rate: float = 1e-3
+    batch: int = 64
+    start: Literal["fresh", "trained"] = "fresh"
+    variant: Literal["indicator", "probability"] = "indicator"
+    reference: Reference | None = None
+    name: ClassVar[str] = "roar_plus"
+    category: ClassVar[str] = "faithfulness"
+    summary: ClassVar[str] = "How much is lost after retraining without what is called relevant?"
+    assumes: ClassVar[str] = "a retrained model needs what the original needed"
+    misleads: ClassVar[str] = "where the pattern of removed features itself tells the class"
+    paper: ClassVar[str] = "Hooker et al. 2019"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sizes", tuple(float(size) for size in self.sizes))
+        check_levels(self.sizes)
+        if self.sign not in ("plus", "minus"):
+            raise InputError(f"sign is 'plus' or 'minus', got {self.sign!r}")
+        if self.start not in ("fresh", "trained"):
+            raise InputError(f"start is 'fresh' or 'trained', got {self.start!r}")
+        if self.variant not in ("indicator", "probability"):
+            raise InputError(f"variant is 'indicator' or 'probability', got {self.variant!r}")
+        object.__setattr__(self, "name", f"roar_{self.sign}")
+
+    @property
+    def better(self) -> Direction:
+        return Direction.HIGHER if self.sign == "plus" else Direction.LOWER
+
+    def why_not(self, task: Task) -> str | None:
+        return super().why_not(task) or why_no_finetuning(task)
+
+    def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
+        truth = judged_answers(task, self.reference)
+        judged = task.with_targets(truth) if task.head in ("multiclass", "binary") else task
+        explanation, of_training = explainer(judged, key), explainer(train_task(task), key)
+        how = Retraining(self.epochs, self.rate, self.batch, start=self.start)
+        found = retrain(
+            task, explanation, of_training, truth, sign=self.sign, levels=self.sizes, how=how, key=key
+        )
+        log.info("ROAR: %d retrainings of %d rows in all", found.retrainings, found.rows_trained)
+        falls = found.indicator if self.variant == "indicator" else found.probability
+        sizes = torch.tensor(self.sizes, dtype=torch.float64)
+        label = f"fall of the right answer ({self.variant}), {self.sign}"
+        return Outcome(
+            mean_over_sizes(falls),
+            curve=Curve(sizes, falls, "explanation size (share of features)", label),
+            details={"indicator": found.indicator, "probability": found.probability},
+            notes={
+                "retrainings": found.retrainings,
+                "rows trained": found.rows_trained,
+                "training rows explained": len(of_training),
+            },
+        )

@@ -1,0 +1,178 @@
+"""The faithfulness metrics written out slowly from their papers: one sample, one mask, one loop at a time.
+
+`ask(x)` gives the response of the explained output to one input vector; `fill` is the vector that takes the
+place of removed features. Nothing here is shared with the package.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def without(x, fill, gone):
+    out = x.copy()
+    for i in gone:
+        out[i] = fill[i]
+    return out
+
+
+def descending(e):
+    """Most relevant first; of equal ones the later first, as reversing a stable ascending sort gives."""
+    return list(np.argsort(e, kind="stable")[::-1])
+
+
+def trapezoid(y, x):
+    return sum((y[i] + y[i + 1]) * (x[i + 1] - x[i]) / 2 for i in range(len(y) - 1))
+
+
+def correlation(a, b):
+    a, b = np.asarray(a, float), np.asarray(b, float)
+    a, b = a - a.mean(), b - b.mean()
+    return float((a * b).sum() / np.sqrt((a * a).sum() * (b * b).sum()))
+
+
+def mean_ranks(a):
+    a = np.asarray(a, float)
+    return [sum(v < u for v in a) + (sum(v == u for v in a) + 1) / 2 for u in a]
+
+
+def flipping_curve(ask, x, fill, order, per_step):
+    curve, share = [ask(x)], [0.0]
+    for k in range(per_step, len(order) + per_step, per_step):
+        gone = order[: min(k, len(order))]
+        curve.append(ask(without(x, fill, gone)))
+        share.append(len(gone) / len(order))
+    return curve, share
+
+
+def pixel_flipping(ask, x, e, fill, per_step=1, least_first=False):
+    order = descending(e)[::-1] if least_first else descending(e)
+    return trapezoid(*flipping_curve(ask, x, fill, order, per_step))
+
+
+def insertion(ask, x, e, fill, per_step=1):
+    order, curve, share = descending(e), [], []
+    for k in range(0, len(order) + per_step, per_step):
+        k = min(k, len(order))
+        curve.append(ask(without(x, fill, order[k:])))
+        share.append(k / len(order))
+    return trapezoid(curve, share)
+
+
+def monotonicity(ask, x, e, fill):
+    order = descending(e)[::-1]
+    curve = [ask(without(x, fill, order[k:])) for k in range(len(order) + 1)]
+    return float(all(curve[i + 1] >= curve[i] for i in range(len(order))))
+
+
+def faithfulness_estimate(ask, x, e, fill, per_step=1):
+    order, relevance, falls = descending(e), [], []
+    for k in range(0, len(order), per_step):
+        group = order[k : k + per_step]
+        relevance.append(sum(e[i] for i in group))
+        falls.append(ask(x) - ask(without(x, fill, group)))
+    return correlation(relevance, falls)
+
+
+def monotonicity_correlation(ask, x, e, fill):
+    relevance = [abs(v) for v in e]
+    change = [(ask(x) - ask(without(x, fill, [i]))) ** 2 for i in range(len(e))]
+    return correlation(mean_ranks(relevance), mean_ranks(change))
+
+
+def subset_correlation(ask, x, e, fill, subsets):
+    relevance = [sum(e[i] for i in s) for s in subsets]
+    falls = [ask(x) - ask(without(x, fill, s)) for s in subsets]
+    return correlation(relevance, falls)
+
+
+def sensitivity_n(ask, x, e, fill, subsets_by_size):
+    return float(np.mean([subset_correlation(ask, x, e, fill, subsets) for subsets in subsets_by_size]))
+
+
+def infidelity(ask, x, e, fill, subsets, optimal=False):
+    predicted, change = [], []
+    for s in subsets:
+        taken = x - without(x, fill, s)
+        predicted.append(float(taken @ e))
+        change.append(ask(x) - ask(x - taken))
+    predicted, change = np.array(predicted), np.array(change)
+    if optimal:
+        predicted = predicted * (predicted * change).mean() / (predicted**2).mean()
+    return float(((predicted - change) ** 2).mean())
+
+
+def region_order(e, labels, mean=False):
+    regions = sorted(set(labels))
+    worth = [
+        (np.mean if mean else np.sum)([e[i] for i in range(len(e)) if labels[i] == r]) for r in regions
+    ]
+    ranked = sorted(range(len(regions)), key=lambda r: -worth[r])
+    return [[i for i in range(len(e)) if labels[i] == regions[r]] for r in ranked]
+
+
+def region_curve(ask, x, fill, regions):
+    curve, gone = [ask(x)], []
+    for region in regions:
+        gone = gone + region
+        curve.append(ask(without(x, fill, gone)))
+    return curve
+
+
+def region_perturbation(ask, x, e, fill, labels, count):
+    curve = region_curve(ask, x, fill, region_order(e, labels)[:count])
+    return sum(curve[0] - y for y in curve[1:]) / len(curve)
+
+
+def selectivity(ask, x, e, fill, labels):
+    curve = region_curve(ask, x, fill, region_order(e, labels))
+    return trapezoid(curve, [k / (len(curve) - 1) for k in range(len(curve))])
+
+
+def irof(ask, x, e, fill, labels):
+    curve = region_curve(ask, x, fill, region_order(e, labels, mean=True))
+    relative = [y / curve[0] for y in curve]
+    return 1 - trapezoid(relative, [k / (len(curve) - 1) for k in range(len(curve))])
+
+
+def sufficiency(maps, predictions, neighbours):
+    out = []
+    for i in range(len(maps)):
+        distance = []
+        for j in range(len(maps)):
+            cosine = maps[i] @ maps[j] / np.linalg.norm(maps[i]) / np.linalg.norm(maps[j])
+            distance.append((round(1 - cosine, 9), j))
+        near = [j for _, j in sorted(distance) if j != i][:neighbours]
+        out.append(np.mean([predictions[j] == predictions[i] for j in near]))
+    return out
+
+
+def eraser(ask, x, e, fill, bins, keep):
+    order, falls = descending(e), []
+    for share in bins:
+        top = order[: max(1, int(np.ceil(share * len(order) - 1e-9)))]
+        gone = [i for i in order if i not in top] if keep else top
+        falls.append(ask(x) - ask(without(x, fill, gone)))
+    return float(np.mean(falls))
+
+
+def harmonic_matrix(hole):
+    """(D - W) among the missing pixels of a boolean (H, W) mask, and W from the kept ones, as dense arrays."""
+    height, width = hole.shape
+    missing = [tuple(p) for p in np.argwhere(hole)]
+    index = {p: k for k, p in enumerate(missing)}
+    inner = np.zeros((len(missing), len(missing)))
+    outer = np.zeros((len(missing), height, width))
+    for k, (r, c) in enumerate(missing):
+        for down in (-1, 0, 1):
+            for across in (-1, 0, 1):
+                q = (r + down, c + across)
+                if (down, across) == (0, 0) or not (0 <= q[0] < height and 0 <= q[1] < width):
+                    continue
+                weight = 2.0 if 0 in (down, across) else 1.0
+                inner[k, k] += weight
+                if q in index:
+                    inner[k, index[q]] -= weight
+                else:
+                    outer[k][q] += weight
+    return inner, outer

@@ -1,0 +1,254 @@
+"""Everything a caller can get wrong, and the sentence that says so."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import veridical as vd
+from tests.reference.small_models import Convolution, mlp
+from veridical.errors import (
+    InputError,
+    ModelError,
+    NotApplicableError,
+    ShapeError,
+    UnknownNameError,
+    VeridicalError,
+    VeridicalWarning,
+)
+from veridical.space import Space
+
+X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+
+
+def image_task(**keywords: object) -> vd.Task:
+    torch.manual_seed(0)
+    return vd.Task(Convolution().eval(), torch.randn(3, 1, 8, 8), **keywords)
+
+
+# --- NaN and infinity -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_inputs_that_are_not_finite(bad: float) -> None:
+    rows = X.clone()
+    rows[[1, 4], 2] = bad
+    with pytest.raises(InputError, match=r"inputs has NaN or infinite values in 2 rows \(first: \[1, 4\]\)"):
+        vd.Task(mlp(), rows)
+    with pytest.raises(InputError, match="train has NaN or infinite values"):
+        vd.Task(mlp(), X, train=rows)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_maps_that_are_not_finite(bad: float) -> None:
+    maps = torch.rand(6, 4)
+    maps[3, 1] = bad
+    task = vd.Task(mlp(), X)
+    with pytest.raises(InputError, match=r"map of 'given' is NaN or infinite in samples \[3\]"):
+        vd.score("pixel_flipping", task, maps)
+
+    def odd(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+        return maps
+
+    with pytest.raises(InputError, match=r"map of 'odd' is NaN or infinite in samples \[3\]"):
+        vd.explain(odd, task)
+
+
+def test_logits_that_are_not_finite() -> None:
+    model = mlp()
+    with torch.no_grad():
+        model[2].bias[0] = torch.nan
+    with pytest.raises(ModelError, match="answered NaN or infinity in 1 rows"):
+        vd.Task(model, X)
+
+
+# --- shapes -----------------------------------------------------------------------------------------------
+
+
+def test_a_map_of_another_shape_says_which_pooling_would_fit() -> None:
+    task = image_task(space=Space.patches((1, 8, 8), 2))
+    with pytest.raises(
+        ShapeError,
+        match=r"explanation has 64 features .*the task's space has 16 patch features .*`space.pool\(map\)`",
+    ):
+        vd.score("pixel_flipping", task, torch.rand(3, 64))
+    with pytest.raises(ShapeError, match=r"64 pixel features, the task 3 samples x 16 patch features.*space.pool"):
+        vd.score("pixel_flipping", task, vd.explain("gradient", image_task()))
+
+    def small(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+        return torch.ones(len(inputs), 7)
+
+    with pytest.raises(ShapeError, match=r"has 7 features of shape \(7,\)"):
+        vd.explain(small, task)
+
+
+def test_an_empty_batch() -> None:
+    with pytest.raises(ShapeError, match=r"inputs has shape \(0, 4\); expected \(samples, ...\)"):
+        vd.Task(mlp(), torch.zeros(0, 4))
+    with pytest.raises(InputError, match="selection is empty"):
+        vd.Task(mlp(), X)[[]]
+
+
+def test_a_single_sample_works_and_a_forgotten_axis_is_explained() -> None:
+    task = vd.Task(mlp(), X[:1])
+    scores = vd.score("pixel_flipping", task, "saliency")
+    assert len(scores) == 1
+    assert np.isnan(scores.ci()[0])
+    assert "nan" in repr(scores)
+    with pytest.raises(ShapeError, match=r"inputs has shape \(4,\); expected \(samples"):
+        vd.Task(mlp(), X[0])
+    with pytest.raises(ShapeError, match=r"does not run on one row of shape \(1, 8, 8\).*inputs\[None\]"):
+        vd.Task(Convolution().eval(), torch.randn(1, 8, 8))
+
+
+def test_integer_inputs() -> None:
+    with pytest.raises(ShapeError, match=r"inputs are torch.uint8.*pass inputs.float\(\)"):
+        vd.Task(Convolution().eval(), torch.zeros(3, 1, 8, 8, dtype=torch.uint8))
+
+    class Casting(Convolution):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.float())
+
+    task = vd.Task(Casting().eval(), torch.ones(3, 1, 8, 8, dtype=torch.int64))
+    with pytest.raises(NotApplicableError, match=r"gradient.*inputs are torch.int64; pass inputs.float\(\).*These do:"):
+        vd.explain("gradient", task)
+    assert vd.explain("occlusion", task).values.shape == (3, 64)
+
+
+# --- classes ----------------------------------------------------------------------------------------------
+
+
+def test_a_single_class_and_a_one_logit_head() -> None:
+    with pytest.raises(InputError, match="a multiclass head needs at least two outputs, this model has one"):
+        vd.Task(mlp(4, 1), X, head="multiclass")
+    with pytest.warns(VeridicalWarning, match="one output; it is read as the logit of the second of two classes"):
+        task = vd.Task(mlp(4, 1), X)
+    assert (task.head, task.n_outputs) == ("binary", 2)
+
+
+def test_all_samples_of_one_class_are_no_trouble() -> None:
+    model = mlp()
+    with torch.no_grad():
+        model[2].bias[1] = 50.0
+    task = vd.Task(model, X)
+    assert task.targets.tolist() == [1] * 6
+    assert bool(torch.isfinite(vd.score("pixel_flipping", task, "saliency").values).all())
+
+
+@pytest.mark.parametrize("target", [3, -1])
+def test_a_target_out_of_range(target: int) -> None:
+    with pytest.raises(InputError, match=f"target {target} is out of range: the model has 3 outputs"):
+        vd.Task(mlp(), X, targets=[0, 1, 2, 0, 1, target])
+
+
+def test_targets_of_another_kind() -> None:
+    with pytest.raises(InputError, match="targets are class indices"):
+        vd.Task(mlp(), X, targets=[0.5] * 6)
+    with pytest.raises(ShapeError, match=r"targets have shape \(2,\), expected \(6,\)"):
+        vd.Task(mlp(), X, targets=[0, 1])
+
+
+# --- models -----------------------------------------------------------------------------------------------
+
+
+def test_a_model_in_training_mode_is_asked_in_eval_mode() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.9), nn.Linear(8, 3)).train()
+    with pytest.warns(VeridicalWarning, match="training mode, where dropout or batch normalisation"):
+        task = vd.Task(model, X)
+    assert torch.equal(task.predictor.outputs(X), task.predictor.outputs(X))
+    assert model.training
+    assert model[1].training
+
+
+def test_a_model_on_another_device() -> None:
+    with pytest.raises(InputError, match=r"lies on cpu and device=cuda was asked for; move it with model.to\('cuda'\)"):
+        vd.Task(mlp(), X, device="cuda")
+    with pytest.raises(InputError, match="meta device and has no weights"):
+        vd.Task(mlp().to("meta"), X)
+    split = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3, device="meta"))
+    with pytest.raises(InputError, match="lie on several devices"):
+        vd.Task(split, X)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_works_and_warns(dtype: torch.dtype) -> None:
+    with pytest.warns(VeridicalWarning, match=r"about three digits.*model.float\(\)"):
+        task = vd.Task(mlp().to(dtype), X)
+    assert task.inputs.dtype == dtype
+    for fill in ("zero", "uniform_noise"):
+        scores = vd.score("pixel_flipping", task.with_fill(fill), "saliency")
+        assert bool(torch.isfinite(scores.values).all())
+
+
+def test_a_model_that_answers_another_shape() -> None:
+    class Dense(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x[:, :, None].expand(-1, -1, 3)
+
+    with pytest.raises(ShapeError, match=r"answered shape \(1, 4, 3\) to 1 rows of \(4,\); expected \(1, outputs\)"):
+        vd.Task(Dense(), X)
+
+
+# --- names and forms --------------------------------------------------------------------------------------
+
+
+def test_unknown_names_suggest_the_nearest() -> None:
+    task = vd.Task(mlp(), X)
+    with pytest.raises(UnknownNameError, match="no explainer is called 'salency'; did you mean 'saliency'"):
+        vd.explain("salency", task)
+    with pytest.raises(UnknownNameError, match="no metric is called 'pixel_fliping'; did you mean 'pixel_flipping'"):
+        vd.score("pixel_fliping", task, "saliency")
+    with pytest.raises(InputError, match="explainer 'integrated_gradients' does not take {'stepps': 3}"):
+        vd.explain("integrated_gradients", task, stepps=3)
+
+
+def test_several_inputs_explained_jointly() -> None:
+    for several in ((X, X), [X, X], {"a": X, "b": X}):
+        with pytest.raises(InputError, match=r"of 2 things: several inputs cannot be explained jointly.*side="):
+            vd.Task(mlp(), several)
+
+
+def test_an_explainer_that_raises_midway() -> None:
+    calls: list[int] = []
+
+    def breaks(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+        calls.append(len(inputs))
+        model(inputs)
+        if len(calls) == 2:
+            raise ZeroDivisionError("in the middle")
+        return inputs
+
+    model = nn.Sequential(mlp(), nn.Dropout()).train()
+    with pytest.warns(VeridicalWarning):
+        task = vd.Task(model, X.repeat(3, 1), plan=vd.Plan(rows=8))
+    with pytest.raises(ZeroDivisionError, match="in the middle"):
+        vd.explain(breaks, task)
+    assert calls == [8, 8]
+    assert model.training
+    assert torch.is_grad_enabled()
+    with pytest.warns(VeridicalWarning, match="explainer 'breaks' failed: in the middle"):
+        calls.clear()
+        table = vd.evaluate(task, [breaks, "random"], ["sparseness"])
+    assert set(table.scores) == {("random", "sparseness")}
+
+
+def test_a_users_function_cannot_change_the_inputs() -> None:
+    given = X.clone()
+    task = vd.Task(mlp(), given)
+
+    def rude(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+        inputs.requires_grad_(True)
+        (slope,) = torch.autograd.grad(model(inputs).sum(), inputs)
+        inputs.detach().zero_()
+        return slope
+
+    vd.explain(rude, task)
+    assert torch.equal(given, X)
+    assert not task.inputs.requires_grad
+
+
+def test_everything_raised_on_purpose_has_one_root() -> None:
+    for kind in (InputError, ShapeError, UnknownNameError, NotApplicableError, ModelError):
+        assert issubclass(kind, VeridicalError)
