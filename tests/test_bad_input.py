@@ -74,7 +74,9 @@ def test_a_map_of_another_shape_says_which_pooling_would_fit() -> None:
         match=r"explanation has 64 features .*the task's space has 16 patch features .*`space.pool\(map\)`",
     ):
         vd.score("pixel_flipping", task, torch.rand(3, 64))
-    with pytest.raises(ShapeError, match=r"64 pixel features, the task 3 samples x 16 patch features.*space.pool"):
+    with pytest.raises(
+        ShapeError, match=r"64 pixel features, the task 3 samples x 16 patch features.*space.pool"
+    ):
         vd.score("pixel_flipping", task, vd.explain("gradient", image_task()))
 
     def small(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -112,7 +114,9 @@ def test_integer_inputs() -> None:
             return super().forward(x.float())
 
     task = vd.Task(Casting().eval(), torch.ones(3, 1, 8, 8, dtype=torch.int64))
-    with pytest.raises(NotApplicableError, match=r"gradient.*inputs are torch.int64; pass inputs.float\(\).*These do:"):
+    with pytest.raises(
+        NotApplicableError, match=r"gradient.*inputs are torch.int64; pass inputs.float\(\).*These do:"
+    ):
         vd.explain("gradient", task)
     assert vd.explain("occlusion", task).values.shape == (3, 64)
 
@@ -123,7 +127,9 @@ def test_integer_inputs() -> None:
 def test_a_single_class_and_a_one_logit_head() -> None:
     with pytest.raises(InputError, match="a multiclass head needs at least two outputs, this model has one"):
         vd.Task(mlp(4, 1), X, head="multiclass")
-    with pytest.warns(VeridicalWarning, match="one output; it is read as the logit of the second of two classes"):
+    with pytest.warns(
+        VeridicalWarning, match="one output; it is read as the logit of the second of two classes"
+    ):
         task = vd.Task(mlp(4, 1), X)
     assert (task.head, task.n_outputs) == ("binary", 2)
 
@@ -163,7 +169,9 @@ def test_a_model_in_training_mode_is_asked_in_eval_mode() -> None:
 
 
 def test_a_model_on_another_device() -> None:
-    with pytest.raises(InputError, match=r"lies on cpu and device=cuda was asked for; move it with model.to\('cuda'\)"):
+    with pytest.raises(
+        InputError, match=r"lies on cpu and device=cuda was asked for; move it with model.to\('cuda'\)"
+    ):
         vd.Task(mlp(), X, device="cuda")
     with pytest.raises(InputError, match="meta device and has no weights"):
         vd.Task(mlp().to("meta"), X)
@@ -187,7 +195,9 @@ def test_a_model_that_answers_another_shape() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x[:, :, None].expand(-1, -1, 3)
 
-    with pytest.raises(ShapeError, match=r"answered shape \(1, 4, 3\) to 1 rows of \(4,\); expected \(1, outputs\)"):
+    with pytest.raises(
+        ShapeError, match=r"answered shape \(1, 4, 3\) to 1 rows of \(4,\); expected \(1, outputs\)"
+    ):
         vd.Task(Dense(), X)
 
 
@@ -198,7 +208,9 @@ def test_unknown_names_suggest_the_nearest() -> None:
     task = vd.Task(mlp(), X)
     with pytest.raises(UnknownNameError, match="no explainer is called 'salency'; did you mean 'saliency'"):
         vd.explain("salency", task)
-    with pytest.raises(UnknownNameError, match="no metric is called 'pixel_fliping'; did you mean 'pixel_flipping'"):
+    with pytest.raises(
+        UnknownNameError, match="no metric is called 'pixel_fliping'; did you mean 'pixel_flipping'"
+    ):
         vd.score("pixel_fliping", task, "saliency")
     with pytest.raises(InputError, match="explainer 'integrated_gradients' does not take {'stepps': 3}"):
         vd.explain("integrated_gradients", task, stepps=3)
@@ -206,7 +218,9 @@ def test_unknown_names_suggest_the_nearest() -> None:
 
 def test_several_inputs_explained_jointly() -> None:
     for several in ((X, X), [X, X], {"a": X, "b": X}):
-        with pytest.raises(InputError, match=r"of 2 things: several inputs cannot be explained jointly.*side="):
+        with pytest.raises(
+            InputError, match=r"of 2 things: several inputs cannot be explained jointly.*side="
+        ):
             vd.Task(mlp(), several)
 
 

@@ -59,7 +59,7 @@ def test_everything_that_matters_makes_a_file_of_its_own(tmp_path: Path) -> None
         (steps, vd.Task(mlp(seed=1), X), Key(0)),
         (steps, vd.Task(mlp(), X + 0.1), Key(0)),
         (steps, task.with_noise(0.5, Key(0)), Key(0)),
-        (steps, task.with_targets(0), Key(0)),
+        (steps, task.with_targets((task.targets + 1) % 3), Key(0)),
         (steps, task.with_plan(Plan(rows=8)), Key(0)),
         (steps, vd.Task(Scaled(1.0), X), Key(0)),
         (steps, vd.Task(Scaled(2.0), X), Key(0)),

@@ -20,7 +20,9 @@ def explanation(values: list[list[float]], valid: list[list[bool]] | None = None
     tensor = torch.tensor(values)
     count = tensor.shape[1]
     space = Space.tokens(count, None if valid is None else torch.tensor(valid))
-    return vd.Explanation(tensor, space, torch.zeros(len(tensor), dtype=torch.int64), torch.arange(len(tensor)))
+    return vd.Explanation(
+        tensor, space, torch.zeros(len(tensor), dtype=torch.int64), torch.arange(len(tensor))
+    )
 
 
 def test_order_is_the_stable_argsort() -> None:
@@ -54,7 +56,10 @@ def test_the_inverse_is_an_exact_involution(data: st.DataObject) -> None:
     rows, count = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 8))
     number = st.sampled_from([-1.0, -0.5, 0.0, 0.0, 1.0, 3.0])
     values = [data.draw(st.lists(number, min_size=count, max_size=count)) for _ in range(rows)]
-    valid = [[True] + data.draw(st.lists(st.booleans(), min_size=count - 1, max_size=count - 1)) for _ in range(rows)]
+    valid = [
+        [True] + data.draw(st.lists(st.booleans(), min_size=count - 1, max_size=count - 1))
+        for _ in range(rows)
+    ]
     e = explanation(values, valid if data.draw(st.booleans()) else None)
     once = e.inverted()
     back = once.inverted()
@@ -119,7 +124,11 @@ def test_padding_does_not_count_when_a_sample_is_missing(padding: float) -> None
 
 
 def test_metrics_give_nan_and_a_flag_to_missing_samples() -> None:
-    task = vd.Task(mlp(), torch.randn(3, 4), space=Space("token", (4,), 4, torch.arange(4), valid=torch.tensor([[1, 1, 1, 0]] * 3)))
+    task = vd.Task(
+        mlp(),
+        torch.randn(3, 4),
+        space=Space("token", (4,), 4, torch.arange(4), valid=torch.tensor([[1, 1, 1, 0]] * 3)),
+    )
     maps = torch.rand(3, 4)
     maps[1, :3] = torch.nan
     for metric in ("pixel_flipping", "sparseness"):
@@ -149,7 +158,9 @@ def test_shapes_are_checked() -> None:
 
 
 def test_take_follows_a_subset() -> None:
-    e = explanation([[1.0, 2.0], [4.0, 3.0], [5.0, 6.0]], [[True, True], [True, False], [True, True]]).inverted()
+    e = explanation(
+        [[1.0, 2.0], [4.0, 3.0], [5.0, 6.0]], [[True, True], [True, False], [True, True]]
+    ).inverted()
     part = e.take(torch.tensor([1, 2]))
     assert part.ids.tolist() == [1, 2]
     assert torch.equal(part.values, e.values[1:])

@@ -87,7 +87,9 @@ SEGMENTS[:, 0, :4] = torch.tensor([0, 1, 2, 3])
     ],
     ids=["pixel", "patch", "superpixel", "superpixel a sample", "element"],
 )
-@pytest.mark.parametrize("fill", [fills.Mean(), fills.Marginal(2), NeighbourMean(), NoisyLinear()], ids=lambda f: f.name)
+@pytest.mark.parametrize(
+    "fill", [fills.Mean(), fills.Marginal(2), NeighbourMean(), NoisyLinear()], ids=lambda f: f.name
+)
 def test_every_space_equals_the_naive_loop(space: Space, fill: fills.Fill) -> None:
     task = image_task(space=space)
     agrees(task, random_masks(task), fill)
@@ -213,7 +215,9 @@ def test_without_the_construction_those_ties_would_break() -> None:
     task = vd.Task(Noisy(), half_black(), plan=Plan(rows=8))
     single = torch.eye(16, dtype=torch.bool).expand(6, 16, 16)
     loose = round_to_grid(
-        torch.stack([task.predictor.outputs(torch.where(single[:, m], 0.0, task.inputs))[:, 0] for m in range(16)], 1)
+        torch.stack(
+            [task.predictor.outputs(torch.where(single[:, m], 0.0, task.inputs))[:, 0] for m in range(16)], 1
+        )
     )
     clean = round_to_grid(task.outputs[:, :1])
     assert not bool((loose == clean)[task.inputs == 0].all())
@@ -293,7 +297,9 @@ def test_memory_stays_within_twice_the_chunk_budget() -> None:
     env = {"PYTHONPATH": str(Path(vd.__file__).parents[1]), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin"}
     # glibc would keep freed blocks; have it give them back, so that the peak is what was held at once
     env["MALLOC_MMAP_THRESHOLD_"] = "65536"
-    run = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, env=env, check=False)
+    run = subprocess.run(
+        [sys.executable, "-c", MEASURE], capture_output=True, text=True, env=env, check=False
+    )
     assert run.returncode == 0, run.stderr
     rows, grown = run.stdout.split()
     assert int(rows) >= 1024
@@ -328,7 +334,9 @@ def test_an_explanation_of_other_features_or_samples_is_refused() -> None:
     patches = task.with_space(Space.patches((2, 4, 4), 2))
     explanation = vd.explain("gradient", task)
     assert match(task, explanation) is explanation
-    with pytest.raises(ShapeError, match=r"16 pixel features, the task 5 samples x 4 patch features.*space.pool"):
+    with pytest.raises(
+        ShapeError, match=r"16 pixel features, the task 5 samples x 4 patch features.*space.pool"
+    ):
         match(patches, explanation)
     with pytest.raises(ShapeError, match="5 samples x 16 pixel features, the task 2 samples"):
         match(task[:2], explanation)

@@ -38,7 +38,9 @@ def test_make_maker_and_names() -> None:
 
 def test_unknown_names_suggest_the_nearest_and_list_all() -> None:
     for ask in (full().make, full().maker):
-        with pytest.raises(UnknownNameError, match=r"no thing is called 'thnig'; did you mean 'thing'\? Known: other"):
+        with pytest.raises(
+            UnknownNameError, match=r"no thing is called 'thnig'; did you mean 'thing'\? Known: other"
+        ):
             ask("thnig")
         with pytest.raises(UnknownNameError, match=r"called 'zzz'\. Known: other, thing"):
             ask("zzz")
@@ -88,7 +90,9 @@ class Point:
         return Other
 
 
-def test_entry_points_are_read_once_and_a_broken_one_takes_no_other_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entry_points_are_read_once_and_a_broken_one_takes_no_other_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked: list[str] = []
 
     def points(group: str) -> list[Point]:

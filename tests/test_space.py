@@ -53,7 +53,12 @@ def naive_pool(space: Space, maps: torch.Tensor, reduce: str) -> torch.Tensor:
         for feature in range(space.n_features):
             held = maps[n][labels == feature]
             if len(held):
-                read = {"sum": held.sum(), "mean": held.mean(), "max": held.max(), "abs_max": held.abs().max()}
+                read = {
+                    "sum": held.sum(),
+                    "mean": held.mean(),
+                    "max": held.max(),
+                    "abs_max": held.abs().max(),
+                }
                 out[n, feature] = read[reduce]
     return out
 
@@ -152,7 +157,12 @@ def test_lengths_and_integer_masks_say_which_features_exist() -> None:
 def test_step_channels_of_a_series_with_time_first() -> None:
     space = Space.step_channels((4, 2), time_axis=0, lengths=torch.tensor([1, 4]))
     assert space.valid is not None
-    assert space.valid[0].reshape(4, 2).tolist() == [[True, True], [False, False], [False, False], [False, False]]
+    assert space.valid[0].reshape(4, 2).tolist() == [
+        [True, True],
+        [False, False],
+        [False, False],
+        [False, False],
+    ]
 
 
 @pytest.mark.parametrize("index", [slice(1, 2), torch.tensor([1]), torch.tensor([False, True])])

@@ -45,7 +45,9 @@ def test_targets_default_to_the_prediction() -> None:
     assert torch.equal(task.predictions, task.targets)
 
 
-@pytest.mark.parametrize("targets", [[0, 1, 2, 0, 1, 2], np.array([0, 1, 2, 0, 1, 2]), torch.tensor([0, 1, 2, 0, 1, 2])])
+@pytest.mark.parametrize(
+    "targets", [[0, 1, 2, 0, 1, 2], np.array([0, 1, 2, 0, 1, 2]), torch.tensor([0, 1, 2, 0, 1, 2])]
+)
 def test_targets_are_read_in_many_forms(targets: object) -> None:
     assert vd.Task(mlp(), X, targets=targets).targets.tolist() == [0, 1, 2, 0, 1, 2]
 
@@ -210,7 +212,9 @@ def test_heads_that_do_not_fit_are_refused(head: str, outputs: int, message: str
 # --- subsets and changes --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("index", [slice(1, 4), [1, 2, 3], torch.tensor([1, 2, 3]), np.array([False, True, True, True])])
+@pytest.mark.parametrize(
+    "index", [slice(1, 4), [1, 2, 3], torch.tensor([1, 2, 3]), np.array([False, True, True, True])]
+)
 def test_subsets_keep_ids_targets_and_draws(index: object) -> None:
     names = [["a"] * 5, ["b"] * 5, ["c"] * 5, ["d"] * 5]
     whole = text_task(labels=[0, 1, 2, 3], masks=torch.eye(4, 5))
@@ -338,7 +342,11 @@ def test_gradients_at_embeddings_are_those_of_the_embeddings() -> None:
 def test_fill_states_of_noisy_embeddings_are_their_own() -> None:
     task = text_task(train=torch.randint(1, 20, (30, 5), generator=torch.Generator().manual_seed(3)))
     clean = task.at_embeddings()
-    for other in (clean, task.with_noise(0.5, KEY).at_embeddings(), task.with_noise(0.5, KEY / 1).at_embeddings()):
+    for other in (
+        clean,
+        task.with_noise(0.5, KEY).at_embeddings(),
+        task.with_noise(0.5, KEY / 1).at_embeddings(),
+    ):
         filled = vd.score("pixel_flipping", other, torch.rand(4, 5), fill=fills.Mean(), response="logit")
         mean = other.train.mean(0)
         last = other.with_inputs(torch.where(other.space.valid[..., None], mean, other.inputs)).outputs
@@ -441,6 +449,8 @@ def test_the_content_hash_sees_an_estimators_fit() -> None:
     from sklearn.tree import DecisionTreeClassifier
 
     y = (X[:, 0] > 0).long().numpy()
-    trees = [DecisionTreeClassifier(max_depth=d, random_state=0).fit(X.numpy(), y ^ (d == 2)) for d in (1, 1, 2)]
+    trees = [
+        DecisionTreeClassifier(max_depth=d, random_state=0).fit(X.numpy(), y ^ (d == 2)) for d in (1, 1, 2)
+    ]
     first, again, other = (vd.Task(tree, X.numpy(), targets=0).content_hash() for tree in trees)
     assert first == again != other

@@ -224,7 +224,9 @@ def test_captum_explains_the_view_as_it_explains_a_noisy_copy(kind: str) -> None
     expected = captum_maps(kind, twin, twin.get_submodule(inside), x.clone())
     torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-5)
     clean = detached(model)
-    assert not torch.allclose(got, captum_maps(kind, clean, clean.get_submodule(inside), x.clone()), atol=1e-4)
+    assert not torch.allclose(
+        got, captum_maps(kind, clean, clean.get_submodule(inside), x.clone()), atol=1e-4
+    )
     assert everything(model) == before
 
 
@@ -358,7 +360,9 @@ def test_randomised_layers_are_keyed_and_leave_the_global_generator_alone(name: 
         assert not torch.allclose(WeightView(model, fresh).eval()(x), model(x))
 
 
-@pytest.mark.parametrize("name", ["weight norm by hook", "spectral norm by hook", "weight norm by parametrization"])
+@pytest.mark.parametrize(
+    "name", ["weight norm by hook", "spectral norm by hook", "weight norm by parametrization"]
+)
 def test_normed_layers_are_really_randomised(name: str) -> None:
     model, _ = made(name)
     fresh = randomised(model, layers(model), KEY)

@@ -2,8 +2,8 @@
 
     python -m replications.qge.tabular --data $VERIDICAL_DATA --out /tmp/qge
 
-Avila comes from https://doi.org/10.24432/C5K02X (avila-tr.txt and avila-ts.txt in a folder `avila`); the 9-feature
-set is the first nine columns of scikit-learn's wine, in place of Glass.
+Avila comes from https://doi.org/10.24432/C5K02X (avila-tr.txt and avila-ts.txt in a folder `avila`); the
+9-feature set is the first nine columns of scikit-learn's wine, in place of Glass.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class Explanation:
     targets: Tensor
     ids: Tensor
     explainer: str = "given"
-    order: Tensor = field(default=None)  # type: ignore[assignment]
+    order: Tensor = field(default_factory=lambda: None)  # type: ignore[arg-type,return-value]
     cost: Cost = field(default_factory=Cost)
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
@@ -57,7 +57,15 @@ class Explanation:
                 "a map must be finite (or NaN throughout, to say that a sample could not be explained)"
             )
         if self.order is None:
-            object.__setattr__(self, "order", self._argsort())
+            # sorting costs more than many methods do, and not every metric ranks: it waits until asked for
+            object.__delattr__(self, "order")
+
+    def __getattr__(self, name: str) -> Tensor:
+        if name != "order" or "values" not in self.__dict__:
+            raise AttributeError(f"an explanation has no attribute '{name}'")
+        order = self._argsort()
+        object.__setattr__(self, "order", order)
+        return order
 
     def _argsort(self) -> Tensor:
         values = self.values.masked_fill(self.missing[:, None], 0.0)

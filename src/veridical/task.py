@@ -73,6 +73,10 @@ class Task:
     n_outputs: int
     reference: Task
     name: str
+    noise_share: float = 0.0
+    """How far along a noise path this world lies: 0 unperturbed, 1 at the path's end."""
+    members: Task | None = None
+    """Where samples stand for classes: the rows by which the model's movement on each class is judged."""
 
     def __init__(
         self,
@@ -411,7 +415,7 @@ class Task:
         old = self.predictor
         moved = {
             n: None if getattr(self, n) is None else getattr(self, n).to(place)
-            for n in ("inputs", "ids", "masks", "labels", "train", "train_labels", "space")
+            for n in ("inputs", "ids", "masks", "labels", "train", "train_labels", "space", "members")
         }
         plan = old.plan if self._plan_given else replace(old.plan, rows=self._rows_on(place, old.rows))
         predictor = Predictor(model, old.output, place, plan, old.differentiable, old.meter)

@@ -30,15 +30,13 @@ def slow_lime(task: Task, settings: Lime, key: Key, i: int, width_power: float =
     """Ribeiro's weighted ridge with a free intercept, one sample, by normal equations."""
     key = key / "lime"
     V, ids = task.space.n_features, task.ids[i : i + 1]
-    sizes = 1 + rng.integers(key / "sizes", ids, 0, settings.draws, V)[0]
+    chance = rng.uniform(key / "sizes", ids, 0, settings.draws)[0]
     Z, y, w = [np.ones(V)], [float(task.outputs[i, task.targets[i]])], [1.0]
     for m in range(settings.draws):
-        order = rng.permutation(key / "masks", ids, m, V)[0]
-        z = np.ones(V)
-        z[order[: sizes[m]].numpy()] = 0
+        z = (rng.uniform(key / "masks", ids, m, V)[0] < 1 - chance[m]).double().numpy()
         row = torch.where(torch.as_tensor(z) > 0, task.inputs[i], torch.zeros_like(task.inputs[i]))
         y.append(float(task.predictor.model(row[None])[0, task.targets[i]].detach()))
-        w.append(np.exp(-((float(sizes[m]) / V / settings.kernel_width) ** width_power)))
+        w.append(np.exp(-((float((1 - z).mean()) / settings.kernel_width) ** width_power)))
         Z.append(z)
     A = np.concatenate([np.ones((len(Z), 1)), np.array(Z)], 1)
     W = np.diag(w)

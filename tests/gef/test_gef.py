@@ -173,9 +173,7 @@ def check_reference(task: vd.Task, got: torch.Tensor) -> None:
 
     levels, steps = (0.05, 0.1, 0.2), 3
     explainer = vd.explainers() and vd.api.as_explainer("gradient")
-    setting = Setting(
-        task, explainer, vd.Key(0) / "gef", "euclidean", "logit", True, False, "weights", steps, 5, 1e-3
-    )
+    setting = Setting(task, explainer, vd.Key(0) / "gef", steps=steps)
     clean = setting.explain(task, "clean").numpy()
     for sample in range(len(task)):
         maps = []

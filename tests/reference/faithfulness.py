@@ -104,9 +104,7 @@ def infidelity(ask, x, e, fill, subsets, optimal=False):
 
 def region_order(e, labels, mean=False):
     regions = sorted(set(labels))
-    worth = [
-        (np.mean if mean else np.sum)([e[i] for i in range(len(e)) if labels[i] == r]) for r in regions
-    ]
+    worth = [(np.mean if mean else np.sum)([e[i] for i in range(len(e)) if labels[i] == r]) for r in regions]
     ranked = sorted(range(len(regions)), key=lambda r: -worth[r])
     return [[i for i in range(len(e)) if labels[i] == regions[r]] for r in ranked]
 

@@ -1,11 +1,11 @@
-"""The exact expectation of FFid+ in F-Fidelity's Theorem 1, by enumerating how many of each tier are drawn."""
+"""The exact expectation of FFid+ in F-Fidelity's Theorem 1, by counting what may be drawn of each tier."""
 
 from itertools import product
 from math import comb
 
 
 def expected_drop(tiers, g, alpha, budget, size):
-    """g(all) - E[g(tiers - drawn)] when min(floor(alpha * size), budget) of the `size` strongest are removed."""
+    """g(all) - E[g(rest)] when min(floor(alpha * size), budget) of the `size` strongest are removed."""
     top = []
     left = size
     for tier in tiers:

@@ -64,6 +64,9 @@ class Text(nn.Module):
 
 
 def mlp(inputs: int = 4, outputs: int = 3, seed: int = 0) -> nn.Sequential:
-    """A two-layer network with fixed weights."""
+    """A two-layer network with fixed weights, wide enough apart that predictions differ between rows."""
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(inputs, 8), nn.ReLU(), nn.Linear(8, outputs))
+    model = nn.Sequential(nn.Linear(inputs, 8), nn.ReLU(), nn.Linear(8, outputs))
+    with torch.no_grad():
+        model[2].weight.mul_(5.0)
+    return model

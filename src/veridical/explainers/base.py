@@ -37,6 +37,8 @@ class Explainer(Settings):
     """Whether two keys give two maps."""
     control: ClassVar[bool] = False
     """A control reads nothing of the model; GEF redraws it at every call."""
+    one_key: ClassVar[bool] = False
+    """Whether GEF gives it the same key in every world: an optimisation that starts from the same noise."""
     reads_outputs: ClassVar[bool] = False
     """Whether it reads output values, not only their gradients."""
 
@@ -54,6 +56,8 @@ class Explainer(Settings):
 
     def why_not(self, task: Task) -> str | None:
         """Why this explainer cannot work on the task, or None if it can."""
+        if task.members is not None and not self.control:
+            return "the samples of this task are classes, which have no input to explain"
         if task.modality not in self.modalities:
             return f"it works on {', '.join(sorted(self.modalities))}, this task is {task.modality}"
         if "gradient" in self.needs and not task.differentiable:

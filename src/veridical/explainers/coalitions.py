@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from veridical import rng
+from veridical.probe import Given, MaskRule
 from veridical.rng import Key
 
 _SOLVER_ELEMENTS = 2**24  # float64 numbers a block of samples may take: 128 MiB
@@ -32,7 +33,7 @@ class EachAlone:
 
 @dataclass(frozen=True, eq=False)
 class SizedSubsets:
-    """Mask m removes a uniform random set of `sizes[n, m]` features among the valid ones of sample n."""
+    """Mask m removes a uniform random set of `sizes[n, m]` >= 1 features among the valid ones of sample n."""
 
     key: Key
     ids: Tensor
@@ -46,9 +47,12 @@ class SizedSubsets:
 
     def removed(self, samples: slice, masks: slice) -> Tensor:
         draws = torch.arange(masks.start, masks.stop, device=self.ids.device)
-        valid = None if self.valid is None else self.valid[samples]
-        ranks = rng.random_ranks(self.key, self.ids[samples], draws, self.n_features, valid)
-        return ranks < self.sizes[samples, masks, None]
+        order = rng.bits(self.key, self.ids[samples], draws, self.n_features)
+        if self.valid is not None:
+            order = order.masked_fill(~self.valid[samples, None], torch.iinfo(order.dtype).max)
+        # the features up to the size-th smallest: the first of `rng.permutation`, without sorting places
+        last = order.sort(-1).values.gather(-1, self.sizes[samples, masks, None] - 1)
+        return order <= last
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,13 +71,16 @@ class AllSubsets:
 
 @dataclass(frozen=True, eq=False)
 class IndependentCoins:
-    """Mask m removes each feature with probability 1 - `keep`, whatever happens to the others."""
+    """Mask m removes each feature with probability 1 - `keep`, whatever happens to the others.
+
+    `keep` is one number, or one a sample and mask (N, M).
+    """
 
     key: Key
     ids: Tensor
     n_features: int
     draws: int
-    keep: float
+    keep: float | Tensor
 
     @property
     def count(self) -> int:
@@ -81,7 +88,13 @@ class IndependentCoins:
 
     def removed(self, samples: slice, masks: slice) -> Tensor:
         draws = torch.arange(masks.start, masks.stop, device=self.ids.device)
-        return rng.uniform(self.key, self.ids[samples], draws, self.n_features) >= self.keep
+        keep = self.keep if isinstance(self.keep, float) else self.keep[samples, masks, None]
+        return rng.uniform(self.key, self.ids[samples], draws, self.n_features) >= keep
+
+
+def written_out(rule: MaskRule, samples: int) -> Given:
+    """All masks of a rule as one tensor: for those that are needed again after they were asked about."""
+    return Given(rule.removed(slice(0, samples), slice(0, rule.count)))
 
 
 def sample_blocks(samples: int, elements_per_sample: int) -> Iterator[slice]:

@@ -12,7 +12,13 @@ from torch import Tensor
 from veridical import rng
 from veridical.errors import InputError
 from veridical.explainers.base import FILL_KEY, Explainer, register
-from veridical.explainers.coalitions import AllSubsets, SizedSubsets, least_squares, sample_blocks
+from veridical.explainers.coalitions import (
+    AllSubsets,
+    SizedSubsets,
+    least_squares,
+    sample_blocks,
+    written_out,
+)
 from veridical.probe import MaskRule, probe
 from veridical.rng import Key
 from veridical.task import Task
@@ -72,6 +78,9 @@ class KernelShap(Explainer):
         """The most features whose 2^D sets fit the budget (the set of all is the input itself)."""
         return (self.budget + 1).bit_length() - 1
 
+    def rows_per_sample(self, task: Task) -> int:
+        return self.budget if task.space.n_features > self._enumerable else 2**task.space.n_features
+
     def attribute(self, task: Task, key: Key) -> Tensor:
         features = task.space.n_features
         if task.space.valid is None:
@@ -100,12 +109,12 @@ class KernelShap(Explainer):
             pairs = (self.budget - 1) // 2
             sizes = _spread_sizes(key / "sizes", task.ids, pairs, there, task.space.n_features)
             sets = SizedSubsets(key / "sets", task.ids, task.space.n_features, sizes, given)
-        rule = _Paired(sets, valid)
-        answers = probe(task, rule, response="logit", key=FILL_KEY, with_clean=True)
+        chosen = written_out(sets, len(task))
+        answers = probe(task, _Paired(chosen, valid), response="logit", key=FILL_KEY, with_clean=True)
         total = answers[:, :1] - answers[:, 1:2]
         out = (total / there) * valid
         for some in sample_blocks(len(task), pairs * task.space.n_features) if pairs else ():
-            removed = sets.removed(some, slice(0, pairs)) & valid[some, None]
+            removed = chosen.masks[some] & valid[some, None]
             weights = self._weights(removed, features) if exact else torch.ones_like(answers[some, 2::2])
             out[some] += _deviations(removed, answers[some, 2:], total[some], valid[some], weights)
         return out.to(task.outputs.dtype)

@@ -11,7 +11,7 @@ from torch import Tensor
 from veridical import rng
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer, register
-from veridical.explainers.coalitions import SizedSubsets, least_squares, sample_blocks
+from veridical.explainers.coalitions import IndependentCoins, least_squares, sample_blocks, written_out
 from veridical.probe import probe
 from veridical.rng import Key
 from veridical.task import Task
@@ -22,8 +22,8 @@ from veridical.task import Task
 class Lime(Explainer):
     """The coefficients of a ridge regression of y on z, where z_i = 1 if feature i was kept.
 
-    `draws` masks remove a random number of features, uniform on 1..D, and the unmasked input is one row
-    more. A mask that removes the share d of the features weighs exp(-(d / kernel_width)^2). The intercept
+    Each of `draws` masks removes every feature with one probability, itself uniform on [0, 1], so that the
+    number of features removed is uniform on 0..D; the unmasked input is one row more. A mask that removes the share d of the features weighs exp(-(d / kernel_width)^2). The intercept
     is not penalised; `ridge` is the penalty on the coefficients (Ribeiro et al. 2016, eq. 1 and 2 with a
     quadratic penalty in the place of a limit on the number of features).
     """
@@ -45,19 +45,22 @@ class Lime(Explainer):
         if self.ridge <= 0:
             raise InputError(f"ridge must be positive, or the fit is not unique; got {self.ridge}")
 
+    def rows_per_sample(self, task: Task) -> int:
+        return self.draws
+
     def attribute(self, task: Task, key: Key) -> Tensor:
-        features = task.space.n_features
-        there = task.space.counts(len(task)).to(task.device)[:, None]
-        sizes = 1 + rng.integers(key / "sizes", task.ids, 0, self.draws, there)
-        rule = SizedSubsets(key / "masks", task.ids, features, sizes, task.space.valid)
+        features, valid = task.space.n_features, task.space.valid
+        keep = 1 - rng.uniform(key / "sizes", task.ids, 0, self.draws)
+        rule = written_out(IndependentCoins(key / "masks", task.ids, features, self.draws, keep), len(task))
         answers = probe(task, rule, response="logit", key=key, with_clean=True)
-        share = torch.cat([torch.zeros_like(there), sizes], 1) / there
-        weights = torch.exp(-((share.double() / self.kernel_width) ** 2))
+        there = task.space.counts(len(task)).to(task.device)[:, None].double()
         out = answers.new_empty(len(task), features)
         for some in sample_blocks(len(task), (self.draws + 1) * features):
-            kept = (~rule.removed(some, slice(0, self.draws))).double()
-            kept = torch.cat([torch.ones_like(kept[:, :1]), kept], 1)
-            out[some] = self._fit(kept, answers[some], weights[some])
+            removed = rule.masks[some] if valid is None else rule.masks[some] & valid[some, None]
+            removed = torch.cat([torch.zeros_like(removed[:, :1]), removed], 1)
+            share = removed.sum(-1) / there[some]
+            weights = torch.exp(-((share / self.kernel_width) ** 2))
+            out[some] = self._fit((~removed).double(), answers[some], weights)
         return out.to(task.outputs.dtype)
 
     def _fit(self, kept: Tensor, answers: Tensor, weights: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from veridical import rng
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer, register
-from veridical.explainers.coalitions import IndependentCoins, sample_blocks
+from veridical.explainers.coalitions import IndependentCoins, sample_blocks, written_out
 from veridical.predictor import check_finite, repeat_side, take_side
 from veridical.probe import blocks, probe
 from veridical.rng import Key
@@ -50,25 +50,29 @@ class Rise(Explainer):
         if self.grid < 1:
             raise InputError(f"grid is the number of coins along an image, at least 1, got {self.grid}")
 
+    def rows_per_sample(self, task: Task) -> int:
+        return self.draws
+
     def attribute(self, task: Task, key: Key) -> Tensor:
-        own = key / "masks"
+        own, features = key / "masks", task.space.n_features
         if task.space.kind == "pixel" and not task.fill.looks_at_mask:
             masks = _SmoothMasks(own, task.ids, task.space.input_shape[-2:], self.draws, self.keep, self.grid)
-            answers = _ask_smooth(task, masks, key)
-            shown = masks.shown
+            mean, covered, weighted = _ask_smooth(task, masks, key)
         else:
-            rule = IndependentCoins(own, task.ids, task.space.n_features, self.draws, self.keep)
+            rule = written_out(IndependentCoins(own, task.ids, features, self.draws, self.keep), len(task))
             answers = probe(task, rule, response="logit", key=key)
+            mean = answers.mean(-1, keepdim=True)
+            covered, weighted = answers.new_empty(2, len(task), features)
+            for some in sample_blocks(len(task), self.draws * features):
+                shown = (~rule.masks[some]).double()
+                covered[some], weighted[some] = shown.sum(1), _weighted(answers[some], shown)
+        spread = (weighted - mean * covered) / ((self.draws - 1) * self.keep)
+        return (mean + spread).to(task.outputs.dtype)
 
-            def shown(samples: slice, masks: slice) -> Tensor:
-                return (~rule.removed(samples, masks)).double()
 
-        mean = answers.mean(-1, keepdim=True)
-        out = answers.new_empty(len(task), task.space.n_features)
-        for some in sample_blocks(len(task), self.draws * task.space.n_features):
-            visible = shown(some, slice(0, self.draws)).double()
-            out[some] = torch.einsum("nm,nmv->nv", answers[some] - mean[some], visible)
-        return (mean + out / ((self.draws - 1) * self.keep)).to(task.outputs.dtype)
+def _weighted(answers: Tensor, shown: Tensor) -> Tensor:
+    """sum over masks of the answer times how visible each feature was: (n, m), (n, m, V) -> (n, V)."""
+    return (answers[:, None] @ shown)[:, 0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,16 +103,21 @@ class _SmoothMasks:
         return (1 - (place[..., None] - coin).abs()).clamp(min=0)
 
 
-def _ask_smooth(task: Task, masks: _SmoothMasks, key: Key) -> Tensor:
-    """Responses (N, M) to inputs blended with their fill; `probe` asks about whole features only."""
+def _ask_smooth(task: Task, masks: _SmoothMasks, key: Key) -> tuple[Tensor, Tensor, Tensor]:
+    """Ask about inputs blended with their fill, which `probe` does not: it asks about whole features.
+
+    Gives the mean answer (N, 1), and the masks' sum and their sum weighted by the answers (N, V).
+    """
     fill, predictor, shape = task.fill, task.predictor, task.inputs.shape[1:]
     repeats = fill.repeats
     state = task.reference.cached(f"fill {fill!r}", lambda: fill.prepare(task.train, task.space))
-    out = torch.empty(len(task), masks.draws, dtype=torch.float64, device=task.device)
+    total = torch.zeros(len(task), 1, dtype=torch.float64, device=task.device)
+    covered, weighted = total.new_zeros(2, len(task), task.space.n_features)
     with task.session():
         for rows, columns in blocks(len(task), masks.draws, max(1, predictor.rows // repeats)):
             x, across = task.inputs[rows], columns.stop - columns.start
-            shown = masks.shown(rows, columns).unflatten(-1, (1, 1, *masks.size)).to(x.dtype)
+            visible = masks.shown(rows, columns)
+            shown = visible.unflatten(-1, (1, 1, *masks.size)).to(x.dtype)
             background = fill.background(state, x, task.ids[rows], key)[:, None]
             # repeats of the fill run fastest, so that each mask's answers lie together
             mixed = background + shown * (x[:, None, None] - background)
@@ -117,6 +126,9 @@ def _ask_smooth(task: Task, masks: _SmoothMasks, key: Key) -> Tensor:
             answers = task.respond(predictor.chunk(flat, side), "logit")
             target = task.targets[rows].repeat_interleave(across * repeats)
             own = answers.gather(1, target[:, None]).view(len(x), across, repeats)
-            out[rows, columns] = own.double().mean(-1)
-    check_finite(out)
-    return out
+            mean = own.double().mean(-1)
+            total[rows] += mean.sum(-1, keepdim=True)
+            covered[rows] += visible.sum(1, dtype=torch.float64)
+            weighted[rows] += _weighted(mean, visible.double())
+    check_finite(total)
+    return total / masks.draws, covered, weighted

@@ -23,13 +23,14 @@ class Agreement:
     """Correlations of one metric: (mean, deviation over repeats) a pair; NaN where there is none.
 
     `micro` is the mean over the sizes where it is defined, `undefined` how many (repeat, size) had none,
-    `by_size` (repeats, sizes) the correlations themselves.
+    `by_size` (repeats, sizes) the correlations themselves at `sizes`.
     """
 
     macro: Mapping[str, tuple[float, float]]
     micro: Mapping[str, tuple[float, float]]
     undefined: Mapping[str, int]
     by_size: Mapping[str, Tensor]
+    sizes: tuple[float, ...]
 
 
 def order_correlation(scores: Tensor, other: Tensor) -> Tensor:
@@ -51,6 +52,7 @@ def agreement(plus: Tensor, minus: Tensor, ratios: Sequence[float], levels: Sequ
         {pair: _mean_and_spread(values.nanmean(-1)) for pair, values in micro.items()},
         {pair: int(values.isnan().sum()) for pair, values in micro.items()},
         micro,
+        tuple(levels),
     )
 
 
@@ -72,18 +74,23 @@ def _mean_and_spread(values: Tensor) -> tuple[float, float]:
 
 
 def micro_ranks(agreements: Mapping[str, Agreement]) -> dict[str, dict[str, tuple[float, float]]]:
-    """The mean rank of each metric among all over sizes: ties get the best rank, undefined ranks last.
+    """The mean rank of each metric over its sizes: ties get the best rank, undefined ranks last.
 
-    Metrics measured at other sizes (ROAR) are ranked among those of the same number of sizes only.
+    At each size a metric stands among those measured there (ROAR has fewer sizes than the others).
     """
     out: dict[str, dict[str, tuple[float, float]]] = {name: {} for name in agreements}
-    widths = {found.by_size[pair].shape[1] for found in agreements.values() for pair in PAIRS}
-    for width in widths:
-        names = [n for n, found in agreements.items() if next(iter(found.by_size.values())).shape[1] == width]
-        for pair, sign in PAIRS.items():
-            scores = torch.stack([agreements[n].by_size[pair] for n in names]) * sign
-            scores = torch.round(scores.nan_to_num(-2.0) / GRID) * GRID
-            better = (scores[None] > scores[:, None]).sum(1).double() + 1
-            for name, ranks in zip(names, better, strict=True):
-                out[name][pair] = _mean_and_spread(ranks.reshape(-1))
+    sizes = sorted({size for found in agreements.values() for size in found.sizes})
+    for pair, sign in PAIRS.items():
+        ranks: dict[str, list[Tensor]] = {name: [] for name in agreements}
+        for size in sizes:
+            there = {n: found for n, found in agreements.items() if size in found.sizes}
+            repeats = min(len(found.by_size[pair]) for found in there.values())
+            scores = torch.stack(
+                [found.by_size[pair][:repeats, found.sizes.index(size)] for found in there.values()]
+            )
+            scores = torch.round((scores * sign).nan_to_num(-2.0) / GRID) * GRID
+            for name, place in zip(there, (scores[None] > scores[:, None]).sum(1), strict=True):
+                ranks[name].append(place.double() + 1)
+        for name, found_ranks in ranks.items():
+            out[name][pair] = _mean_and_spread(torch.cat(found_ranks))
     return out

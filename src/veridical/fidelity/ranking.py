@@ -83,12 +83,12 @@ class RankingStudy:
         width = max(18, *map(len, names))
         lines = [
             f"{self.explainer} degraded at {', '.join(f'{r:g}' for r in self.ratios)}; {self.rows} samples",
-            f"{'':<26}" + "".join(f"{name:>{width}}" for name in names),
+            f"{'':<32}" + "".join(f"{name:>{width}}" for name in names),
         ]
         for pair, better in PAIRS.items():
             arrow = "lower" if better < 0 else "higher"
             cells = [_cell(self.agreements[n].macro[pair], self._resolves(n, pair)) for n in names]
-            lines.append(f"{f'macro {pair} ({arrow})':<32}"[:32] + "".join(f"{c:>{width}}" for c in cells))
+            lines.append(f"{f'macro {pair} ({arrow})':<32}" + "".join(f"{c:>{width}}" for c in cells))
         for pair in PAIRS:
             cells = [
                 _cell(self.agreements[n].micro[pair]) + _undefined(self.agreements[n].undefined[pair])
@@ -96,7 +96,7 @@ class RankingStudy:
             ]
             lines.append(f"{f'micro {pair}':<32}" + "".join(f"{c:>{width}}" for c in cells))
         for pair in PAIRS:
-            cells = [_cell(self.ranks[n][pair]) for n in names]
+            cells = ["{:.2f} ±{:.2f}".format(*self.ranks[n][pair]) for n in names]
             lines.append(f"{f'micro rank {pair}':<32}" + "".join(f"{c:>{width}}" for c in cells))
         return "\n".join(lines)
 
@@ -193,8 +193,8 @@ def _refuse_chance(task: Task, reference: Reference | None, truth: Tensor) -> No
     reason = at_chance(task.outputs, truth, task)
     if reason is not None:
         raise InputError(
-            f"explainers cannot be ranked by a model whose answers are at chance: {reason}. Removing features "
-            "cannot make such answers worse; give a trained model, or labels in its order"
+            f"explainers cannot be ranked by a model whose answers are at chance: {reason}. Removing "
+            "features cannot make such answers worse; give a trained model, or labels in its order"
         )
 
 

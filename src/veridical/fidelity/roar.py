@@ -83,7 +83,7 @@ def retrain(
     key: Key = Key(0),  # noqa: B008 (frozen)
     progress: bool | None = None,
 ) -> Retrained:
-    """One retraining a size: remove the s strongest features (plus), or all others (minus: keep and retrain)."""
+    """One retraining a size: remove the s strongest features (plus), or all others (minus: keep, retrain)."""
     rows, _, _ = training_rows(task, None, None, None)
     clean, chance = rightness(task.probabilities(task.outputs)[:, None].double(), truth, task)
     parts: tuple[list[Tensor], list[Tensor]] = ([], [])

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from veridical.explainers import Explainer
-from veridical.functional import cosine_distance, euclidean, round_to_grid
+from veridical.functional import cosine_distance, euclidean, rms_normalise, round_to_grid
 from veridical.gef.worlds import Perturbation, disturbed, with_output_noise
 from veridical.rng import Key
 from veridical.task import Task
 
 Form = Literal["fast", "reference", "jacobian", "arc"]
 Distance = Literal["euclidean", "cosine"]
+ModelDistance = Literal["logit", "outputs"]
 SMALL_STEP = 1e-3
 
 
@@ -30,48 +31,69 @@ class Setting:
     task: Task
     explainer: Explainer
     key: Key
-    distance: Distance
-    model_distance: Literal["logit", "outputs"]
-    normalise: bool
-    same_direction: bool
-    perturb: Perturbation
-    steps: int
-    output_draws: int
-    output_noise: float
+    sigma_max: float = 1.0
+    distance: Distance = "euclidean"
+    model_distance: ModelDistance = "logit"
+    normalise: bool = True
+    same_direction: bool = False
+    perturb: Perturbation = "weights"
+    steps: int = 5
+    output_draws: int = 5
+    output_noise: float = 1e-3
 
     def noise_key(self, draw: int, level: int) -> Key:
         """Noise is drawn afresh for every (draw, level); along one direction it is the draw's own."""
         own = self.key / "noise" / draw
         return own if self.same_direction else own / level
 
-    def world(self, sigma: float, draw: int, level: int, step: float = 1.0) -> Task:
-        return disturbed(self.task, sigma, self.noise_key(draw, level), self.perturb, step)
+    def world(self, sigma: float, key: Key, step: float = 1.0) -> Task:
+        """The task under noise of strength sigma, or a share `step` of the straight way there."""
+        return disturbed(self.task, sigma, key, self.perturb, step, share=step * sigma / self.sigma_max)
 
     def explain(self, world: Task, *where: str | int) -> Tensor:
-        """The map of a world; `where` keys a stochastic explainer, and controls draw anew at every call."""
+        """The map of a world (N, V), NaN where there is none; `where` keys a stochastic explainer.
+
+        Controls draw anew at every call; an optimisation starts from the same key in every world.
+        """
         key = self.key / "explainer"
-        for part in where:
+        for part in () if self.explainer.one_key else where:
             key = key / part
-        explanation = self.explainer(world, key)
-        chosen = explanation.normalised() if self.normalise else explanation
-        return chosen.values.double()
+        values = self.explainer(world, key).values.double()
+        return rms_normalise(values, where=self.task.space.valid) if self.normalise else values
+
+    @property
+    def judged(self) -> Task:
+        """Where the model's movement is read: at the samples, or at the rows of each class."""
+        return self.task if self.task.members is None else self.task.members
 
     def outputs(self, world: Task) -> Tensor:
-        return world.predictor.outputs(world.inputs, world.side)
+        """What a world's model says to the judged rows."""
+        if self.task.members is None:
+            return world.predictor.outputs(world.inputs, world.side)
+        return world.predictor.outputs(self.judged.inputs, self.judged.side)
+
+    def per_sample(self, values: Tensor) -> Tensor:
+        """Values of the judged rows as one a sample: a class has the mean over its rows."""
+        if self.task.members is None:
+            return values
+        own = (self.task.targets[:, None] == self.judged.targets).double()
+        return (own / own.sum(-1, keepdim=True)) @ values.double()
 
     def between(self, a: Tensor, b: Tensor) -> Tensor:
+        """The distance between two maps; NaN where one of them is missing."""
         measure = euclidean if self.distance == "euclidean" else cosine_distance
-        return measure(a, b, where=self.task.space.valid)
+        apart = measure(a, b, where=self.task.space.valid)
+        return torch.where((a.isnan() | b.isnan()).any(-1), torch.nan, apart)
 
     def model_distortion(self, outputs: Tensor) -> Tensor:
         """D_f: |y_c - y_hat_c|, or the Euclidean distance over all outputs. Equal answers tie."""
-        clean = self.task.outputs.to(outputs.dtype)
+        clean = self.judged.outputs.to(outputs.dtype)
         if self.model_distance == "logit":
-            place = self.task.targets[:, None]
+            place = self.judged.targets[:, None]
             clean, outputs = clean.gather(1, place), outputs.gather(1, place)
         pair = round_to_grid(torch.cat([clean, outputs], 1))
         width = clean.shape[1]
-        return (pair[:, :width] - pair[:, width:]).square().sum(-1).sqrt()
+        return self.per_sample((pair[:, :width] - pair[:, width:]).square().sum(-1).sqrt())
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +108,7 @@ class Moved:
 
 def fast(setting: Setting, sigma: float, draw: int, level: int, clean: Tensor) -> Moved:
     """The distance between the maps of the clean and the perturbed world (GEF eq. 6)."""
-    world = setting.world(sigma, draw, level)
+    world = setting.world(sigma, setting.noise_key(draw, level))
     moved = setting.explain(world, draw, level)
     return Moved(setting.model_distortion(setting.outputs(world)), setting.between(clean, moved))
 
@@ -100,7 +122,7 @@ def arc(setting: Setting, sigma: float, draw: int, level: int, clean: Tensor) ->
     length = torch.zeros(len(before), dtype=torch.float64, device=before.device)
     world = setting.task
     for t in range(1, setting.steps + 1):
-        world = setting.world(sigma, draw, level, step=t / setting.steps)
+        world = setting.world(sigma, setting.noise_key(draw, level), step=t / setting.steps)
         now = setting.explain(world, *_path_key(setting, draw, level, t))
         length = length + setting.between(before, now)
         before = now
@@ -118,30 +140,31 @@ def jacobian(setting: Setting, sigma: float, draw: int, level: int, clean: Tenso
     count = 5 if narrow else max(5, 2 * task.n_outputs)
     energy = torch.zeros(len(task), dtype=torch.float64, device=task.device)
     fits, spans = [], []
-    outputs_before = setting.task.outputs.double()
-    outputs = outputs_before
+    before = setting.per_sample(setting.judged.outputs.double())
+    answers = setting.judged.outputs
     for t in range(1, setting.steps + 1):
-        world = setting.world(sigma, draw, level, step=t / setting.steps)
-        outputs = setting.outputs(world).double()
+        world = setting.world(sigma, setting.noise_key(draw, level), step=t / setting.steps)
+        answers = setting.outputs(world)
+        outputs = setting.per_sample(answers.double())
         here = setting.explain(world, *_path_key(setting, draw, level, t))
         moved_outputs, moved_maps = [], []
         for k in range(count):
             key = setting.noise_key(draw, level) / "jacobian" / t / k
             near = disturbed(world, SMALL_STEP, key, setting.perturb)
-            moved_outputs.append(setting.outputs(near).double() - outputs)
-            maps = setting.explain(near, *_path_key(setting, draw, level, t * (count + 1) + k))
+            moved_outputs.append(setting.per_sample(setting.outputs(near).double()) - outputs)
+            maps = setting.explain(near, *_path_key(setting, draw, level, t, k))
             moved_maps.append(maps - here)
         response = torch.stack(moved_outputs, 1)
-        step = outputs - outputs_before
+        step = outputs - before
         if narrow:
             response, step = (_own(task, value) for value in (response, step))
         length, fit, in_span = least_squares_step(response, torch.stack(moved_maps, 1), step)
         energy = energy + length.square()
         fits.append(fit)
         spans.append(in_span)
-        outputs_before = outputs
+        before = outputs
     return Moved(
-        setting.model_distortion(outputs),
+        setting.model_distortion(answers),
         setting.steps * energy,
         torch.stack(fits).mean(0),
         torch.stack(spans).mean(0),
@@ -181,23 +204,25 @@ class RunningReference:
 
     def __init__(self) -> None:
         self.sums: dict[int, Tensor] = {}
-        self.counts: dict[int, int] = {}
+        self.counts: dict[int, Tensor] = {}
 
     def __call__(self, setting: Setting, sigma: float, draw: int, level: int, clean: Tensor) -> Moved:
         low = 1e-4
+        nothing = torch.zeros(len(clean), dtype=torch.float64, device=clean.device)
+        total, count = self.sums.get(draw, nothing), self.counts.get(draw, nothing)
         for t in range(setting.steps):
-            share = t / max(1, setting.steps - 1) if setting.steps > 1 else 1.0
+            share = t / (setting.steps - 1) if setting.steps > 1 else 1.0
             strength = low + (sigma - low) * share
-            key = setting.noise_key(draw, level) / "step" / t
-            world = disturbed(setting.task, strength, key, setting.perturb)
+            world = setting.world(strength, setting.noise_key(draw, level) / "step" / t)
             change = clean - setting.explain(world, draw, level, t)
             towards = self._mean_change(setting, world, clean, change, draw, level, t)
             product = (change * towards).sum(-1).square()
-            self.sums[draw] = self.sums.get(draw, torch.zeros_like(product)) + product
-            self.counts[draw] = self.counts.get(draw, 0) + 1
-        world = setting.world(sigma, draw, level)
-        model = setting.model_distortion(setting.outputs(world))
-        return Moved(model, self.sums[draw] / self.counts[draw])
+            # a missing map joins no mean
+            total, count = total + product.nan_to_num(0.0), count + ~product.isnan()
+        self.sums[draw], self.counts[draw] = total, count
+        world = setting.world(sigma, setting.noise_key(draw, level))
+        moved = torch.where(count > 0, total / count.clamp(min=1), torch.nan)
+        return Moved(setting.model_distortion(setting.outputs(world)), moved)
 
     @staticmethod
     def _mean_change(
@@ -214,10 +239,10 @@ class RunningReference:
         return total / setting.output_draws
 
 
-def _path_key(setting: Setting, draw: int, level: int, t: int) -> tuple[str | int, ...]:
+def _path_key(setting: Setting, draw: int, level: int, *where: int) -> tuple[str | int, ...]:
     """One key for the whole path of a stochastic explainer; controls redraw at every call."""
     path: tuple[str | int, ...] = ("path", draw, level)
-    return (*path, t) if setting.explainer.control else path
+    return (*path, *where) if setting.explainer.control else path
 
 
 def _path_start(setting: Setting, draw: int, level: int, clean: Tensor) -> Tensor:

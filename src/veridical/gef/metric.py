@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from veridical.embeddings import embedding_layer
 from veridical.errors import InputError
 from veridical.explainers import Explainer
 from veridical.functional import has_spread, partial_rank_correlation, pearson, spearman
-from veridical.gef.distortion import Distance, Form, Moved, RunningReference, Setting, arc, fast, jacobian
+from veridical.gef.distortion import (
+    Distance,
+    Form,
+    ModelDistance,
+    Moved,
+    RunningReference,
+    Setting,
+    arc,
+    fast,
+    jacobian,
+)
 from veridical.gef.path import NoisePath, Rule, find_path
 from veridical.gef.worlds import Perturbation
 from veridical.metrics.base import ExplainerMetric, Outcome, register
@@ -24,20 +34,23 @@ from veridical.task import Task
 BLOCK_BYTES = 2**28
 ZERO = 1e-6
 WEAK_FIT = 0.1
+FEWEST = 3
 
 
 def gef_score(
-    model: Tensor, explanation: Tensor, correlation: Callable[[Tensor, Tensor], Tensor] = spearman
+    model: Tensor, explanation: Tensor, correlation: Callable[..., Tensor] = spearman
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Correlate distortions (N, M, Z) over levels, then average over draws: scores, degenerate, empty.
 
     A draw whose explanation does not move scores 0 and is degenerate (Corollary 1); one whose model does not
-    move is left out; a sample with no draw left is empty and NaN.
+    move is left out; a sample with no draw left is empty and NaN. Levels without an explanation (NaN) are
+    passed over, and a draw with fewer than three others is left out.
     """
-    still = ~has_spread(explanation)
-    unmoved = ~has_spread(model)
-    each = torch.where(still, 0.0, correlation(model, explanation))
-    kept = ~unmoved
+    known = ~explanation.isnan()
+    enough = known.sum(-1) >= FEWEST
+    still = ~has_spread(explanation, known) & enough
+    kept = has_spread(model, known) & enough
+    each = torch.where(still, 0.0, correlation(model, explanation, known))
     total = torch.where(kept, each, 0.0).sum(-1)
     count = kept.sum(-1)
     score = torch.where(count > 0, total / count.clamp(min=1), torch.nan)
@@ -63,7 +76,7 @@ class GEF(ExplainerMetric):
     output_draws: int = 5
     output_noise: float = 1e-3
     distance: Distance = "euclidean"
-    model_distance: Literal["logit", "outputs"] = "logit"
+    model_distance: ModelDistance = "logit"
     correlation: Literal["spearman", "pearson"] = "spearman"
     normalise: bool = True
     mean_then_correlate: bool = False
@@ -80,6 +93,7 @@ class GEF(ExplainerMetric):
     )
     paper: ClassVar[str] = "Generalised Explanation Faithfulness; Algorithm 1"
     needs: ClassVar[frozenset[str]] = frozenset({"explainer", "weights"})
+    takes_classes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         choices = {
@@ -95,17 +109,21 @@ class GEF(ExplainerMetric):
         for what in ("draws", "steps", "output_draws"):
             if getattr(self, what) < 1:
                 raise InputError(f"{what} must be at least 1, got {getattr(self, what)}")
-        if len(self.path if isinstance(self.path, tuple) else range(self.levels)) < 3:
-            raise InputError("a correlation over levels needs at least 3 of them")
+        if len(self.path if isinstance(self.path, tuple) else range(self.levels)) < FEWEST:
+            raise InputError(f"a correlation over levels needs at least {FEWEST} of them")
         if self.same_direction and self.form == "reference":
             raise InputError(
                 "same_direction scales one draw over the levels; 'reference' draws anew at each step"
             )
 
     def why_not(self, task: Task) -> str | None:
-        if self.perturb == "input" and task.predictor.differentiable:
-            return None
-        return super().why_not(task)
+        if self.perturb == "weights":
+            return super().why_not(task)
+        if task.members is not None:
+            return "noise on inputs does not reach the picture of a class; use perturb='weights'"
+        if not task.inputs.is_floating_point() and embedding_layer(task.predictor.model) is None:
+            return "noise cannot be added to whole numbers and the model has no embedding layer"
+        return None
 
     def noise_path(self, task: Task, key: Key = Key(0)) -> NoisePath:  # noqa: B008 (frozen)
         """The path of this task, found once and shared by all explainers; its cost is counted apart."""
@@ -126,65 +144,74 @@ class GEF(ExplainerMetric):
 
     def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
         path = self.noise_path(task, key)
-        model, explanation, fits, spans = self._distortions(task, explainer, path, key)
-        smallest = ZERO * math.sqrt(task.space.n_features)
-        still = explanation <= (smallest if self.form in ("fast", "arc") else smallest**2)
-        if self.form == "reference":
-            still = explanation <= smallest**4
-        explanation = torch.where(still, 0.0, explanation)
-        return self._outcome(path, model, explanation, fits, spans)
+        # under input noise tokens move at their embeddings, so the unperturbed map is made there too
+        where = task if self.perturb == "weights" else task.at_embeddings()
+        found = self._distortions(where, explainer, path, key)
+        explanation = torch.where(
+            found.explanation <= self._nothing(found.size)[:, None, None], 0.0, found.explanation
+        )
+        return self._outcome(path, replace(found, explanation=explanation))
 
-    def _outcome(
-        self, path: NoisePath, model: Tensor, explanation: Tensor, fits: Tensor | None, spans: Tensor | None
-    ) -> Outcome:
+    def _nothing(self, size: Tensor) -> Tensor:
+        """What counts as no movement for a map of this length: 1e-6 of it, as each form measures."""
+        if self.form in ("fast", "arc") and self.distance == "cosine":
+            return torch.full_like(size, ZERO**2 / 2)
+        return (ZERO * size) ** {"fast": 1, "arc": 1, "jacobian": 2, "reference": 4}[self.form]
+
+    def _outcome(self, path: NoisePath, found: Found) -> Outcome:
+        model, explanation = found.model, found.explanation
         judged_model, judged = model, explanation
         if self.mean_then_correlate:
-            judged_model, judged = model.mean(1, keepdim=True), explanation.mean(1, keepdim=True)
-        correlate = spearman if self.correlation == "spearman" else pearson
-        score, degenerate, empty = gef_score(judged_model, judged, correlate)
+            judged_model, judged = model.mean(1, keepdim=True), explanation.nanmean(1, keepdim=True)
+        score, degenerate, empty = gef_score(
+            judged_model, judged, spearman if self.correlation == "spearman" else pearson
+        )
+        known = ~explanation.isnan()
+        lost = ((~judged.isnan()).sum(-1) < FEWEST).all(-1)
         sigma = torch.tensor(path.levels, dtype=torch.float64, device=model.device).expand(model.shape)
         details = {
             "ceiling": spearman(sigma, model).nanmean(-1),
-            "rho_sigma_explanation": spearman(sigma, explanation).nanmean(-1),
-            "partial": partial_rank_correlation(model, explanation, sigma).nanmean(-1),
+            "rho_sigma_explanation": spearman(sigma, explanation, known).nanmean(-1),
+            "partial": partial_rank_correlation(model, explanation, sigma, known).nanmean(-1),
             "model_distortion": model,
             "explanation_distortion": explanation,
         }
         flags = {
             "the explanation does not move": degenerate,
-            "the model does not move": empty,
+            "the model does not move": empty & ~lost,
+            "no explanation": lost,
+            "no explanation at some levels": ~known.all(-1).all(-1) & ~lost,
         }
-        if fits is not None and spans is not None:
-            details |= {"fit": fits, "in_span": spans}
-            flags[f"outputs explain the map poorly (R2 < {WEAK_FIT})"] = ~(fits >= WEAK_FIT)
+        if found.fit is not None and found.in_span is not None:
+            details |= {"fit": found.fit, "in_span": found.in_span}
+            flags[f"outputs explain the map poorly (R2 < {WEAK_FIT})"] = ~(found.fit >= WEAK_FIT)
         curve = Curve(
             torch.tensor(path.levels, dtype=torch.float64),
-            explanation.mean(1),
+            explanation.nanmean(1),
             "weight noise sigma" if self.perturb == "weights" else "input noise sigma",
             "explanation distortion",
         )
         return Outcome(score, flags, curve, details, {"path": path.to_json()})
 
-    def _distortions(
-        self, task: Task, explainer: Explainer, path: NoisePath, key: Key
-    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    def _distortions(self, task: Task, explainer: Explainer, path: NoisePath, key: Key) -> Found:
         """Distortions (N, M, Z), some samples at a time so that memory does not grow with their number."""
         size = max(1, BLOCK_BYTES // (8 * task.space.n_features * (8 if self.form == "jacobian" else 3)))
-        parts = [
-            self._block(task[at : at + size] if size < len(task) else task, explainer, path, key)
-            for at in range(0, len(task), size)
-        ]
-        model = torch.cat([part[0] for part in parts])
-        explanation = torch.cat([part[1] for part in parts])
-        if self.form != "jacobian":
-            return model, explanation, None, None
-        return model, explanation, torch.cat([p[2] for p in parts]), torch.cat([p[3] for p in parts])
+        if size >= len(task):
+            return self._block(task, explainer, path, key)
+        parts = [self._block(task[at : at + size], explainer, path, key) for at in range(0, len(task), size)]
+        return Found(
+            *(
+                None if getattr(parts[0], f.name) is None else torch.cat([getattr(p, f.name) for p in parts])
+                for f in fields(Found)
+            )
+        )
 
-    def _block(self, task: Task, explainer: Explainer, path: NoisePath, key: Key) -> tuple[Tensor, ...]:
+    def _block(self, task: Task, explainer: Explainer, path: NoisePath, key: Key) -> Found:
         setting = Setting(
             task,
             explainer,
             key,
+            path.sigma_max,
             self.distance,
             self.model_distance,
             self.normalise,
@@ -202,20 +229,28 @@ class GEF(ExplainerMetric):
             for draw in range(self.draws)
         ]
 
-        def table(read: Callable[[Moved], Tensor]) -> Tensor:
-            return torch.stack([torch.stack([read(cell) for cell in row], -1) for row in rows], 1)
+        def table(what: str) -> Tensor:
+            return torch.stack([torch.stack([getattr(cell, what) for cell in row], -1) for row in rows], 1)
 
-        model, explanation = table(lambda cell: cell.model), table(lambda cell: cell.explanation)
+        if self.normalise:
+            length = task.space.counts(len(task)).double().sqrt()
+        else:
+            length = clean.square().sum(-1).sqrt()
         if self.form != "jacobian":
-            return model, explanation
-        fits, spans = table(lambda cell: _known(cell.fit)), table(lambda cell: _known(cell.in_span))
-        return model, explanation, fits.nanmean((1, 2)), spans.nanmean((1, 2))
+            return Found(table("model"), table("explanation"), length)
+        fit, in_span = (table(what).nanmean((1, 2)) for what in ("fit", "in_span"))
+        return Found(table("model"), table("explanation"), length, fit, in_span)
 
 
-def _known(value: Tensor | None) -> Tensor:
-    if value is None:
-        raise InputError("this form has no fit to report")
-    return value
+@dataclass(frozen=True, eq=False)
+class Found:
+    """Distortions (N, M, Z), the length of the unperturbed maps (N,), and what the jacobian form reports."""
+
+    model: Tensor
+    explanation: Tensor
+    size: Tensor
+    fit: Tensor | None = None
+    in_span: Tensor | None = None
 
 
 def FastGEF(**settings: object) -> GEF:  # noqa: N802 (reads as the class it makes)

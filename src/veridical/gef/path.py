@@ -16,8 +16,11 @@ from veridical.rng import Key
 from veridical.task import Task
 
 FIRST, STEP, LAST = 0.2, 0.1, 10.2
+GRID = tuple(round(FIRST + STEP * i, 10) for i in range(round((LAST - FIRST) / STEP) + 1))
+COARSE = 8
 LOWEST = 1e-3
 MAX_SAMPLES = 256
+RESAMPLES = 200
 Rule = Literal["isotonic", "published"]
 
 
@@ -27,7 +30,7 @@ class NoisePath:
 
     `searched` and `agreement` hold the levels tried and the mean agreement with the unperturbed predictions
     (R^2 of the outputs for a regression); `fitted` its non-increasing fit; `interval` covers `sigma_max`
-    over the draws.
+    over the draws; `rows` were asked for all that.
     """
 
     levels: tuple[float, ...]
@@ -52,6 +55,16 @@ class NoisePath:
         """The path as plain data, for the provenance of the scores that rest on it."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
+    def __str__(self) -> str:
+        if self.rule == "given":
+            return f"a given path up to {self.sigma_max:g}"
+        low, high = self.interval
+        spread = "" if low != low else f" [{low:g}, {high:g}]"
+        return (
+            f"{len(self.levels)} levels up to {self.sigma_max:.3g}{spread} ({self.reason}; "
+            f"{self.rule} rule, chance {self.chance:.3g}, {self.rows} rows asked)"
+        )
+
 
 def even_levels(sigma_max: float, count: int) -> tuple[float, ...]:
     """`count` levels evenly spaced from 1e-3 to sigma_max; a single level is sigma_max itself."""
@@ -72,15 +85,18 @@ def find_path(
 ) -> NoisePath:
     """Search the noise at which the model's predictions agree with its own only by chance.
 
-    `isotonic` (ours): levels 0.2, 0.3, ... with `draws` draws each, a non-increasing fit of the mean
-    agreement, the first level whose fit is <= 1/C + max(0.1/C, 0.01); if there is none up to 10.2, the
-    smallest level within that tolerance of the fitted minimum (reason "plateau"). `published`: one draw a
-    level, stop at |agreement - 1/C| <= max(0.1/C, 0.01) or after 100 steps, mean of 5 runs.
+    `isotonic` (ours): on the grid 0.2, 0.3, ... 10.2 with `draws` draws a level, a non-increasing fit of the
+    mean agreement, the first level whose fit is <= 1/C + max(0.1/C, 0.01); if there is none, the smallest
+    level within that tolerance of the fitted minimum (reason "plateau"). Every eighth level is asked first,
+    then all those next to the crossing. `published`: one draw a level, stop at
+    |agreement - 1/C| <= max(0.1/C, 0.01) or after 100 steps, mean of 5 runs.
     """
     if rule not in ("isotonic", "published"):
         raise InputError(f"the rule of a path is 'isotonic' or 'published', got {rule!r}")
     if rule == "isotonic" and draws < 2:
         raise InputError(f"the isotonic rule needs several draws a level, got {draws}")
+    # a task of classes has no inputs of its own; its rows are what the model is seen to change on
+    task = task if task.members is None else task.members
     few = task if len(task) <= MAX_SAMPLES else task[_some(task, key)]
     before = task.predictor.meter.cost
     search = _isotonic if rule == "isotonic" else _published
@@ -97,87 +113,98 @@ def _some(task: Task, key: Key) -> Tensor:
 
 
 def _chance(task: Task) -> tuple[float, float]:
-    """What agreement means nothing, and how near counts as there."""
+    """What agreement means nothing, and how near counts as there; each of several labels is yes or no."""
     if task.head == "regression":
         return 0.0, 0.0
-    classes = task.n_outputs
+    classes = 2 if task.head == "multilabel" else task.n_outputs
     return 1 / classes, max(0.1 / classes, 0.01)
 
 
 def agreement(task: Task, outputs: Tensor) -> Tensor:
-    """Share of predictions kept; for a regression R^2 with the unperturbed outputs, at least -1."""
+    """Share of predictions kept; for a regression R^2 with the unperturbed outputs, at least -1.
+
+    An answer that is not finite, as very large weights may give, agrees with nothing.
+    """
+    clean = task.outputs
     if task.head == "regression":
-        clean = task.outputs.double()
-        left = (outputs.double() - clean).square().sum()
-        spread = (clean - clean.mean(0)).square().sum().clamp(min=1e-300)
-        return (1 - left / spread).clamp(min=-1.0)
+        left = (outputs.double() - clean.double()).square().sum()
+        spread = (clean.double() - clean.double().mean(0)).square().sum().clamp(min=1e-300)
+        return (1 - left / spread).nan_to_num(-1.0).clamp(min=-1.0)
+    finite = outputs.isfinite().all(-1)
     if task.head == "multilabel":
-        return ((outputs > 0) == (task.outputs > 0)).all(-1).double().mean()
-    return (outputs.argmax(-1) == task.outputs.argmax(-1)).double().mean()
+        return (((outputs > 0) == (clean > 0)).double().mean(-1) * finite).mean()
+    return ((outputs.argmax(-1) == clean.argmax(-1)) & finite).double().mean()
 
 
 def _agreements(task: Task, sigma: float, draws: int, perturb: Perturbation, key: Key) -> Tensor:
     out = []
     for draw in range(draws):
         world = disturbed(task, sigma, key / draw, perturb)
-        out.append(agreement(task, world.predictor.outputs(world.inputs, world.side)))
+        with world.session():
+            out.append(agreement(task, world.predictor.chunk(world.inputs, world.side)))
     return torch.stack(out)
 
 
 def _isotonic(task: Task, perturb: Perturbation, draws: int, key: Key) -> dict[str, Any]:
     chance, slack = _chance(task)
-    sigmas: list[float] = []
-    seen: list[Tensor] = []
-    below = 0
-    while not sigmas or sigmas[-1] < LAST - STEP / 2:
-        sigma = round(FIRST + STEP * len(sigmas), 10)
-        sigmas.append(sigma)
-        seen.append(_agreements(task, sigma, draws, perturb, key / len(sigmas)))
-        fitted = isotonic_fit(torch.stack([row.mean() for row in seen]))
-        # later levels can lift the fit again, so the crossing must hold for a while
-        below = int((fitted <= chance + slack).sum())
-        if below >= 5:
+    seen: dict[int, Tensor] = {}
+
+    def look(place: int) -> None:
+        if place not in seen:
+            seen[place] = _agreements(task, GRID[place], draws, perturb, key / place)
+
+    def table() -> Tensor:
+        return torch.stack([seen[place] for place in sorted(seen)]).cpu()
+
+    for place in (*range(0, len(GRID) - 1, COARSE), len(GRID) - 1):
+        look(place)
+        # one level below could be luck
+        if int((isotonic_fit(table().mean(1)) <= chance + slack).sum()) >= 2:
             break
-    table = torch.stack(seen).cpu()
-    place, reason = _crossing(table.mean(1), chance, slack)
-    bounds = _interval(table, chance, slack, key)
+    while True:
+        order = sorted(seen)
+        first = int(_crossing(table().mean(1), chance, slack)[0])
+        if first == 0 or order[first] - order[first - 1] == 1:
+            break
+        for place in range(order[first - 1] + 1, order[first]):
+            look(place)
+    sigmas, agreements = [GRID[place] for place in sorted(seen)], table()
+    first, reached = (value.item() for value in _crossing(agreements.mean(1), chance, slack))
+    low, high = _interval(agreements, chance, slack, key)
     return {
-        "sigma_max": sigmas[place],
-        "reason": reason,
+        "sigma_max": sigmas[int(first)],
+        "reason": "chance" if reached else "plateau",
         "searched": tuple(sigmas),
-        "agreement": tuple(table.mean(1).tolist()),
-        "fitted": tuple(isotonic_fit(table.mean(1)).tolist()),
-        "interval": (sigmas[bounds[0]], sigmas[bounds[1]]),
+        "agreement": tuple(agreements.mean(1).tolist()),
+        "fitted": tuple(isotonic_fit(agreements.mean(1)).tolist()),
+        "interval": (sigmas[low], sigmas[high]),
     }
 
 
-def _crossing(means: Tensor, chance: float, slack: float) -> tuple[int, str]:
+def _crossing(means: Tensor, chance: float, slack: float) -> tuple[Tensor, Tensor]:
+    """The first level whose fit (..., levels) is at chance, else where it has settled; and which it was."""
     fitted = isotonic_fit(means)
-    reached = (fitted <= chance + slack).nonzero().reshape(-1)
-    if len(reached):
-        return int(reached[0]), "chance"
-    settled = (fitted <= fitted.min() + max(slack, 0.01)).nonzero().reshape(-1)
-    return int(settled[0]), "plateau"
+    there = fitted <= chance + slack
+    settled = fitted <= fitted.amin(-1, keepdim=True) + max(slack, 0.01)
+    reached = there.any(-1)
+    return torch.where(reached[..., None], there, settled).double().argmax(-1), reached
 
 
 def _interval(table: Tensor, chance: float, slack: float, key: Key) -> tuple[int, int]:
     """Where sigma_max lies in 95 of 100 resamples of the draws."""
-    generator = torch.Generator().manual_seed(key.state & (2**63 - 1))
-    places = []
-    for _ in range(200):
-        pick = torch.randint(table.shape[1], table.shape, generator=generator)
-        places.append(_crossing(table.gather(1, pick).mean(1), chance, slack)[0])
-    ordered = sorted(places)
-    return ordered[5], ordered[194]
+    levels, draws = table.shape
+    pick = rng.integers(key / "resample", torch.arange(RESAMPLES), 0, levels * draws, draws)
+    means = table.expand(RESAMPLES, -1, -1).gather(2, pick.reshape(RESAMPLES, levels, draws)).mean(-1)
+    ordered = _crossing(means, chance, slack)[0].sort().values
+    return int(ordered[RESAMPLES // 40]), int(ordered[-1 - RESAMPLES // 40])
 
 
 def _published(task: Task, perturb: Perturbation, draws: int, key: Key) -> dict[str, Any]:
     chance, slack = _chance(task)
     ends, stopped = [], 0
     for run in range(5):
-        for step in range(100):
-            sigma = FIRST + STEP * step
-            level = float(_agreements(task, sigma, 1, perturb, key / run / step)[0])
+        for sigma in GRID[:100]:
+            level = float(_agreements(task, sigma, 1, perturb, key / run / str(sigma))[0])
             near = level <= 0 if task.head == "regression" else abs(level - chance) <= slack
             if near:
                 stopped += 1

@@ -15,19 +15,27 @@ Perturbation = Literal["weights", "input"]
 
 
 def disturbed(
-    task: Task, sigma: float, key: Key, perturb: Perturbation = "weights", step: float = 1.0
+    task: Task,
+    sigma: float,
+    key: Key,
+    perturb: Perturbation = "weights",
+    step: float = 1.0,
+    share: float = 0.0,
 ) -> Task:
     """The task a share `step` of the way to noise of strength sigma (a standard deviation).
 
-    Weight noise multiplies, N(1, sigma^2); input noise adds N(0, sigma^2), on text at its embeddings.
+    Weight noise multiplies, N(1, sigma^2); input noise adds N(0, sigma^2), on text at its embeddings. `share`
+    says how far along a path this is, for explainers that are told.
     """
     if perturb == "weights":
-        return task.with_noise(sigma, key, step=step)
-    if perturb != "input":
+        world = task.with_noise(sigma, key, step=step)
+    elif perturb == "input":
+        at = task.at_embeddings()
+        noise = rng.normal(key / "input", at.ids, 0, at.inputs[0].numel(), at.inputs.dtype)
+        world = at.with_inputs(at.inputs + step * sigma * noise.reshape(at.inputs.shape))
+    else:
         raise InputError(f"perturb is 'weights' or 'input', got {perturb!r}")
-    at = task.at_embeddings()
-    noise = rng.normal(key / "input", at.ids, 0, at.inputs[0].numel(), at.inputs.dtype)
-    return at.with_inputs(at.inputs + step * sigma * noise.reshape(at.inputs.shape))
+    return world._derive(noise_share=share) if share else world
 
 
 class OutputNoise(nn.Module):

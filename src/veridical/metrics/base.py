@@ -49,6 +49,8 @@ class AnyMetric(Settings):
     """Among "masks", "explainer", "gradient", "layer", "weights", "train"."""
     ranks_only: ClassVar[bool] = False
     """Whether it reads a map's ranking alone, so that monotone rescaling changes nothing."""
+    takes_classes: ClassVar[bool] = False
+    """Whether it judges explanations of whole classes, where a sample has no input of its own."""
     permutation_invariant: ClassVar[bool] = False
     """Whether permuting a map's values changes nothing, so that its inverse scores the same."""
 
@@ -59,6 +61,8 @@ class AnyMetric(Settings):
 
     def why_not(self, task: Task) -> str | None:
         """Why this metric cannot work on the task, or None if it can."""
+        if task.members is not None and not self.takes_classes:
+            return "the samples of this task are classes, which have no input to ask the model about"
         if task.modality not in self.modalities:
             return f"it works on {', '.join(sorted(self.modalities))}, this task is {task.modality}"
         if "masks" in self.needs and task.masks is None:

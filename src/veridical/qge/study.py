@@ -223,7 +223,7 @@ def _sampled(
     path = path_of(judge, task)
     if path is not None and not independent:
         both = torch.cat([orders, reversed_orders(orders, valid)], 1)
-        values = sign * path.score(responses_along(task, path, both, own)).cpu()
+        values = rounded(sign * path.score(responses_along(task, path, both, own)).cpu())
         return values[:, :rankings], values[:, rankings:]
     if explanation is None:
         plain = torch.arange(1.0, features + 1, dtype=torch.float64, device=task.device)
@@ -238,7 +238,7 @@ def _sampled(
         else:
             outcomes = paired(judge, task, map_, map_.inverted(), own)
         columns.append(torch.stack([o.values.double() for o in outcomes]))
-    values = sign * torch.stack(columns, -1).cpu()
+    values = rounded(sign * torch.stack(columns, -1).cpu())
     return values[0], values[1]
 
 

@@ -50,8 +50,8 @@ def kept(
 ) -> nn.Module:
     """Fill the model from the cache, or let `make` fill it and keep the result.
 
-    The address holds the network, the facts and the tensors it was made from, so that changing any of them
-    makes it anew. A cache that cannot be written costs only the next call's time.
+    The address holds the network and its code, the facts and the tensors it was made from, so that changing
+    any of them makes it anew. A cache that cannot be written costs only the next call's time.
     """
     path = cache_folder() / "tasks" / f"{name}-{_address(model, facts, tensors)}.safetensors"
     if path.is_file():
@@ -71,6 +71,8 @@ def kept(
 
 def _address(model: nn.Module, facts: Sequence[Any], tensors: Sequence[Tensor]) -> str:
     digest = hashlib.blake2b(digest_size=12)
+    for source in ("networks.py", "training.py"):  # the same weights mean another model under other code
+        digest.update((Path(__file__).parent / source).read_bytes())
     shapes = {name: list(value.shape) for name, value in model.state_dict().items()}
     digest.update(json.dumps([repr(model), shapes, list(facts)], sort_keys=True).encode())
     for tensor in tensors:

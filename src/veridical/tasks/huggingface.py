@@ -63,7 +63,7 @@ def from_huggingface(
     if not local and (isinstance(source, Path) or str(source).count("/") > 1 or str(source).startswith(".")):
         raise InputError(f"there is no folder {source}, and it is no name on the hub either")
     options = {"local_files_only": local, "trust_remote_code": False}
-    with _quietly():
+    with quietly():
         config = AutoConfig.from_pretrained(str(source), **options)
         kinds = " ".join(config.architectures or ())
         if labels is not None:
@@ -182,7 +182,7 @@ def _image_rule(source: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
+def quietly() -> Iterator[None]:
     """Keep transformers' own bars off the terminal for as long as a model loads."""
     from transformers.utils import logging
 

@@ -114,12 +114,15 @@ class SeriesCNN(nn.Module):
         self.head = nn.Linear(width, classes)
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        x = self.relu2(self.conv2(self.relu1(self.conv1(x))))
-        x = self.relu3(self.conv3(x))
         if lengths is None:
-            return self.head(x.mean(-1))
-        there = torch.arange(x.shape[-1], device=x.device) < lengths[:, None]
-        return self.head((x * there[:, None]).sum(-1) / lengths[:, None])
+            x = self.relu2(self.conv2(self.relu1(self.conv1(x))))
+            return self.head(self.relu3(self.conv3(x)).mean(-1))
+        # padding is blanked before every layer, or a bias would leak out of it into the series
+        there = (torch.arange(x.shape[-1], device=x.device) < lengths[:, None])[:, None]
+        x = self.relu1(self.conv1(x * there)) * there
+        x = self.relu2(self.conv2(x)) * there
+        x = self.relu3(self.conv3(x)) * there
+        return self.head(x.sum(-1) / lengths[:, None])
 
 
 class SeriesLSTM(nn.Module):

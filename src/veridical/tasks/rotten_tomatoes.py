@@ -19,6 +19,7 @@ from veridical.space import Space
 from veridical.task import Task
 from veridical.tasks.cached import kept, trained
 from veridical.tasks.data import Data, assemble, pick
+from veridical.tasks.huggingface import quietly
 from veridical.tasks.networks import TextTransformer
 from veridical.tasks.packages import package_file, require
 from veridical.tasks.training import Recipe, fit
@@ -129,9 +130,10 @@ def rotten_tomatoes_minilm(samples: int | None, seed: int) -> Task:
         return_tensors="pt",
     )
     rows[used] = encoded["input_ids"]
-    encoder = AutoModel.from_pretrained(
-        folder, local_files_only=True, use_safetensors=True, trust_remote_code=False
-    )
+    with quietly():
+        encoder = AutoModel.from_pretrained(
+            folder, local_files_only=True, use_safetensors=True, trust_remote_code=False
+        )
     model = SentenceClassifier(encoder, encoder.config.hidden_size, 2, tokenizer.pad_token_id).eval()
     data = Data(rows, labels, train, test)
     _train_head(model, data)

@@ -118,7 +118,13 @@ def test_flipping_area_of_a_linear_model_in_closed_form(task, exact):
 
 def test_exact_contributions_beat_their_negation_everywhere(task, exact):
     wrong = exact.with_values(-exact.values)
-    for metric in (PixelFlipping(), PixelFlipping(order="lerf"), Deletion(), Insertion(), RegionPerturbation()):
+    for metric in (
+        PixelFlipping(),
+        PixelFlipping(order="lerf"),
+        Deletion(),
+        Insertion(),
+        RegionPerturbation(),
+    ):
         assert (metric(task, exact).utility > metric(task, wrong).utility).all(), metric.name
 
 

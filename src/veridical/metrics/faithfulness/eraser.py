@@ -45,11 +45,10 @@ class _Eraser(Metric):
     def _outcome(self, task: Task, explanation: Explanation, rule: RankThreshold, key: Key) -> Outcome:
         responses = probe(task, rule, response=self.response, fill=self.fill, key=key, with_clean=True)
         falls = responses[:, :1] - responses[:, 1:]
-        empty = task.space.counts(len(task)) == 0
         axis = torch.tensor(self.bins, dtype=torch.float64)
         return Outcome(
-            falls.mean(-1).masked_fill(empty, torch.nan),
-            flags={UNORDERED: unordered(explanation) & ~empty, "no tokens": empty},
+            falls.mean(-1),
+            flags={UNORDERED: unordered(explanation)},
             curve=Curve(axis, falls, "share of tokens chosen", f"fall of the {self.response}"),
         )
 

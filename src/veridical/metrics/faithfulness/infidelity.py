@@ -85,9 +85,7 @@ class Infidelity(Metric):
     direction: ClassVar[Direction] = Direction.LOWER
     summary: ClassVar[str] = "How badly does the map predict changes of the response?"
     assumes: ClassVar[str] = "the map states slopes (or contributions) in the units of the response"
-    misleads: ClassVar[str] = (
-        "on maps in other units, unless scaling='optimal'"
-    )
+    misleads: ClassVar[str] = "on maps in other units, unless scaling='optimal'"
     paper: ClassVar[str] = "Yeh et al. 2019, definition 2.1"
 
     def __post_init__(self) -> None:

@@ -1,0 +1,357 @@
+"""The verbs: explain, score, evaluate; every accepted form, shared work, failures, interruption."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import veridical as vd
+from tests.reference.small_models import mlp
+from veridical.api import as_explanation, as_metric, labelled
+from veridical.errors import InputError, UnknownNameError, VeridicalWarning
+from veridical.explainers import Explainer, Occlusion, Saliency, as_explainer
+from veridical.explainers import registry as explainer_registry
+from veridical.metrics import registry as metric_registry
+from veridical.metrics.base import ExplainerMetric, Metric, Outcome
+from veridical.metrics.complexity import Sparseness
+from veridical.metrics.faithfulness import FaithfulnessCorrelation, PixelFlipping
+from veridical.rng import Key
+
+X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+
+
+def task(**keywords: object) -> vd.Task:
+    return vd.Task(mlp(), X, **keywords)
+
+
+def absolute_gradient(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    inputs.requires_grad_(True)
+    (slope,) = torch.autograd.grad(model(inputs).gather(1, targets[:, None]).sum(), inputs)
+    return slope.abs()
+
+
+# --- every accepted form ----------------------------------------------------------------------------------
+
+
+def test_score_takes_an_explanation_in_every_form() -> None:
+    t = task()
+    e = vd.explain("saliency", t)
+    expected = vd.score("pixel_flipping", t, e).values
+    forms = [e.values, e.values.numpy(), "saliency", Saliency(), Saliency, absolute_gradient]
+    for form in forms:
+        torch.testing.assert_close(vd.score("pixel_flipping", t, form).values, expected)
+
+
+def test_score_takes_a_metric_in_every_form() -> None:
+    t = task()
+    expected = vd.score(PixelFlipping(steps=2), t, "saliency").values
+    assert torch.equal(vd.score("pixel_flipping", t, "saliency", steps=2).values, expected)
+    assert torch.equal(vd.score(PixelFlipping, t, "saliency", steps=2).values, expected)
+    with pytest.raises(InputError, match="settings .'steps'. go with a metric's name"):
+        vd.score(PixelFlipping(), t, "saliency", steps=2)
+    with pytest.raises(InputError, match="a metric is a name or a Metric; got int"):
+        vd.score(3, t, "saliency")
+
+
+def test_explain_takes_an_explainer_in_every_form() -> None:
+    t = task()
+    expected = vd.explain("occlusion", t).values
+    for form in (Occlusion(), Occlusion):
+        assert torch.equal(vd.explain(form, t).values, expected)
+    assert vd.explain("integrated_gradients", t, steps=3).cost.forward == 18
+    with pytest.raises(InputError, match="go with an explainer's name or class"):
+        vd.explain(Occlusion(), t, window=2)
+    with pytest.raises(InputError, match="an explainer is a name.*got list"):
+        vd.explain([1, 2], t)
+
+
+def test_functions_get_key_and_side_inputs_only_if_they_name_them() -> None:
+    seen: dict[str, object] = {}
+
+    def asks(model: nn.Module, inputs: Tensor, targets: Tensor, key: Key, scale: Tensor) -> Tensor:
+        seen.update(key=key, scale=scale)
+        return inputs
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = mlp()
+
+        def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+            return self.inner(x) * scale[:, None]
+
+    t = vd.Task(Scaled(), X, side={"scale": torch.arange(1.0, 7.0)})
+    vd.explain(asks, t, seed=9)
+    assert seen["key"].seed == 9
+    assert torch.equal(seen["scale"], torch.arange(1.0, 7.0))
+    vd.explain(lambda model, inputs, targets: inputs, t)
+
+
+def test_what_a_function_asks_is_counted() -> None:
+    assert vd.explain(absolute_gradient, task()).cost == vd.Cost(6, 6)
+
+
+def test_seeds_may_come_from_numpy() -> None:
+    t = task()
+    assert torch.equal(
+        vd.explain("random", t, seed=np.int64(3)).values, vd.explain("random", t, seed=3).values
+    )
+    assert not torch.equal(vd.explain("random", t, seed=3).values, vd.explain("random", t, seed=4).values)
+    scores = vd.score("faithfulness_correlation", t, "random", seed=np.int64(3))
+    assert scores.provenance["seed"] == 3
+
+
+def test_provenance_tells_how_a_score_came_about(tmp_path: Path) -> None:
+    scores = vd.score("pixel_flipping", task(), "saliency", seed=5)
+    assert scores.provenance["metric"]["name"] == "pixel_flipping"
+    assert scores.provenance["explainer"]["name"] == "saliency"
+    assert scores.provenance["seed"] == 5
+    assert scores.provenance["plan"]["rows"] % 8 == 0
+    assert vd.Scores.load(scores.save(tmp_path / "s")).provenance == scores.provenance
+
+
+# --- the three promises for what there was first ------------------------------------------------------------
+
+EXPLAINERS = ("gradient", "saliency", "input_x_gradient", "integrated_gradients", "occlusion", "random")
+METRICS = (PixelFlipping(), FaithfulnessCorrelation(runs=8), Sparseness())
+
+
+def results(t: vd.Task) -> dict[str, Tensor]:
+    out: dict[str, Tensor] = {}
+    for name in EXPLAINERS:
+        e = vd.explain(name, t)
+        out[name] = e.values.double()
+        out |= {f"{name} {metric.name}": metric(t, e).values for metric in METRICS}
+    return out
+
+
+def wide_task(rows: int) -> vd.Task:
+    torch.manual_seed(0)
+    x = torch.randn(19, 4, dtype=torch.float64)
+    return vd.Task(mlp().double(), x, train=x.flip(0), plan=vd.Plan(rows=rows))
+
+
+@cache
+def usual() -> dict[str, Tensor]:
+    return results(wide_task(16))
+
+
+def test_the_same_plan_gives_the_same_bits() -> None:
+    first, second = usual(), results(wide_task(16))
+    for name in first:
+        assert torch.equal(first[name].nan_to_num(), second[name].nan_to_num()), name
+
+
+@pytest.mark.parametrize("rows", [8, 64])
+def test_other_plans_agree_to_nine_digits(rows: int) -> None:
+    expected, got = usual(), results(wide_task(rows))
+    for name, value in expected.items():
+        torch.testing.assert_close(got[name], value, atol=1e-9, rtol=1e-9, equal_nan=True, msg=name)
+
+
+def test_order_and_batch_do_not_matter() -> None:
+    whole, expected = wide_task(16), usual()
+    order = torch.randperm(19, generator=torch.Generator().manual_seed(1))
+    shuffled = results(whole[order])
+    pieces = [results(whole[piece]) for piece in order.split(7)]
+    for name, value in expected.items():
+        torch.testing.assert_close(shuffled[name], value[order], atol=1e-9, rtol=1e-9, equal_nan=True)
+        joined = torch.cat([piece[name] for piece in pieces])
+        torch.testing.assert_close(joined, value[order], atol=1e-9, rtol=1e-9, equal_nan=True)
+
+
+# --- evaluate ---------------------------------------------------------------------------------------------
+
+
+def test_each_explanation_is_made_once_and_serves_all_metrics() -> None:
+    calls: list[int] = []
+
+    def counted(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+        calls.append(len(inputs))
+        return inputs
+
+    table = vd.evaluate(
+        task(), [counted, "saliency"], ["pixel_flipping", "sparseness", "faithfulness_correlation"]
+    )
+    assert calls == [6]
+    assert table.explainers == ["counted", "saliency"]
+    assert table.metrics == ["pixel_flipping", "sparseness", "faithfulness_correlation"]
+    assert set(table.explanations) == {"counted", "saliency"}
+    assert not table.failures
+    single = vd.score("pixel_flipping", task(), "saliency")
+    assert torch.equal(table["saliency", "pixel_flipping"].values, single.values)
+
+
+def test_tables_as_frames() -> None:
+    table = vd.evaluate(task(), ["saliency", "random"], ["pixel_flipping", "sparseness"], seed=2)
+    frame = table.to_frame()
+    assert len(frame) == 4
+    assert {"explainer", "metric", "mean", "low", "high", "direction", "undefined", "forward"} <= set(frame)
+    wide = table.pivot()
+    assert wide.loc["random", "sparseness"] == table["random", "sparseness"].mean()
+    assert list(wide.index) == ["saliency", "random"]
+    assert "pixel_flipping" in repr(table)
+    assert "<table" in table._repr_html_()
+    assert table.seed == 2
+
+
+def test_failed_cells_are_kept_and_announced_and_the_others_go_on() -> None:
+    def broken(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+        raise RuntimeError("no luck")
+
+    @dataclass(frozen=True)
+    class Picky(Metric):
+        name: ClassVar[str] = "picky"
+
+        def evaluate(self, task: vd.Task, explanation: vd.Explanation, key: Key) -> Outcome:
+            raise ValueError("not this one")
+
+    with pytest.warns(VeridicalWarning) as warned:
+        table = vd.evaluate(task(), [broken, "saliency"], [Picky(), "sparseness"])
+    messages = [str(w.message) for w in warned]
+    assert "explainer 'broken' failed: no luck" in messages
+    assert "metric 'picky' on 'saliency' failed: not this one" in messages
+    assert set(table.scores) == {("saliency", "sparseness")}
+    assert [(f.explainer, f.metric) for f in table.failures] == [("broken", None), ("saliency", "picky")]
+    assert "no luck" in table.failures[0].traceback
+    assert "2 cells failed" in repr(table)
+    assert table.to_frame()["flags"].str.contains("failed: no luck").sum() == 1
+
+
+def test_a_table_without_any_score_can_still_be_looked_at() -> None:
+    def broken(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+        raise RuntimeError("no luck")
+
+    with pytest.warns(VeridicalWarning):
+        table = vd.evaluate(task(), [broken], ["sparseness"])
+    assert table.pivot().empty
+    assert "1 cells failed" in repr(table)
+    assert table._repr_html_()
+    assert len(table.to_frame()) == 1
+
+
+def test_undefined_scores_stay_in_the_table() -> None:
+    table = vd.evaluate(task(), {"zeros": lambda m, x, t: torch.zeros_like(x)}, ["faithfulness_correlation"])
+    assert table.pivot().shape == (1, 1)
+    assert table.pivot().isna().all().all()
+    assert table.to_frame()["undefined"].tolist() == [6]
+
+
+def test_control_c_keeps_what_is_finished() -> None:
+    def impatient(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+        raise KeyboardInterrupt
+
+    with pytest.warns(VeridicalWarning, match="interrupted; the finished cells are kept"):
+        table = vd.evaluate(task(), ["saliency", impatient, "random"], ["sparseness"])
+    assert table.interrupted
+    assert set(table.scores) == {("saliency", "sparseness")}
+    assert "interrupted" in repr(table)
+    with pytest.warns(VeridicalWarning):
+        nothing = vd.evaluate(task(), [impatient], ["sparseness"])
+    assert "interrupted" in repr(nothing)
+
+
+def test_a_cache_folder_serves_the_second_run(tmp_path: Path) -> None:
+    names = ["saliency", "integrated_gradients", "occlusion"]
+    first = vd.evaluate(task(), names, ["sparseness"], cache=tmp_path)
+    again = task()
+    second = vd.evaluate(again, names, ["sparseness"], cache=tmp_path)
+    assert again.predictor.meter.forward == 0
+    for cell in first.scores:
+        assert torch.equal(first[cell].values, second[cell].values)
+    assert vd.score("sparseness", again, "saliency", cache=tmp_path).cost == vd.Cost(0, 0)
+
+
+def test_labels_tell_duplicates_apart_or_are_the_callers() -> None:
+    table = vd.evaluate(task(), ["occlusion", Occlusion(window=1, stride=1), "occlusion"], ["sparseness"])
+    assert table.explainers == ["occlusion", "occlusion 2", "occlusion 3"]
+    named = vd.evaluate(task(), {"mine": "saliency"}, {"gini": "sparseness"})
+    assert set(named.scores) == {("mine", "gini")}
+    assert set(vd.evaluate(task(), "saliency", Sparseness()).scores) == {("saliency", "sparseness")}
+    assert list(labelled([Saliency, "saliency"], as_explainer)) == ["saliency", "saliency 2"]
+    with pytest.raises(InputError, match="at least one explainer and one metric"):
+        vd.evaluate(task(), [], ["sparseness"])
+    with pytest.raises(UnknownNameError, match="did you mean 'saliency'"):
+        vd.evaluate(task(), ["salienci"], ["sparseness"])
+
+
+def test_progress_is_silent_unless_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    vd.evaluate(task(), ["random"], ["sparseness"])
+    assert capsys.readouterr() == ("", "")
+    vd.evaluate(task(), ["random"], ["sparseness"], progress=True)
+    assert capsys.readouterr().out == ""
+
+
+# --- names ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clean_registries() -> Iterator[None]:
+    before = [(r, dict(r._makers)) for r in (explainer_registry, metric_registry)]
+    yield
+    for registry, makers in before:
+        registry._makers = makers
+
+
+@pytest.mark.usefixtures("clean_registries")
+def test_register_makes_a_users_classes_known_by_name() -> None:
+    @vd.register
+    @dataclass(frozen=True)
+    class Ones(Explainer):
+        name: ClassVar[str] = "ones"
+        summary: ClassVar[str] = "all alike"
+
+        def attribute(self, task: vd.Task, key: Key) -> Tensor:
+            return torch.ones(len(task), task.space.n_features)
+
+    @vd.register
+    @dataclass(frozen=True)
+    class Largest(Metric):
+        name: ClassVar[str] = "largest"
+
+        def evaluate(self, task: vd.Task, explanation: vd.Explanation, key: Key) -> Outcome:
+            return Outcome(explanation.values.amax(-1))
+
+    assert "all alike" in vd.explainers()["ones"]
+    assert "largest" in vd.metrics()
+    assert vd.score("largest", task(), "ones").values.tolist() == [1.0] * 6
+    assert "ones" in vd.applicable(task())
+    with pytest.raises(InputError, match="register takes a subclass"):
+        vd.register(int)
+
+
+def test_catalogues_say_on_what_each_applies() -> None:
+    assert set(EXPLAINERS) <= set(vd.explainers())
+    assert {"pixel_flipping", "faithfulness_correlation", "sparseness"} <= set(vd.metrics())
+    assert "[" in vd.metrics()["pixel_flipping"]
+    assert "image" in vd.explainers()["saliency"]
+
+
+def test_metrics_of_methods_ask_for_the_method() -> None:
+    @dataclass(frozen=True)
+    class Twice(ExplainerMetric):
+        name: ClassVar[str] = "twice"
+
+        def evaluate(self, task: vd.Task, explainer: Explainer, key: Key) -> Outcome:
+            return Outcome((explainer(task, key).values - explainer(task, key / 1).values).abs().sum(-1))
+
+    assert vd.score(Twice(), task(), "saliency").values.tolist() == [0.0] * 6
+    assert bool((vd.score(Twice(), task(), "random").values > 0).all())
+    with pytest.raises(InputError, match="'twice' explains again under noise: give it the explainer"):
+        vd.score(Twice(), task(), torch.rand(6, 4))
+    table = vd.evaluate(task(), ["saliency"], [Twice(), "sparseness"])
+    assert len(table.scores) == 2
+
+
+def test_as_explanation_gives_back_what_is_one() -> None:
+    e = vd.explain("saliency", task())
+    assert as_explanation(e, task()) is e
+    assert as_metric("sparseness") == Sparseness()
