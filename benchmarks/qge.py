@@ -1,7 +1,7 @@
 """QGE's own limits: `python -m benchmarks.qge` times all rankings of 10 features, tau-b, and shared curves.
 
-Limits to compare with, on 2 cores and under 2 GB: all 3,628,800 qualities and gaps of one input in about a second,
-one tau-b of them in about two.
+Limits to compare with, on 2 cores and under 2 GB: all 3,628,800 qualities and gaps of one input in about a
+second, one tau-b of them in about two.
 """
 
 from __future__ import annotations

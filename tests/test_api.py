@@ -55,7 +55,7 @@ def test_score_takes_a_metric_in_every_form() -> None:
     expected = vd.score(PixelFlipping(steps=2), t, "saliency").values
     assert torch.equal(vd.score("pixel_flipping", t, "saliency", steps=2).values, expected)
     assert torch.equal(vd.score(PixelFlipping, t, "saliency", steps=2).values, expected)
-    with pytest.raises(InputError, match="settings .'steps'. go with a metric's name"):
+    with pytest.raises(InputError, match=r"settings .'steps'. go with a metric's name"):
         vd.score(PixelFlipping(), t, "saliency", steps=2)
     with pytest.raises(InputError, match="a metric is a name or a Metric; got int"):
         vd.score(3, t, "saliency")
@@ -69,7 +69,7 @@ def test_explain_takes_an_explainer_in_every_form() -> None:
     assert vd.explain("integrated_gradients", t, steps=3).cost.forward == 18
     with pytest.raises(InputError, match="go with an explainer's name or class"):
         vd.explain(Occlusion(), t, window=2)
-    with pytest.raises(InputError, match="an explainer is a name.*got list"):
+    with pytest.raises(InputError, match=r"an explainer is a name.*got list"):
         vd.explain([1, 2], t)
 
 

@@ -212,7 +212,7 @@ def test_unknown_names_suggest_the_nearest() -> None:
         UnknownNameError, match="no metric is called 'pixel_fliping'; did you mean 'pixel_flipping'"
     ):
         vd.score("pixel_fliping", task, "saliency")
-    with pytest.raises(InputError, match="explainer 'integrated_gradients' does not take {'stepps': 3}"):
+    with pytest.raises(InputError, match=r"explainer 'integrated_gradients' does not take \{'stepps': 3}"):
         vd.explain("integrated_gradients", task, stepps=3)
 
 
@@ -242,8 +242,8 @@ def test_an_explainer_that_raises_midway() -> None:
     assert calls == [8, 8]
     assert model.training
     assert torch.is_grad_enabled()
+    calls.clear()
     with pytest.warns(VeridicalWarning, match="explainer 'breaks' failed: in the middle"):
-        calls.clear()
         table = vd.evaluate(task, [breaks, "random"], ["sparseness"])
     assert set(table.scores) == {("random", "sparseness")}
 

@@ -57,7 +57,7 @@ def test_the_inverse_is_an_exact_involution(data: st.DataObject) -> None:
     number = st.sampled_from([-1.0, -0.5, 0.0, 0.0, 1.0, 3.0])
     values = [data.draw(st.lists(number, min_size=count, max_size=count)) for _ in range(rows)]
     valid = [
-        [True] + data.draw(st.lists(st.booleans(), min_size=count - 1, max_size=count - 1))
+        [True, *data.draw(st.lists(st.booleans(), min_size=count - 1, max_size=count - 1))]
         for _ in range(rows)
     ]
     e = explanation(values, valid if data.draw(st.booleans()) else None)

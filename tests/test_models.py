@@ -1,4 +1,4 @@
-"""Anything that answers rows: scikit-learn estimators, pipelines on data frames, numpy and torch functions."""
+"""Anything that answers rows: scikit-learn estimators, pipelines on data frames, numpy, torch functions."""
 
 from __future__ import annotations
 

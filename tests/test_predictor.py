@@ -96,8 +96,10 @@ def test_tf32_is_what_the_plan_says_and_what_the_user_said_afterwards(tf32: bool
     try:
         torch.backends.cuda.matmul.fp32_precision = "tf32"
         chosen = [kind.fp32_precision for kind in kinds]
-        with pytest.raises(KeyError), _float32_products(tf32):
+        with _float32_products(tf32):
             assert [kind.fp32_precision for kind in kinds] == ["tf32" if tf32 else "ieee"] * 3
+        assert [kind.fp32_precision for kind in kinds] == chosen
+        with pytest.raises(KeyError), _float32_products(tf32):
             raise KeyError
         assert [kind.fp32_precision for kind in kinds] == chosen
         # once these settings are touched the older ones cannot be read any more
@@ -238,13 +240,13 @@ def test_no_chunk_is_larger_than_the_plan_whatever_the_fill_repeats() -> None:
 
 
 def test_rows_are_a_power_of_two_that_fits_the_budget() -> None:
-    small = vd.Task(Convolution(), torch.randn(2, 1, 8, 8), plan=Plan(budget_mib=1))
-    large = vd.Task(Convolution(), torch.randn(2, 1, 8, 8), plan=Plan(budget_mib=4))
+    small = vd.Task(Convolution().eval(), torch.randn(2, 1, 8, 8), plan=Plan(budget_mib=1))
+    large = vd.Task(Convolution().eval(), torch.randn(2, 1, 8, 8), plan=Plan(budget_mib=4))
     for rows in (small.predictor.rows, large.predictor.rows):
         assert rows % 8 == 0
         assert rows & (rows - 1) == 0
     assert large.predictor.rows == 4 * small.predictor.rows
-    # 8x8 floats in and as an extra copy, thrice 4 channels of them, once a quarter, the flattened and 3 logits
+    # 8x8 floats and a copy, thrice 4 channels of them, once a quarter, the same flattened, 3 logits
     row = 4 * (2 * 64 + 3 * 256 + 64 + 64 + 3)
     assert small.predictor.rows * row <= 2**20 < 2 * small.predictor.rows * row
 
@@ -258,8 +260,12 @@ def test_the_plan_is_fixed_and_recorded() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"rows": 12}, "multiple of 8 rows a chunk, got 12"), ({"rows": 0}, "got 0"), ({"autocast": "int8"}, "autocast is")],
-)  # fmt: skip
+    [
+        ({"rows": 12}, "multiple of 8 rows a chunk, got 12"),
+        ({"rows": 0}, "got 0"),
+        ({"autocast": "int8"}, "autocast is"),
+    ],
+)
 def test_plans_that_make_no_sense_are_refused(settings: dict, message: str) -> None:
     with pytest.raises(InputError, match=message):
         Plan(**settings)

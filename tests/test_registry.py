@@ -48,7 +48,7 @@ def test_unknown_names_suggest_the_nearest_and_list_all() -> None:
 
 
 def test_settings_that_do_not_exist_are_refused() -> None:
-    with pytest.raises(InputError, match="thing 'thing' does not take {'colour': 1}"):
+    with pytest.raises(InputError, match=r"thing 'thing' does not take \{'colour': 1}"):
         full().make("thing", colour=1)
 
 
@@ -69,7 +69,7 @@ def test_a_name_is_taken_once_unless_the_same_thing_is_defined_anew() -> None:
     again = type("Thing", (), {"__module__": Thing.__module__, "__qualname__": Thing.__qualname__})
     registry.add("thing", again)
     assert registry.maker("thing") is again
-    with pytest.raises(InputError, match="thing 'thing' is registered already, by .*choose another name"):
+    with pytest.raises(InputError, match=r"thing 'thing' is registered already, by .*choose another name"):
         registry.add("thing", Other)
     registry.add("thing", Other, replace=True)
     assert registry.maker("thing") is Other

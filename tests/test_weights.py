@@ -206,8 +206,8 @@ def captum_maps(kind: str, runs: nn.Module, convolution: nn.Module, x: Tensor) -
 
 @pytest.mark.parametrize(
     "kind",
-    ["Saliency", "InputXGradient", "IntegratedGradients", "DeepLift", "GuidedBackprop", "Deconvolution", "LRP",
-     "LayerGradCam"],
+    ["Saliency", "InputXGradient", "IntegratedGradients", "DeepLift", "GuidedBackprop", "Deconvolution",
+     "LRP", "LayerGradCam"],
 )  # fmt: skip
 def test_captum_explains_the_view_as_it_explains_a_noisy_copy(kind: str) -> None:
     torch.manual_seed(0)
@@ -317,13 +317,13 @@ def test_models_without_weights_say_that_noise_cannot_be() -> None:
 
 def test_names_and_shapes_are_checked() -> None:
     model, _ = made("plain")
-    with pytest.raises(UnknownNameError, match="did you mean '0.weight'"):
+    with pytest.raises(UnknownNameError, match=r"did you mean '0\.weight'"):
         WeightView(model, {"0.weigh": torch.ones(8, 4)})
     with pytest.raises(InputError, match=r"'0.weight' has shape \(8, 4\), got \(4, 8\)"):
         WeightView(model, {"0.weight": torch.ones(4, 8)})
 
 
-# --- randomised layers ----------------------------------------------------------------------------------------
+# --- randomised layers ------------------------------------------------------------------------------------
 
 
 def test_layers_and_cascades() -> None:

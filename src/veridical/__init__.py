@@ -6,7 +6,7 @@ from veridical.api import evaluate, explain, explainers, metrics, register, scor
 from veridical.evaluation import Evaluation
 from veridical.explainers import Explainer, applicable
 from veridical.explanation import Explanation
-from veridical.gef import GEF, FastGEF
+from veridical.gef import GEF, FastGEF, visualise
 from veridical.metrics.base import ExplainerMetric, Metric, Outcome
 from veridical.predictor import Plan
 from veridical.qge import QGE, QRand
@@ -49,4 +49,5 @@ __all__ = [
     "register",
     "score",
     "tasks",
+    "visualise",
 ]

@@ -34,7 +34,7 @@ class Explanation:
     targets: Tensor
     ids: Tensor
     explainer: str = "given"
-    order: Tensor = field(default_factory=lambda: None)  # type: ignore[arg-type,return-value]
+    order: Tensor = field(default_factory=lambda: None)  # type: ignore[assignment]
     cost: Cost = field(default_factory=Cost)
     provenance: Mapping[str, Any] = field(default_factory=dict)
 

@@ -174,7 +174,7 @@ def _features_that_matter(task: Task, fill: Fill, key: Key) -> Tensor | None:
     """(N, V): whether removing a feature changes its input at all; None where that depends on the mask."""
     if fill.looks_at_mask:
         return None
-    state, few = _state(task, fill), max(1, task.predictor.rows // fill.repeats)
+    state, few = fill_state(task, fill), max(1, task.predictor.rows // fill.repeats)
     changes = []
     for at in range(0, len(task), few):
         x, ids = task.inputs[at : at + few], task.ids[at : at + few]
@@ -183,7 +183,8 @@ def _features_that_matter(task: Task, fill: Fill, key: Key) -> Tensor | None:
     return matters if task.space.valid is None else matters & task.space.valid
 
 
-def _state(task: Task, fill: Fill) -> Tensor | None:
+def fill_state(task: Task, fill: Fill) -> Tensor | None:
+    """What a fill estimates from the task's reference rows, computed once."""
     name = f"fill {fill!r} over {task.space.kind} {tuple(task.space.labels.shape)}"
     state: Tensor | None = task.from_train(name, lambda: fill.prepare(task.train, task.space))
     return state
@@ -200,7 +201,7 @@ def _ask(
 ) -> tuple[Tensor, Tensor | None]:
     """Answers (N, M, C or none) and, for rules that cannot tell, which masks change nothing (N, M)."""
     samples, masks, repeats = len(task), rule.count, fill.repeats
-    predictor, state = task.predictor, _state(task, fill)
+    predictor, state = task.predictor, fill_state(task, fill)
     shape = task.inputs.shape[1:]
     width = task.n_outputs if all_outputs else 1
     result: Tensor | None = None

@@ -140,7 +140,9 @@ def test_details_add_up(small: vd.Task) -> None:
     assert gap.direction is vd.Direction.HIGHER
 
 
-@pytest.mark.parametrize("name", ["sparseness", "complexity", "random_logit", "mprt"])
+@pytest.mark.parametrize(
+    "name", ["sparseness", "complexity", "completeness", "random_logit", "mprt", "efficient_mprt"]
+)
 def test_what_cannot_differ_is_flagged_and_never_ranked(name: str, small: vd.Task) -> None:
     scores = vd.score(f"qge:{name}", small, "gradient")
     assert bool(scores.values.isnan().all())
@@ -152,8 +154,13 @@ def test_those_flagged_are_indeed_unmoved(small: vd.Task) -> None:
     e = vd.explain("gradient", small)
     for name in ("sparseness", "complexity"):
         assert torch.allclose(values(name, small, e), values(name, small, e.inverted()))
-    own = vd.score("random_logit", small, "gradient").values
-    assert torch.allclose(own, vd.score("random_logit", small, "inverse:gradient").values)
+    for name in ("random_logit", "mprt", "efficient_mprt"):
+        own, other = (vd.score(name, small, who).values for who in ("gradient", "inverse:gradient"))
+        assert torch.allclose(own, other), name
+    # an average of inverted maps is not the inverse of their average
+    own, other = (vd.score("smooth_mprt", small, who).values for who in ("gradient", "inverse:gradient"))
+    assert not torch.allclose(own, other)
+    assert not bool(vd.score("qge:smooth_mprt", small, "gradient").values.isnan().any())
 
 
 def test_methods_are_inverted_map_by_map(small: vd.Task) -> None:

@@ -133,15 +133,15 @@ def irof(ask, x, e, fill, labels):
     return 1 - trapezoid(relative, [k / (len(curve) - 1) for k in range(len(curve))])
 
 
-def sufficiency(maps, predictions, neighbours):
+def sufficiency(maps, predictions, others, their_predictions, neighbours):
     out = []
-    for i in range(len(maps)):
+    for e, predicted in zip(maps, predictions, strict=True):
         distance = []
-        for j in range(len(maps)):
-            cosine = maps[i] @ maps[j] / np.linalg.norm(maps[i]) / np.linalg.norm(maps[j])
+        for j, other in enumerate(others):
+            cosine = e @ other / np.linalg.norm(e) / np.linalg.norm(other)
             distance.append((round(1 - cosine, 9), j))
-        near = [j for _, j in sorted(distance) if j != i][:neighbours]
-        out.append(np.mean([predictions[j] == predictions[i] for j in near]))
+        near = [j for _, j in sorted(distance)[:neighbours]]
+        out.append(np.mean([their_predictions[j] == predicted for j in near]))
     return out
 
 
@@ -155,7 +155,7 @@ def eraser(ask, x, e, fill, bins, keep):
 
 
 def harmonic_matrix(hole):
-    """(D - W) among the missing pixels of a boolean (H, W) mask, and W from the kept ones, as dense arrays."""
+    """(D - W) among the missing pixels of a boolean (H, W) mask, and W from the kept ones, dense."""
     height, width = hole.shape
     missing = [tuple(p) for p in np.argwhere(hole)]
     index = {p: k for k, p in enumerate(missing)}

@@ -23,9 +23,10 @@ class Lime(Explainer):
     """The coefficients of a ridge regression of y on z, where z_i = 1 if feature i was kept.
 
     Each of `draws` masks removes every feature with one probability, itself uniform on [0, 1], so that the
-    number of features removed is uniform on 0..D; the unmasked input is one row more. A mask that removes the share d of the features weighs exp(-(d / kernel_width)^2). The intercept
-    is not penalised; `ridge` is the penalty on the coefficients (Ribeiro et al. 2016, eq. 1 and 2 with a
-    quadratic penalty in the place of a limit on the number of features).
+    number of features removed is uniform on 0..D; the unmasked input is one row more. A mask that removes
+    the share d of the features weighs exp(-(d / kernel_width)^2). The intercept is not penalised; `ridge` is
+    the penalty on the coefficients (Ribeiro et al. 2016, eq. 1 and 2 with a quadratic penalty in the place
+    of a limit on the number of features).
     """
 
     draws: int = 512

@@ -13,7 +13,7 @@ from veridical.errors import InputError
 from veridical.explainers.base import Explainer, register
 from veridical.explainers.coalitions import IndependentCoins, sample_blocks, written_out
 from veridical.predictor import check_finite, repeat_side, take_side
-from veridical.probe import blocks, probe
+from veridical.probe import blocks, fill_state, probe
 from veridical.rng import Key
 from veridical.task import Task
 
@@ -110,7 +110,7 @@ def _ask_smooth(task: Task, masks: _SmoothMasks, key: Key) -> tuple[Tensor, Tens
     """
     fill, predictor, shape = task.fill, task.predictor, task.inputs.shape[1:]
     repeats = fill.repeats
-    state = task.reference.cached(f"fill {fill!r}", lambda: fill.prepare(task.train, task.space))
+    state = fill_state(task, fill)
     total = torch.zeros(len(task), 1, dtype=torch.float64, device=task.device)
     covered, weighted = total.new_zeros(2, len(task), task.space.n_features)
     with task.session():

@@ -1,6 +1,30 @@
 """GEF and Fast-GEF: does the explanation move as the model moves, under weight noise?"""
 
+from veridical.gef.assumptions import Assumptions, assumptions
+from veridical.gef.classes import class_task
+from veridical.gef.feature_visualisation import DeepViz, FeatureVisualisation, Fourier, Maco
 from veridical.gef.metric import GEF, FastGEF, gef_score
 from veridical.gef.path import NoisePath, find_path
+from veridical.gef.plots import plot_cloud, plot_gained, plot_path, plot_scores_by_explainer
+from veridical.gef.visualise import Visualisation, visualise
 
-__all__ = ["GEF", "FastGEF", "NoisePath", "find_path", "gef_score"]
+__all__ = [
+    "GEF",
+    "Assumptions",
+    "DeepViz",
+    "FastGEF",
+    "FeatureVisualisation",
+    "Fourier",
+    "Maco",
+    "NoisePath",
+    "Visualisation",
+    "assumptions",
+    "class_task",
+    "find_path",
+    "gef_score",
+    "plot_cloud",
+    "plot_gained",
+    "plot_path",
+    "plot_scores_by_explainer",
+    "visualise",
+]

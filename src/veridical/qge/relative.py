@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from veridical.metrics.base import AnyMetric, Outcome, registry
+from veridical.metrics.randomisation import EfficientMprt, Mprt, RandomLogit
 from veridical.rng import Key
 from veridical.scores import Direction
 from veridical.task import Task
@@ -103,14 +104,16 @@ def metric_from_json(data: dict[str, Any]) -> AnyMetric:
 def unmoved_by_inversion(metric: AnyMetric) -> bool:
     """Whether a map and its inverse must score alike.
 
-    So it is where permuting a map's values changes nothing, and where a metric compares maps that are both
-    inverted by the correlation of their ranks. A metric can say so itself by `inversion_invariant`.
+    So it is where permuting a map's values changes nothing, and where two maps, both inverted, are compared
+    by the correlation of their ranks. (Not so smooth MPRT, which inverts maps before it averages them.) A
+    metric can say so itself by `inversion_invariant`.
     """
     said = getattr(metric, "inversion_invariant", None)
     if said is not None:
         return bool(said)
-    by_ranks = getattr(metric, "similarity", None) == "spearman" and not getattr(metric, "absolute", False)
-    return metric.permutation_invariant or by_ranks
+    if type(metric) in (Mprt, RandomLogit):
+        return metric.similarity == "spearman" and not metric.absolute  # type: ignore[attr-defined]
+    return metric.permutation_invariant or isinstance(metric, EfficientMprt)
 
 
 def undefined(task: Task) -> Outcome:

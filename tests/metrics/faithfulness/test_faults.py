@@ -28,7 +28,6 @@ from veridical.metrics import (
     RegionPerturbation,
     Road,
     SensitivityN,
-    Sufficiency,
 )
 from veridical.rng import Key
 from veridical.task import Task
@@ -122,19 +121,6 @@ def test_a_constant_map_is_flagged_where_it_is_ranked():
         assert sum(metric(task, flat).flagged.values()) == 3, metric.name
 
 
-def test_sufficiency_without_neighbours_is_nan_not_perfect():
-    task = image_task(samples=1)
-    scores = Sufficiency()(task, random_map(task))
-    assert scores.values.isnan().all()
-    assert scores.flagged == {"no neighbour": 1}
-    task = image_task(samples=4)
-    scores = Sufficiency(radius=0.0)(task, random_map(task))
-    assert scores.flagged == {"no neighbour": 4}
-    zero = random_map(task)
-    zero.values[2] = 0
-    assert Sufficiency()(task, explained(task, zero.values)).flagged == {"map is zero": 1}
-
-
 def test_steps_that_change_nothing_tie_exactly():
     """Black pixels under a black fill: the curve is flat there to the last bit."""
     task = image_task()
@@ -170,7 +156,6 @@ def test_refusals_say_what_would_do():
         lambda: Road(shares=(1.0,)),
         lambda: Comprehensiveness(bins=()),
         lambda: Irof(segments=1),
-        lambda: Sufficiency(neighbours=0),
     ):
         with pytest.raises(InputError):
             wrong()

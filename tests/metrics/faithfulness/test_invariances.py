@@ -1,4 +1,4 @@
-"""What must not change a score: rescaling, relabelling features, batches, order; and what a score must cost."""
+"""What must not change a score: rescaling, relabelling, batches, order; and what a score must cost."""
 
 from dataclasses import replace
 
@@ -23,7 +23,6 @@ from veridical.metrics import (
     Road,
     Selectivity,
     SensitivityN,
-    Sufficiency,
     TextSufficiency,
 )
 from veridical.predictor import Plan
@@ -43,7 +42,6 @@ ALL = [
     RegionPerturbation(patch=2, regions=4),
     Selectivity(patch=2),
     SensitivityN(draws=10),
-    Sufficiency(neighbours=2),
 ]
 
 
@@ -67,7 +65,6 @@ def test_monotone_rescaling_changes_no_ranking_metric(metric):
         Selectivity(),
         RegionPerturbation(),
         MonotonicityCorrelation(fill=Zero()),
-        Sufficiency(neighbours=2),
     ],
     ids=lambda m: m.name,
 )
@@ -101,7 +98,7 @@ def test_scores_do_not_depend_on_the_batch_or_the_order(metric):
     assert torch.equal(before[1], explanation.values)
 
 
-@pytest.mark.parametrize("metric", [m for m in ALL if m.name != "sufficiency"], ids=lambda m: m.name)
+@pytest.mark.parametrize("metric", ALL, ids=lambda m: m.name)
 def test_every_sample_is_scored_as_if_alone(metric):
     """Not only the first batch, and never by the samples beside it."""
     task = image_task(samples=5)
@@ -132,7 +129,6 @@ def test_every_sample_is_scored_as_if_alone(metric):
         (RegionPerturbation(patch=3, regions=50), 4),
         (Selectivity(patch=3), 4),
         (Road(shares=(0.2, 0.6)), 2),
-        (Sufficiency(), 0),
     ],
     ids=lambda v: getattr(v, "name", str(v)),
 )
@@ -161,7 +157,6 @@ def test_padding_is_never_a_feature():
         MonotonicityCorrelation(),
         RegionPerturbation(),
         Selectivity(),
-        Sufficiency(),
     ):
         a, b = metric(task, explanation).values, metric(wider, explained(wider, junk)).values
         close(a, b, atol=1e-9, rtol=0, equal_nan=True)

@@ -20,7 +20,6 @@ from veridical.metrics import (
     RegionPerturbation,
     Selectivity,
     SensitivityN,
-    Sufficiency,
 )
 from veridical.metrics.faithfulness.infidelity import RandomSquares
 from veridical.probe import RandomSubsets
@@ -180,14 +179,3 @@ def test_irof_equals_its_reference():
     compare(IMAGE, metric, reference, explanation)
     with pytest.raises(AssertionError):
         compare(IMAGE, metric, lambda a, x, e, z, i: reference(a, x, -e, z, i), explanation)
-
-
-def test_sufficiency_equals_its_reference():
-    task = crooked_task(samples=20)
-    explanation = random_map(task)
-    got = Sufficiency(neighbours=3)(task, explanation).values
-    want = slow.sufficiency(explanation.values.numpy(), task.predictions.tolist(), 3)
-    np.testing.assert_allclose(got.numpy(), want)
-    assert not np.allclose(
-        got.numpy(), slow.sufficiency(explanation.values.numpy(), task.predictions.tolist(), 4)
-    )

@@ -1,4 +1,4 @@
-"""Sufficiency: do samples with like explanations get the same prediction?"""
+"""Sufficiency: do inputs with like explanations get the same prediction?"""
 
 from __future__ import annotations
 
@@ -9,80 +9,106 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError
-from veridical.explanation import Explanation
-from veridical.metrics.base import Metric, Outcome, register
-from veridical.metrics.faithfulness.masks import existing_values
+from veridical.explainers.base import Explainer
+from veridical.metrics.base import ExplainerMetric, Outcome, register
+from veridical.predictor import take_side
 from veridical.rng import Key
 from veridical.scores import Direction
 from veridical.task import Task
 
 
 def shared_prediction(near: Tensor, predictions: Tensor, own: Tensor) -> Tensor:
-    """Of the neighbours of each sample (n, N), the share that has its prediction; NaN without neighbours."""
+    """Of the neighbours of each sample (n, R), the share that has its prediction; NaN without neighbours."""
     same = predictions[None] == own[:, None]
     return (same & near).sum(-1) / near.sum(-1).double()
 
 
 @register
 @dataclass(frozen=True)
-class Sufficiency(Metric):
-    """The share of samples with like maps that the model predicts alike (Dasgupta et al., local sufficiency).
+class Sufficiency(ExplainerMetric):
+    """Of the reference rows with the most similar maps, the share with the same prediction.
 
-    P(f(x') = f(x) | e(x') near e(x)), over the other samples x' of the task: the `neighbours` with the
-    smallest cosine distance between maps, or with `radius` all within that distance. It is a property of
-    the set: a sample's value depends on which others stand beside it, though never on their order or on how
-    the set is cut into batches. It asks the model nothing beyond its predictions.
+    P(f(x') = f(x) | e(x') near e(x)): the probability that what the explanation says suffices for the
+    prediction (Dasgupta et al., local sufficiency, with likeness by the cosine of maps). Near are the
+    `neighbours` of smallest cosine distance, or with `radius` all within that distance. The first
+    `reference_rows` rows of `train` are explained for their own predictions, so that a sample's score does
+    not depend on which others are judged with it.
     """
 
     neighbours: int = 5
     radius: float | None = None
+    reference_rows: int = 1000
     name: ClassVar[str] = "sufficiency"
     category: ClassVar[str] = "faithfulness"
     direction: ClassVar[Direction] = Direction.HIGHER
-    summary: ClassVar[str] = "Do samples with like explanations get the same prediction?"
-    assumes: ClassVar[str] = "the task holds several samples a class, and their maps can be compared"
-    misleads: ClassVar[str] = "on small or one-class sets; a map that merely encodes the class is perfect"
+    summary: ClassVar[str] = "Do inputs with like explanations get the same prediction?"
+    assumes: ClassVar[str] = "reference rows of every class, and maps that can be compared place by place"
+    misleads: ClassVar[str] = "where one class prevails; a map that merely betrays the class is perfect"
     paper: ClassVar[str] = "Dasgupta et al. 2022"
+    needs: ClassVar[frozenset[str]] = frozenset({"explainer", "train"})
 
     def __post_init__(self) -> None:
-        if self.neighbours < 1 or (self.radius is not None and not 0 <= self.radius <= 2):
-            raise InputError(
-                f"sufficiency needs neighbours >= 1 and a cosine radius in [0, 2], "
-                f"got {self.neighbours} and {self.radius}"
-            )
+        for what in ("neighbours", "reference_rows"):
+            if getattr(self, what) < 1:
+                raise InputError(f"{what} must be at least 1, got {getattr(self, what)}")
+        if self.radius is not None and not 0 <= self.radius <= 2:
+            raise InputError(f"a cosine distance lies in [0, 2], got radius {self.radius}")
 
     def why_not(self, task: Task) -> str | None:
+        reason = super().why_not(task)
+        if reason is not None:
+            return reason
         if task.head == "regression":
             return "it compares predicted classes, and a regression has none"
-        return super().why_not(task)
+        if task.space.valid is not None or task.space.per_sample:
+            return "features differ between samples, so reference rows have no comparable maps"
+        if task.side and not task.train_side:
+            return "the model takes side inputs; give those of the reference rows as train_side=..."
+        return None
 
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
-        maps = existing_values(explanation)
-        length = maps.square().sum(-1, keepdim=True).sqrt()
-        empty = length[:, 0] == 0
-        unit = maps / torch.where(length == 0, 1.0, length)
-        predictions = task.predictions
-        # equal distances fall back to the ids, so that the order of the samples does not matter
-        by_id = task.ids.argsort()
-        unit_by_id, empty_by_id = unit[by_id], empty[by_id]
+    def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
+        others = self._references(task)
+        mine, failed, empty = _directions(
+            explainer(task.with_targets(task.predictions), key / "samples").values
+        )
+        theirs, *unusable = _directions(explainer(others, key / "references").values)
+        barred = unusable[0] | unusable[1]
         values = []
-        few = max(1, 2**22 // max(1, len(task)))
+        few = max(1, 2**22 // len(theirs))
         for at in range(0, len(task), few):
             part = slice(at, at + few)
-            distance = ((1 - unit[part] @ unit_by_id.T) * 1e9).round() / 1e9
-            barred = (task.ids[part, None] == task.ids[by_id][None]) | empty_by_id[None]
+            # rounded, so that equal distances tie and fall back to the order of the reference rows
+            distance = ((1 - mine[part] @ theirs.T) * 1e9).round() / 1e9
             near = self._near(distance.masked_fill(barred, torch.inf))
-            values.append(shared_prediction(near, predictions[by_id], predictions[part]))
-        lonely = torch.isnan(torch.cat(values))
-        return Outcome(
-            torch.cat(values).masked_fill(empty, torch.nan),
-            flags={"no neighbour": lonely & ~empty, "map is zero": empty},
-        )
+            values.append(shared_prediction(near, others.targets, task.predictions[part]))
+        shares = torch.cat(values).masked_fill(failed | empty, torch.nan)
+        lonely = shares.isnan() & ~failed & ~empty
+        return Outcome(shares, flags={"no neighbour": lonely, "map is zero": empty, "no explanation": failed})
 
     def _near(self, distance: Tensor) -> Tensor:
-        """Which samples count as neighbours (n, N); an infinite distance never does."""
+        """Which rows count as neighbours (n, R); an infinite distance never does."""
         if self.radius is not None:
             return distance <= self.radius
         order = distance.argsort(dim=-1, stable=True)[:, : self.neighbours]
         near = torch.zeros_like(distance, dtype=torch.bool).scatter_(-1, order, True)
         return near & torch.isfinite(distance)
+
+    def _references(self, task: Task) -> Task:
+        """The reference rows as samples of a task of their own, explained for their predictions."""
+        assert task.train is not None
+        few = slice(0, self.reference_rows)
+        rows, side = task.train[few], take_side(task.train_side, few)
+        ids = torch.arange(len(rows), device=task.device)
+        predicted = task.predictor.outputs(rows, side).argmax(-1)
+        others = task._derive(inputs=rows, side=side, ids=ids, masks=None, labels=None, _targets=predicted)
+        others.__dict__["reference"] = others
+        return others
+
+
+def _directions(maps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Maps scaled to length 1, which of them failed (NaN), and which are zero."""
+    maps = maps.double()
+    failed = maps.isnan().any(-1)
+    maps = maps.masked_fill(failed[:, None], 0.0)
+    length = maps.square().sum(-1, keepdim=True).sqrt()
+    return maps / torch.where(length == 0, 1.0, length), failed, (length[:, 0] == 0) & ~failed

@@ -1,0 +1,245 @@
+"""Pictures of what a class looks like to a model: inputs optimised to raise its logit.
+
+Each method says how an image is made of its parameters and how they take a step; the ascent is written once.
+All randomness is keyed by the class, and classes do not touch one another, so a batch of classes gives what
+they give one by one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from veridical import rng
+from veridical.errors import InputError
+from veridical.explainers import Explainer
+from veridical.explainers.base import selected
+from veridical.predictor import call
+from veridical.rng import Key
+from veridical.task import Task
+
+
+@dataclass(frozen=True)
+class FeatureVisualisation(Explainer):
+    """Base of the visualisers: `steps` of ascent on the logit of a class, from keyed noise."""
+
+    steps: int = 100
+    rate: float = 0.05
+    views: int = 4
+    modalities: ClassVar[frozenset[str]] = frozenset({"image"})
+    needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
+    stochastic: ClassVar[bool] = True
+    one_key: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.views < 1 or not self.rate > 0:
+            raise InputError(
+                f"steps and views count from 1 and the rate is positive, got {self.steps}, {self.views}, "
+                f"{self.rate}"
+            )
+
+    def why_not(self, task: Task) -> str | None:
+        if task.members is None:
+            return "it pictures classes, not inputs; give it gef.class_task(task), or call vd.visualise(task)"
+        if len(task.inputs.shape) != 4:
+            return "it pictures classes of image models"
+        return None if task.differentiable else "it needs gradients and the model is not a torch function"
+
+    def rows_per_sample(self, task: Task) -> int:
+        return self.views
+
+    def start(self, task: Task, key: Key) -> Tensor:
+        """The parameters before the first step (n, ...)."""
+        raise NotImplementedError
+
+    def image(self, parameters: Tensor, task: Task) -> Tensor:
+        """The images (n, C, H, W) that these parameters stand for."""
+        return parameters
+
+    def tidied(self, parameters: Tensor, gradient: Tensor, step: int) -> Tensor:
+        """The parameters after a step, pulled towards plausible pictures."""
+        return parameters
+
+    def attribute(self, task: Task, key: Key) -> Tensor:
+        parameters = self.start(task, key)
+        first, second = torch.zeros_like(parameters), torch.zeros_like(parameters)
+        for step in range(self.steps):
+            parameters = parameters.detach().requires_grad_(True)
+            seen = seen_from(self.image(parameters, task), task, self.views, key / "view" / step)
+            outputs = call(task.predictor.view, seen)
+            logits = selected(outputs, task.targets.repeat_interleave(self.views))
+            (gradient,) = torch.autograd.grad(logits.sum() / self.views, parameters)
+            with torch.no_grad():
+                # Adam, so that the rate means the same whatever the model's scale
+                first = 0.9 * first + 0.1 * gradient
+                second = 0.999 * second + 0.001 * gradient.square()
+                scale = (second / (1 - 0.999 ** (step + 1))).sqrt() + 1e-12
+                moved = parameters + self.rate * first / (1 - 0.9 ** (step + 1)) / scale
+                parameters = self.tidied(moved, gradient, step)
+        with torch.no_grad():
+            return self.image(parameters, task)
+
+
+@dataclass(frozen=True)
+class DeepViz(FeatureVisualisation):
+    """Ascent on the pixels, held plausible by decay, blur and the removal of weak pixels (DV).
+
+    Every `blur_every` steps the picture is blurred, and the pixels of the smallest norm and of the smallest
+    contribution |x . gradient| (`weakest` of each) are set to the middle of the value range.
+    """
+
+    rate: float = 0.03
+    views: int = 1
+    decay: float = 1e-3
+    blur_every: int = 4
+    blur: float = 0.6
+    weakest: float = 0.05
+    name: ClassVar[str] = "deep_viz"
+    summary: ClassVar[str] = "pixels optimised for a class, with decay, blur and weak pixels removed"
+    paper: ClassVar[str] = "Yosinski et al. 2015"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (0 <= self.decay < 1 and 0 <= self.weakest < 1) or self.blur < 0 or self.blur_every < 1:
+            raise InputError("decay and weakest lie in [0, 1), blur is not negative, blur_every at least 1")
+
+    def start(self, task: Task, key: Key) -> Tensor:
+        return 0.1 * _noise(task, key / "start", tuple(task.inputs.shape[1:]))
+
+    def image(self, parameters: Tensor, task: Task) -> Tensor:
+        low, high = value_range(task)
+        return (low + high) / 2 + (high - low) / 2 * parameters.clamp(-1, 1)
+
+    def tidied(self, parameters: Tensor, gradient: Tensor, step: int) -> Tensor:
+        parameters = (parameters * (1 - self.decay)).clamp(-1, 1)
+        # the last picture is left sharp
+        if (step + 1) % self.blur_every or step + 1 == self.steps:
+            return parameters
+        parameters = blurred(parameters, self.blur)
+        for strength in (parameters.norm(dim=1), (parameters * gradient).sum(1).abs()):
+            line = strength.flatten(1).quantile(self.weakest, dim=1)[:, None, None]
+            parameters = parameters * (strength >= line)[:, None]
+        return parameters
+
+
+@dataclass(frozen=True)
+class Fourier(FeatureVisualisation):
+    """Ascent on the Fourier coefficients, each weighted by one over its frequency (FO)."""
+
+    name: ClassVar[str] = "fourier"
+    summary: ClassVar[str] = "Fourier coefficients optimised for a class"
+    paper: ClassVar[str] = "Olah et al. 2017"
+
+    def start(self, task: Task, key: Key) -> Tensor:
+        channels, height, width = task.inputs.shape[1:]
+        return 0.1 * _noise(task, key / "start", (channels, height, width // 2 + 1, 2))
+
+    def image(self, parameters: Tensor, task: Task) -> Tensor:
+        height, width = task.inputs.shape[2:]
+        down = torch.fft.fftfreq(height, device=task.device, dtype=parameters.dtype)[:, None]
+        across = torch.fft.rfftfreq(width, device=task.device, dtype=parameters.dtype)
+        frequency = (down.square() + across.square()).sqrt().clamp(min=1 / max(height, width))
+        spectrum = torch.view_as_complex(parameters.contiguous()) / frequency
+        plain = torch.fft.irfft2(spectrum, s=(height, width), norm="ortho")
+        low, high = value_range(task)
+        return low + (high - low) * torch.sigmoid(plain)
+
+
+@dataclass(frozen=True)
+class Maco(FeatureVisualisation):
+    """Ascent on the phases only; the magnitudes are those of the mean spectrum of the reference rows (MACO).
+
+    The picture is brought to the value range by a sigmoid of its standardised values.
+    """
+
+    rate: float = 0.1
+    name: ClassVar[str] = "maco"
+    summary: ClassVar[str] = "phases optimised for a class under the magnitudes of real images"
+    paper: ClassVar[str] = "Fel et al. 2023"
+
+    def start(self, task: Task, key: Key) -> Tensor:
+        channels, height, width = task.inputs.shape[1:]
+        return torch.pi * (2 * _uniform(task, key / "start", (channels, height, width // 2 + 1)) - 1)
+
+    def image(self, parameters: Tensor, task: Task) -> Tensor:
+        height, width = task.inputs.shape[2:]
+        magnitude = mean_magnitude(task)
+        plain = torch.fft.irfft2(torch.polar(magnitude.expand_as(parameters), parameters), s=(height, width))
+        middle = plain.mean((1, 2, 3), keepdim=True)
+        spread = plain.std((1, 2, 3), keepdim=True, correction=0) + 1e-6
+        low, high = value_range(task)
+        return low + (high - low) * torch.sigmoid((plain - middle) / spread)
+
+
+METHODS: dict[str, type[FeatureVisualisation]] = {kind.name: kind for kind in (DeepViz, Fourier, Maco)}
+
+
+def seen_from(images: Tensor, task: Task, views: int, key: Key) -> Tensor:
+    """Each image `views` times, shifted a little and enlarged by up to a quarter, keyed by its class.
+
+    A single view is the image itself.
+    """
+    if views == 1:
+        return images
+    drawn = rng.uniform(key, task.ids, torch.arange(views, device=task.device), 3, images.dtype)
+    shrink = 1 - 0.2 * drawn[..., 0]
+    shift = (drawn[..., 1:] * 2 - 1) * (1 - shrink + 0.05)[..., None]
+    theta = torch.zeros(*drawn.shape[:2], 2, 3, dtype=images.dtype, device=images.device)
+    theta[..., 0, 0] = theta[..., 1, 1] = shrink
+    theta[..., 2] = shift
+    repeated = images.repeat_interleave(views, 0)
+    grid = F.affine_grid(theta.flatten(0, 1), list(repeated.shape), align_corners=False)
+    return F.grid_sample(repeated, grid, padding_mode="reflection", align_corners=False)
+
+
+def value_range(task: Task) -> tuple[Tensor, Tensor]:
+    """The smallest and largest value of each channel in the reference rows (C, 1, 1)."""
+
+    def find() -> tuple[Tensor, Tensor]:
+        rows = _reference_rows(task).movedim(1, 0).flatten(1)
+        return rows.amin(1)[:, None, None], rows.amax(1)[:, None, None]
+
+    found: tuple[Tensor, Tensor] = task.from_train("value range by channel", find)
+    return found
+
+
+def mean_magnitude(task: Task) -> Tensor:
+    """The mean over the reference rows of the magnitude of their spectra (C, H, W // 2 + 1)."""
+    found: Tensor = task.from_train(
+        "mean magnitude of spectra", lambda: torch.fft.rfft2(_reference_rows(task)).abs().mean(0)
+    )
+    return found
+
+
+def _reference_rows(task: Task) -> Tensor:
+    if task.train is not None:
+        return task.train[:1024]
+    return task.inputs if task.members is None else task.members.inputs
+
+
+def blurred(images: Tensor, sigma: float) -> Tensor:
+    """Gaussian blur of every channel, the border repeated."""
+    if sigma == 0:
+        return images
+    reach = max(1, round(3 * sigma))
+    place = torch.arange(-reach, reach + 1, dtype=images.dtype, device=images.device)
+    weights = torch.exp(-place.square() / (2 * sigma**2))
+    weights = weights / weights.sum()
+    flat = images.flatten(0, 1)[:, None]
+    flat = F.conv2d(F.pad(flat, (reach, reach, 0, 0), mode="replicate"), weights[None, None, None])
+    flat = F.conv2d(F.pad(flat, (0, 0, reach, reach), mode="replicate"), weights[None, None, :, None])
+    return flat.reshape(images.shape)
+
+
+def _noise(task: Task, key: Key, shape: tuple[int, ...]) -> Tensor:
+    size = torch.Size(shape).numel()
+    return rng.normal(key, task.ids, 0, size, task.inputs.dtype).reshape(-1, *shape)
+
+
+def _uniform(task: Task, key: Key, shape: tuple[int, ...]) -> Tensor:
+    size = torch.Size(shape).numel()
+    return rng.uniform(key, task.ids, 0, size, task.inputs.dtype).reshape(-1, *shape)

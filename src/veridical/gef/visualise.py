@@ -1,0 +1,104 @@
+"""The verb: show what classes look like to a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from veridical.errors import unknown_name
+from veridical.gef.classes import class_task
+from veridical.gef.feature_visualisation import METHODS
+from veridical.plots import as_image
+from veridical.rng import Key
+from veridical.scores import Cost
+from veridical.task import Task
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Visualisation:
+    """Images (n, C, H, W) of classes in the model's input space, and what the model says to them."""
+
+    images: Tensor
+    classes: tuple[int, ...]
+    method: str
+    logits: Tensor
+    probabilities: Tensor
+    cost: Cost
+
+    def __len__(self) -> int:
+        return len(self.classes)
+
+    def plot(self, names: Sequence[str] | None = None, columns: int = 5) -> Figure:
+        """All images in a grid, each with its class and the model's probability for it."""
+        from matplotlib import pyplot
+
+        across = min(columns, len(self))
+        down = -(-len(self) // across)
+        figure, grid = pyplot.subplots(
+            down, across, figsize=(1.8 * across, 2.0 * down), squeeze=False, layout="constrained"
+        )
+        for cell in grid.flat:
+            cell.set_axis_off()
+        for cell, image, class_, share in zip(
+            grid.flat, self.images, self.classes, self.probabilities.tolist(), strict=False
+        ):
+            picture = as_image(image)
+            cell.imshow(picture, cmap="gray" if picture.dim() == 2 else None)
+            cell.set_title(f"{names[class_] if names else class_} ({share:.2f})", fontsize=8)
+        figure.suptitle(self.method, fontsize=9)
+        return figure
+
+    def __repr__(self) -> str:
+        mean = float(self.probabilities.mean())
+        return (
+            f"Visualisation by {self.method} of {len(self)} classes, images {tuple(self.images.shape[1:])}, "
+            f"mean probability of the class {mean:.2f}, cost {self.cost}"
+        )
+
+
+def visualise(
+    task: Task,
+    class_: int | Sequence[int] | None = None,
+    method: str = "maco",
+    steps: int = 100,
+    seed: int = 0,
+    **settings: Any,
+) -> Visualisation:
+    """Optimise an image for a class, for several, or (None) for all that the model predicts.
+
+    `method` is "deep_viz", "fourier" or "maco"; further settings are the method's own. All classes are
+    optimised together, and the same seed gives the same images.
+    """
+    if method not in METHODS:
+        raise unknown_name("method of visualisation", method, METHODS)
+    classes = None if class_ is None else [class_] if isinstance(class_, int) else list(class_)
+    on = class_task(task, classes)
+    explanation = METHODS[method](steps=steps, **settings)(on, Key(seed))
+    images = explanation.values.reshape(on.inputs.shape).to(on.inputs.dtype)
+    outputs = task.uncounted(lambda: task.predictor.outputs(images))
+    place = on.targets[:, None]
+    return Visualisation(
+        images,
+        tuple(on.targets.tolist()),
+        f"{method}, {steps} steps",
+        outputs.gather(1, place)[:, 0],
+        task.probabilities(outputs).gather(1, place)[:, 0],
+        explanation.cost,
+    )
+
+
+def noise_images(task: Task, count: int = 16, seed: int = 0) -> Tensor:
+    """Uniform noise in the model's value range, to compare a visualisation with."""
+    from veridical import rng
+
+    rows = task.inputs if task.train is None else task.train
+    ids = torch.arange(count, device=task.device)
+    drawn = rng.uniform(Key(seed) / "noise images", ids, 0, rows[0].numel(), rows.dtype)
+    return rows.min() + (rows.max() - rows.min()) * drawn.reshape(count, *rows.shape[1:])
