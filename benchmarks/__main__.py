@@ -20,6 +20,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--size", choices=["lenet", "resnet18"], action="append")
     parser.add_argument("--metric", action="append")
+    parser.add_argument("--samples", type=int)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
@@ -29,9 +30,9 @@ def main() -> None:
         f"veridical {vd.__version__}, {datetime.now(UTC):%Y-%m-%d}."
     ]
     for size in chosen.size or ["lenet", "resnet18"]:
-        task = tasks(chosen.device, size)
+        task = tasks(chosen.device, size, chosen.samples)
         print(task.name, flush=True)
-        timings = measure(chosen.device, size, chosen.metric, chosen.rounds)
+        timings = measure(chosen.device, size, chosen.metric, chosen.rounds, chosen.samples)
         text += [
             f"\n## {task.name}, {len(task)} samples, {task.predictor.rows} rows a chunk\n",
             table(timings),

@@ -137,6 +137,14 @@ def test_rules_equal_their_masks_written_out(rows: int) -> None:
     torch.testing.assert_close(got, probe(task, Given(written), key=KEY), atol=1e-9, rtol=0)
 
 
+@pytest.mark.parametrize("sizes", [torch.tensor([5]), torch.full((6, 1), 5)])
+def test_one_size_for_all_takes_the_same_features_as_sorting_does(sizes: Tensor) -> None:
+    ids = torch.arange(6)
+    removed = RandomSubsets(KEY, ids, 16, 9, sizes).removed(slice(2, 6), slice(3, 8))
+    ranks = rng.random_ranks(KEY, ids[2:6], torch.arange(3, 8), 16)
+    assert torch.equal(removed, ranks < 5)
+
+
 def test_shared_masks_serve_every_sample() -> None:
     task = image_task()
     masks = random_masks(task)[0]

@@ -185,6 +185,16 @@ def test_frozen_draws_so_that_a_change_of_stored_results_is_seen() -> None:
 # --- subsets ----------------------------------------------------------------------------------------------
 
 
+@given(st.integers(1, 12), st.integers(0, 12), st.booleans())
+def test_a_subset_is_the_first_of_the_permutation(size: int, count: int, padded: bool) -> None:
+    count = min(count, size)
+    valid = (torch.arange(size) < max(1, count)).expand(5, size) if padded else None
+    chosen = rng.subset(KEY, torch.arange(5), torch.arange(3), size, count, valid)
+    expected = rng.random_ranks(KEY, torch.arange(5), torch.arange(3), size, valid) < count
+    assert torch.equal(chosen, expected)
+    assert torch.equal(rng.subset(KEY, torch.arange(5), 2, size, count, valid), expected[:, 2])
+
+
 def test_subsets_of_one_draw_are_nested() -> None:
     ranks = rng.random_ranks(KEY, IDS, torch.arange(4), 20)
     for small, large in ((1, 5), (5, 19), (0, 20)):

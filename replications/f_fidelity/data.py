@@ -16,8 +16,8 @@ from torch.nn import functional as F
 CIFAR_CLASSES = (
     "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
 )  # fmt: skip
-CIFAR_MEAN = torch.tensor([0.485, 0.456, 0.406]).view(1, 3, 1, 1)
-CIFAR_STD = torch.tensor([0.229, 0.224, 0.225]).view(1, 3, 1, 1)
+CIFAR_MEAN = torch.tensor([0.4914, 0.4822, 0.4465]).view(1, 3, 1, 1)
+CIFAR_STD = torch.tensor([0.2470, 0.2435, 0.2616]).view(1, 3, 1, 1)
 
 
 def folder() -> Path:

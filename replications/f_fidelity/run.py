@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("which", choices=["cifar", "mnist"])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--per-class", type=int, default=50)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=5, help="0 leaves the ranking study out")
     parser.add_argument("--draws", type=int, default=50)
     parser.add_argument("--epochs", type=int, default=7)
     parser.add_argument("--rate", type=float, default=1e-3)
@@ -113,26 +113,29 @@ def main() -> None:
     control = vd.fidelity.finetune(task, masks=False, **settings)
     log("robustness", table(vd.fidelity.robustness_table(task, tuned, control)))
 
-    explainer = vd.explainers and given.explainer
     began = time.time()
     judged = task.with_targets(task.labels)
-    explanation = vd.explain(explainer, judged)
+    explanation = vd.explain(given.explainer, judged)
     log("explaining", {"seconds": time.time() - began, "cost": str(explanation.cost)})
     began = time.time()
     plus = vd.fidelity.FFid(finetuned=tuned, draws=given.draws)(judged, explanation)
     if given.device == "cuda":
         torch.cuda.synchronize()
     log("one FFid+", {"seconds": time.time() - began, "evaluations": plus.cost.forward, "mean": plus.mean()})
-    began = time.time()
-    study = vd.fidelity.ranking_study(
-        task, explanation, finetuned=tuned, repeats=given.repeats, draws=given.draws, cache=given.cache
-    )
-    log("ranking", {"seconds": time.time() - began, "shown": repr(study).split("\n"), **correlations(study)})
+    if given.repeats:
+        began = time.time()
+        study = vd.fidelity.ranking_study(
+            task, explanation, finetuned=tuned, repeats=given.repeats, draws=given.draws, cache=given.cache
+        )
+        log(
+            "ranking",
+            {"seconds": time.time() - began, "shown": repr(study).split("\n"), **correlations(study)},
+        )
     if given.roar_epochs:
         began = time.time()
         roar = vd.fidelity.ROAR(epochs=given.roar_epochs, batch=given.roar_batch, start="trained")
         study = vd.fidelity.ranking_study(
-            task, explainer, metrics={}, roar=roar, repeats=given.roar_repeats, cache=given.cache
+            task, given.explainer, metrics={}, roar=roar, repeats=given.roar_repeats, cache=given.cache
         )
         log("roar", {"seconds": time.time() - began, "notes": dict(study.notes), **correlations(study)})
     if given.sensitivity:

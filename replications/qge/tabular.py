@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -63,18 +64,33 @@ def wine9(seed: int = 0) -> Table:
     return Table("wine9", as_float[0], torch.tensor(a), as_float[1], torch.tensor(b))
 
 
-def study(table: Table, *, width: int, epochs: int, inputs: int, draws: int, out: Path) -> list[dict]:
+@dataclass(frozen=True)
+class Setup:
+    """How a table is studied."""
+
+    width: int
+    epochs: int
+    inputs: int
+    draws: int
+    models: tuple[str, ...]
+    out: Path
+
+
+def study(table: Table, setup: Setup) -> list[dict]:
     results = []
     full, trained_rows = 1.0, torch.arange(0)
     for variant in VARIANTS:
-        net = fitted(table, variant, width=width, epochs=epochs, full_accuracy=full)
+        if variant != "mlp" and variant not in setup.models:
+            continue
+        net = fitted(table, variant, width=setup.width, epochs=setup.epochs, full_accuracy=full)
+        rows = chosen_inputs(net, table, setup.inputs)
         if variant == "mlp":
-            full = accuracy(net, table)
-        rows = chosen_inputs(net, table, inputs)
-        if variant == "mlp":
-            trained_rows = rows
+            full, trained_rows = accuracy(net, table), rows
+            print(f"{table.name}: test accuracy {full:.4f}", flush=True)
+        if variant not in setup.models:
+            continue
         # a model without confidence (untrained) is asked about the inputs of the trained one
-        rows = rows if len(rows) == inputs else trained_rows
+        rows = rows if len(rows) == setup.inputs else trained_rows
         fill = "mean" if variant == "ood-mean" else 0.0
         task = vd.Task(
             net,
@@ -86,7 +102,7 @@ def study(table: Table, *, width: int, epochs: int, inputs: int, draws: int, out
             name=f"{table.name} {variant}",
         )
         start = time.time()
-        found = vd.qge.exhaustive_study(task, draws=draws if variant == "mlp" else 1, progress=False)
+        found = vd.qge.exhaustive_study(task, draws=setup.draws if variant == "mlp" else 1, progress=False)
         row = {
             "set": table.name,
             "model": variant,
@@ -108,7 +124,7 @@ def study(table: Table, *, width: int, epochs: int, inputs: int, draws: int, out
             flush=True,
         )
         if variant in ("mlp", "ood-mean", "untrained"):
-            pictures(found, out / f"{table.name}-{variant}", variant == "mlp")
+            pictures(found, setup.out / f"{table.name}-{variant}", variant == "mlp")
     return results
 
 
@@ -139,17 +155,17 @@ def main() -> None:
     parser.add_argument("--set", choices=("avila", "wine9", "both"), default="both")
     parser.add_argument("--inputs", type=int, default=5)
     parser.add_argument("--draws", type=int, default=10)
+    parser.add_argument("--models", nargs="*", choices=VARIANTS, default=VARIANTS)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     results = []
+    common = (args.inputs, args.draws, tuple(args.models), args.out)
     if args.set in ("wine9", "both"):
-        results += study(wine9(), width=32, epochs=400, inputs=args.inputs, draws=args.draws, out=args.out)
+        results += study(wine9(), Setup(32, 400, *common))
     if args.set in ("avila", "both"):
         if args.data is None:
             parser.error("Avila needs --data or VERIDICAL_DATA")
-        results += study(
-            avila(args.data), width=256, epochs=60, inputs=args.inputs, draws=args.draws, out=args.out
-        )
+        results += study(avila(Path(args.data)), Setup(256, 60, *common))
     (args.out / "tabular.json").write_text(json.dumps(results, indent=1))
 
 

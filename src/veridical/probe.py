@@ -8,7 +8,7 @@ never all there at once.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -110,6 +110,12 @@ class RandomSubsets:
     draws: int
     sizes: Tensor
     among: Tensor | None = None
+    _only: int | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        # one size for all is the common case, and needs no order among the features it takes
+        alike = self.among is None and self.sizes.shape[-1] == 1 and len(self.sizes.unique()) == 1
+        object.__setattr__(self, "_only", int(self.sizes.flatten()[0]) if alike else None)
 
     @property
     def count(self) -> int:
@@ -120,6 +126,8 @@ class RandomSubsets:
         index = torch.arange(masks.start, masks.stop, device=self.ids.device)
         first = masks.start // width
         draws = torch.arange(first, (masks.stop - 1) // width + 1, device=self.ids.device)
+        if self._only is not None:
+            return rng.subset(self.key, self.ids[samples], draws, self.n_features, self._only)
         among = None if self.among is None else self.among[samples]
         ranks = rng.random_ranks(self.key, self.ids[samples], draws, self.n_features, among)
         sizes = self.sizes.to(self.ids.device)

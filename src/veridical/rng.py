@@ -141,6 +141,17 @@ def random_ranks(
     return torch.empty_like(order).scatter_(-1, order, places)
 
 
+def subset(
+    key: Key, ids: Tensor, draws: Tensor | int, size: int, count: int, valid: Tensor | None = None
+) -> Tensor:
+    """The subset `random_ranks < count` as truth values, found without sorting."""
+    priority = _priorities(key, ids, draws, size, valid)
+    if not 0 < count < size:
+        return torch.full_like(priority, count > 0, dtype=torch.bool)
+    last = priority.topk(count, largest=False, sorted=False).values.amax(-1, keepdim=True)
+    return priority <= last
+
+
 def _priorities(key: Key, ids: Tensor, draws: Tensor | int, size: int, valid: Tensor | None) -> Tensor:
     priority = bits(key, ids, draws, size)
     if valid is None:

@@ -3,7 +3,9 @@
 from veridical.gef.assumptions import Assumptions, assumptions
 from veridical.gef.classes import class_task
 from veridical.gef.feature_visualisation import DeepViz, FeatureVisualisation, Fourier, Maco
+from veridical.gef.llm import Endpoint, LLMx, LocalModel
 from veridical.gef.metric import GEF, FastGEF, gef_score
+from veridical.gef.neurons import at_neuron
 from veridical.gef.path import NoisePath, find_path
 from veridical.gef.plots import plot_cloud, plot_gained, plot_path, plot_scores_by_explainer
 from veridical.gef.visualise import Visualisation, visualise
@@ -12,13 +14,17 @@ __all__ = [
     "GEF",
     "Assumptions",
     "DeepViz",
+    "Endpoint",
     "FastGEF",
     "FeatureVisualisation",
     "Fourier",
+    "LLMx",
+    "LocalModel",
     "Maco",
     "NoisePath",
     "Visualisation",
     "assumptions",
+    "at_neuron",
     "class_task",
     "find_path",
     "gef_score",

@@ -111,14 +111,14 @@ class Assumptions:
         return plot_watched(chosen, ax, samples)
 
     def __repr__(self) -> str:
+        count = f"{self.robust_levels} of {len(self.noise.levels)} levels"
         robust, sensitive = self.robustness_fails.any(-1).double(), self.sensitivity_fails.double()
         masking = torch.stack([w.not_monotone.double().mean() for w in self.masking])
         return "\n".join(
             (
                 f"Assumptions about a model, watched on {len(self.ids)} samples:",
                 f"  robustness fails for {robust.mean():.1%} of samples: their class changes at a noise "
-                f"level where at least 95% keep theirs ({self.robust_levels} of {len(self.noise.levels)} levels "
-                "are such)",
+                f"level where at least 95% keep theirs ({count} are such)",
                 f"  sensitivity fails for {sensitive.mean():.1%}: the class is the same after all layers "
                 f"were randomised (by luck alone {self.chance:.1%} would be)",
                 f"  monotonicity fails for {masking.min():.1%} to {masking.max():.1%} under cumulative "

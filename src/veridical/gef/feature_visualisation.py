@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from veridical import rng
-from veridical.errors import InputError
+from veridical.errors import InputError, NotApplicableError
 from veridical.explainers import Explainer
 from veridical.explainers.base import selected
 from veridical.predictor import call
@@ -54,7 +54,7 @@ class FeatureVisualisation(Explainer):
 
     def start(self, task: Task, key: Key) -> Tensor:
         """The parameters before the first step (n, ...)."""
-        raise NotImplementedError
+        raise NotApplicableError(f"visualiser '{self.name}' does not say where it starts")
 
     def image(self, parameters: Tensor, task: Task) -> Tensor:
         """The images (n, C, H, W) that these parameters stand for."""

@@ -199,12 +199,12 @@ class GEF(ExplainerMetric):
         if size >= len(task):
             return self._block(task, explainer, path, key)
         parts = [self._block(task[at : at + size], explainer, path, key) for at in range(0, len(task), size)]
-        return Found(
-            *(
-                None if getattr(parts[0], f.name) is None else torch.cat([getattr(p, f.name) for p in parts])
-                for f in fields(Found)
-            )
-        )
+        joined = {
+            name: torch.cat([getattr(part, name) for part in parts])
+            for name in (field.name for field in fields(Found))
+            if getattr(parts[0], name) is not None
+        }
+        return Found(**joined)
 
     def _block(self, task: Task, explainer: Explainer, path: NoisePath, key: Key) -> Found:
         setting = Setting(

@@ -169,11 +169,11 @@ def _isotonic(task: Task, perturb: Perturbation, draws: int, key: Key) -> dict[s
         for place in range(order[first - 1] + 1, order[first]):
             look(place)
     sigmas, agreements = [GRID[place] for place in sorted(seen)], table()
-    first, reached = (value.item() for value in _crossing(agreements.mean(1), chance, slack))
+    end, reached = _crossing(agreements.mean(1), chance, slack)
     low, high = _interval(agreements, chance, slack, key)
     return {
-        "sigma_max": sigmas[int(first)],
-        "reason": "chance" if reached else "plateau",
+        "sigma_max": sigmas[int(end)],
+        "reason": "chance" if bool(reached) else "plateau",
         "searched": tuple(sigmas),
         "agreement": tuple(agreements.mean(1).tolist()),
         "fitted": tuple(isotonic_fit(agreements.mean(1)).tolist()),

@@ -91,10 +91,7 @@ def plot_scores_by_explainer(scores: Mapping[str, Scores] | Scores, ax: Axes | N
         own = named[name]
         kept = own.values[~own.values.isnan()].cpu()
         if len(kept) > 1 and float(kept.max()) > float(kept.min()):
-            for body in ax.violinplot([kept.numpy()], [place], orientation="horizontal", widths=0.8)[
-                "bodies"
-            ]:
-                body.set_facecolor(COLOURS[0])
+            ax.violinplot([kept.numpy()], [place], orientation="horizontal", widths=0.8, showextrema=False)
         ax.plot(own.mean(skip_nan=True), place, "o", color=COLOURS[0], markersize=4)
         if "ceiling" in own.details:
             ceiling = float(own.details["ceiling"].nanmean())

@@ -7,6 +7,7 @@ go: the untouched input is the task's own, and the input without features is ask
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import singledispatch
 
@@ -133,35 +134,46 @@ def responses_along(task: Task, path: RankPath, orders: Tensor, key: Key) -> Ten
 
     Asks K (M - 1) + 1 rows a sample where the path ends with no feature left, K M otherwise.
     """
-    samples, rankings, features = orders.shape
-    steps = path.counts.shape[-1]
-    shared = path.ends_empty(task)
-    each = steps - 1 if shared else steps
-    at_once = max(1, _ENTRIES_AT_ONCE // max(1, samples * features))
+    return _asked(task, path, orders, key, None)
+
+
+def scores_along(
+    task: Task, path: RankPath, orders: Callable[[int, int], Tensor], rankings: int, key: Key
+) -> Tensor:
+    """Scores (N, K) of many rankings, given by `orders(first, count)` so that few are held at a time."""
+    at_once = max(1, _ENTRIES_AT_ONCE // max(1, len(task) * task.space.n_features))
     parts: list[Tensor] = []
     empty: Tensor | None = None
+    shared = path.ends_empty(task)
     for start in range(0, rankings, at_once):
-        some = orders[:, start : start + at_once]
-        count = some.shape[1]
-        device = orders.device
-        which = torch.arange(count, device=device).repeat_interleave(each)
-        level = torch.arange(each, device=device).repeat(count)
-        if shared and empty is None:
-            which = torch.cat([which.new_zeros(1), which])
-            level = torch.cat([level.new_full((1,), steps - 1), level])
-        if len(which):
-            rule = _ManyRankings(_removal_ranks(task, path, some), path.counts.to(device), which, level)
-            asked = probe(task, rule, response=path.response, fill=path.fill, key=key, with_clean=True)
-        else:
-            asked = parts[0][:, 0, :1]
-        clean, body = asked[:, :1], asked[:, 1:]
-        if shared and empty is None:
-            empty, body = body[:, :1], body[:, 1:]
-        walked = [clean[:, None].expand(-1, count, -1), body.reshape(samples, count, each)]
-        if empty is not None:
-            walked.append(empty[:, None].expand(-1, count, -1))
-        parts.append(torch.cat(walked, -1))
+        few = orders(start, min(at_once, rankings - start))
+        responses = _asked(task, path, few, key, empty)
+        empty = responses[:, :1, -1] if shared else None
+        parts.append(path.score(responses))
     return torch.cat(parts, 1)
+
+
+def _asked(task: Task, path: RankPath, orders: Tensor, key: Key, empty: Tensor | None) -> Tensor:
+    """Ask about every step of every ranking but the last, shared one, which is asked once or known."""
+    samples, rankings, _ = orders.shape
+    steps, device = path.counts.shape[-1], orders.device
+    shared = path.ends_empty(task)
+    each = steps - 1 if shared else steps
+    which = torch.arange(rankings, device=device).repeat_interleave(each)
+    level = torch.arange(each, device=device).repeat(rankings)
+    ask_empty = shared and empty is None
+    if ask_empty or not len(which):
+        which = torch.cat([which.new_zeros(1), which])
+        level = torch.cat([level.new_full((1,), steps - 1), level])
+    rule = _ManyRankings(_removal_ranks(task, path, orders), path.counts.to(device), which, level)
+    asked = probe(task, rule, response=path.response, fill=path.fill, key=key, with_clean=True)
+    clean, body = asked[:, :1], asked[:, 1:]
+    if body.shape[1] > rankings * each:
+        empty, body = body[:, :1], body[:, 1:]
+    walked = [clean[:, None].expand(-1, rankings, -1), body.reshape(samples, rankings, each)]
+    if shared and empty is not None:
+        walked.append(empty[:, None].expand(-1, rankings, -1))
+    return torch.cat(walked, -1)
 
 
 def _removal_ranks(task: Task, path: RankPath, orders: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from veridical.explainers.transforms import Transform
 from veridical.explanation import Explanation
 from veridical.metrics.base import AnyMetric, ExplainerMetric, Metric, Outcome, registry
 from veridical.metrics.faithfulness.masks import UNORDERED, unordered
-from veridical.qge.paths import path_of, responses_along
+from veridical.qge.paths import path_of, scores_along
 from veridical.qge.rankings import digest, random_orders, reranked
 from veridical.qge.relative import Relative, add_wrapper, joined, undefined
 from veridical.rng import Key
@@ -62,7 +62,7 @@ class MapAboveRandom(_AboveRandom, Metric):
             ]
             return self.above(self.metric.evaluate(task, explanation, own), randoms)
         orders = torch.cat([explanation.order[:, None], drawn], 1)
-        values = path.score(responses_along(task, path, orders, own))
+        values = scores_along(task, path, lambda at, n: orders[:, at : at + n], self.draws + 1, own)
         flags = {UNORDERED: unordered(explanation)}
         return self.above(Outcome(values[:, 0], flags), [Outcome(v) for v in values[:, 1:].unbind(-1)])
 

@@ -94,8 +94,8 @@ def metric_from_json(data: dict[str, Any]) -> AnyMetric:
     """The metric, wrapped or not, that `to_json` described."""
     wrap = _WRAPPERS.get(data["name"].partition(":")[0]) if ":" in data["name"] else None
     if wrap is not None:
-        settings = {name: value for name, value in data.items() if name not in ("name", "version")}
-        return wrap(**{**settings, "metric": metric_from_json(settings["metric"])})
+        inner = metric_from_json(data["metric"])
+        return type(wrap(inner)).from_json({**data, "metric": inner})
     maker: Any = registry.maker(data["name"])
     made: AnyMetric = maker.from_json(data)
     return made

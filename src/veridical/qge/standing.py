@@ -14,7 +14,7 @@ from veridical.explanation import Explanation
 from veridical.metrics.base import Metric
 from veridical.probe import match
 from veridical.qge.gap import paired
-from veridical.qge.paths import RankPath, path_of, responses_along
+from veridical.qge.paths import RankPath, path_of, scores_along
 from veridical.qge.rankings import random_orders, reranked, reversed_orders
 from veridical.qge.relative import IDENTICALLY_ZERO
 from veridical.qge.subsets import LARGEST_COUNT, sampled_scores, share_below, subset_responses
@@ -184,11 +184,17 @@ class _Draws:
 
     def pairs(self, task: Task, count: int) -> Tensor:
         """(N, count, 2): the scores of rankings and of their inverses."""
-        orders = self.orders(task, 0, count)
         if self.path is not None:
-            both = torch.cat([orders, reversed_orders(orders, task.space.valid)], 1)
-            scores = self.path.score(responses_along(task, self.path, both, self.own))
-            return self.sign * torch.stack([scores[:, :count], scores[:, count:]], -1)
+            # a ranking and then its inverse, drawn as they are asked for
+            def both(first: int, rankings: int) -> Tensor:
+                which = range(first // 2, (first + rankings + 1) // 2)
+                orders = self.orders(task, which.start, len(which))
+                turned = torch.stack([orders, reversed_orders(orders, task.space.valid)], 2).flatten(1, 2)
+                return turned[:, first % 2 :][:, :rankings]
+
+            scores = scores_along(task, self.path, both, 2 * count, self.own)
+            return self.sign * scores.unflatten(1, (count, 2))
+        orders = self.orders(task, 0, count)
         columns = []
         for k in range(count):
             map_ = reranked(self.explanation, orders[:, k])
@@ -198,10 +204,12 @@ class _Draws:
 
     def plain(self, task: Task, explanation: Explanation, first: int, count: int) -> Tensor:
         """(n, count): the scores of further rankings, on a part of the task."""
-        orders = self.orders(task, first, count)
         path = path_of(self.metric, task)
         if path is not None:
-            return self.sign * path.score(responses_along(task, path, orders, self.own))
+            return self.sign * scores_along(
+                task, path, lambda at, n: self.orders(task, first + at, n), count, self.own
+            )
+        orders = self.orders(task, first, count)
         columns = [
             self.metric.evaluate(task, reranked(explanation, orders[:, k]), self.own).values.double()
             for k in range(count)
@@ -264,7 +272,7 @@ def _exactly(
         else task.space.valid
     )
     listed = torch.argsort((~valid).to(torch.int8), dim=-1, stable=True)
-    percentile, ratio = torch.empty_like(quality), torch.empty_like(quality)
+    percentile = torch.empty_like(quality)
     sample = quality.new_empty(len(task), draws)
     tolerance = _tolerance(task, quality)
     for size in counts.unique().tolist():

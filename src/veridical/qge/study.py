@@ -16,7 +16,7 @@ from veridical.progress import track
 from veridical.qge.agreement import STRATA, above_random, histogram, order_kept, order_kept_by_stratum
 from veridical.qge.gap import paired
 from veridical.qge.kept_features import KeptFeatures
-from veridical.qge.paths import path_of, responses_along
+from veridical.qge.paths import path_of, scores_along
 from veridical.qge.rankings import random_orders, reranked, reversed_orders
 from veridical.qge.subsets import LARGEST_ENUMERATION, RankingScores, all_rankings, rounded, subset_responses
 from veridical.rng import Key
@@ -216,21 +216,29 @@ def _sampled(
 ) -> tuple[Tensor, Tensor]:
     """(N, rankings) each: the quality of random rankings and of their inverses, higher is better."""
     own = key / judge.name
-    which = torch.arange(rankings, device=task.device)
     features, valid = task.space.n_features, task.space.valid
-    orders = random_orders(key / "study", task.ids, which, features, valid)
+
+    def drawn(first: int, count: int) -> Tensor:
+        which = torch.arange(first, first + count, device=task.device)
+        return random_orders(key / "study", task.ids, which, features, valid)
+
+    def turned(first: int, count: int) -> Tensor:
+        return reversed_orders(drawn(first, count), valid)
+
     sign = 1.0 if judge.better is Direction.HIGHER else -1.0
     path = path_of(judge, task)
     if path is not None and not independent:
-        both = torch.cat([orders, reversed_orders(orders, valid)], 1)
-        values = rounded(sign * path.score(responses_along(task, path, both, own)).cpu())
-        return values[:, :rankings], values[:, rankings:]
+        quality, inverse = (
+            rounded(sign * scores_along(task, path, orders, rankings, own).cpu())
+            for orders in (drawn, turned)
+        )
+        return quality, inverse
     if explanation is None:
         plain = torch.arange(1.0, features + 1, dtype=torch.float64, device=task.device)
         explanation = Explanation(plain.expand(len(task), -1), task.space, task.targets, task.ids)
     columns = []
     for k in track(range(rankings), "rankings", progress):
-        map_ = reranked(explanation, orders[:, k])
+        map_ = reranked(explanation, drawn(k, 1)[:, 0])
         if independent:
             outcomes = tuple(
                 judge.evaluate(task, m, own / k / i) for i, m in enumerate((map_, map_.inverted()))

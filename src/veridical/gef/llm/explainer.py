@@ -1,0 +1,153 @@
+"""The explainer that asks a language model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from veridical import rng
+from veridical.errors import InputError
+from veridical.explainers import Explainer
+from veridical.gef.llm.prompt import WORDINGS, build_prompt, parse_reply, tidy
+from veridical.rng import Key
+from veridical.task import Task
+
+MARKS = ("##", "Ġ", "▁", "Ċ")
+"""How sub-word tokenizers mark a piece inside, or at the start of, a word."""
+
+
+@dataclass(frozen=True)
+class LLMx(Explainer):
+    """The k tokens that a language model thinks matter, as 1 against 0 (LLM-x, GEF A.4.4).
+
+    `generate` is any function from a prompt to a text, at temperature 0. The prompt names what the classifier
+    is trained `about` and its `labels`, and how certain it is before and after the noise; synonyms are drawn
+    by the key, which GEF keeps the same in all worlds. The words of the reply are encoded by the classifier's
+    `tokenizer` (with `encode` and `decode`) and matched to the input's tokens, or, without one, compared with
+    the tokens' names. A reply that cannot be parsed is no explanation: NaN for that sample.
+    """
+
+    generate: Callable[[str], str]
+    about: str
+    labels: tuple[str, ...]
+    k: int = 5
+    tokenizer: Any = None
+    name: ClassVar[str] = "llm_x"
+    summary: ClassVar[str] = "tokens named by a language model that knows the classifier's certainty"
+    paper: ClassVar[str] = "GEF paper, A.4.4"
+    modalities: ClassVar[frozenset[str]] = frozenset({"text"})
+    stochastic: ClassVar[bool] = True
+    one_key: ClassVar[bool] = True
+    reads_outputs: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "labels", tuple(self.labels))
+        if self.k < 1 or not callable(self.generate):
+            raise InputError("LLM-x needs k of at least 1 and a function from prompt to text")
+
+    def to_json(self) -> dict[str, Any]:
+        """The settings as plain data; functions and tokenizers are named, not stored."""
+        said = getattr(self.generate, "__qualname__", None) or repr(self.generate)
+        return {
+            "name": self.name,
+            "version": self.version,
+            "generate": said,
+            "about": self.about,
+            "labels": list(self.labels),
+            "k": self.k,
+            "tokenizer": None if self.tokenizer is None else type(self.tokenizer).__qualname__,
+        }
+
+    def why_not(self, task: Task) -> str | None:
+        if len(self.labels) != task.n_outputs and task.modality == "text":
+            return f"it has {len(self.labels)} labels and the model {task.n_outputs} classes"
+        if self.tokenizer is None and task.space.names is None and task.modality == "text":
+            return "it needs the classifier's tokenizer, or names for the tokens: Space.tokens(names=...)"
+        return super().why_not(task)
+
+    def prompts(self, task: Task, key: Key = Key(0)) -> list[str]:  # noqa: B008 (frozen)
+        """What is asked about each sample of a task, perturbed or not."""
+        after = self._certainty(task, task.outputs)
+        unperturbed = task.reference is task or task.noise_share == 0
+        before = after if unperturbed else self._certainty(task, task.reference.outputs)
+        wordings = rng.integers(key / "wording", task.ids, 0, 1, WORDINGS)[:, 0].tolist()
+        rows = zip(
+            self._texts(task), task.targets.tolist(), before.tolist(), after.tolist(), wordings, strict=True
+        )
+        return [
+            build_prompt(text, self.about, self.labels, target, p, q, task.noise_share, self.k, wording)
+            for text, target, p, q, wording in rows
+        ]
+
+    def attribute(self, task: Task, key: Key) -> Tensor:
+        # asked through the meter: the certainty under noise is this explainer's own question
+        outputs = task.predictor.outputs(task.inputs, task.side)
+        task.cached("outputs", lambda: outputs)
+        tokens = self._tokens(task)
+        out = torch.zeros(len(task), task.space.n_features)
+        for row, prompt in enumerate(self.prompts(task, key)):
+            words = parse_reply(self.generate(prompt), self.k)
+            out[row] = torch.nan if words is None else self._matched(words, tokens[row])
+        return out.to(task.device)
+
+    def _certainty(self, task: Task, outputs: Tensor) -> Tensor:
+        return task.probabilities(outputs).gather(1, task.targets[:, None])[:, 0]
+
+    def _tokens(self, task: Task) -> list[list[Any]]:
+        """The tokens of each sample: ids for a tokenizer, tidied names otherwise; None where not valid."""
+        valid = task.space.valid
+        keep = torch.ones(len(task), task.space.n_features, dtype=torch.bool) if valid is None else valid
+        if self.tokenizer is not None:
+            ids = task.inputs if not task.inputs.is_floating_point() else task.reference.inputs
+            rows: list[list[Any]] = ids.tolist()
+        else:
+            width = range(task.space.n_features)
+            rows = [[_plain(task.space.feature_name(f, i)) for f in width] for i in range(len(task))]
+        return [
+            [token if kept else None for token, kept in zip(row, keeps, strict=True)]
+            for row, keeps in zip(rows, keep.tolist(), strict=True)
+        ]
+
+    def _texts(self, task: Task) -> list[str]:
+        tokens = self._tokens(task)
+        if self.tokenizer is not None:
+            return [self.tokenizer.decode([t for t in row if t is not None]) for row in tokens]
+        names = task.space.feature_name
+        return [
+            _joined([names(f, i) for f, token in enumerate(row) if token is not None])
+            for i, row in enumerate(tokens)
+        ]
+
+    def _matched(self, words: list[str], tokens: list[Any]) -> Tensor:
+        if self.tokenizer is None:
+            wanted: set[Any] = {part for word in words for part in word.split()}
+        else:
+            wanted = {piece for word in words for piece in _encode(self.tokenizer, word)}
+        return torch.tensor([float(token is not None and token in wanted) for token in tokens])
+
+
+def _encode(tokenizer: Any, word: str) -> list[int]:
+    try:
+        return list(tokenizer.encode(word, add_special_tokens=False))
+    except TypeError:
+        return list(tokenizer.encode(word))
+
+
+def _plain(token: str) -> str:
+    for mark in MARKS:
+        token = token.removeprefix(mark)
+    return tidy(token)
+
+
+def _joined(tokens: list[str]) -> str:
+    """The text that word pieces stand for, as far as their marks tell."""
+    starts_marked = any(token.startswith(("Ġ", "▁")) for token in tokens)
+    text = ""
+    for token in tokens:
+        inside = not token.startswith(("Ġ", "▁")) if starts_marked else token.startswith("##")
+        text += ("" if inside or not text else " ") + token.removeprefix("##").lstrip("Ġ▁")
+    return text

@@ -1,0 +1,62 @@
+"""A language model on this machine, through transformers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from veridical.errors import InputError
+from veridical.tasks.packages import require
+
+
+@dataclass(frozen=True)
+class LocalModel:
+    """Answers prompts with a causal language model of transformers, greedily (extra `llm`).
+
+    `source` is a local folder or, if it is none, a name on the hub; `gguf_file` the file inside it for a
+    model in that format. It loads at the first prompt. Code that comes with a model never runs.
+    """
+
+    source: str
+    gguf_file: str | None = None
+    new_tokens: int = 128
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "source", str(self.source))
+        if self.new_tokens < 1:
+            raise InputError(f"a reply has at least one token, got new_tokens={self.new_tokens}")
+
+    def __call__(self, prompt: str) -> str:
+        import torch
+
+        tokenizer, model = _loaded(self.source, self.gguf_file)
+        text = prompt
+        if getattr(tokenizer, "chat_template", None):
+            message = [{"role": "user", "content": prompt}]
+            text = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+        asked = tokenizer(text, return_tensors="pt", add_special_tokens=text is prompt).to(model.device)
+        with torch.no_grad():
+            answer = model.generate(
+                **asked,
+                max_new_tokens=self.new_tokens,
+                do_sample=False,
+                pad_token_id=tokenizer.pad_token_id or tokenizer.eos_token_id,
+            )
+        reply: str = tokenizer.decode(answer[0, asked["input_ids"].shape[1] :], skip_special_tokens=True)
+        return reply
+
+
+@lru_cache(maxsize=2)
+def _loaded(source: str, gguf_file: str | None) -> tuple[Any, Any]:
+    require("transformers")
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    options: dict[str, Any] = {"local_files_only": Path(source).is_dir(), "trust_remote_code": False}
+    if gguf_file is not None:
+        options["gguf_file"] = gguf_file
+    tokenizer = AutoTokenizer.from_pretrained(source, **options)
+    if gguf_file is None:
+        options["use_safetensors"] = True
+    return tokenizer, AutoModelForCausalLM.from_pretrained(source, **options).eval()

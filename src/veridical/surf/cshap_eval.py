@@ -1,0 +1,140 @@
+"""C-SHAP-Eval: the rival that learns to rebuild embeddings with a small network (eq. 7)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from veridical.errors import InputError, NotApplicableError
+from veridical.rng import Key, as_key, permutation, uniform
+from veridical.surf.agreement import compare
+from veridical.surf.complexity import HIDDEN, cshap_flops, cshap_parameters
+from veridical.surf.concepts import Concepts
+from veridical.surf.embeddings import Embeddings
+from veridical.surf.head import Head
+from veridical.surf.judgement import Judgement
+
+Loss = Literal["cross_entropy", "l1"]
+
+
+@dataclass(frozen=True)
+class Training:
+    """How the network is trained (supplement B.2.3); batch and patience are not in the paper."""
+
+    loss: Loss = "cross_entropy"
+    rate: float = 0.1
+    epochs: int = 100
+    batch: int = 256
+    patience: int = 2
+    smallest_rate: float = 1e-7
+    hidden: int = HIDDEN
+
+    def __post_init__(self) -> None:
+        if self.loss not in ("cross_entropy", "l1"):
+            raise InputError(f"the loss is 'cross_entropy' or 'l1', got {self.loss!r}")
+        if self.rate <= 0 or self.epochs < 1 or self.batch < 1:
+            raise InputError("rate, epochs and batch must be positive")
+
+
+class Network:
+    """`psi(p) = W2 relu(W1 p + b1) + b2`, shared by all outputs and seen through the head only.
+
+    `f_i . psi(p_i)` needs `F W2` (C, H) and never an embedding, so nothing of size N x C x D is built.
+    """
+
+    def __init__(self, concepts: int, head: Head, hidden: int, key: Key) -> None:
+        place = head.weight.device
+        self.weight = head.weight.float()
+        self.bias = head.bias.float()
+
+        def start(name: str, *shape: int, fan_in: int) -> Tensor:
+            one = torch.zeros(1, dtype=torch.int64, device=place)
+            draw = uniform(key / name, one, 0, math.prod(shape)).reshape(shape)
+            return ((2 * draw - 1) / math.sqrt(fan_in)).requires_grad_(True)
+
+        self.first = start("first", hidden, concepts, fan_in=concepts)
+        self.first_bias = start("first bias", hidden, fan_in=concepts)
+        self.second = start("second", head.dimension, hidden, fan_in=hidden)
+        self.second_bias = start("second bias", head.dimension, fan_in=hidden)
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        return [self.first, self.first_bias, self.second, self.second_bias]
+
+    def __call__(self, codes: Tensor) -> Tensor:
+        """Outputs (N, C) of codes (N, C or 1, K)."""
+        hidden = torch.relu(codes.float() @ self.first.T + self.first_bias)
+        through = self.weight @ self.second
+        if codes.shape[1] == 1:
+            seen = hidden[:, 0] @ through.T
+        else:
+            seen = torch.einsum("nch,ch->nc", hidden, through)
+        return seen + self.weight @ self.second_bias + self.bias
+
+
+def train(concepts: Concepts, embeddings: Embeddings, head: Head, training: Training, key: Key) -> Network:
+    """Fit the network to the model's answers on these embeddings."""
+    codes = concepts.project(embeddings.pooled).float()
+    wanted = head.outputs(embeddings.pooled)
+    target = wanted.float() if training.loss == "l1" else head.probabilities(wanted).float()
+    network = Network(codes.shape[-1], head, training.hidden, key)
+    optimiser = torch.optim.Adam(network.parameters, lr=training.rate)
+    slower = torch.optim.lr_scheduler.ReduceLROnPlateau(optimiser, factor=0.5, patience=training.patience)
+    one = torch.zeros(1, dtype=torch.int64, device=codes.device)
+    scale = 0.5 if head.kind == "binary" else 1.0
+    for epoch in range(training.epochs):
+        order = permutation(key / "order", one, epoch, len(codes))[0]
+        total = torch.zeros((), device=codes.device)
+        for at in range(0, len(codes), training.batch):
+            rows = order[at : at + training.batch]
+            answer = network(codes[rows])
+            if training.loss == "l1":
+                loss = (answer - target[rows]).abs().mean()
+            else:
+                loss = -(target[rows] * torch.log_softmax(answer * scale, -1)).sum(-1).mean()
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            total += loss.detach() * len(rows)
+        slower.step(float(total) / len(codes))
+        if optimiser.param_groups[0]["lr"] < training.smallest_rate:
+            break
+    return network
+
+
+def cshap_eval(
+    concepts: Concepts,
+    embeddings: Embeddings,
+    head: Head,
+    fitted_on: Embeddings | None = None,
+    training: Training | None = None,
+    seed: int | Key = 0,
+) -> Judgement:
+    """C-SHAP-Eval: train the network on `fitted_on` (default: the judged embeddings), then compare.
+
+    Importances play no part, so an explanation with random ones scores the same; learning rate and seed do.
+    """
+    if not head.classifies:
+        raise NotApplicableError(f"C-SHAP-Eval is a measure for classifiers; this head is a {head.kind}")
+    training = training or Training()
+    with torch.enable_grad():
+        network = train(concepts, fitted_on or embeddings, head, training, as_key(seed) / "cshap_eval")
+
+    def answer(h: Tensor) -> Tensor:
+        with torch.no_grad():
+            return network(concepts.project(h)).double()
+
+    width = head.n_outputs * training.hidden
+    values = compare(answer, embeddings, head, width)
+    count = concepts.vectors.shape[1]
+    facts = {
+        "parameters": cshap_parameters(count, head.dimension, training.hidden),
+        "flops": cshap_flops(head.n_outputs, count, head.dimension, training.hidden),
+    }
+    loss = "CEL" if training.loss == "cross_entropy" else "L1"
+    name = f"C-SHAP-Eval ({loss})"
+    return Judgement(concepts.method, name, values, embeddings.ids, 1 / head.n_outputs, facts)

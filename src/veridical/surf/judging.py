@@ -1,0 +1,137 @@
+"""Judge concept explanations: SURF, and the rival ICE-Eval."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from veridical.errors import InputError, ShapeError
+from veridical.surf.agreement import chunks, compare
+from veridical.surf.complexity import ice_flops, surf_flops
+from veridical.surf.concepts import Concepts
+from veridical.surf.embeddings import Embeddings
+from veridical.surf.head import Head
+from veridical.surf.judgement import Judgement
+
+Positions = Literal["pooled", "each"]
+
+
+def judge(
+    concepts: Concepts,
+    embeddings: Embeddings,
+    head: Head,
+    positions: Positions = "pooled",
+    companions: bool = True,
+) -> Judgement:
+    """SURF: how far the linear surrogate made of concepts and importances is from the model (eqs. 10-12).
+
+    `positions="each"` reads concepts at every position and averages, which differs from the pooled embedding
+    where the projection is not linear. `companions=False` leaves out everything but MAE, RMSE, EMD and top-1.
+    """
+    _check(concepts, embeddings, head, positions)
+    each = positions == "each"
+    width = concepts.vectors.shape[0] * concepts.vectors.shape[1]
+    values = compare(lambda h: concepts.surrogate(h, head), embeddings, head, width, companions, each)
+    facts: dict[str, float] = {
+        "concepts": concepts.charged,
+        "parameters": 0,
+        "flops": surf_flops(head.n_outputs, round(concepts.charged)),
+    }
+    if companions:
+        facts |= {"plausibility": plausibility(concepts, head), **reconstruction(concepts, embeddings, head)}
+    notes = (*concepts.notes, f"positions: {positions}")
+    return Judgement(
+        concepts.method, "SURF", values, embeddings.ids, 1 / head.n_outputs, facts, concepts.flags, notes
+    )
+
+
+def ice_eval(concepts: Concepts, embeddings: Embeddings, head: Head) -> Judgement:
+    """ICE-Eval (eq. 4): rebuild the embedding from its concepts, then ask the head.
+
+    `f_i . (V_i^T p_i + mu_i) + b_i` needs no embedding to be built: it is a surrogate whose importances are
+    `f_i . v_ik`. The explanation's own importances play no part.
+    """
+    _check(concepts, embeddings, head, "pooled")
+    rebuilt = _rebuilt(concepts, head)
+    width = concepts.vectors.shape[0] * concepts.vectors.shape[1]
+    values = compare(lambda h: rebuilt.surrogate(h, head), embeddings, head, width)
+    facts = {"parameters": 0, "flops": ice_flops(head.n_outputs, round(concepts.charged), head.dimension)}
+    return Judgement(
+        concepts.method, "ICE-Eval", values, embeddings.ids, 1 / head.n_outputs, facts, concepts.flags
+    )
+
+
+def plausibility(concepts: Concepts, head: Head) -> float:
+    """Mean over outputs of the largest cosine between a concept and the output's weights (supplement A)."""
+    unit = torch.nn.functional.normalize(concepts.vectors, dim=-1)
+    weight = torch.nn.functional.normalize(head.weight, dim=-1)
+    if concepts.shared:
+        cosine = weight @ unit[0].T
+    else:
+        cosine = torch.einsum("cd,ckd->ck", weight, unit)
+    cosine = cosine.masked_fill(~concepts.present.expand_as(cosine), -torch.inf).amax(-1)
+    kept = cosine[torch.isfinite(cosine)]
+    return float(kept.mean()) if len(kept) else float("nan")
+
+
+def reconstruction(concepts: Concepts, embeddings: Embeddings, head: Head) -> dict[str, float]:
+    """Mean squared error of rebuilt embeddings, and KL(p || p_rebuilt) of the head's distributions."""
+    rebuilt = _rebuilt(concepts, head)
+    gram = concepts.vectors @ concepts.vectors.mT
+    centre = torch.zeros_like(concepts.vectors[:, 0]) if concepts.centre is None else concepts.centre
+    totals = concepts.vectors.new_zeros(2)
+    groups, count, width = concepts.vectors.shape
+    for piece in chunks(len(embeddings), max(width, groups * count)):
+        h = embeddings.take(piece).pooled.double()
+        codes = concepts.project(h)
+        seen = (h @ concepts.vectors.reshape(-1, width).T).reshape(len(h), groups, count)
+        seen = seen - torch.einsum("gkd,gd->gk", concepts.vectors, centre)
+        away = h.square().sum(-1, keepdim=True) - 2 * h @ centre.T + centre.square().sum(-1)
+        inner = torch.einsum("ngk,gkj,ngj->ng", codes, gram, codes)
+        error = (away - 2 * (codes * seen).sum(-1) + inner).clamp(min=0)
+        totals[0] += error.mean(-1).sum() / width
+        if head.classifies:
+            scale = 0.5 if head.kind == "binary" else 1.0
+            log_p = torch.log_softmax(head.outputs(h) * scale, -1)
+            log_q = torch.log_softmax(rebuilt.surrogate(h, head) * scale, -1)
+            totals[1] += (log_p.exp() * (log_p - log_q)).sum()
+    mse, kl = (totals / len(embeddings)).tolist()
+    return {"reconstruction_mse": mse, "reconstruction_kl": kl} if head.classifies else {"reconstruction_mse": mse}
+
+
+def _rebuilt(concepts: Concepts, head: Head) -> Concepts:
+    return concepts.with_importances(concepts.weights_of(head), concepts.reconstructed_offset(head))
+
+
+def least_squares_importances(concepts: Concepts, embeddings: Embeddings, head: Head) -> Tensor:
+    """The importances (C, K) that fit the model's outputs best on these embeddings, concepts as they are."""
+    groups, count, _ = concepts.vectors.shape
+    gram = concepts.vectors.new_zeros(groups, count, count)
+    seen = concepts.vectors.new_zeros(head.n_outputs, count)
+    for piece in chunks(len(embeddings), groups * count):
+        h = embeddings.take(piece).pooled
+        wanted = head.outputs(h) - head.bias - concepts.offset
+        codes = concepts.project(h)
+        gram += torch.einsum("ngk,ngj->gkj", codes, codes)
+        if concepts.shared:
+            seen += wanted.T @ codes[:, 0]
+        else:
+            seen += torch.einsum("nc,nck->ck", wanted, codes)
+    inverse = torch.linalg.pinv(gram, hermitian=True, rtol=1e-12)
+    return torch.einsum("ckj,cj->ck", inverse.expand(head.n_outputs, -1, -1), seen)
+
+
+def _check(concepts: Concepts, embeddings: Embeddings, head: Head, positions: str) -> None:
+    if positions not in ("pooled", "each"):
+        raise InputError(f"positions are 'pooled' or 'each'; got {positions!r}")
+    if positions == "each" and not embeddings.spatial:
+        raise InputError("positions='each' needs embeddings with positions: collect with spatial=True")
+    if concepts.n_outputs != head.n_outputs:
+        raise ShapeError(f"concepts explain {concepts.n_outputs} outputs, the head has {head.n_outputs}")
+    if concepts.vectors.shape[-1] != head.dimension or embeddings.dimension != head.dimension:
+        raise ShapeError(
+            f"concepts have {concepts.vectors.shape[-1]} dimensions and embeddings {embeddings.dimension}, "
+            f"the head expects {head.dimension}"
+        )

@@ -1,0 +1,168 @@
+"""The sanity check of measures (table 3): random explanations must score worse than perfect ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from veridical.errors import InputError, NotApplicableError
+from veridical.rng import Key, as_key, normal, uniform
+from veridical.surf.concepts import Concepts
+from veridical.surf.cshap_eval import Training, cshap_eval
+from veridical.surf.embeddings import Embeddings
+from veridical.surf.head import Head
+from veridical.surf.judgement import LABELS, Judgement, shown
+from veridical.surf.judging import ice_eval, judge
+from veridical.surf.splitting import split
+from veridical.surf.table import text_table
+from veridical.task import Task
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SETTINGS = ("Perfect", "Rand-Imp", "Full-Rand")
+MEASURES = ("C-SHAP-Eval (CEL)", "C-SHAP-Eval (L1)", "ICE-Eval", "SURF")
+COLUMNS = ("top1", "rank", "norm_l1", "mae", "emd", "parameters", "flops")
+
+
+def perfect(head: Head) -> Concepts:
+    """The head as its own explanation: `v = f_c / ||f_c||` with importance `||f_c||` (eq. 9)."""
+    norms = head.norms
+    if bool((norms == 0).any()):
+        raise InputError(f"output {int((norms == 0).nonzero()[0])} has zero weights: it has no direction")
+    return Concepts.of((head.weight / norms[:, None])[:, None], norms[:, None], method="Perfect")
+
+
+def random_importances(head: Head, seed: int | Key = 0, draw: int = 0) -> Concepts:
+    """Perfect concepts with importances from U[0, 1)."""
+    exact = perfect(head)
+    return Concepts.of(exact.vectors, _importances(head, as_key(seed), draw), method="Rand-Imp")
+
+
+def random_concepts(head: Head, seed: int | Key = 0, draw: int = 0) -> Concepts:
+    """Directions from N(0, I), of length 1, with the same random importances."""
+    ids = torch.arange(head.n_outputs, device=head.weight.device)
+    vectors = normal(as_key(seed) / "vectors", ids, draw, head.dimension, torch.float64)
+    vectors = vectors / vectors.norm(dim=-1, keepdim=True)
+    return Concepts.of(vectors[:, None], _importances(head, as_key(seed), draw), method="Full-Rand")
+
+
+def _importances(head: Head, key: Key, draw: int) -> Tensor:
+    ids = torch.arange(head.n_outputs, device=head.weight.device)
+    return uniform(key / "importances", ids, draw, 1, torch.float64)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SanityTable:
+    """Table 3 for one head: every measure in every setting, each value the mean over draws.
+
+    `draws[setting, measure]` holds one summary a draw; `norms` are the lengths of the head's weight vectors,
+    on which the order depends.
+    """
+
+    draws: dict[tuple[str, str], list[dict[str, float]]]
+    norms: Tensor
+    samples: int
+
+    def value(self, setting: str, measure: str, column: str) -> float:
+        """The mean over draws of one cell."""
+        found = [summary.get(column, float("nan")) for summary in self.draws[setting, measure]]
+        return sum(found) / len(found)
+
+    def ordered(self, measure: str, column: str) -> float:
+        """The share of draws in which the measure gets strictly worse from Perfect over Rand-Imp to Full-Rand."""
+        per_setting = [[s[column] for s in self.draws[setting, measure]] for setting in SETTINGS]
+        sign = -1 if column in ("top1", "rank") else 1
+        kept = [sign * a < sign * b < sign * c for a, b, c in zip(*per_setting, strict=True)]
+        return sum(kept) / len(kept)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row a setting and measure, as in the paper."""
+        import pandas as pd
+
+        rows = [
+            {"setting": setting, "measure": measure}
+            | {column: self.value(setting, measure, column) for column in COLUMNS}
+            for setting, measure in self.draws
+        ]
+        return pd.DataFrame(rows)
+
+    def __repr__(self) -> str:
+        lines = [
+            [setting, measure, *(shown(c, self.value(setting, measure, c)) for c in COLUMNS)]
+            for setting, measure in self.draws
+        ]
+        count = len(next(iter(self.draws.values())))
+        title = (
+            f"Sanity check over {self.samples} samples, {count} draws; ||f_c|| from {float(self.norms.min()):.2f} "
+            f"to {float(self.norms.max()):.2f}"
+        )
+        orders = [
+            f"{m}: MAE {self.ordered(m, 'mae'):.0%}, EMD {self.ordered(m, 'emd'):.0%}"
+            for m in dict.fromkeys(measure for _, measure in self.draws)
+        ]
+        table = text_table(["Setting", "Measure", *(LABELS[c] for c in COLUMNS)], lines)
+        return f"{title}\n{table}\nstrictly worse with more randomness, share of draws: {'; '.join(orders)}"
+
+    def _repr_html_(self) -> str:
+        return self.to_frame().to_html(index=False)
+
+
+def sanity(
+    task: Task,
+    seed: int | Key = 0,
+    draws: int = 10,
+    measures: Sequence[str] = MEASURES,
+    training_rows: int = 2000,
+) -> SanityTable:
+    """Table 3 for a task's own model: do measures notice that an explanation is random?
+
+    C-SHAP-Eval learns on the first `training_rows` train embeddings (the judged ones where the task has no
+    train rows); it sees no importances, so its row is computed once for Perfect and Rand-Imp.
+    """
+    parts = split(task)
+    learn = parts.train().take(slice(0, training_rows)) if task.train is not None else None
+    return sanity_of_head(parts.head, parts.test(), learn, seed, draws, measures)
+
+
+def sanity_of_head(
+    head: Head,
+    embeddings: Embeddings,
+    fitted_on: Embeddings | None = None,
+    seed: int | Key = 0,
+    draws: int = 10,
+    measures: Sequence[str] = MEASURES,
+) -> SanityTable:
+    """The same for a head and embeddings that are at hand."""
+    unknown = [m for m in measures if m not in MEASURES]
+    if unknown or draws < 1:
+        raise InputError(f"measures are among {', '.join(MEASURES)} and draws at least 1; got {unknown}, {draws}")
+    if not head.classifies:
+        raise NotApplicableError(f"the sanity check compares measures for classifiers; this is a {head.kind}")
+    key = as_key(seed) / "sanity"
+    found: dict[tuple[str, str], list[dict[str, float]]] = {(s, m): [] for s in SETTINGS for m in measures}
+    for draw in range(draws):
+        settings = (perfect(head), random_importances(head, key, draw), random_concepts(head, key, draw))
+        for measure in measures:
+            for concepts in settings:
+                done = found[concepts.method, measure]
+                if concepts.method == "Rand-Imp" and measure.startswith("C-SHAP"):
+                    done.append(found["Perfect", measure][-1])
+                    continue
+                done.append(_ask(measure, concepts, embeddings, head, fitted_on, key / draw).summary)
+    return SanityTable(found, head.norms, len(embeddings))
+
+
+def _ask(
+    measure: str, concepts: Concepts, embeddings: Embeddings, head: Head, fitted_on: Embeddings | None, key: Key
+) -> Judgement:
+    if measure == "SURF":
+        return judge(concepts, embeddings, head)
+    if measure == "ICE-Eval":
+        return ice_eval(concepts, embeddings, head)
+    loss = Training(loss="cross_entropy" if measure.endswith("(CEL)") else "l1")
+    return cshap_eval(concepts, embeddings, head, fitted_on, loss, key)
