@@ -32,7 +32,7 @@ def tasks(device: str, size: str, samples: int | None = None) -> vd.Task:
 def settings(size: str) -> dict[str, dict[str, object]]:
     """Hyper-parameters that bound the number of evaluations on large inputs; the others are defaults."""
     few = {"draws": 10}
-    common = {name: few for name in ("rfid_plus", "rfid_minus")}
+    common = dict.fromkeys(("rfid_plus", "rfid_minus"), few)
     if size == "lenet":
         return common
     return {

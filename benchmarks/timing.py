@@ -80,7 +80,8 @@ def table(timings: list[Timing]) -> str:
         "|---|---|---|---|---|---|",
     ]
     lines += [
-        f"| {t.name} | {t.forward} | {t.backward} | {t.seconds:.3f} | {t.bare_seconds:.3f} | {t.overhead:.2f} |"
+        f"| {t.name} | {t.forward} | {t.backward} | {t.seconds:.3f} "
+        f"| {t.bare_seconds:.3f} | {t.overhead:.2f} |"
         for t in timings
     ]
     if timings:

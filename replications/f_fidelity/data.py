@@ -32,15 +32,16 @@ def cifar(part: str) -> tuple[Tensor, Tensor]:
     """Normalised images (N, 3, 32, 32) and labels of the 10,000 training or test images, sorted by class."""
     from PIL import Image
 
-    images, labels = [], []
-    with tarfile.open(folder() / "cifar10" / f"cifar10_jpg_{part}10k.tar.gz") as archive:
-        for member in sorted(archive.getmembers(), key=lambda m: m.name):
+    found = {}
+    # read in the archive's own order: going back in a compressed stream reads it again from its start
+    with tarfile.open(folder() / "cifar10" / f"cifar10_jpg_{part}10k.tar.gz", "r|gz") as archive:
+        for member in archive:
             file = archive.extractfile(member) if member.isfile() else None
-            if file is None:
-                continue
-            images.append(np.asarray(Image.open(io.BytesIO(file.read())).convert("RGB")))
-            labels.append(CIFAR_CLASSES.index(Path(member.name).parent.name))
-    x = torch.tensor(np.stack(images)).permute(0, 3, 1, 2).float() / 255
+            if file is not None:
+                found[member.name] = np.asarray(Image.open(io.BytesIO(file.read())).convert("RGB"))
+    names = sorted(found)
+    x = torch.tensor(np.stack([found[name] for name in names])).permute(0, 3, 1, 2).float() / 255
+    labels = [CIFAR_CLASSES.index(Path(name).parent.name) for name in names]
     return (x - CIFAR_MEAN) / CIFAR_STD, torch.tensor(labels)
 
 

@@ -34,6 +34,8 @@ def network(table: Table, width: int, seed: int) -> nn.Sequential:
         nn.ReLU(),
         nn.Linear(width, width),
         nn.ReLU(),
+        nn.Linear(width, width),
+        nn.ReLU(),
         nn.Linear(width, table.classes),
     )
 
@@ -46,11 +48,14 @@ def fitted(
     if variant == "untrained":
         return net.eval()
     small = variant == "undertrained"
-    optimiser = torch.optim.Adam(net.parameters(), lr=3e-4 if small else 1e-3)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, epochs)
+    optimiser = torch.optim.Adam(net.parameters(), lr=3e-4 if small else 4e-3)
+    steps = -(-len(table.train) // 256)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 4e-3, epochs=epochs, steps_per_epoch=steps)
+    if small:
+        optimiser.param_groups[0]["lr"] = 3e-4
     fill = table.train.mean(0) if variant == "ood-mean" else torch.zeros_like(table.train[0])
     for _ in range(epochs):
-        for rows in torch.randperm(len(table.train)).split(128):
+        for rows in torch.randperm(len(table.train)).split(256):
             x = table.train[rows]
             if variant.startswith("ood"):
                 level = torch.rand(len(x), 1)
@@ -59,9 +64,9 @@ def fitted(
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
-        if not small:
-            schedule.step()
-        elif accuracy(net, table) >= 0.7 * full_accuracy:
+            if not small:
+                schedule.step()
+        if small and accuracy(net, table) >= 0.7 * full_accuracy:
             break
     return net.eval()
 

@@ -32,7 +32,8 @@ FAITHFULNESS = {
     "faithfulness correlation, shared subsets": ("faithfulness_correlation", False),
     "faithfulness correlation, own subsets": ("faithfulness_correlation", True),
     "faithfulness estimate": ("faithfulness_estimate", False),
-    "monotonicity correlation": ("monotonicity_correlation", False),
+    "monotonicity correlation, shared draws": ("monotonicity_correlation", False),
+    "monotonicity correlation, own draws": ("monotonicity_correlation", True),
 }
 LOCALISATION = (
     "attribution_localisation",
@@ -124,8 +125,14 @@ def shipped(name: str, count: int) -> vd.Task:
 
 def row(what: str, task: vd.Task, metric: object, rankings: int, independent: bool = False) -> dict:
     start = time.time()
+    # random explanations as the paper has them: uniform values in a random order
     found = vd.qge.sampled_study(
-        task, metric, rankings=rankings, independent_draws=independent, progress=False
+        task,
+        metric,
+        rankings=rankings,
+        explanation=vd.explain("random", task),
+        independent_draws=independent,
+        progress=False,
     )
     out = {
         "what": what,

@@ -165,7 +165,7 @@ def main() -> None:
     if args.set in ("avila", "both"):
         if args.data is None:
             parser.error("Avila needs --data or VERIDICAL_DATA")
-        results += study(avila(Path(args.data)), Setup(256, 60, *common))
+        results += study(avila(Path(args.data)), Setup(256, 200, *common))
     (args.out / "tabular.json").write_text(json.dumps(results, indent=1))
 
 

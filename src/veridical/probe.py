@@ -261,19 +261,19 @@ def _ask(
 
 
 def blocks(samples: int, masks: int, rows: int) -> Iterator[tuple[slice, slice]]:
-    """Cut samples x masks into rectangles of at most `rows` cells, whole samples where they fit.
+    """Cut samples x masks into rectangles of at most `rows` cells, whole chunks where they fit.
 
-    The cut depends on the shape and the plan only, so the same plan asks in the same blocks.
+    A sample with more masks than rows fills chunks of its own; what is left over of several samples shares
+    one. The cut depends on the shape and the plan only, so the same plan asks in the same blocks.
     """
-    if masks >= rows:
-        pieces = -(-masks // rows)
-        across = min(rows, -(-masks // pieces // MIN_ROWS) * MIN_ROWS)
-        down = 1
-    else:
-        across, down = masks, max(1, rows // masks)
-    for top in range(0, samples, down):
-        for left in range(0, masks, across):
-            yield slice(top, min(samples, top + down)), slice(left, min(masks, left + across))
+    whole = masks // rows * rows
+    for sample in range(samples if whole else 0):
+        for left in range(0, whole, rows):
+            yield slice(sample, sample + 1), slice(left, left + rows)
+    if whole < masks:
+        down = max(1, rows // (masks - whole))
+        for top in range(0, samples, down):
+            yield slice(top, min(samples, top + down)), slice(whole, masks)
 
 
 def flip_counts(task: Task, steps: int | None, per_step: int | None = None) -> Tensor:

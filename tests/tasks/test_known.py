@@ -68,12 +68,7 @@ def test_the_truth_of_tables_is_the_shapley_value(name):
 def exact_winners():
     for name in EXACT:
         for winner in vd.tasks.known(name, samples=1).winners:
-            marks = ()
-            if (name, winner) == ("planted_tokens", "occlusion"):
-                marks = pytest.mark.xfail(
-                    reason="occlusion casts its values to the integer type of token inputs", strict=True
-                )
-            yield pytest.param(name, winner, marks=marks)
+            yield pytest.param(name, winner)
 
 
 @pytest.mark.parametrize(("name", "winner"), list(exact_winners()))

@@ -45,7 +45,7 @@ class Occlusion(Explainer):
         cover = windows.to(falls.dtype)
         # each window's fall is shared out over its features, then averaged over the windows of a feature
         mean = (falls @ cover) / cover.sum(0).clamp(min=1)
-        return mean.to(task.inputs.dtype)
+        return mean.to(task.inputs.dtype) if task.inputs.is_floating_point() else mean.float()
 
     def _windows(self, task: Task) -> Tensor:
         """(windows, V): the features each window removes."""

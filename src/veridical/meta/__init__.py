@@ -1,0 +1,1 @@
+"""Meta-evaluation: which metric deserves to be believed, for this model and these explainers?"""

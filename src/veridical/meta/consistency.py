@@ -1,0 +1,169 @@
+"""The four consistencies of a metric: what its scores do under slight and under disruptive noise.
+
+Shapes throughout: L explainers, N samples, K draws, any batch in front. `base` (..., L, N) holds the scores of
+the unperturbed world, `perturbed` (..., K, L, N) those of K perturbed ones, `kept` (..., K, N) the samples
+that count: in noise resilience those whose prediction held, in adversary reactivity those whose did not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from veridical.errors import ShapeError
+from veridical.functional import average_ranks, signed_rank
+from veridical.scores import Direction
+
+FEWEST = 6
+"""With fewer kept samples there is no value: a signed-rank test could not even reach p = 0.05."""
+
+
+def paired(base: Tensor, perturbed: Tensor, kept: Tensor) -> Tensor:
+    """Which pairs of scores count (..., K, L, N): kept, and with a value on both sides."""
+    _check(base, perturbed, kept)
+    return kept.unsqueeze(-2) & ~base.unsqueeze(-3).isnan() & ~perturbed.isnan()
+
+
+def intra_consistency(base: Tensor, perturbed: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+    """Wilcoxon's p and the matched-pairs rank-biserial r of every draw and explainer (..., K, L); eq. 5.
+
+    Two-sided, zeros split, so that identical scores give p = 1. NaN below six pairs. Noise resilience is
+    the mean of p, adversary reactivity that of 1 - p; |r| does not grow with N as p falls with it.
+    """
+    pairs = paired(base, perturbed, kept)
+    test = signed_rank(base.unsqueeze(-3), perturbed, where=pairs)
+    few = pairs.sum(-1) < FEWEST
+    return test.p.masked_fill(few, torch.nan), test.rank_biserial.masked_fill(few, torch.nan)
+
+
+def rank_agreement(base: Tensor, perturbed: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+    """The share of explainers whose rank did not move, for each (..., K, N), and where it counts (eq. 7).
+
+    Ties share their average rank. A sample that lacks a score of any explainer has no ranking.
+    """
+    _check(base, perturbed, kept)
+    before = average_ranks(base.movedim(-2, -1)).unsqueeze(-3)
+    after = average_ranks(perturbed.movedim(-2, -1))
+    counts = kept & ~before.isnan().any(-1) & ~after.isnan().any(-1)
+    if base.shape[-2] < 2:
+        # one explainer keeps its rank whatever happens
+        counts = torch.zeros_like(counts)
+    return (before == after).double().mean(-1), counts
+
+
+def worsened(
+    base: Tensor, perturbed: Tensor, kept: Tensor, direction: Direction, *, published: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Whether the perturbed score is worse (..., K, L, N), and where it counts (eq. 8).
+
+    `published` counts "perturbed is larger" whatever the direction, and a missing score as "no".
+    """
+    pairs = paired(base, perturbed, kept)
+    before = base.unsqueeze(-3)
+    if published:
+        return (perturbed > before).double(), kept.unsqueeze(-2).expand_as(pairs)
+    lower = Direction(direction) is Direction.HIGHER
+    return ((perturbed < before) if lower else (perturbed > before)).double(), pairs
+
+
+def share(hits: Tensor, counts: Tensor) -> Tensor:
+    """The mean of the hits that count along the last dimension."""
+    return torch.where(counts, hits, 0.0).sum(-1) / counts.sum(-1)
+
+
+def inter_consistency_nr(base: Tensor, perturbed: Tensor, kept: Tensor) -> Tensor:
+    """IEC_NR of every draw (..., K): the share of (sample, explainer) whose rank is unchanged; eq. 6-7."""
+    agreement, counts = rank_agreement(base, perturbed, kept)
+    return share(agreement, counts).masked_fill(counts.sum(-1) < FEWEST, torch.nan)
+
+
+def inter_consistency_ar(
+    base: Tensor, perturbed: Tensor, kept: Tensor, direction: Direction, *, published: bool = False
+) -> Tensor:
+    """IEC_AR of every draw (..., K): the share of (sample, explainer) that score worse; eq. 6 and 8."""
+    hits, counts = worsened(base, perturbed, kept, direction, published=published)
+    few = counts.any(-2).sum(-1) < FEWEST
+    return share(hits.flatten(-2), counts.flatten(-2)).masked_fill(few, torch.nan)
+
+
+def averaged_over_draws(perturbed: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+    """Each sample's mean score over the draws that kept it (..., 1, L, N), and whether any did (..., 1, N)."""
+    counted = kept.unsqueeze(-2) & ~perturbed.isnan()
+    mean = torch.where(counted, perturbed, 0.0).sum(-3) / counted.sum(-3)
+    return mean.unsqueeze(-3), kept.any(-2, keepdim=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Consistencies:
+    """The meta-evaluation vector, one entry a batch (an iteration, say); NaN where too few were kept.
+
+    `effect_nr` = 1 - |r| and `effect_ar` = |r| stand beside the two IAC: they do not depend on N.
+    """
+
+    iac_nr: Tensor
+    iac_ar: Tensor
+    iec_nr: Tensor
+    iec_ar: Tensor
+    effect_nr: Tensor
+    effect_ar: Tensor
+
+    @property
+    def vector(self) -> Tensor:
+        """(IAC_NR, IAC_AR, IEC_NR, IEC_AR) in the last dimension."""
+        return torch.stack([self.iac_nr, self.iac_ar, self.iec_nr, self.iec_ar], -1)
+
+    @property
+    def mc(self) -> Tensor:
+        """Meta-consistency: the mean of the four (eq. 9); NaN as soon as one is."""
+        return meta_consistency(self.vector)
+
+
+def meta_consistency(vector: Tensor) -> Tensor:
+    """MC = m . 1 / 4 over the last dimension (eq. 9)."""
+    if vector.shape[-1] != 4:
+        raise ShapeError(f"a meta-evaluation vector has 4 entries, got shape {tuple(vector.shape)}")
+    return vector.mean(-1)
+
+
+def consistencies(
+    base: Tensor,
+    near: Tensor,
+    far: Tensor,
+    kept_near: Tensor,
+    kept_far: Tensor,
+    direction: Direction,
+    *,
+    published: bool = False,
+    average_first: bool = False,
+) -> Consistencies:
+    """The four consistencies, mean over draws and explainers that have a value.
+
+    `average_first` takes IEC as eq. 6 prints it: each sample's scores are averaged over the draws that kept
+    it before anything is compared; otherwise every draw is judged and the shares are averaged.
+    """
+    p_near, r_near = intra_consistency(base, near, kept_near)
+    p_far, r_far = intra_consistency(base, far, kept_far)
+    if average_first:
+        near, kept_near = averaged_over_draws(near, kept_near)
+        far, kept_far = averaged_over_draws(far, kept_far)
+    each = (-2, -1)
+    return Consistencies(
+        p_near.nanmean(each),
+        (1 - p_far).nanmean(each),
+        inter_consistency_nr(base, near, kept_near).nanmean(-1),
+        inter_consistency_ar(base, far, kept_far, direction, published=published).nanmean(-1),
+        (1 - r_near.abs()).nanmean(each),
+        r_far.abs().nanmean(each),
+    )
+
+
+def _check(base: Tensor, perturbed: Tensor, kept: Tensor) -> None:
+    explainers, samples = base.shape[-2:]
+    if perturbed.shape[-2:] != base.shape[-2:] or kept.shape[-1] != samples or kept.dtype != torch.bool:
+        raise ShapeError(
+            f"expected base (..., L, N), perturbed (..., K, L, N) and bool kept (..., K, N), got "
+            f"{tuple(base.shape)}, {tuple(perturbed.shape)} and {tuple(kept.shape)} {kept.dtype} "
+            f"(L = {explainers}, N = {samples})"
+        )

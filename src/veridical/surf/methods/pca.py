@@ -1,0 +1,42 @@
+"""Principal components: the directions in which an output's embeddings differ most."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from veridical.rng import Key
+from veridical.surf.methods.base import ConceptMethod, Found
+
+
+def right_singular(rows: Tensor, count: int | None = None) -> tuple[Tensor, Tensor]:
+    """Singular values and right singular vectors (r, D) of rows (n, D), largest first.
+
+    Through the smaller of the two Gram matrices, then put right by one QR step: rows are many and wide, and
+    their left singular vectors are never needed.
+    """
+    if len(rows) < rows.shape[1]:
+        _, values, vectors = torch.linalg.svd(rows, full_matrices=False)
+    else:
+        squares, basis = torch.linalg.eigh(rows.T @ rows)
+        values, vectors = squares.clamp(min=0).sqrt().flip(0), basis.T.flip(0)
+    return values[:count], vectors[:count]
+
+
+def oriented(vectors: Tensor, rows: Tensor) -> Tensor:
+    """Vectors turned so that the mean of `h . v` is not negative."""
+    return torch.where((rows.mean(0) @ vectors.T < 0)[:, None], -vectors, vectors)
+
+
+@dataclass(frozen=True)
+class PCA(ConceptMethod):
+    """Top K eigenvectors of the covariance; codes `v . (h - mu)`, importances `f . v`, and `f . mu` joins b."""
+
+    name = "pca"
+
+    def find(self, rows: Tensor, weight: Tensor, key: Key) -> Found:
+        centre = rows.mean(0)
+        _, vectors = right_singular(rows - centre, self.n_concepts)
+        return Found(oriented(vectors, rows), centre=centre)

@@ -1,0 +1,106 @@
+"""Assumption checks on models whose answers are known in closed form."""
+
+import matplotlib as mpl
+import pytest
+import torch
+from torch import nn
+
+import veridical as vd
+from veridical.gef.assumptions import Watched
+from veridical.testing import tiny_task
+
+mpl.use("Agg")
+
+
+class FirstColumn(nn.Module):
+    """Class 1 if the first column is positive; nothing else matters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 2, bias=False, dtype=torch.float64)
+        with torch.no_grad():
+            self.head.weight.zero_()
+            self.head.weight[1, 0] = 1.0
+            self.head.weight[0, 0] = -1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(x)
+        return out
+
+
+def task(samples: int = 40) -> vd.Task:
+    x = torch.zeros(samples, 4, dtype=torch.float64)
+    x[:, 0] = torch.linspace(-3, 3, samples)
+    return vd.Task(FirstColumn(), x, fill=0.0)
+
+
+def test_masking_moves_once_and_never_back() -> None:
+    """Only the first column counts: D_f jumps from 0 to a constant, which is monotone."""
+    found = vd.gef.assumptions(task(), levels=3, draws=2)
+    assert all(not bool(w.not_monotone.any()) for w in found.masking)
+    mean = next(w for w in found.masking if w.label.endswith("mean"))
+    # the mean fill is 0 here, so that D_f ends at |x_0|
+    assert torch.allclose(mean.distortion[:, 0, -1], task().inputs[:, 0].abs())
+
+
+def test_robustness_fails_only_where_nearly_all_keep_their_class() -> None:
+    found = vd.gef.assumptions(task(), levels=4, draws=3)
+    changed, fails = found.noise.changed, found.robustness_fails
+    kept = 1 - changed.double().mean(0)
+    for draw in range(3):
+        for level in range(4):
+            expected = changed[:, draw, level] if kept[draw, level] >= 0.95 else torch.zeros(40, dtype=bool)
+            assert torch.equal(fails[:, draw, level], expected)
+
+
+def test_sensitivity_fails_where_the_class_survives_randomisation() -> None:
+    found = vd.gef.assumptions(task(), levels=2, draws=8)
+    # a random head keeps or flips the sign of x_0 for all samples alike
+    share = found.sensitivity_fails.double().mean(0)
+    assert bool(((share == 0) | (share == 1)).all())
+    assert 0 < float(share.mean()) < 1
+    top, bottom = found.layers
+    assert torch.equal(top.changed[..., -1], bottom.changed[..., -1])
+    assert torch.equal(top.distortion[..., -1], bottom.distortion[..., -1])
+
+
+def test_monotone_means_never_less() -> None:
+    watched = Watched(
+        "noise",
+        "by hand",
+        (1.0, 2.0, 3.0),
+        torch.tensor([[[0.0, 1.0, 1.0]], [[0.0, 2.0, 1.0]]]),
+        torch.zeros(2, 1, 3, dtype=torch.bool),
+    )
+    assert watched.not_monotone.tolist() == [[False], [True]]
+
+
+def test_every_question_is_counted_and_the_seed_decides() -> None:
+    tiny = tiny_task("table")
+    found = vd.gef.assumptions(tiny, levels=3, draws=2, mask_steps=3)
+    layers = 2 * 2 * 2  # orders, layers, draws
+    masks = 3 * 2 * 3  # fills, draws, steps
+    assert found.cost.forward == found.path.rows + len(tiny) * (3 * 2 + layers + masks)
+    again = vd.gef.assumptions(tiny, levels=3, draws=2, mask_steps=3)
+    other = vd.gef.assumptions(tiny, levels=3, draws=2, mask_steps=3, seed=1)
+    assert torch.equal(found.noise.distortion, again.noise.distortion)
+    assert not torch.equal(found.noise.distortion, other.noise.distortion)
+
+
+@pytest.mark.parametrize("modality", ["image", "series", "text"])
+def test_every_kind_of_input_is_watched_and_drawn(modality: str) -> None:
+    found = vd.gef.assumptions(tiny_task(modality), levels=3, draws=1, mask_steps=3)
+    frame = found.to_frame()
+    assert set(frame["assumption"]) == {"robustness", "sensitivity", "monotonicity"}
+    assert bool(((frame["share"] >= 0) & (frame["share"] <= 1)).all())
+    assert "sensitivity fails for" in repr(found)
+    for kind in ("noise", "layers", "masking"):
+        assert found.plot(kind).get_ylabel() == "model distortion"  # type: ignore[arg-type]
+    assert len(found.plot("noise", samples=4).lines) == 4
+    with pytest.raises(vd.errors.InputError, match="kind is"):
+        found.plot("weather")  # type: ignore[arg-type]
+
+
+def test_a_regression_is_refused() -> None:
+    with pytest.raises(vd.errors.NotApplicableError, match="no class"):
+        vd.gef.assumptions(vd.Task(nn.Linear(3, 1), torch.rand(4, 3), head="regression"))

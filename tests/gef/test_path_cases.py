@@ -1,0 +1,193 @@
+"""The noise path on awkward models and sets, and GEF's score on them."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import veridical as vd
+from veridical.gef import GEF, FastGEF, find_path, gef_score
+from veridical.gef.path import GRID, _crossing, agreement
+from veridical.testing import tiny_task
+
+
+def seeded(net: nn.Module, seed: int = 0) -> nn.Module:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for value in net.parameters():
+            value.copy_(torch.randn(value.shape, generator=generator) / max(1, value[0].numel()) ** 0.5)
+    return net.double().eval()
+
+
+def rows(count: int, width: int = 6) -> torch.Tensor:
+    return torch.randn(count, width, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def mlp(classes: int) -> nn.Module:
+    return seeded(nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, classes)))
+
+
+@pytest.mark.parametrize(("classes", "samples"), [(2, 8), (2, 64), (1000, 32)])
+def test_any_number_of_classes_and_samples_gives_a_sensible_path(classes: int, samples: int) -> None:
+    path = find_path(vd.Task(mlp(classes), rows(samples)), 5, draws=10)
+    assert path.reason in ("chance", "plateau")
+    assert GRID[0] <= path.sigma_max <= GRID[-1]
+    assert path.interval[0] <= path.sigma_max <= path.interval[1]
+    assert path.chance == pytest.approx(1 / classes)
+    assert path.rows == samples * 10 * len(path.searched)
+    assert "rows asked" in str(path)
+
+
+def test_a_model_that_collapses_settles_on_a_plateau() -> None:
+    """Where noise always lets one class win, agreement ends at that class's share, not at 1/C."""
+
+    class Collapses(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(1, dtype=torch.float64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            # any distance of the scale from 1 adds to class 0
+            pull = 40 * (self.scale - 1).abs()
+            return torch.stack([x[:, 0] + pull, x[:, 1], x[:, 2]], 1)
+
+    task = vd.Task(Collapses(), rows(90, 3))
+    share = float((task.predictions == 0).double().mean())
+    path = find_path(task, 5, draws=10)
+    assert share > 1 / 3 + 0.1 / 3 or path.reason == "chance"
+    biased = vd.Task(Collapses(), rows(90, 3) + torch.tensor([1.5, 0.0, 0.0], dtype=torch.float64))
+    path = find_path(biased, 5, draws=10)
+    assert path.reason == "plateau"
+    assert path.sigma_max < 6
+
+
+def test_a_recurrent_model_is_scored() -> None:
+    class Lstm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.LSTM(3, 8, batch_first=True)
+            self.head = nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.head(self.body(x)[0][:, -1])
+            return out
+
+    x = torch.randn(8, 5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    task = vd.Task(seeded(Lstm()), x, space=vd.Space.steps((5, 3), time_axis=0))
+    scores = vd.score(FastGEF(path=(0.1, 0.4, 0.8, 1.2)), task, "gradient")
+    assert bool(scores.values.isfinite().all())
+    assert scores.mean() > 0.2
+
+
+def test_a_regression_is_scored() -> None:
+    net = seeded(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1)))
+    task = vd.Task(net, rows(16), head="regression")
+    scores = vd.score("gef", task, "gradient")
+    assert bool(scores.values.isfinite().all())
+    assert scores.provenance["path"]["chance"] == 0.0
+
+
+def test_several_labels_agree_one_by_one() -> None:
+    task = vd.Task(mlp(4), rows(12), head="multilabel")
+    assert float(agreement(task, task.outputs)) == 1.0
+    assert float(agreement(task, -task.outputs)) == 0.0
+    assert find_path(task, 3, draws=5).chance == 0.5
+
+
+def test_answers_that_are_not_finite_agree_with_nothing() -> None:
+    task = vd.Task(mlp(3), rows(4))
+    broken = task.outputs.clone()
+    broken[0] = torch.nan
+    broken[1] = torch.inf
+    assert float(agreement(task, broken)) == pytest.approx(0.5)
+
+
+def test_coarse_search_ends_where_asking_every_level_would() -> None:
+    task = vd.Task(mlp(5), rows(48))
+    path = find_path(task, 5, draws=20)
+    everything = []
+    from veridical.gef.path import _agreements
+
+    for place, sigma in enumerate(GRID[:60]):
+        everything.append(_agreements(task, sigma, 20, "weights", vd.Key(0) / "path" / place).mean())
+    whole = GRID[int(_crossing(torch.stack(everything), 0.2, 0.02)[0])]
+    assert abs(path.sigma_max - whole) <= 0.8
+    assert len(path.searched) < 25
+
+
+def test_the_path_is_searched_once_for_all_explainers() -> None:
+    task = tiny_task("table")
+    metric = FastGEF(draws=1, levels=3)
+    first = metric.noise_path(task)
+    meter = task.predictor.meter.cost
+    assert metric.noise_path(task) is first
+    assert metric.noise_path(task[:4]) is first
+    assert task.predictor.meter.cost == meter
+
+
+def test_levels_without_an_explanation_are_passed_over() -> None:
+    model = torch.tensor([[[1.0, 2.0, 3.0, 4.0]]])
+    moved = torch.tensor([[[1.0, torch.nan, 2.0, 3.0]]])
+    assert float(gef_score(model, moved)[0]) == pytest.approx(1.0)
+    lost = torch.tensor([[[1.0, torch.nan, torch.nan, 3.0]]])
+    assert bool(gef_score(model, lost)[0].isnan())
+
+
+def test_a_missing_map_is_nan_and_flagged() -> None:
+    def breaks_down(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        maps = inputs * model(inputs).sum(1, keepdim=True).detach()
+        maps[0] = torch.nan
+        return maps
+
+    task = tiny_task("table", 4)
+    scores = vd.score(FastGEF(draws=1, path=(0.1, 0.3, 0.6)), task, breaks_down)
+    assert bool(scores.values[0].isnan())
+    assert scores.flagged["no explanation"] == 1
+    assert bool(scores.values[1:].isfinite().all())
+
+
+def test_small_maps_that_are_not_normalised_still_move() -> None:
+    """What counts as zero is relative to the map: gradients of 1e-9 are gradients."""
+    task = tiny_task("table")
+    shrunk = task.with_module(_Scaled(task.predictor.model, 1e-9))
+    metric = FastGEF(normalise=False, draws=2, path=(0.1, 0.4, 0.8))
+    large, small = vd.score(metric, task, "gradient"), vd.score(metric, shrunk, "gradient")
+    assert not small.flagged
+    assert torch.allclose(large.values, small.values)
+
+
+class _Scaled(nn.Module):
+    def __init__(self, module: nn.Module, factor: float) -> None:
+        super().__init__()
+        self.module, self.factor = module, factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.module(x) * self.factor
+        return out
+
+
+def test_cosine_does_not_call_small_turns_nothing() -> None:
+    """A map that turns by a thousandth is 5e-7 away in cosine and must not count as still."""
+    metric = FastGEF(distance="cosine", path=(0.1, 0.2, 0.3))
+    assert float(metric._nothing(torch.tensor([28.0]).double())) < 1e-11
+
+
+def test_input_noise_needs_no_weights() -> None:
+    from sklearn.linear_model import LogisticRegression
+
+    x = rows(60).numpy()
+    model = LogisticRegression().fit(x, x[:, 0] > 0)
+    task = vd.Task(model, x[:8].astype("float32"), train=x.astype("float32"))
+    metric = FastGEF(perturb="input", draws=2, path=(0.1, 0.5, 1.0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert metric.why_not(task) is None
+        scores = vd.score(metric, task, "occlusion")
+    assert len(scores) == 8
+    assert FastGEF().why_not(task) is not None
+
+
+def test_unknown_words_for_noise_are_refused() -> None:
+    with pytest.raises(vd.errors.InputError, match="perturb is one of"):
+        GEF(perturb="labels")  # type: ignore[arg-type]

@@ -1,0 +1,142 @@
+"""Feature visualisation: pictures raise their logit, do not depend on the batch, and go through GEF."""
+
+import matplotlib as mpl
+import pytest
+import torch
+
+import veridical as vd
+from veridical.gef import DeepViz, Fourier, Maco, class_task
+from veridical.gef.feature_visualisation import METHODS, blurred, mean_magnitude, seen_from
+from veridical.gef.visualise import noise_images
+from veridical.testing import tiny_task
+
+mpl.use("Agg")
+
+
+@pytest.fixture(scope="module")
+def digits() -> vd.Task:
+    return vd.tasks.load("digits")
+
+
+def check_raises(digits: vd.Task, images: torch.Tensor, classes: torch.Tensor) -> None:
+    """The logit of each class is above that of 95% of noise images, and the model says the class."""
+    noise = digits.predictor.outputs(noise_images(digits, 100))
+    outputs = digits.predictor.outputs(images)
+    own = outputs.gather(1, classes[:, None])[:, 0]
+    assert bool((own > noise[:, classes].quantile(0.95, dim=0)).all())
+    assert float((outputs.argmax(-1) == classes).double().mean()) >= 0.9
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_pictures_raise_their_class(digits: vd.Task, method: str) -> None:
+    found = vd.visualise(digits, method=method, steps=50)
+    classes = torch.tensor(found.classes)
+    check_raises(digits, found.images, classes)
+    with pytest.raises(AssertionError):
+        check_raises(digits, found.images, classes.roll(1))
+    assert float(found.images.min()) >= float(digits.train.min()) - 1e-5  # type: ignore[union-attr]
+    assert float(found.images.max()) <= float(digits.train.max()) + 1e-5  # type: ignore[union-attr]
+    assert found.cost.backward == 50 * 10 * METHODS[method]().views
+    assert len(found.plot().axes) == 10
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_a_batch_of_classes_is_each_by_itself(method: str) -> None:
+    task = tiny_task("image", 40)
+    explainer = METHODS[method](steps=6)
+    on = class_task(task)
+    whole = explainer(on, vd.Key(2))
+    for place in range(len(on)):
+        alone = explainer(on[place : place + 1], vd.Key(2))
+        assert torch.allclose(whole.values[place], alone.values[0], atol=1e-9)
+    assert torch.equal(explainer(on, vd.Key(2)).values, whole.values)
+    assert not torch.allclose(explainer(on, vd.Key(3)).values, whole.values)
+
+
+def test_maco_keeps_the_magnitudes_before_its_squash() -> None:
+    task = class_task(tiny_task("image"))
+    explainer = Maco()
+    phase = explainer.start(task, vd.Key(0))
+    magnitude = mean_magnitude(task)
+    plain = torch.fft.irfft2(torch.polar(magnitude.expand_as(phase), phase), s=(6, 6))
+    image = explainer.image(phase, task)
+    low, high = task.train.amin((0, 2, 3)), task.train.amax((0, 2, 3))  # type: ignore[union-attr]
+    share = (image - low[:, None, None]) / (high - low)[:, None, None]
+    standard = (plain - plain.mean((1, 2, 3), keepdim=True)) / (
+        plain.std((1, 2, 3), keepdim=True, correction=0) + 1e-6
+    )
+    assert torch.allclose(torch.logit(share), standard, atol=1e-6)
+
+
+def test_blur_keeps_constants_and_spreads_a_point() -> None:
+    assert torch.allclose(blurred(torch.full((1, 2, 5, 5), 3.0), 1.0), torch.full((1, 2, 5, 5), 3.0))
+    point = torch.zeros(1, 1, 9, 9)
+    point[0, 0, 4, 4] = 1.0
+    soft = blurred(point, 1.0)
+    assert float(soft.sum()) == pytest.approx(1.0, abs=1e-5)
+    assert float(soft[0, 0, 4, 4]) == pytest.approx(float(soft.max()))
+    assert torch.equal(blurred(point, 0.0), point)
+
+
+def test_one_view_is_the_picture_itself() -> None:
+    task = class_task(tiny_task("image"))
+    images = task.inputs
+    assert seen_from(images, task, 1, vd.Key(0)) is images
+    assert seen_from(images, task, 3, vd.Key(0)).shape == (3 * len(images), *images.shape[1:])
+
+
+def test_model_distortion_of_a_class_is_the_mean_over_its_rows() -> None:
+    """D_f of class c: the mean of |y_c - y_hat_c| over the reference rows predicted c, in the same world."""
+    task = tiny_task("image", 40)
+    on = class_task(task, rows_per_class=100)
+    metric = vd.FastGEF(draws=1, path=(0.1, 0.2, 0.4))
+    scores = vd.score(metric, on, DeepViz(steps=2))
+    rows = task.train
+    clean = task.predictor.outputs(rows)
+    world = on.with_noise(0.2, vd.Key(0) / "gef" / "noise" / 0 / 1)
+    noisy = world.predictor.outputs(rows)
+    for place, class_ in enumerate(on.targets.tolist()):
+        own = clean.argmax(-1) == class_
+        expected = (clean[own, class_] - noisy[own, class_]).abs().mean()
+        assert float(scores.details["model_distortion"][place, 0, 1]) == pytest.approx(float(expected), rel=1e-6)
+
+
+@pytest.mark.parametrize("form", ["fast", "arc", "jacobian", "reference"])
+def test_every_form_scores_classes(form: str) -> None:
+    on = class_task(tiny_task("image", 40))
+    metric = vd.GEF(form=form, draws=1, steps=2, path=(0.1, 0.3, 0.6))
+    scores = vd.score(metric, on, Fourier(steps=3))
+    assert bool(scores.values.isfinite().all())
+
+
+def test_visualisations_beat_noise_in_gef(digits: vd.Task) -> None:
+    on = class_task(digits)
+    metric = vd.FastGEF(draws=2, path=(0.1, 0.5, 1.0, 1.5, 2.0))
+    assert vd.score(metric, on, DeepViz(steps=20)).mean() > vd.score(metric, on, "random").mean() + 0.3
+
+
+def test_what_needs_inputs_refuses_classes_and_the_reverse() -> None:
+    task = tiny_task("image")
+    on = class_task(task)
+    with pytest.raises(vd.errors.NotApplicableError, match="classes"):
+        vd.score("pixel_flipping", on, "random")
+    with pytest.raises(vd.errors.NotApplicableError, match="classes"):
+        vd.explain("gradient", on)
+    with pytest.raises(vd.errors.NotApplicableError, match="class_task"):
+        Maco()(task)
+    with pytest.raises(vd.errors.NotApplicableError, match="picture of a class"):
+        vd.score(vd.FastGEF(perturb="input"), on, Maco(steps=1))
+    with pytest.raises(vd.errors.InputError, match="none of its"):
+        class_task(task, [c for c in range(3) if c not in on.targets.tolist()] or [7])
+    with pytest.raises(vd.errors.NotApplicableError, match="tokens"):
+        class_task(tiny_task("text"))
+    with pytest.raises(vd.errors.InputError, match="deep_viz"):
+        vd.visualise(task, method="deep")
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_settings_survive_json(method: str) -> None:
+    explainer = METHODS[method](steps=7)
+    assert type(explainer).from_json(explainer.to_json()) == explainer
+    with pytest.raises(vd.errors.InputError):
+        METHODS[method](steps=0)

@@ -1,0 +1,200 @@
+"""IAC, IEC and MC: figures of the published program, slow rewrites, closed forms, mutants."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.reference import meta as reference
+from veridical.errors import ShapeError
+from veridical.meta.consistency import (
+    averaged_over_draws,
+    consistencies,
+    inter_consistency_ar,
+    inter_consistency_nr,
+    intra_consistency,
+    meta_consistency,
+)
+from veridical.meta.resampling import bootstrap_counts, resampled_vectors
+from veridical.scores import Direction
+
+FIGURES = {
+    name: torch.from_numpy(value)
+    for name, value in np.load(Path(__file__).parents[1] / "data" / "metaquantus.npz").items()
+}
+HIGHER, LOWER = Direction.HIGHER, Direction.LOWER
+
+
+def close(a, b, tolerance=1e-9):
+    assert torch.allclose(torch.as_tensor(a).double(), b.double(), atol=tolerance, rtol=0), (a, b)
+
+
+def test_intra_consistency_matches_the_published_program():
+    f = FIGURES
+    close(intra_consistency(f["scores"], f["near"], f["kept_nr"])[0], f["iac_nr"])
+    close(1 - intra_consistency(f["scores"], f["far"], f["kept_ar"])[0], f["iac_ar"])
+
+
+def test_inter_consistency_matches_the_published_program_and_the_paper():
+    f = FIGURES
+    close(inter_consistency_nr(f["scores"], f["near"], f["kept_nr"]), f["iec_nr_published"])
+    close(inter_consistency_nr(f["scores"], f["near"], f["kept_nr"]), f["iec_nr_paper"])
+    far = (f["scores"], f["far"], f["kept_ar"])
+    close(inter_consistency_ar(*far, HIGHER), f["iec_ar_paper_higher"])
+    close(inter_consistency_ar(*far, LOWER), f["iec_ar_paper_lower"])
+    for direction in Direction:
+        close(inter_consistency_ar(*far, direction, published=True), f["iec_ar_published"])
+
+
+def mutants(base, near, far, kept_nr, kept_ar):
+    """Wrong variants of each figure: every one must miss the published number."""
+    everything = torch.ones_like(kept_nr)
+    yield "iac_nr", intra_consistency(base, near, everything)[0]
+    yield "iac_nr", 1 - intra_consistency(base, near, kept_nr)[0]
+    yield "iac_ar", intra_consistency(base, far, kept_ar)[0]
+    yield "iec_nr_paper", inter_consistency_nr(base, near, everything)
+    order = base.argsort(0).double(), near.argsort(1).double()  # ties broken by place
+    yield "iec_nr_paper", inter_consistency_nr(order[0], 1 - order[1], kept_nr)
+    yield "iec_ar_paper_higher", inter_consistency_ar(base, far, kept_ar, LOWER)
+    yield "iec_ar_paper_lower", inter_consistency_ar(base, far, kept_nr, LOWER)
+
+
+def test_mutants_miss_the_figures():
+    f = FIGURES
+    for name, value in mutants(f["scores"], f["near"], f["far"], f["kept_nr"], f["kept_ar"]):
+        with pytest.raises(AssertionError):
+            close(value, f[name])
+
+
+def random_scores(seed, ties=False, explainers=3, samples=31, draws=4):
+    g = np.random.default_rng(seed)
+    base = g.normal(size=(explainers, samples))
+    near, far = base + g.normal(size=(2, draws, explainers, samples)) * [[[[0.1]]], [[[1.0]]]]
+    if ties:
+        base, near, far = base.round(), near.round(), far.round()
+    return base, near, far, g.random((draws, samples)) < 0.8, g.random((draws, samples)) < 0.5
+
+
+@given(st.integers(0, 10_000), st.booleans(), st.sampled_from([(3, 31), (2, 7), (5, 64)]))
+def test_everything_matches_the_slow_rewrite(seed, ties, shape):
+    base, near, far, kept_nr, kept_ar = random_scores(seed, ties, *shape)
+    if not (kept_nr.sum(1) >= 6).any() or not (kept_ar.sum(1) >= 6).any():
+        return
+    given_ = [torch.from_numpy(a) for a in (base, near, far, kept_nr, kept_ar)]
+    for direction in Direction:
+        found = consistencies(*given_, direction)
+        close(found.iac_nr, torch.tensor(reference.iac(base, near, kept_nr, False)))
+        close(found.iac_ar, torch.tensor(reference.iac(base, far, kept_ar, True)))
+        close(found.iec_nr, torch.tensor(reference.iec_nr(base, near, kept_nr)))
+        lower = direction is LOWER
+        close(found.iec_ar, torch.tensor(reference.iec_ar(base, far, kept_ar, lower)))
+        close(found.mc, found.vector.mean())
+
+
+def test_average_first_is_equation_6_as_printed():
+    base, near, far, kept_nr, kept_ar = random_scores(3)
+    given_ = [torch.from_numpy(a) for a in (base, near, far, kept_nr, kept_ar)]
+    found = consistencies(*given_, HIGHER, average_first=True)
+    close(found.iec_nr, torch.tensor(reference.iec_nr_averaged(base, near, kept_nr)))
+    assert found.iec_nr != consistencies(*given_, HIGHER).iec_nr
+    mean, any_kept = averaged_over_draws(given_[1], given_[3])
+    assert mean.shape == (1, 3, 31)
+    assert torch.equal(any_kept[0], given_[3].any(0))
+
+
+def test_identical_scores_are_perfectly_resilient_and_wholly_unreactive():
+    base = torch.rand(4, 40, dtype=torch.float64)
+    same = base.expand(5, 4, 40)
+    kept = torch.ones(5, 40, dtype=torch.bool)
+    found = consistencies(base, same, same, kept, kept, HIGHER)
+    close(found.vector, torch.tensor([1.0, 0.0, 1.0, 0.0]))
+    close(torch.stack([found.effect_nr, found.effect_ar]), torch.tensor([1.0, 0.0]))
+
+
+def test_fewer_than_six_kept_is_nan_and_never_perfect():
+    base = torch.rand(3, 20, dtype=torch.float64)
+    same = base.expand(2, 3, 20)
+    for count, known in ((5, False), (6, True), (0, False)):
+        kept = (torch.arange(20) < count).expand(2, 20)
+        found = consistencies(base, same, same, kept, kept, HIGHER)
+        assert bool(found.mc.isnan()) is not known
+        assert bool(found.vector.isnan().all()) is not known
+
+
+def test_one_draw_without_samples_leaves_the_mean_to_the_others():
+    base, near, far, kept_nr, kept_ar = (torch.from_numpy(a) for a in random_scores(5))
+    kept_nr[1] = False
+    others = torch.tensor([0, 2, 3])
+    found = consistencies(base, near, far, kept_nr, kept_ar, HIGHER)
+    alone = consistencies(base, near[others], far, kept_nr[others], kept_ar, HIGHER)
+    close(found.vector, alone.vector)
+
+
+def test_one_explainer_has_no_ranking():
+    base = torch.rand(1, 20, dtype=torch.float64)
+    kept = torch.ones(2, 20, dtype=torch.bool)
+    found = consistencies(base, base.expand(2, 1, 20), base.expand(2, 1, 20), kept, kept, HIGHER)
+    assert found.iec_nr.isnan()
+    assert found.iac_nr == 1
+    assert found.mc.isnan()
+
+
+def test_missing_scores_are_left_out_unless_published():
+    base, near, far, kept_nr, kept_ar = (torch.from_numpy(a) for a in random_scores(6))
+    kept_ar[:] = True
+    far = far.clone()
+    far[:, :, :4] = torch.nan
+    rest = inter_consistency_ar(base[:, 4:], far[..., 4:], kept_ar[:, 4:], LOWER)
+    close(inter_consistency_ar(base, far, kept_ar, LOWER), rest)
+    close(inter_consistency_ar(base, far, kept_ar, LOWER, published=True), rest * 27 / 31)
+    p = intra_consistency(base[:, 4:], far[..., 4:], kept_ar[:, 4:])[0]
+    close(intra_consistency(base, far, kept_ar)[0], p)
+
+
+@given(st.integers(0, 1000))
+def test_monotone_rescaling_and_order_change_no_rank_based_value(seed):
+    base, near, far, kept_nr, kept_ar = (torch.from_numpy(a) for a in random_scores(seed))
+    found = consistencies(base, near, far, kept_nr, kept_ar, HIGHER)
+    order = torch.from_numpy(np.random.default_rng(seed).permutation(31))
+    moved = consistencies(
+        base[:, order], near[..., order], far[..., order], kept_nr[:, order], kept_ar[:, order], HIGHER
+    )
+    close(found.vector, moved.vector, 1e-12)
+    flipped = consistencies(-base, -near, -far, kept_nr, kept_ar, LOWER)
+    close(found.vector, flipped.vector, 1e-12)
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("average_first", [False, True])
+def test_resamples_equal_samples_written_out_again(ties, average_first):
+    base, near, far, kept_nr, kept_ar = (torch.from_numpy(a) for a in random_scores(8, ties, samples=60))
+    counts = bootstrap_counts(60, 5, seed=1)
+    assert torch.equal(counts.sum(1), torch.full((5,), 60.0, dtype=torch.float64))
+    fast = resampled_vectors(
+        base, near, far, kept_nr, kept_ar, HIGHER, counts, average_first=average_first
+    )
+    for row, count in zip(fast, counts, strict=True):
+        again = torch.arange(60).repeat_interleave(count.long())
+        slow = consistencies(
+            base[:, again],
+            near[..., again],
+            far[..., again],
+            kept_nr[:, again],
+            kept_ar[:, again],
+            HIGHER,
+            average_first=average_first,
+        )
+        close(row, slow.vector)
+
+
+def test_shapes_are_checked():
+    base = torch.rand(3, 20)
+    with pytest.raises(ShapeError, match=r"\(2, 3, 19\)"):
+        consistencies(base, torch.rand(2, 3, 19), base[None], torch.ones(2, 19) > 0, base[:2] > 0, HIGHER)
+    with pytest.raises(ShapeError, match="4 entries"):
+        meta_consistency(torch.rand(3))

@@ -1,0 +1,53 @@
+"""MetaQuantus' consistencies in plain loops, from equations 5 to 9 and SciPy's test."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.stats import rankdata, wilcoxon
+
+
+def p_value(a, b):
+    """Two-sided Wilcoxon with zeros split; exact only up to 50 pairs without zeros and ties."""
+    difference = np.abs(np.asarray(a) - np.asarray(b))
+    plain = len(difference) <= 50 and (difference > 0).all() and len(set(difference)) == len(difference)
+    method = "exact" if plain else "approx"
+    return wilcoxon(a, b, zero_method="zsplit", method=method).pvalue
+
+
+def iac(base, perturbed, kept, reverse):
+    values = []
+    for draw, keep in zip(perturbed, kept, strict=True):
+        for before, after in zip(base, draw, strict=True):
+            p = p_value(before[keep], after[keep]) if keep.sum() >= 6 else np.nan
+            values.append(1 - p if reverse else p)
+    return np.nanmean(values)
+
+
+def iec_nr(base, perturbed, kept):
+    shares = []
+    for draw, keep in zip(perturbed, kept, strict=True):
+        same = []
+        for i in np.flatnonzero(keep):
+            same += list(rankdata(base[:, i]) == rankdata(draw[:, i]))
+        shares.append(np.mean(same) if keep.sum() >= 6 else np.nan)
+    return np.nanmean(shares)
+
+
+def iec_ar(base, perturbed, kept, lower_is_better):
+    shares = []
+    for draw, keep in zip(perturbed, kept, strict=True):
+        worse = []
+        for i in np.flatnonzero(keep):
+            for j in range(len(base)):
+                worse.append(draw[j, i] > base[j, i] if lower_is_better else draw[j, i] < base[j, i])
+        shares.append(np.mean(worse) if keep.sum() >= 6 else np.nan)
+    return np.nanmean(shares)
+
+
+def iec_nr_averaged(base, perturbed, kept):
+    same = []
+    for i in range(base.shape[1]):
+        if kept[:, i].any():
+            mean = perturbed[kept[:, i], :, i].mean(0)
+            same += list(rankdata(base[:, i]) == rankdata(mean))
+    return np.mean(same)
