@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import copy
-import hashlib
-import pickle
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from veridical.digest import content_digest
 from veridical.embeddings import EmbeddingView, embedding_layer
 from veridical.errors import InputError, NotApplicableError, ShapeError, VeridicalWarning
 from veridical.fill import Fill, as_fill, default_fill
 from veridical.frames import FrameCodec, is_frame
-from veridical.models import ArrayModel, adapt
+from veridical.heads import Head, first_answer, two_columns
+from veridical.models import adapt
 from veridical.predictor import (
     MAX_ROWS,
     MIN_ROWS,
@@ -30,17 +30,28 @@ from veridical.predictor import (
     Predictor,
     Side,
     call,
-    check_finite,
-    measured_rows,
     memory_budget,
     plain_output,
     take_side,
 )
-from veridical.rng import Key, name_id
+from veridical.reading import (
+    as_tensor,
+    behaves_otherwise,
+    cast,
+    checked_space,
+    feature_values,
+    home_of,
+    ids_of,
+    labels_of,
+    masks_of,
+    side_of,
+    targets_of,
+    tensor_of,
+)
+from veridical.rng import Key
 from veridical.space import Space
 from veridical.weights import Weights, WeightView, noisy
 
-Head = Literal["multiclass", "binary", "multilabel", "regression"]
 Response = Literal["logit", "probability"]
 
 
@@ -108,103 +119,57 @@ class Task:
         codec = (
             FrameCodec.of(inputs, train_rows if is_frame(train_rows) else None) if is_frame(inputs) else None
         )
-        rows = _tensor(inputs, "inputs", codec)
-        place, dtype = _home(model, device)
-        rows = _cast(rows, place, dtype)
+        rows = tensor_of(inputs, "inputs", codec)
+        place, dtype = home_of(model, device)
+        rows = cast(rows, place, dtype)
         put["inputs"] = rows
-        put["side"] = _side(side, len(rows), place)
+        put["side"] = side_of(side, len(rows), place)
         # reference rows stand in for inputs, so they have their dtype: a mean of integers would be cut
-        put["train"] = None if train_rows is None else _tensor(train_rows, "train", codec).to(rows)
+        put["train"] = None if train_rows is None else tensor_of(train_rows, "train", codec).to(rows)
         if self.train is not None and self.train.shape[1:] != rows.shape[1:]:
             raise ShapeError(
                 f"train rows have shape {tuple(self.train.shape[1:])}, inputs have {tuple(rows.shape[1:])}"
             )
         put["train_labels"], put["train_side"] = None, ()
         if self.train is not None:
-            put["train_side"] = _side(train_side, len(self.train), place)
+            put["train_side"] = side_of(train_side, len(self.train), place)
             if train_labels is not None:
-                put["train_labels"] = _labels(train_labels, len(self.train), place)
+                put["train_labels"] = labels_of(train_labels, len(self.train), place)
 
         raw = output or plain_output
         first_side = take_side(self.side, slice(0, 1))
         module, differentiable, implied = adapt(
             model, lambda f, row: raw(call(f, row, first_side)), rows[:1], codec
         )
-        if module is model and any(m.training for m in module.modules()) and _behaves_otherwise(module):
+        if module is model and any(m.training for m in module.modules()) and behaves_otherwise(module):
             warnings.warn(
                 "the model is in training mode, where dropout or batch normalisation make its answers "
                 "random; it is evaluated in eval mode here and its flags are put back",
                 VeridicalWarning,
                 stacklevel=2,
             )
-        put["head"], put["n_outputs"], plan = self._probe_model(module, raw, place, plan, head or implied)
-        put["predictor"] = Predictor(module, _columns(raw, self.head), place, plan, differentiable, Meter())
+        put["head"], put["n_outputs"], plan = first_answer(
+            module, raw, rows[:1], first_side, plan, head or implied
+        )
+        put["predictor"] = Predictor(
+            module, two_columns(raw, self.head), place, plan, differentiable, Meter()
+        )
         put["model"] = module
 
         names = None if codec is None else codec.columns
         if space is None:
             space = Space.columns(rows.shape[1], names) if codec else Space.of(rows)
-        put["space"] = _checked_space(space, rows).to(place)
+        put["space"] = checked_space(space, rows).to(place)
         put["fill"] = default_fill(self.space, self.train is not None) if fill is None else as_fill(fill)
-        put["ids"] = _ids(ids, len(rows), place)
-        put["labels"] = None if labels is None else _labels(labels, len(rows), place)
-        put["masks"] = None if masks is None else _masks(masks, self.space, len(rows), place)
+        put["ids"] = ids_of(ids, len(rows), place)
+        put["labels"] = None if labels is None else labels_of(labels, len(rows), place)
+        put["masks"] = None if masks is None else masks_of(masks, self.space, len(rows), place)
         if targets is not None:
-            put["_targets"] = _targets(targets, len(rows), self.n_outputs, place)
+            put["_targets"] = targets_of(targets, len(rows), self.n_outputs, place)
         put["reference"] = self
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"a task is never changed in place; use task.with_...() to change '{name}'")
-
-    def _probe_model(
-        self, module: nn.Module, raw: Output, place: torch.device, plan: Plan | None, head: Head | str | None
-    ) -> tuple[Head, int, Plan]:
-        """Ask the model one row: how many outputs, and how much memory a row takes."""
-        plan = plan or Plan()
-        meter = Meter()
-        seen: list[Tensor] = []
-        trial = Predictor(module, raw, place, plan, True, meter)
-        one = self.inputs[:1]
-
-        def ask() -> None:
-            with trial.session() as view:
-                seen.append(call(view, one, take_side(self.side, slice(0, 1))))
-
-        budget = plan.budget_mib or memory_budget(place)
-        try:
-            rows = measured_rows(module, ask, one, budget)
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            if isinstance(error, InputError | NotApplicableError) or type(error).__module__.startswith(
-                "veridical"
-            ):
-                raise
-            hint = "The first axis of inputs must count samples: for a single one pass inputs[None]"
-            if not one.is_floating_point():
-                hint += f"; inputs are {one.dtype}: if the model wants numbers, pass inputs.float()"
-            raise ShapeError(
-                f"the model does not run on one row of shape {tuple(one.shape)} ({error}). {hint}"
-            ) from error
-        check_finite(seen[0])
-        count = seen[0].shape[1]
-        if head is None:
-            head = "binary" if count == 1 else "multiclass"
-            if count == 1:
-                warnings.warn(
-                    "the model has one output; it is read as the logit of the second of two classes. "
-                    "Say head='binary' to confirm, or head='regression'",
-                    VeridicalWarning,
-                    stacklevel=4,
-                )
-        if head not in get_args(Head):
-            raise InputError(f"head is one of {', '.join(get_args(Head))}; got {head!r}")
-        if head == "multiclass" and count < 2:
-            raise InputError("a multiclass head needs at least two outputs, this model has one")
-        if head == "binary" and count > 2:
-            raise InputError(f"a binary head has one or two outputs, this model has {count}")
-        outputs = 2 if head == "binary" else count
-        if plan.rows is None:
-            plan = replace(plan, rows=rows)
-        return head, outputs, plan  # type: ignore[return-value]
 
     # --- what the model says ------------------------------------------------------------------------
 
@@ -352,16 +317,16 @@ class Task:
 
     def with_targets(self, targets: Any) -> Task:
         """The same task explained for other outputs."""
-        task = self._derive(_targets=_targets(targets, len(self), self.n_outputs, self.device))
+        task = self._derive(_targets=targets_of(targets, len(self), self.n_outputs, self.device))
         task.__dict__["_cache"].update({k: v for k, v in self.__dict__["_cache"].items() if k == "outputs"})
         return task
 
     def with_space(self, space: Space, fill: Fill | None = None) -> Task:
         """The same task with other features."""
-        chosen = _checked_space(space, self.inputs).to(self.device)
+        chosen = checked_space(space, self.inputs).to(self.device)
         masks = self.masks
         if masks is not None:
-            masks = _masks(self.space.expand(masks), chosen, len(self), self.device)
+            masks = masks_of(self.space.expand(masks), chosen, len(self), self.device)
         return self._derive(space=chosen, masks=masks, fill=fill or self.fill)
 
     def with_fill(self, fill: Fill | str | float | Callable[[Tensor, Tensor], Tensor]) -> Task:
@@ -419,7 +384,7 @@ class Task:
         }
         plan = old.plan if self._plan_given else replace(old.plan, rows=self._rows_on(place, old.rows))
         predictor = Predictor(model, old.output, place, plan, old.differentiable, old.meter)
-        sides = {n: _side(getattr(self, n), None, place) for n in ("side", "train_side")}
+        sides = {n: side_of(getattr(self, n), None, place) for n in ("side", "train_side")}
         task = self._derive(
             model=model,
             predictor=predictor,
@@ -475,59 +440,23 @@ class Task:
 
     def values(self, maps: Any, source: str = "the map") -> Tensor:
         """Turn maps of any accepted shape into one value a feature (N, V), or say what would fit."""
-        tensor = _read(maps).detach().to(self.device)
-        if not tensor.is_floating_point():
-            tensor = tensor.to(torch.get_default_dtype())
-        space, count = self.space, len(self)
-        if tensor.dim() == 0 or len(tensor) != count:
-            raise ShapeError(f"{source} has shape {tuple(tensor.shape)}, the task has {count} samples")
-        shape = tuple(tensor.shape[1:])
-        if shape == (space.n_features,) and (shape != space.input_shape or space.kind != "column_group"):
-            return tensor
-        if shape == space.input_shape:
-            return space.pool(tensor)
-        shared = tuple(space.labels.shape[1 if space.per_sample else 0 :])
-        laid = tuple(n for n in shared if n != 1)
-        if shape in (shared, laid):
-            # one value an element, shared over channels: lay it out and average what was shared
-            full = tensor.reshape(count, *shared).expand(count, *space.input_shape)
-            return space.pool(full) * (torch.Size(shared).numel() / torch.Size(space.input_shape).numel())
-        features = torch.Size(shape).numel()
-        hint = (
-            "aggregate it with `space.pool(map)`"
-            if torch.Size(space.input_shape).numel() % max(1, features) == 0 and features > space.n_features
-            else f"give maps (N, {', '.join(map(str, space.input_shape))}) or (N, {space.n_features})"
-        )
-        raise ShapeError(
-            f"explanation has {features} features of shape {shape}, the task's space has "
-            f"{space.n_features} {space.kind} features over {space.input_shape}; {hint}"
-        )
+        return feature_values(as_tensor(maps).to(self.device), self.space, len(self), source)
 
     def content_hash(self) -> str:
         """A digest of everything that decides what the model answers here."""
-        digest = hashlib.blake2b(digest_size=16)
-        tensors: dict[str, Any] = {"inputs": self.inputs, "targets": self.targets, "ids": self.ids}
-        tensors |= {"train": self.train, "masks": self.masks, "labels": self.space.labels}
         side = self.side if isinstance(self.side, dict) else dict(enumerate(self.side))
-        tensors |= {f"side/{name}": value for name, value in side.items()}
-        tensors["valid"] = self.space.valid
-        model = self.predictor.model
-        tensors |= {f"weight/{name}": value for name, value in model.state_dict().items()}
-        for place, module in model.named_modules():
-            if isinstance(module, WeightView):
-                tensors |= {f"weight/{place}/{name}": value for name, value in module.tensors.items()}
-        for name in sorted(tensors):
-            value = tensors[name]
-            if isinstance(value, Tensor):
-                array = value.detach().cpu().contiguous()
-                head = f"{name}{tuple(array.shape)}{array.dtype}"
-                digest.update(head.encode())
-                digest.update(array.reshape(-1).view(torch.uint8).numpy().tobytes())
-        about = (type(model).__qualname__, repr(model), self.head, self.space.kind, self.fill.to_json())
-        digest.update(repr(about).encode())
-        if isinstance(model, ArrayModel) and model.estimator is not None:
-            digest.update(pickle.dumps(model.estimator))
-        return digest.hexdigest()
+        tensors = {
+            "inputs": self.inputs,
+            "targets": self.targets,
+            "ids": self.ids,
+            "train": self.train,
+            "masks": self.masks,
+            "labels": self.space.labels,
+            "valid": self.space.valid,
+            **{f"side/{name}": value for name, value in side.items()},
+        }
+        about = (self.head, self.space.kind, self.fill.to_json())
+        return content_digest(self.predictor.model, tensors, about)
 
     def __repr__(self) -> str:
         noise = "" if not isinstance(self.predictor.model, WeightView) else ", other weights"
@@ -546,175 +475,3 @@ class Task:
             ("rows a chunk", str(self.predictor.rows)),
         ]
         return html_summary(repr(self), ("fact", "value"), facts)
-
-
-# --- reading what the caller gave -----------------------------------------------------------------------
-
-
-def _tensor(value: Any, what: str, codec: FrameCodec | None) -> Tensor:
-    if is_frame(value):
-        if codec is None:
-            raise InputError(f"{what} is a data frame but inputs are not; give both as frames")
-        tensor = codec.encode(value)
-    elif isinstance(value, tuple | list | Mapping) and not _numbers(value):
-        raise InputError(
-            f"{what} is a {type(value).__name__} of {len(value)} things: several inputs cannot be explained "
-            "jointly. Pass the one to explain as inputs= and the others as side="
-        )
-    else:
-        try:
-            tensor = _read(value)
-        except (TypeError, ValueError) as error:
-            raise InputError(f"{what} must be a tensor or an array of numbers ({error})") from error
-    if tensor.dim() < 2 or tensor.shape[0] == 0:
-        raise ShapeError(
-            f"{what} has shape {tuple(tensor.shape)}; expected (samples, ...) with at least one sample"
-        )
-    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-        bad = (~torch.isfinite(tensor)).reshape(len(tensor), -1).any(-1).nonzero().reshape(-1)
-        raise InputError(
-            f"{what} has NaN or infinite values in {len(bad)} rows (first: {bad[:5].tolist()}); "
-            "fill them in or leave those rows out"
-        )
-    return tensor.detach()
-
-
-def _read(value: Any) -> Tensor:
-    # torch reads no array that runs backwards or cannot be written to
-    return value if isinstance(value, Tensor) else torch.as_tensor(np.require(value, requirements=("C", "W")))
-
-
-def _numbers(value: Any) -> bool:
-    return (
-        isinstance(value, list) and bool(value) and not any(isinstance(v, Tensor | np.ndarray) for v in value)
-    )
-
-
-def _home(model: Any, device: torch.device | str | None) -> tuple[torch.device, torch.dtype | None]:
-    """Where the model lives and in which precision it computes."""
-    held = [p for p in model.parameters() if p.is_floating_point()] if isinstance(model, nn.Module) else []
-    places = {p.device for p in held}
-    if len(places) > 1:
-        raise InputError(f"the model's parameters lie on several devices ({', '.join(map(str, places))})")
-    if any(place.type == "meta" for place in places):
-        raise InputError("the model lies on the meta device and has no weights; load them first")
-    home = next(iter(places), None)
-    if device is not None and home is not None and torch.device(device).type != home.type:
-        raise InputError(
-            f"the model lies on {home} and device={device} was asked for; move it with model.to('{device}')"
-        )
-    dtype = held[0].dtype if held else None
-    if dtype in (torch.float16, torch.bfloat16):
-        warnings.warn(
-            f"the model computes in {dtype}, which tells responses apart to about three digits; ties are "
-            "counted on that grid. model.float() gives sharper scores",
-            VeridicalWarning,
-            stacklevel=3,
-        )
-    return torch.device(home or device or "cpu"), dtype
-
-
-def _cast(rows: Tensor, place: torch.device, dtype: torch.dtype | None) -> Tensor:
-    if rows.is_floating_point() and dtype is not None:
-        return rows.to(device=place, dtype=dtype)
-    return rows.to(place)
-
-
-def _behaves_otherwise(module: nn.Module) -> bool:
-    random = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase)
-    return any(isinstance(m, random) and m.training for m in module.modules())
-
-
-def _side(side: Any, rows: int | None, place: torch.device) -> Side:
-    if isinstance(side, Mapping):
-        out: Side = {str(name): torch.as_tensor(value).to(place) for name, value in side.items()}
-    else:
-        given = side if isinstance(side, tuple | list) else (side,)
-        out = tuple(torch.as_tensor(value).to(place) for value in given)
-    for value in out.values() if isinstance(out, dict) else out:
-        if rows is not None and len(value) != rows:
-            raise ShapeError(f"a side input has {len(value)} rows, inputs have {rows}")
-    return out
-
-
-def _columns(raw: Output, head: str) -> Output:
-    """Give a one-logit head its two columns (-z, z), so that column c is the logit of class c."""
-    if head != "binary":
-        return raw
-    return _BinaryOutput(raw)
-
-
-class _BinaryOutput:
-    def __init__(self, raw: Output) -> None:
-        self.raw = raw
-
-    def __call__(self, answer: Any) -> Tensor:
-        outputs = self.raw(answer)
-        if outputs.shape[1] == 1:
-            return torch.cat([-outputs, outputs], 1)
-        margin = outputs[:, 1:] - outputs[:, :1]
-        return torch.cat([-margin, margin], 1)
-
-
-def _checked_space(space: Space, rows: Tensor) -> Space:
-    if space.input_shape != tuple(rows.shape[1:]):
-        raise ShapeError(f"the space lies over {space.input_shape}, inputs are {tuple(rows.shape[1:])}")
-    for what, tensor in (("labels", space.labels if space.per_sample else None), ("valid", space.valid)):
-        if tensor is not None and len(tensor) != len(rows):
-            raise ShapeError(f"the space has {what} for {len(tensor)} samples, the task has {len(rows)}")
-    if space.valid is not None and not bool(space.valid.any(-1).all()):
-        raise InputError("a sample has no valid feature at all; leave it out")
-    return space
-
-
-def _ids(ids: Sequence[int | str] | Tensor | None, rows: int, place: torch.device) -> Tensor:
-    if ids is None:
-        return torch.arange(rows, device=place)
-    given = ids.tolist() if isinstance(ids, Tensor | np.ndarray) else list(ids)
-    numbers = torch.tensor(
-        [int(i) if isinstance(i, int | np.integer) else name_id(str(i)) for i in given], dtype=torch.int64
-    )
-    if len(numbers) != rows:
-        raise ShapeError(f"{len(numbers)} ids for {rows} samples")
-    if len(numbers.unique()) != rows:
-        raise InputError("ids must differ between samples: draws are keyed by them")
-    return numbers.to(place)
-
-
-def _labels(labels: Any, rows: int, place: torch.device) -> Tensor:
-    tensor = _read(labels).to(place)
-    if len(tensor) != rows:
-        raise ShapeError(f"{len(tensor)} labels for {rows} samples")
-    return tensor
-
-
-def _masks(masks: Any, space: Space, rows: int, place: torch.device) -> Tensor:
-    """Object masks as one truth a feature: a feature belongs to the object if most of it does."""
-    tensor = _read(masks).to(place)
-    if len(tensor) != rows:
-        raise ShapeError(f"{len(tensor)} masks for {rows} samples")
-    shape = tuple(tensor.shape[1:])
-    if shape == (space.n_features,):
-        return tensor.bool()
-    full = tensor.reshape(rows, *[1] * (len(space.input_shape) - len(shape)), *shape).float()
-    try:
-        full = full.expand(rows, *space.input_shape)
-    except RuntimeError as error:
-        raise ShapeError(
-            f"masks have shape {shape}; expected ({space.n_features},) or {space.input_shape} a sample"
-        ) from error
-    return space.to(place).pool(full, "mean") > 0.5
-
-
-def _targets(targets: Any, rows: int, outputs: int, place: torch.device) -> Tensor:
-    tensor = _read(targets)
-    if tensor.is_floating_point() or tensor.dtype == torch.bool:
-        raise InputError(f"targets are class indices (integers), got {tensor.dtype}")
-    if tensor.dim() == 0:
-        tensor = tensor.expand(rows)
-    if tuple(tensor.shape) != (rows,):
-        raise ShapeError(f"targets have shape {tuple(tensor.shape)}, expected ({rows},)")
-    if int(tensor.min()) < 0 or int(tensor.max()) >= outputs:
-        bad = tensor[(tensor < 0) | (tensor >= outputs)][0]
-        raise InputError(f"target {int(bad)} is out of range: the model has {outputs} outputs")
-    return tensor.to(device=place, dtype=torch.int64)

@@ -98,7 +98,9 @@ def test_model_distortion_of_a_class_is_the_mean_over_its_rows() -> None:
     for place, class_ in enumerate(on.targets.tolist()):
         own = clean.argmax(-1) == class_
         expected = (clean[own, class_] - noisy[own, class_]).abs().mean()
-        assert float(scores.details["model_distortion"][place, 0, 1]) == pytest.approx(float(expected), rel=1e-6)
+        assert float(scores.details["model_distortion"][place, 0, 1]) == pytest.approx(
+            float(expected), rel=1e-6
+        )
 
 
 @pytest.mark.parametrize("form", ["fast", "arc", "jacobian", "reference"])

@@ -88,7 +88,7 @@ def find_path(
     `isotonic` (ours): on the grid 0.2, 0.3, ... 10.2 with `draws` draws a level, a non-increasing fit of the
     mean agreement, the first level whose fit is <= 1/C + max(0.1/C, 0.01); if there is none, the smallest
     level within that tolerance of the fitted minimum (reason "plateau"). Every eighth level is asked first,
-    then all those next to the crossing. `published`: one draw a level, stop at
+    then all those around the crossing. `published`: one draw a level, stop at
     |agreement - 1/C| <= max(0.1/C, 0.01) or after 100 steps, mean of 5 runs.
     """
     if rule not in ("isotonic", "published"):
@@ -156,17 +156,21 @@ def _isotonic(task: Task, perturb: Perturbation, draws: int, key: Key) -> dict[s
     def table() -> Tensor:
         return torch.stack([seen[place] for place in sorted(seen)]).cpu()
 
-    for place in (*range(0, len(GRID) - 1, COARSE), len(GRID) - 1):
-        look(place)
-        # one level below could be luck
-        if int((isotonic_fit(table().mean(1)) <= chance + slack).sum()) >= 2:
-            break
+    ahead = [*range(0, len(GRID) - 1, COARSE), len(GRID) - 1]
+    look(ahead.pop(0))
     while True:
-        order = sorted(seen)
-        first = int(_crossing(table().mean(1), chance, slack)[0])
-        if first == 0 or order[first] - order[first - 1] == 1:
+        order, means = sorted(seen), table().mean(1)
+        first, _ = _crossing(means, chance, slack)
+        # one level at chance could be luck
+        if ahead and int((isotonic_fit(means) <= chance + slack).sum()) < 2:
+            look(ahead.pop(0))
+            continue
+        # the fit at the crossing leans on the levels behind it, so those are asked too
+        start, stop = order[max(0, int(first) - 1)], min(order[int(first)] + COARSE, len(GRID) - 1)
+        unseen = [place for place in range(start, stop + 1) if place not in seen]
+        if not unseen:
             break
-        for place in range(order[first - 1] + 1, order[first]):
+        for place in unseen:
             look(place)
     sigmas, agreements = [GRID[place] for place in sorted(seen)], table()
     end, reached = _crossing(agreements.mean(1), chance, slack)

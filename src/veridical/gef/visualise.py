@@ -49,8 +49,8 @@ class Visualisation:
         for cell, image, class_, share in zip(
             grid.flat, self.images, self.classes, self.probabilities.tolist(), strict=False
         ):
-            picture = as_image(image)
-            cell.imshow(picture, cmap="gray" if picture.dim() == 2 else None)
+            picture = as_image(image).numpy()
+            cell.imshow(picture, cmap="gray" if picture.ndim == 2 else None)
             cell.set_title(f"{names[class_] if names else class_} ({share:.2f})", fontsize=8)
         figure.suptitle(self.method, fontsize=9)
         return figure

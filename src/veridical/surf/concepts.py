@@ -94,7 +94,10 @@ class Concepts:
 
     @property
     def charged(self) -> float:
-        """Concepts shown for an output, on average."""
+        """Concepts shown for an output, on average; of a sparse code only those that are active."""
+        active = getattr(self.projection, "active", None)
+        if active is not None:
+            return float(active)
         return float(self.present.sum(-1).double().mean())
 
     def project(self, h: Tensor) -> Tensor:

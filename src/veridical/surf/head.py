@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError, ShapeError
-from veridical.task import Head as HeadKind
+from veridical.heads import Head as HeadKind
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,32 @@
+"""Metrics with a fine-tuned model of their own: one copy, under the noise of each world.
+
+Fine-tuning again in every world would measure the fine-tuning. So the copy made for the unperturbed model
+goes along, and noise meets its weights by the same relative draws as those of the model itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from veridical.fidelity.artefact import Finetuned
+from veridical.fidelity.metrics import FFid, Fidelity
+from veridical.metrics.base import AnyMetric
+from veridical.task import Task
+
+
+def settled(metric: AnyMetric, task: Task) -> AnyMetric:
+    """The metric with its fine-tuned model made, once, for the unperturbed task."""
+    if isinstance(metric, FFid) and metric.finetuned is None:
+        return replace(metric, finetuned=metric.artefact(task))
+    return metric
+
+
+def carry(metric: AnyMetric, clean: Task, world: Task, perturb: Callable[[Task], Task]) -> None:
+    """Let the world know the metric's fine-tuned model as the same noise leaves it."""
+    artefact: Any = metric.finetuned if isinstance(metric, Fidelity) else None
+    if isinstance(artefact, Finetuned):
+        digest = artefact.header["weights"]
+        world.cached("weights digest", lambda: digest)
+        world.cached(f"finetuned {artefact.path}", lambda: perturb(artefact.on(clean)))

@@ -1,0 +1,63 @@
+"""Metrics whose meta-evaluation is known beforehand: two that must fail, and a cheat that must be caught."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from veridical import rng
+from veridical.explanation import Explanation
+from veridical.metrics.base import Metric, Outcome
+from veridical.rng import Key
+from veridical.scores import Direction
+from veridical.task import Task
+
+UNPERTURBED = "unperturbed"
+"""The purpose that keys of the unperturbed world carry."""
+
+
+@dataclass(frozen=True)
+class Same(Metric):
+    """Always the same scores, U(0, 1) a sample: the vector must be (1, 0, 1, 0) (A.5.1)."""
+
+    name: ClassVar[str] = "same"
+    category: ClassVar[str] = "sanity"
+    summary: ClassVar[str] = "sanity estimator: the same scores whatever is given"
+
+    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+        return Outcome(rng.uniform(Key(0) / self.name, task.ids, 0, 1, torch.float64)[:, 0])
+
+
+@dataclass(frozen=True)
+class Different(Metric):
+    """Unperturbed N(mu, 1), one mu ~ U[-1e5, -1] an explainer; perturbed N(0, 1): (0, 1, 1/L, 0) (A.5.1)."""
+
+    name: ClassVar[str] = "different"
+    category: ClassVar[str] = "sanity"
+    direction: ClassVar[Direction] = Direction.HIGHER
+    summary: ClassVar[str] = "sanity estimator: other scores in every perturbed world"
+
+    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+        who = key / explanation.explainer
+        drawn = rng.normal(who, task.ids, 0, 1, torch.float64)[:, 0]
+        return Outcome(drawn + self._centre(who) if UNPERTURBED in key.path else drawn)
+
+    @staticmethod
+    def _centre(key: Key) -> Tensor:
+        one = rng.uniform(key / "centre", torch.zeros(1, dtype=torch.int64), 0, 1, torch.float64)[0, 0]
+        return -1e5 + (1e5 - 1) * one
+
+
+@dataclass(frozen=True)
+class PredictionHolds(Metric):
+    """A cheat: 1 while the model still predicts the explained class, else 0. It reads no map."""
+
+    name: ClassVar[str] = "prediction_holds"
+    category: ClassVar[str] = "sanity"
+    summary: ClassVar[str] = "cheat: whether the prediction still holds"
+
+    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+        return Outcome((task.predictions == task.targets).double())

@@ -1,0 +1,26 @@
+"""Concept methods, one file each: `Method(n_concepts=5).fit(embeddings, head, seed)` gives `Concepts`."""
+
+from veridical.surf.methods.base import ConceptMethod
+from veridical.surf.methods.cdisco import CDISCO
+from veridical.surf.methods.craft import CRAFT, crop_embeddings
+from veridical.surf.methods.ica import ICA
+from veridical.surf.methods.kmeans import KMeans
+from veridical.surf.methods.nmf import ICE, NMF
+from veridical.surf.methods.pca import PCA
+from veridical.surf.methods.sae import SAE, Dictionary
+from veridical.surf.methods.saelens import load_saelens
+
+__all__ = [
+    "CDISCO",
+    "CRAFT",
+    "ICA",
+    "ICE",
+    "NMF",
+    "PCA",
+    "SAE",
+    "ConceptMethod",
+    "Dictionary",
+    "KMeans",
+    "crop_embeddings",
+    "load_saelens",
+]

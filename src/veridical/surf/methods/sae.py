@@ -1,0 +1,154 @@
+"""Sparse autoencoders: a shared dictionary in which every embedding has few active atoms."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from veridical.errors import InputError
+from veridical.rng import Key, as_key, integers, normal
+from veridical.surf.concepts import Concepts
+from veridical.surf.embeddings import Embeddings
+from veridical.surf.head import Head
+from veridical.surf.methods.base import ConceptMethod, check_embeddings
+
+Activation = Literal["topk", "relu", "jumprelu"]
+
+
+@dataclass(frozen=True, eq=False)
+class Dictionary:
+    """Encoder and decoder: `p = act(W_e (h - b_d) + b_e)`, `h ~ W_d^T p + b_d`; atoms are rows of `decoder`.
+
+    `centred` says whether the encoder takes the decoder's bias out of h first. It is a projection: its codes
+    are non-linear in h, so it is asked embedding by embedding.
+    """
+
+    encoder: Tensor
+    encoder_bias: Tensor
+    decoder: Tensor
+    decoder_bias: Tensor
+    activation: Activation = "relu"
+    active: int | None = None
+    threshold: Tensor | None = None
+    centred: bool = True
+
+    def codes(self, h: Tensor) -> Tensor:
+        """Activations (N, 1, atoms)."""
+        h = h.to(self.encoder)
+        before = (h - self.decoder_bias if self.centred else h) @ self.encoder.T + self.encoder_bias
+        return self.activate(before)[:, None]
+
+    def activate(self, before: Tensor) -> Tensor:
+        """TopK keeps the largest `active` (and only what is positive), ReLU what is positive, JumpReLU what
+        exceeds its atom's threshold."""
+        if self.activation == "jumprelu" and self.threshold is not None:
+            return torch.where(before > self.threshold, before.clamp(min=0), 0.0)
+        positive = before.clamp(min=0)
+        if self.activation == "relu" or self.active is None:
+            return positive
+        kept = positive.topk(min(self.active, positive.shape[-1]), -1)
+        return torch.zeros_like(positive).scatter(-1, kept.indices, kept.values)
+
+    def unit(self) -> Dictionary:
+        """The same function with atoms of length 1, in float64: codes grow by what atoms shrink."""
+        length = self.decoder.double().norm(dim=-1).clamp(min=1e-300)
+        threshold = None if self.threshold is None else self.threshold.double() * length
+        if self.activation == "topk" and not torch.allclose(length, length[0].expand_as(length), rtol=1e-3):
+            length = torch.ones_like(length)  # scaling codes unequally would change which are largest
+        return Dictionary(
+            self.encoder.double() * length[:, None],
+            self.encoder_bias.double() * length,
+            self.decoder.double() / length[:, None],
+            self.decoder_bias.double(),
+            self.activation,
+            self.active,
+            threshold,
+            self.centred,
+        )
+
+    def concepts(self, head: Head, name: str = "sae") -> Concepts:
+        """The dictionary as an explanation: importances `f_i . d_k`, and `f_i . b_d` joins the bias."""
+        own = self.unit()
+        if own.decoder.shape[1] != head.dimension:
+            raise InputError(
+                f"the dictionary's atoms have {own.decoder.shape[1]} dimensions, the head expects {head.dimension}"
+            )
+        importances = head.weight @ own.decoder.T
+        centre = own.decoder_bias[None]
+        offset = head.weight @ own.decoder_bias
+        return Concepts(name, own.decoder[None], importances, own, offset, centre)
+
+
+@dataclass(frozen=True)
+class SAE(ConceptMethod):
+    """A sparse autoencoder of `n_concepts` atoms an output, trained on all embeddings at every position.
+
+    `activation="topk"` keeps `n_concepts` active atoms (Gao et al. 2025); "relu" is trained with an L1 penalty
+    of weight `sparsity` on its codes instead. Atoms have length 1 after every step.
+    """
+
+    name = "sae"
+    activation: Activation = "topk"
+    steps: int = 2000
+    batch: int = 512
+    rate: float = 1e-3
+    sparsity: float = 1e-2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.activation not in ("topk", "relu"):
+            raise InputError(
+                f"a sparse autoencoder is trained with activation 'topk' or 'relu', got {self.activation!r}; "
+                "a JumpReLU dictionary is loaded from its files"
+            )
+        if self.steps < 1 or self.batch < 1 or self.rate <= 0 or self.sparsity < 0:
+            raise InputError("steps, batch and rate must be positive, and sparsity not negative")
+
+    def fit(self, embeddings: Embeddings, head: Head, seed: int | Key = 0) -> Concepts:
+        """Train, then read atoms as concepts of every output."""
+        check_embeddings(self, embeddings, head, False)
+        width = self.n_concepts * head.n_outputs
+        rows = embeddings.vectors
+        if len(rows) < self.n_concepts:
+            raise InputError(f"{len(rows)} embeddings are fewer than the {self.n_concepts} concepts asked for")
+        with torch.enable_grad():
+            trained = self.train(rows.float(), width, as_key(seed) / self.name)
+        return trained.concepts(head, self.name)
+
+    def train(self, rows: Tensor, width: int, key: Key) -> Dictionary:
+        """Adam on the squared error, over embeddings scaled to a mean square of 1 a dimension."""
+        place, dimension = rows.device, rows.shape[1]
+        scale = rows.square().mean().sqrt().clamp(min=1e-12)
+        rows = rows / scale
+        ids = torch.arange(width, device=place)
+        atoms = torch.nn.functional.normalize(normal(key / "atoms", ids, 0, dimension), dim=-1)
+        encoder = atoms.clone().requires_grad_(True)
+        decoder = atoms.clone().requires_grad_(True)
+        bias = torch.zeros(width, device=place, requires_grad=True)
+        centre = rows.mean(0).clone().requires_grad_(True)
+        learned = [encoder, bias, decoder, centre]
+        optimiser = torch.optim.Adam(learned, lr=self.rate)
+        active = self.n_concepts if self.activation == "topk" else None
+        one = torch.zeros(1, dtype=torch.int64, device=place)
+        decay = torch.optim.lr_scheduler.LambdaLR(
+            optimiser, lambda step: 0.5 * (1 + math.cos(math.pi * min(1.0, step / self.steps)))
+        )
+        for step in range(self.steps):
+            batch = rows[integers(key / "batches", one, step, min(self.batch, len(rows)), len(rows))[0]]
+            now = Dictionary(encoder, bias, decoder, centre, self.activation, active)
+            codes = now.codes(batch)[:, 0]
+            loss = (codes @ decoder + centre - batch).square().mean()
+            if self.activation == "relu":
+                loss = loss + self.sparsity * codes.sum(-1).mean() / dimension
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            decay.step()
+            with torch.no_grad():
+                decoder /= decoder.norm(dim=-1, keepdim=True).clamp(min=1e-12)
+        plain = [t.detach() for t in learned]
+        return Dictionary(plain[0], plain[1] * scale, plain[2], plain[3] * scale, self.activation, active)

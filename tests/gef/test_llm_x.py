@@ -1,0 +1,327 @@
+"""LLM-x: prompts, replies, matching, and a real HTTP endpoint on this machine."""
+
+import json
+import logging
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import veridical as vd
+from veridical.gef import Endpoint, LLMx
+from veridical.gef.llm.endpoint import is_loopback
+from veridical.gef.llm.prompt import WORDINGS, build_prompt, how_much, parse_reply
+
+WORDS = ["free", "prize", "call", "now", "dinner", "tonight", "mum", "love", "##ly", "!"]
+
+
+class Spam(nn.Module):
+    """A bag of words: some words speak for spam, others against it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(len(WORDS), 1)
+        with torch.no_grad():
+            self.embed.weight.copy_(torch.tensor([2, 2, 1, 0.5, -1, -1, -2, -2, 0, 0.1])[:, None])
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        score = self.embed(tokens).sum(1)
+        return torch.cat([-score, score], 1)
+
+
+def spam_task() -> vd.Task:
+    tokens = torch.tensor([[0, 1, 2, 3, 9], [6, 7, 8, 4, 5], [0, 2, 6, 4, 5]])
+    valid = torch.ones(3, 5, dtype=torch.bool)
+    valid[2, 4] = False
+    names = [[WORDS[i] for i in row] for row in tokens.tolist()]
+    return vd.Task(Spam(), tokens, space=vd.Space.tokens(5, valid, names))
+
+
+def llm(generate: Any, **settings: Any) -> LLMx:
+    return LLMx(generate, about="classify sms messages", labels=("ham", "spam"), k=2, **settings)
+
+
+# --- prompts and replies --------------------------------------------------------------------------------
+
+
+def ask(**changes: Any) -> str:
+    settings = {"before": 0.9, "after": 0.4, "share": 0.5, "k": 5, "wording": 0, **changes}
+    return build_prompt("win a prize", "classify sms messages", ("ham", "spam"), 1, **settings)
+
+
+def test_prompt_says_what_spec_demands() -> None:
+    prompt = ask()
+    for part in ("classify sms messages", "ham, spam", "0.900 before", "0.400 now", "less certain"):
+        assert part in prompt
+    assert "moderately" in prompt
+    assert "win a prize" in prompt
+    assert "more certain" in ask(after=0.95)
+    clean = ask(before=0.9, after=0.9, share=0.0)
+    assert "unchanged" in clean
+    assert "before" not in clean.split("Text:")[0].replace("below", "")
+
+
+def test_strength_goes_by_thirds() -> None:
+    assert [how_much(s) for s in (0.1, 1 / 3, 0.5, 2 / 3, 0.9, 1.0)] == [
+        "slightly",
+        "slightly",
+        "moderately",
+        "moderately",
+        "heavily",
+        "heavily",
+    ]
+
+
+def test_every_wording_is_another_prompt() -> None:
+    assert len({ask(wording=w) for w in range(WORDINGS)}) == WORDINGS
+    assert ask(wording=WORDINGS) == ask(wording=0)
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        ('{"tokens": {"1": "Free!", "2": "prize"}}', ["free", "prize"]),
+        ('Sure! ```json\n{"2": "prize", "1": "free"}\n```', ["free", "prize"]),
+        ('["FREE", "prize", "call", "now"]', ["free", "prize", "call"]),
+        ('[{"rank": 2, "token": "b"}, {"rank": 1, "token": "a"}]', ["a", "b"]),
+        ('{"answer": {"ranking": ["x", "x", "y"]}}', ["x", "y"]),
+        ('{"bad": oops} then {"1": "ok"}', ["ok"]),
+        ("free, prize", None),
+        ("{}", None),
+        ('{"1": 3}', None),
+        ('{"tokens": "', None),
+        ("[" * 3000, None),
+        ("", None),
+    ],
+)
+def test_replies_are_read(reply: str, words: list[str] | None) -> None:
+    assert parse_reply(reply, 3) == words
+
+
+# --- the explainer --------------------------------------------------------------------------------------
+
+
+def test_words_become_a_binary_map_over_valid_tokens() -> None:
+    task = spam_task()
+    maps = llm(lambda prompt: '{"1": "Mum", "2": "tonight"}')(task).values
+    expected = [[0, 0, 0, 0, 0], [1, 0, 0, 0, 1], [0, 0, 1, 0, 0]]
+    assert maps.tolist() == expected
+
+
+def test_a_tokenizer_matches_pieces() -> None:
+    class Pieces:
+        def encode(self, text: str) -> list[int]:
+            return {"lovely": [7, 8], "free": [0]}.get(text, [])
+
+        def decode(self, ids: list[int]) -> str:
+            return " ".join(WORDS[i] for i in ids)
+
+    maps = llm(lambda prompt: '["lovely", "free"]', tokenizer=Pieces())(spam_task()).values
+    assert maps.tolist() == [[1, 0, 0, 0, 0], [0, 1, 1, 0, 0], [1, 0, 0, 0, 0]]
+
+
+def test_replies_that_cannot_be_read_are_nan_and_counted() -> None:
+    task = spam_task()
+    sometimes = llm(lambda prompt: "no idea" if "mum" in prompt and "free" in prompt else '["free", "mum"]')
+    explanation = sometimes(task)
+    assert explanation.missing.tolist() == [False, False, True]
+    scores = vd.score(vd.FastGEF(draws=1, path=(0.1, 0.5, 1.0)), task, sometimes)
+    assert scores.flagged["no explanation"] == 1
+    assert bool(scores.values[2].isnan())
+
+
+def test_the_model_is_told_certainty_and_level_in_each_world() -> None:
+    task = spam_task()
+    seen: list[str] = []
+
+    def listen(prompt: str) -> str:
+        seen.append(prompt)
+        return '["free"]'
+
+    vd.score(vd.FastGEF(draws=1, path=(0.1, 0.5, 1.0)), task, llm(listen))
+    assert len(seen) == 3 * 4
+    assert all("unchanged" in prompt for prompt in seen[:3])
+    for level, word in ((1, "slightly"), (2, "moderately"), (3, "heavily")):
+        assert all(word in prompt for prompt in seen[3 * level : 3 * level + 3])
+    before = task.probabilities(task.outputs).gather(1, task.targets[:, None])[:, 0]
+    assert f"{float(before[0]):.3f} before" in seen[3]
+    # the same synonyms in every world: the words of the question do not move the answer
+    openings = [{prompt.split(" was trained")[0] for prompt in seen[i::3]} for i in range(3)]
+    assert all(len(names) == 1 for names in openings)
+
+
+def test_another_seed_words_it_otherwise() -> None:
+    task = spam_task()
+    explainer = llm(lambda prompt: "")
+    assert explainer.prompts(task, vd.Key(0)) == explainer.prompts(task, vd.Key(0))
+    assert explainer.prompts(task, vd.Key(0)) != explainer.prompts(task, vd.Key(1))
+
+
+def test_settings_are_plain_and_mistakes_are_told() -> None:
+    json.dumps(llm(Endpoint("http://localhost:1/v1", "m")).to_json())
+    with pytest.raises(vd.errors.NotApplicableError, match="3 labels"):
+        LLMx(str, about="x", labels=("a", "b", "c"))(spam_task())
+    with pytest.raises(vd.errors.InputError, match="k of at least 1"):
+        LLMx(str, about="x", labels=("a", "b"), k=0)
+
+
+# --- the endpoint ---------------------------------------------------------------------------------------
+
+
+class Server:
+    """A loopback server that answers by a list of (status, body), and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.plan: list[tuple[int, bytes]] = []
+        self.asked: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                outer.asked.append({"path": self.path, **json.loads(body)})
+                outer.headers.append(dict(self.headers))
+                status, answer = outer.plan.pop(0) if outer.plan else (200, said('["free"]'))
+                self.send_response(status)
+                if status == 302:
+                    self.send_header("Location", "http://localhost:9/elsewhere")
+                self.end_headers()
+                self.wfile.write(answer)
+
+            def log_message(self, *args: Any) -> None:
+                pass
+
+        self.http = HTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_port}/v1"
+
+
+def said(text: str) -> bytes:
+    return json.dumps({"choices": [{"message": {"content": text}}]}).encode()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    thread = threading.Thread(target=made.http.serve_forever, daemon=True)
+    thread.start()
+    yield made
+    made.http.shutdown()
+    made.http.server_close()
+    thread.join()
+
+
+def test_endpoint_is_asked_at_temperature_zero(server: Server) -> None:
+    assert Endpoint(server.url + "/", "small", pause_s=0)("hello") == '["free"]'
+    (asked,) = server.asked
+    assert asked["path"] == "/v1/chat/completions"
+    assert asked["temperature"] == 0
+    assert asked["model"] == "small"
+    assert asked["messages"] == [{"role": "user", "content": "hello"}]
+
+
+def test_failures_that_pass_are_tried_again_and_others_are_not(server: Server) -> None:
+    server.plan = [(503, b""), (429, b""), (200, said("ok"))]
+    assert Endpoint(server.url, "m", pause_s=0)("a") == "ok"
+    assert len(server.asked) == 3
+    server.plan = [(400, b"bad"), (200, said("never"))]
+    with pytest.raises(vd.errors.ModelError, match="status 400"):
+        Endpoint(server.url, "m", pause_s=0)("b")
+    assert len(server.asked) == 4
+    server.plan = [(302, b"")]
+    with pytest.raises(vd.errors.ModelError, match="status 302"):
+        Endpoint(server.url, "m", pause_s=0)("c")
+
+
+def test_no_answer_is_an_error_that_names_the_host(server: Server) -> None:
+    server.plan = [(500, b"")] * 3
+    with pytest.raises(vd.errors.ModelError, match=r"127\.0\.0\.1"):
+        Endpoint(server.url, "m", retries=2, pause_s=0)("a")
+    assert len(server.asked) == 3
+    with pytest.raises(vd.errors.ModelError, match="no answer"):
+        Endpoint("http://127.0.0.1:9/v1", "m", retries=0, timeout_s=2)("a")
+
+
+def test_slow_answers_time_out(server: Server) -> None:
+    import socket
+
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(vd.errors.ModelError, match=r"[Tt]ime"):
+            Endpoint(url, "m", timeout_s=0.2, retries=0)("a")
+
+
+def test_replies_are_kept_by_prompt(server: Server, tmp_path: Path) -> None:
+    endpoint = Endpoint(server.url, "m", cache=tmp_path / "kept", pause_s=0)
+    server.plan = [(200, said("one")), (200, said("two")), (200, said("three"))]
+    assert [endpoint("a"), endpoint("a"), endpoint("b")] == ["one", "one", "two"]
+    assert Endpoint(server.url, "other", cache=tmp_path / "kept")("a") == "three"
+    assert len(server.asked) == 3
+    for file in (tmp_path / "kept").glob("*.json"):
+        file.write_text("{")
+    server.plan = [(200, said("again"))]
+    assert endpoint("a") == "again"
+
+
+@pytest.mark.parametrize("body", [b"not json", b"{}", b'{"choices": []}', b'{"choices": [{"message": {}}]}'])
+def test_malformed_answers_count_as_unreadable(server: Server, tmp_path: Path, body: bytes) -> None:
+    server.plan = [(200, body)]
+    endpoint = Endpoint(server.url, "m", cache=tmp_path, pause_s=0)
+    explanation = llm(endpoint)(spam_task()[:1])
+    assert bool(explanation.missing.all())
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_key_is_sent_and_lies_nowhere(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TEST_KEY", "sk-very-secret")
+    endpoint = Endpoint(server.url, "m", key_variable="TEST_KEY", cache=tmp_path, pause_s=0, retries=1)
+    server.plan = [(500, b""), (200, said("ok"))]
+    with caplog.at_level(logging.DEBUG):
+        endpoint("a")
+    assert server.headers[-1]["Authorization"] == "Bearer sk-very-secret"
+    kept = "".join(file.read_text() for file in tmp_path.iterdir())
+    assert "sk-very-secret" not in caplog.text + kept + repr(endpoint) + json.dumps(llm(endpoint).to_json())
+    assert "500" in caplog.text
+    monkeypatch.setenv("TEST_KEY", "sk-very\nsecret")
+    with pytest.raises(vd.errors.InputError) as error:
+        endpoint("b")
+    assert "sk-very" not in str(error.value)
+
+
+def test_data_leaves_this_machine_only_if_asked() -> None:
+    with pytest.raises(vd.errors.InputError, match="send_data=True"):
+        Endpoint("https://api.example.com/v1", "m")
+    assert Endpoint("https://api.example.com/v1", "m", send_data=True).send_data
+    for url in ("ftp://localhost/", "http:///v1", "http://user:pw@localhost/v1", "localhost:80"):
+        with pytest.raises(vd.errors.InputError, match="url is http"):
+            Endpoint(url, "m")
+    assert is_loopback("127.0.0.1")
+    assert is_loopback("::1")
+    assert not is_loopback("127.0.0.1.example.com")
+
+
+def test_a_score_through_the_endpoint(server: Server) -> None:
+    metric = vd.FastGEF(draws=1, path=(0.1, 0.5, 1.0))
+    scores = vd.score(metric, spam_task(), llm(Endpoint(server.url, "m")))
+    assert len(server.asked) == 3 * 4
+    assert scores.flagged["the explanation does not move"] == 3
+
+
+@pytest.mark.extras
+@pytest.mark.slow
+def test_a_small_language_model_answers() -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("gguf")
+    file = vd.tasks.smollm2_file()
+    reply = vd.gef.LocalModel(str(file.parent), gguf_file=file.name, new_tokens=8)("Say hello.")
+    assert isinstance(reply, str)
+    assert reply.strip()

@@ -1,0 +1,59 @@
+"""Units of inner layers as the model function, and the pictures."""
+
+import matplotlib as mpl
+import pytest
+import torch
+
+import veridical as vd
+from veridical.gef import at_neuron, plot_cloud, plot_gained, plot_path, plot_scores_by_explainer
+from veridical.testing import tiny_task
+
+mpl.use("Agg")
+
+
+def test_a_neuron_is_the_mean_activation_of_its_unit() -> None:
+    task = tiny_task("image")
+    neuron = at_neuron(task, "second_relu", 2)
+    model = task.model
+    inner = model.pool(model.relu(model.conv(task.inputs)))  # type: ignore[operator,union-attr]
+    maps = model.second_relu(model.second(inner))  # type: ignore[operator,union-attr]
+    assert torch.allclose(neuron.outputs, maps.mean((2, 3)))
+    assert neuron.targets.tolist() == [2] * len(task)
+    slope = vd.explain("gradient", neuron)
+    assert slope.values.shape == (9, 36)
+
+
+def test_an_output_unit_is_the_logit_of_its_class() -> None:
+    task = tiny_task("table").with_targets(1)
+    neuron = at_neuron(task, "2", 1)
+    assert torch.allclose(neuron.outputs, task.outputs)
+    assert torch.allclose(vd.explain("gradient", neuron).values, vd.explain("gradient", task).values)
+
+
+def test_gef_judges_explanations_of_a_neuron() -> None:
+    neuron = at_neuron(tiny_task("image", 20), "relu", 1)
+    scores = vd.score(vd.FastGEF(draws=3), neuron, "gradient")
+    assert bool(scores.values.isfinite().all())
+    assert scores.provenance["path"]["chance"] == 0.0
+
+
+def test_units_and_layers_are_checked() -> None:
+    task = tiny_task("table")
+    with pytest.raises(vd.errors.InputError, match="units 0 to 7"):
+        at_neuron(task, "0", 8)
+    with pytest.raises(vd.errors.InputError, match="no layer"):
+        at_neuron(task, "nowhere", 0)
+    assert not task.model.get_submodule("0")._forward_hooks
+
+
+def test_pictures_show_every_explainer() -> None:
+    task = tiny_task("table")
+    metric = vd.FastGEF(draws=2, path=(0.1, 0.4, 0.8))
+    scores = {name: vd.score(metric, task, name) for name in ("gradient", "random", "constant")}
+    assert len(plot_path(scores).get_legend().get_texts()) == 3  # type: ignore[union-attr]
+    assert len(plot_gained(scores).patches) == 6
+    labels = [text.get_text() for text in plot_scores_by_explainer(scores).get_yticklabels()]
+    assert set(labels) == set(scores)
+    assert plot_cloud(scores["gradient"]).get_title() == "gradient"
+    with pytest.raises(vd.errors.InputError, match="not of GEF"):
+        plot_path(vd.score("sparseness", task, "gradient"))
