@@ -63,7 +63,11 @@ def measure(
             subject = "gradient" if isinstance(metric, ExplainerMetric) else maps
             return vd.score(metric, task, subject).cost
 
-        timing = compare(name, work, task, rounds)
+        try:
+            timing = compare(name, work, task, rounds)
+        except Exception as error:
+            print(f"  {name}: failed, {type(error).__name__}: {error}", flush=True)
+            continue
         if timing.forward:
             out.append(timing)
             print(f"  {name}: {timing.seconds:.3f} s, overhead {timing.overhead:.2f}", flush=True)

@@ -1,12 +1,13 @@
 """veridical: how faithful is this explanation to the model it explains, and can that number be trusted?"""
 
-from veridical import errors, fidelity, fill, functional, gef, qge, tasks
+from veridical import errors, fidelity, fill, functional, gef, meta, qge, surf, tasks
 from veridical._version import __version__
 from veridical.api import evaluate, explain, explainers, metrics, register, score
 from veridical.evaluation import Evaluation
 from veridical.explainers import Explainer, applicable
 from veridical.explanation import Explanation
 from veridical.gef import GEF, FastGEF, visualise
+from veridical.meta import meta_evaluate
 from veridical.metrics.base import ExplainerMetric, Metric, Outcome
 from veridical.predictor import Plan
 from veridical.qge import QGE, QRand
@@ -44,10 +45,13 @@ __all__ = [
     "fill",
     "functional",
     "gef",
+    "meta",
+    "meta_evaluate",
     "metrics",
     "qge",
     "register",
     "score",
+    "surf",
     "tasks",
     "visualise",
 ]

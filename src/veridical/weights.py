@@ -7,7 +7,9 @@ other tensors in the place of its parameters inside `forward` only.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -47,10 +49,18 @@ def noisy(
         if not chosen:
             raise unknown_name("layer with parameters", layer, layers(model))
     out = {}
-    for name, value in chosen.items():
-        eta = parameter_noise(key, name, value.shape).to(device=value.device, dtype=value.dtype)
+    for (name, value), drawn in zip(chosen.items(), _drawn(chosen, key), strict=True):
+        eta = drawn.to(device=value.device, dtype=value.dtype)
         out[name] = value.detach() * (1.0 + (step * sigma) * eta)
     return out
+
+
+def _drawn(chosen: Weights, key: Key) -> Iterable[Tensor]:
+    """The noise of every parameter; of large models in several threads, since each draw is its own."""
+    if sum(value.numel() for value in chosen.values()) < 2**20:
+        return [parameter_noise(key, name, value.shape) for name, value in chosen.items()]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(lambda name: parameter_noise(key, name, chosen[name].shape), chosen))
 
 
 def _unwrapped(model: nn.Module) -> tuple[nn.Module, Weights]:

@@ -145,7 +145,7 @@ def test_one_explainer_has_no_ranking():
 
 
 def test_missing_scores_are_left_out_unless_published():
-    base, near, far, kept_nr, kept_ar = (torch.from_numpy(a) for a in random_scores(6))
+    base, _, far, _, kept_ar = (torch.from_numpy(a) for a in random_scores(6))
     kept_ar[:] = True
     far = far.clone()
     far[:, :, :4] = torch.nan
@@ -175,9 +175,7 @@ def test_resamples_equal_samples_written_out_again(ties, average_first):
     base, near, far, kept_nr, kept_ar = (torch.from_numpy(a) for a in random_scores(8, ties, samples=60))
     counts = bootstrap_counts(60, 5, seed=1)
     assert torch.equal(counts.sum(1), torch.full((5,), 60.0, dtype=torch.float64))
-    fast = resampled_vectors(
-        base, near, far, kept_nr, kept_ar, HIGHER, counts, average_first=average_first
-    )
+    fast = resampled_vectors(base, near, far, kept_nr, kept_ar, HIGHER, counts, average_first=average_first)
     for row, count in zip(fast, counts, strict=True):
         again = torch.arange(60).repeat_interleave(count.long())
         slow = consistencies(

@@ -1,8 +1,9 @@
 """The four consistencies of a metric: what its scores do under slight and under disruptive noise.
 
-Shapes throughout: L explainers, N samples, K draws, any batch in front. `base` (..., L, N) holds the scores of
-the unperturbed world, `perturbed` (..., K, L, N) those of K perturbed ones, `kept` (..., K, N) the samples
-that count: in noise resilience those whose prediction held, in adversary reactivity those whose did not.
+Shapes throughout: L explainers, N samples, K draws, any batch in front. `base` (..., L, N) holds the scores
+of the unperturbed world, `perturbed` (..., K, L, N) those of K perturbed ones, `kept` (..., K, N) the
+samples that count: in noise resilience those whose prediction held, in adversary reactivity those whose did
+not.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def inter_consistency_ar(
 
 
 def averaged_over_draws(perturbed: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
-    """Each sample's mean score over the draws that kept it (..., 1, L, N), and whether any did (..., 1, N)."""
+    """Each sample's mean score over the draws that kept it (..., 1, L, N), and if any did (..., 1, N)."""
     counted = kept.unsqueeze(-2) & ~perturbed.isnan()
     mean = torch.where(counted, perturbed, 0.0).sum(-3) / counted.sum(-3)
     return mean.unsqueeze(-3), kept.any(-2, keepdim=True)

@@ -88,7 +88,7 @@ class Altered(Explainer):
 
     def __getattribute__(self, name: str) -> Any:
         # to a metric it is the explainer it stands for, in all that is asked before it explains
-        if name in _FACTS:
+        if name in FACTS:
             return getattr(object.__getattribute__(self, "inner"), name)
         return object.__getattribute__(self, name)
 
@@ -96,7 +96,7 @@ class Altered(Explainer):
         return altered(self.inner(task, key), self.how, key / self.how)
 
 
-_FACTS = frozenset(
+FACTS = frozenset(
     {
         "name",
         "needs",

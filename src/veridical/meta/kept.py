@@ -21,9 +21,10 @@ def check_head(task: Task, epsilon: float | None) -> None:
 
 
 def held(task: Task, outputs: Tensor, epsilon: float | None = None) -> Tensor:
-    """Whether each prediction (N,) is that of the unperturbed task: the class, or all labels, or |dy| <= epsilon.
+    """Whether each prediction (N,) is that of the unperturbed task.
 
-    An answer that is not finite agrees with nothing.
+    The same class, the same set of labels, or for a regression |dy| <= epsilon (A.1.1). An answer that is
+    not finite agrees with nothing.
     """
     clean = task.outputs
     finite = outputs.isfinite().all(-1)

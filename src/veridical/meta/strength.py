@@ -43,7 +43,8 @@ def share_changed_by(task: Task, test: Test, amount: float, epsilon: float | Non
     noise = Amount(inputs=amount) if test == "ipt" else Amount(weights=amount)
     # the same draws at every amount, so that the share rises smoothly with it
     shares = [
-        share_changed(held(task, answers(perturbed(task, noise, key / draw)), epsilon)) for draw in range(DRAWS)
+        share_changed(held(task, answers(perturbed(task, noise, key / draw)), epsilon))
+        for draw in range(DRAWS)
     ]
     return float(torch.stack(shares).mean())
 
@@ -137,8 +138,8 @@ def _amount(
             return got.amount, ""
         verb = "reach" if mode == "ar" else "stay below"
         return got.amount, (
-            f"{test} {mode}: no noise from {MOST[test] / 2**HALVINGS:.2g} to {MOST[test]:g} makes the share of "
-            f"changed predictions {verb} {got.target:.2f}; {got.amount:.3g} is used, which changes {got.changed:.2f}"
+            f"{test} {mode}: no noise up to {MOST[test]:g} makes the share of changed predictions {verb} "
+            f"{got.target:.2f}; {got.amount:.3g} is used, which changes {got.changed:.2f}"
         )
     if not isinstance(strength, int | float) or not 0 < float(strength) < float("inf"):
         raise InputError(f"a strength is positive, 'published' or 'calibrated'; got {mode}={strength!r}")

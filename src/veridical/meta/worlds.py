@@ -26,7 +26,9 @@ class Amount:
     weights: float = 0.0
 
     def __str__(self) -> str:
-        parts = [f"a = {self.inputs:.4g}"] * (self.inputs > 0) + [f"s = {self.weights:.4g}"] * (self.weights > 0)
+        parts = [f"a = {self.inputs:.4g}"] * (self.inputs > 0) + [f"s = {self.weights:.4g}"] * (
+            self.weights > 0
+        )
         return ", ".join(parts) or "none"
 
 
@@ -92,8 +94,8 @@ def check_tests(tests: Sequence[str], task: Task) -> tuple[Test, ...]:
         raise InputError(f"each test once, got {', '.join(given)}")
     if set(given) & {"mpt", "combined"} and not _has_weights(task):
         raise NotApplicableError(
-            f"{type(task.model).__name__} has no weights that torch can see, so MPT cannot put noise on them; "
-            "use tests=('ipt',)"
+            f"{type(task.model).__name__} has no weights that torch can see, so MPT cannot put noise on "
+            "them; use tests=('ipt',)"
         )
     reason = why_no_noise(task)
     if set(given) & {"ipt", "combined"} and reason is not None:

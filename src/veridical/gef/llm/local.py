@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from veridical.errors import InputError
-from veridical.tasks.packages import require
+from veridical.errors import InputError, missing_extra
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,9 @@ class LocalModel:
 
 @lru_cache(maxsize=2)
 def _loaded(source: str, gguf_file: str | None) -> tuple[Any, Any]:
-    require("transformers")
+    for package in ("transformers",) if gguf_file is None else ("transformers", "gguf", "accelerate"):
+        if find_spec(package) is None:
+            raise missing_extra(package, "llm")
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     options: dict[str, Any] = {"local_files_only": Path(source).is_dir(), "trust_remote_code": False}

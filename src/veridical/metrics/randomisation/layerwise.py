@@ -28,8 +28,11 @@ def randomised_worlds(task: Task, order: Order, key: Key) -> Iterator[Task]:
     The unrandomised model is not among them.
     """
     module = _own_module(task)
+    fresh: dict[str, dict[str, Tensor]] = {}
     for names in cascade(module, order):
-        yield task.with_weights(randomised(module, names, key))
+        # a layer is initialised once, however many steps of the cascade it takes part in
+        fresh |= {name: randomised(module, [name], key) for name in names if name not in fresh}
+        yield task.with_weights({n: value for name in names for n, value in fresh[name].items()})
 
 
 def fully_randomised(task: Task, key: Key) -> Task:

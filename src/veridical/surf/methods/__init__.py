@@ -3,8 +3,10 @@
 from veridical.surf.methods.base import ConceptMethod
 from veridical.surf.methods.cdisco import CDISCO
 from veridical.surf.methods.craft import CRAFT, crop_embeddings
+from veridical.surf.methods.cshap import ConceptSHAP
 from veridical.surf.methods.ica import ICA
 from veridical.surf.methods.kmeans import KMeans
+from veridical.surf.methods.mcd import MCD
 from veridical.surf.methods.nmf import ICE, NMF
 from veridical.surf.methods.pca import PCA
 from veridical.surf.methods.sae import SAE, Dictionary
@@ -15,10 +17,12 @@ __all__ = [
     "CRAFT",
     "ICA",
     "ICE",
+    "MCD",
     "NMF",
     "PCA",
     "SAE",
     "ConceptMethod",
+    "ConceptSHAP",
     "Dictionary",
     "KMeans",
     "crop_embeddings",

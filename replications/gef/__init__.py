@@ -1,0 +1,1 @@
+"""GEF: the tables of the paper, made again."""

@@ -1,0 +1,214 @@
+"""GEF's tables on MNIST (LeNet) and Avila (MLP), ours beside the paper's.
+
+    VERIDICAL_DATA=... python -m replications.gef.run --out results [--samples 250] [--only vision ...]
+
+Every part writes its own JSON as soon as it is done; README.md says where the data come from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import veridical as vd
+from replications.gef.data import accuracy, avila, mnist
+from veridical.explainers import as_explainer
+from veridical.functional import kendall_tau_b, spearman
+from veridical.gef import DeepViz, Fourier, Maco, class_task
+
+METHODS: dict[str, tuple[str, dict[str, Any]]] = {
+    "SMG": ("smoothgrad", {}),
+    "SHAP-G": ("gradient_shap", {}),
+    "SAL": ("saliency", {}),
+    "RAN": ("random", {}),
+    "LRP-eps": ("lrp_epsilon", {}),
+    "LRP-z+": ("lrp_z_plus", {}),
+    "IXG": ("input_x_gradient", {}),
+    "INTG": ("integrated_gradients", {"steps": 20}),
+    "GRAD": ("gradient", {}),
+    "GBP": ("guided_backprop", {}),
+}
+EIGHT = ("SMG", "SHAP-G", "SAL", "LRP-z+", "IXG", "INTG", "GRAD", "GBP")
+
+
+def explainer(label: str) -> vd.Explainer:
+    name, settings = METHODS[label]
+    return as_explainer(name, **settings)
+
+
+def row(scores: vd.Scores) -> dict[str, Any]:
+    """A cell of a table: mean, standard error, and what the score should be read beside."""
+    kept = scores.values[~scores.values.isnan()]
+    return {
+        "mean": float(kept.mean()) if len(kept) else float("nan"),
+        "error": float(kept.std() / len(kept) ** 0.5) if len(kept) > 1 else float("nan"),
+        "ceiling": float(scores.details["ceiling"].nanmean()),
+        "rho_sigma_explanation": float(scores.details["rho_sigma_explanation"].nanmean()),
+        "partial": float(scores.details["partial"].nanmean()),
+        "interval": scores.ci(),
+        "flagged": scores.flagged,
+        "rows": [scores.cost.forward, scores.cost.backward],
+    }
+
+
+def table(task: vd.Task, metric: vd.GEF, labels: tuple[str, ...]) -> dict[str, Any]:
+    out = {}
+    for label in labels:
+        start = time.perf_counter()
+        out[label] = row(vd.score(metric, task, explainer(label)))
+        out[label]["seconds"] = round(time.perf_counter() - start, 2)
+        print(f"  {label}: {out[label]['mean']:.3f} in {out[label]['seconds']} s", flush=True)
+    return out
+
+
+def vision(samples: int) -> dict[str, Any]:
+    """Table A.5, MNIST column: Fast-GEF on the published path."""
+    task = mnist(samples)
+    metric = vd.FastGEF(path="published")
+    found = table(task, metric, tuple(METHODS))
+    ours = vd.FastGEF().noise_path(task)
+    return {
+        "accuracy": accuracy(task),
+        "published path": str(metric.noise_path(task)),
+        "our path": str(ours),
+        "scores": found,
+    }
+
+
+def forms(samples: int) -> dict[str, Any]:
+    """Rank agreement of fast and arc over eight explainers, and all forms on three."""
+    task = mnist(samples)
+    out: dict[str, Any] = {"fast": table(task, vd.FastGEF(), (*EIGHT, "RAN"))}
+    out["arc"] = table(task, vd.GEF(form="arc"), (*EIGHT, "RAN"))
+    fast, arc = (
+        torch.tensor([out[form][label]["mean"] for label in EIGHT], dtype=torch.float64)
+        for form in ("fast", "arc")
+    )
+    out["spearman of fast and arc"] = float(spearman(fast, arc))
+    out["kendall of fast and arc"] = float(kendall_tau_b(fast, arc))
+    few = task[: min(32, samples)]
+    for form in ("reference", "jacobian"):
+        out[form] = table(few, vd.GEF(form=form), ("GRAD", "RAN"))
+    return out
+
+
+def controls(samples: int) -> dict[str, Any]:
+    """Table A.3 on MNIST: three controls and one method under five metrics."""
+    task = mnist(samples)
+    metrics: dict[str, Any] = {
+        "GEF (arc)": vd.GEF(form="arc"),
+        "GEF (reference)": vd.GEF(form="reference"),
+        "Fast-GEF": vd.FastGEF(),
+        "FC": "faithfulness_correlation",
+        "MPRT": "mprt",
+        "RIS": "relative_input_stability",
+    }
+    out: dict[str, Any] = {}
+    for who in ("constant", "random", "sobel", "gradient"):
+        out[who] = {}
+        for what, metric in metrics.items():
+            scores = vd.score(metric, task, who)
+            values = scores.values[~scores.values.isnan()]
+            out[who][what] = {
+                "mean": float(values.mean()) if len(values) else None,
+                "std": float(values.std()) if len(values) > 1 else None,
+                "without a value": len(scores) - len(values),
+                "flagged": scores.flagged,
+            }
+            print(f"  {who}, {what}: {out[who][what]['mean']}", flush=True)
+    return out
+
+
+def global_methods(samples: int) -> dict[str, Any]:
+    """Table A.5, global methods: ten classes as samples."""
+    task = class_task(mnist(samples))
+    out = {}
+    for kind, label in ((DeepViz, "DV"), (Fourier, "FO"), (Maco, "MACO")):
+        for steps in (50, 100):
+            scores = vd.score(vd.FastGEF(path="published"), task, kind(steps=steps))
+            out[f"{label}-{steps}"] = row(scores)
+            print(f"  {label}-{steps}: {out[f'{label}-{steps}']['mean']:.3f}", flush=True)
+    out["RAN"] = row(vd.score(vd.FastGEF(path="published"), task, "random"))
+    return out
+
+
+def tabular(samples: int) -> dict[str, Any]:
+    """Table A.4, Avila column: GEF as programmed, and the other forms beside it."""
+    task = avila(samples)
+    labels = ("SMG", "SAL", "RAN", "IXG", "INTG", "GRAD")
+    out: dict[str, Any] = {"accuracy": accuracy(task)}
+    for form in ("reference", "fast", "arc"):
+        out[form] = table(task, vd.GEF(form=form, path="published"), labels)
+    return out
+
+
+def ablation(samples: int) -> dict[str, Any]:
+    """Figures A.1 and A.8: the score and its time over Z, M and T for the gradient and random maps."""
+    task = mnist(min(samples, 32))
+    path = vd.FastGEF().noise_path(task)
+    out: dict[str, Any] = {}
+    for who in ("gradient", "random"):
+        for what, values in {
+            "levels": (3, 5, 10, 20),
+            "draws": (1, 2, 5, 10),
+            "steps": (1, 2, 5, 10),
+        }.items():
+            for value in values:
+                settings: dict[str, Any] = {what: value}
+                metric = vd.GEF(form="arc" if what == "steps" else "fast", **settings)
+                task.calibrated(_label(metric), lambda path=path, m=metric: _respaced(path, m.levels))
+                start = time.perf_counter()
+                scores = vd.score(metric, task, who)
+                out[f"{who}, {what} = {value}"] = {
+                    "mean": scores.mean(),
+                    "std": float(scores.values.std()),
+                    "seconds": round(time.perf_counter() - start, 3),
+                }
+    return out
+
+
+def _label(metric: vd.GEF) -> str:
+    return f"gef path {metric.levels} {metric.path} {metric.perturb} 0"
+
+
+def _respaced(path: Any, levels: int) -> Any:
+    from dataclasses import replace
+
+    from veridical.gef.path import even_levels
+
+    return replace(path, levels=even_levels(path.sigma_max, levels))
+
+
+PARTS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "vision": vision,
+    "forms": forms,
+    "controls": controls,
+    "global": global_methods,
+    "tabular": tabular,
+    "ablation": ablation,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--samples", type=int, default=250)
+    parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    for name in given.only:
+        print(name, flush=True)
+        start = time.perf_counter()
+        found = PARTS[name](given.samples)
+        found |= {"samples": given.samples, "total seconds": round(time.perf_counter() - start, 1)}
+        (given.out / f"{name}.json").write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,226 @@
+"""How many features matter: the size at which FFid+ begins to fall, whatever share may be removed.
+
+With importance in tiers, e(s) = FFid+ at size s is constant on [B/alpha, c1] and falls from max(B/alpha, c1)
+(theorem 1). Sweeping beta downwards moves B/alpha; where the onset of the fall no longer follows, it is c1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from veridical import rng
+from veridical.api import as_explanation
+from veridical.errors import InputError
+from veridical.explanation import Explanation
+from veridical.fidelity.artefact import Finetuned
+from veridical.fidelity.finetuning import finetune
+from veridical.fidelity.judging import Reference, judged_answers
+from veridical.fidelity.measuring import measure
+from veridical.fidelity.removal import check_share
+from veridical.progress import track
+from veridical.rng import Key
+from veridical.task import Task
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LEVELS = tuple(percent / 100 for percent in range(1, 100))
+CANDIDATE_STEP = 0.0025
+"""The grid on which an onset is looked for, in shares of the features."""
+FOLLOWS = 0.015
+"""How far above B/alpha an onset may lie and still count as following it."""
+FAINT = 0.05
+"""Curves whose height is less than this share of the highest one drown in noise and are not read."""
+ORDERS = 5
+"""Random orders of tied features: members of a tier are exchangeable, their numbering is not."""
+
+
+@dataclass(frozen=True, eq=False)
+class ExplanationSize:
+    """The share of features that matter, or why the curves do not tell.
+
+    `onsets` gives for each beta (B/alpha, onset of the fall); `curves` (betas, sizes) are the mean falls.
+    """
+
+    estimate: float | None
+    interval: tuple[float, float] | None
+    answer: str
+    onsets: Mapping[float, tuple[float, float]]
+    sizes: tuple[float, ...]
+    curves: Mapping[float, Tensor]
+    explainer: str
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row a beta and size: the mean fall."""
+        import pandas as pd
+
+        rows = [
+            {"beta": beta, "size": size, "fall": float(fall)}
+            for beta, curve in self.curves.items()
+            for size, fall in zip(self.sizes, curve.tolist(), strict=True)
+        ]
+        return pd.DataFrame(rows)
+
+    def __repr__(self) -> str:
+        moves = "; ".join(f"beta {b:.3g}: {at:.3f}" for b, (_, at) in self.onsets.items())
+        return f"ExplanationSize of {self.explainer}: {self.answer} (onset of the fall at {moves})"
+
+
+def explanation_size(
+    task: Task,
+    explanation: Any,
+    *,
+    finetuned: Finetuned | None = None,
+    beta: float = 0.25,
+    betas: Sequence[float] | None = None,
+    alpha: float = 1.0,
+    sizes: Sequence[float] = LEVELS,
+    draws: int = 2,
+    resamples: int = 200,
+    reference: Reference | None = None,
+    seed: int = 0,
+    cache: str | Path | None = None,
+    progress: bool | None = None,
+    **settings: Any,
+) -> ExplanationSize:
+    """Estimate the share of features that matter from FFid+ under a sweep of beta (section 4, appendix D.8).
+
+    The model is fine-tuned once at the largest beta (or given as `finetuned`) and beta is swept downwards at
+    evaluation, by default in ten even steps. The falls are those of the probability. A size c1 shows only
+    where beta < alpha * c1 for some beta of the sweep. The interval is a bootstrap over samples. Tied features
+    are put in random order, `draws` subsets for each of five orders.
+    """
+    check_share("alpha", alpha)
+    if finetuned is None:
+        finetuned = finetune(task, beta=beta, cache=cache, progress=progress, **settings)
+    top = finetuned.beta
+    swept = tuple(sorted(betas or [top * step / 10 for step in range(1, 11)], reverse=True))
+    if swept[0] > top + 1e-12 or swept[-1] <= 0:
+        raise InputError(
+            f"betas are swept from that of the fine-tuning ({top:g}) downwards, got {swept[0]:g} to {swept[-1]:g}"
+        )
+    truth = judged_answers(task, reference)
+    judged = task.with_targets(truth) if task.head in ("multiclass", "binary") else task
+    maps = as_explanation(explanation, judged, seed, cache)
+    judge = finetuned.on(judged)
+    key = Key(seed) / "explanation size"
+    per_sample = {
+        b: _curve(judge, maps, truth, tuple(sizes), alpha, b, draws, key)
+        for b in track(swept, "explanation size", progress)
+    }
+    return _answer(per_sample, tuple(sizes), alpha, maps.explainer, resamples, key)
+
+
+def _curve(
+    task: Task,
+    maps: Explanation,
+    truth: Tensor,
+    sizes: tuple[float, ...],
+    alpha: float,
+    beta: float,
+    draws: int,
+    key: Key,
+) -> Tensor:
+    """Falls (N, sizes) of the probability, averaged over random orders of tied features."""
+    total: Tensor | None = None
+    for order in range(ORDERS):
+        found = measure(
+            task,
+            ties_shuffled(maps, order, key),
+            truth,
+            levels=sizes,
+            alpha=alpha,
+            beta=beta,
+            draws=draws,
+            signs=("plus",),
+            key=key / order,
+        )["plus"].probability
+        total = found if total is None else total + found
+    assert total is not None
+    return total / ORDERS
+
+
+def ties_shuffled(maps: Explanation, draw: int, key: Key) -> Explanation:
+    """The same map with features of equal value in keyed random order."""
+    mixed = rng.permutation(key / "ties", maps.ids, draw, maps.space.n_features, maps.valid)
+    values = maps.values if maps.valid is None else maps.values.masked_fill(~maps.valid, torch.inf)
+    within = values.gather(-1, mixed).argsort(dim=-1, stable=True)
+    return replace(maps, order=mixed.gather(-1, within))
+
+
+def fall_onset(sizes: Tensor, curves: Tensor, limit: float) -> Tensor:
+    """Where each curve (K, S) leaves its plateau behind `limit` = B/alpha: (K,).
+
+    Least squares of P + a (1 - t/s)+ + b ((1 - t/s)+)^2 over candidates t: past the onset a share t/s of what
+    is drawn comes from the first tier. Sizes count by 1/s, so that the long tail does not decide.
+    """
+    behind = sizes >= limit - 1e-9
+    s, y = sizes[behind], curves[:, behind]
+    if len(s) < 5:
+        return torch.full((len(curves),), torch.nan, dtype=torch.float64)
+    steps = int((float(s[-1]) * 0.8 - float(s[0])) / CANDIDATE_STEP)
+    t = s[0] + CANDIDATE_STEP * torch.arange(max(1, steps), dtype=torch.float64)
+    share = (1 - t[:, None] / s).clamp(min=0)
+    weight = (1 / s).sqrt()
+    design = torch.stack([torch.ones_like(share), share, share.square()], -1) * weight[:, None]
+    basis = torch.linalg.qr(design).Q
+    target = (y * weight).T
+    left = target - basis @ (basis.transpose(-1, -2) @ target)
+    return t[left.square().sum(1).argmin(0)]
+
+
+def _answer(
+    per_sample: Mapping[float, Tensor],
+    sizes: tuple[float, ...],
+    alpha: float,
+    explainer: str,
+    resamples: int,
+    key: Key,
+) -> ExplanationSize:
+    grid = torch.tensor(sizes, dtype=torch.float64)
+    each = {b: falls.double().cpu().nan_to_num(0.0) for b, falls in per_sample.items()}
+    curves = {b: falls.mean(0) for b, falls in each.items()}
+    onsets = {b: (b / alpha, float(fall_onset(grid, c[None], b / alpha)[0])) for b, c in curves.items()}
+    height = max(float(c.max()) for c in curves.values())
+    read = [b for b, c in curves.items() if float(c.max()) >= FAINT * height]
+    still = [b for b in read if onsets[b][1] > onsets[b][0] + FOLLOWS]
+
+    def made(estimate: float | None, interval: tuple[float, float] | None, answer: str) -> ExplanationSize:
+        return ExplanationSize(estimate, interval, answer, onsets, sizes, curves, explainer)
+
+    if height <= 1e-6:
+        return made(None, None, "not identifiable: removing features changes nothing")
+    if not still:
+        lowest = min(read)
+        if curves[lowest].argmax() == 0 or onsets[lowest][0] <= sizes[0]:
+            return made(
+                None, None, "not identifiable, importance varies inside the tier: the curve falls from its start"
+            )
+        return made(None, None, f"c1 <= {lowest / alpha:.3g}: the onset always lies at B/alpha")
+    count = len(next(iter(each.values())))
+    picks = rng.integers(key / "bootstrap", torch.arange(resamples), 0, count, count)
+    drawn = torch.stack([fall_onset(grid, each[b][picks].mean(1), b / alpha) for b in still])
+    found = _centre(torch.tensor([onsets[b][1] for b in still], dtype=torch.float64)[:, None], still, curves)
+    resampled = _centre(drawn, still, curves)
+    low, high = torch.quantile(resampled, torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    estimate = float(found[0])
+    spread = max(onsets[b][1] for b in still) - min(onsets[b][1] for b in still)
+    if spread > max(0.5 * estimate, 4 * FOLLOWS) and len(still) > 1:
+        return made(
+            None, (low, high), "not identifiable, importance varies inside the tier: the onset never rests"
+        )
+    return made(
+        estimate, (low, high), f"c1 is {estimate:.3f} of the features, 95% interval [{low:.3f}, {high:.3f}]"
+    )
+
+
+def _centre(onsets: Tensor, betas: Sequence[float], curves: Mapping[float, Tensor]) -> Tensor:
+    """The mean of the onsets (betas, K) weighted by how high each curve stands above the noise."""
+    weight = torch.tensor([float(curves[b].max()) for b in betas], dtype=torch.float64)
+    return (onsets * weight[:, None]).sum(0) / weight.sum()

@@ -1,0 +1,104 @@
+"""The verb: meta-evaluate metrics on a task, for a set of explainers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from veridical.api import as_metric, labelled
+from veridical.errors import InputError
+from veridical.explainers import as_explainer
+from veridical.meta.consistency import FEWEST
+from veridical.meta.kept import check_head
+from veridical.meta.result import MetaEvaluation
+from veridical.meta.scoring import Visit
+from veridical.meta.strength import Strength, amounts
+from veridical.meta.worlds import check_tests, plan
+from veridical.rng import Key
+from veridical.task import Task
+
+
+def meta_evaluate(
+    task: Task,
+    metrics: Sequence[Any] | Mapping[str, Any],
+    explainers: Sequence[Any] | Mapping[str, Any],
+    *,
+    tests: Sequence[str] = ("ipt", "mpt"),
+    draws: int = 5,
+    iterations: int = 3,
+    seed: int = 0,
+    nr: Strength = "published",
+    ar: Strength | None = None,
+    epsilon: float | None = None,
+    average_first: bool = False,
+    published: bool = False,
+    resamples: int = 200,
+    level: float = 0.95,
+    device: str | torch.device | None = None,
+    progress: bool | None = None,
+) -> MetaEvaluation:
+    """Measure how far each metric deserves to be believed on this task, for these explainers.
+
+    In every world of the plan (test x mode x iteration x draw) inputs ("ipt"), weights ("mpt") or both
+    ("combined") are perturbed, slightly (NR) or disruptively (AR), each explanation is made once, and every
+    metric scores it. `nr` and `ar` set the noise: "published", "calibrated" (what `ar` is by default), a
+    number, or a number a test. `epsilon` says what a changed prediction is in a regression. `published`
+    follows the published program where it departs from its paper, with its strengths.
+
+    >>> import veridical as vd
+    >>> task = vd.Task(torch.nn.Linear(4, 3), torch.randn(16, 4))
+    >>> result = vd.meta_evaluate(task, ["sparseness"], ["gradient", "occlusion"], draws=2, iterations=1)
+    >>> list(result.to_frame().columns[:8])
+    ['metric', 'category', 'test', 'iac_nr', 'iac_ar', 'iec_nr', 'iec_ar', 'mc']
+    """
+    task = task if device is None else task.to(device)
+    judges = labelled(metrics, as_metric)
+    methods = labelled(explainers, as_explainer)
+    if not judges:
+        raise InputError("give at least one metric to meta-evaluate")
+    if len(methods) < 2:
+        raise InputError(
+            f"meta-evaluation ranks explainers and needs at least two, got {len(methods)}: "
+            f"{', '.join(methods) or 'none'}"
+        )
+    if len(task) < FEWEST:
+        raise InputError(
+            f"the task has {len(task)} samples; a signed-rank test needs at least {FEWEST} whose prediction "
+            "changed, so give it some dozens"
+        )
+    for what, count in (("draws", draws), ("iterations", iterations)):
+        if not isinstance(count, int) or count < 1:
+            raise InputError(f"{what} counts from 1, got {count!r}")
+    if resamples < 0 or not 0 < level < 1:
+        raise InputError(f"resamples is at least 0 and level between 0 and 1, got {resamples} and {level}")
+    chosen = check_tests(tests, task)
+    check_head(task, epsilon)
+    for judge in judges.values():
+        judge.check(task)
+    for method in methods.values():
+        method.check(task)
+    if ar is None:
+        ar = "published" if published else "calibrated"
+    noise, remarks = amounts(task, chosen, {"nr": nr, "ar": ar}, epsilon, seed)
+    worlds = plan(chosen, noise, iterations, draws)
+    visit = Visit(task, judges, methods, chosen, Key(seed) / "meta", (iterations, draws), published, epsilon)
+    visit.run(worlds, progress)
+    return MetaEvaluation(
+        books=visit.books,
+        kept=visit.kept,
+        explainers=tuple(methods),
+        tests=chosen,
+        amounts=noise,
+        remarks=tuple(remarks + visit.broken),
+        failures=tuple(visit.failures),
+        shared=visit.shared,
+        shared_cost=visit.shared_cost,
+        published=published,
+        average_first=average_first,
+        resamples=resamples,
+        level=level,
+        seed=seed,
+        interrupted=visit.interrupted,
+    )

@@ -1,0 +1,96 @@
+"""Pictures of a meta-evaluation: areas of the four consistencies, and resilience against reactivity."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from veridical.plots import COLOURS, axes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from veridical.meta.result import MetaEvaluation
+
+CORNERS = (
+    ("IAC$_{NR}$", 0.0, 1.0),
+    ("IEC$_{NR}$", 1.0, 0.0),
+    ("IAC$_{AR}$", 0.0, -1.0),
+    ("IEC$_{AR}$", -1.0, 0.0),
+)
+ORDER = (0, 2, 1, 3)
+"""Which entry of the vector (IAC_NR, IAC_AR, IEC_NR, IEC_AR) lies at each corner."""
+NAMES = {"ipt": "IPT", "mpt": "MPT", "combined": "both"}
+
+
+def area_chart(result: MetaEvaluation, metric: str, ax: Axes | None = None) -> Axes:
+    """The four consistencies of one metric as an area, one a test; grey is what a perfect metric fills.
+
+    The share of scores that depend on the explanation stands under the name: no MC without it.
+    """
+    ax = axes(ax, 2.4, 2.6)
+    ax.fill([x for _, x, _ in CORNERS], [y for *_, y in CORNERS], color="0.92", zorder=0)
+    for test, colour in zip(result.tests, COLOURS, strict=False):
+        vector = result[metric, test].vector.nan_to_num(0.0).tolist()
+        points = [
+            (vector[place] * x, vector[place] * y) for place, (_, x, y) in zip(ORDER, CORNERS, strict=True)
+        ]
+        xs, ys = zip(*points, strict=True)
+        ax.fill(xs, ys, color=colour, alpha=0.35, label=NAMES[test])
+        ax.plot([*xs, xs[0]], [*ys, ys[0]], color=colour, linewidth=1)
+    for name, x, y in CORNERS:
+        ax.text(1.18 * x, 1.18 * y, name, ha="center", va="center", fontsize=7)
+    dependence = result.books[metric].dependence
+    blind = ", blind" if dependence.blind else ""
+    name, reads = metric.replace("_", " "), f"reads the map: {dependence.permuted:.0%}{blind}"
+    ax.set_title(
+        f"{name} ({result.mc(metric):.3f})\n{reads}",
+        fontsize=8,
+        color="#d55e00" if dependence.blind else "black",
+    )
+    ax.set_xlim(-1.4, 1.4)
+    ax.set_ylim(-1.4, 1.4)
+    ax.set_aspect("equal")
+    ax.set_axis_off()
+    return ax
+
+
+def area_charts(result: MetaEvaluation) -> Any:
+    """One area chart a metric, one column a category (figure 7); gives the array of axes."""
+    from matplotlib import pyplot
+
+    columns: dict[str, list[str]] = {}
+    for label, book in result.books.items():
+        columns.setdefault(book.category or "own", []).append(label)
+    height = max(map(len, columns.values()))
+    _, grid = pyplot.subplots(
+        height, len(columns), figsize=(2.3 * len(columns), 2.5 * height), squeeze=False, layout="constrained"
+    )
+    for column, labels in enumerate(columns.values()):
+        for row in range(height):
+            if row < len(labels):
+                area_chart(result, labels[row], grid[row, column])
+            else:
+                grid[row, column].set_axis_off()
+    grid[0, 0].legend(fontsize=7, loc="lower left", frameon=False)
+    return grid
+
+
+def scatter(result: MetaEvaluation, ax: Axes | None = None) -> Axes:
+    """Resilience (x) against reactivity (y): filled for IAC, open for IEC; colours are metrics (figure 5)."""
+    ax = axes(ax, 5.0, 4.0)
+    marks = dict(zip(("ipt", "mpt", "combined"), ("o", "s", "^"), strict=True))
+    for place, label in enumerate(result.metrics):
+        colour = COLOURS[place % len(COLOURS)]
+        share = result.books[label].dependence.permuted
+        for test in result.tests:
+            iac_nr, iac_ar, iec_nr, iec_ar = result[label, test].vector.tolist()
+            name = f"{label} (reads the map: {share:.0%})" if test == result.tests[0] else None
+            ax.plot(iac_nr, iac_ar, marks[test], color=colour, label=name)
+            ax.plot(iec_nr, iec_ar, marks[test], color=colour, fillstyle="none")
+    ax.set_xlim(-0.05, 1.05)
+    ax.set_ylim(-0.05, 1.05)
+    ax.set_xlabel("noise resilience")
+    ax.set_ylabel("adversary reactivity")
+    ax.set_title("filled: IAC, open: IEC; circle: IPT, square: MPT, triangle: both", fontsize=8)
+    ax.legend(fontsize=6, loc="best", frameon=False)
+    return ax

@@ -1,0 +1,330 @@
+"""What a meta-evaluation found: the consistencies of every metric, with everything needed to doubt them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from veridical.errors import InputError, unknown_name
+from veridical.evaluation import Failure
+from veridical.functional import holm
+from veridical.meta.consistency import FEWEST, Consistencies, consistencies, meta_consistency
+from veridical.meta.resampling import bootstrap_counts, resampled_vectors
+from veridical.meta.scoring import Book
+from veridical.meta.tally import Tally
+from veridical.meta.worlds import MODES, Amount, Mode, Test
+from veridical.scores import Cost
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+ENTRIES = ("iac_nr", "iac_ar", "iec_nr", "iec_ar")
+MEAN = "mean"
+"""The name of the row that averages IPT and MPT."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reliability:
+    """One metric under one test: `vectors` (iterations, 4), and the same of every resample (B, 4).
+
+    Entries are IAC_NR, IAC_AR, IEC_NR, IEC_AR; higher is better in each. `effects` (iterations, 2) are the
+    versions of the two IAC that do not depend on the number of samples.
+    """
+
+    vectors: Tensor
+    effects: Tensor
+    resampled: Tensor
+    kept: tuple[float, float]
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def vector(self) -> Tensor:
+        """The mean over the iterations that have a value (4,)."""
+        return self.vectors.nanmean(0)
+
+    @property
+    def mc(self) -> float:
+        """Meta-consistency, mean over iterations; NaN as soon as one of the four entries has no value."""
+        return float(meta_consistency(self.vector))
+
+    @property
+    def mc_std(self) -> float:
+        """Its standard deviation over iterations (of the population, as the paper's program takes it)."""
+        return float(self.spread[-1])
+
+    @property
+    def spread(self) -> Tensor:
+        """Standard deviations (5,) over the iterations that have a value: of the four entries and of MC."""
+        table = torch.cat([self.vectors, meta_consistency(self.vectors)[:, None]], 1)
+        return (table - table.nanmean(0)).square().nanmean(0).sqrt()
+
+    def interval(self, level: float) -> Tensor:
+        """Percentile intervals (2, 5) over samples: of the four entries and of MC."""
+        if not len(self.resampled):
+            return torch.full((2, 5), torch.nan, dtype=torch.float64)
+        table = torch.cat([self.resampled, meta_consistency(self.resampled)[:, None]], 1)
+        ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
+        unknown = torch.cat([self.vector, meta_consistency(self.vector)[None]]).isnan()
+        return torch.quantile(table, ends, dim=0).masked_fill(unknown, torch.nan)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class MetaEvaluation:
+    """Meta-scores by (metric, test); `to_frame`, `compare`, `plot`, and the raw scores in `books`."""
+
+    books: Mapping[str, Book]
+    kept: Mapping[tuple[Test, Mode], Tensor]
+    explainers: tuple[str, ...]
+    tests: tuple[Test, ...]
+    amounts: Mapping[tuple[Test, Mode], Amount]
+    remarks: tuple[str, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    shared: Tally = field(default_factory=Tally)
+    shared_cost: Cost = field(default_factory=Cost)
+    published: bool = False
+    average_first: bool = False
+    resamples: int = 200
+    level: float = 0.95
+    seed: int = 0
+    interrupted: bool = False
+
+    @property
+    def metrics(self) -> list[str]:
+        """The labels of the metrics that were scored."""
+        return list(self.books)
+
+    @property
+    def averaged(self) -> tuple[Test, ...]:
+        """The tests that the row "mean" averages: IPT and MPT, or what there is."""
+        return tuple(t for t in self.tests if t in ("ipt", "mpt")) or self.tests
+
+    def __getitem__(self, place: tuple[str, str]) -> Reliability:
+        metric, test = place
+        if metric not in self.books:
+            raise unknown_name("meta-evaluated metric", metric, self.books)
+        if test not in (*self.tests, MEAN):
+            raise unknown_name("test of this result", test, (*self.tests, MEAN))
+        return self._reliabilities[metric, test]
+
+    def mc(self, metric: str, test: str = MEAN) -> float:
+        """The meta-consistency of a metric; read it beside `books[metric].dependence`."""
+        return self[metric, test].mc
+
+    @cached_property
+    def _counts(self) -> Tensor:
+        samples = next(iter(self.kept.values())).shape[-1]
+        return bootstrap_counts(samples, self.resamples, self.seed)
+
+    @cached_property
+    def _reliabilities(self) -> dict[tuple[str, str], Reliability]:
+        found: dict[tuple[str, str], Reliability] = {}
+        for label, book in self.books.items():
+            for test in self.tests:
+                found[label, test] = self._reliability(book, test)
+            parts = [found[label, test] for test in self.averaged]
+            found[label, MEAN] = Reliability(
+                torch.stack([p.vectors for p in parts]).mean(0),
+                torch.stack([p.effects for p in parts]).mean(0),
+                torch.stack([p.resampled for p in parts]).mean(0),
+                (sum(p.kept[0] for p in parts) / len(parts), sum(p.kept[1] for p in parts) / len(parts)),
+                tuple(reason for p in parts for reason in p.reasons),
+            )
+        return found
+
+    def _reliability(self, book: Book, test: Test) -> Reliability:
+        base = book.base[test]
+        near, far = (book.scores[test, mode] for mode in MODES)
+        kept_near, kept_far = (self.kept[test, mode] for mode in MODES)
+        rules: dict[str, Any] = {"published": self.published, "average_first": self.average_first}
+        given = (base, near, far, kept_near, kept_far, book.direction)
+        found: Consistencies = consistencies(*given, **rules)
+        resampled = torch.empty(0, 4, dtype=torch.float64)
+        if self.resamples:
+            resampled = resampled_vectors(*given, self._counts, **rules)
+        return Reliability(
+            found.vector,
+            torch.stack([found.effect_nr, found.effect_ar], -1),
+            resampled,
+            (float(kept_near.double().mean()), float(kept_far.double().mean())),
+            tuple(self._undefined(book, test)),
+        )
+
+    def _too_few(self, test: str) -> Iterable[str]:
+        for mode in MODES:
+            kept = self.kept[test, mode]  # type: ignore[index]
+            few, total = int((kept.sum(-1) < FEWEST).sum()), kept.shape[0] * kept.shape[1]
+            if few:
+                what = "held" if mode == "nr" else "changed"
+                rest = "there is no value" if few == total else "they are left out"
+                where = f"in {few} of {total} draws"
+                yield f"{test} {mode}: fewer than {FEWEST} predictions {what} {where}; {rest}"
+
+    def _undefined(self, book: Book, test: Test) -> Iterable[str]:
+        for mode in MODES:
+            scores = book.scores[test, mode]
+            counted = self.kept[test, mode].unsqueeze(-2).expand_as(scores)
+            missing = (scores.isnan() | book.base[test].isnan()) & counted
+            if bool(missing.any()):
+                part = float(missing.sum() / counted.sum())
+                yield f"{test} {mode}: {part:.0%} of the kept scores are undefined"
+
+    # --- tables -------------------------------------------------------------------------------------
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row a (metric, test) and one of the mean of IPT and MPT.
+
+        `*_std` is over iterations, `*_low` and `*_high` the bootstrap interval over samples; `effect_*` are
+        1 - |r| and |r|; `kept_*` the shares of samples that counted; `dependence` the share of scores that
+        permuted maps change.
+        """
+        import pandas as pd
+
+        rows = []
+        for label, book in self.books.items():
+            for test in (*self.tests, MEAN):
+                found = self[label, test]
+                numbers = torch.cat([found.vector, meta_consistency(found.vector)[None]])
+                low, high = found.interval(self.level)
+                names = (*ENTRIES, "mc")
+                effects = found.effects.nanmean(0)
+                here = self.averaged if test == MEAN else (test,)
+                flags = [
+                    *(few for t in here for few in self._too_few(t)),
+                    *found.reasons,
+                    book.dependence.remark,
+                ]
+                rows.append(
+                    {
+                        "metric": label,
+                        "category": book.category,
+                        "test": test,
+                        **_named(names, "", numbers),
+                        **_named(names, "_std", found.spread),
+                        **_named(names, "_low", low),
+                        **_named(names, "_high", high),
+                        "effect_nr": float(effects[0]),
+                        "effect_ar": float(effects[1]),
+                        "kept_nr": found.kept[0],
+                        "kept_ar": found.kept[1],
+                        "dependence": book.dependence.permuted,
+                        "flags": "; ".join(flag for flag in flags if flag),
+                    }
+                )
+        return pd.DataFrame(rows)
+
+    def compare(self, test: str = MEAN) -> pd.DataFrame:
+        """Every pair of metrics: the difference of their MC, its interval, and p corrected after Holm.
+
+        Pairs share their resamples, so the difference is paired; p comes from its bootstrap standard error.
+        """
+        import pandas as pd
+
+        if not self.resamples:
+            raise InputError("comparisons rest on resamples; meta-evaluate with resamples=200, say")
+        if len(self.books) < 2:
+            raise InputError(f"a comparison needs two metrics, this result has {len(self.books)}")
+        rows = []
+        for a, b in combinations(self.books, 2):
+            first, second = self[a, test], self[b, test]
+            apart = meta_consistency(first.resampled) - meta_consistency(second.resampled)
+            difference, spread = first.mc - second.mc, float(apart.std())
+            p = low = high = math.nan
+            if not math.isnan(difference + spread):
+                p = (
+                    math.erfc(abs(difference) / spread / math.sqrt(2))
+                    if spread > 0
+                    else float(difference == 0)
+                )
+                ends = torch.tensor([(1 - self.level) / 2, (1 + self.level) / 2], dtype=torch.float64)
+                low, high = torch.quantile(apart, ends).tolist()
+            rows.append({"a": a, "b": b, "difference": difference, "low": low, "high": high, "p": p})
+        frame = pd.DataFrame(rows)
+        frame["p_holm"] = holm(torch.tensor(frame["p"].tolist(), dtype=torch.float64)).tolist()
+        return frame
+
+    def with_explainers(self, explainers: Sequence[str]) -> MetaEvaluation:
+        """The same result for some of the explainers: no model is asked again."""
+        unknown = [name for name in explainers if name not in self.explainers]
+        if unknown:
+            raise unknown_name("explainer of this result", unknown[0], self.explainers)
+        if len(explainers) < 2:
+            raise InputError(f"at least two explainers, got {', '.join(explainers) or 'none'}")
+        index = torch.tensor([self.explainers.index(name) for name in explainers])
+        books = {
+            label: replace(
+                book,
+                base={t: scores[index] for t, scores in book.base.items()},
+                scores={p: scores[..., index, :] for p, scores in book.scores.items()},
+            )
+            for label, book in self.books.items()
+        }
+        return replace(self, books=books, explainers=tuple(explainers))
+
+    # --- pictures and text --------------------------------------------------------------------------
+
+    def plot(self, metric: str | None = None, ax: Axes | None = None) -> Any:
+        """The area chart of one metric (returns its axes), or of all, one column a category (figure 7)."""
+        from veridical.meta.plots import area_chart, area_charts
+
+        return area_charts(self) if metric is None else area_chart(self, metric, ax)
+
+    def scatter(self, ax: Axes | None = None) -> Axes:
+        """Noise resilience against adversary reactivity of every metric and test (figure 5)."""
+        from veridical.meta.plots import scatter
+
+        return scatter(self, ax)
+
+    def __repr__(self) -> str:
+        columns = ("metric", "test", *ENTRIES, "mc", "mc_std", "dependence")
+        samples = next(iter(self.kept.values())).shape[-1]
+        iterations, draws = next(iter(self.kept.values())).shape[:2]
+        rule = "published program" if self.published else "paper"
+        head = (
+            f"MetaEvaluation ({rule}): {len(self.books)} metrics, {len(self.explainers)} explainers, "
+            f"{samples} samples, {iterations} iterations x {draws} draws; dependence = share of scores that "
+            "permuted maps change"
+        )
+        body = self.to_frame()[list(columns)].round(3).to_string(index=False) if self.books else "(none)"
+        return "\n".join([head, body, *self._notes()])
+
+    def _notes(self) -> Iterable[str]:
+        for (test, mode), amount in self.amounts.items():
+            kept = float(self.kept[test, mode].double().mean())
+            yield f"{test} {mode}: {amount}, {kept:.0%} of samples kept"
+        yield from (few for test in self.tests for few in self._too_few(test))
+        yield f"explanations: {self.shared.calls} shared; made by metrics themselves: {self._own() or 'none'}"
+        for label, book in self.books.items():
+            reasons = {reason: None for t in self.tests for reason in self[label, t].reasons}
+            remark = book.dependence.remark
+            if remark:
+                share = f"{book.dependence.permuted:.0%} of its scores change with permuted maps"
+                reasons = {f"{remark} ({share})": None} | reasons
+            if reasons:
+                yield f"{label}: {'; '.join(reasons)}"
+        yield from self.remarks
+        for failure in self.failures:
+            yield f"{failure.metric} failed: {failure.message}"
+        if self.interrupted:
+            yield "interrupted: not all worlds were visited"
+
+    def _own(self) -> str:
+        return ", ".join(f"{label} {b.own.calls}" for label, b in self.books.items() if b.own.calls)
+
+    def _repr_html_(self) -> str:
+        from veridical.plots import html_summary
+
+        columns = ["metric", "test", *ENTRIES, "mc", "mc_std", "dependence", "flags"]
+        frame = self.to_frame()[columns].round(3)
+        return html_summary("; ".join(self._notes()), columns, frame.itertuples(index=False))
+
+
+def _named(names: Sequence[str], suffix: str, values: Tensor) -> dict[str, float]:
+    return {f"{name}{suffix}": float(value) for name, value in zip(names, values, strict=True)}

@@ -1,0 +1,232 @@
+"""Visiting every world once: each explanation is made once there and serves all metrics."""
+
+from __future__ import annotations
+
+import traceback
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from veridical.errors import InputError, VeridicalWarning
+from veridical.evaluation import Failure
+from veridical.explainers import Explainer
+from veridical.explanation import Explanation
+from veridical.meta.dependence import NEGLIGIBLE, Altered, Dependence, altered, share_of_changes
+from veridical.meta.finetuned import carry, settled
+from veridical.meta.kept import answers, held
+from veridical.meta.published import Recalled
+from veridical.meta.sanity import UNPERTURBED
+from veridical.meta.tally import Tally, counted
+from veridical.meta.worlds import Mode, Test, World, unperturbed
+from veridical.metrics.base import AnyMetric, ExplainerMetric, Metric
+from veridical.progress import track
+from veridical.rng import Key
+from veridical.scores import Cost, Direction
+from veridical.task import Task
+
+T = TypeVar("T")
+
+
+@dataclass(eq=False)
+class Book:
+    """All scores of one metric: `base` (L, N) a test, `scores` (iterations, draws, L, N) a test and mode."""
+
+    metric: str
+    category: str
+    direction: Direction
+    base: dict[Test, Tensor] = field(default_factory=dict)
+    scores: dict[tuple[Test, Mode], Tensor] = field(default_factory=dict)
+    permuted: list[float] = field(default_factory=list)
+    replaced: list[float] = field(default_factory=list)
+    own: Tally = field(default_factory=Tally)
+    cost: Cost = field(default_factory=Cost)
+
+    @property
+    def dependence(self) -> Dependence:
+        """How far the scores depend on the explanation, over all explainers."""
+        return Dependence(_mean(self.permuted), _mean(self.replaced))
+
+
+@dataclass(eq=False)
+class Visit:
+    """The state of one meta-evaluation while worlds are visited."""
+
+    task: Task
+    metrics: dict[str, AnyMetric]
+    explainers: Mapping[str, Explainer]
+    tests: tuple[Test, ...]
+    root: Key
+    shape: tuple[int, int]
+    published: bool = False
+    epsilon: float | None = None
+    books: dict[str, Book] = field(default_factory=dict)
+    kept: dict[tuple[Test, Mode], Tensor] = field(default_factory=dict)
+    shared: Tally = field(default_factory=Tally)
+    shared_cost: Cost = field(default_factory=Cost)
+    failures: list[Failure] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
+    interrupted: bool = False
+    bases: dict[Test, Task] = field(default_factory=dict)
+    old_maps: dict[str, Explanation] = field(default_factory=dict)
+
+    def run(self, worlds: list[World], progress: bool | None) -> None:
+        """Score the unperturbed world, then every perturbed one."""
+        self._open(worlds)
+        try:
+            for base, tests in self._distinct_bases():
+                self._score_base(base, tests)
+            for world in track(worlds, "meta-evaluating", progress):
+                self._score_world(world)
+        except KeyboardInterrupt:
+            self.interrupted = True
+            warnings.warn("interrupted; the finished worlds are kept", VeridicalWarning, stacklevel=3)
+        for book in self.books.values():
+            book.base = {test: scores.cpu() for test, scores in book.base.items()}
+            book.scores = {place: scores.cpu() for place, scores in book.scores.items()}
+        self.kept = {place: kept.cpu() for place, kept in self.kept.items()}
+
+    def _open(self, worlds: list[World]) -> None:
+        samples, device = len(self.task), self.task.device
+        shape = (*self.shape, len(self.explainers), samples)
+        places = dict.fromkeys((world.test, world.mode) for world in worlds)
+        self.kept = {p: torch.zeros((*self.shape, samples), dtype=torch.bool, device=device) for p in places}
+        self.bases = {test: unperturbed(self.task, test) for test in self.tests}
+        for label, metric in list(self.metrics.items()):
+            book = Book(label, metric.category, metric.better)
+            for test in self.tests:
+                book.base[test] = torch.full(shape[2:], torch.nan, dtype=torch.float64, device=device)
+            for place in places:
+                book.scores[place] = torch.full(shape, torch.nan, dtype=torch.float64, device=device)
+            self.books[label] = book
+            made = self._guarded(label, None, partial(settled, metric, self.task))
+            if made is not None:
+                self.metrics[label] = made
+
+    def _distinct_bases(self) -> list[tuple[Task, list[Test]]]:
+        """Every unperturbed task with the tests it serves: text has one of tokens and one of embeddings."""
+        tests_by_base: dict[bool, list[Test]] = {}
+        for test in self.tests:
+            tests_by_base.setdefault(self.bases[test] is self.task, []).append(test)
+        shared = {same: self.bases[tests[0]] for same, tests in tests_by_base.items()}
+        self.bases = {t: shared[same] for same, tests in tests_by_base.items() for t in tests}
+        return [(shared[same], tests) for same, tests in tests_by_base.items()]
+
+    # --- one world ----------------------------------------------------------------------------------
+
+    def _score_base(self, base: Task, tests: list[Test]) -> None:
+        key = self.root / UNPERTURBED
+        first = tests[0] == self.tests[0]
+        for place, (who, explainer) in enumerate(self.explainers.items()):
+            explanation = self._explain(explainer, base, key)
+            if self.published and base is self.bases.get("ipt"):
+                self.old_maps[who] = explanation
+            for label in list(self.metrics):
+                values = self._score(label, who, base, explainer, explanation, key)
+                if values is None:
+                    continue
+                for test in tests:
+                    self.books[label].base[test][place] = values
+                if first:
+                    self._test_dependence(label, who, base, explainer, explanation, key, values)
+
+    def _score_world(self, world: World) -> None:
+        base, key = self.bases[world.test], world.key(self.root)
+        made = world.of(self.task, self.root, self.published)
+        # what a metric has calibrated belongs to its settings and stays that of the unperturbed world
+        made.__dict__["_calibrations"].update(base.__dict__["_calibrations"])
+        outputs = answers(made)
+        same, finite = held(self.task, outputs, self.epsilon), outputs.isfinite().all(-1)
+        kept = (same if world.mode == "nr" else ~same) & finite
+        self.kept[world.test, world.mode][world.iteration, world.draw] = kept
+        if not bool(finite.all()):
+            name = f"{world.test} {world.mode}, iteration {world.iteration}, draw {world.draw}"
+            self.broken.append(f"{name}: the model answers NaN or infinity and cannot be scored")
+            return
+        for metric in self.metrics.values():
+            carry(metric, self.task, made, lambda task: world.of(task, self.root, self.published))
+        keep_maps = self.published and world.test == "ipt"
+        for place, (who, explainer) in enumerate(self.explainers.items()):
+            if not keep_maps:
+                explanation, judged = self._explain(explainer, made, key), explainer
+            else:
+                explanation = self.old_maps[who]
+                if explainer.draws_on(base):
+                    explanation = self._explain(explainer, base, key)
+                judged = Recalled(explainer, explanation, made)
+            for label in list(self.metrics):
+                values = self._score(label, who, made, judged, explanation, key)
+                if values is not None:
+                    here = self.books[label].scores[world.test, world.mode]
+                    here[world.iteration, world.draw, place] = values
+
+    def _explain(self, explainer: Explainer, task: Task, key: Key) -> Explanation:
+        explanation = explainer(task, key / "explain")
+        self.shared.add(task)
+        self.shared_cost = self.shared_cost + explanation.cost
+        return explanation
+
+    def _score(
+        self, label: str, who: str, task: Task, explainer: Explainer, explanation: Explanation, key: Key
+    ) -> Tensor | None:
+        metric, book = self.metrics[label], self.books[label]
+
+        def score() -> Tensor:
+            own = key / "score"
+            if isinstance(metric, ExplainerMetric):
+                scores = metric(task, counted(explainer, book.own), own)
+            elif isinstance(metric, Metric):
+                scores = metric(task, explanation, own)
+            else:
+                raise InputError(f"'{label}' judges neither maps nor methods")
+            book.cost = book.cost + scores.cost
+            return scores.values
+
+        return self._guarded(label, who, score)
+
+    def _guarded(self, label: str, who: str | None, work: Callable[[], T]) -> T | None:
+        """A metric that raises is left out from then on, with its traceback kept; the others go on."""
+        try:
+            return work()
+        except Exception as error:
+            self.failures.append(Failure(who or "", label, str(error), traceback.format_exc()))
+            warnings.warn(f"metric '{label}' failed and is left out: {error}", VeridicalWarning, stacklevel=4)
+            del self.metrics[label], self.books[label]
+            return None
+
+    def _test_dependence(
+        self,
+        label: str,
+        who: str,
+        task: Task,
+        explainer: Explainer,
+        explanation: Explanation,
+        key: Key,
+        before: Tensor,
+    ) -> None:
+        book = self.books[label]
+        own, cost = Tally(book.own.calls, book.own.samples), book.cost
+
+        def changed(how: str) -> float | None:
+            after = self._score(
+                label, who, task, Altered(explainer, how), altered(explanation, how, self.root / how), key
+            )
+            return None if after is None else share_of_changes(before, after)
+
+        share = changed("permuted")
+        if share is not None:
+            book.permuted.append(share)
+            if not share > NEGLIGIBLE:
+                other = changed("replaced")
+                if other is not None:
+                    book.replaced.append(other)
+        # what the check asks is no part of what the evaluation costs
+        book.own, book.cost = own, cost
+
+
+def _mean(values: list[float]) -> float:
+    return float(torch.tensor(values, dtype=torch.float64).nanmean()) if values else float("nan")

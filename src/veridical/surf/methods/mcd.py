@@ -1,0 +1,69 @@
+"""MCD: concepts are subspaces, found by clustering embeddings that write each other sparsely."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from veridical.errors import InputError
+from veridical.rng import Key, permutation
+from veridical.surf.concepts import Concepts
+from veridical.surf.embeddings import Embeddings
+from veridical.surf.head import Head
+from veridical.surf.methods.base import ConceptMethod, Found
+from veridical.surf.methods.pca import oriented
+from veridical.surf.methods.subspaces import inliers, local_dimension, self_expression, spectral
+
+
+@dataclass(frozen=True)
+class MCD(ConceptMethod):
+    """MCD (Vielhaben et al. 2023): K subspaces an output, each with a basis of its own dimension.
+
+    Up to `most_rows` embeddings are clustered; `outliers` of them are dropped. The embedding is solved in all
+    bases and their orthogonal complement, whose part is set to 0: coordinates are `pinv(V) h`. Importances are
+    `f_i . v` for every basis vector, and a reader is charged for all of them.
+    """
+
+    name = "mcd"
+    gamma: float = 50.0
+    outliers: float = 0.25
+    most_rows: int = 10_000
+    dimension_share: float = 0.05
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.gamma <= 1 or not 0 <= self.outliers < 1 or self.most_rows < 2:
+            raise InputError("MCD needs gamma > 1, outliers in [0, 1) and most_rows of at least 2")
+
+    def find(self, rows: Tensor, weight: Tensor, key: Key) -> Found:
+        if len(rows) > self.most_rows:
+            one = torch.zeros(1, dtype=torch.int64, device=rows.device)
+            rows = rows[permutation(key / "rows", one, 0, len(rows))[0, : self.most_rows]]
+        rows = rows[rows.norm(dim=-1) > 0]
+        if len(rows) <= self.n_concepts:
+            basis = local_dimension(rows, self.dimension_share)[1]
+            return Found(oriented(basis, rows), subspaces=torch.zeros(len(basis)))
+        coefficients = self_expression(rows, self.gamma)
+        kept = inliers(coefficients, self.outliers)
+        rows, coefficients = rows[kept], coefficients[kept][:, kept]
+        owner = spectral(coefficients, min(self.n_concepts, len(rows)), key / "clusters")
+        bases, subspaces = [], []
+        for cluster in owner.unique().tolist():
+            members = rows[owner == cluster]
+            size, basis = local_dimension(members, self.dimension_share)
+            bases.append(oriented(basis, members))
+            subspaces += [cluster] * size
+        return Found(torch.cat(bases), subspaces=torch.tensor(subspaces, dtype=torch.float64))
+
+    def fit(self, embeddings: Embeddings, head: Head, seed: int | Key = 0) -> Concepts:
+        """Find the subspaces of every output; says so where they span everything, as SURF is then 0 trivially."""
+        found = super().fit(embeddings, head, seed)
+        ranks = torch.linalg.matrix_rank(found.vectors)
+        full = (ranks == head.dimension).nonzero().reshape(-1).tolist()
+        if not full:
+            return found
+        which = "all outputs" if len(full) == len(ranks) else f"outputs {full}"
+        note = f"the bases of {which} span all {head.dimension} dimensions: SURF is 0 there trivially"
+        return replace(found, notes=(*found.notes, note))

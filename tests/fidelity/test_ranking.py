@@ -1,0 +1,277 @@
+"""Degradation, correlations, the ranking study, ROAR and what they cost."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import veridical as vd
+from tests.reference import fidelity_ranking as reference
+from veridical import rng, testing
+from veridical.errors import InputError
+from veridical.fidelity import ROAR, CostComparison, FFid, Fid, RFid, degraded, finetune, ranking_study
+from veridical.fidelity.correlations import PAIRS, Agreement, agreement, micro_ranks
+from veridical.fidelity.ranking import resolves
+from veridical.rng import Key
+
+RATIOS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+
+
+def linear(samples: int = 60, features: int = 20) -> vd.Task:
+    generator = torch.Generator().manual_seed(0)
+    model = nn.Linear(features, 2)
+    with torch.no_grad():
+        weight = torch.randn(features, generator=generator) * torch.linspace(0.2, 2, features)
+        model.weight.copy_(torch.stack([-weight, weight]))
+        model.bias.zero_()
+    x = torch.randn(samples + 200, features, generator=generator)
+    y = (x @ weight > 0).long()
+    return vd.Task(model, x[:samples], labels=y[:samples], train=(x[samples:], y[samples:]), fill="zero")
+
+
+def true_maps(task: vd.Task) -> torch.Tensor:
+    return task.model.weight.detach()[task.labels] * task.inputs
+
+
+def explanation_of(task: vd.Task, maps: torch.Tensor) -> vd.Explanation:
+    return vd.Explanation(maps, task.space, task.targets, task.ids)
+
+
+def nested(make) -> bool:
+    """Positions changed at a ratio are among those of every higher one; values only move; 0 changes none."""
+    task = linear(12, 50)
+    base = explanation_of(task, torch.rand(12, 50))
+    hit = torch.zeros(12, 50, dtype=torch.bool)
+    if not torch.equal(make(base, 0.0, 3).values, base.values):
+        return False
+    for ratio in RATIOS[1:]:
+        worse = make(base, ratio, 3)
+        if not torch.equal(worse.values.sort(-1).values, base.values.sort(-1).values):
+            return False
+        moved = worse.values != base.values
+        if bool((moved.sum(-1) > round(ratio * 50)).any()):
+            return False
+        order = rng.permutation(Key(0) / "positions", base.ids, 3, 50)
+        allowed = torch.zeros_like(hit).scatter_(-1, order[:, : round(ratio * 50)], True)
+        if bool((hit & ~allowed).any()) or bool((moved & ~allowed).any()):
+            return False
+        hit = allowed
+    return bool((moved.sum(-1) > 40).all())
+
+
+def test_degradation_is_nested_and_a_fresh_draw_at_each_ratio_is_not() -> None:
+    assert nested(lambda base, ratio, repeat: degraded(base, ratio, repeat))
+    assert not nested(lambda base, ratio, repeat: degraded(base, ratio, repeat + round(10 * ratio)))
+    with pytest.raises(InputError, match=r"lies in \[0, 1\]"):
+        degraded(explanation_of(linear(3), torch.rand(3, 20)), 1.5)
+
+
+def test_degradation_leaves_missing_features_alone() -> None:
+    task = testing.tiny_task("text", padding=3)
+    base = explanation_of(task, torch.rand(9, 10, dtype=torch.float64))
+    worse = degraded(base, 1.0)
+    assert torch.equal(worse.values[~task.space.valid], base.values[~task.space.valid])
+
+
+def correlations_are_right(found: Agreement, plus: torch.Tensor, minus: torch.Tensor, levels) -> bool:
+    areas = [[reference.trapezoid(row.tolist(), levels) for row in values[0]] for values in (plus, minus)]
+    known = [
+        reference.spearman(areas[0], RATIOS),
+        reference.spearman(areas[1], RATIOS),
+        reference.spearman(areas[0], areas[1]),
+    ]
+    macro = [found.macro[pair][0] for pair in PAIRS]
+    by_size = [reference.spearman(plus[0, :, size].tolist(), RATIOS) for size in range(plus.shape[-1])]
+    defined = [value for value in by_size if not math.isnan(value)]
+    return (
+        torch.allclose(torch.tensor(macro), torch.tensor(known))
+        and abs(found.micro["MoRF vs GT"][0] - sum(defined) / len(defined)) < 1e-9
+        and found.undefined["MoRF vs GT"] == len(by_size) - len(defined)
+    )
+
+
+def test_correlations_equal_the_slow_rewrite_and_a_flipped_sign_is_caught() -> None:
+    generator = torch.Generator().manual_seed(4)
+    plus = torch.randint(0, 5, (1, 6, 7), generator=generator).double()
+    minus = torch.randint(0, 5, (1, 6, 7), generator=generator).double()
+    plus[0, :, 2] = 1.0  # all ratios alike: no correlation there
+    levels = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.9]
+    found = agreement(plus, minus, RATIOS, levels)
+    assert correlations_are_right(found, plus, minus, levels)
+    assert not correlations_are_right(agreement(-plus, minus, RATIOS, levels), plus, minus, levels)
+
+
+def test_a_constant_is_no_correlation_and_not_zero() -> None:
+    flat = torch.ones(2, 6, 3, dtype=torch.float64)
+    falling = -torch.tensor(RATIOS, dtype=torch.float64)[None, :, None].expand(2, 6, 3)
+    found = agreement(flat, falling, RATIOS, (0.1, 0.5, 0.9))
+    assert math.isnan(found.macro["MoRF vs GT"][0])
+    assert found.macro["LeRF vs GT"] == (-1.0, 0.0)
+    assert math.isnan(found.micro["MoRF vs LeRF"][0])
+    assert found.undefined["MoRF vs GT"] == 6
+    # sums in another order differ in the last bits; that is no order
+    noisy = flat + torch.randn(2, 6, 3, dtype=torch.float64) * 1e-15
+    assert math.isnan(agreement(noisy, falling, RATIOS, (0.1, 0.5, 0.9)).macro["MoRF vs GT"][0])
+
+
+def test_micro_ranks_give_ties_the_best_rank_and_undefined_the_last() -> None:
+    def made(rows: list[float], sizes=(0.1, 0.5, 0.9)) -> Agreement:
+        values = torch.tensor([rows], dtype=torch.float64)
+        return Agreement({}, {}, {}, dict.fromkeys(PAIRS, values), sizes)
+
+    rows = {"a": [-1.0, -1.0, math.nan], "b": [-1.0, 0.5, -0.2], "c": [0.0, math.nan, -0.2]}
+    found = micro_ranks({name: made(row) for name, row in rows.items()})
+    for pair, sign in PAIRS.items():
+        expected = reference.micro_rank(rows, sign)
+        assert {name: found[name][pair][0] for name in rows} == pytest.approx(expected)
+    fewer = micro_ranks({"a": made([-1.0, 0.0, -1.0]), "b": made([-0.5], (0.5,))})
+    assert fewer["b"]["MoRF vs GT"][0] == 1.0
+    assert fewer["a"]["MoRF vs GT"][0] == pytest.approx(4 / 3)
+
+
+def test_resolvable_means_wider_than_the_noise() -> None:
+    generator = torch.Generator().manual_seed(1)
+    noise = torch.randn(6, 100, generator=generator, dtype=torch.float64)
+    steps = torch.tensor(RATIOS, dtype=torch.float64)[:, None]
+    own = 50 * torch.randn(1, 100, generator=generator, dtype=torch.float64)
+    assert resolves(steps * 5 + noise + own)
+    assert not resolves(0.01 * steps + noise + own)
+    assert not resolves(torch.ones(6, 1, dtype=torch.float64))
+
+
+@pytest.fixture(scope="module")
+def studied(tmp_path_factory: pytest.TempPathFactory) -> tuple[vd.Task, vd.fidelity.Finetuned, Path]:
+    task = linear()
+    folder = tmp_path_factory.mktemp("ranking")
+    return task, finetune(task, epochs=2, cache=folder), folder
+
+
+def test_a_linear_model_is_ranked_right_by_all(studied) -> None:
+    task, tuned, folder = studied
+    before = task.predictor.meter.forward
+    study = ranking_study(task, true_maps(task), finetuned=tuned, repeats=2, draws=6, cache=folder)
+    sizes, asked = 19, 1 + 6 + 6 + 1
+    assert task.predictor.meter.forward - before == 60 * sizes * 2 * asked * (6 + 5)
+    for name in ("Fid", "RFid", "FFid", "Fid + fine-tuning"):
+        macro = study.agreements[name].macro
+        assert macro["MoRF vs GT"][0] < -0.9, name
+        assert macro["LeRF vs GT"][0] > 0.9, name
+        assert macro["MoRF vs LeRF"][0] < -0.9, name
+    assert study.falls["FFid"]["plus"].shape == (2, 6, 19)
+    assert "macro MoRF vs GT" in repr(study)
+    assert len(study.to_frame()) == 12
+
+
+def test_the_worst_explainer_first_turns_the_signs(studied) -> None:
+    task, _, folder = studied
+    study = ranking_study(task, -true_maps(task), metrics={"Fid": Fid()}, repeats=1, cache=folder)
+    assert study.agreements["Fid"].macro["MoRF vs GT"][0] > 0.9
+    assert study.agreements["Fid"].macro["LeRF vs GT"][0] < -0.9
+
+
+def test_a_model_that_ignores_its_input_has_no_order(studied) -> None:
+    task, _, _ = studied
+    blind = nn.Linear(20, 2)
+    with torch.no_grad():
+        blind.weight.zero_()
+        blind.bias.copy_(torch.tensor([0.0, 1.0]))
+    own = vd.Task(blind, task.inputs, fill="zero")
+    study = ranking_study(own, torch.rand(60, 20), metrics={"Fid": Fid(), "RFid": RFid(draws=3)}, repeats=1)
+    assert math.isnan(study.agreements["Fid"].macro["MoRF vs GT"][0])
+    assert "not resolvable" in repr(study)
+    assert " -" in repr(study)
+    with pytest.raises(InputError, match="at chance: it is right on"):
+        ranking_study(
+            vd.Task(blind, task.inputs, labels=task.labels, fill="zero"), torch.rand(60, 20), metrics={}
+        )
+
+
+def test_bad_ratios_are_refused(studied) -> None:
+    task, tuned, _ = studied
+    with pytest.raises(InputError, match="three ascending ratios"):
+        ranking_study(task, true_maps(task), finetuned=tuned, ratios=(0.0, 1.0))
+    with pytest.raises(InputError, match="repeats"):
+        ranking_study(task, true_maps(task), finetuned=tuned, repeats=0)
+
+
+# --- ROAR -----------------------------------------------------------------------------------------------
+
+
+def test_roar_retrains_once_a_size_and_says_so(studied) -> None:
+    task, _, _ = studied
+    before = {name: value.clone() for name, value in task.model.state_dict().items()}
+    metric = ROAR(sizes=(0.2, 0.6), epochs=3, batch=32)
+    scores = vd.score(metric, task, "input_x_gradient")
+    assert all(torch.equal(value, before[name]) for name, value in task.model.state_dict().items())
+    assert scores.provenance["retrainings"] == 2
+    assert scores.provenance["rows trained"] == 2 * 3 * 180
+    assert scores.provenance["training rows explained"] == 200
+    assert scores.details["indicator"].shape == (60, 2)
+    assert torch.equal(vd.score(metric, task, "input_x_gradient").values, scores.values)
+    assert ROAR("minus").name == "roar_minus"
+    assert ROAR("minus").better == "lower"
+    with pytest.raises(InputError, match="explains again"):
+        vd.score(metric, task, torch.rand(60, 20))
+
+
+def test_roar_finds_what_is_lost_when_all_that_matters_is_removed() -> None:
+    """Two features tell the class: without them a retrained model is at chance, with only them right."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(500, 10, generator=generator)
+    y = (x[:, 0] + x[:, 1] > 0).long()
+    model = nn.Linear(10, 2)
+    with torch.no_grad():
+        model.weight.zero_()
+        model.weight[1, :2] = 4.0
+        model.bias.zero_()
+    task = vd.Task(model, x[:100], labels=y[:100], train=(x[100:], y[100:]), fill="zero")
+    settings = {"sizes": (0.2,), "epochs": 30, "batch": 32, "rate": 1e-2}
+    truth = lambda model, inputs, targets: torch.tensor([1.0] * 2 + [0.0] * 8).expand(len(inputs), -1)  # noqa: E731
+    plus = vd.score(ROAR("plus", **settings), task, truth)
+    minus = vd.score(ROAR("minus", **settings), task, truth)
+    assert plus.mean() > 0.3
+    assert abs(minus.mean()) < 0.1
+
+
+def test_roar_joins_the_ranking_study(studied) -> None:
+    task, _, folder = studied
+    roar = ROAR(sizes=(0.3, 0.7), epochs=1, batch=64, start="trained")
+    study = ranking_study(
+        task, "input_x_gradient", metrics={"Fid": Fid(sizes=(0.3, 0.7))}, roar=roar, repeats=1,
+        ratios=(0.0, 0.5, 1.0), cache=folder,
+    )  # fmt: skip
+    assert study.notes["retrainings"] == 3 * 2 * 2
+    assert set(study.agreements) == {"Fid", "ROAR"}
+    with pytest.raises(InputError, match="ROAR explains the training rows"):
+        ranking_study(task, true_maps(task), metrics={}, roar=roar)
+
+
+def test_roar_settings_are_checked() -> None:
+    with pytest.raises(InputError, match="start is"):
+        ROAR(start="warm")
+    with pytest.raises(InputError, match="strictly between"):
+        ROAR(sizes=(0.0,))
+    assert ROAR.from_json(ROAR("minus").to_json()) == ROAR("minus")
+
+
+def test_costs_of_table_13() -> None:
+    """Ours for the paper's own seconds: 7378 s against 4026 s for two explainers."""
+    costs = CostComparison(
+        explain_training=(647 + 721) / 2,
+        retraining=(2911 + 2861) / 2,
+        roar_evaluation=(114 + 124) / 2,
+        finetuning=2925,
+        ffid_evaluation=(541 + 560) / 2,
+        sizes=19,
+    )
+    assert costs.roar(2, published=True) == 7378
+    assert costs.ffid(2) == 4026
+    assert costs.retrainings(2) == 2 * 19 * 2
+    assert costs.break_even(published=True) == pytest.approx(2925 / (7378 / 2 - 550.5))
+    assert costs.break_even() < costs.break_even(published=True)
+    dear = CostComparison(0, 1, 0, 5, 100, sizes=1)
+    assert dear.break_even() == math.inf
+    assert "break even" in repr(costs)
+    assert FFid().removal["beta"] == 0.1

@@ -1,0 +1,90 @@
+"""The robustness table and its advice, on models whose answer to masks is known."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import veridical as vd
+from veridical.errors import InputError
+from veridical.fidelity import RobustnessTable, finetune, robustness_table
+from veridical.fidelity.robustness import CONTROL, ORIGINAL, TUNED, masked_answers
+from veridical.rng import Key
+
+
+class Bright(nn.Module):
+    """Class 1 where at least `need` of the features are 1, plus a trainable shift of no effect."""
+
+    def __init__(self, need: float) -> None:
+        super().__init__()
+        self.need = need
+        self.shift = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        margin = x.mean(1) - self.need + 0.0 * self.shift
+        return torch.stack([-margin, margin], 1) * 50
+
+
+def task_needing(need: float) -> vd.Task:
+    x = torch.ones(30, 40)
+    x[:10] = 0.0
+    labels = (torch.arange(30) >= 10).long()
+    return vd.Task(Bright(need), x, labels=labels, train=(x, labels), fill="zero")
+
+
+def test_accuracies_follow_the_exact_share_of_features_removed(tmp_path: Path) -> None:
+    task = task_needing(0.93)
+    tuned = finetune(task, epochs=1, cache=tmp_path)
+    found = robustness_table(task, tuned, cache=tmp_path, shares=(0.0, 0.05, 0.1))
+    third = pytest.approx(1 / 3)
+    assert found.accuracy[ORIGINAL] == (1.0, 1.0, third)  # 95% left is enough, 90% is not
+    assert found.agreement[ORIGINAL] == (1.0, 1.0, third)
+    assert set(found.accuracy) == {ORIGINAL, TUNED, CONTROL}
+    frame = found.to_frame()
+    assert len(frame) == 9
+    assert "fine-tuning has not made it robust yet" in found.advice
+    assert "fine-tuned without masks" in repr(found)
+
+
+def test_masked_answers_remove_exactly_the_share() -> None:
+    task = task_needing(0.5)
+    for share, left in ((0.0, 40), (0.1, 36), (0.29, 29)):
+        model_sum = vd.Task(Counting(), task.inputs, fill="zero", head="regression")
+        counts = masked_answers(model_sum, (share,), 3, Key(0))[10:]
+        assert (counts == left).all()
+
+
+class Counting(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sum(1, keepdim=True)
+
+
+def table(original: float, tuned: float, control: float) -> RobustnessTable:
+    rows = {ORIGINAL: (0.9, original), TUNED: (0.9, tuned), CONTROL: (0.9, control)}
+    return RobustnessTable((0.0, 0.1), rows, rows, 100)
+
+
+@pytest.mark.parametrize(
+    ("original", "tuned", "control", "said"),
+    [
+        (0.88, 0.89, 0.88, "plain Fid is enough"),
+        (0.40, 0.88, 0.45, "use FFid"),
+        (0.40, 0.50, 0.45, "has not made it robust"),
+        (0.40, 0.88, 0.85, "adaptation"),
+    ],
+)
+def test_the_advice_follows_the_numbers(original: float, tuned: float, control: float, said: str) -> None:
+    assert said in table(original, tuned, control).advice
+    others = {"plain Fid is enough", "use FFid,", "has not made it robust", "adaptation"} - {said, said + ","}
+    assert not any(other in table(original, tuned, control).advice for other in others)
+
+
+def test_bad_shares_and_heads_are_refused(tmp_path: Path) -> None:
+    task = task_needing(0.9)
+    tuned = finetune(task, epochs=1, cache=tmp_path)
+    with pytest.raises(InputError, match="masked shares"):
+        robustness_table(task, tuned, tuned, shares=(0.0, 1.0))
+    numbers = vd.Task(nn.Linear(4, 1), torch.randn(3, 4), head="regression", train=torch.randn(9, 4))
+    with pytest.raises(InputError, match="counts right answers"):
+        robustness_table(numbers)
