@@ -23,14 +23,14 @@ from veridical.functional import kendall_tau_b, spearman
 from veridical.gef import DeepViz, Fourier, Maco, class_task
 
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
-    "SMG": ("smoothgrad", {}),
-    "SHAP-G": ("gradient_shap", {}),
+    "SMG": ("smoothgrad", {"samples": 10}),
+    "SHAP-G": ("gradient_shap", {"samples": 10}),
     "SAL": ("saliency", {}),
     "RAN": ("random", {}),
     "LRP-eps": ("lrp_epsilon", {}),
     "LRP-z+": ("lrp_z_plus", {}),
     "IXG": ("input_x_gradient", {}),
-    "INTG": ("integrated_gradients", {"steps": 20}),
+    "INTG": ("integrated_gradients", {"steps": 10}),
     "GRAD": ("gradient", {}),
     "GBP": ("guided_backprop", {}),
 }

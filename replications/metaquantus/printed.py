@@ -1,6 +1,6 @@
 """What the paper prints: Table 3 (MNIST) and Table 2 (sanity), rows as (MC, IAC_NR, IAC_AR, IEC_NR, IEC_AR).
 
-The text of Table 3 that we have is shifted by a row in places and two IPT rows are lost. A row stands here only
+The text of Table 3 that we have is shifted by a row in places and some rows are lost. A row stands here only
 if its four entries average to its MC; means over the tests are those of the table.
 """
 

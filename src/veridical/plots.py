@@ -48,12 +48,14 @@ def plot_explanation(
         laid = explanation.take(slice(sample, sample + 1)).maps()[0].detach().float().cpu()
         if inputs is not None:
             grey = as_image(inputs[sample])
-            ax.imshow(grey if grey.dim() == 2 else grey.mean(-1), cmap="gray_r", alpha=0.35)
+            ax.imshow((grey if grey.dim() == 2 else grey.mean(-1)).numpy(), cmap="gray_r", alpha=0.35)
         bound = float(laid.abs().max()) or 1.0
-        ax.imshow(laid[0], cmap="RdBu_r", vmin=-bound, vmax=bound, alpha=1.0 if inputs is None else 0.8)
+        ax.imshow(
+            laid[0].numpy(), cmap="RdBu_r", vmin=-bound, vmax=bound, alpha=1.0 if inputs is None else 0.8
+        )
         ax.set_axis_off()
     elif space.kind in ("step", "step_channel", "element") and space.n_features > 12:
-        ax.plot(values, color=COLOURS[0])
+        ax.plot(values.numpy(), color=COLOURS[0])
         ax.axhline(0, color="0.7", linewidth=0.8)
         ax.set_xlabel(f"{space.kind.replace('_', ' x ')}")
         ax.set_ylabel("relevance")
@@ -62,7 +64,8 @@ def plot_explanation(
         chosen = explanation.order[sample, :count].cpu()
         strongest = chosen[values[chosen].abs().argsort(descending=True)[:12]].flip(0)
         colours = [COLOURS[1] if values[i] >= 0 else COLOURS[0] for i in strongest]
-        ax.barh([space.feature_name(int(i), sample) for i in strongest], values[strongest], color=colours)
+        names = [space.feature_name(int(i), sample) for i in strongest]
+        ax.barh(names, values[strongest].numpy(), color=colours)
         ax.axvline(0, color="0.7", linewidth=0.8)
         ax.set_xlabel("relevance")
     ax.set_title(name, fontsize=9)
@@ -76,13 +79,15 @@ def plot_scores(scores: Scores, ax: Axes | None, color: str = COLOURS[0], label:
     if scores.curve is not None:
         x, y = scores.curve.x.cpu(), scores.curve.y.double().cpu()
         quarter = torch.nanquantile(y, torch.tensor([0.25, 0.75], dtype=y.dtype), dim=0)
-        ax.fill_between(x, quarter[0], quarter[1], alpha=0.2, color=color, linewidth=0)
-        ax.plot(x, y.nanmean(0), color=color, label=label)
+        ax.fill_between(
+            x.numpy(), quarter[0].numpy(), quarter[1].numpy(), alpha=0.2, color=color, linewidth=0
+        )
+        ax.plot(x.numpy(), y.nanmean(0).numpy(), color=color, label=label)
         ax.set_xlabel(scores.curve.x_label)
         ax.set_ylabel(scores.curve.y_label)
     else:
         kept = scores.values[~scores.values.isnan()].cpu()
-        ax.hist(kept, bins=min(30, max(5, len(kept) // 4)), color=color, alpha=0.8, label=label)
+        ax.hist(kept.numpy(), bins=min(30, max(5, len(kept) // 4)), color=color, alpha=0.8, label=label)
         ax.set_xlabel(scores.metric.replace("_", " "))
         ax.set_ylabel("samples")
     ax.set_title(f"{scores.metric.replace('_', ' ')} ({scores.direction.value} is better)", fontsize=9)

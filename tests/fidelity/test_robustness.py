@@ -1,5 +1,6 @@
 """The robustness table and its advice, on models whose answer to masks is known."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from torch import nn
 
 import veridical as vd
 from veridical.errors import InputError
-from veridical.fidelity import RobustnessTable, finetune, robustness_table
+from veridical.fidelity import RobustnessTable, boundary_study, finetune, map_agreement, robustness_table
 from veridical.fidelity.robustness import CONTROL, ORIGINAL, TUNED, masked_answers
 from veridical.rng import Key
 
@@ -88,3 +89,21 @@ def test_bad_shares_and_heads_are_refused(tmp_path: Path) -> None:
     numbers = vd.Task(nn.Linear(4, 1), torch.randn(3, 4), head="regression", train=torch.randn(9, 4))
     with pytest.raises(InputError, match="counts right answers"):
         robustness_table(numbers)
+
+
+def test_boundary_study_follows_the_masked_share(tmp_path: Path) -> None:
+    task = task_needing(0.68)
+    study = boundary_study(task, (0.1, 0.3), shares=(0.0, 0.3, 0.5), epochs=1, cache=tmp_path)
+    assert list(study.accuracy) == ["original", "fine-tuned, beta 0.1", "fine-tuned, beta 0.3"]
+    assert study.accuracy["original"] == (1.0, 1.0, pytest.approx(1 / 3))
+    assert "50%" in repr(study)
+
+
+def test_maps_of_the_same_model_agree_and_of_another_do_not(tmp_path: Path) -> None:
+    x = torch.randn(40, 12, generator=torch.Generator().manual_seed(0))
+    model = nn.Sequential(nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 3))
+    task = vd.Task(model, x[:10], train=x, fill="zero")
+    same = finetune(task, epochs=1, optimiser=partial(torch.optim.SGD, lr=0.0), cache=tmp_path)
+    assert torch.allclose(map_agreement(task, same), torch.ones(10, dtype=torch.float64))
+    other = finetune(task, epochs=20, rate=0.3, cache=tmp_path)
+    assert map_agreement(task, other).mean() < 0.99

@@ -15,15 +15,18 @@ def draw(seed: int, *shape: int) -> torch.Tensor:
 @pytest.fixture
 def head() -> Head:
     weight = draw(0, 4, 12)
-    return Head(weight / weight.norm(dim=1, keepdim=True) * torch.tensor([[1.2], [1.6], [2.0], [1.4]]), draw(1, 4))
+    return Head(
+        weight / weight.norm(dim=1, keepdim=True) * torch.tensor([[1.2], [1.6], [2.0], [1.4]]), draw(1, 4)
+    )
 
 
 @pytest.fixture
 def train(head: Head) -> Embeddings:
     """Non-negative rows that the head spreads over all four classes."""
-    values = draw(2, 160, 12).abs() + 3 * torch.nn.functional.normalize(head.weight, dim=1).clamp(min=0)[
-        torch.arange(160) % 4
-    ]
+    values = (
+        draw(2, 160, 12).abs()
+        + 3 * torch.nn.functional.normalize(head.weight, dim=1).clamp(min=0)[torch.arange(160) % 4]
+    )
     return Embeddings.of(values, head, torch.arange(160) % 4)
 
 

@@ -112,14 +112,18 @@ def test_surf_is_ice_eval_where_importances_are_the_heads(head, test, reading):
 
 
 def test_cshap_eval_sees_no_importances_and_learns(head, test, train):
-    quick = Training(loss="l1", epochs=40, rate=0.01, hidden=40)
+    quick = Training(loss="l1", epochs=25, rate=0.02, hidden=24)
     one = cshap_eval(perfect(head), test, head, train, quick, seed=1)
     other = cshap_eval(random_importances(head), test, head, train, quick, seed=1)
     assert torch.equal(one.values["mae"], other.values["mae"])
-    untrained = cshap_eval(perfect(head), test, head, train, Training(loss="l1", epochs=1, rate=1e-9, hidden=40))
+    untrained = cshap_eval(
+        perfect(head), test, head, train, Training(loss="l1", epochs=1, rate=1e-9, hidden=24)
+    )
     assert one.mae < 0.5 * untrained.mae
-    again = cshap_eval(perfect(head), test, head, train, Training(epochs=3, hidden=40), seed=2)
-    assert again.mae != cshap_eval(perfect(head), test, head, train, Training(epochs=3, hidden=40), seed=3).mae
+    again = cshap_eval(perfect(head), test, head, train, Training(epochs=3, hidden=24), seed=2)
+    assert (
+        again.mae != cshap_eval(perfect(head), test, head, train, Training(epochs=3, hidden=24), seed=3).mae
+    )
 
 
 def test_the_network_seen_through_the_head_is_the_network(head):
@@ -168,7 +172,11 @@ def test_positions_are_averaged_as_the_head_averages_them(head):
 
 def test_other_heads_have_the_measures_that_apply(test):
     weight = draw(14, 3, 12)
-    labels = judge(random_concepts(Head(weight, torch.zeros(3), "multilabel")), test, Head(weight, torch.zeros(3), "multilabel"))
+    labels = judge(
+        random_concepts(Head(weight, torch.zeros(3), "multilabel")),
+        test,
+        Head(weight, torch.zeros(3), "multilabel"),
+    )
     assert set(labels.values) == {"mae", "squared", "attributes"}
     one = Head(weight[:1], torch.zeros(1), "regression")
     number = judge(random_concepts(one), test, one)

@@ -12,13 +12,13 @@ import torch
 from tests.reference import surf as slow
 from tests.surf.conftest import draw
 from veridical.errors import FormatError, InputError, NotApplicableError
+from veridical.rng import Key
 from veridical.surf import Embeddings, Head, ice_eval, judge
 from veridical.surf.methods import CDISCO, CRAFT, ICA, ICE, NMF, PCA, SAE, Dictionary, KMeans, load_saelens
 from veridical.surf.methods.craft import halton, sobol_total
 from veridical.surf.methods.kmeans import kmeans
 from veridical.surf.methods.nmf import nmf
 from veridical.surf.nnls import nnls
-from veridical.rng import Key
 
 LINEAR = (PCA, KMeans, ICA)
 
@@ -70,7 +70,9 @@ def test_ica_spans_what_pca_spans_and_finds_the_sources(head, train, test):
     unit = torch.nn.functional.normalize(mixing, dim=-1)
 
     def check(method):
-        vectors = torch.nn.functional.normalize(method(2).find(sources @ mixing, head.weight[0], Key(0)).vectors, dim=-1)
+        vectors = torch.nn.functional.normalize(
+            method(2).find(sources @ mixing, head.weight[0], Key(0)).vectors, dim=-1
+        )
         assert float((vectors @ unit.T).abs().amax(0).min()) > 0.99
 
     check(ICA)
@@ -101,12 +103,12 @@ def test_nmf_recovers_an_exact_factorisation_and_never_climbs():
 
 
 def test_nmf_is_as_good_as_scikit_learns():
-    from sklearn.decomposition import NMF as Peer
+    from sklearn import decomposition
 
     rows = draw(8, 60, 10).abs()
     for ridge in (0.0, 1e-2):
         ours, parts = nmf(rows, 4, 500, ridge)
-        peer = Peer(4, init="nndsvda", max_iter=2000, tol=1e-6, alpha_W=ridge)
+        peer = decomposition.NMF(4, init="nndsvda", max_iter=2000, tol=1e-6, alpha_W=ridge)
         theirs = peer.fit_transform(rows.numpy())
 
         def objective(u, w, ridge=ridge):
@@ -197,7 +199,10 @@ def test_craft_weighs_by_variance(head, train):
 
 
 def test_topk_keeps_k_and_codes_are_by_hand():
-    encoder, bias = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [-1.0, 0.0]]), torch.tensor([0.0, 0.5, 0.0, 0.0])
+    encoder, bias = (
+        torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [-1.0, 0.0]]),
+        torch.tensor([0.0, 0.5, 0.0, 0.0]),
+    )
     decoder, centre = torch.eye(2).repeat(2, 1), torch.tensor([1.0, 0.0])
     h = torch.tensor([[3.0, 1.0], [0.0, -9.0]])
     before = torch.tensor([[2.0, 1.5, 3.0, -2.0], [-1.0, -8.5, -10.0, 1.0]])
@@ -211,7 +216,9 @@ def test_topk_keeps_k_and_codes_are_by_hand():
 
 
 def test_unit_atoms_change_no_reconstruction(head):
-    own = Dictionary(draw(1, 6, 12), draw(2, 6), 3 * draw(3, 6, 12), draw(4, 12), "jumprelu", None, draw(5, 6).abs())
+    own = Dictionary(
+        draw(1, 6, 12), draw(2, 6), 3 * draw(3, 6, 12), draw(4, 12), "jumprelu", None, draw(5, 6).abs()
+    )
     unit, h = own.unit(), draw(6, 9, 12)
     assert torch.allclose(unit.decoder.norm(dim=1), torch.ones(6, dtype=torch.float64))
     assert torch.allclose(unit.codes(h)[:, 0] @ unit.decoder, own.codes(h)[:, 0] @ own.decoder)
@@ -242,11 +249,18 @@ def test_an_autoencoder_learns_a_planted_dictionary(activation):
 def write_saelens(folder, architecture, **config):
     from safetensors.torch import save_file
 
-    parts = {"W_enc": draw(1, 12, 6).float(), "b_enc": draw(2, 6).float(), "W_dec": draw(3, 6, 12).float(), "b_dec": draw(4, 12).float()}
+    parts = {
+        "W_enc": draw(1, 12, 6).float(),
+        "b_enc": draw(2, 6).float(),
+        "W_dec": draw(3, 6, 12).float(),
+        "b_dec": draw(4, 12).float(),
+    }
     if architecture == "jumprelu":
         parts["threshold"] = draw(5, 6).abs().float()
     save_file({n: t.contiguous() for n, t in parts.items()}, folder / "sae_weights.safetensors")
-    (folder / "cfg.json").write_text(json.dumps({"architecture": architecture, "d_in": 12, "d_sae": 6, **config}))
+    (folder / "cfg.json").write_text(
+        json.dumps({"architecture": architecture, "d_in": 12, "d_sae": 6, **config})
+    )
     return parts
 
 
@@ -283,13 +297,15 @@ def test_broken_dictionaries_are_named(tmp_path):
 @pytest.mark.parametrize("method", [NMF, ICE, CRAFT])
 def test_negative_embeddings_name_the_methods_that_apply(method, head):
     rows = Embeddings.of(draw(1, 40, 12), head)
-    with pytest.raises(NotApplicableError, match="negative values .* PCA, KMeans, ICA, CDISCO"):
+    with pytest.raises(NotApplicableError, match=r"negative values .* PCA, KMeans, ICA, CDISCO"):
         method(2).fit(rows, head)
 
 
 def test_outputs_without_enough_samples_answer_their_bias(head, train, test):
     owner = train.outputs.argmax(1)
-    few = train.take(torch.cat([(owner == 0).nonzero()[:2, 0], (owner == 1).nonzero()[:, 0], (owner == 3).nonzero()[:, 0]]))
+    few = train.take(
+        torch.cat([(owner == 0).nonzero()[:2, 0], (owner == 1).nonzero()[:, 0], (owner == 3).nonzero()[:, 0]])
+    )
     concepts = PCA(3).fit(few, head)
     assert concepts.flags == {0: "2 samples for 3 concepts", 2: "never predicted"}
     answers = concepts.surrogate(test.values, head)

@@ -84,7 +84,7 @@ def test_noisy_weights_give_the_noisy_head():
 
 def test_heads_that_are_not_linear_are_refused():
     after = task_of(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3), nn.Softmax(-1)), 4)
-    with pytest.raises(NotApplicableError, match="the head is not linear: .*'2'.*first_order=True"):
+    with pytest.raises(NotApplicableError, match=r"the head is not linear: .*'2'.*first_order=True"):
         surf.split(after)
     none = task_of(nn.Sequential(nn.Conv2d(1, 3, 8), nn.Flatten()), 1, 8, 8)
     with pytest.raises(NotApplicableError, match=r"no nn\.Linear runs"):
@@ -123,6 +123,8 @@ def test_sanity_of_a_task_prints_table_three():
     assert table.value("Perfect", "ICE-Eval", "top1") == 1
     again = surf.sanity(task, draws=2, measures=("ICE-Eval", "SURF"))
     assert again.value("Full-Rand", "SURF", "mae") == table.value("Full-Rand", "SURF", "mae")
-    assert surf.sanity(task, 1, 2, ("SURF",)).value("Full-Rand", "SURF", "mae") != table.value("Full-Rand", "SURF", "mae")
+    assert surf.sanity(task, 1, 2, ("SURF",)).value("Full-Rand", "SURF", "mae") != table.value(
+        "Full-Rand", "SURF", "mae"
+    )
     with pytest.raises(InputError, match="measures are among"):
         surf.sanity(task, measures=("SURFF",))

@@ -6,21 +6,28 @@ from veridical.fidelity.degradation import degraded
 from veridical.fidelity.finetuning import finetune
 from veridical.fidelity.measuring import measure
 from veridical.fidelity.metrics import FFid, Fid, RFid
+from veridical.fidelity.preservation import BoundaryStudy, boundary_study, map_agreement
 from veridical.fidelity.ranking import RankingStudy, ranking_study
 from veridical.fidelity.roar import ROAR
 from veridical.fidelity.robustness import RobustnessTable, robustness_table
+from veridical.fidelity.size import ExplanationSize, explanation_size
 
 __all__ = [
     "ROAR",
+    "BoundaryStudy",
     "CostComparison",
+    "ExplanationSize",
     "FFid",
     "Fid",
     "Finetuned",
     "RFid",
     "RankingStudy",
     "RobustnessTable",
+    "boundary_study",
     "degraded",
+    "explanation_size",
     "finetune",
+    "map_agreement",
     "measure",
     "ranking_study",
     "robustness_table",

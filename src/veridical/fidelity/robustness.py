@@ -125,13 +125,26 @@ def robustness_table(
         made = {k: v for k, v in finetuned.header["settings"].items() if k != "masks"}
         control = finetune(task, **{**made, **settings, "masks": False})
     models = {ORIGINAL: task, TUNED: finetuned.on(task), CONTROL: control.on(task)}
+    right, same = answer_shares(task, models, shares, draws, reference, Key(seed) / "robustness")
+    return RobustnessTable(tuple(shares), right, same, len(task))
+
+
+def answer_shares(
+    task: Task,
+    models: Mapping[str, Task],
+    shares: Sequence[float],
+    draws: int,
+    reference: Reference | None,
+    key: Key,
+) -> tuple[dict[str, tuple[float, ...]], dict[str, tuple[float, ...]]]:
+    """For each model and masked share: right answers, and answers equal to the task's own unmasked ones."""
     truth, first = judged_answers(task, reference), own_answers(task.outputs, task)
     right, same = {}, {}
     for name, judge in models.items():
-        answers = masked_answers(judge, shares, draws, Key(seed) / "robustness")
+        answers = masked_answers(judge, shares, draws, key)
         right[name] = tuple(_share(answers, truth))
         same[name] = tuple(_share(answers, first))
-    return RobustnessTable(tuple(shares), right, same, len(task))
+    return right, same
 
 
 def masked_answers(task: Task, shares: Sequence[float], draws: int, key: Key) -> Tensor:

@@ -37,6 +37,11 @@ FOLLOWS = 0.015
 """How far above B/alpha an onset may lie and still count as following it."""
 FAINT = 0.05
 """Curves whose height is less than this share of the highest one drown in noise and are not read."""
+SATURATED = 0.6
+"""Nor are those higher than this share: with hardly anything left of the first tier the answer is lost
+already, and adding others to the draw shows late."""
+LEFT = 0.6
+"""A curve has fallen if it ends below this share of its height."""
 ORDERS = 5
 """Random orders of tied features: members of a tier are exchangeable, their numbering is not."""
 
@@ -93,8 +98,8 @@ def explanation_size(
 
     The model is fine-tuned once at the largest beta (or given as `finetuned`) and beta is swept downwards at
     evaluation, by default in ten even steps. The falls are those of the probability. A size c1 shows only
-    where beta < alpha * c1 for some beta of the sweep. The interval is a bootstrap over samples. Tied features
-    are put in random order, `draws` subsets for each of five orders.
+    where beta < alpha * c1 for some beta of the sweep. The interval is a bootstrap over samples. Tied
+    features are put in random order, `draws` subsets for each of five orders.
     """
     check_share("alpha", alpha)
     if finetuned is None:
@@ -103,7 +108,8 @@ def explanation_size(
     swept = tuple(sorted(betas or [top * step / 10 for step in range(1, 11)], reverse=True))
     if swept[0] > top + 1e-12 or swept[-1] <= 0:
         raise InputError(
-            f"betas are swept from that of the fine-tuning ({top:g}) downwards, got {swept[0]:g} to {swept[-1]:g}"
+            f"betas are swept from that of the fine-tuning ({top:g}) downwards, got {swept[0]:g} to "
+            f"{swept[-1]:g}"
         )
     truth = judged_answers(task, reference)
     judged = task.with_targets(truth) if task.head in ("multiclass", "binary") else task
@@ -187,31 +193,35 @@ def _answer(
     each = {b: falls.double().cpu().nan_to_num(0.0) for b, falls in per_sample.items()}
     curves = {b: falls.mean(0) for b, falls in each.items()}
     onsets = {b: (b / alpha, float(fall_onset(grid, c[None], b / alpha)[0])) for b, c in curves.items()}
-    height = max(float(c.max()) for c in curves.values())
-    read = [b for b, c in curves.items() if float(c.max()) >= FAINT * height]
-    still = [b for b in read if onsets[b][1] > onsets[b][0] + FOLLOWS]
+    heights = {b: float(c.max()) for b, c in curves.items()}
+    tallest = max(heights.values())
 
     def made(estimate: float | None, interval: tuple[float, float] | None, answer: str) -> ExplanationSize:
         return ExplanationSize(estimate, interval, answer, onsets, sizes, curves, explainer)
 
-    if height <= 1e-6:
+    if tallest <= 1e-6:
         return made(None, None, "not identifiable: removing features changes nothing")
-    if not still:
-        lowest = min(read)
-        if curves[lowest].argmax() == 0 or onsets[lowest][0] <= sizes[0]:
-            return made(
-                None, None, "not identifiable, importance varies inside the tier: the curve falls from its start"
-            )
-        return made(None, None, f"c1 <= {lowest / alpha:.3g}: the onset always lies at B/alpha")
+    read = [b for b, height in heights.items() if FAINT * tallest <= height <= SATURATED * tallest]
+    if not read:
+        lowest = min(curves) / alpha
+        return made(None, None, f"c1 <= {lowest:.3g}: the onset always lies at B/alpha")
+    if all(float(curves[b][-3:].mean()) > LEFT * heights[b] for b in read):
+        return made(
+            None, None, "not identifiable: the curves do not fall, the map ranks hardly better than chance"
+        )
+    rest = [b for b in read if onsets[b][1] > onsets[b][0] + FOLLOWS]
+    if 2 * len(rest) <= len(read):
+        return made(
+            None, None, "not identifiable, importance varies inside the tier: the curve falls from its start"
+        )
+    seen = torch.tensor([onsets[b][1] for b in rest], dtype=torch.float64)
     count = len(next(iter(each.values())))
     picks = rng.integers(key / "bootstrap", torch.arange(resamples), 0, count, count)
-    drawn = torch.stack([fall_onset(grid, each[b][picks].mean(1), b / alpha) for b in still])
-    found = _centre(torch.tensor([onsets[b][1] for b in still], dtype=torch.float64)[:, None], still, curves)
-    resampled = _centre(drawn, still, curves)
-    low, high = torch.quantile(resampled, torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-    estimate = float(found[0])
-    spread = max(onsets[b][1] for b in still) - min(onsets[b][1] for b in still)
-    if spread > max(0.5 * estimate, 4 * FOLLOWS) and len(still) > 1:
+    drawn = torch.stack([fall_onset(grid, each[b][picks].mean(1), b / alpha) for b in rest])
+    ends = torch.tensor([0.025, 0.975], dtype=torch.float64)
+    low, high = torch.quantile(_middle(drawn), ends).tolist()
+    estimate = float(_middle(seen[:, None])[0])
+    if len(rest) > 1 and float(seen.max() - seen.min()) > max(0.6 * estimate, 4 * FOLLOWS):
         return made(
             None, (low, high), "not identifiable, importance varies inside the tier: the onset never rests"
         )
@@ -220,7 +230,6 @@ def _answer(
     )
 
 
-def _centre(onsets: Tensor, betas: Sequence[float], curves: Mapping[float, Tensor]) -> Tensor:
-    """The mean of the onsets (betas, K) weighted by how high each curve stands above the noise."""
-    weight = torch.tensor([float(curves[b].max()) for b in betas], dtype=torch.float64)
-    return (onsets * weight[:, None]).sum(0) / weight.sum()
+def _middle(onsets: Tensor) -> Tensor:
+    """The median over betas (betas, K): a single curve may be misread."""
+    return torch.quantile(onsets, 0.5, dim=0)

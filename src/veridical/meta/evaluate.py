@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from veridical.api import as_metric, labelled
-from veridical.errors import InputError
+from veridical.errors import InputError, unknown_name
 from veridical.explainers import as_explainer
 from veridical.meta.consistency import FEWEST
 from veridical.meta.kept import check_head
@@ -34,6 +34,7 @@ def meta_evaluate(
     epsilon: float | None = None,
     average_first: bool = False,
     published: bool = False,
+    same_draws: bool | Sequence[str] = False,
     resamples: int = 200,
     level: float = 0.95,
     device: str | torch.device | None = None,
@@ -46,6 +47,8 @@ def meta_evaluate(
     metric scores it. `nr` and `ar` set the noise: "published", "calibrated" (what `ar` is by default), a
     number, or a number a test. `epsilon` says what a changed prediction is in a regression. `published`
     follows the published program where it departs from its paper, with its strengths.
+    A metric draws its own random numbers anew in every world, since what they contribute to a score is part
+    of how far it can be trusted; `same_draws` (for all metrics, or some labels) repeats them instead.
 
     >>> import veridical as vd
     >>> task = vd.Task(torch.nn.Linear(4, 3), torch.randn(16, 4))
@@ -74,6 +77,7 @@ def meta_evaluate(
     if resamples < 0 or not 0 < level < 1:
         raise InputError(f"resamples is at least 0 and level between 0 and 1, got {resamples} and {level}")
     chosen = check_tests(tests, task)
+    fixed = _labels(same_draws, judges)
     check_head(task, epsilon)
     for judge in judges.values():
         judge.check(task)
@@ -83,7 +87,9 @@ def meta_evaluate(
         ar = "published" if published else "calibrated"
     noise, remarks = amounts(task, chosen, {"nr": nr, "ar": ar}, epsilon, seed)
     worlds = plan(chosen, noise, iterations, draws)
-    visit = Visit(task, judges, methods, chosen, Key(seed) / "meta", (iterations, draws), published, epsilon)
+    visit = Visit(
+        task, judges, methods, chosen, Key(seed) / "meta", (iterations, draws), published, epsilon, fixed
+    )
     visit.run(worlds, progress)
     return MetaEvaluation(
         books=visit.books,
@@ -102,3 +108,13 @@ def meta_evaluate(
         seed=seed,
         interrupted=visit.interrupted,
     )
+
+
+def _labels(given: bool | Sequence[str], judges: Mapping[str, Any]) -> frozenset[str]:
+    """The metrics whose own draws are the same in every world."""
+    if isinstance(given, bool):
+        return frozenset(judges if given else ())
+    for label in (given,) if isinstance(given, str) else given:
+        if label not in judges:
+            raise unknown_name("metric of this evaluation", label, judges)
+    return frozenset((given,) if isinstance(given, str) else given)

@@ -64,6 +64,7 @@ class Visit:
     shape: tuple[int, int]
     published: bool = False
     epsilon: float | None = None
+    fixed: frozenset[str] = frozenset()
     books: dict[str, Book] = field(default_factory=dict)
     kept: dict[tuple[Test, Mode], Tensor] = field(default_factory=dict)
     shared: Tally = field(default_factory=Tally)
@@ -176,7 +177,7 @@ class Visit:
         metric, book = self.metrics[label], self.books[label]
 
         def score() -> Tensor:
-            own = key / "score"
+            own = (self.root / UNPERTURBED if label in self.fixed else key) / "score"
             if isinstance(metric, ExplainerMetric):
                 scores = metric(task, counted(explainer, book.own), own)
             elif isinstance(metric, Metric):

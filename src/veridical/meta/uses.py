@@ -1,4 +1,4 @@
-"""What meta-evaluation is for: choosing metrics and their settings, and knowing how far the choice carries."""
+"""What meta-evaluation is for: choosing metrics and their settings, and how far the choice carries."""
 
 from __future__ import annotations
 

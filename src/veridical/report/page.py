@@ -129,7 +129,7 @@ def _gallery(evaluation: Evaluation) -> list[dict[str, Any]]:
         if is_image:
             from veridical.plots import as_image
 
-            plots[0].imshow(as_image(task.inputs[sample]), cmap="gray_r")
+            plots[0].imshow(as_image(task.inputs[sample]).numpy(), cmap="gray_r")
             plots[0].set_axis_off()
             plots[0].set_title("input", fontsize=9)
             at = 1

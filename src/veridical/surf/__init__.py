@@ -1,28 +1,87 @@
-"""SURF: concept explanations, methods that make them, and the measure that tells whether they are faithful."""
+"""SURF: concept explanations, methods that make them, and the measure of their faithfulness."""
 
+from veridical.surf.beyond import ErrorSplit, error_split, rank_optimum
+from veridical.surf.compare import Comparison, compare, compare_on
 from veridical.surf.concepts import Concepts
 from veridical.surf.cshap_eval import Training, cshap_eval
+from veridical.surf.deletion import DeletionCurve, concept_deletion, pixel_deletion, weight_deletion
 from veridical.surf.embeddings import Embeddings
 from veridical.surf.head import Head
 from veridical.surf.judgement import Judgement
 from veridical.surf.judging import ice_eval, judge
-from veridical.surf.sanity import SanityTable, perfect, random_concepts, random_importances, sanity
+from veridical.surf.methods import (
+    CDISCO,
+    CRAFT,
+    ICA,
+    ICE,
+    MCD,
+    NMF,
+    PCA,
+    SAE,
+    ConceptMethod,
+    ConceptSHAP,
+    Dictionary,
+    KMeans,
+    crop_embeddings,
+    load_saelens,
+)
+from veridical.surf.parsimony import Parsimony, parsimony, plateau
+from veridical.surf.plots import concept_grid, plot_parsimony, surrogate_against_model
+from veridical.surf.sanity import (
+    SanityTable,
+    perfect,
+    random_concepts,
+    random_importances,
+    sanity,
+    sanity_of_head,
+)
 from veridical.surf.splitting import Split, split
 
 __all__ = [
-    "Concepts",
-    "Embeddings",
-    "Head",
-    "Judgement",
-    "SanityTable",
-    "Split",
-    "Training",
-    "cshap_eval",
-    "ice_eval",
-    "judge",
-    "perfect",
-    "random_concepts",
-    "random_importances",
-    "sanity",
     "split",
+    "Split",
+    "Head",
+    "Embeddings",
+    "Concepts",
+    "judge",
+    "Judgement",
+    "compare",
+    "compare_on",
+    "Comparison",
+    "sanity",
+    "sanity_of_head",
+    "SanityTable",
+    "perfect",
+    "random_importances",
+    "random_concepts",
+    "ice_eval",
+    "cshap_eval",
+    "Training",
+    "concept_deletion",
+    "weight_deletion",
+    "pixel_deletion",
+    "DeletionCurve",
+    "ConceptMethod",
+    "PCA",
+    "KMeans",
+    "ICA",
+    "NMF",
+    "CDISCO",
+    "ICE",
+    "CRAFT",
+    "crop_embeddings",
+    "ConceptSHAP",
+    "MCD",
+    "SAE",
+    "Dictionary",
+    "load_saelens",
+    "parsimony",
+    "Parsimony",
+    "plateau",
+    "rank_optimum",
+    "error_split",
+    "ErrorSplit",
+    "concept_grid",
+    "plot_parsimony",
+    "surrogate_against_model",
 ]

@@ -61,11 +61,13 @@ class ErrorSplit:
     def __repr__(self) -> str:
         return (
             f"SURF_MAE of {self.own.method} {self.own.mae:.4g} = concepts {self.concepts:.4g} + importances "
-            f"{self.importances:.4g}; RMSE {self.own.rmse:.4g}, with fitted importances {self.fitted.rmse:.4g}"
+            f"{self.importances:.4g}; RMSE {self.own.rmse:.4g}, fitted importances {self.fitted.rmse:.4g}"
         )
 
 
 def error_split(concepts: Concepts, train: Embeddings, test: Embeddings, head: Head) -> ErrorSplit:
     """Split SURF into concepts and importances: least-squares importances come from the train split."""
     best = concepts.with_importances(least_squares_importances(concepts, train, head))
-    return ErrorSplit(judge(concepts, test, head, companions=False), judge(best, test, head, companions=False))
+    return ErrorSplit(
+        judge(concepts, test, head, companions=False), judge(best, test, head, companions=False)
+    )

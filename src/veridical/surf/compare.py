@@ -62,7 +62,12 @@ class Comparison:
         ]
         head = ["Method", *(LABELS.get(c, c.capitalize()) for c in columns), "MAE: concepts", "importances"]
         notes = [f"{name}: {why}" for name, why in self.refused.items()]
-        notes += [f"{name}: {note}" for name, j in self.judgements.items() for note in j.notes if "trivially" in note]
+        notes += [
+            f"{name}: {note}"
+            for name, j in self.judgements.items()
+            for note in j.notes
+            if "trivially" in note
+        ]
         return "\n".join([text_table(head, rows), *notes])
 
 

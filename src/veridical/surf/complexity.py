@@ -1,4 +1,4 @@
-"""What a surrogate asks of its reader: operations from concepts to outputs, and parameters it had to learn."""
+"""What a surrogate asks of its reader: operations from concepts to outputs, and learned parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A concept explanation: for every output vectors, importances, and a way to read concepts off an embedding."""
+"""A concept explanation: for every output vectors, importances, and a way to read embeddings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Concepts:
 
     `vectors` (G, K, D) has one dictionary an output (G = C) or one for all (G = 1); `importances` (C, K);
     `offset` (C,) joins the head's bias (what a centred method takes out of h); `centre` (G, D) is added to
-    reconstructions. Outputs without concepts are named in `flags` with the reason: their surrogate is the bias.
+    reconstructions. Outputs without concepts are named in `flags`, with why: their surrogate is the bias.
     `charged` counts the concepts a reader is shown for each output, which for subspaces is the sum of
     their dimensions.
     """
@@ -157,12 +157,12 @@ def _check_vectors(vectors: Tensor, reading: Reading) -> None:
     if len(zero):
         output, concept = zero[0].tolist()
         raise InputError(
-            f"concept {concept} of output {output} is a zero vector ({len(zero)} in all); leave it out or give "
-            "its direction"
+            f"concept {concept} of output {output} is a zero vector ({len(zero)} in all); leave it out or "
+            "give its direction"
         )
     if vectors.shape[1] > vectors.shape[2]:
         warnings.warn(
-            f"{vectors.shape[1]} concepts in {vectors.shape[2]} dimensions: more than an embedding can tell apart",
+            f"{vectors.shape[1]} concepts in {vectors.shape[2]} dimensions: more than can be told apart",
             VeridicalWarning,
             stacklevel=3,
         )
@@ -171,8 +171,8 @@ def _check_vectors(vectors: Tensor, reading: Reading) -> None:
     if bool(alike.any()) and reading == "project":
         output, first, second = alike.nonzero()[0].tolist()
         warnings.warn(
-            f"concepts {first} and {second} of output {output} are the same direction, which 'project' counts "
-            "twice; reading='coordinates' shares it between them",
+            f"concepts {first} and {second} of output {output} are the same direction, which 'project' "
+            "counts twice; reading='coordinates' shares it between them",
             VeridicalWarning,
             stacklevel=3,
         )

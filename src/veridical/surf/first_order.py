@@ -39,26 +39,34 @@ class _Replaced(nn.Module):
 def expand(task: Task, layer: str | None = None) -> Split:
     """Split at any layer with `F = J(h0)`, `b = y(h0) - J(h0) h0`, h0 the mean train embedding.
 
-    Without a layer: at the input of the last linear layer. A layer's answer counts as the embedding when it is
-    one vector a sample; a map (N, D, positions) is refused, since its head would see positions one by one.
+    Without a layer: at the input of the last linear layer. A layer's answer counts as the embedding when it
+    is one vector a sample; a map (N, D, positions) is refused, since its head would see positions one by one.
     """
     calls = _trace(task)
     end: End = "output"
     if layer is None:
         linear = [name for name, seen in calls.items() if isinstance(seen.module, nn.Linear)]
         if not linear:
-            raise NotApplicableError("the model has no nn.Linear; name the layer whose answer is the embedding")
+            raise NotApplicableError(
+                "the model has no nn.Linear; name the layer whose answer is the embedding"
+            )
         layer, end = linear[-1], "input"
     if layer not in calls:
         raise unknown_name("layer", layer, calls)
     seen = calls[layer].input if end == "input" else calls[layer].output
     if seen.dim() != 2:
         raise NotApplicableError(
-            f"layer '{layer}' answers {tuple(seen.shape[1:])} a sample; an embedding is one vector, so choose a "
-            "layer after pooling or flattening"
+            f"layer '{layer}' answers {tuple(seen.shape[1:])} a sample; an embedding is one vector; choose "
+            "a layer after pooling or flattening"
         )
     width = seen.shape[1]
-    unknown = Head(torch.zeros(task.n_outputs, width, device=task.device), torch.zeros(task.n_outputs, device=task.device), task.head, layer, False)
+    unknown = Head(
+        torch.zeros(task.n_outputs, width, device=task.device),
+        torch.zeros(task.n_outputs, device=task.device),
+        task.head,
+        layer,
+        False,
+    )
     parts = Split(task, unknown, layer, end)
     mean = (parts.train() if task.train is not None else parts.test()).values.double().mean(0)
     jacobian, at_mean = _jacobian(task, layer, end, mean.to(seen))

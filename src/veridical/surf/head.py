@@ -68,7 +68,7 @@ class Head:
         return torch.softmax(y / 2 if self.kind == "binary" else y, -1)
 
     def membership(self, y: Tensor) -> Tensor:
-        """Which rows belong to each output (N, C): predicted as it, positive for it, or all in a regression."""
+        """Which rows belong to each output (N, C): predicted as it, positive for it, or all."""
         if self.kind == "regression":
             return torch.ones_like(y, dtype=torch.bool)
         if self.kind == "multilabel":

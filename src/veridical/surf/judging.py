@@ -98,7 +98,11 @@ def reconstruction(concepts: Concepts, embeddings: Embeddings, head: Head) -> di
             log_q = torch.log_softmax(rebuilt.surrogate(h, head) * scale, -1)
             totals[1] += (log_p.exp() * (log_p - log_q)).sum()
     mse, kl = (totals / len(embeddings)).tolist()
-    return {"reconstruction_mse": mse, "reconstruction_kl": kl} if head.classifies else {"reconstruction_mse": mse}
+    return (
+        {"reconstruction_mse": mse, "reconstruction_kl": kl}
+        if head.classifies
+        else {"reconstruction_mse": mse}
+    )
 
 
 def _rebuilt(concepts: Concepts, head: Head) -> Concepts:

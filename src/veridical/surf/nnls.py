@@ -13,7 +13,7 @@ def nnls(gram: Tensor, seen: Tensor) -> Tensor:
 
     `gram` (G, K, K) is `V V^T`, computed once a dictionary, and `seen` (G, N, K) is `V h`. All rows step
     together: each adds its most promising concept, solves on its passive set, and steps back along the
-    segment to the first concept that would turn negative, until every row satisfies the optimality conditions.
+    segment to the first concept that would turn negative, until every row is optimal.
 
     >>> nnls(torch.eye(2, dtype=torch.float64)[None], torch.tensor([[[1.0, -1.0]]])).tolist()
     [[[1.0, 0.0]]]
@@ -35,7 +35,9 @@ def nnls(gram: Tensor, seen: Tensor) -> Tensor:
         if not len(left):
             break
         passive[left, at] = True
-        answer[left], passive[left] = _inner(gram.double()[which[left]], flat[left], answer[left], passive[left])
+        answer[left], passive[left] = _inner(
+            gram.double()[which[left]], flat[left], answer[left], passive[left]
+        )
     return answer.reshape(groups, rows, count)
 
 

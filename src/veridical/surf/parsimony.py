@@ -83,6 +83,7 @@ def parsimony(
     if not counts or list(counts) != sorted(set(counts)):
         raise InputError(f"counts must rise, got {list(counts)}")
     found = [
-        judge(replace(method, n_concepts=k).fit(train, head, seed), test, head, companions=False) for k in counts
+        judge(replace(method, n_concepts=k).fit(train, head, seed), test, head, companions=False)
+        for k in counts
     ]
     return Parsimony(method.name, tuple(counts), tuple(found))

@@ -74,7 +74,7 @@ class SanityTable:
         return sum(found) / len(found)
 
     def ordered(self, measure: str, column: str) -> float:
-        """The share of draws in which the measure gets strictly worse from Perfect over Rand-Imp to Full-Rand."""
+        """The share of draws in which the measure gets strictly worse from setting to setting."""
         per_setting = [[s[column] for s in self.draws[setting, measure]] for setting in SETTINGS]
         sign = -1 if column in ("top1", "rank") else 1
         kept = [sign * a < sign * b < sign * c for a, b, c in zip(*per_setting, strict=True)]
@@ -98,8 +98,8 @@ class SanityTable:
         ]
         count = len(next(iter(self.draws.values())))
         title = (
-            f"Sanity check over {self.samples} samples, {count} draws; ||f_c|| from {float(self.norms.min()):.2f} "
-            f"to {float(self.norms.max()):.2f}"
+            f"Sanity check over {self.samples} samples, {count} draws; ||f_c|| from "
+            f"{float(self.norms.min()):.2f} to {float(self.norms.max()):.2f}"
         )
         orders = [
             f"{m}: MAE {self.ordered(m, 'mae'):.0%}, EMD {self.ordered(m, 'emd'):.0%}"
@@ -140,7 +140,9 @@ def sanity_of_head(
     """The same for a head and embeddings that are at hand."""
     unknown = [m for m in measures if m not in MEASURES]
     if unknown or draws < 1:
-        raise InputError(f"measures are among {', '.join(MEASURES)} and draws at least 1; got {unknown}, {draws}")
+        raise InputError(
+            f"measures are among {', '.join(MEASURES)} and draws at least 1; got {unknown}, {draws}"
+        )
     if not head.classifies:
         raise NotApplicableError(f"the sanity check compares measures for classifiers; this is a {head.kind}")
     key = as_key(seed) / "sanity"
@@ -158,7 +160,12 @@ def sanity_of_head(
 
 
 def _ask(
-    measure: str, concepts: Concepts, embeddings: Embeddings, head: Head, fitted_on: Embeddings | None, key: Key
+    measure: str,
+    concepts: Concepts,
+    embeddings: Embeddings,
+    head: Head,
+    fitted_on: Embeddings | None,
+    key: Key,
 ) -> Judgement:
     if measure == "SURF":
         return judge(concepts, embeddings, head)

@@ -90,7 +90,7 @@ def split(task: Task, layer: str | None = None, first_order: bool = False) -> Sp
     """
     if not task.predictor.differentiable:
         raise NotApplicableError(
-            f"{type(task.model).__name__} is not a torch model, so it has no layers to split at; SURF needs one"
+            f"{type(task.model).__name__} is not a torch model, so it has no layers to split at"
         )
     if first_order:
         from veridical.surf.first_order import expand
@@ -114,7 +114,9 @@ def split(task: Task, layer: str | None = None, first_order: bool = False) -> Sp
     if fits:
         weight, bias = _columns(weight, bias, task)
         answers = call.input.double() @ weight.double().T + bias.double()
-        truth = task.uncounted(lambda: task.predictor.outputs(task.inputs[:4], take_side(task.side, slice(4))))
+        truth = task.uncounted(
+            lambda: task.predictor.outputs(task.inputs[:4], take_side(task.side, slice(4)))
+        )
         fits = answers.shape == truth.shape and torch.allclose(answers.to(truth), truth, rtol=1e-3, atol=1e-4)
     if not fits:
         raise NotApplicableError(

@@ -15,7 +15,9 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(str(row[i])) for row in (head, *rows)) for i in range(len(head))]
 
     def line(cells: Sequence[str]) -> str:
-        placed = [c.ljust(w) if i < 1 else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))]
+        placed = [
+            c.ljust(w) if i < 1 else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))
+        ]
         return "  ".join(placed).rstrip()
 
     return "\n".join(line([str(c) for c in row]) for row in (head, *rows))

@@ -1,4 +1,4 @@
-"""The protocol of concept methods, and the work all of them share: rows grouped by output, one fit a group."""
+"""The protocol of concept methods, and the work all of them share: rows grouped by output, a fit a group."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Found:
 
 @dataclass(frozen=True)
 class ConceptMethod(Settings):
-    """Finds concepts: `fit(embeddings, head, seed)` gives `Concepts` with `project`, `vectors`, `importances`.
+    """Finds concepts: `fit(embeddings, head, seed)` -> `Concepts` (`project`, `vectors`, `importances`).
 
     Rows are grouped by what the model predicts; an output with fewer rows than concepts gets none, and is
     flagged. With `shared=True` one dictionary is fitted on all rows and serves every output.
@@ -51,7 +51,7 @@ class ConceptMethod(Settings):
             raise InputError(f"n_concepts is at least 1, got {self.n_concepts}")
 
     def find(self, rows: Tensor, weight: Tensor, key: Key) -> Found:
-        """Concepts of one group of rows (n, D), n >= K; `weight` (D,) is the output's, or (C, D) when shared."""
+        """Concepts of one group of rows (n, D), n >= K; `weight` is the output's (D,), or all (C, D)."""
         raise TypeError(f"{type(self).__name__} finds no concepts by itself; use one of its subclasses")
 
     def fit(self, embeddings: Embeddings, head: Head, seed: int | Key = 0) -> Concepts:
@@ -61,8 +61,12 @@ class ConceptMethod(Settings):
         if self.shared:
             rows = embeddings.vectors.double()
             if len(rows) < self.n_concepts:
-                raise InputError(f"{len(rows)} embeddings are fewer than the {self.n_concepts} concepts asked for")
-            return assemble(self.name, [self.find(rows, head.weight, key)], head, self.reading, {}, shared=True)
+                raise InputError(
+                    f"{len(rows)} embeddings are fewer than the {self.n_concepts} concepts asked for"
+                )
+            return assemble(
+                self.name, [self.find(rows, head.weight, key)], head, self.reading, {}, shared=True
+            )
         members = head.membership(embeddings.outputs)
         found: list[Found | None] = []
         flags: dict[int, str] = {}
@@ -80,7 +84,9 @@ class ConceptMethod(Settings):
 def check_embeddings(method: ConceptMethod, embeddings: Embeddings, head: Head, nonnegative: bool) -> None:
     """Refuse what no fit could use."""
     if embeddings.dimension != head.dimension:
-        raise ShapeError(f"embeddings have {embeddings.dimension} dimensions, the head expects {head.dimension}")
+        raise ShapeError(
+            f"embeddings have {embeddings.dimension} dimensions, the head expects {head.dimension}"
+        )
     if method.n_concepts > head.dimension:
         raise InputError(
             f"{method.n_concepts} concepts were asked for in {head.dimension} dimensions, which hold at most "
@@ -103,8 +109,8 @@ def refuse_if_none(found: list[Found | None], wanted: int, rows: int) -> None:
     """All outputs without concepts is a mistake, not a result."""
     if all(item is None for item in found):
         raise InputError(
-            f"no output has the {wanted} samples that {wanted} concepts need ({rows} embeddings in all); give "
-            "more train rows, lower n_concepts, or use shared=True"
+            f"no output has the {wanted} samples that {wanted} concepts need ({rows} embeddings in all); "
+            "give more train rows, lower n_concepts, or use shared=True"
         )
 
 

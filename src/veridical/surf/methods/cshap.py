@@ -1,4 +1,4 @@
-"""ConceptSHAP: global directions from which the model's answers can be rebuilt, with Shapley values a class."""
+"""ConceptSHAP: global directions from which the model's answers can be rebuilt, with Shapley values."""
 
 from __future__ import annotations
 
@@ -139,10 +139,11 @@ def kernel_shap(
     key: Key,
     device: torch.device | None = None,
 ) -> Tensor:
-    """Shapley values (K,) of the game `ask(coalitions (M, K)) -> (M,)`, by weighted least squares over coalitions and their complements.
+    """Shapley values (K,) of the game `ask(coalitions (M, K)) -> (M,)`, by weighted least squares.
 
-    Sizes are drawn with Shapley's kernel, so each row weighs the same; that the values sum to
-    `v(all) - v(none)` is put in exactly. With few players all coalitions are asked, and values are exact.
+    Coalitions come with their complements, their sizes drawn with Shapley's kernel, so each weighs the same;
+    that the values sum to `v(all) - v(none)` is put in exactly. With few players all coalitions are asked,
+    and values are exact.
     """
     ends = torch.tensor([[False] * count, [True] * count], device=device)
     empty, full = ask(ends).double()
@@ -163,8 +164,7 @@ def _coalitions(count: int, budget: int, key: Key, device: torch.device | None) 
     if 2**count - 2 <= budget:
         numbers = torch.arange(1, 2**count - 1, device=device)
         kept = (numbers[:, None] >> torch.arange(count, device=device)) % 2 == 1
-        sizes = kept.sum(-1).tolist()
-        weight = [(count - 1) / (math.comb(count, s) * s * (count - s)) for s in sizes]
+        weight = [(count - 1) / (math.comb(count, s) * s * (count - s)) for s in kept.sum(-1).tolist()]
         return kept, torch.tensor(weight, dtype=torch.float64, device=device)
     ids = torch.arange((budget + 1) // 2, device=device)
     sizes = torch.arange(1, count, dtype=torch.float64, device=device)

@@ -42,8 +42,8 @@ def _orthonormal(matrix: Tensor) -> Tensor:
 class ICA(ConceptMethod):
     """Columns of the mixing matrix of FastICA on the K leading components.
 
-    They span the same subspace as the K principal components, so with codes `pinv(V) (h - mu)` and importances
-    `f . v` SURF is that of PCA: what differs is how a reader would name the concepts.
+    They span the same subspace as the K principal components, so with codes `pinv(V) (h - mu)` and
+    importances `f . v` SURF is that of PCA: what differs is how a reader would name the concepts.
     """
 
     name = "ica"

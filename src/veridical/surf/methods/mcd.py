@@ -14,7 +14,7 @@ from veridical.surf.embeddings import Embeddings
 from veridical.surf.head import Head
 from veridical.surf.methods.base import ConceptMethod, Found
 from veridical.surf.methods.pca import oriented
-from veridical.surf.methods.subspaces import inliers, local_dimension, self_expression, spectral
+from veridical.surf.methods.subspaces import inliers, local_basis, self_expression, spectral
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class MCD(ConceptMethod):
     """MCD (Vielhaben et al. 2023): K subspaces an output, each with a basis of its own dimension.
 
     Up to `most_rows` embeddings are clustered; `outliers` of them are dropped. The embedding is solved in all
-    bases and their orthogonal complement, whose part is set to 0: coordinates are `pinv(V) h`. Importances are
-    `f_i . v` for every basis vector, and a reader is charged for all of them.
+    bases and their orthogonal complement, whose part is set to 0: coordinates are `pinv(V) h`. Importances
+    are `f_i . v` for every basis vector, and a reader is charged for all of them.
     """
 
     name = "mcd"
@@ -43,7 +43,7 @@ class MCD(ConceptMethod):
             rows = rows[permutation(key / "rows", one, 0, len(rows))[0, : self.most_rows]]
         rows = rows[rows.norm(dim=-1) > 0]
         if len(rows) <= self.n_concepts:
-            basis = local_dimension(rows, self.dimension_share)[1]
+            basis = local_basis(rows, self.dimension_share)
             return Found(oriented(basis, rows), subspaces=torch.zeros(len(basis)))
         coefficients = self_expression(rows, self.gamma)
         kept = inliers(coefficients, self.outliers)
@@ -52,18 +52,20 @@ class MCD(ConceptMethod):
         bases, subspaces = [], []
         for cluster in owner.unique().tolist():
             members = rows[owner == cluster]
-            size, basis = local_dimension(members, self.dimension_share)
+            basis = local_basis(members, self.dimension_share)
             bases.append(oriented(basis, members))
-            subspaces += [cluster] * size
+            subspaces += [cluster] * len(basis)
         return Found(torch.cat(bases), subspaces=torch.tensor(subspaces, dtype=torch.float64))
 
     def fit(self, embeddings: Embeddings, head: Head, seed: int | Key = 0) -> Concepts:
-        """Find the subspaces of every output; says so where they span everything, as SURF is then 0 trivially."""
+        """Find the subspaces of every output; notes where they span everything: SURF is then 0 trivially."""
         found = super().fit(embeddings, head, seed)
-        ranks = torch.linalg.matrix_rank(found.vectors)
-        full = (ranks == head.dimension).nonzero().reshape(-1).tolist()
+        # units that never fire leave directions that no embedding has, and that no basis needs
+        seen = int(torch.linalg.matrix_rank(embeddings.vectors.double(), rtol=1e-6))
+        ranks = torch.linalg.matrix_rank(found.vectors, rtol=1e-6)
+        full = (ranks >= seen).nonzero().reshape(-1).tolist()
         if not full:
             return found
         which = "all outputs" if len(full) == len(ranks) else f"outputs {full}"
-        note = f"the bases of {which} span all {head.dimension} dimensions: SURF is 0 there trivially"
+        note = f"the bases of {which} span all {seen} dimensions of the embeddings: SURF is 0 there trivially"
         return replace(found, notes=(*found.notes, note))

@@ -1,4 +1,4 @@
-"""Non-negative matrix factorisation: embeddings as sums of parts, and the two methods that use it directly."""
+"""Non-negative matrix factorisation: embeddings as sums of parts, and two methods that use it directly."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def oriented(vectors: Tensor, rows: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class PCA(ConceptMethod):
-    """Top K eigenvectors of the covariance; codes `v . (h - mu)`, importances `f . v`, and `f . mu` joins b."""
+    """Top K eigenvectors of the covariance; codes `v . (h - mu)`, importances `f . v`; `f . mu` joins b."""
 
     name = "pca"
 

@@ -75,7 +75,7 @@ class Dictionary:
         own = self.unit()
         if own.decoder.shape[1] != head.dimension:
             raise InputError(
-                f"the dictionary's atoms have {own.decoder.shape[1]} dimensions, the head expects {head.dimension}"
+                f"dictionary atoms have {own.decoder.shape[1]} dimensions, the head has {head.dimension}"
             )
         importances = head.weight @ own.decoder.T
         centre = own.decoder_bias[None]
@@ -87,8 +87,8 @@ class Dictionary:
 class SAE(ConceptMethod):
     """A sparse autoencoder of `n_concepts` atoms an output, trained on all embeddings at every position.
 
-    `activation="topk"` keeps `n_concepts` active atoms (Gao et al. 2025); "relu" is trained with an L1 penalty
-    of weight `sparsity` on its codes instead. Atoms have length 1 after every step.
+    `activation="topk"` keeps `n_concepts` active atoms (Gao et al. 2025); "relu" is trained with an L1
+    penalty of weight `sparsity` on its codes instead. Atoms have length 1 after every step.
     """
 
     name = "sae"
@@ -114,7 +114,9 @@ class SAE(ConceptMethod):
         width = self.n_concepts * head.n_outputs
         rows = embeddings.vectors
         if len(rows) < self.n_concepts:
-            raise InputError(f"{len(rows)} embeddings are fewer than the {self.n_concepts} concepts asked for")
+            raise InputError(
+                f"{len(rows)} embeddings are fewer than the {self.n_concepts} concepts asked for"
+            )
         with torch.enable_grad():
             trained = self.train(rows.float(), width, as_key(seed) / self.name)
         return trained.concepts(head, self.name)

@@ -14,13 +14,13 @@ _DENSE = 2000
 """Rows up to which all eigenvectors are computed at once."""
 
 
-def self_expression(rows: Tensor, gamma: float = 50.0, active: int = 128, rounds: int = 3) -> Tensor:
+def self_expression(rows: Tensor, gamma: float = 50.0, active: int = 64, rounds: int = 3) -> Tensor:
     """Coefficients C (n, n), zero on the diagonal, of every row in the other rows, all solved together.
 
-    Row j of C minimises `||x_j - X^T c||^2 / 2 + lambda_j ||c||_1` with `lambda_j = max_{i != j} |x_i . x_j| /
-    gamma` (rows of length 1). Each row works on the `active` rows that correlate most with what it has not yet
-    explained: after each round the worst violators of the optimality conditions come in, so that the answer is
-    that of the whole problem once none is left.
+    Row j of C minimises `||x_j - X^T c||^2 / 2 + lambda_j ||c||_1` over rows of length 1, with
+    `lambda_j = max_{i != j} |x_i . x_j| / gamma`. Each row works on the `active` rows that correlate most
+    with what it has not yet explained: after each round the worst violators of the optimality conditions
+    come in, so that the answer is that of the whole problem once none is left.
     """
     unit = torch.nn.functional.normalize(rows, dim=-1)
     gram = unit @ unit.T
@@ -54,24 +54,24 @@ def self_expression(rows: Tensor, gamma: float = 50.0, active: int = 128, rounds
     return whole
 
 
-def lasso(gram: Tensor, seen: Tensor, penalty: Tensor, start: Tensor, steps: int = 300) -> Tensor:
-    """`min_c c^T G c / 2 - s^T c + lambda |c|_1` for many systems (B, m, m) at once, by FISTA with restarts."""
-    # rows of |G| bound the largest eigenvalue, so no decomposition is needed for the step
-    step = 1 / gram.abs().sum(-1).amax(-1, keepdim=True).clamp(min=1e-12)
-    now, ahead = start, start
-    momentum = torch.ones_like(step)
-    for turn in range(steps):
-        slope = torch.einsum("bij,bj->bi", gram, ahead) - seen
-        moved = ahead - step * slope
-        after = moved.sign() * (moved.abs() - step * penalty).clamp(min=0)
-        # where the step points back against the momentum, momentum starts over
-        back = ((ahead - after) * (after - now)).sum(-1, keepdim=True) > 0
-        momentum = torch.where(back, 1.0, momentum)
-        faster = (1 + (1 + 4 * momentum.square()).sqrt()) / 2
-        ahead = after + (momentum - 1) / faster * (after - now)
-        if turn % 25 == 24 and bool((after - now).abs().max() < 1e-7):
-            return after
-        now, momentum = after, faster
+def lasso(gram: Tensor, seen: Tensor, penalty: Tensor, start: Tensor, sweeps: int = 100) -> Tensor:
+    """`min_c c^T G c / 2 - s^T c + lambda |c|_1` for many systems (B, m, m) at once, by coordinate descent.
+
+    One coordinate of all systems moves at a time, to its exact optimum; what is left to explain moves along.
+    """
+    now = start.clone()
+    left = seen - torch.einsum("bij,bj->bi", gram, now)
+    size = gram.diagonal(dim1=-2, dim2=-1).clamp(min=1e-12)
+    bound = penalty.squeeze(-1)
+    for sweep in range(sweeps):
+        before = now.clone() if sweep % 10 == 9 else None
+        for k in range(now.shape[1]):
+            rest = left[:, k] + size[:, k] * now[:, k]
+            after = rest.sign() * (rest.abs() - bound).clamp(min=0) / size[:, k]
+            left -= (after - now[:, k])[:, None] * gram[:, k]
+            now[:, k] = after
+        if before is not None and bool((now - before).abs().max() < 1e-6):
+            break
     return now
 
 
@@ -99,12 +99,13 @@ def spectral(coefficients: Tensor, count: int, key: Key) -> Tensor:
     return kmeans(leading, count, key, starts=8)[1]
 
 
-def local_dimension(rows: Tensor, share: float = 0.05) -> tuple[int, Tensor]:
-    """How many principal components exceed a share of the largest variance, and those directions.
+def local_basis(rows: Tensor, share: float = 0.05) -> Tensor:
+    """An orthonormal basis (d, D) of the subspace in which these rows lie.
 
-    Fukunaga and Olsen's rule on the rows' second moments, uncentred: a subspace passes through the origin.
+    d is the number of principal components (centred) whose variance exceeds a share of the largest, Fukunaga
+    and Olsen's rule; the basis holds the d leading singular vectors of the rows as they are, since a subspace
+    passes through the origin.
     """
-    _, values, vectors = torch.linalg.svd(rows, full_matrices=False)
-    strong = values.square() > share * values[0].square()
-    size = max(1, int(strong.sum()))
-    return size, vectors[:size]
+    spread = torch.linalg.svdvals(rows - rows.mean(0)).square()
+    size = max(1, int((spread > share * spread[0]).sum()))
+    return torch.linalg.svd(rows, full_matrices=False)[2][:size]

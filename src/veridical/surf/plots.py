@@ -1,0 +1,134 @@
+"""Pictures of concepts: the patches that activate them, their importances, and how far they carry."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from veridical.errors import InputError, ShapeError
+from veridical.plots import COLOURS, as_image, axes
+from veridical.surf.concepts import Concepts
+from veridical.surf.embeddings import Embeddings
+from veridical.surf.head import Head
+from veridical.surf.judgement import LABELS
+from veridical.surf.parsimony import Parsimony
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def plot_parsimony(
+    curve: Parsimony, name: str = "mae", ax: Axes | None = None, color: str | None = None
+) -> Axes:
+    """An error over the number of concepts, the plateau marked with a ring (figure 2)."""
+    ax = axes(ax)
+    errors = curve.errors(name)
+    (line,) = ax.plot(curve.counts, errors, "o-", color=color, markersize=3, label=curve.method)
+    at = curve.counts.index(curve.suggested(name))
+    ax.plot(curve.counts[at], errors[at], "o", markersize=10, fillstyle="none", color=line.get_color())
+    ax.set_xlabel("concepts an output")
+    ax.set_ylabel(LABELS.get(name, name))
+    return ax
+
+
+def strongest(concepts: Concepts, embeddings: Embeddings, output: int, count: int) -> tuple[Tensor, Tensor]:
+    """For each concept of an output (K, count): the samples that activate it most, and where in them."""
+    positions = embeddings.values.shape[1] if embeddings.spatial else 1
+    codes = concepts.project(embeddings.vectors)[:, 0 if concepts.shared else output]
+    best, where = codes.reshape(len(embeddings), positions, -1).max(1)
+    samples = best.argsort(dim=0, descending=True, stable=True)[:count].T
+    return samples, where.T.gather(1, samples)
+
+
+def patch(image: Tensor, where: int, positions: int, size: float = 0.4) -> Tensor:
+    """The part of an image (C, H, W) around a cell of the map; the whole image where there is no map."""
+    side = round(positions**0.5)
+    if positions == 1 or side**2 != positions:
+        return image
+    high, wide = image.shape[1:]
+    tall, broad = max(1, round(size * high)), max(1, round(size * wide))
+    top = round((where // side + 0.5) / side * high - tall / 2)
+    left = round((where % side + 0.5) / side * wide - broad / 2)
+    top, left = min(max(0, top), high - tall), min(max(0, left), wide - broad)
+    return image[:, top : top + tall, left : left + broad]
+
+
+def concept_grid(
+    concepts: Concepts,
+    embeddings: Embeddings,
+    head: Head,
+    inputs: Tensor,
+    output: int = 0,
+    patches: int = 6,
+    most: int = 5,
+    figure: Figure | None = None,
+) -> Figure:
+    """One output's concepts: the patches that activate each most, its importance, and its logits.
+
+    Collect `embeddings` with positions to see patches; without them whole images are shown. A row is a
+    concept, the most important by magnitude on top.
+    """
+    if not 0 <= output < head.n_outputs:
+        raise InputError(f"the head has outputs 0 to {head.n_outputs - 1}, got {output}")
+    if inputs.dim() != 4 or len(inputs) != len(embeddings):
+        raise ShapeError(
+            f"a grid shows the images of the embeddings: expected ({len(embeddings)}, C, H, W), got "
+            f"{tuple(inputs.shape)}"
+        )
+    from matplotlib import pyplot
+
+    weights = concepts.importances[output]
+    present = concepts.present[0 if concepts.shared else output]
+    order = weights.abs().masked_fill(~present, -1).argsort(dim=-1, descending=True, stable=True)
+    order = order[: min(most, int(present.sum()))]
+    if not len(order):
+        raise InputError(f"output {output} has no concepts: {concepts.flags.get(output, 'none were found')}")
+    shown = min(patches, len(embeddings))
+    samples, where = strongest(concepts, embeddings, output, shown)
+    positions = embeddings.values.shape[1] if embeddings.spatial else 1
+    if figure is None:
+        figure = pyplot.figure(figsize=(1.05 * shown + 5.2, 1.1 * len(order) + 0.5), layout="constrained")
+    grid = figure.add_gridspec(len(order), shown + 5)
+    for row, k in enumerate(order.tolist()):
+        for column in range(shown):
+            ax = figure.add_subplot(grid[row, column])
+            image = inputs[int(samples[k, column])]
+            picture = as_image(patch(image, int(where[k, column]), positions))
+            ax.imshow(picture, cmap="gray" if picture.dim() == 2 else None)
+            ax.set_xticks([])
+            ax.set_yticks([])
+            if column == 0:
+                ax.set_ylabel(f"concept {k}", fontsize=8)
+    bars = figure.add_subplot(grid[:, shown : shown + 2])
+    heights = weights[order].tolist()
+    bars.barh(range(len(order)), heights, color=[COLOURS[1] if w >= 0 else COLOURS[0] for w in heights])
+    bars.invert_yaxis()
+    bars.axvline(0, color="0.7", linewidth=0.8)
+    bars.set_yticks([])
+    bars.set_xlabel("importance", fontsize=8)
+    surrogate_against_model(concepts, embeddings, head, output, figure.add_subplot(grid[:, shown + 2 :]))
+    figure.suptitle(f"{concepts.method}: concepts of output {output}", fontsize=10)
+    return figure
+
+
+def surrogate_against_model(
+    concepts: Concepts, embeddings: Embeddings, head: Head, output: int, ax: Axes | None = None
+) -> Axes:
+    """The surrogate's logit over the model's, a point a sample; faithful concepts lie on the diagonal."""
+    ax = axes(ax, 3.2, 3.2)
+    h = embeddings.pooled
+    y, guess = head.outputs(h)[:, output], concepts.surrogate(h, head)[:, output]
+    own = head.membership(head.outputs(h))[:, output]
+    for mask, color, label in ((~own, COLOURS[7], "others"), (own, COLOURS[1], "predicted as it")):
+        if bool(mask.any()):
+            ax.plot(y[mask].tolist(), guess[mask].tolist(), ".", markersize=3, color=color, label=label)
+    both = torch.cat([y, guess])
+    ends = [float(both.min()), float(both.max())]
+    ax.plot(ends, ends, color="0.4", linewidth=0.8)
+    ax.set_xlabel("model's output", fontsize=8)
+    ax.set_ylabel("surrogate's", fontsize=8)
+    ax.legend(fontsize=7, frameon=False)
+    return ax

@@ -1,0 +1,114 @@
+"""Explanation size: recovered where the theorem allows it, and an honest answer where it does not."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import veridical as vd
+from veridical.errors import InputError
+from veridical.fidelity import Finetuned, explanation_size, finetune
+from veridical.fidelity.size import fall_onset, ties_shuffled
+from veridical.rng import Key
+
+N = 100
+
+
+class Weighted(nn.Module):
+    """The right answer's logit falls with the summed importance of what is missing."""
+
+    def __init__(self, importance: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("importance", importance)
+        self.unused = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        missing = ((1 - x) * self.importance).sum(1)
+        logit = 4 - missing + 0.0 * self.unused
+        return torch.stack([torch.zeros_like(logit), logit], 1)
+
+
+def tiers(first: int) -> torch.Tensor:
+    return torch.where(torch.arange(N) < first, 8.0 / first, 0.0)
+
+
+def setting(importance: torch.Tensor, folder: Path, beta: float = 0.25) -> tuple[vd.Task, Finetuned]:
+    x = torch.ones(6, N)
+    task = vd.Task(Weighted(importance), x, labels=torch.ones(6, dtype=torch.int64), train=x, fill="zero")
+    return task, finetune(task, beta=beta, epochs=1, cache=folder)
+
+
+def found_size(first: int, folder: Path, maps: torch.Tensor | None = None, **options):
+    importance = tiers(first)
+    task, tuned = setting(importance, folder)
+    maps = importance.expand(6, -1).clone() if maps is None else maps
+    return explanation_size(task, maps, finetuned=tuned, resamples=50, **options)
+
+
+@pytest.mark.parametrize("first", [10, 15, 20, 25])
+def test_the_size_of_the_first_tier_is_recovered(first: int, tmp_path: Path) -> None:
+    found = found_size(first, tmp_path)
+    assert found.estimate == pytest.approx(first / N, abs=0.03)
+    low, high = found.interval
+    assert low <= found.estimate <= high
+    assert found.answer.startswith("c1 is")
+    assert len(found.to_frame()) == 10 * 99
+
+
+def test_the_estimate_is_not_just_any_number(tmp_path: Path) -> None:
+    """A check that must be able to fail: the size of another tier is not recovered."""
+    assert found_size(20, tmp_path).estimate != pytest.approx(0.1, abs=0.03)
+    # a map that knows nothing has no plateau at the first tier
+    random = torch.rand(6, N, generator=torch.Generator().manual_seed(0))
+    wrong = found_size(20, tmp_path, random)
+    assert wrong.estimate is None
+    assert "hardly better than chance" in wrong.answer
+
+
+def test_a_tier_below_the_sweep_is_bounded_only(tmp_path: Path) -> None:
+    found = found_size(3, tmp_path, betas=(0.25, 0.2, 0.15, 0.1))
+    assert found.estimate is None
+    assert found.answer == "c1 <= 0.1: the onset always lies at B/alpha"
+
+
+def test_importance_that_varies_is_not_identifiable(tmp_path: Path) -> None:
+    importance = 8 * torch.linspace(1, 0, N).exp2().sub(1).pow(6)
+    importance = importance * 16 / importance.sum()
+    task, tuned = setting(importance, tmp_path)
+    found = explanation_size(
+        task, importance.expand(6, -1).clone(), finetuned=tuned, betas=(0.1, 0.05, 0.02, 0.01), resamples=50
+    )
+    assert found.estimate is None
+    assert "importance varies inside the tier" in found.answer
+
+
+def test_a_model_that_needs_nothing_has_no_size(tmp_path: Path) -> None:
+    task, tuned = setting(torch.zeros(N), tmp_path)
+    found = explanation_size(task, torch.rand(6, N), finetuned=tuned, resamples=20)
+    assert found.estimate is None
+    assert "changes nothing" in found.answer
+    assert "changes nothing" in repr(found)
+
+
+def test_betas_above_the_fine_tuning_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"that of the fine-tuning \(0\.25\) downwards, got 0\.3"):
+        found_size(20, tmp_path, betas=(0.3, 0.1))
+
+
+def test_onsets_of_exact_curves() -> None:
+    s = torch.arange(1, 100, dtype=torch.float64) / 100
+    for onset in (0.1, 0.2, 0.3):
+        curve = torch.where(s <= onset, 1.0, (onset / s) ** 2)
+        assert float(fall_onset(s, curve[None], 0.05)[0]) == pytest.approx(onset, abs=0.02)
+    assert fall_onset(s[:3], s[None, :3], 0.02).isnan().all()
+
+
+def test_ties_are_put_in_random_order_and_nothing_else_moves() -> None:
+    task = vd.Task(nn.Linear(8, 2), torch.randn(5, 8))
+    values = torch.tensor([0.0, 1.0, 1.0, 1.0, 2.0, 0.0, 3.0, 0.0]).expand(5, -1).clone()
+    maps = vd.Explanation(values, task.space, task.targets, task.ids)
+    mixed = [ties_shuffled(maps, draw, Key(0)) for draw in range(8)]
+    assert len({tuple(m.order[0].tolist()) for m in mixed}) > 3
+    for m in mixed:
+        assert torch.equal(m.values.gather(-1, m.order), values.sort(-1).values)

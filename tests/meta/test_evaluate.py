@@ -1,0 +1,313 @@
+"""meta_evaluate: known vectors, the cheat, shared work and its counts, every kind of input and metric."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+
+import veridical as vd
+from tests.meta.conftest import small_table
+from veridical.errors import InputError, NotApplicableError, UnknownNameError, VeridicalWarning
+from veridical.explainers import as_explainer
+from veridical.meta import Different, PredictionHolds, Same, meta_evaluate
+from veridical.meta.consistency import consistencies
+from veridical.meta.dependence import BLIND, PLACELESS, altered, permuted
+from veridical.meta.published import Recalled
+from veridical.meta.worlds import Amount, perturbed
+from veridical.metrics import FaithfulnessCorrelation, MaxSensitivity, Metric, Outcome
+from veridical.rng import Key
+
+METHODS = ["gradient", "input_x_gradient", "occlusion"]
+QUICK = {"draws": 2, "iterations": 2, "resamples": 20, "ar": {"ipt": 1.0, "mpt": 2.0}}
+
+
+def quick(task, metrics, methods=METHODS, **options):
+    return meta_evaluate(task, metrics, methods, **{**QUICK, **options})
+
+
+@pytest.fixture(scope="module")
+def sane(table):
+    return quick(table, [Same(), Different(), PredictionHolds(), "sparseness", "pixel_flipping"])
+
+
+@pytest.mark.parametrize("test", ["ipt", "mpt", "mean"])
+def test_sanity_estimators_have_their_vectors(sane, test):
+    def check(metric, expected, within):
+        vector = sane[metric, test].vector
+        assert torch.allclose(vector, torch.tensor(expected, dtype=torch.float64), atol=within), vector
+
+    check("same", [1.0, 0.0, 1.0, 0.0], 1e-12)
+    check("different", [0.0, 1.0, 1 / 3, 0.0], 0.12)
+    check("prediction_holds", [1.0, 1.0, 1.0, 1.0], 1e-2)
+    with pytest.raises(AssertionError):
+        check("different", [1.0, 0.0, 1.0, 0.0], 0.12)
+    with pytest.raises(AssertionError):
+        check("sparseness", [1.0, 0.0, 1.0, 0.0], 0.12)
+
+
+def test_the_cheat_reaches_mc_1_and_is_flagged_and_honest_metrics_are_not(sane):
+    assert sane.mc("prediction_holds") > 0.99
+    blind = {label: book.dependence.blind for label, book in sane.books.items()}
+    assert blind == {
+        "same": True,
+        "different": True,
+        "prediction_holds": True,
+        "sparseness": False,
+        "pixel_flipping": False,
+    }
+    frame = sane.to_frame().set_index(["metric", "test"])
+    assert BLIND in frame.loc[("prediction_holds", "mean"), "flags"]
+    assert PLACELESS in frame.loc[("sparseness", "mean"), "flags"]
+    assert frame.loc[("pixel_flipping", "mean"), "dependence"] > 0.8
+    assert frame["dependence"].notna().all(), "no MC without it"
+    assert "dependence" in repr(sane)
+    assert f"prediction_holds: {BLIND}" in repr(sane)
+
+
+def test_permuted_maps_keep_their_values_and_padding():
+    valid = torch.tensor([[True] * 6, [True, True, False, True, True, False]])
+    maps = torch.rand(2, 6, dtype=torch.float64).masked_fill(~valid, 0.0)
+    dealt = permuted(maps, valid, Key(1))
+    assert torch.equal(dealt.sort(-1).values, maps.sort(-1).values)
+    assert bool((dealt[~valid] == 0).all())
+    assert not torch.equal(dealt, maps)
+    assert torch.equal(permuted(maps[1:], valid[1:], Key(1)), dealt[1:])
+    assert torch.equal(permuted(maps, None, Key(1)).sort(-1).values, maps.sort(-1).values)
+
+
+def test_explanations_are_shared_and_those_of_metrics_counted_apart(table):
+    worlds = 2 * 2 * 1 * 2
+    options = {"resamples": 0, "iterations": 1}
+    few = quick(table, ["sparseness"], **options)
+    others = ["complexity", "pixel_flipping", MaxSensitivity(draws=3), "random_logit"]
+    many = quick(table, ["sparseness", *others], **options)
+    for result in (few, many):
+        assert result.shared.calls == (1 + worlds) * len(METHODS)
+        assert result.shared.samples == (1 + worlds) * len(METHODS) * len(table)
+    assert few.shared_cost == many.shared_cost
+    own = {label: book.own.calls for label, book in many.books.items()}
+    assert own == {
+        "sparseness": 0,
+        "complexity": 0,
+        "pixel_flipping": 0,
+        "max_sensitivity": (1 + worlds) * len(METHODS) * 4,
+        "random_logit": (1 + worlds) * len(METHODS) * 2,
+    }
+    assert f"explanations: {few.shared.calls} shared" in repr(many)
+    assert few["sparseness", "mpt"].vector.tolist() == many["sparseness", "mpt"].vector.tolist()
+
+
+@dataclass(frozen=True)
+class Spy(Metric):
+    """Records what it is given; scores the mean of the map."""
+
+    name: ClassVar[str] = "spy"
+    category: ClassVar[str] = "own"
+    seen: ClassVar[list] = []
+
+    def evaluate(self, task, explanation, key):
+        self.seen.append((task, explanation))
+        return Outcome(explanation.values.double().mean(-1))
+
+
+def test_explanations_are_for_the_unperturbed_prediction_under_the_perturbed_model(table):
+    Spy.seen.clear()
+    result = quick(table, [Spy()], resamples=0)
+    changed = 0
+    for task, explanation in Spy.seen:
+        assert torch.equal(explanation.targets, table.predictions)
+        changed += int((task.predictions != table.predictions).sum())
+    assert changed > 50
+    # the result is the statistic of exactly these scores, in the order of the plan
+    kept = result.kept["mpt", "ar"]
+    book = result.books["spy"]
+    again = consistencies(
+        book.base["mpt"],
+        book.scores["mpt", "nr"],
+        book.scores["mpt", "ar"],
+        result.kept["mpt", "nr"],
+        kept,
+        book.direction,
+    )
+    assert torch.equal(again.vector, result["spy", "mpt"].vectors)
+    assert 0 < result["spy", "mpt"].kept[1] == pytest.approx(float(kept.double().mean()))
+
+
+def test_the_same_seed_gives_the_same_and_another_another(table):
+    def run(seed, task):
+        found = quick(
+            task, {"fc": FaithfulnessCorrelation(runs=4)}, ["gradient", "saliency"], seed=seed, resamples=0
+        )
+        return found["fc", "mpt"].vectors
+
+    first = run(0, table)
+    assert torch.equal(first, run(0, small_table()))
+    assert not torch.equal(first, run(1, table))
+
+
+def test_metrics_draw_anew_in_every_world_unless_told_otherwise(table):
+    metric = {"fc": FaithfulnessCorrelation(runs=5)}
+    options = {"tests": ("mpt",), "nr": 1e-12, "resamples": 0}
+    fresh, fixed = quick(table, metric, **options), quick(table, metric, same_draws=True, **options)
+    assert float(fixed["fc", "mpt"].vector[2]) > 0.95
+    assert float(fresh["fc", "mpt"].vector[2]) < 0.8
+    with pytest.raises(UnknownNameError, match="fc"):
+        quick(table, metric, same_draws=["f"])
+
+
+def test_published_keeps_old_maps_in_ipt_and_counts_larger_whatever_the_direction(table):
+    result = quick(table, ["sparseness", "pixel_flipping"], published=True, ar=None, resamples=0)
+    assert result["sparseness", "ipt"].vector.tolist() == [1.0, 0.0, 1.0, 0.0]
+    assert result.mc("sparseness", "ipt") == 0.5
+    assert result["sparseness", "mpt"].vector.tolist() != [1.0, 0.0, 1.0, 0.0]
+    assert result.amounts["ipt", "ar"].inputs == 5.0
+    assert result.amounts["mpt", "ar"].weights == 2.0
+    # deterministic maps are kept, so IPT costs no explanation at all
+    assert result.shared.calls == (1 + 2 * 2 * 2) * len(METHODS)
+    base, far = result.books["pixel_flipping"].base["mpt"], result.books["pixel_flipping"].scores["mpt", "ar"]
+    kept = result.kept["mpt", "ar"].unsqueeze(-2)
+    larger = ((far > base) & kept).sum((-2, -1)) / (kept.sum((-2, -1)) * len(METHODS))
+    assert torch.allclose(result["pixel_flipping", "mpt"].vectors[:, 3], larger.double().mean(-1))
+
+
+def test_published_with_one_redrawing_explainer_shifts_the_half():
+    task = small_table(60)
+    methods = ["gradient", "occlusion", "saliency", "random"]
+    result = quick(task, ["sparseness"], methods, published=True, tests=("ipt",), draws=6, resamples=0)
+    iac_nr, iac_ar, _, iec_ar = result["sparseness", "ipt"].vector.tolist()
+    assert iac_nr == pytest.approx((4 - 0.5) / 4, abs=0.07)
+    assert iac_ar == pytest.approx(0.5 / 4, abs=0.07)
+    assert iec_ar == pytest.approx(1 / 8, abs=0.04)
+
+
+def test_published_gives_re_explaining_metrics_the_old_map_and_nothing_else(table):
+    explainer = as_explainer("gradient")
+    kept, world = explainer(table), perturbed(table, Amount(inputs=1.0), Key(0))
+    recalled = Recalled(explainer, kept, world)
+    assert recalled.name == "gradient"
+    assert recalled.to_json() == explainer.to_json()
+    assert recalled(world) is kept
+    assert not torch.equal(kept.values, explainer(world).values)
+    others = (
+        world.with_inputs(world.inputs + 0.1),
+        world.with_targets((world.targets + 1) % 3),
+        world.with_noise(0.5, Key(1)),
+    )
+    for other in others:
+        assert torch.equal(recalled(other).values, explainer(other).values)
+    metric = MaxSensitivity(draws=2, relative_to="nothing")
+    result = quick(table, [metric], ["gradient", "saliency"], published=True, tests=("ipt",), resamples=0)
+    near, far = (result.books["max_sensitivity"].scores["ipt", mode] for mode in ("nr", "ar"))
+    honest = quick(table, [metric], ["gradient", "saliency"], tests=("ipt",), resamples=0)
+    assert float(far[..., 0, :].mean()) > 2 * float(near[..., 0, :].mean())
+    assert float(honest.books["max_sensitivity"].scores["ipt", "ar"][..., 0, :].mean()) < float(
+        far[..., 0, :].mean()
+    )
+
+
+@pytest.mark.parametrize("modality", ["text", "series"])
+def test_other_inputs_and_the_combined_test(modality, request):
+    task = request.getfixturevalue(modality)
+    result = quick(
+        task,
+        ["sparseness", "pixel_flipping"],
+        ["gradient", "occlusion"],
+        tests=("ipt", "mpt", "combined"),
+        ar={"ipt": 3.0, "mpt": 3.0},
+        draws=1,
+    )
+    bases = 2 if modality == "text" else 1
+    assert result.shared.calls == (bases + 3 * 2 * 2) * 2
+    for test in ("ipt", "mpt", "combined"):
+        assert 0 <= float(result["pixel_flipping", test].vector[0]) <= 1
+    two = [result["pixel_flipping", t].vector for t in ("ipt", "mpt")]
+    mean = result["pixel_flipping", "mean"].vector
+    assert torch.allclose(mean, torch.stack(two).mean(0), equal_nan=True), "combined is no part of the mean"
+
+
+def test_any_metric_works(table):
+    judged = [vd.QGE("pixel_flipping"), vd.FastGEF(path=(0.1, 0.5, 1.0), draws=1), Spy()]
+    result = quick(table, judged, draws=1, iterations=1, resamples=0)
+    assert not result.failures
+    for label in result.metrics:
+        assert 0 <= result.mc(label) <= 1
+        assert not result.books[label].dependence.blind
+
+
+def test_too_few_kept_is_nan_with_the_reason(table):
+    result = quick(table, ["sparseness"], ar=1e-9, tests=("mpt",))
+    vector = result["sparseness", "mpt"].vector
+    assert vector[[1, 3]].isnan().all()
+    assert not vector[[0, 2]].isnan().any()
+    frame = result.to_frame()
+    assert frame["mc"].isna().all()
+    assert frame["mc_low"].isna().all()
+    assert "mpt ar: fewer than 6 predictions changed in 4 of 4 draws; there is no value" in frame["flags"][0]
+    assert "fewer than 6" in repr(result)
+
+
+@dataclass(frozen=True)
+class Breaks(Metric):
+    name: ClassVar[str] = "breaks"
+
+    def evaluate(self, task, explanation, key):
+        if task.reference is not task:
+            raise RuntimeError("no worlds, please")
+        return Outcome(explanation.values.double().mean(-1))
+
+
+def test_a_metric_that_fails_is_named_and_the_others_go_on(table):
+    with pytest.warns(VeridicalWarning, match="breaks"):
+        result = quick(table, [Breaks(), "sparseness"], ar=0.5, tests=("mpt",), resamples=0)
+    broken = quick(table, ["sparseness"], ar=0.5, tests=("mpt",), resamples=0)
+    assert result.metrics == ["sparseness"]
+    assert "no worlds, please" in result.failures[0].traceback
+    assert "breaks failed" in repr(result)
+    assert torch.equal(result["sparseness", "mpt"].vectors, broken["sparseness", "mpt"].vectors)
+
+
+def test_regression_needs_epsilon_and_works_with_it():
+    task = small_table(30, head="regression", targets=0)
+    with pytest.raises(InputError, match="epsilon"):
+        quick(task, ["sparseness"])
+    result = quick(task, ["sparseness"], epsilon=0.3, resamples=0)
+    assert 0 < result.mc("sparseness") < 1
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"methods": ["gradient"]}, InputError, "at least two, got 1: gradient"),
+        ({"methods": []}, InputError, "got 0: none"),
+        ({"metrics": []}, InputError, "at least one metric"),
+        ({"metrics": ["sparsness"]}, UnknownNameError, "sparseness"),
+        ({"methods": ["gradient", "salience"]}, UnknownNameError, "saliency"),
+        ({"metrics": ["pointing_game"]}, NotApplicableError, "masks"),
+        ({"methods": ["gradient", "gradcam"]}, NotApplicableError, "gradcam"),
+        ({"draws": 0}, InputError, "draws"),
+        ({"iterations": 1.5}, InputError, "iterations"),
+        ({"resamples": -1}, InputError, "resamples"),
+        ({"tests": ("opt",)}, UnknownNameError, "ipt"),
+        ({"ar": -2.0}, InputError, "positive"),
+    ],
+)
+def test_mistakes_are_named(table, change, error, message):
+    options = {"metrics": ["sparseness"], "methods": METHODS, **change}
+    with pytest.raises(error, match=message):
+        quick(table, options.pop("metrics"), options.pop("methods"), **options)
+
+
+def test_one_sample_is_refused(table):
+    with pytest.raises(InputError, match="1 samples"):
+        quick(table[0], ["sparseness"])
+
+
+def test_altered_explanations_keep_missing_maps_missing(table):
+    explanation = vd.explain("gradient", table)
+    values = explanation.values.clone()
+    values[3] = torch.nan
+    made = altered(explanation.with_values(values), "permuted", Key(0))
+    assert made.missing.tolist() == [i == 3 for i in range(len(table))]

@@ -1,0 +1,241 @@
+"""The result: tables, comparisons, subsets of explainers, pictures, and what they are used for."""
+
+from __future__ import annotations
+
+import math
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+import torch
+
+from veridical.errors import InputError, UnknownNameError
+from veridical.functional import holm
+from veridical.meta import (
+    MetaEvaluation,
+    PredictionHolds,
+    by_category,
+    category_convergence,
+    consistencies,
+    explainer_dependence,
+    meta_evaluate,
+    ranking_consistency,
+    search_settings,
+    side_by_side,
+)
+from veridical.meta.scoring import Book
+from veridical.meta.worlds import Amount
+from veridical.metrics import FaithfulnessCorrelation
+from veridical.scores import Direction
+
+mpl.use("Agg")
+SHAPE = (3, 4, 3, 50)  # iterations, draws, explainers, samples
+NAMES = ("one", "two", "three")
+
+
+def book(label, category, slight, strong, seed, permuted=1.0, replaced=math.nan):
+    """Scores that move by `slight` under NR and fall by `strong` under AR."""
+    g = np.random.default_rng(seed)
+    base = torch.from_numpy(g.normal(size=SHAPE[2:]))
+    made = Book(label, category, Direction.HIGHER, permuted=[permuted], replaced=[replaced])
+    for test in ("ipt", "mpt"):
+        made.base[test] = base
+        made.scores[test, "nr"] = base + slight * torch.from_numpy(g.normal(size=SHAPE))
+        made.scores[test, "ar"] = base - strong + 0.5 * torch.from_numpy(g.normal(size=SHAPE))
+    return made
+
+
+def result(*books, seed=0):
+    g = np.random.default_rng(seed)
+    kept = {
+        (test, mode): torch.from_numpy(g.random((*SHAPE[:2], SHAPE[3])) < share)
+        for test in ("ipt", "mpt")
+        for mode, share in (("nr", 0.9), ("ar", 0.6))
+    }
+    amounts = dict.fromkeys(kept, Amount(0.1, 0.1))
+    return MetaEvaluation({b.metric: b for b in books}, kept, NAMES, ("ipt", "mpt"), amounts, resamples=100)
+
+
+@pytest.fixture(scope="module")
+def made():
+    return result(
+        book("steady", "good", 0.01, 1.0, 1),
+        book("shaky", "good", 2.0, 0.0, 2),
+        book("middling", "other", 0.3, 0.3, 3),
+        book("blind", "other", 0.0, 2.0, 4, permuted=0.0, replaced=0.0),
+    )
+
+
+def test_the_frame_holds_the_consistencies_their_spread_and_their_intervals(made):
+    frame = made.to_frame()
+    assert list(frame.columns[:8]) == [
+        "metric",
+        "category",
+        "test",
+        "iac_nr",
+        "iac_ar",
+        "iec_nr",
+        "iec_ar",
+        "mc",
+    ]
+    assert len(frame) == 4 * 3
+    steady = made.books["steady"]
+    found = consistencies(
+        steady.base["mpt"],
+        steady.scores["mpt", "nr"],
+        steady.scores["mpt", "ar"],
+        made.kept["mpt", "nr"],
+        made.kept["mpt", "ar"],
+        Direction.HIGHER,
+    )
+    row = frame.set_index(["metric", "test"]).loc[("steady", "mpt")]
+    assert row["mc"] == pytest.approx(float(found.mc.mean()))
+    assert row["mc_std"] == pytest.approx(float(found.mc.std(correction=0)))
+    assert row["iec_ar"] == pytest.approx(float(found.iec_ar.mean()))
+    assert row["kept_ar"] == pytest.approx(float(made.kept["mpt", "ar"].double().mean()))
+    for name in ("iec_nr", "iec_ar"):
+        assert row[f"{name}_low"] <= row[name] <= row[f"{name}_high"]
+    mean = frame.set_index(["metric", "test"]).loc[("steady", "mean")]
+    both = frame[(frame["metric"] == "steady") & frame["test"].isin(["ipt", "mpt"])]
+    assert mean["mc"] == pytest.approx(both["mc"].mean())
+
+
+def test_names_are_checked(made):
+    with pytest.raises(UnknownNameError, match="steady"):
+        made["stedy", "mpt"]
+    with pytest.raises(UnknownNameError, match="mpt"):
+        made["steady", "combined"]
+
+
+def test_comparisons_are_paired_and_corrected(made):
+    frame = made.compare()
+    assert len(frame) == 6
+    assert frame["p_holm"].tolist() == holm(torch.tensor(frame["p"].tolist(), dtype=torch.float64)).tolist()
+    assert (frame["p_holm"] >= frame["p"]).all()
+    pair = frame[(frame["a"] == "steady") & (frame["b"] == "shaky")].iloc[0]
+    assert pair["difference"] > 0.2
+    assert pair["p_holm"] < 0.01
+    twins = result(book("a", "x", 0.3, 0.3, 5), book("b", "x", 0.3, 0.3, 5))
+    same = twins.compare().iloc[0]
+    assert same["difference"] == 0
+    assert same["p"] == 1
+    with pytest.raises(InputError, match="two metrics"):
+        result(book("a", "x", 0.3, 0.3, 5)).compare()
+
+
+def test_another_set_of_explainers_asks_no_model(made):
+    part = made.with_explainers(["three", "one"])
+    steady = made.books["steady"]
+    index = torch.tensor([2, 0])
+    found = consistencies(
+        steady.base["ipt"][index],
+        steady.scores["ipt", "nr"][..., index, :],
+        steady.scores["ipt", "ar"][..., index, :],
+        made.kept["ipt", "nr"],
+        made.kept["ipt", "ar"],
+        Direction.HIGHER,
+    )
+    assert torch.equal(part["steady", "ipt"].vectors, found.vector)
+    with pytest.raises(InputError, match="two explainers"):
+        made.with_explainers(["one"])
+    with pytest.raises(UnknownNameError):
+        made.with_explainers(["one", "four"])
+    table = explainer_dependence(made)
+    assert len(table) == 4 * 4
+    assert sorted(set(table["count"])) == [2, 3]
+    whole = table[(table["count"] == 3) & (table["metric"] == "steady")]["mc"].item()
+    assert whole == pytest.approx(made.mc("steady"))
+
+
+def test_categories_are_won_by_two_deviations_and_never_blindly(made):
+    table = by_category(made)
+    assert table[table["wins"]]["metric"].tolist() == ["steady"]
+    first = table[table["place"] == 1].set_index("category")["metric"]
+    assert first["good"] == "steady"
+    assert first["other"] == "blind"
+    tied = by_category(result(book("a", "x", 0.3, 0.3, 5), book("b", "x", 0.3, 0.3, 6)))
+    assert not tied["wins"].any()
+    counts = ranking_consistency({"this": made, "that": made}).set_index("metric")
+    assert counts.loc["steady", "wins"] == 2
+    assert counts.loc["blind", "first"] == 2
+    assert counts.loc["blind", "wins"] == 0
+    assert len(side_by_side({"a": made, "b": made})) == 8
+
+
+def test_convergence_correlates_eight_entries_inside_and_outside(made):
+    table = category_convergence(made)
+    assert len(table) == 6
+    assert (table["where"] == "inside").sum() == 2
+    twins = result(book("a", "x", 0.3, 0.3, 5), book("b", "x", 0.3, 0.3, 5), book("c", "y", 2.0, 0.0, 6))
+    inside = category_convergence(twins).iloc[0]
+    assert inside["where"] == "inside"
+    assert inside["spearman"] == pytest.approx(1.0)
+
+
+def test_settings_are_searched_in_the_same_worlds(table):
+    best, found = search_settings(
+        table,
+        FaithfulnessCorrelation,
+        {"runs": [3, 30], "subset_size": [2]},
+        ["gradient", "occlusion"],
+        tests=("mpt",),
+        draws=2,
+        iterations=1,
+        ar=2.0,
+        resamples=0,
+    )
+    assert found.metrics == ["runs=3, subset_size=2", "runs=30, subset_size=2"]
+    assert found.shared.calls == (1 + 4) * 2
+    assert found.mc(f"runs={best.runs}, subset_size=2") == max(found.mc(m) for m in found.metrics)
+    with pytest.raises(InputError, match="at least one setting"):
+        search_settings(table, "sparseness", {}, ["gradient", "occlusion"])
+    with pytest.raises(InputError, match="name or class"):
+        search_settings(table, PredictionHolds(), {"runs": [1]}, ["gradient", "occlusion"])
+
+
+def test_pictures_show_the_dependence_beside_mc(made):
+    from matplotlib import pyplot
+
+    ax = made.plot("blind")
+    assert "reads the map: 0%, blind" in ax.get_title()
+    assert f"({made.mc('blind'):.3f})" in ax.get_title()
+    grid = made.plot()
+    assert grid.shape == (2, 2)
+    labels = [text.get_text() for text in made.scatter().get_legend().get_texts()]
+    assert labels[0] == "steady (reads the map: 100%)"
+    assert "reads" not in made._repr_html_() or "dependence" in made._repr_html_()
+    pyplot.close("all")
+
+
+def test_fine_tuned_metrics_keep_one_copy_under_the_same_relative_noise(tmp_path, monkeypatch):
+    fidelity = pytest.importorskip("veridical.fidelity")
+    from tests.meta.conftest import small_table
+    from veridical.meta.finetuned import carry
+    from veridical.meta.worlds import perturbed
+    from veridical.rng import Key
+
+    monkeypatch.setenv("VERIDICAL_CACHE", str(tmp_path))
+    rows = small_table(40).inputs
+    task = small_table(24, train=(rows, torch.arange(40) % 3))
+    artefact = fidelity.finetune(task, beta=0.5, epochs=1)
+    metric = fidelity.FFid(finetuned=artefact, beta=0.5, draws=3)
+    world = perturbed(task, Amount(weights=0.5), Key(0))
+    carry(metric, task, world, lambda t: perturbed(t, Amount(weights=0.5), Key(0)))
+    judge = metric.model_task(world)
+    tuned = artefact.on(task).model.state_dict()
+    for name, noisy in judge.model.tensors.items():
+        expected = tuned[name] * (world.model.tensors[name] / task.model.state_dict()[name])
+        there = task.model.state_dict()[name] != 0
+        assert torch.allclose(noisy[there], expected[there])
+    found = meta_evaluate(
+        task,
+        [metric],
+        ["gradient", "occlusion"],
+        tests=("ipt", "mpt"),
+        draws=1,
+        iterations=1,
+        ar=2.0,
+        resamples=0,
+    )
+    assert not found.failures
+    assert 0 <= float(found["ffid_plus", "mpt"].vector[0]) <= 1

@@ -1,0 +1,187 @@
+"""MCD and ConceptSHAP: planted subspaces, exact Shapley values, slow rewrites, mutants."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.reference import surf as slow
+from tests.surf.conftest import draw
+from veridical.errors import InputError
+from veridical.rng import Key
+from veridical.surf import MCD, ConceptSHAP, Embeddings, Head, ice_eval, judge
+from veridical.surf.methods.cshap import kernel_shap
+from veridical.surf.methods.subspaces import inliers, lasso, local_basis, self_expression, spectral
+
+
+def two_planes(rows: int = 40) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of two planes of a six-dimensional space, and which plane each lies in."""
+    owner = torch.arange(rows) % 2
+    planted = torch.zeros(rows, 6, dtype=torch.float64)
+    flat = draw(1, rows, 2)
+    planted[owner == 0, 0:2] = flat[owner == 0]
+    planted[owner == 1, 3:5] = flat[owner == 1]
+    turn = torch.linalg.qr(draw(2, 6, 6))[0]
+    return planted @ turn, owner
+
+
+def objective(rows: torch.Tensor, coefficients: torch.Tensor, gamma: float = 50.0) -> torch.Tensor:
+    """What the self-expression minimises, a number a row."""
+    unit = torch.nn.functional.normalize(rows, dim=-1)
+    penalty = (unit @ unit.T).fill_diagonal_(0).abs().amax(-1) / gamma
+    return (unit - coefficients @ unit).square().sum(-1) / 2 + penalty * coefficients.abs().sum(-1)
+
+
+def check_lasso(solve) -> None:
+    rows = torch.nn.functional.normalize(draw(3, 9, 5), dim=-1)
+    gram = rows @ rows.T
+    off = gram.clone().fill_diagonal_(0)
+    penalty = off.abs().amax(-1) / 50
+    best = [slow.lasso_by_descent(gram.numpy(), off[j].numpy(), float(penalty[j]), j) for j in range(9)]
+    found = solve(rows)
+    assert float(found.diagonal().abs().max()) == 0
+    assert bool((objective(rows, found) <= 1.01 * objective(rows, torch.tensor(np.array(best)))).all())
+
+
+def test_self_expression_is_the_lasso_of_each_row_and_mutants_fail():
+    check_lasso(self_expression)
+    with pytest.raises(AssertionError):
+        check_lasso(lambda rows: self_expression(rows, gamma=5.0))
+    with pytest.raises(AssertionError):
+        check_lasso(lambda rows: -self_expression(rows))
+
+
+def test_a_small_active_set_grows_into_the_whole_answer():
+    rows = draw(4, 30, 8)
+    whole, grown = self_expression(rows, active=29), self_expression(rows, active=16, rounds=4)
+    assert bool((objective(rows, grown) <= 1.01 * objective(rows, whole)).all())
+    narrow = self_expression(rows, active=4, rounds=1)
+    assert float(objective(rows, narrow).mean()) > 1.1 * float(objective(rows, whole).mean())
+
+
+def test_batched_lasso_meets_the_optimality_conditions():
+    parts = draw(5, 7, 6, 10)
+    gram, seen = parts @ parts.mT, draw(6, 7, 6) * 5
+    penalty = torch.full((7, 1), 0.5, dtype=torch.float64)
+    found = lasso(gram, seen, penalty, torch.zeros(7, 6, dtype=torch.float64), 500)
+    slope = seen - torch.einsum("bij,bj->bi", gram, found)
+    used = found != 0
+    assert torch.allclose(slope[used], 0.5 * found[used].sign(), atol=1e-4)
+    assert float(slope[~used].abs().max()) <= 0.5 + 1e-4
+
+
+def test_planes_are_told_apart():
+    rows, owner = two_planes()
+    coefficients = self_expression(rows)
+    across = coefficients[owner == 0][:, owner == 1]
+    assert float(across.abs().sum() / coefficients.abs().sum()) < 1e-6
+    found = spectral(coefficients, 2, Key(0))
+    assert len({(int(a), int(b)) for a, b in zip(owner, found, strict=True)}) == 2
+
+
+def test_outliers_are_those_that_are_hard_to_write():
+    rows, _ = two_planes(60)
+    odd = torch.cat([rows, 5 * draw(8, 6, 6)])
+    kept = inliers(self_expression(odd), 6 / 66)
+    assert len(kept) == 60
+    assert int((kept >= 60).sum()) <= 1
+
+
+def test_the_local_basis_has_the_dimension_of_the_rows():
+    rows = draw(9, 50, 3) @ torch.linalg.qr(draw(10, 8, 8))[0][:3]
+    basis = local_basis(rows)
+    assert tuple(basis.shape) == (3, 8)
+    assert torch.allclose(rows @ basis.T @ basis, rows, atol=1e-9)
+
+
+def test_mcd_recovers_planes_charges_their_dimensions_and_scores_as_ice_eval():
+    rows, _ = two_planes(48)
+    head = Head(draw(11, 1, 6), torch.zeros(1), "regression")
+    data = Embeddings.of(rows, head)
+    concepts = MCD(2, outliers=0.0).fit(data, head)
+    assert concepts.charged == 4
+    assert sorted(concepts.subspaces[0].tolist()) == [0, 0, 1, 1]
+    assert judge(concepts, data, head).mae == pytest.approx(0, abs=1e-9)
+    assert judge(concepts, data, head).mae == pytest.approx(ice_eval(concepts, data, head).mae, abs=1e-12)
+    assert any("SURF is 0 there trivially" in note for note in concepts.notes)
+    one = MCD(1, outliers=0.0, dimension_share=0.9).fit(data, head)
+    assert judge(one, data, head).mae > 0.01
+    assert not one.notes
+
+
+def test_mcd_reads_the_complement_away(head, train, test):
+    concepts = MCD(2, dimension_share=0.5).fit(train, head)
+    vectors = concepts.vectors[1][concepts.present[1]]
+    h = test.values[0]
+    whole = torch.cat([vectors, torch.linalg.svd(vectors)[2][len(vectors) :]])
+    by_hand = torch.linalg.solve(whole.T, h)[: len(vectors)]
+    assert torch.allclose(concepts.project(test.values)[0, 1][: len(vectors)], by_hand, atol=1e-8)
+
+
+def exact_shapley(value, count: int) -> list[float]:
+    out = []
+    for k in range(count):
+        total = 0.0
+        for size in range(count):
+            for rest in combinations([j for j in range(count) if j != k], size):
+                weight = math.factorial(size) * math.factorial(count - size - 1) / math.factorial(count)
+                total += weight * (value({*rest, k}) - value(set(rest)))
+        out.append(total)
+    return out
+
+
+def test_kernel_shap_is_exact_with_few_players_and_near_with_many():
+    strength = [0.5, -1.0, 2.0, 0.3, 1.2]
+
+    def value(members: set[int]) -> float:
+        return sum(strength[k] for k in members) + (3.0 if {0, 2} <= members else 0.0)
+
+    def ask(kept: torch.Tensor) -> torch.Tensor:
+        return torch.tensor([value({k for k in range(5) if row[k]}) for row in kept.tolist()])
+
+    truth = exact_shapley(value, 5)
+    assert np.allclose(kernel_shap(ask, 5, 1000, Key(0)), truth, atol=1e-6)
+    assert np.allclose(kernel_shap(ask, 5, 20, Key(0)), truth, atol=0.4)
+    assert float(kernel_shap(ask, 5, 20, Key(0)).sum()) == pytest.approx(value(set(range(5))), abs=1e-6)
+
+    def mutant(kept: torch.Tensor) -> torch.Tensor:
+        return ask(~kept)
+
+    assert not np.allclose(kernel_shap(mutant, 5, 1000, Key(0)), truth, atol=0.1)
+
+
+def test_concept_shap_learns_complete_vectors_and_picks_by_magnitude(head, train, test):
+    method = ConceptSHAP(2, pool=8, hidden=32, steps=150, coalitions=64)
+    with torch.enable_grad():
+        vectors, network = method.learn(train.pooled, head, 8, Key(0))
+    assert torch.allclose(vectors.norm(dim=-1), torch.ones(8), atol=1e-5)
+    answers = network((train.pooled.float() @ vectors.T)[:, None])
+    agree = (answers.argmax(1) == train.outputs.argmax(1)).double().mean()
+    assert float(agree) > 0.9
+    concepts = method.fit(train, head)
+    assert concepts.vectors.shape == (4, 2, 12)
+    sizes = concepts.importances.abs()
+    assert bool((sizes[:, 0] >= sizes[:, 1]).all())
+    assert torch.allclose(concepts.project(test.values)[:, 1], test.values @ concepts.vectors[1].T)
+    assert torch.equal(method.fit(train, head).importances, concepts.importances)
+    assert not torch.equal(method.fit(train, head, 1).importances, concepts.importances)
+
+
+def test_concept_shap_learns_k_vectors_for_other_heads(train):
+    for kind, outputs in (("regression", 1), ("multilabel", 3)):
+        head = Head(draw(12, outputs, 12), torch.zeros(outputs), kind)
+        data = Embeddings.of(train.values, head)
+        concepts = ConceptSHAP(2, hidden=16, steps=20, coalitions=8).fit(data, head)
+        assert concepts.vectors.shape == (outputs, 2, 12)
+        assert math.isfinite(judge(concepts, data, head).mae)
+
+
+def test_settings_that_cannot_work_are_refused():
+    with pytest.raises(InputError, match="a pool of 3"):
+        ConceptSHAP(5, pool=3)
+    with pytest.raises(InputError, match="gamma > 1"):
+        MCD(gamma=0.5)
