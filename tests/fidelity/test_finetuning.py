@@ -181,6 +181,8 @@ def test_by_name_it_fine_tunes_once(task: vd.Task, own_cache: Path) -> None:
     files = set(own_cache.rglob("*.safetensors"))
     minus = vd.score("ffid_minus", task, "saliency", draws=3, variant="probability")
     assert set(own_cache.rglob("*.safetensors")) == files
+    plus.save(own_cache / "scores.safetensors")
+    assert vd.Scores.load(own_cache / "scores.safetensors").provenance["finetuned"]["beta"] == 0.1
     assert plus.cost.forward == minus.cost.forward == 24 * 19 * 3
     assert plus.mean(skip_nan=True) > minus.mean(skip_nan=True)
 
@@ -328,3 +330,11 @@ FEW = {"sizes": (0.2, 0.5, 0.8), "draws": 3}
 )
 def test_the_metrics_keep_their_promises(metric: vd.Metric, modality: str) -> None:
     testing.check_metric(metric, modality)
+
+
+def test_another_key_draws_otherwise(task: vd.Task) -> None:
+    explanation = vd.explain("saliency", task)
+    metric = RFid(draws=2, variant="probability")
+    one, other = metric(task, explanation, Key(0)), metric(task, explanation, Key(0) / "repeat")
+    assert not torch.equal(one.values, other.values)
+    assert torch.equal(one.values, metric(task, explanation, Key(0)).values)

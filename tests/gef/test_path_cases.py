@@ -108,9 +108,26 @@ def test_coarse_search_ends_where_asking_every_level_would() -> None:
     path = find_path(task, 5)
     key = vd.Key(0) / "path"
     means = [_agreements(task, GRID[i], 20, "weights", key / i).mean() for i in range(40)]
-    whole = GRID[int(_crossing(torch.stack(means), 0.1, 0.01)[0])]
+    grid = torch.tensor(GRID[:40], dtype=torch.float64)
+    whole = GRID[int(_crossing(torch.stack(means), grid, 0.1, 0.01)[0])]
     assert abs(path.sigma_max - whole) <= 0.4
     assert len(path.searched) < 40
+
+
+def test_a_plateau_just_above_chance_is_not_followed_to_a_lucky_end() -> None:
+    """With few samples a collapsed model agrees a little more than 1/C, and the end of a fit dips."""
+    sigmas = torch.tensor(GRID[:50], dtype=torch.float64)
+    flat = torch.full((50,), 0.115, dtype=torch.float64)
+    flat[:20] = torch.linspace(1, 0.115, 20, dtype=torch.float64)
+    flat[-1] = 0.1
+    place, reached = _crossing(flat, sigmas, 0.1, 0.01)
+    assert not bool(reached)
+    assert 17 <= int(place) <= 20
+    # a curve that is still falling is followed to where it touches chance
+    falling = torch.linspace(1, 0.05, 50, dtype=torch.float64)
+    place, reached = _crossing(falling, sigmas, 0.1, 0.01)
+    assert bool(reached)
+    assert float(falling[place]) <= 0.11 < float(falling[place - 1])
 
 
 def test_the_path_is_searched_once_for_all_explainers() -> None:

@@ -88,7 +88,7 @@ class Fidelity(Metric):
 
     def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         # both signs and all fidelity metrics meet the same draws
-        falls = self.falls(task, explanation, Key(key.seed) / "fidelity")
+        falls = self.falls(task, explanation, Key(key.seed, key.path[:-1]) / "fidelity")
         return self.outcome(task, explanation, falls)
 
     def outcome(self, task: Task, explanation: Explanation, falls: Falls) -> Outcome:
@@ -202,7 +202,12 @@ class FFid(RFid):
 
     def artefact(self, task: Task) -> Finetuned:
         """The fine-tuned model: the given one, or one made (or found) with the default settings."""
-        return finetune(task, beta=self.beta) if self.finetuned is None else self.finetuned
+        if self.finetuned is not None:
+            return self.finetuned
+        made: Finetuned = task.cached(
+            f"fine-tuned with beta {self.beta}", lambda: finetune(task, beta=self.beta)
+        )
+        return made
 
     def model_task(self, task: Task) -> Task:
         return self.artefact(task).on(task)

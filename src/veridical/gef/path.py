@@ -87,7 +87,8 @@ def find_path(
 
     `isotonic` (ours): on the grid 0.2, 0.3, ... 10.2 with `draws` draws a level, a non-increasing fit of the
     mean agreement, the first level whose fit is <= 1/C + max(0.1/C, 0.01); if there is none, the smallest
-    level within that tolerance of the fitted minimum (reason "plateau"). Every eighth level is asked first,
+    level within that tolerance of the fitted minimum (reason "plateau"), as for a fit that lay close to
+    chance for eight levels before it touched it. Every eighth level is asked first,
     then all those around the crossing. `published`: one draw a level, stop at
     |agreement - 1/C| <= max(0.1/C, 0.01) or after 100 steps, mean of 5 runs.
     """
@@ -153,14 +154,17 @@ def _isotonic(task: Task, perturb: Perturbation, draws: int, key: Key) -> dict[s
         if place not in seen:
             seen[place] = _agreements(task, GRID[place], draws, perturb, key / place)
 
-    def table() -> Tensor:
-        return torch.stack([seen[place] for place in sorted(seen)]).cpu()
+    def table() -> tuple[Tensor, Tensor]:
+        order = sorted(seen)
+        sigmas = torch.tensor([GRID[place] for place in order], dtype=torch.float64)
+        return torch.stack([seen[place] for place in order]).cpu(), sigmas
 
     ahead = [*range(0, len(GRID) - 1, COARSE), len(GRID) - 1]
     look(ahead.pop(0))
     while True:
-        order, means = sorted(seen), table().mean(1)
-        first, _ = _crossing(means, chance, slack)
+        agreements, sigmas = table()
+        order, means = sorted(seen), agreements.mean(1)
+        first, _ = _crossing(means, sigmas, chance, slack)
         # one level at chance could be luck
         if ahead and int((isotonic_fit(means) <= chance + slack).sum()) < 2:
             look(ahead.pop(0))
@@ -172,34 +176,42 @@ def _isotonic(task: Task, perturb: Perturbation, draws: int, key: Key) -> dict[s
             break
         for place in unseen:
             look(place)
-    sigmas, agreements = [GRID[place] for place in sorted(seen)], table()
-    end, reached = _crossing(agreements.mean(1), chance, slack)
-    low, high = _interval(agreements, chance, slack, key)
+    end, reached = _crossing(means, sigmas, chance, slack)
+    low, high = _interval(agreements, sigmas, chance, slack, key)
     return {
-        "sigma_max": sigmas[int(end)],
+        "sigma_max": float(sigmas[end]),
         "reason": "chance" if bool(reached) else "plateau",
-        "searched": tuple(sigmas),
-        "agreement": tuple(agreements.mean(1).tolist()),
-        "fitted": tuple(isotonic_fit(agreements.mean(1)).tolist()),
-        "interval": (sigmas[low], sigmas[high]),
+        "searched": tuple(sigmas.tolist()),
+        "agreement": tuple(means.tolist()),
+        "fitted": tuple(isotonic_fit(means).tolist()),
+        "interval": (float(sigmas[low]), float(sigmas[high])),
     }
 
 
-def _crossing(means: Tensor, chance: float, slack: float) -> tuple[Tensor, Tensor]:
-    """The first level whose fit (..., levels) is at chance, else where it has settled; and which it was."""
-    fitted = isotonic_fit(means)
+def _crossing(means: Tensor, sigmas: Tensor, chance: float, slack: float) -> tuple[Tensor, Tensor]:
+    """The first level whose fit (..., levels) is at chance, else where it has settled; and which it was.
+
+    A curve that lay within twice the tolerance for more than eight steps before it touched chance did not
+    fall there: it had settled before. With few samples the plateau is a little above 1/C, and the end of a
+    long fit dips.
+    """
+    fitted, near = isotonic_fit(means), max(slack, 0.01)
     there = fitted <= chance + slack
-    settled = fitted <= fitted.amin(-1, keepdim=True) + max(slack, 0.01)
-    reached = there.any(-1)
-    return torch.where(reached[..., None], there, settled).double().argmax(-1), reached
+    touched = there.any(-1)
+    first = there.double().argmax(-1, keepdim=True)
+    floor = torch.where(touched[..., None], chance + near, fitted.amin(-1, keepdim=True))
+    settled = (fitted <= floor + near).double().argmax(-1, keepdim=True)
+    late = sigmas[first] - sigmas[settled] > STEP * COARSE + STEP / 2
+    reached = touched & ~late[..., 0]
+    return torch.where(reached[..., None], first, settled)[..., 0], reached
 
 
-def _interval(table: Tensor, chance: float, slack: float, key: Key) -> tuple[int, int]:
+def _interval(table: Tensor, sigmas: Tensor, chance: float, slack: float, key: Key) -> tuple[int, int]:
     """Where sigma_max lies in 95 of 100 resamples of the draws."""
     levels, draws = table.shape
     pick = rng.integers(key / "resample", torch.arange(RESAMPLES), 0, levels * draws, draws)
     means = table.expand(RESAMPLES, -1, -1).gather(2, pick.reshape(RESAMPLES, levels, draws)).mean(-1)
-    ordered = _crossing(means, chance, slack)[0].sort().values
+    ordered = _crossing(means, sigmas, chance, slack)[0].sort().values
     return int(ordered[RESAMPLES // 40]), int(ordered[-1 - RESAMPLES // 40])
 
 

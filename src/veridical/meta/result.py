@@ -174,7 +174,7 @@ class MetaEvaluation:
             missing = (scores.isnan() | book.base[test].isnan()) & counted
             if bool(missing.any()):
                 part = float(missing.sum() / counted.sum())
-                yield f"{test} {mode}: {part:.0%} of the kept scores are undefined"
+                yield f"{test} {mode}: {part:.1%} of the kept scores are undefined"
 
     # --- tables -------------------------------------------------------------------------------------
 

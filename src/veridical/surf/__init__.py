@@ -9,9 +9,11 @@ from veridical.surf.embeddings import Embeddings
 from veridical.surf.head import Head
 from veridical.surf.judgement import Judgement
 from veridical.surf.judging import ice_eval, judge
+from veridical.surf.masked import segment_embeddings
 from veridical.surf.methods import (
     CDISCO,
     CRAFT,
+    HUMCD,
     ICA,
     ICE,
     MCD,
@@ -72,6 +74,8 @@ __all__ = [
     "crop_embeddings",
     "ConceptSHAP",
     "MCD",
+    "HUMCD",
+    "segment_embeddings",
     "SAE",
     "Dictionary",
     "load_saelens",

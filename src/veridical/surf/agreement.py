@@ -68,7 +68,7 @@ def compare(
     widest = max(embeddings.values[0].numel(), head.n_outputs, width * each)
     for piece in chunks(len(embeddings), widest):
         part = embeddings.take(piece)
-        h = part.values if positions and part.spatial else part.pooled
+        h = (part.values if positions and part.spatial else part.pooled).double()
         y = head.outputs(h) if head.exact else part.outputs.double()
         guess = settled(surrogate(h), y)
         found = _of_head(y, guess, head, part.labels, companions)

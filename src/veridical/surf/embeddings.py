@@ -46,7 +46,9 @@ class Embeddings:
                 f"embeddings have {values.shape[-1]} dimensions, the head expects {head.dimension}"
             )
         ids = torch.arange(len(values), device=values.device) if ids is None else ids
-        return cls(values, head.outputs(values), ids, labels)
+        # piece by piece: in float64 a large set would not fit beside itself
+        outputs = torch.cat([head.outputs(part) for part in values.split(4096)])
+        return cls(values, outputs, ids, labels)
 
     def __len__(self) -> int:
         return len(self.values)
@@ -72,5 +74,8 @@ class Embeddings:
 
     def take(self, index: Tensor | slice) -> Embeddings:
         """Some of the samples."""
-        labels = None if self.labels is None else self.labels[index]
-        return Embeddings(self.values[index], self.outputs[index], self.ids[index], labels)
+        part = object.__new__(Embeddings)  # checked already: a check would wait for the device in every chunk
+        for name in ("values", "outputs", "ids", "labels"):
+            held = getattr(self, name)
+            object.__setattr__(part, name, None if held is None else held[index])
+        return part

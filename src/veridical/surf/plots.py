@@ -97,7 +97,7 @@ def concept_grid(
             ax = figure.add_subplot(grid[row, column])
             image = inputs[int(samples[k, column])]
             picture = as_image(patch(image, int(where[k, column]), positions))
-            ax.imshow(picture, cmap="gray" if picture.dim() == 2 else None)
+            ax.imshow(picture.numpy(), cmap="gray" if picture.dim() == 2 else None)
             ax.set_xticks([])
             ax.set_yticks([])
             if column == 0:

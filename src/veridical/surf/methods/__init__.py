@@ -4,6 +4,7 @@ from veridical.surf.methods.base import ConceptMethod
 from veridical.surf.methods.cdisco import CDISCO
 from veridical.surf.methods.craft import CRAFT, crop_embeddings
 from veridical.surf.methods.cshap import ConceptSHAP
+from veridical.surf.methods.hu_mcd import HUMCD
 from veridical.surf.methods.ica import ICA
 from veridical.surf.methods.kmeans import KMeans
 from veridical.surf.methods.mcd import MCD
@@ -15,6 +16,7 @@ from veridical.surf.methods.saelens import load_saelens
 __all__ = [
     "CDISCO",
     "CRAFT",
+    "HUMCD",
     "ICA",
     "ICE",
     "MCD",

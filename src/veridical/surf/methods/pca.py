@@ -14,8 +14,7 @@ from veridical.surf.methods.base import ConceptMethod, Found
 def right_singular(rows: Tensor, count: int | None = None) -> tuple[Tensor, Tensor]:
     """Singular values and right singular vectors (r, D) of rows (n, D), largest first.
 
-    Through the smaller of the two Gram matrices, then put right by one QR step: rows are many and wide, and
-    their left singular vectors are never needed.
+    Through the Gram matrix of the columns where rows are many: left singular vectors are never needed.
     """
     if len(rows) < rows.shape[1]:
         _, values, vectors = torch.linalg.svd(rows, full_matrices=False)

@@ -1,0 +1,74 @@
+"""SURF's limits: `python -m benchmarks.surf` times fitting and judging; `--small` takes a tenth of the rows.
+
+To compare with, on 2 cores: each fit on 10,000 x 512 embeddings of 10 classes under 60 s (MCD and C-SHAP
+under 180 s); judging a linear explanation within 1.2 times its two matrix products.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+
+from veridical import surf
+
+
+def seconds(run: Callable[[], object], rounds: int = 1) -> float:
+    """The best of some rounds."""
+    best = float("inf")
+    for _ in range(rounds):
+        start = time.perf_counter()
+        run()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def planted(rows: int, width: int, classes: int) -> tuple[surf.Embeddings, surf.Head]:
+    """Non-negative embeddings that the head spreads over all classes."""
+    draw = torch.Generator().manual_seed(0)
+    weight = torch.randn(classes, width, generator=draw) * 2 / width**0.5
+    head = surf.Head(weight, torch.zeros(classes))
+    values = torch.randn(rows, width, generator=draw).abs()
+    values += 2 * weight[torch.arange(rows) % classes].clamp(min=0)
+    return surf.Embeddings.of(values, head), head
+
+
+def judging(rows: int, width: int, classes: int) -> None:
+    """Judging a linear explanation against the two matrix products it needs."""
+    embeddings, head = planted(rows, width, classes)
+    concepts = surf.random_concepts(head)
+    other = torch.randn_like(head.weight)
+
+    def bare() -> None:
+        for at in range(0, rows, 1024):
+            h = embeddings.values[at : at + 1024].double()
+            h @ head.weight.T
+            h @ other.T
+
+    taken = seconds(lambda: surf.judge(concepts, embeddings, head, companions=False), 3)
+    least = seconds(bare, 3)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    print(
+        f"judge {rows} x {width} x {classes}: {taken:.2f} s, bare products {least:.2f} s, "
+        f"overhead {taken / least:.2f}, peak {peak:.2f} GB",
+        flush=True,
+    )
+
+
+def main(rows: int) -> None:
+    """Time every method, then judging."""
+    print(f"{torch.get_num_threads()} threads, torch {torch.__version__}")
+    embeddings, head = planted(rows, 512, 10)
+    methods = [surf.PCA(), surf.KMeans(), surf.ICA(), surf.NMF(), surf.CDISCO(), surf.ICE(), surf.CRAFT()]
+    for method in (*methods, surf.SAE(), surf.ConceptSHAP(), surf.MCD()):
+        taken = seconds(lambda m=method: m.fit(embeddings, head))  # type: ignore[misc]
+        print(f"fit {method.name:<8} {rows} x 512, 10 classes: {taken:7.2f} s", flush=True)
+    judging(rows, 512, 10)
+    judging(5 * rows, 2048, 1000)
+
+
+if __name__ == "__main__":
+    main(1000 if "--small" in sys.argv else 10_000)
