@@ -90,6 +90,8 @@ def test_every_wording_is_another_prompt() -> None:
         ('["FREE", "prize", "call", "now"]', ["free", "prize", "call"]),
         ('[{"rank": 2, "token": "b"}, {"rank": 1, "token": "a"}]', ["a", "b"]),
         ('{"answer": {"ranking": ["x", "x", "y"]}}', ["x", "y"]),
+        ('{"1": "free prize call now!", "2": "..."}', ["free", "prize", "call"]),
+        ('[{"id": "1", "text": "mum"}]', ["mum"]),
         ('{"bad": oops} then {"1": "ok"}', ["ok"]),
         ("free, prize", None),
         ("{}", None),

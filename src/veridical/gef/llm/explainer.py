@@ -124,7 +124,7 @@ class LLMx(Explainer):
 
     def _matched(self, words: list[str], tokens: list[Any]) -> Tensor:
         if self.tokenizer is None:
-            wanted: set[Any] = {part for word in words for part in word.split()}
+            wanted: set[Any] = set(words)
         else:
             wanted = {piece for word in words for piece in _encode(self.tokenizer, word)}
         return torch.tensor([float(token is not None and token in wanted) for token in tokens])

@@ -11,6 +11,7 @@ MODELS = ("AI model", "machine learning model", "neural network", "text classifi
 CHANGES = ("perturbed with noise", "adversarially manipulated", "rewired", "disturbed at random")
 ASKS = ("Name", "List", "Identify", "Select")
 TOKENS = ("tokens", "words")
+NAMES = ("token", "word", "text")
 WORDINGS = len(MODELS) * len(CHANGES) * len(ASKS) * len(TOKENS)
 """How many prompts there are for one message: every choice of synonyms."""
 
@@ -66,7 +67,8 @@ def parse_reply(reply: str, k: int) -> list[str] | None:
     """
     for value in _json_values(reply):
         try:
-            words = [clean for word in _words(value) if (clean := tidy(word))]
+            # a phrase is so many words, or one reply could name the whole text
+            words = [part for word in _words(value) for part in tidy(word).split()]
         except RecursionError:
             continue
         if words:
@@ -105,7 +107,9 @@ def _words(value: Any) -> list[str]:
     if not isinstance(value, list):
         return []
     if all(isinstance(item, dict) for item in value):
-        rows = [(_rank(item.get("rank")), item.get("token", item.get("word"))) for item in value]
+        rows = [
+            (_rank(item.get("rank")), next((item[n] for n in NAMES if n in item), None)) for item in value
+        ]
         known = [(place if rank is None else rank, word) for place, (rank, word) in enumerate(rows)]
         return [word for _, word in sorted(known, key=lambda row: row[0]) if isinstance(word, str)]
     return [item for item in value if isinstance(item, str)]

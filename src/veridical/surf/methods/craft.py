@@ -31,8 +31,8 @@ def primes(count: int) -> list[int]:
 def halton(points: int, dimensions: int) -> Tensor:
     """Halton's sequence from its second point on (the first is the origin), in float64.
 
-    >>> halton(3, 2).tolist()[0]
-    [0.5, 0.3333333333333333]
+    >>> halton(3, 2)[:, 0].tolist()
+    [0.5, 0.25, 0.75]
     """
     columns = []
     for base in primes(dimensions):

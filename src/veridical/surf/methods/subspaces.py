@@ -39,6 +39,7 @@ def self_expression(rows: Tensor, gamma: float = 50.0, active: int = 64, rounds:
                     off[part].gather(1, chosen[part]),
                     penalty[part],
                     values[part],
+                    tolerance=1e-4,
                 )
                 for part in every.reshape(-1).split(max(1, _BLOCK // width**2))
             ]
@@ -54,7 +55,9 @@ def self_expression(rows: Tensor, gamma: float = 50.0, active: int = 64, rounds:
     return whole
 
 
-def lasso(gram: Tensor, seen: Tensor, penalty: Tensor, start: Tensor, sweeps: int = 100) -> Tensor:
+def lasso(
+    gram: Tensor, seen: Tensor, penalty: Tensor, start: Tensor, sweeps: int = 100, tolerance: float = 1e-6
+) -> Tensor:
     """`min_c c^T G c / 2 - s^T c + lambda |c|_1` for many systems (B, m, m) at once, by coordinate descent.
 
     One coordinate of all systems moves at a time, to its exact optimum; what is left to explain moves along.
@@ -70,7 +73,7 @@ def lasso(gram: Tensor, seen: Tensor, penalty: Tensor, start: Tensor, sweeps: in
             after = rest.sign() * (rest.abs() - bound).clamp(min=0) / size[:, k]
             left -= (after - now[:, k])[:, None] * gram[:, k]
             now[:, k] = after
-        if before is not None and bool((now - before).abs().max() < 1e-6):
+        if before is not None and bool((now - before).abs().max() < tolerance):
             break
     return now
 
