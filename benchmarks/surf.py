@@ -43,8 +43,8 @@ def judging(rows: int, width: int, classes: int) -> None:
     other = torch.randn_like(head.weight)
 
     def bare() -> None:
-        for at in range(0, rows, 1024):
-            h = embeddings.values[at : at + 1024].double()
+        for at in range(0, rows, 256):
+            h = embeddings.values[at : at + 256].double()
             h @ head.weight.T
             h @ other.T
 

@@ -19,7 +19,6 @@ SUBJECTS = {
     "series": ("basic_motions_cnn", 0),
     "table": ("wine", 0),
 }
-COLUMNS = 6
 
 
 def draw(name: str) -> Path:
@@ -31,10 +30,10 @@ def draw(name: str) -> Path:
     methods = vd.applicable(task)
     image = task.inputs.dim() == 4
     panels = len(methods) + (1 if image else 0)
-    rows = -(-panels // COLUMNS)
-    size = (2.2, 2.3) if image else (3.4, 2.6)
-    figure = Figure(figsize=(size[0] * COLUMNS, size[1] * rows), layout="constrained")
-    plots = figure.subplots(rows, COLUMNS, squeeze=False).reshape(-1)
+    columns, width, height = (6, 2.2, 2.3) if image else (4, 4.6, 2.6)
+    rows = -(-panels // columns)
+    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    plots = figure.subplots(rows, columns, squeeze=False).reshape(-1)
     for ax in plots[panels:]:
         ax.set_axis_off()
     if image:

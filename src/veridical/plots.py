@@ -49,10 +49,8 @@ def plot_explanation(
         if inputs is not None:
             grey = as_image(inputs[sample])
             ax.imshow((grey if grey.dim() == 2 else grey.mean(-1)).numpy(), cmap="gray_r", alpha=0.35)
-        bound = float(laid.abs().max()) or 1.0
-        ax.imshow(
-            laid[0].numpy(), cmap="RdBu_r", vmin=-bound, vmax=bound, alpha=1.0 if inputs is None else 0.8
-        )
+        scale = _colours(laid)
+        ax.imshow(laid[0].numpy(), alpha=1.0 if inputs is None else 0.8, **scale)
         ax.set_axis_off()
     elif space.kind in ("step", "step_channel", "element") and space.n_features > 12:
         ax.plot(values.numpy(), color=COLOURS[0])
@@ -70,6 +68,15 @@ def plot_explanation(
         ax.set_xlabel("relevance")
     ax.set_title(name, fontsize=9)
     return ax
+
+
+def _colours(laid: Tensor) -> dict[str, Any]:
+    """Blue and red around zero for signed maps; from the least to the most for those of one sign."""
+    low, high = float(laid.min()), float(laid.max())
+    if low >= 0 and high > low:
+        return {"cmap": "Reds", "vmin": low, "vmax": high}
+    bound = max(abs(low), abs(high)) or 1.0
+    return {"cmap": "RdBu_r", "vmin": -bound, "vmax": bound}
 
 
 def plot_scores(scores: Scores, ax: Axes | None, color: str = COLOURS[0], label: str | None = None) -> Axes:

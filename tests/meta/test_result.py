@@ -93,8 +93,10 @@ def test_the_frame_holds_the_consistencies_their_spread_and_their_intervals(made
     assert row["mc_std"] == pytest.approx(float(found.mc.std(correction=0)))
     assert row["iec_ar"] == pytest.approx(float(found.iec_ar.mean()))
     assert row["kept_ar"] == pytest.approx(float(made.kept["mpt", "ar"].double().mean()))
-    for name in ("iec_nr", "iec_ar"):
-        assert row[f"{name}_low"] <= row[name] <= row[f"{name}_high"]
+    for name in ("iac_nr", "iac_ar", "iec_nr", "iec_ar", "mc"):
+        assert (frame[f"{name}_low"] <= frame[name] + 1e-12).all()
+        assert (frame[name] <= frame[f"{name}_high"] + 1e-12).all()
+    assert 0.005 < row["mc_high"] - row["mc_low"] < 0.2
     mean = frame.set_index(["metric", "test"]).loc[("steady", "mean")]
     both = frame[(frame["metric"] == "steady") & frame["test"].isin(["ipt", "mpt"])]
     assert mean["mc"] == pytest.approx(both["mc"].mean())
@@ -115,6 +117,7 @@ def test_comparisons_are_paired_and_corrected(made):
     pair = frame[(frame["a"] == "steady") & (frame["b"] == "shaky")].iloc[0]
     assert pair["difference"] > 0.2
     assert pair["p_holm"] < 0.01
+    assert pair["low"] < pair["difference"] < pair["high"]
     twins = result(book("a", "x", 0.3, 0.3, 5), book("b", "x", 0.3, 0.3, 5))
     same = twins.compare().iloc[0]
     assert same["difference"] == 0
@@ -197,13 +200,13 @@ def test_pictures_show_the_dependence_beside_mc(made):
     from matplotlib import pyplot
 
     ax = made.plot("blind")
-    assert "reads the map: 0%, blind" in ax.get_title()
+    assert "permuted maps change 0%, blind" in ax.get_title()
     assert f"({made.mc('blind'):.3f})" in ax.get_title()
     grid = made.plot()
     assert grid.shape == (2, 2)
     labels = [text.get_text() for text in made.scatter().get_legend().get_texts()]
-    assert labels[0] == "steady (reads the map: 100%)"
-    assert "reads" not in made._repr_html_() or "dependence" in made._repr_html_()
+    assert labels[0] == "steady (permuted maps change 100%)"
+    assert "dependence" in made._repr_html_()
     pyplot.close("all")
 
 

@@ -128,3 +128,19 @@ def test_sanity_of_a_task_prints_table_three():
     )
     with pytest.raises(InputError, match="measures are among"):
         surf.sanity(task, measures=("SURFF",))
+
+
+def test_rows_to_learn_on_are_drawn_not_the_first(monkeypatch):
+    """Train rows often come sorted by class; the first of them would hold one class only."""
+    torch.manual_seed(0)
+    rows = torch.rand(60, 4)
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    seen = {}
+
+    def catch(head, embeddings, fitted_on, *rest):
+        seen["ids"] = fitted_on.ids
+
+    monkeypatch.setattr("veridical.surf.sanity.sanity_of_head", catch)
+    surf.sanity(vd.Task(model, rows[:5], train=rows), training_rows=20)
+    assert len(seen["ids"].unique()) == 20
+    assert int(seen["ids"].max()) > 30

@@ -25,7 +25,7 @@ NAMES = {"ipt": "IPT", "mpt": "MPT", "combined": "both"}
 def area_chart(result: MetaEvaluation, metric: str, ax: Axes | None = None) -> Axes:
     """The four consistencies of one metric as an area, one a test; grey is what a perfect metric fills.
 
-    The share of scores that depend on the explanation stands under the name: no MC without it.
+    The share of scores that permuted maps change stands under the name: no MC without it.
     """
     ax = axes(ax, 2.4, 2.6)
     ax.fill([x for _, x, _ in CORNERS], [y for *_, y in CORNERS], color="0.92", zorder=0)
@@ -41,7 +41,7 @@ def area_chart(result: MetaEvaluation, metric: str, ax: Axes | None = None) -> A
         ax.text(1.18 * x, 1.18 * y, name, ha="center", va="center", fontsize=7)
     dependence = result.books[metric].dependence
     blind = ", blind" if dependence.blind else ""
-    name, reads = metric.replace("_", " "), f"reads the map: {dependence.permuted:.0%}{blind}"
+    name, reads = metric.replace("_", " "), f"permuted maps change {dependence.permuted:.0%}{blind}"
     ax.set_title(
         f"{name} ({result.mc(metric):.3f})\n{reads}",
         fontsize=8,
@@ -84,7 +84,7 @@ def scatter(result: MetaEvaluation, ax: Axes | None = None) -> Axes:
         share = result.books[label].dependence.permuted
         for test in result.tests:
             iac_nr, iac_ar, iec_nr, iec_ar = result[label, test].vector.tolist()
-            name = f"{label} (reads the map: {share:.0%})" if test == result.tests[0] else None
+            name = f"{label} (permuted maps change {share:.0%})" if test == result.tests[0] else None
             ax.plot(iac_nr, iac_ar, marks[test], color=colour, label=name)
             ax.plot(iec_nr, iec_ar, marks[test], color=colour, fillstyle="none")
     ax.set_xlim(-0.05, 1.05)

@@ -67,13 +67,16 @@ class Reliability:
         return (table - table.nanmean(0)).square().nanmean(0).sqrt()
 
     def interval(self, level: float) -> Tensor:
-        """Percentile intervals (2, 5) over samples: of the four entries and of MC."""
+        """Bootstrap intervals (2, 5) over samples: of the four entries and of MC.
+
+        Centred on the values themselves: a resample repeats samples, which lowers p-values, so that resamples
+        tell how far the values spread but not where they lie.
+        """
         if not len(self.resampled):
             return torch.full((2, 5), torch.nan, dtype=torch.float64)
         table = torch.cat([self.resampled, meta_consistency(self.resampled)[:, None]], 1)
-        ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
-        unknown = torch.cat([self.vector, meta_consistency(self.vector)[None]]).isnan()
-        return torch.quantile(table, ends, dim=0).masked_fill(unknown, torch.nan)
+        value = torch.cat([self.vector, meta_consistency(self.vector)[None]])
+        return _centred(table, value, level).clamp(0.0, 1.0)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -243,8 +246,7 @@ class MetaEvaluation:
                     if spread > 0
                     else float(difference == 0)
                 )
-                ends = torch.tensor([(1 - self.level) / 2, (1 + self.level) / 2], dtype=torch.float64)
-                low, high = torch.quantile(apart, ends).tolist()
+                low, high = _centred(apart, torch.tensor(difference), self.level).tolist()
             rows.append({"a": a, "b": b, "difference": difference, "low": low, "high": high, "p": p})
         frame = pd.DataFrame(rows)
         frame["p_holm"] = holm(torch.tensor(frame["p"].tolist(), dtype=torch.float64)).tolist()
@@ -324,6 +326,12 @@ class MetaEvaluation:
         columns = ["metric", "test", *ENTRIES, "mc", "mc_std", "dependence", "flags"]
         frame = self.to_frame()[columns].round(3)
         return html_summary("; ".join(self._notes()), columns, frame.itertuples(index=False))
+
+
+def _centred(resampled: Tensor, value: Tensor, level: float) -> Tensor:
+    """The quantiles (2, ...) of the resamples (B, ...), moved so that their mean is the value."""
+    ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
+    return torch.quantile(resampled - resampled.mean(0), ends, dim=0) + value
 
 
 def _named(names: Sequence[str], suffix: str, values: Tensor) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -127,17 +127,25 @@ class Concepts:
 
         Positions (N, J, D) are read one by one and averaged as the head averages them.
         """
-        if h.dim() == 3:
-            each = self.surrogate(h.reshape(-1, h.shape[-1]), head)
-            return each.reshape(*h.shape[:2], -1).mean(1)
+        return self.surrogate_of(head)(h)
+
+    def surrogate_of(self, head: Head) -> Callable[[Tensor], Tensor]:
+        """The surrogate as a function of embeddings; where it is linear, one matrix made once."""
         constant = head.bias + self.offset
-        if isinstance(self.projection, Linear):
-            weight, taken = collapsed(self.projection, self.importances)
-            return h.double() @ weight.T + (constant - taken)
-        codes = self.project(h)
-        if self.shared:
-            return codes[:, 0] @ self.importances.T + constant
-        return torch.einsum("nck,ck->nc", codes, self.importances) + constant
+        matrix = collapsed(self.projection, self.importances) if isinstance(self.projection, Linear) else None
+
+        def answer(h: Tensor) -> Tensor:
+            if h.dim() == 3:
+                each = answer(h.reshape(-1, h.shape[-1]))
+                return each.reshape(*h.shape[:2], -1).mean(1)
+            if matrix is not None:
+                return torch.addmm(constant - matrix[1], h.double(), matrix[0].T)
+            codes = self.project(h)
+            if self.shared:
+                return codes[:, 0] @ self.importances.T + constant
+            return torch.einsum("nck,ck->nc", codes, self.importances) + constant
+
+        return answer
 
 
 def collapsed(projection: Linear, importances: Tensor) -> tuple[Tensor, Tensor]:

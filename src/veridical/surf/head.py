@@ -61,7 +61,7 @@ class Head:
     def outputs(self, h: Tensor) -> Tensor:
         """`F h + b` for embeddings (N, D), or for positions (N, J, D), whose mean the head sees."""
         h = h.double()
-        return (h.mean(1) if h.dim() == 3 else h) @ self.weight.T + self.bias
+        return torch.addmm(self.bias, h.mean(1) if h.dim() == 3 else h, self.weight.T)
 
     def probabilities(self, y: Tensor) -> Tensor:
         """Softmax of the outputs; a binary head's columns (-z, z) give the sigmoid of z and its rest."""

@@ -33,7 +33,7 @@ def judge(
     _check(concepts, embeddings, head, positions)
     each = positions == "each"
     width = concepts.vectors.shape[0] * concepts.vectors.shape[1]
-    values = compare(lambda h: concepts.surrogate(h, head), embeddings, head, width, companions, each)
+    values = compare(concepts.surrogate_of(head), embeddings, head, width, companions, each)
     facts: dict[str, float] = {
         "concepts": concepts.charged,
         "parameters": 0,
@@ -56,7 +56,7 @@ def ice_eval(concepts: Concepts, embeddings: Embeddings, head: Head) -> Judgemen
     _check(concepts, embeddings, head, "pooled")
     rebuilt = _rebuilt(concepts, head)
     width = concepts.vectors.shape[0] * concepts.vectors.shape[1]
-    values = compare(lambda h: rebuilt.surrogate(h, head), embeddings, head, width)
+    values = compare(rebuilt.surrogate_of(head), embeddings, head, width)
     facts = {"parameters": 0, "flops": ice_flops(head.n_outputs, round(concepts.charged), head.dimension)}
     return Judgement(
         concepts.method, "ICE-Eval", values, embeddings.ids, 1 / head.n_outputs, facts, concepts.flags
@@ -78,7 +78,7 @@ def plausibility(concepts: Concepts, head: Head) -> float:
 
 def reconstruction(concepts: Concepts, embeddings: Embeddings, head: Head) -> dict[str, float]:
     """Mean squared error of rebuilt embeddings, and KL(p || p_rebuilt) of the head's distributions."""
-    rebuilt = _rebuilt(concepts, head)
+    rebuilt = _rebuilt(concepts, head).surrogate_of(head)
     gram = concepts.vectors @ concepts.vectors.mT
     centre = torch.zeros_like(concepts.vectors[:, 0]) if concepts.centre is None else concepts.centre
     totals = concepts.vectors.new_zeros(2)
@@ -95,7 +95,7 @@ def reconstruction(concepts: Concepts, embeddings: Embeddings, head: Head) -> di
         if head.classifies:
             scale = 0.5 if head.kind == "binary" else 1.0
             log_p = torch.log_softmax(head.outputs(h) * scale, -1)
-            log_q = torch.log_softmax(rebuilt.surrogate(h, head) * scale, -1)
+            log_q = torch.log_softmax(rebuilt(h) * scale, -1)
             totals[1] += (log_p.exp() * (log_p - log_q)).sum()
     mse, kl = (totals / len(embeddings)).tolist()
     return (

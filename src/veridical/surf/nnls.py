@@ -15,7 +15,7 @@ def nnls(gram: Tensor, seen: Tensor) -> Tensor:
     together: each adds its most promising concept, solves on its passive set, and steps back along the
     segment to the first concept that would turn negative, until every row is optimal.
 
-    >>> nnls(torch.eye(2, dtype=torch.float64)[None], torch.tensor([[[1.0, -1.0]]])).round(decimals=9).tolist()
+    >>> nnls(torch.eye(2)[None], torch.tensor([[[1.0, -1.0]]])).round(decimals=9).tolist()
     [[[1.0, 0.0]]]
     """
     seen = seen.double()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError, NotApplicableError
-from veridical.rng import Key, as_key, normal, uniform
+from veridical.rng import Key, as_key, normal, permutation, uniform
 from veridical.surf.concepts import Concepts
 from veridical.surf.cshap_eval import Training, cshap_eval
 from veridical.surf.embeddings import Embeddings
@@ -121,11 +121,15 @@ def sanity(
 ) -> SanityTable:
     """Table 3 for a task's own model: do measures notice that an explanation is random?
 
-    C-SHAP-Eval learns on the first `training_rows` train embeddings (the judged ones where the task has no
+    C-SHAP-Eval learns on up to `training_rows` train embeddings, drawn (the judged ones where the task has no
     train rows); it sees no importances, so its row is computed once for Perfect and Rand-Imp.
     """
     parts = split(task)
-    learn = parts.train().take(slice(0, training_rows)) if task.train is not None else None
+    learn = None
+    if task.train is not None and any(measure.startswith("C-SHAP") for measure in measures):
+        one = torch.zeros(1, dtype=torch.int64, device=task.device)
+        drawn = permutation(as_key(seed) / "training rows", one, 0, len(task.train))[0, :training_rows]
+        learn = parts.train().take(drawn)
     return sanity_of_head(parts.head, parts.test(), learn, seed, draws, measures)
 
 
