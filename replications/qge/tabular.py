@@ -1,6 +1,6 @@
 """Section 4.1.a and 4.1.c: all rankings of Avila (10 features) and of 9 wine features, five models each.
 
-    python -m replications.qge.tabular --data $VERIDICAL_DATA --out /tmp/qge
+    python -m replications.qge.tabular --data $VERIDICAL_DATA --out results
 
 Avila comes from https://doi.org/10.24432/C5K02X (avila-tr.txt and avila-ts.txt in a folder `avila`); the
 9-feature set is the first nine columns of scikit-learn's wine, in place of Glass.

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.reference import meta as reference
@@ -80,6 +80,7 @@ def random_scores(seed, ties=False, explainers=3, samples=31, draws=4):
     return base, near, far, g.random((draws, samples)) < 0.8, g.random((draws, samples)) < 0.5
 
 
+@settings(max_examples=20)
 @given(st.integers(0, 10_000), st.booleans(), st.sampled_from([(3, 31), (2, 7), (5, 64)]))
 def test_everything_matches_the_slow_rewrite(seed, ties, shape):
     base, near, far, kept_nr, kept_ar = random_scores(seed, ties, *shape)
@@ -156,6 +157,7 @@ def test_missing_scores_are_left_out_unless_published():
     close(intra_consistency(base, far, kept_ar)[0], p)
 
 
+@settings(max_examples=20)
 @given(st.integers(0, 1000))
 def test_monotone_rescaling_and_order_change_no_rank_based_value(seed):
     base, near, far, kept_nr, kept_ar = (torch.from_numpy(a) for a in random_scores(seed))

@@ -143,7 +143,8 @@ def test_calibrated_noise_is_the_smallest_that_disrupts(table, test):
     assert slight.amount < found.amount
 
 
-def test_out_of_reach_takes_the_most_and_says_so():
+def test_out_of_reach_takes_the_most_and_says_so(monkeypatch):
+    monkeypatch.setattr("veridical.meta.strength.DRAWS", 2)
     stubborn = vd.Task(
         nn.Sequential(Always()), torch.randn(10, 4, generator=torch.Generator().manual_seed(0))
     )

@@ -52,7 +52,9 @@ def meta_evaluate(
 
     >>> import veridical as vd
     >>> task = vd.Task(torch.nn.Linear(4, 3), torch.randn(16, 4))
-    >>> result = vd.meta_evaluate(task, ["sparseness"], ["gradient", "occlusion"], draws=2, iterations=1)
+    >>> result = vd.meta_evaluate(
+    ...     task, ["sparseness"], ["gradient", "saliency"], draws=1, iterations=1, ar="published"
+    ... )
     >>> list(result.to_frame().columns[:8])
     ['metric', 'category', 'test', 'iac_nr', 'iac_ar', 'iec_nr', 'iec_ar', 'mc']
     """
