@@ -67,7 +67,7 @@ bench: $(CORE)
 
 docs: $(CORE)
 	if [ -f mkdocs.yml ]; then \
-	    echo "== docs"; $(BIN)/mkdocs build --strict --quiet; \
+	    echo "== docs"; NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet; \
 	else \
 	    echo "== docs: no mkdocs.yml yet, nothing to build"; \
 	fi

@@ -23,7 +23,7 @@ from veridical.surf import (
 )
 from veridical.surf.agreement import absolute_error, moved_mass
 from veridical.surf.complexity import cshap_flops, cshap_parameters, ice_flops, surf_flops
-from veridical.surf.sanity import SETTINGS, sanity_of_head
+from veridical.surf.sanity_check import SETTINGS, sanity_of_head
 
 
 def inner(h, vectors):
@@ -128,7 +128,7 @@ def test_cshap_eval_sees_no_importances_and_learns(head, test, train):
 
 def test_the_network_seen_through_the_head_is_the_network(head):
     from veridical.rng import Key
-    from veridical.surf.cshap_eval import Network
+    from veridical.surf.cshap_network import Network
 
     network = Network(3, head, 7, Key(0))
     codes = draw(8, 5, 4, 3).float()

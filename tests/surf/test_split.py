@@ -140,7 +140,7 @@ def test_rows_to_learn_on_are_drawn_not_the_first(monkeypatch):
     def catch(head, embeddings, fitted_on, *rest):
         seen["ids"] = fitted_on.ids
 
-    monkeypatch.setattr("veridical.surf.sanity.sanity_of_head", catch)
+    monkeypatch.setattr("veridical.surf.sanity_check.sanity_of_head", catch)
     surf.sanity(vd.Task(model, rows[:5], train=rows), training_rows=20)
     assert len(seen["ids"].unique()) == 20
     assert int(seen["ids"].max()) > 30

@@ -1,9 +1,9 @@
 """SURF: concept explanations, methods that make them, and the measure of their faithfulness."""
 
 from veridical.surf.beyond import ErrorSplit, error_split, rank_optimum
-from veridical.surf.compare import Comparison, compare, compare_on
+from veridical.surf.comparison import Comparison, compare, compare_on
 from veridical.surf.concepts import Concepts
-from veridical.surf.cshap_eval import Training, cshap_eval
+from veridical.surf.cshap_network import Training, cshap_eval
 from veridical.surf.deletion import DeletionCurve, concept_deletion, pixel_deletion, weight_deletion
 from veridical.surf.embeddings import Embeddings
 from veridical.surf.head import Head
@@ -27,9 +27,9 @@ from veridical.surf.methods import (
     crop_embeddings,
     load_saelens,
 )
-from veridical.surf.parsimony import Parsimony, parsimony, plateau
+from veridical.surf.parsimony_curve import Parsimony, parsimony, plateau
 from veridical.surf.plots import concept_grid, plot_parsimony, surrogate_against_model
-from veridical.surf.sanity import (
+from veridical.surf.sanity_check import (
     SanityTable,
     perfect,
     random_concepts,

@@ -13,7 +13,7 @@ from veridical.surf.concepts import Concepts
 from veridical.surf.embeddings import Embeddings
 from veridical.surf.head import Head
 from veridical.surf.judgement import LABELS
-from veridical.surf.parsimony import Parsimony
+from veridical.surf.parsimony_curve import Parsimony
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

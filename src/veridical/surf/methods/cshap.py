@@ -12,7 +12,7 @@ from torch import Tensor
 from veridical.errors import InputError
 from veridical.rng import Key, as_key, integers, normal, uniform
 from veridical.surf.concepts import Concepts
-from veridical.surf.cshap_eval import Network
+from veridical.surf.cshap_network import Network
 from veridical.surf.embeddings import Embeddings
 from veridical.surf.head import Head
 from veridical.surf.methods.base import ConceptMethod, check_embeddings, too_few
