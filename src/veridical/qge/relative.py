@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from veridical.metrics.base import AnyMetric, Outcome, registry
-from veridical.metrics.randomisation import EfficientMprt, Mprt, RandomLogit
+from veridical.metrics.randomisation import Mprt, RandomLogit
 from veridical.rng import Key
 from veridical.scores import Direction
 from veridical.task import Task
@@ -113,7 +113,7 @@ def unmoved_by_inversion(metric: AnyMetric) -> bool:
         return bool(said)
     if type(metric) in (Mprt, RandomLogit):
         return metric.similarity == "spearman" and not metric.absolute  # type: ignore[attr-defined]
-    return metric.permutation_invariant or isinstance(metric, EfficientMprt)
+    return metric.permutation_invariant
 
 
 def undefined(task: Task) -> Outcome:

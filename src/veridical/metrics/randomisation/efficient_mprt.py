@@ -41,6 +41,7 @@ class EfficientMprt(ExplainerMetric):
     assumes: ClassVar[str] = "explanations of a trained model are simpler than those of a random one"
     misleads: ClassVar[str] = "outliers set the bins; maps that start complex cannot rise much"
     paper: ClassVar[str] = "Hedström et al. 2024; GEF eq. 32"
+    permutation_invariant: ClassVar[bool] = True
     needs: ClassVar[frozenset[str]] = frozenset({"explainer", "weights"})
 
     def __post_init__(self) -> None:
