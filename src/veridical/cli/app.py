@@ -145,7 +145,7 @@ def _settings(text: str) -> dict[str, Any]:
 
 def _print(result: vd.Evaluation) -> None:
     table = Table(box=None)
-    table.add_column("explainer")
+    table.add_column("explainer", no_wrap=True, min_width=max(len(who) for who in result.explainers or [""]))
     for what in result.metrics:
         sense = next(s.direction for (_, m), s in result.scores.items() if m == what)
         table.add_column(f"{what}\n({sense} is better)", justify="right", overflow="fold")
