@@ -11,7 +11,7 @@ from torch import Tensor
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer
 from veridical.metrics.base import ExplainerMetric, Outcome, register
-from veridical.predictor import take_side
+from veridical.metrics.reference_rows import reference_task, why_no_references
 from veridical.rng import Key
 from veridical.scores import Direction
 from veridical.task import Task
@@ -55,19 +55,10 @@ class Sufficiency(ExplainerMetric):
             raise InputError(f"a cosine distance lies in [0, 2], got radius {self.radius}")
 
     def why_not(self, task: Task) -> str | None:
-        reason = super().why_not(task)
-        if reason is not None:
-            return reason
-        if task.head == "regression":
-            return "it compares predicted classes, and a regression has none"
-        if task.space.valid is not None or task.space.per_sample:
-            return "features differ between samples, so reference rows have no comparable maps"
-        if task.side and not task.train_side:
-            return "the model takes side inputs; give those of the reference rows as train_side=..."
-        return None
+        return super().why_not(task) or why_no_references(task)
 
     def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
-        others = self._references(task)
+        others = reference_task(task, self.reference_rows)
         mine, failed, empty = _directions(
             explainer(task.with_targets(task.predictions), key / "samples").values
         )
@@ -92,17 +83,6 @@ class Sufficiency(ExplainerMetric):
         order = distance.argsort(dim=-1, stable=True)[:, : self.neighbours]
         near = torch.zeros_like(distance, dtype=torch.bool).scatter_(-1, order, True)
         return near & torch.isfinite(distance)
-
-    def _references(self, task: Task) -> Task:
-        """The reference rows as samples of a task of their own, explained for their predictions."""
-        assert task.train is not None
-        few = slice(0, self.reference_rows)
-        rows, side = task.train[few], take_side(task.train_side, few)
-        ids = torch.arange(len(rows), device=task.device)
-        predicted = task.predictor.outputs(rows, side).argmax(-1)
-        others = task._derive(inputs=rows, side=side, ids=ids, masks=None, labels=None, _targets=predicted)
-        others.__dict__["reference"] = others
-        return others
 
 
 def _directions(maps: Tensor) -> tuple[Tensor, Tensor, Tensor]:

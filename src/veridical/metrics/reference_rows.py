@@ -1,0 +1,31 @@
+"""Reference rows as samples of their own, for metrics that compare explanations between inputs."""
+
+from __future__ import annotations
+
+import torch
+
+from veridical.predictor import take_side
+from veridical.task import Task
+
+
+def why_no_references(task: Task) -> str | None:
+    """Why reference rows cannot be explained beside the samples and compared, or None if they can."""
+    if task.head == "regression":
+        return "it compares predicted classes, and a regression has none"
+    if task.space.valid is not None or task.space.per_sample:
+        return "features differ between samples, so reference rows have no comparable maps"
+    if task.side and not task.train_side:
+        return "the model takes side inputs; give those of the reference rows as train_side=..."
+    return None
+
+
+def reference_task(task: Task, count: int) -> Task:
+    """The first `count` reference rows as samples of a task of their own, explained for their predictions."""
+    assert task.train is not None
+    few = slice(0, count)
+    rows, side = task.train[few], take_side(task.train_side, few)
+    ids = torch.arange(len(rows), device=task.device)
+    predicted = task.predictor.outputs(rows, side).argmax(-1)
+    others = task._derive(inputs=rows, side=side, ids=ids, masks=None, labels=None, _targets=predicted)
+    others.__dict__["reference"] = others
+    return others
