@@ -146,6 +146,8 @@ def assumptions(
         raise NotApplicableError("a regression has no class that could change or stay")
     if task.members is not None:
         raise NotApplicableError("the samples of this task are classes; give the task of its inputs")
+    if not any(p.is_floating_point() for p in task.predictor.model.parameters()):
+        raise NotApplicableError("the model has no weights that torch can see, so no layer can be randomised")
     if levels < 2 or draws < 1 or mask_steps < 2:
         raise InputError(f"at least 2 levels, 1 draw and 2 mask steps, got {levels}, {draws}, {mask_steps}")
     key = Key(seed) / "assumptions"

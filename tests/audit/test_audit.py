@@ -1,0 +1,215 @@
+"""The audit end to end: right on tasks with a known answer, honest where there is none."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import veridical as vd
+from veridical.audit import EFFORTS, audit
+from veridical.errors import InputError, NotApplicableError, UnknownNameError
+
+TINY = replace(
+    EFFORTS["quick"],
+    gef_draws=2,
+    removal_draws=4,
+    flip_steps=8,
+    subset_runs=16,
+    noise_draws=2,
+    meta_samples=16,
+    meta_draws=1,
+    standing_samples=2,
+    standing_draws=50,
+)
+PLANT = ["saliency", "input_x_gradient", "integrated_gradients"]
+
+
+@pytest.fixture(scope="module")
+def planted():
+    return audit(vd.tasks.load("known/planted_patch"), effort=TINY, samples=32)
+
+
+def assert_plant_is_seen(result, seeing=PLANT):
+    """Methods that see the plant beat the controls and one of them wins; controls lose to all of them."""
+    places = {p.explainer: p for p in result.verdict.places}
+    assert all(places[name].trusted for name in seeing)
+    assert all(places[name].score > places[rival].score for name in seeing for rival in ("random", "sobel"))
+    top = max(p.score for p in result.ranking)
+    assert any(top - places[name].score < 0.05 for name in seeing)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_methods_that_see_the_plant_win(seed):
+    result = audit(
+        vd.tasks.load("known/planted_patch"), explainers=[*PLANT, "gradcam"], samples=40, seed=seed
+    )
+    assert_plant_is_seen(result)
+    assert result.best in PLANT
+
+
+def test_controls_given_as_methods_are_called_out():
+    """Noise and edges under other names, as if they were explainers of their own."""
+
+    def edges(model, inputs, targets):
+        return vd.explain("sobel", vd.Task(model, inputs, targets=targets)).maps()
+
+    def noise(model, inputs, targets):
+        return torch.rand(
+            inputs.shape, generator=torch.Generator().manual_seed(int(1e3 * inputs.abs().sum()) % 2**31)
+        )
+
+    given = {"honest": "integrated_gradients", "edges": edges, "noise": noise}
+    result = audit(vd.tasks.load("known/planted_patch"), explainers=given, effort=TINY, samples=40)
+    assert result.best == "honest"
+    trusted = {p.explainer: p.trusted for p in result.ranking}
+    assert trusted == {"honest": True, "edges": False, "noise": False}
+    text = " ".join(result.sentences)
+    assert "Do not trust" in text
+    assert "edges" in text
+
+
+def test_nothing_better_than_chance_is_said():
+    def noise(salt):
+        def explain(model, inputs, targets):
+            seed = (salt + int(1e3 * inputs.abs().sum())) % 2**31
+            return torch.rand(inputs.shape, generator=torch.Generator().manual_seed(seed))
+
+        return explain
+
+    result = audit(
+        vd.tasks.load("known/planted_patch"),
+        explainers={"a": noise(1), "b": noise(2)},
+        effort=TINY,
+        samples=40,
+    )
+    assert result.best is None
+    assert result.sentences[0].startswith("No method is better than chance on this model")
+
+
+def test_a_model_that_ignores_its_input_gives_no_winner():
+    torch.manual_seed(0)
+    model = nn.Linear(6, 3)
+    with torch.no_grad():
+        model.weight.zero_()
+    result = audit(vd.Task(model, torch.randn(24, 6)), explainers=["saliency", "occlusion"], effort=TINY)
+    assert result.best is None
+
+
+def test_the_result_is_complete(planted):
+    assert planted.best in [p.explainer for p in planted.ranking]
+    assert planted.ranking[0].score >= planted.ranking[-1].score
+    frame = planted.to_frame()
+    assert {"explainer", "score", "low", "high", "p_best", "trusted"} <= set(frame.columns)
+    assert frame["p_best"].sum() == pytest.approx(1.0)
+    assert planted.best in repr(planted)
+    assert planted.best in planted._repr_html_()
+    systems = {j.system for j in planted.verdict.judges}
+    assert {
+        "GEF",
+        "F-Fidelity",
+        "QGE",
+        "robustness",
+        "randomisation",
+        "complexity",
+        "localisation",
+    } <= systems
+    assert planted.reliability is not None
+    assert set(planted.seconds) >= {"checks", "scoring", "meta-evaluation", "verdict"}
+    assert planted.costs["scoring"].forward > 0
+    assert planted.standings
+    assert "kernel_shap" in planted.skipped_explainers
+    plain = json.loads(json.dumps(planted.to_json()))
+    assert plain["best"] == planted.best
+
+
+def test_the_same_seed_gives_the_same_verdict(planted):
+    again = audit(vd.tasks.load("known/planted_patch"), effort=TINY, samples=32)
+    assert again.sentences == planted.sentences
+    assert again.to_frame().equals(planted.to_frame())
+
+
+def test_the_model_and_the_task_are_left_alone():
+    task = vd.tasks.load("known/linear")
+    before = [p.clone() for p in task.model.parameters()], task.inputs.clone()
+    audit(task, explainers=["saliency", "occlusion"], effort=TINY, samples=16)
+    assert all(torch.equal(a, b) for a, b in zip(before[0], task.model.parameters(), strict=True))
+    assert torch.equal(before[1], task.inputs)
+
+
+@pytest.mark.parametrize("name", ["known/interactions", "known/planted_window", "reviews", "diabetes"])
+def test_every_kind_of_input_can_be_audited(name):
+    task = vd.tasks.load(name)
+    result = audit(
+        task, explainers=["input_x_gradient", "integrated_gradients", "saliency"], effort=TINY, samples=24
+    )
+    assert len(result.ranking) == 3
+    assert result.ranking[0].trusted
+    assert result.ranking[0].explainer != "saliency" or name == "known/planted_window"
+    assert result.verdict.deciding
+
+
+def test_a_black_box_is_audited_without_gradients_and_weights():
+    linear = torch.tensor([[3.0, -2.0, 0.0, 0.0, 1.0]])
+
+    def model(x):
+        return (x @ linear.T.double().to(x.dtype)) @ torch.tensor([[1.0, -1.0]], dtype=x.dtype)
+
+    task = vd.Task(
+        lambda x: model(x).detach(), torch.randn(40, 5, generator=torch.Generator().manual_seed(0)), fill=0.0
+    )
+    result = audit(task, explainers=["occlusion", "lime"], effort=TINY)
+    assert "gef" in result.skipped_metrics
+    assert result.best in ("occlusion", "lime")
+
+
+def test_training_rows_make_a_fine_tuned_judge():
+    result = audit(
+        vd.tasks.load("digits"), explainers=["integrated_gradients", "saliency"], effort=TINY, samples=48
+    )
+    labels = {j.metric for j in result.verdict.judges}
+    if result.checks.masking_hurts:
+        assert {"ffid_plus", "ffid_minus"} <= labels
+        assert result.robustness is not None
+    else:
+        assert {"rfid_plus", "rfid_minus"} <= labels
+
+
+def test_an_explainer_that_raises_is_recorded_and_the_rest_goes_on():
+    def broken(model, inputs, targets):
+        raise RuntimeError("out of ideas")
+
+    with pytest.warns(vd.errors.VeridicalWarning, match="out of ideas"):
+        result = audit(
+            vd.tasks.load("known/linear"),
+            explainers={"broken": broken, "x": "saliency", "y": "occlusion"},
+            effort=TINY,
+            samples=16,
+        )
+    assert any(f.explainer == "broken" and "out of ideas" in f.message for f in result.evaluation.failures)
+    assert "broken" not in [p.explainer for p in result.ranking]
+
+
+def test_efforts_grow():
+    quick, standard, thorough = (EFFORTS[name] for name in ("quick", "standard", "thorough"))
+    assert quick.samples < standard.samples < thorough.samples
+    assert quick.meta_draws < standard.meta_draws < thorough.meta_draws
+
+
+def test_bad_input_is_refused():
+    task = vd.tasks.load("known/linear")
+    with pytest.raises(UnknownNameError, match="quick"):
+        audit(task, effort="quickest")
+    with pytest.raises(InputError, match="at least two"):
+        audit(task[:1])
+    with pytest.raises(InputError, match="at least two"):
+        audit(task, samples=1)
+    with pytest.raises(InputError, match="no explainer to audit"):
+        audit(task, explainers=["random"])
+    with pytest.raises(NotApplicableError, match="gradcam"):
+        audit(task, explainers=["gradcam"])
+    with pytest.raises(InputError, match="classes"):
+        audit(vd.gef.class_task(vd.tasks.load("digits")))
