@@ -27,7 +27,7 @@ PYTEST     := $(ONE_THREAD) $(BIN)/python -m pytest -q
 .DELETE_ON_ERROR:
 
 help:
-	echo "make demo         write demo_report/: a real model, its explanations, their scores"
+	echo "make demo         audit a real model and write demo_report/index.html"
 	echo "make test         lint, types, import layers and the core tests"
 	echo "make test-extras  slow tests, optional dependencies, docs and the wheel"
 	echo "make lint         ruff, mypy and import-linter only"

@@ -1,8 +1,9 @@
 """veridical: how faithful is this explanation to the model it explains, and can that number be trusted?"""
 
-from veridical import errors, fidelity, fill, functional, gef, meta, qge, surf, tasks
+from veridical import errors, fidelity, fill, functional, gef, loading, meta, qge, surf, tasks
 from veridical._version import __version__
 from veridical.api import evaluate, explain, explainers, metrics, register, score
+from veridical.audit import Audit, audit
 from veridical.evaluation import Evaluation
 from veridical.explainers import Explainer, applicable
 from veridical.explanation import Explanation
@@ -18,6 +19,7 @@ from veridical.task import Task
 
 __all__ = [
     "GEF",
+    "Audit",
     "Cost",
     "Curve",
     "Direction",
@@ -37,6 +39,7 @@ __all__ = [
     "Task",
     "__version__",
     "applicable",
+    "audit",
     "errors",
     "evaluate",
     "explain",
@@ -45,6 +48,7 @@ __all__ = [
     "fill",
     "functional",
     "gef",
+    "loading",
     "meta",
     "meta_evaluate",
     "metrics",

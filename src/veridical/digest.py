@@ -31,4 +31,7 @@ def content_digest(model: nn.Module, tensors: Mapping[str, Tensor | None], about
     digest.update(repr((type(model).__qualname__, repr(model), about)).encode())
     if isinstance(model, ArrayModel) and model.estimator is not None:
         digest.update(pickle.dumps(model.estimator))
+    if isinstance(model, ArrayModel):
+        # a function that runs a stored model says itself which
+        digest.update(getattr(model.function, "content_digest", b""))
     return digest.hexdigest()

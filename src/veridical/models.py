@@ -59,7 +59,7 @@ def adapt(
             )
         return model, True, None
     if hasattr(model, "predict") and (hasattr(model, "get_params") or hasattr(model, "classes_")):
-        function, head = _estimator(model)
+        function, head = estimator_response(model)
         return ArrayModel(function, codec, model), False, head
     if not callable(model):
         raise InputError(
@@ -82,7 +82,7 @@ def adapt(
     return ArrayModel(model), False, None
 
 
-def _estimator(model: Any) -> tuple[Callable[[Any], Any], str | None]:
+def estimator_response(model: Any) -> tuple[Callable[[Any], Any], str | None]:
     """The responses of an estimator: decision function, else log-probabilities, else the prediction."""
     classes = getattr(model, "classes_", None)
     if hasattr(model, "decision_function"):

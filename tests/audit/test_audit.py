@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
 from torch import nn
 
 import veridical as vd
-from veridical.audit import EFFORTS, audit
+from veridical.audit import EFFORTS, audit, cost
+from veridical.audit.cost import estimated_rows
+from veridical.audit.panel import choose_explainers, choose_judges
 from veridical.errors import InputError, NotApplicableError, UnknownNameError
 
 TINY = replace(
@@ -194,9 +197,26 @@ def test_an_explainer_that_raises_is_recorded_and_the_rest_goes_on():
 
 
 def test_efforts_grow():
-    quick, standard, thorough = (EFFORTS[name] for name in ("quick", "standard", "thorough"))
-    assert quick.samples < standard.samples < thorough.samples
-    assert quick.meta_draws < standard.meta_draws < thorough.meta_draws
+    efforts = [EFFORTS[name] for name in ("glance", "quick", "standard", "thorough")]
+    for less, more in pairwise(efforts):
+        assert less.samples < more.samples
+        assert less.meta_samples < more.meta_samples
+        assert less.meta_draws * less.meta_iterations < more.meta_draws * more.meta_iterations
+
+
+def test_the_estimate_is_near_what_is_asked():
+    task = vd.tasks.load("known/linear")[:32]
+    panel = choose_explainers(task, ["saliency", "integrated_gradients"], TINY)
+    seats, _ = choose_judges(task, TINY, None)
+    result = audit(task, explainers=["saliency", "integrated_gradients"], effort=TINY)
+    asked = sum(result.costs[stage].forward for stage in ("scoring", "meta-evaluation"))
+    assert 0.5 < estimated_rows(task, panel, seats, TINY) / asked < 2
+
+
+def test_a_long_audit_says_so_beforehand(monkeypatch):
+    monkeypatch.setattr(cost, "LONG_SECONDS", 0.0)
+    with pytest.warns(vd.errors.VeridicalWarning, match="perhaps .* here"):
+        audit(vd.tasks.load("known/linear"), explainers=["saliency", "occlusion"], effort="glance")
 
 
 def test_bad_input_is_refused():

@@ -143,7 +143,7 @@ def test_mistakes_with_tables_are_told(frame, tmp_path):
     with pytest.raises(InputError, match="between 0 and 1"):
         vd.tasks.from_table(net, frame, train=1.5)
     (tmp_path / "a.xls").write_text("")
-    with pytest.raises(InputError, match=r"\.csv, \.tsv or \.parquet"):
+    with pytest.raises(InputError, match=r"\.csv, \.tsv, \.parquet"):
         vd.tasks.from_table(net, tmp_path / "a.xls")
 
 

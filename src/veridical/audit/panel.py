@@ -17,7 +17,7 @@ from veridical.metrics import registry as metric_registry
 from veridical.qge import QGE
 from veridical.task import Task
 
-EffortName = Literal["quick", "standard", "thorough"]
+EffortName = Literal["glance", "quick", "standard", "thorough"]
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,13 @@ class Effort:
     standing_draws: int
 
 
+COARSE = (0.1, 0.5, 0.9)
 SIZES = (0.1, 0.3, 0.5, 0.7, 0.9)
 FINE = tuple(percent / 100 for percent in range(5, 100, 5))
 EFFORTS: Mapping[str, Effort] = {
+    "glance": Effort("glance", 24, 16, False, 3, 4, COARSE, 8, 24, 2, 12, 2, 1, 1, 0, 0),
     "quick": Effort("quick", 64, 64, False, 5, 10, SIZES, 16, 50, 5, 32, 3, 2, 1, 4, 200),
-    "standard": Effort("standard", 200, 600, False, 5, 50, SIZES, 24, 100, 10, 100, 4, 3, 2, 8, 1000),
+    "standard": Effort("standard", 200, 600, False, 5, 20, SIZES, 24, 100, 10, 100, 3, 2, 2, 8, 1000),
     "thorough": Effort("thorough", 1000, 10**9, True, 5, 50, FINE, 50, 100, 10, 1000, 6, 5, 3, 16, 1000),
 }
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from veridical._version import __version__
 from veridical.api import evaluate
 from veridical.audit.checks import Checks, check_model
+from veridical.audit.cost import warning
 from veridical.audit.panel import (
     Effort,
     EffortName,
@@ -93,6 +94,9 @@ def audit(
     with clock("fine-tuning"):
         finetuned, table = _finetuned(task, train, checks, seed, progress, notes)
     seats, refused = choose_judges(task, chosen, finetuned)
+    long = warning(task, panel, seats, chosen)
+    if long is not None:
+        warnings.warn(long, VeridicalWarning, stacklevel=2)
     with clock("scoring"):
         evaluation = evaluate(
             task,

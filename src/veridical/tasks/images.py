@@ -2,22 +2,66 @@
 
 from __future__ import annotations
 
+import json
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from veridical import rng
-from veridical.errors import InputError
+from veridical.errors import FormatError, InputError, VeridicalError
 from veridical.rng import Key
+from veridical.space import Space
 from veridical.task import Task
 from veridical.tasks.packages import require
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+MAX_PIXELS = 50_000_000
+"""Pixels of the largest image that is decoded: beyond any camera's photo, within any machine's memory."""
+MANY_PIXELS = 64 * 64
+PATCHES_A_SIDE = 14
 Channels = float | Sequence[float]
+
+
+def open_image(path: str | Path, mode: str = "RGB") -> Image:
+    """Decode one image file, unless it is larger than any photo or no image at all."""
+    require("PIL")
+    from PIL import Image, UnidentifiedImageError
+
+    path = Path(path)
+    try:
+        with warnings.catch_warnings():
+            # Pillow only warns of sizes that are refused here
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            with Image.open(path) as file:
+                # the header alone has been read; a small file can claim a size that fills the memory
+                if file.width * file.height > MAX_PIXELS:
+                    raise _too_large(path, f"{file.width} x {file.height}")
+                return file.convert(mode)
+    except Image.DecompressionBombError as error:
+        raise _too_large(path, "vastly more") from error
+    except UnidentifiedImageError as error:
+        raise FormatError(f"{path.name} is not an image that can be read") from error
+    except FileNotFoundError as error:
+        raise InputError(f"there is no file {path}") from error
+    except (OSError, SyntaxError, ValueError) as error:
+        if isinstance(error, VeridicalError):
+            raise
+        raise FormatError(f"the image {path.name} is damaged: {error}") from error
+
+
+def _too_large(path: Path, pixels: str) -> InputError:
+    return InputError(
+        f"the image {path.name} has {pixels} pixels; at most {MAX_PIXELS // 1_000_000} million are decoded. "
+        "Make it smaller first"
+    )
 
 
 def read_image(
@@ -27,25 +71,30 @@ def read_image(
     deviation: Channels = 1.0,
     channels: int = 3,
     shorter: int | None = None,
+    squash: bool = False,
+    truncate: bool = False,
+    resample: int = 3,
 ) -> Tensor:
     """Read one image as (channels, height, width): resize, cut out the centre, scale.
 
     Values are (x - mean) / deviation for x in [0, 1]. The shorter side becomes `shorter` first, by default
-    8/7 of the crop (256 for 224), but never less than the crop.
+    8/7 of the crop (256 for 224), but never less than the crop; `squash` resizes to the crop itself and
+    cuts nothing off. The longer side is rounded, or with `truncate` rounded down, as torchvision and
+    transformers do. `resample` is Pillow's number of the filter (3: bicubic).
     """
-    require("PIL")
-    from PIL import Image
-
     height, width = (size, size) if isinstance(size, int) else size
     if channels not in (1, 3):
         raise InputError(f"images are read with 1 or 3 channels, got {channels}")
+    image = open_image(path, "RGB" if channels == 3 else "L")
     wanted = shorter or round(max(height, width) * 8 / 7)
-    with Image.open(path) as file:
-        image = file.convert("RGB" if channels == 3 else "L")
     scale = max(wanted / min(image.size), width / image.width, height / image.height)
-    shape = (max(width, round(image.width * scale)), max(height, round(image.height * scale)))
+    # a side that scales to a whole number must not fall below it by a last bit
+    whole = (lambda side: int(side + 1e-6)) if truncate else round
+    shape = (max(width, whole(image.width * scale)), max(height, whole(image.height * scale)))
+    if squash:
+        shape = (width, height)
     if shape != image.size:
-        image = image.resize(shape, Image.Resampling.BICUBIC)
+        image = image.resize(shape, resample)
     left, top = (image.width - width) // 2, (image.height - height) // 2
     pixels = np.array(image.crop((left, top, left + width, top + height)), dtype=np.float32) / 255.0
     x = torch.from_numpy(pixels).reshape(height, width, channels).permute(2, 0, 1)
@@ -54,6 +103,45 @@ def read_image(
 
 def _each(value: Channels) -> Tensor:
     return torch.tensor(value, dtype=torch.float32).reshape(-1, 1, 1)
+
+
+def image_rule(path: Path) -> dict[str, Any]:
+    """What `read_image` needs, as a preprocessor_config.json in Hugging Face's layout states it."""
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        size, crop = facts.get("size", 224), facts.get("crop_size")
+        cut = crop is not None and facts.get("do_center_crop", True)
+        shorter = size.get("shortest_edge") if isinstance(size, dict) else size if cut else None
+        if shorter is not None and "crop_pct" in facts:
+            size, shorter = shorter, int(shorter / facts["crop_pct"])
+        elif cut:
+            size = crop
+        if isinstance(size, dict):
+            size = (size["height"], size["width"]) if "height" in size else size["shortest_edge"]
+        scale = 255.0 * (facts.get("rescale_factor", 1 / 255) if facts.get("do_rescale", True) else 1.0)
+        scaled = facts.get("do_normalize", True)
+        mean = facts.get("image_mean", 0.5) if scaled else 0.0
+        deviation = facts.get("image_std", 0.5) if scaled else 1.0
+        return {
+            "size": size,
+            "mean": (np.asarray(mean) / scale).tolist(),
+            "deviation": (np.asarray(deviation) / scale).tolist(),
+            "channels": 1 if isinstance(mean, list) and len(mean) == 1 else 3,
+            "shorter": shorter,
+            "squash": shorter is None,
+            "truncate": True,
+            "resample": facts.get("resample", 2),
+        }
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise FormatError(f"{path} does not say how images are prepared: {error!r}") from error
+
+
+def image_space(shape: Sequence[int]) -> Space:
+    """Pixels, or about 14 patches a side where there are many: one pixel of a photo decides nothing."""
+    height, width = shape[-2:]
+    if height * width <= MANY_PIXELS:
+        return Space.pixels(shape)
+    return Space.patches(shape, (-(-height // PATCHES_A_SIDE), -(-width // PATCHES_A_SIDE)))
 
 
 def image_files(folder: str | Path) -> tuple[list[Path], list[str] | None, Tensor | None]:

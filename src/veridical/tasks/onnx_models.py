@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from veridical.errors import FormatError, InputError
+from veridical.errors import FormatError, InputError, ShapeError
 from veridical.task import Task
+from veridical.tasks.files import existing_file
 from veridical.tasks.packages import require
 
 TYPES = {
@@ -19,6 +21,7 @@ TYPES = {
     "tensor(int64)": np.int64,
     "tensor(int32)": np.int32,
 }
+FLOAT_TYPES = ("tensor(float)", "tensor(double)", "tensor(float16)")
 
 
 class OnnxFunction:
@@ -30,14 +33,18 @@ class OnnxFunction:
         import onnxruntime
 
         self.path = Path(path)
-        if not self.path.is_file():
-            raise InputError(f"there is no file {self.path}")
-        check_external_data(self.path)
+        existing_file(self.path)
+        places = check_external_data(self.path)
+        # results are found again by this: the session itself cannot be compared
+        self.content_digest = _digest([self.path, *places])
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
-        self.session = onnxruntime.InferenceSession(
-            str(self.path), options, providers=["CPUExecutionProvider"]
-        )
+        try:
+            self.session = onnxruntime.InferenceSession(
+                str(self.path), options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:  # onnxruntime's errors share no base but this
+            raise FormatError(f"onnxruntime cannot load {self.path.name}: {error}") from error
         self.inputs = self.session.get_inputs()
         offered = [output.name for output in self.session.get_outputs()]
         if output_name is not None and output_name not in offered:
@@ -45,6 +52,26 @@ class OnnxFunction:
         self.output_name = output_name or offered[0]
         batch = self.inputs[0].shape[0] if self.inputs[0].shape else None
         self.batch = batch if isinstance(batch, int) else None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OnnxFunction, (self.path, self.output_name)
+
+    def scores_name(self) -> str | None:
+        """The first output that holds numbers with fractions: classifiers often give a label first."""
+        floats = [o.name for o in self.session.get_outputs() if o.type in FLOAT_TYPES]
+        return floats[0] if floats else None
+
+    def check_rows(self, shape: Sequence[int]) -> None:
+        """Refuse rows of another shape than the model declares for its first input."""
+        declared = list(self.inputs[0].shape[1:])
+        fits = len(declared) == len(shape) and all(
+            not isinstance(want, int) or want == have for want, have in zip(declared, shape, strict=True)
+        )
+        if not fits:
+            raise ShapeError(
+                f"{self.path.name} takes rows of shape ({', '.join(map(str, declared))}), the data has rows "
+                f"of shape {tuple(shape)}"
+            )
 
     def __call__(self, rows: np.ndarray[Any, Any], *side: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         given = [np.asarray(rows), *map(np.asarray, side)]
@@ -78,8 +105,16 @@ def _padded(rows: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, Any]:
     return rows if missing <= 0 else np.concatenate([rows, np.repeat(rows[-1:], missing, 0)])
 
 
-def check_external_data(path: Path) -> None:
-    """Refuse a model whose weights lie in files outside its own folder, also by way of a link."""
+def _digest(paths: Sequence[Path]) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    for path in paths:
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "blake2b").digest())
+    return digest.digest()
+
+
+def check_external_data(path: Path) -> list[Path]:
+    """The files a model's weights lie in; any outside its own folder, also by way of a link, is refused."""
     import onnx
 
     try:
@@ -87,6 +122,7 @@ def check_external_data(path: Path) -> None:
     except Exception as error:  # protobuf's DecodeError has moved between its versions
         raise FormatError(f"{path.name} is not an ONNX model: {error}") from error
     folder = path.resolve().parent
+    found: dict[Path, None] = {}
     for tensor in _tensors(model):
         if tensor.data_location != onnx.TensorProto.EXTERNAL:
             continue
@@ -96,6 +132,10 @@ def check_external_data(path: Path) -> None:
                 raise FormatError(
                     f"{path.name} wants to read '{place}', which lies outside its folder; that is refused"
                 )
+            if not (folder / place).is_file():
+                raise FormatError(f"the weights of {path.name} lie in '{place}', which is not there")
+            found[folder / place] = None
+    return list(found)
 
 
 def _tensors(model: Any) -> Iterator[Any]:

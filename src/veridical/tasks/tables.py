@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -15,6 +14,7 @@ from veridical.rng import Key
 from veridical.space import Space
 from veridical.task import Task
 from veridical.tasks.data import split
+from veridical.tasks.files import read_arrays, read_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,7 +30,7 @@ def from_arrays(model: Any, inputs: Any, **settings: Any) -> Task:
     """
     if isinstance(inputs, str | Path):
         path = Path(inputs)
-        arrays = _read_arrays(path)
+        arrays = read_arrays(path)
         unknown = sorted(set(arrays) - set(ARRAY_NAMES))
         if "inputs" not in arrays or unknown:
             raise FormatError(
@@ -46,41 +46,21 @@ def from_arrays(model: Any, inputs: Any, **settings: Any) -> Task:
     return Task(model, inputs, **settings)
 
 
-def _read_arrays(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise InputError(f"there is no file {path}")
-    try:
-        if path.suffix == ".npy":
-            return {"inputs": np.load(path, allow_pickle=False)}
-        if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as file:
-                return {name: file[name] for name in file.files}
-    except (ValueError, OSError) as error:
-        raise FormatError(f"{path.name} cannot be read without unpickling: {error}") from error
-    if path.suffix == ".safetensors":
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
-        try:
-            return dict(load_file(path))
-        except SafetensorError as error:
-            raise FormatError(f"{path.name} is not a safetensors file: {error}") from error
-    raise InputError(f"arrays are read from .npy, .npz or .safetensors, got {path.name}")
-
-
 def from_table(
     model: Any,
     table: str | Path | pd.DataFrame,
     *,
     label: str | None = None,
     train: str | Path | pd.DataFrame | float | None = None,
+    train_labels: Tensor | None = None,
     one_hot: bool | None = None,
     **settings: Any,
 ) -> Task:
-    """A task from a table: a csv or parquet file, or a data frame.
+    """A task from a table: a csv, tsv, parquet or jsonl file, or a data frame.
 
     `label` names the column to predict; it is taken out of the inputs. `train` is another table of the
-    same columns, or a share of this one that is split off as reference rows.
+    same columns, with or without that one, or a share of this one that is split off as reference rows.
+    `train_labels` are the labels of a table of reference rows that has no column of them.
     A scikit-learn pipeline or a function of data frames is explained in its raw columns. A torch module
     (or `one_hot=True`) gets numbers only: a column of categories becomes one 0/1 column a level, in
     alphabetic order and in its place, and those columns together are one feature. Further settings go to
@@ -98,11 +78,11 @@ def from_table(
         frame = frame.iloc[kept.tolist()].reset_index(drop=True)
     else:
         reference = None if train is None else _frame(train)
-    labels, train_labels = None, None
+    labels = None
     if label is not None:
         levels = _levels(model, label, frame, reference)
         frame, labels = _take_label(frame, label, levels)
-        if reference is not None:
+        if reference is not None and label in reference.columns:
             reference, train_labels = _take_label(reference, label, levels)
     if labels is not None:
         settings.setdefault("labels", labels)
@@ -122,20 +102,7 @@ def from_table(
 
 
 def _frame(table: str | Path | pd.DataFrame) -> pd.DataFrame:
-    import pandas as pd
-
-    if isinstance(table, pd.DataFrame):
-        frame = table
-    else:
-        path = Path(table)
-        if not path.is_file():
-            raise InputError(f"there is no file {path}")
-        if path.suffix.lower() not in (".csv", ".tsv", ".parquet"):
-            raise InputError(f"tables are read from .csv, .tsv or .parquet, got {path.name}")
-        if path.suffix.lower() == ".parquet":
-            frame = pd.read_parquet(path)
-        else:
-            frame = pd.read_csv(path, sep="\t" if path.suffix.lower() == ".tsv" else ",")
+    frame = read_table(table) if isinstance(table, str | Path) else table
     missing = [str(name) for name in frame.columns if frame[name].isna().any()]
     if missing:
         raise InputError(f"columns {missing} have missing values; fill them in or leave those rows out")
@@ -146,13 +113,12 @@ def _levels(model: Any, label: str, *frames: pd.DataFrame | None) -> list[Any] |
     """The classes in the order of the model's outputs; None for labels that are numbers already."""
     import pandas as pd
 
-    given = [frame for frame in frames if frame is not None]
-    for frame in given:
-        if label not in frame.columns:
-            raise InputError(f"there is no column '{label}'; the table has {list(frame.columns)}")
+    first = frames[0]
+    if first is not None and label not in first.columns:
+        raise InputError(f"there is no column '{label}'; the table has {list(first.columns)}")
     if hasattr(model, "classes_"):
         return list(model.classes_)
-    column = pd.concat([frame[label] for frame in given])
+    column = pd.concat([frame[label] for frame in frames if frame is not None and label in frame.columns])
     if pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column):
         return None
     return sorted(column.unique().tolist(), key=repr)

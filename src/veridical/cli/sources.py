@@ -1,0 +1,87 @@
+"""Where a command's task comes from: an embedded one by name, or the user's own model and data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import veridical as vd
+from veridical.errors import InputError
+
+DEFAULT_TASK = "digits"
+
+TaskName = Annotated[
+    str | None,
+    typer.Option("--task", "-t", help="An embedded task (digits unless told); see: veridical list tasks."),
+]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        help="Your model: a Hugging Face folder (or hf:owner/name from the hub), weights (.safetensors, "
+        ".pt) with --arch, .joblib or .onnx.",
+    ),
+]
+Data = Annotated[
+    Path | None,
+    typer.Option("--data", help="Your data: .npz, .npy, .parquet, .csv, .tsv, .jsonl or a folder of images."),
+]
+Arch = Annotated[
+    str | None,
+    typer.Option("--arch", help="The function that builds the network of the weights, as module:function."),
+]
+Labels = Annotated[
+    str | None, typer.Option("--labels", help="The column (or array) that holds the true classes.")
+]
+Train = Annotated[Path | None, typer.Option("--train", help="Reference rows, in any format --data takes.")]
+AllowCode = Annotated[
+    bool, typer.Option("--allow-code", help="Run Python code that comes with the model (--arch, .joblib).")
+]
+Samples = Annotated[
+    int | None,
+    typer.Option("--samples", "-n", help="Use only N samples; of your own data, a fixed random N.", min=1),
+]
+Device = Annotated[str | None, typer.Option("--device", help="Where to compute, such as cpu or cuda.")]
+Seed = Annotated[int, typer.Option("--seed", help="All randomness follows from this number.")]
+
+
+def task_from_options(
+    task: str | None,
+    model: str | None,
+    data: Path | None,
+    arch: str | None,
+    labels: str | None,
+    train: Path | None,
+    allow_code: bool,
+    samples: int | None,
+    device: str | None,
+) -> vd.Task:
+    """The task these options describe; options that contradict each other are told apart."""
+    from veridical.loading import checked_device, load_task
+
+    if model is None:
+        own = {"--data": data, "--arch": arch, "--labels": labels, "--train": train}
+        given = [option for option, value in own.items() if value is not None]
+        if given:
+            raise InputError(f"{' and '.join(given)} describe your own model's data; name it with --model")
+        chosen = vd.tasks.load(task or DEFAULT_TASK)
+        if samples is not None and samples < len(chosen):
+            chosen = chosen[:samples]
+        place = checked_device(device)
+        return chosen if place is None else chosen.to(place)
+    if task is not None:
+        raise InputError("--task is an embedded task and --model your own; give one of them")
+    if data is None:
+        raise InputError("--model needs --data: the samples to explain")
+    return load_task(
+        model,
+        data,
+        arch=arch,
+        labels=labels,
+        train=train,
+        allow_code=allow_code,
+        samples=samples,
+        device=device,
+    )

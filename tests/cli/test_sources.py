@@ -1,0 +1,113 @@
+"""The options by which a user's own model and data enter from a shell."""
+
+import inspect
+import json
+
+import joblib
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import save_file
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from typer.testing import CliRunner
+
+import veridical as vd
+from veridical.cli.app import app
+from veridical.cli.sources import task_from_options
+from veridical.errors import InputError
+
+NOTHING = dict.fromkeys(("task", "model", "data", "arch", "labels", "train", "samples", "device"))
+
+
+def chosen(**options):
+    return task_from_options(**{**NOTHING, "allow_code": False, **options})
+
+
+def run(*words, code=0):
+    result = CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "200"})
+    assert result.exit_code == code, result.output + repr(result.exception)
+    return result.output
+
+
+@pytest.fixture
+def files(tmp_path):
+    """A network and an estimator of three columns, and a table for both."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(rng.normal(size=(30, 3)), columns=["a", "b", "c"])
+    frame["label"] = (frame["a"] > 0).astype(int)
+    frame.to_csv(tmp_path / "rows.csv", index=False)
+    model = make_pipeline(StandardScaler(), LogisticRegression()).fit(frame[["a", "b", "c"]], frame["label"])
+    joblib.dump(model, tmp_path / "model.joblib")
+    save_file(torch.nn.Linear(3, 2).state_dict(), tmp_path / "net.safetensors")
+    (tmp_path / "cli_net.py").write_text("import torch\n\ndef build():\n    return torch.nn.Linear(3, 2)\n")
+    return tmp_path
+
+
+def test_the_signature_other_commands_rely_on():
+    assert list(inspect.signature(task_from_options).parameters) == [
+        *("task", "model", "data", "arch", "labels", "train", "allow_code", "samples", "device")
+    ]
+
+
+def test_without_a_model_an_embedded_task_is_meant():
+    assert chosen(samples=3).content_hash() == vd.tasks.load("digits")[:3].content_hash()
+    assert len(chosen(task="wine", device="cpu")) == 44
+
+
+def test_options_that_contradict_each_other_are_told(files):
+    with pytest.raises(InputError, match=r"--data and --labels describe your own model's data.*--model"):
+        chosen(data=files / "rows.csv", labels="label")
+    with pytest.raises(InputError, match="give one of them"):
+        chosen(task="digits", model=str(files / "model.joblib"), data=files / "rows.csv")
+    with pytest.raises(InputError, match="--model needs --data"):
+        chosen(model=str(files / "model.joblib"))
+    with pytest.raises(InputError, match="--allow-code"):
+        chosen(model=str(files / "model.joblib"), data=files / "rows.csv")
+    with pytest.raises(InputError, match="no device 'tpu9'"):
+        chosen(device="tpu9")
+
+
+def test_an_estimator_is_explained_from_a_shell(files, tmp_path):
+    own = ("--model", files / "model.joblib", "--data", files / "rows.csv", "--allow-code")
+    text = run("explain", "occlusion", *own, "-n", 8, "--picture", tmp_path / "maps.png")
+    assert "Explanation by occlusion: 8 samples x 3 column features" in text
+    assert "a: " in text
+    assert (tmp_path / "maps.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_network_is_evaluated_from_a_shell(files, monkeypatch):
+    monkeypatch.chdir(files)
+    own = ("--model", "net.safetensors", "--arch", "cli_net:build", "--data", "rows.csv", "--allow-code")
+    text = run("evaluate", *own, "--train", "rows.csv", "-e", "saliency", "-m", "sparseness", "-n", 8)
+    assert "saliency" in text
+    assert "failed" not in text
+
+
+def test_a_black_box_gets_explainers_that_need_no_gradient(files):
+    own = ("--model", files / "model.joblib", "--data", files / "rows.csv", "--allow-code", "-n", 6)
+    text = run("evaluate", *own, "-m", "sparseness")
+    assert "occlusion" in text
+    assert "failed" not in text
+
+
+@pytest.mark.extras
+def test_a_text_classifier_is_explained_from_a_shell(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film"]
+    folder = tmp_path / "my-classifier"
+    folder.mkdir()
+    (folder / "vocab.txt").write_text("\n".join(words))
+    transformers.BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
+    config = transformers.BertConfig(
+        vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
+    )
+    transformers.BertForSequenceClassification(config).save_pretrained(folder)
+    rows = [{"text": "good film", "label": 1}, {"text": "bad film", "label": 0}]
+    (tmp_path / "reviews.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    own = ("--model", folder, "--data", tmp_path / "reviews.jsonl")
+    text = run("explain", "integrated_gradients", *own, "--picture", tmp_path / "maps.png")
+    assert "2 samples x 4 token features" in text
+    assert "film: " in text
