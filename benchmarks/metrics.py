@@ -31,8 +31,8 @@ def tasks(device: str, size: str, samples: int | None = None) -> vd.Task:
 
 def settings(size: str) -> dict[str, dict[str, object]]:
     """Hyper-parameters that bound the number of evaluations on large inputs; the others are defaults."""
-    few = {"draws": 10}
-    common = dict.fromkeys(("rfid_plus", "rfid_minus"), few)
+    few: dict[str, object] = {"draws": 10}
+    common: dict[str, dict[str, object]] = dict.fromkeys(("rfid_plus", "rfid_minus"), few)
     if size == "lenet":
         return common
     return {

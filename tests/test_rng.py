@@ -132,6 +132,10 @@ def draw_all(ids: torch.Tensor) -> list[torch.Tensor]:
         rng.integers(KEY, ids, draws, 11, 17),
         rng.permutation(KEY, ids, draws, 11),
         rng.random_ranks(KEY, ids, draws, 11, valid),
+        rng.tickets(KEY, ids, draws, 11),
+        rng.subsets(KEY, ids, draws, 11, 4),
+        rng.subsets(KEY, ids, draws, 11, torch.tensor([1, 5]), valid),
+        rng.coins(KEY, ids, draws, 11, 0.3),
     ]
 
 
@@ -180,19 +184,10 @@ def test_frozen_draws_so_that_a_change_of_stored_results_is_seen() -> None:
     assert rng.permutation(Key(7) / "masks", torch.tensor([3]), 2, 6).tolist() == [[0, 5, 3, 1, 4, 2]]
     drawn = rng.uniform(Key(0), torch.tensor([0]), 0, 3, torch.float64)[0].tolist()
     assert drawn == [0.3830503874537946, 0.3351114995824732, 0.09314404439647295]
+    assert rng.tickets(Key(0), torch.tensor([0]), 0, 3).tolist() == [[1302740303, -894205678, 804034460]]
 
 
-# --- subsets ----------------------------------------------------------------------------------------------
-
-
-@given(st.integers(1, 12), st.integers(0, 12), st.booleans())
-def test_a_subset_is_the_first_of_the_permutation(size: int, count: int, padded: bool) -> None:
-    count = min(count, size)
-    valid = (torch.arange(size) < max(1, count)).expand(5, size) if padded else None
-    chosen = rng.subset(KEY, torch.arange(5), torch.arange(3), size, count, valid)
-    expected = rng.random_ranks(KEY, torch.arange(5), torch.arange(3), size, valid) < count
-    assert torch.equal(chosen, expected)
-    assert torch.equal(rng.subset(KEY, torch.arange(5), 2, size, count, valid), expected[:, 2])
+# --- permutations ---------------------------------------------------------------------------------------
 
 
 def test_subsets_of_one_draw_are_nested() -> None:

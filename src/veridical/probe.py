@@ -98,10 +98,10 @@ class RankThreshold:
 
 @dataclass(frozen=True, eq=False)
 class RandomSubsets:
-    """Mask (draw d, size s) removes the `sizes[s]` features that come first in the keyed permutation d.
+    """Mask (draw d, size s) removes the `sizes[s]` features with the smallest keyed tickets of draw d.
 
-    Masks run over sizes fastest. One permutation a (sample, draw) serves all sizes. `among` limits the
-    draw to some features of each sample.
+    Masks run over sizes fastest. One draw a sample serves all sizes, so its sets are nested. `sizes` is (S,)
+    or, where samples differ, (N, S); `among` limits the draw to some features of each sample.
     """
 
     key: Key
@@ -114,7 +114,7 @@ class RandomSubsets:
 
     def __post_init__(self) -> None:
         # one size for all is the common case, and needs no order among the features it takes
-        alike = self.among is None and self.sizes.shape[-1] == 1 and len(self.sizes.unique()) == 1
+        alike = self.sizes.shape[-1] == 1 and len(self.sizes.unique()) == 1
         object.__setattr__(self, "_only", int(self.sizes.flatten()[0]) if alike else None)
 
     @property
@@ -123,17 +123,14 @@ class RandomSubsets:
 
     def removed(self, samples: slice, masks: slice) -> Tensor:
         width = self.sizes.shape[-1]
-        index = torch.arange(masks.start, masks.stop, device=self.ids.device)
-        first = masks.start // width
-        draws = torch.arange(first, (masks.stop - 1) // width + 1, device=self.ids.device)
-        if self._only is not None:
-            return rng.subset(self.key, self.ids[samples], draws, self.n_features, self._only)
+        first, last = masks.start // width, -(-masks.stop // width)
+        draws = torch.arange(first, last, device=self.ids.device)
+        counts = self._only if self._only is not None else self.sizes
+        if isinstance(counts, Tensor) and counts.dim() == 2:
+            counts = counts[samples]
         among = None if self.among is None else self.among[samples]
-        ranks = rng.random_ranks(self.key, self.ids[samples], draws, self.n_features, among)
-        sizes = self.sizes.to(self.ids.device)
-        sizes = sizes[None, index % width] if sizes.dim() == 1 else sizes[samples][:, index % width]
-        picked = ranks if width == 1 else ranks[:, index // width - first]
-        return picked < sizes[..., None]
+        chosen = rng.subsets(self.key, self.ids[samples], draws, self.n_features, counts, among)
+        return chosen[:, masks.start - first * width : masks.stop - first * width]
 
 
 def probe(
@@ -231,7 +228,7 @@ def _ask(
                 # padding and special tokens are never removed, whatever a rule says
                 removed = removed & task.space.valid[rows, None]
             if same is not None and matters is not None:
-                same[rows, columns] = ~(removed & matters[rows, None]).any(-1)
+                same[rows, columns] = ~_touches(removed, matters[rows, None])
             removed = task.space.expand(removed.expand(count, -1, -1), rows)[:, :, None]
             total = count * across * repeats
             padded = total + (-total % MIN_ROWS)
@@ -245,7 +242,7 @@ def _ask(
                 filled.copy_(fill.impute(repeated, flat, ids, key).view_as(filled))
             else:
                 background = fill.background(state, x, task.ids[rows], key)[:, None]
-                torch.where(removed, background, x[:, None, None], out=filled)
+                _put(removed, background, x[:, None, None], filled)
             side = repeat_side(take_side(task.side, rows), across * repeats)
             outputs = predictor.chunk(buffer[:padded], side, total)
             answers = task.respond(outputs, response)
@@ -258,6 +255,30 @@ def _ask(
             result[rows, columns] = answers.mean(2) if repeats > 1 else answers[:, :, 0]
     assert result is not None
     return (result if all_outputs else result[..., 0]), same
+
+
+_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _put(removed: Tensor, background: Tensor, x: Tensor, out: Tensor) -> None:
+    """`out = where(removed, background, x)`, in passes that a CPU vectorises, which its `where` does not."""
+    if out.device.type != "cpu" or not out.dtype == x.dtype == background.dtype:
+        torch.where(removed, background, x, out=out)
+        return
+    # x ^ (all ones where removed & (x ^ background)), on the bits, whatever they mean
+    word = _WORDS[out.itemsize]
+    bits, own = out.view(word), x.view(word)
+    bits.copy_(removed.view(torch.uint8))
+    bits.neg_().bitwise_and_(own ^ background.view(word)).bitwise_xor_(own)
+
+
+def _touches(removed: Tensor, matters: Tensor) -> Tensor:
+    """Whether a mask removes any feature that matters: (n, M, V), (n, 1, V) -> (n, M)."""
+    # truth values lie a byte each: eight of them at a time are one comparison of a word
+    for word in (torch.int64, torch.int32, torch.int16):
+        if removed.shape[-1] % word.itemsize == 0 and removed.is_contiguous():
+            return (removed.view(word) & matters.contiguous().view(word)).any(-1)
+    return (removed & matters).any(-1)
 
 
 def blocks(samples: int, masks: int, rows: int) -> Iterator[tuple[slice, slice]]:

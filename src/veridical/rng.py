@@ -4,6 +4,9 @@ There is no generator whose state moves, so a draw does not depend on the batch,
 the worker that asks for it. Integers come from a counter hash (the finaliser of SplitMix64) in wrapping
 64-bit arithmetic, which every device computes exactly alike: subsets, permutations and uniforms are
 bit-equal everywhere. Normals pass through `log` and `cos`, whose last bits differ between device types.
+
+Masks need a number a (sample, draw, feature), more than anything else here, and get them from a cheaper
+hash in 32 bits: `tickets`. A subset of k features is the k smallest tickets of its row.
 """
 
 from __future__ import annotations
@@ -11,7 +14,9 @@ from __future__ import annotations
 import hashlib
 import math
 import operator
+import threading
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -19,6 +24,12 @@ from torch import Tensor
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
+_LOW_31 = 2**31 - 1
+_TICKET_MIX = -749064809  # 0xD35A2D97, odd
+_CELLS_AT_ONCE = 2**16  # tickets of one step on a CPU: they stay in its second cache
+_FEW_THREADS = 4  # up to which numpy's vectorised selection, on one thread, beats torch's on all
+
+_KEPT = threading.local()
 
 
 @dataclass(frozen=True)
@@ -85,16 +96,18 @@ def _mix_in_place(x: Tensor) -> Tensor:
     return x
 
 
-def bits(key: Key, ids: Tensor, draws: Tensor | int, size: int) -> Tensor:
-    """Hash to signed 64-bit integers, shape (N, size) for one draw or (N, K, size) for K draws."""
-    device = ids.device
+def _streams(key: Key, ids: Tensor, draws: Tensor | int) -> Tensor:
+    """64 bits for each (sample, draw): (N,) for one draw or (N, K) for K draws."""
     sample = _mix(ids.to(torch.int64) * _GOLDEN + key.state)
     if isinstance(draws, int):
-        stream = _mix(sample + _wrapped(_GOLDEN * (draws + 1)))
-    else:
-        stream = _mix(sample[:, None] + _GOLDEN * (draws.to(device=device, dtype=torch.int64) + 1))
-    counter = torch.arange(1, size + 1, device=device, dtype=torch.int64) * _GOLDEN
-    return _mix_in_place(stream[..., None] + counter)
+        return _mix(sample + _wrapped(_GOLDEN * (draws + 1)))
+    return _mix(sample[:, None] + _GOLDEN * (draws.to(device=ids.device, dtype=torch.int64) + 1))
+
+
+def bits(key: Key, ids: Tensor, draws: Tensor | int, size: int) -> Tensor:
+    """Hash to signed 64-bit integers, shape (N, size) for one draw or (N, K, size) for K draws."""
+    counter = torch.arange(1, size + 1, device=ids.device, dtype=torch.int64) * _GOLDEN
+    return _mix_in_place(_streams(key, ids, draws)[..., None] + counter)
 
 
 def uniform(
@@ -141,15 +154,124 @@ def random_ranks(
     return torch.empty_like(order).scatter_(-1, order, places)
 
 
-def subset(
-    key: Key, ids: Tensor, draws: Tensor | int, size: int, count: int, valid: Tensor | None = None
+def tickets(key: Key, ids: Tensor, draws: Tensor | int, size: int) -> Tensor:
+    """32-bit integers that differ within a row, (N, size) for one draw or (N, K, size) for K draws.
+
+    Each feature's own number is multiplied by one half of the (sample, draw)'s 64 bits and shifted by the
+    other, which makes any two tickets of a row independent; a round of mixing does the rest. Every step is
+    one to one, so a row has no ties, and -2^31 never occurs. The i-th ticket does not depend on the size.
+    """
+    stream = _streams(key, ids, draws)
+    x = torch.empty(*stream.shape, size, dtype=torch.int32, device=ids.device)
+    _tickets(stream.flatten(), size, x.view(-1, size), torch.empty_like(x).view(-1, size))
+    return x
+
+
+def _room(rows: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Two arrays to draw tickets in. On a CPU a thread keeps its own: new memory costs what hashing does."""
+    cells = rows * size
+    if device.type != "cpu" or cells > _CELLS_AT_ONCE:
+        x, spare = torch.empty(2, rows, size, dtype=torch.int32, device=device)
+        return x, spare
+    if not hasattr(_KEPT, "room"):
+        with torch.inference_mode(False):
+            _KEPT.room = torch.empty(2, _CELLS_AT_ONCE, dtype=torch.int32)
+    x, spare = _KEPT.room[:, :cells].view(2, rows, size)
+    return x, spare
+
+
+def _tickets(stream: Tensor, size: int, x: Tensor, spare: Tensor) -> Tensor:
+    """The tickets of streams (R,), written into the first rows of `x`; `spare` is room on the way."""
+    x, spare = x[: len(stream)], spare[: len(stream)]
+    torch.mul(_places(size, x.device), (stream & _LOW_31 | 1).to(torch.int32)[:, None], out=x)
+    x.add_((stream >> 32).to(torch.int32)[:, None])
+    # without its sign a number may be shifted as it is: torch shifts signs in
+    x.bitwise_and_(_LOW_31)
+    x.bitwise_xor_(torch.bitwise_right_shift(x, 15, out=spare))
+    return x.mul_(_TICKET_MIX)
+
+
+@lru_cache(maxsize=16)
+def _places(size: int, device: torch.device) -> Tensor:
+    """Another 31-bit number for each feature, mixed so that neighbours have nothing in common."""
+    x = torch.arange(1, size + 1, device=device, dtype=torch.int64) * 0x9E3779B1 & _LOW_31
+    for shift, factor in ((16, 0x21F0AAAD), (15, 0x535A2D97)):
+        x = (x ^ (x >> shift)) * factor & _LOW_31
+    return (x ^ (x >> 15)).to(torch.int32)
+
+
+def subsets(
+    key: Key, ids: Tensor, draws: Tensor, size: int, counts: int | Tensor, valid: Tensor | None = None
 ) -> Tensor:
-    """The subset `random_ranks < count` as truth values, found without sorting."""
-    priority = _priorities(key, ids, draws, size, valid)
-    if not 0 < count < size:
-        return torch.full_like(priority, count > 0, dtype=torch.bool)
-    last = priority.topk(count, largest=False, sorted=False).values.amax(-1, keepdim=True)
-    return priority <= last
+    """Draw uniform subsets with exact counts: (N, K * S, size) truth values, counts running fastest.
+
+    `counts` is one number, (S,), (N, S) where samples differ, or (N, K, S) where draws differ too; with
+    `valid` (N, V) only valid features are drawn. The subsets of one (sample, draw) are nested.
+    """
+    stream = _streams(key, ids, draws)
+    shape, flat = stream.shape, stream.flatten()
+    if isinstance(counts, Tensor):
+        counts = counts.to(ids.device)
+        counts = (counts[:, None] if counts.dim() == 2 else counts).expand(*shape, -1).flatten(0, 1)
+    width = 1 if isinstance(counts, int) else counts.shape[-1]
+    out = torch.empty(len(flat), width, size, dtype=torch.bool, device=ids.device)
+    step = _step(len(flat), size, ids.device)
+    room = _room(step, size, ids.device)
+    for at in range(0, len(flat), step):
+        rows = slice(at, min(len(flat), at + step))
+        drawn = _tickets(flat[rows], size, *room)
+        inside = None
+        if valid is not None:
+            inside = valid[torch.arange(rows.start, rows.stop, device=ids.device) // shape[1]]
+            drawn.masked_fill_(~inside, _LOW_31)
+        last = smallest(drawn, counts if isinstance(counts, int) else counts[rows], room[1])
+        torch.le(drawn[:, None], last[..., None], out=out[rows])
+        if inside is not None:
+            out[rows].logical_and_(inside[:, None])
+    return out.view(shape[0], -1, size)
+
+
+def smallest(values: Tensor, counts: int | Tensor, spare: Tensor | None = None) -> Tensor:
+    """The k-th smallest of each row of tickets (R, V): (R, 1) for one k, (R, S) for counts (R, S).
+
+    Below a count of 1 it is -2^31, which no ticket reaches. `spare` is room to sort in.
+    """
+    rows, size = values.shape
+    if isinstance(counts, int) and not 0 < counts < size:
+        return values.new_full((rows, 1), _LOW_31 if counts > 0 else -_LOW_31 - 1)
+    vectorised = values.device.type == "cpu" and torch.get_num_threads() <= _FEW_THREADS
+    if vectorised:
+        copied = values.clone() if spare is None else spare[:rows].copy_(values)
+        if isinstance(counts, int):
+            copied.numpy().partition(counts - 1)
+            return copied[:, counts - 1 : counts].clone()
+        copied.numpy().sort()
+    elif isinstance(counts, int):
+        if values.device.type == "cpu":
+            return values.topk(counts, largest=False, sorted=False).values.amax(-1, keepdim=True)
+        return values.kthvalue(counts, -1, keepdim=True).values
+    ordered = copied if vectorised else values.sort(-1).values
+    return ordered.gather(-1, (counts - 1).clamp(0, size - 1)).masked_fill_(counts < 1, -_LOW_31 - 1)
+
+
+def coins(key: Key, ids: Tensor, draws: Tensor, size: int, chance: float | Tensor) -> Tensor:
+    """Toss (N, K, size) independent coins that fall True with `chance`: one number, or one a (N, K)."""
+    stream = _streams(key, ids, draws)
+    share = torch.as_tensor(chance, dtype=torch.float64, device=ids.device).expand(stream.shape)
+    limit = ((share * 2.0**32).round() - (2.0**31 + 1)).clamp(min=-(2.0**31)).to(torch.int32)
+    out = torch.empty(*stream.shape, size, dtype=torch.bool, device=ids.device)
+    flat, stream, limit = out.flatten(0, 1), stream.flatten(), limit.flatten()
+    step = _step(len(stream), size, ids.device)
+    room = _room(step, size, ids.device)
+    for at in range(0, len(stream), step):
+        rows = slice(at, at + step)
+        torch.le(_tickets(stream[rows], size, *room), limit[rows, None], out=flat[rows])
+    return out
+
+
+def _step(rows: int, size: int, device: torch.device) -> int:
+    """Rows to draw together: all of them on a GPU, on a CPU as many as its cache holds."""
+    return max(1, rows if device.type != "cpu" else min(rows, _CELLS_AT_ONCE // max(1, size)))
 
 
 def _priorities(key: Key, ids: Tensor, draws: Tensor | int, size: int, valid: Tensor | None) -> Tensor:
@@ -170,7 +292,7 @@ def content_ids(x: Tensor) -> Tensor:
     return _mix(words + places).sum(-1)
 
 
-def parameter_noise(key: Key, name: str, shape: torch.Size) -> Tensor:
+def parameter_noise(key: Key, name: str, shape: torch.Size, out: Tensor | None = None) -> Tensor:
     """Draw N(0, 1) for one parameter on the CPU, keyed by its name, whatever device it lives on."""
     generator = torch.Generator().manual_seed((key / name).state & (2**63 - 1))
-    return torch.randn(shape, generator=generator)
+    return torch.randn(shape, generator=generator, out=out)

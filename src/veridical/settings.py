@@ -32,7 +32,7 @@ class Settings:
         unknown = sorted(set(data) - known)
         if unknown:
             raise InputError(f"{cls.__name__} has no setting {', '.join(unknown)}; it has {sorted(known)}")
-        return cls(**{key: _revive(value) for key, value in data.items()})
+        return cls(**{key: revive(value) for key, value in data.items()})
 
 
 def holds_code(value: Any) -> bool:
@@ -54,10 +54,11 @@ def revivable(cls: type[S]) -> type[S]:
     return cls
 
 
-def _revive(value: Any) -> Any:
+def revive(value: Any) -> Any:
+    """Settings from their JSON, wherever they lie in a value; lists become tuples."""
     if isinstance(value, dict) and value.get("name") in _TABLE:
         return _TABLE[value["name"]].from_json(value)
-    return tuple(_revive(v) for v in value) if isinstance(value, list) else value
+    return tuple(revive(v) for v in value) if isinstance(value, list) else value
 
 
 def _plain(value: Any) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -48,19 +48,42 @@ def noisy(
         chosen = {n: p for n, p in chosen.items() if n == layer or n.startswith(layer + ".")}
         if not chosen:
             raise unknown_name("layer with parameters", layer, layers(model))
-    out = {}
-    for (name, value), drawn in zip(chosen.items(), _drawn(chosen, key), strict=True):
-        eta = drawn.to(device=value.device, dtype=value.dtype)
-        out[name] = value.detach() * (1.0 + (step * sigma) * eta)
+    factors = _factors(chosen, step * sigma, key)
+    return {name: value.detach() * factors[name] for name, value in chosen.items()}
+
+
+def _factors(chosen: Weights, size: float, key: Key) -> dict[str, Tensor]:
+    """1 + size * noise for every parameter, where it lives and as it is."""
+    out: dict[str, Tensor] = {}
+    kinds = dict.fromkeys((value.device, value.dtype) for value in chosen.values())
+    for device, dtype in kinds:
+        alike = {n: v for n, v in chosen.items() if (v.device, v.dtype) == (device, dtype)}
+        # all of them in one piece: a GPU then fetches once, and waits for nothing
+        drawn = _drawn(alike, key, pinned=device.type == "cuda")
+        moved = drawn.to(device=device, dtype=dtype, non_blocking=True).mul_(size).add_(1.0)
+        sizes = [value.numel() for value in alike.values()]
+        parts = zip(alike.items(), moved.split(sizes), strict=True)
+        out |= {name: part.view(value.shape) for (name, value), part in parts}
     return out
 
 
-def _drawn(chosen: Weights, key: Key) -> Iterable[Tensor]:
-    """The noise of every parameter; of large models in several threads, since each draw is its own."""
-    if sum(value.numel() for value in chosen.values()) < 2**20:
-        return [parameter_noise(key, name, value.shape) for name, value in chosen.items()]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(lambda name: parameter_noise(key, name, chosen[name].shape), chosen))
+def _drawn(chosen: Weights, key: Key, pinned: bool) -> Tensor:
+    """The noise of every parameter end to end; of large models in several threads: draws stand alone."""
+    total = sum(value.numel() for value in chosen.values())
+    flat = torch.empty(total, pin_memory=pinned)
+    places = dict(zip(chosen, flat.split([value.numel() for value in chosen.values()]), strict=True))
+
+    def draw(name: str) -> None:
+        shape = chosen[name].shape
+        parameter_noise(key, name, shape, places[name].view(shape))
+
+    if total < 2**20:
+        for name in chosen:
+            draw(name)
+    else:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(draw, chosen))
+    return flat
 
 
 def _unwrapped(model: nn.Module) -> tuple[nn.Module, Weights]:

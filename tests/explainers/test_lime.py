@@ -9,6 +9,7 @@ from veridical import rng
 from veridical.errors import InputError
 from veridical.explainers import Lime
 from veridical.explainers.coalitions import least_squares
+from veridical.explainers.lime import ridge_fit
 from veridical.fill import Token
 from veridical.predictor import Plan
 from veridical.rng import Key
@@ -33,7 +34,8 @@ def slow_lime(task: Task, settings: Lime, key: Key, i: int, width_power: float =
     chance = rng.uniform(key / "sizes", ids, 0, settings.draws)[0]
     Z, y, w = [np.ones(V)], [float(task.outputs[i, task.targets[i]])], [1.0]
     for m in range(settings.draws):
-        z = (rng.uniform(key / "masks", ids, m, V)[0] < 1 - chance[m]).double().numpy()
+        gone = rng.coins(key / "masks", ids, torch.tensor([m]), V, float(chance[m]))[0, 0]
+        z = (~gone).double().numpy()
         row = torch.where(torch.as_tensor(z) > 0, task.inputs[i], torch.zeros_like(task.inputs[i]))
         y.append(float(task.predictor.model(row[None])[0, task.targets[i]].detach()))
         w.append(np.exp(-((float((1 - z).mean()) / settings.kernel_width) ** width_power)))
@@ -97,3 +99,17 @@ def test_least_squares_agrees_over_both_routes():
 def test_settings_are_checked(wrong):
     with pytest.raises(InputError):
         Lime(**wrong)
+
+
+@pytest.mark.parametrize("features", [4, 12, 40])  # fewer features than masks, as many, and more
+def test_the_fit_on_truth_values_is_a_centred_ridge(features):
+    generator = torch.Generator().manual_seed(features)
+    kept = torch.rand(3, 12, features, generator=generator) < 0.6
+    answers = torch.randn(3, 12, generator=generator, dtype=torch.float64)
+    weights = torch.rand(3, 12, generator=generator, dtype=torch.float64) + 0.1
+    share = (weights / weights.sum(-1, keepdim=True))[..., None]
+    rows = kept.double() - (kept * share).sum(1, keepdim=True)
+    centred = answers - (answers * share[..., 0]).sum(-1, keepdim=True)
+    expected = least_squares(rows, centred, weights, 0.3)
+    assert torch.allclose(ridge_fit(kept, answers, weights, 0.3), expected, atol=1e-11)
+    assert not torch.allclose(ridge_fit(~kept, answers, weights, 0.3), expected, atol=1e-3)

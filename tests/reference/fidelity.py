@@ -30,14 +30,14 @@ def counts(n: int, s: int, alpha: float, beta: float | None) -> tuple[int, int]:
 def removed_features(
     scores: np.ndarray, s: int, k: int, sign: str, key: Key, sample: int, draw: int
 ) -> set[int]:
-    """The k features of the part that come first in the keyed permutation of this (sample, draw)."""
+    """The k features of the part that hold the smallest tickets of this (sample, draw)."""
     import torch
 
     # equal scores: the later feature counts as the stronger one
     ranking = sorted(range(len(scores)), key=lambda v: (-scores[v], -v))
     part = set(ranking[:s] if sign == "plus" else ranking[s:])
-    order = rng.permutation(key / "removal", torch.tensor([sample]), draw, len(scores))[0].tolist()
-    return set([v for v in order if v in part][:k])
+    tickets = rng.tickets(key / "removal", torch.tensor([sample]), draw, len(scores))[0].tolist()
+    return set(sorted(part, key=lambda v: tickets[v])[:k])
 
 
 def falls(

@@ -11,9 +11,11 @@ from torch import Tensor
 from veridical.errors import NotApplicableError
 from veridical.explanation import Explanation
 from veridical.predictor import out_of_memory
+from veridical.reading import as_tensor, feature_values
 from veridical.registry import Registry
 from veridical.rng import Key
 from veridical.settings import Settings
+from veridical.space import Space
 from veridical.task import Task
 
 # A deterministic method stays one under a random fill: the rows it draws do not follow the caller's seed
@@ -49,6 +51,10 @@ class Explainer(Settings):
     def rows_per_sample(self, task: Task) -> int:
         """Rows the model is asked at once for one sample, so that chunks fit the plan."""
         return 1
+
+    def space_of(self, task: Task) -> Space:
+        """The features its maps are over: the task's, unless it explains by others, such as sparse codes."""
+        return task.space
 
     def attribute(self, task: Task, key: Key) -> Tensor:
         """The maps of a task that fits one chunk."""
@@ -91,12 +97,12 @@ class Explainer(Settings):
         with worked_on.session(grad="gradient" in self.needs):
             for piece in worked_on.chunks(self.rows_per_sample(worked_on)):
                 parts.append(self._maps(piece, own))
-        values = torch.cat(parts)
-        if task.space.valid is not None:
-            values = values.masked_fill(~task.space.valid, 0.0)
+        values, space = torch.cat(parts), self.space_of(task)
+        if space.valid is not None:
+            values = values.masked_fill(~space.valid, 0.0)
         return Explanation(
             values,
-            task.space,
+            space,
             targets,
             task.ids,
             self.name,
@@ -112,7 +118,8 @@ class Explainer(Settings):
     def _maps(self, piece: Task, key: Key) -> Tensor:
         """The maps of one piece, cut in two and tried again when memory runs out."""
         try:
-            return piece.values(self.attribute(piece, key), f"the map of '{self.name}'")
+            maps = as_tensor(self.attribute(piece, key)).to(piece.device)
+            return feature_values(maps, self.space_of(piece), len(piece), f"the map of '{self.name}'")
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error) or len(piece) == 1:
                 raise

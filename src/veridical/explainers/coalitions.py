@@ -47,12 +47,9 @@ class SizedSubsets:
 
     def removed(self, samples: slice, masks: slice) -> Tensor:
         draws = torch.arange(masks.start, masks.stop, device=self.ids.device)
-        order = rng.bits(self.key, self.ids[samples], draws, self.n_features)
-        if self.valid is not None:
-            order = order.masked_fill(~self.valid[samples, None], torch.iinfo(order.dtype).max)
-        # the features up to the size-th smallest: the first of `rng.permutation`, without sorting places
-        last = order.sort(-1).values.gather(-1, self.sizes[samples, masks, None] - 1)
-        return order <= last
+        sizes = self.sizes[samples, masks, None]
+        valid = None if self.valid is None else self.valid[samples]
+        return rng.subsets(self.key, self.ids[samples], draws, self.n_features, sizes, valid)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,8 +85,8 @@ class IndependentCoins:
 
     def removed(self, samples: slice, masks: slice) -> Tensor:
         draws = torch.arange(masks.start, masks.stop, device=self.ids.device)
-        keep = self.keep if isinstance(self.keep, float) else self.keep[samples, masks, None]
-        return rng.uniform(self.key, self.ids[samples], draws, self.n_features) >= keep
+        gone = 1 - (self.keep if isinstance(self.keep, float) else self.keep[samples, masks].double())
+        return rng.coins(self.key, self.ids[samples], draws, self.n_features, gone)
 
 
 def written_out(rule: MaskRule, samples: int) -> Given:

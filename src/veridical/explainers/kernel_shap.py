@@ -61,6 +61,7 @@ class KernelShap(Explainer):
 
     budget: int = 512
     name: ClassVar[str] = "kernel_shap"
+    version: ClassVar[int] = 2
     summary: ClassVar[str] = "Shapley values by weighted least squares"
     paper: ClassVar[str] = "Lundberg and Lee 2017"
     stochastic: ClassVar[bool] = True
@@ -146,15 +147,25 @@ def _deviations(removed: Tensor, answers: Tensor, total: Tensor, valid: Tensor, 
     mean over features, so half the difference of their answers stands for both.
     """
     there = valid.sum(-1, keepdim=True).double()
-    kept = (valid[:, None] & ~removed).double()
-    share = kept.sum(-1) / there
+    kept = (valid[:, None] & ~removed).view(torch.uint8)
+    size = kept.sum(-1).double()
+    share = size / there
     half = (answers[:, 0::2] - answers[:, 1::2]) / 2 - (share - 0.5) * total
-    rows = (kept - share[..., None]) * valid[:, None]
-    scale = (rows.square().sum(-1) * weights).sum(-1, keepdim=True) / there
+    scale = (size * (1 - share) * weights).sum(-1, keepdim=True) / there
+    # with fewer sets than features the smallest solution is taken: a vanishing ridge
+    ridge = 1e-11 * scale[:, 0]
+    if valid.shape[-1] > removed.shape[-2]:
+        # products of truth values are counts, which float32 holds exactly
+        shown, root = kept.float(), weights.sqrt()
+        gram = (shown @ shown.mT).double().sub_(size[..., None] * share[:, None])
+        gram.mul_(root[..., None]).mul_(root[:, None])
+        gram.diagonal(dim1=-2, dim2=-1).add_(ridge[:, None])
+        dual = torch.cholesky_solve((half * root)[..., None], torch.linalg.cholesky(gram))[..., 0] * root
+        return (dual[:, None] @ kept.double())[:, 0] - (dual * share).sum(-1, keepdim=True) * valid
+    rows = (kept.double() - share[..., None]).mul_(valid[:, None])
     # no row says anything on "all alike"; one more that asks it to be 0 changes nothing else
     rows = torch.cat([rows, valid[:, None] / there[..., None].sqrt()], 1)
     half = torch.cat([half, torch.zeros_like(scale)], 1)
     weights = torch.cat([weights, scale], 1)
-    # with fewer sets than features the smallest solution is taken: a vanishing ridge
-    fitted = least_squares(rows, half, weights, 1e-11 * scale[:, 0])
+    fitted = least_squares(rows, half, weights, ridge)
     return fitted - fitted.sum(-1, keepdim=True) / there * valid

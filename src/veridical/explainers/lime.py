@@ -11,7 +11,7 @@ from torch import Tensor
 from veridical import rng
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer, register
-from veridical.explainers.coalitions import IndependentCoins, least_squares, sample_blocks, written_out
+from veridical.explainers.coalitions import IndependentCoins, sample_blocks, written_out
 from veridical.probe import probe
 from veridical.rng import Key
 from veridical.task import Task
@@ -33,6 +33,7 @@ class Lime(Explainer):
     kernel_width: float = 0.5
     ridge: float = 1.0
     name: ClassVar[str] = "lime"
+    version: ClassVar[int] = 2
     summary: ClassVar[str] = "weighted linear fit to randomly masked inputs"
     paper: ClassVar[str] = "Ribeiro et al. 2016"
     stochastic: ClassVar[bool] = True
@@ -56,17 +57,39 @@ class Lime(Explainer):
         answers = probe(task, rule, response="logit", key=key, with_clean=True)
         there = task.space.counts(len(task)).to(task.device)[:, None].double()
         out = answers.new_empty(len(task), features)
-        for some in sample_blocks(len(task), (self.draws + 1) * features):
+        for some in sample_blocks(len(task), (self.draws + 1) * min(features, self.draws + 1)):
             removed = rule.masks[some] if valid is None else rule.masks[some] & valid[some, None]
-            removed = torch.cat([torch.zeros_like(removed[:, :1]), removed], 1)
+            kept = torch.cat([torch.ones_like(removed[:, :1]), ~removed], 1)
             share = removed.sum(-1) / there[some]
+            share = torch.cat([torch.zeros_like(share[:, :1]), share], 1)
             weights = torch.exp(-((share / self.kernel_width) ** 2))
-            out[some] = self._fit((~removed).double(), answers[some], weights)
+            out[some] = ridge_fit(kept, answers[some], weights, self.ridge)
         return out.to(task.outputs.dtype)
 
-    def _fit(self, kept: Tensor, answers: Tensor, weights: Tensor) -> Tensor:
-        # the free intercept drops out when everything is measured from its weighted mean
-        share = (weights / weights.sum(-1, keepdim=True))[..., None]
-        kept = kept - (kept * share).sum(1, keepdim=True)
-        answers = answers - (answers * share[..., 0]).sum(1, keepdim=True)
-        return least_squares(kept, answers, weights, self.ridge)
+
+def ridge_fit(kept: Tensor, answers: Tensor, weights: Tensor, ridge: float) -> Tensor:
+    """Weighted ridge regression (B, V) of answers (B, M) on truth values (B, M, V), the intercept left free.
+
+    The free intercept drops out when everything is measured from its weighted mean. Solved over the smaller
+    of masks and features; products of truth values are counts, which float32 holds exactly.
+    """
+    total = weights.sum(-1, keepdim=True)
+    share, root = weights / total, weights.sqrt()
+    answers = answers - (answers * share).sum(-1, keepdim=True)
+    ones = kept.view(torch.uint8)
+    if kept.shape[-1] <= kept.shape[-2]:
+        scaled = ones.double().mul_(root[..., None])
+        mean = scaled.mT @ root[..., None] / total[..., None]
+        gram = (scaled.mT @ scaled).baddbmm_(mean, (mean * total[..., None]).mT, alpha=-1)
+        gram.diagonal(dim1=-2, dim2=-1).add_(ridge)
+        right = scaled.mT @ (answers * root)[..., None]
+        return torch.cholesky_solve(right, torch.linalg.cholesky(gram))[..., 0]
+    shown = ones.float()
+    gram = (shown @ shown.mT).double()
+    inner = gram @ share[..., None]
+    gram.sub_(inner).sub_(inner.mT).add_(share[:, None] @ inner)
+    gram.mul_(root[..., None]).mul_(root[:, None])
+    gram.diagonal(dim1=-2, dim2=-1).add_(ridge)
+    dual = torch.cholesky_solve((answers * root)[..., None], torch.linalg.cholesky(gram))[..., 0] * root
+    mean, fitted = (torch.stack([share, dual], 1) @ ones.double()).unbind(1)
+    return fitted - mean * dual.sum(-1, keepdim=True)

@@ -39,11 +39,19 @@ class _Propagation(Explainer):
         reason = super().why_not(task)
         if reason is not None:
             return reason
-        try:
-            self._tried(task.at_embeddings())
-        except NotApplicableError as error:
-            return str(error)
-        return None
+        at = task.at_embeddings()
+
+        def refusal() -> str | None:
+            try:
+                self._tried(at)
+            except NotApplicableError as error:
+                return str(error)
+            return None
+
+        # once for a model and its inputs: under noise both are built alike
+        name = f"refusal of {self.rules()} over {id(unwrapped(at.predictor.model)[0])}"
+        refused: str | None = task.reference.cached(name, refusal)
+        return refused
 
     def prepared(self, task: Task) -> Task:
         targets = task.targets

@@ -37,6 +37,7 @@ class Rise(Explainer):
     keep: float = 0.5
     grid: int = 7
     name: ClassVar[str] = "rise"
+    version: ClassVar[int] = 2
     summary: ClassVar[str] = "mean response over random masks that show a feature"
     paper: ClassVar[str] = "Petsiuk et al. 2018"
     stochastic: ClassVar[bool] = True

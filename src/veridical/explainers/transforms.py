@@ -21,6 +21,7 @@ from veridical.explainers.gradients import Gradient
 from veridical.explanation import Explanation
 from veridical.functional import positions
 from veridical.rng import Key
+from veridical.space import Space
 from veridical.task import Task
 
 # --- functions on explanations --------------------------------------------------------------------------
@@ -105,6 +106,9 @@ class Transform(Explainer):
 
     def rows_per_sample(self, task: Task) -> int:
         return self.explainer.rows_per_sample(task)
+
+    def space_of(self, task: Task) -> Space:
+        return self.explainer.space_of(task)
 
     def prepared(self, task: Task) -> Task:
         return self.explainer.prepared(task)

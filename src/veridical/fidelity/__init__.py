@@ -1,6 +1,8 @@
 """F-Fidelity: removal tests that stay within what the judging model has learnt to miss."""
 
 from veridical.fidelity.artefact import Finetuned
+from veridical.fidelity.case import CaseStudy, case_study
+from veridical.fidelity.comparing import ExplainerTable, compare_explainers
 from veridical.fidelity.costs import CostComparison
 from veridical.fidelity.degradation import degraded
 from veridical.fidelity.finetuning import finetune
@@ -10,12 +12,15 @@ from veridical.fidelity.preservation import BoundaryStudy, boundary_study, map_a
 from veridical.fidelity.ranking import RankingStudy, ranking_study
 from veridical.fidelity.roar import ROAR
 from veridical.fidelity.robustness import RobustnessTable, robustness_table
+from veridical.fidelity.sensitivity import Sensitivity, sensitivity
 from veridical.fidelity.size import ExplanationSize, explanation_size
 
 __all__ = [
     "ROAR",
     "BoundaryStudy",
+    "CaseStudy",
     "CostComparison",
+    "ExplainerTable",
     "ExplanationSize",
     "FFid",
     "Fid",
@@ -23,7 +28,10 @@ __all__ = [
     "RFid",
     "RankingStudy",
     "RobustnessTable",
+    "Sensitivity",
     "boundary_study",
+    "case_study",
+    "compare_explainers",
     "degraded",
     "explanation_size",
     "finetune",
@@ -31,4 +39,5 @@ __all__ = [
     "measure",
     "ranking_study",
     "robustness_table",
+    "sensitivity",
 ]

@@ -32,6 +32,8 @@ Variant = Literal["indicator", "probability"]
 class Fidelity(Metric):
     """What the fidelity metrics share: sizes, sign, the right answer, and the artefact they may stand on.
 
+    Each is known by two names: `fid_plus` is `Fid()`, `fid_minus` is `Fid("minus")`.
+
     `sizes` are shares of the features that count as the explanation. `reference` says what a right answer is:
     the label, or f's own prediction; by default the label where the task has labels. The value of a sample
     is the mean over sizes; `details` holds both variants and `curve` the chosen one over sizes.
@@ -125,6 +127,7 @@ class Fidelity(Metric):
         return notes
 
 
+@register
 @dataclass(frozen=True)
 class Fid(Fidelity):
     """The fall of the right answer when the whole explanation (plus), or all the rest (minus), is removed.
@@ -138,6 +141,7 @@ class Fid(Fidelity):
     misleads: ClassVar[str] = "where masked inputs lie outside what the model has learnt"
 
 
+@register
 @dataclass(frozen=True)
 class RFid(Fidelity):
     """Fid with a random part of the explanation (or of the rest) removed, over `draws` draws (eq. 3-4).
@@ -151,6 +155,7 @@ class RFid(Fidelity):
     bernoulli: bool = False
     family: ClassVar[str] = "rfid"
     name: ClassVar[str] = "rfid_plus"
+    version: ClassVar[int] = 2
     summary: ClassVar[str] = "Does the right answer fall when random parts of the explanation are removed?"
     misleads: ClassVar[str] = "where even slightly masked inputs lie outside what the model has learnt"
 
@@ -165,6 +170,7 @@ class RFid(Fidelity):
         return {"alpha": self.alpha, "beta": None, "draws": self.draws, "bernoulli": self.bernoulli}
 
 
+@register
 @dataclass(frozen=True)
 class FFid(RFid):
     """RFid on a model fine-tuned under random masks, never removing more than it has learnt to miss (eq. 6).
@@ -237,14 +243,6 @@ class FFid(RFid):
 
 @register
 @dataclass(frozen=True)
-class FidPlus(Fid):
-    """Fid+: the whole explanation is removed; higher is better."""
-
-    name: ClassVar[str] = "fid_plus"
-
-
-@register
-@dataclass(frozen=True)
 class FidMinus(Fid):
     """Fid-: all but the explanation is removed; lower is better."""
 
@@ -256,14 +254,6 @@ class FidMinus(Fid):
 
 @register
 @dataclass(frozen=True)
-class RFidPlus(RFid):
-    """RFid+: random parts of the explanation are removed; higher is better."""
-
-    name: ClassVar[str] = "rfid_plus"
-
-
-@register
-@dataclass(frozen=True)
 class RFidMinus(RFid):
     """RFid-: random parts of all but the explanation are removed; lower is better."""
 
@@ -271,14 +261,6 @@ class RFidMinus(RFid):
     name: ClassVar[str] = "rfid_minus"
     direction: ClassVar[Direction] = Direction.LOWER
     summary: ClassVar[str] = "Does the right answer stay when random parts of the rest are removed?"
-
-
-@register
-@dataclass(frozen=True)
-class FFidPlus(FFid):
-    """FFid+: RFid+ on the fine-tuned model with capped counts; higher is better."""
-
-    name: ClassVar[str] = "ffid_plus"
 
 
 @register

@@ -161,7 +161,7 @@ def ranking_study(
                         kept[repeat:] = [[kept[0][0]]]
                 continue
             worse = degraded(base, ratio, repeat, key)
-            for name, falls in _asked(metrics, judged, worse, truth, variant, Key(seed)).items():
+            for name, falls in asked(metrics, judged, worse, truth, variant, Key(seed)).items():
                 for sign, values in falls.items():
                     kept = per_sample.setdefault(name, {}).setdefault(sign, [])
                     if place == 0:
@@ -198,9 +198,10 @@ def _refuse_chance(task: Task, reference: Reference | None, truth: Tensor) -> No
         )
 
 
-def _asked(
+def asked(
     metrics: Mapping[str, Fidelity], task: Task, worse: Explanation, truth: Tensor, variant: str, key: Key
 ) -> dict[str, dict[str, Tensor]]:
+    """Falls (N, sizes) of both signs for every metric, one pass each."""
     out: dict[str, dict[str, Tensor]] = {}
     for name, metric in metrics.items():
         judge = metric.model_task(task)

@@ -1,7 +1,7 @@
 """Removal by keyed random subsets with exact counts: which features each masked variant loses.
 
-All sizes, both signs and all draws of a sample share one keyed permutation a (sample, draw): a variant loses
-the features of its part of the ranking (the s strongest, or the n - s weakest) that come first in it.
+All sizes and both signs of a (sample, draw) share one row of keyed tickets: a variant loses the features of
+its part of the ranking (the s strongest, or the n - s weakest) that hold the smallest.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ Sign = Literal["plus", "minus"]
 SIGNS: tuple[Sign, ...] = ("plus", "minus")
 CELLS_AT_ONCE = 2**20
 """Cells (samples x masks x features) worked out together: small enough for a cache, large enough to pay."""
+LAST_TICKET = 2**31 - 1
+"""What features outside a part hold, so that they come after all others."""
 SLACK = 1e-9
 """What a product of decimals may miss an integer by: 0.1 * 30 must allow 3 features, not 2."""
 
@@ -96,21 +98,29 @@ class Removals:
     draws: int = 1
     bernoulli: bool = False
     _kept: dict[tuple[int, int, int], Tensor] = field(default_factory=dict, init=False, repr=False)
+    _edges: Tensor = field(init=False, repr=False)
+    _counts: Tensor = field(init=False, repr=False)
+    _order: Tensor = field(init=False, repr=False)
+    _whole: bool = field(init=False, repr=False)
+    _shared: tuple[tuple[int, int, int], ...] | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         # 16 bits move a quarter of the memory of 64, and memory is what building a mask costs
         small = torch.int16 if self.ranks.shape[-1] < 2**15 else torch.int32
         object.__setattr__(self, "ranks", self.ranks.to(small))
-        edges = torch.cat([self._edges(sign) for sign in self.signs], -1)
-        object.__setattr__(self, "_edges_all", edges.to(small))
-        object.__setattr__(self, "_counts_all", torch.cat(self.counts, -1))
-        whole = [bool((c == self._part(s)).all()) for c, s in zip(self.counts, self.signs, strict=True)]
-        object.__setattr__(self, "_whole", all(whole))
+        edges, counts = torch.cat([self._part(sign) for sign in self.signs], -1), torch.cat(self.counts, -1)
+        object.__setattr__(self, "_edges", edges.to(small))
+        object.__setattr__(self, "_counts", counts)
+        object.__setattr__(self, "_order", self.ranks.argsort(-1))
+        all_of_it = bool((counts == edges[1] - edges[0]).all())
+        object.__setattr__(self, "_whole", all_of_it)
+        # where all samples have as many features, each part is the same stretch of every ranking
+        table = torch.stack([*edges, counts], -1)
+        alike = len(table) > 0 and not all_of_it and bool((table == table[:1]).all())
+        shared = tuple((b, e, c) for b, e, c in table[0].tolist()) if alike else None
+        object.__setattr__(self, "_shared", shared)
 
     def _part(self, sign: Sign) -> Tensor:
-        return self.sizes if sign == "plus" else self.n[:, None] - self.sizes
-
-    def _edges(self, sign: Sign) -> Tensor:
         """First rank of the part and the one behind its last: (2, N, S)."""
         begin = torch.zeros_like(self.sizes) if sign == "plus" else self.sizes
         end = self.sizes if sign == "plus" else self.n[:, None].expand_as(self.sizes)
@@ -123,7 +133,7 @@ class Removals:
 
     def removed(self, samples: slice, masks: slice) -> Tensor:
         """(samples, masks, V) bool: True where a feature is removed."""
-        # small chunks of a model must not draw the same permutation again and again: some draws are worked
+        # small chunks of a model must not draw the same tickets again and again: some draws are worked
         # out together and kept until other ones are asked for
         width = len(self.signs) * self.sizes.shape[-1]
         cells = max(1, (samples.stop - samples.start) * width * self.ranks.shape[-1])
@@ -133,40 +143,39 @@ class Removals:
             place = (samples.start, samples.stop, first)
             if place not in self._kept:
                 self._kept.clear()
-                self._kept[place] = self._removed(samples, slice(first, min(self.count, first + step)))
+                self._kept[place] = self._removed(
+                    samples, first // width, min(self.count, first + step) // width
+                )
             parts.append(self._kept[place][:, max(0, masks.start - first) : masks.stop - first])
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
-    def _removed(self, samples: slice, masks: slice) -> Tensor:
-        edges: Tensor = self._edges_all  # type: ignore[attr-defined]
-        width = edges.shape[-1]
-        index = torch.arange(masks.start, masks.stop, device=self.ids.device)
-        column = index % width
-        begin, end = edges[:, samples][..., column].unsqueeze(-1)
-        ranks = self.ranks[samples][:, None]
-        part = (ranks >= begin) & (ranks < end)
-        if self._whole:  # type: ignore[attr-defined]
-            return part
-        first = masks.start // width
-        draws = torch.arange(first, (masks.stop - 1) // width + 1, device=self.ids.device)
-        which = torch.div(index, width, rounding_mode="floor") - first
-        counts = self._counts_all[samples][:, column].unsqueeze(-1)  # type: ignore[attr-defined]
+    def _removed(self, samples: slice, first: int, last: int) -> Tensor:
+        """The masks of whole draws, `first` to `last` - 1."""
+        begin, end = self._edges[:, samples].unsqueeze(-1)
+        ranks = self.ranks[samples, None]
+        part = ((ranks >= begin) & (ranks < end))[:, None]
+        if self._whole:
+            return part.expand(-1, last - first, -1, -1).flatten(1, 2)
+        draws = torch.arange(first, last, device=self.ids.device)
+        counts, features = self._counts[samples], self.ranks.shape[-1]
         if self.bernoulli:
-            share = rng.uniform(self.key / "bernoulli", self.ids[samples], draws, ranks.shape[-1])
-            rate = counts / (end - begin).clamp(min=1)
-            return part & (share[:, which] < rate)
-        return part & self._first_of_part(samples, draws, which, begin, end, counts)
+            share = rng.uniform(self.key / "bernoulli", self.ids[samples], draws, features)
+            rate = counts[..., None] / (end - begin).clamp(min=1)
+            return (part & (share[:, :, None] < rate[:, None])).flatten(1, 2)
+        tickets = rng.tickets(self.key, self.ids[samples], draws, features)
+        limit = self._last_tickets(samples, tickets, part, counts)
+        return (tickets[:, :, None] <= limit[..., None]).logical_and_(part).flatten(1, 2)
 
-    def _first_of_part(
-        self, samples: slice, draws: Tensor, which: Tensor, begin: Tensor, end: Tensor, counts: Tensor
-    ) -> Tensor:
-        """Features up to the place in the keyed order where `counts` of the part have been met."""
-        order = rng.permutation(self.key, self.ids[samples], draws, self.ranks.shape[-1])
-        ranks = self.ranks[samples][:, None].expand(-1, len(draws), -1)
-        ordered = ranks.gather(-1, order)[:, which]
-        met = ((ordered >= begin) & (ordered < end)).cumsum(-1, dtype=self.ranks.dtype)
-        last = torch.searchsorted(met, counts.to(met.dtype)).to(met.dtype)
-        places = torch.arange(order.shape[-1], device=order.device, dtype=met.dtype).expand_as(order)
-        place = torch.empty_like(order, dtype=met.dtype).scatter_(-1, order, places)
-        # a count of 0 is met before the first feature: nothing is removed then
-        return (place[:, which] <= last) & (counts > 0)
+    def _last_tickets(self, samples: slice, tickets: Tensor, part: Tensor, counts: Tensor) -> Tensor:
+        """The largest ticket that is removed in each part: (samples, draws, signs x sizes)."""
+        shape = tickets.shape[:2]
+        if self._shared is None:
+            outside = ~part.expand(-1, shape[1], -1, -1)
+            inside = tickets[:, :, None].expand(outside.shape).masked_fill(outside, LAST_TICKET)
+            many = counts[:, None, :, None].expand(*shape, -1, -1)
+            return rng.smallest(inside.flatten(0, 2), many.flatten(0, 2)).view(*shape, -1)
+        # in the order of the ranking a part lies together, and only the part is searched
+        order = self._order[samples, None].expand_as(tickets)
+        ranked = tickets.gather(-1, order).flatten(0, 1)
+        limits = [rng.smallest(ranked[:, begin:end], count) for begin, end, count in self._shared]
+        return torch.cat(limits, -1).view(*shape, -1)

@@ -58,8 +58,9 @@ class RobustnessTable:
         left = self.accuracy[TUNED][0] - tuned
         back = f"the fine-tuned model is {100 * (tuned - masked):.1f} points better there"
         if tuned - masked < fall / 2:
+            back = f"{back} only" if tuned > masked else "the fine-tuned model is no better there"
             return (
-                f"{said} and {back} only: fine-tuning has not made it robust yet. Train longer or faster "
+                f"{said} and {back}: fine-tuning has not made it robust yet. Train longer or faster "
                 "before using FFid (a few epochs at 1e-4 are often not enough); Fid and RFid are not to be "
                 "trusted."
             )

@@ -13,7 +13,7 @@ from veridical.explanation import Explanation
 from veridical.fill import Fill
 from veridical.functional import has_spread, pearson
 from veridical.metrics.base import Metric, Outcome, register
-from veridical.metrics.faithfulness.masks import SizedSubsets, Summing, existing_values
+from veridical.metrics.faithfulness.masks import Summing, existing_values
 from veridical.probe import MaskRule, RandomSubsets, probe
 from veridical.rng import Key
 from veridical.scores import Direction
@@ -38,6 +38,7 @@ class FaithfulnessCorrelation(Metric):
     response: Response = "probability"
     fill: Fill | None = None
     name: ClassVar[str] = "faithfulness_correlation"
+    version: ClassVar[int] = 2
     category: ClassVar[str] = "faithfulness"
     direction: ClassVar[Direction] = Direction.HIGHER
     summary: ClassVar[str] = "Does summed relevance predict how far the response falls?"
@@ -58,10 +59,8 @@ class FaithfulnessCorrelation(Metric):
         return torch.minimum(wanted.round().long().clamp(min=1), (counts - 1).clamp(min=1))
 
     def _subsets(self, task: Task, key: Key) -> MaskRule:
-        count, sizes = task.space.n_features, self.sizes(task)
-        if task.space.valid is None:
-            return SizedSubsets(key, task.ids, count, self.runs, int(sizes[0]))
-        return RandomSubsets(key, task.ids, count, self.runs, sizes[:, None], task.space.valid)
+        count, sizes = task.space.n_features, self.sizes(task)[:, None]
+        return RandomSubsets(key, task.ids, count, self.runs, sizes, task.space.valid)
 
     def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         rule = Summing(self._subsets(task, key), existing_values(explanation))

@@ -81,6 +81,7 @@ class Infidelity(Metric):
     response: Response = "probability"
     fill: Fill | None = None
     name: ClassVar[str] = "infidelity"
+    version: ClassVar[int] = 2
     category: ClassVar[str] = "faithfulness"
     direction: ClassVar[Direction] = Direction.LOWER
     summary: ClassVar[str] = "How badly does the map predict changes of the response?"

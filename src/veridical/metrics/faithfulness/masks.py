@@ -7,12 +7,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from veridical import rng
 from veridical.errors import InputError
 from veridical.explanation import Explanation
 from veridical.functional import has_spread
 from veridical.probe import MaskRule, flip_counts
-from veridical.rng import Key
 from veridical.task import Task
 
 UNORDERED = "constant map: the order is that of the features"
@@ -60,25 +58,6 @@ class RankBands:
 
 
 @dataclass(frozen=True, eq=False)
-class SizedSubsets:
-    """Mask d removes a random subset of `size` features: the very sets of `RandomSubsets`, found faster.
-
-    With one size for all samples the subset is what lies below one order statistic, and no sort is needed.
-    """
-
-    key: Key
-    ids: Tensor
-    n_features: int
-    count: int
-    size: int
-
-    def removed(self, samples: slice, masks: slice) -> Tensor:
-        draws = torch.arange(masks.start, masks.stop, device=self.ids.device)
-        priority = rng.bits(self.key, self.ids[samples], draws, self.n_features)
-        return priority <= priority.kthvalue(self.size, -1, keepdim=True).values
-
-
-@dataclass(frozen=True, eq=False)
 class Summing:
     """A rule that also adds up `weights` (N, V) over the features each mask removes.
 
@@ -103,17 +82,20 @@ class Summing:
         return removed
 
 
-def masked_sums(removed: Tensor, weights: Tensor, at_once: int = 2**22) -> Tensor:
+def masked_sums(removed: Tensor, weights: Tensor) -> Tensor:
     """Add up weights (n, V) over masks (n or 1, m, V), in float64, a piece at a time to bound memory."""
     samples, masks, features = len(weights), removed.shape[-2], weights.shape[-1]
     out = weights.new_empty(samples, masks, dtype=torch.float64)
-    step = max(1, at_once // features)
-    for top in range(0, samples, max(1, step // masks)):
-        few = slice(top, top + max(1, step // masks))
-        these = weights[few].double()[..., None]
+    # a CPU adds up what its cache holds, a GPU what keeps it busy
+    step = max(1, (2**17 if weights.device.type == "cpu" else 2**22) // features)
+    few = max(1, step // masks)
+    # read as bytes: torch turns these into floats several times faster than truth values
+    ones, values = removed.view(torch.uint8), weights.double()[..., None]
+    for top in range(0, samples, few):
+        mask = ones[top : top + few] if len(ones) == samples else ones
         for left in range(0, masks, step):
-            mask = removed[few] if len(removed) == samples else removed
-            out[few, left : left + step] = (mask[:, left : left + step].double() @ these)[..., 0]
+            sums = mask[:, left : left + step].double() @ values[top : top + few]
+            out[top : top + few, left : left + step] = sums[..., 0]
     return out
 
 

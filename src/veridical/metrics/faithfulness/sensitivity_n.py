@@ -35,6 +35,7 @@ class SensitivityN(Metric):
     response: Response = "probability"
     fill: Fill | None = None
     name: ClassVar[str] = "sensitivity_n"
+    version: ClassVar[int] = 2
     category: ClassVar[str] = "faithfulness"
     direction: ClassVar[Direction] = Direction.HIGHER
     summary: ClassVar[str] = "Does summed relevance predict the fall at every subset size?"

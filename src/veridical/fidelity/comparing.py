@@ -1,0 +1,117 @@
+"""Real explainers side by side: FFid averaged over sizes, and what the model was fine-tuned on (D.10)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from veridical.api import as_explanation
+from veridical.errors import InputError
+from veridical.fidelity.artefact import Finetuned, shared_rows
+from veridical.fidelity.finetuning import finetune
+from veridical.fidelity.judging import Reference, judged_answers
+from veridical.fidelity.metrics import LEVELS, FFid
+from veridical.fidelity.removal import SIGNS
+from veridical.rng import Key
+from veridical.scores import Scores
+from veridical.task import Task
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+OTHER_ROWS = "fine-tuned on other rows than those evaluated"
+SAME_ROWS = "fine-tuned on the evaluated rows: compare explainers within this set only"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ExplainerTable:
+    """FFid+ and FFid- of every explainer (Tables 11 and 12); `mode` says what the model was fine-tuned on."""
+
+    scores: Mapping[str, Mapping[str, Scores]]
+    mode: str
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row an explainer: means, and the bounds of their bootstrap intervals."""
+        import pandas as pd
+
+        rows = []
+        for name, found in self.scores.items():
+            row: dict[str, Any] = {"explainer": name, "mode": self.mode}
+            for sign, values in found.items():
+                low, high = values.ci()
+                row |= {sign: values.mean(), f"{sign} low": low, f"{sign} high": high}
+            rows.append(row)
+        return pd.DataFrame(rows)
+
+    @property
+    def best(self) -> dict[str, str]:
+        """The explainer with the highest FFid+ and the one with the lowest FFid-."""
+        means = {sign: {n: float(found[sign].mean()) for n, found in self.scores.items()} for sign in SIGNS}
+        return {
+            "plus": max(means["plus"], key=means["plus"].__getitem__),
+            "minus": min(means["minus"], key=means["minus"].__getitem__),
+        }
+
+    def __repr__(self) -> str:
+        width = max(10, *map(len, self.scores))
+        lines = [f"{'explainer':<{width}}  {'FFid+ (higher)':>24}  {'FFid- (lower)':>24}"]
+        for name, found in self.scores.items():
+            cells = []
+            for sign in SIGNS:
+                low, high = found[sign].ci()
+                mark = "*" if self.best[sign] == name else " "
+                cells.append(f"{found[sign].mean():+.4f}{mark} [{low:+.4f}, {high:+.4f}]")
+            lines.append(f"{name:<{width}}  {cells[0]:>24}  {cells[1]:>24}")
+        return "\n".join([*lines, self.mode])
+
+
+def compare_explainers(
+    task: Task,
+    explainers: Sequence[Any] = ("gradcam", "saliency"),
+    *,
+    finetuned: Finetuned | None = None,
+    on_evaluated: bool = False,
+    beta: float = 0.1,
+    alpha: float = 0.5,
+    draws: int = 50,
+    sizes: Sequence[float] = LEVELS,
+    reference: Reference | None = None,
+    seed: int = 0,
+    cache: str | Path | None = None,
+    progress: bool | None = None,
+    **settings: Any,
+) -> ExplainerTable:
+    """FFid+ and FFid- of each explainer, averaged over sizes, on one fine-tuned model.
+
+    `on_evaluated=True` fine-tunes on the evaluated rows themselves, as the paper does on ImageNet: that
+    model serves to compare explainers on these rows and nothing else, and the result says so.
+    """
+    if on_evaluated and finetuned is not None:
+        raise InputError("give either finetuned=... or on_evaluated=True, not both")
+    truth = judged_answers(task, reference)
+    judged = task.with_targets(truth) if task.head in ("multiclass", "binary") else task
+    made = {"beta": beta, "cache": cache, "progress": progress, **settings}
+    if on_evaluated:
+        finetuned = finetune(task, (task.inputs, truth), train_side=task.side, train_space=task.space, **made)
+    elif finetuned is None:
+        finetuned = finetune(task, **made)
+    scores: dict[str, dict[str, Scores]] = {}
+    for explainer in explainers:
+        explanation = as_explanation(explainer, judged, seed, cache)
+        metrics = {
+            sign: FFid(sign, tuple(sizes), finetuned=finetuned, beta=finetuned.beta, alpha=alpha, draws=draws)
+            for sign in SIGNS
+        }
+        scores[explanation.explainer] = {
+            sign: metric(judged, explanation, Key(seed)) for sign, metric in metrics.items()
+        }
+    return ExplainerTable(scores, _mode(task, on_evaluated))
+
+
+def _mode(task: Task, on_evaluated: bool) -> str:
+    if on_evaluated:
+        return SAME_ROWS
+    shared = 0 if task.train is None else shared_rows(task)
+    return f"{OTHER_ROWS}, but for {shared} of {len(task)}" if shared else OTHER_ROWS

@@ -1,0 +1,108 @@
+"""How far FFid's verdict depends on its settings: draws, beta and alpha, one at a time (figure 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from veridical.api import as_explanation
+from veridical.errors import InputError
+from veridical.fidelity.correlations import PAIRS
+from veridical.fidelity.finetuning import finetune
+from veridical.fidelity.judging import Reference, judged_answers
+from veridical.fidelity.metrics import LEVELS, FFid, Variant
+from veridical.fidelity.ranking import RankingStudy, ranking_study
+from veridical.task import Task
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+DRAWS, BETA, ALPHA = 50, 0.1, 0.5
+"""The settings that stay while another one varies: the paper's defaults."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Sensitivity:
+    """One ranking study of FFid for each value of each setting (Tables 24-26)."""
+
+    studies: Mapping[tuple[str, float], RankingStudy]
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row a setting, value and pair."""
+        import pandas as pd
+
+        rows = []
+        for (setting, value), study in self.studies.items():
+            frame = study.to_frame().drop(columns=["metric", "micro rank", "micro rank std"])
+            rows += [{"setting": setting, "value": value, **row} for row in frame.to_dict("records")]
+        return pd.DataFrame(rows)
+
+    def macro(self, setting: str) -> dict[float, tuple[float, ...]]:
+        """The macro correlations (MoRF-GT, LeRF-GT, MoRF-LeRF) at each value of one setting."""
+        return {
+            value: tuple(study.agreements["FFid"].macro[pair][0] for pair in PAIRS)
+            for (name, value), study in self.studies.items()
+            if name == setting
+        }
+
+    def __repr__(self) -> str:
+        lines = [f"{'setting':<8}{'value':>7}  " + "  ".join(f"{pair:>12}" for pair in PAIRS)]
+        for setting in dict.fromkeys(name for name, _ in self.studies):
+            for value, found in self.macro(setting).items():
+                cells = "  ".join(f"{'-' if v != v else f'{v:+.2f}':>12}" for v in found)
+                lines.append(f"{setting:<8}{value:>7g}  {cells}")
+        return "\n".join(lines)
+
+
+def sensitivity(
+    task: Task,
+    explainer: Any = "smoothgrad_squared",
+    *,
+    draws: Sequence[int] = (10, 20, 50, 100),
+    betas: Sequence[float] = (0.05, 0.1, 0.15, 0.2),
+    alphas: Sequence[float] = (0.3, 0.5, 0.7, 0.9),
+    sizes: Sequence[float] = LEVELS,
+    repeats: int = 1,
+    variant: Variant = "indicator",
+    reference: Reference | None = None,
+    seed: int = 0,
+    cache: str | Path | None = None,
+    progress: bool | None = None,
+    **settings: Any,
+) -> Sensitivity:
+    """Repeat FFid's ranking study for other numbers of draws, betas and alphas, the others at their defaults.
+
+    Each beta needs a fine-tuning of its own, made with `settings` (those of `finetune`) or found in the
+    cache. The maps are explained once.
+    """
+    if not any((draws, betas, alphas)):
+        raise InputError("give at least one value of draws, betas or alphas")
+    truth = judged_answers(task, reference)
+    judged = task.with_targets(truth) if task.head in ("multiclass", "binary") else task
+    explanation = as_explanation(explainer, judged, seed, cache)
+    made: dict[tuple[int, float, float], RankingStudy] = {}
+
+    def study(count: int, beta: float, alpha: float) -> RankingStudy:
+        if (count, beta, alpha) not in made:
+            tuned = finetune(task, beta=beta, cache=cache, progress=progress, **settings)
+            metric = FFid(sizes=tuple(sizes), draws=count, beta=beta, alpha=alpha, finetuned=tuned)
+            made[count, beta, alpha] = ranking_study(
+                judged,
+                explanation,
+                metrics={"FFid": metric},
+                draws=count,
+                repeats=repeats,
+                variant=variant,
+                reference=reference,
+                seed=seed,
+                progress=progress,
+            )
+        return made[count, beta, alpha]
+
+    found: dict[tuple[str, float], RankingStudy] = {}
+    found |= {("draws", float(value)): study(value, BETA, ALPHA) for value in draws}
+    found |= {("beta", value): study(DRAWS, value, ALPHA) for value in betas}
+    found |= {("alpha", value): study(DRAWS, BETA, value) for value in alphas}
+    return Sensitivity(found)

@@ -1,0 +1,132 @@
+"""Sensitivity to settings, the study of one case, and real explainers side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import veridical as vd
+from veridical.errors import InputError
+from veridical.explainers.gradients import InputXGradient
+from veridical.fidelity import case_study, compare_explainers, finetune, sensitivity
+from veridical.fidelity.comparing import OTHER_ROWS, SAME_ROWS
+from veridical.fidelity.correlations import PAIRS
+
+QUICK = {"epochs": 1, "rate": 1e-4}
+
+
+def linear_task(samples: int = 24, columns: int = 20) -> vd.Task:
+    """A linear classifier whose input x gradient is the exact share of each column."""
+    draw = torch.Generator().manual_seed(0)
+    model = nn.Linear(columns, 2)
+    with torch.no_grad():
+        scale = torch.linspace(0.2, 2.0, columns)
+        model.weight.copy_(torch.stack([-scale, scale]))
+        model.bias.zero_()
+    x = torch.randn(samples + 200, columns, generator=draw)
+    labels = model(x).argmax(1)
+    return vd.Task(
+        model, x[:samples], labels=labels[:samples], train=(x[samples:], labels[samples:]), fill="zero"
+    )
+
+
+@pytest.fixture(scope="module")
+def task() -> vd.Task:
+    return linear_task()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fine-tuned")
+
+
+def test_sensitivity_varies_one_setting_at_a_time(task: vd.Task, folder: Path) -> None:
+    found = sensitivity(
+        task,
+        InputXGradient(),
+        draws=(2, 50),
+        betas=(0.1, 0.3),
+        alphas=(0.5,),
+        sizes=(0.2, 0.5, 0.8),
+        cache=folder,
+        progress=False,
+        **QUICK,
+    )
+    assert set(found.studies) == {("draws", 2), ("draws", 50), ("beta", 0.1), ("beta", 0.3), ("alpha", 0.5)}
+    # the defaults appear in every list and are one study
+    assert found.studies["draws", 50] is found.studies["beta", 0.1] is found.studies["alpha", 0.5]
+    assert found.studies["draws", 2] is not found.studies["draws", 50]
+    frame = found.to_frame()
+    assert len(frame) == 5 * len(PAIRS)
+    assert set(found.macro("beta")) == {0.1, 0.3}
+    # the map is exact: better removal must follow its degradation, whatever the settings
+    assert all(values[0] < -0.8 for values in found.macro("beta").values())
+    assert "beta" in repr(found)
+
+
+def test_sensitivity_needs_something_to_vary(task: vd.Task) -> None:
+    with pytest.raises(InputError, match="at least one value"):
+        sensitivity(task, "saliency", draws=(), betas=(), alphas=())
+
+
+def test_case_study_follows_one_sample(task: vd.Task, folder: Path) -> None:
+    tuned = finetune(task, cache=folder, progress=False, **QUICK)
+    found = case_study(task, 3, InputXGradient(), finetuned=tuned, draws=10, variant="probability")
+    assert found.sample == int(task.ids[3])
+    assert set(found.falls) == {"Fid", "RFid", "FFid", "Fid + fine-tuning"}
+    plus = found.falls["Fid"]["plus"]
+    assert plus.shape == (6, 19)
+    # no sample of the study but this one is asked: the same falls come from the task of one row
+    alone = case_study(task[3:4], 0, InputXGradient(), finetuned=tuned, draws=10, variant="probability")
+    assert torch.equal(plus, alone.falls["Fid"]["plus"])
+    assert found.agreements["Fid"].macro["MoRF vs GT"][0] < -0.5
+    assert len(found.to_frame()) == 4 * 2 * 6 * 19
+    figure = found.plot()
+    assert len(figure.axes) == 8
+    assert "macro" in repr(found)
+
+
+def test_case_study_refuses_what_is_not_there(task: vd.Task) -> None:
+    with pytest.raises(InputError, match="none of the 24"):
+        case_study(task, 24)
+    with pytest.raises(InputError, match="finetuned"):
+        case_study(task, 0)
+
+
+def test_explainers_are_told_apart_and_the_mode_is_named(task: vd.Task, folder: Path) -> None:
+    table = compare_explainers(
+        task, [InputXGradient(), "random"], draws=20, beta=0.3, cache=folder, progress=False, **QUICK
+    )
+    assert table.mode == OTHER_ROWS
+    assert table.best == {"plus": "input_x_gradient", "minus": "input_x_gradient"}
+    assert table.scores["input_x_gradient"]["plus"].mean() > table.scores["random"]["plus"].mean()
+    assert OTHER_ROWS in repr(table)
+    assert list(table.to_frame()["explainer"]) == ["input_x_gradient", "random"]
+
+    same = compare_explainers(
+        task, ["random"], on_evaluated=True, draws=2, cache=folder, progress=False, **QUICK
+    )
+    assert same.mode == SAME_ROWS
+    assert same.scores["random"]["plus"].provenance["finetuned"]["epochs"] == 1
+
+
+def test_rows_that_were_trained_on_are_counted(folder: Path) -> None:
+    base = linear_task()
+    mixed = vd.Task(
+        base.model,
+        base.inputs,
+        labels=base.labels,
+        train=(torch.cat([base.train, base.inputs[:5]]), torch.cat([base.train_labels, base.labels[:5]])),
+        fill="zero",
+    )
+    table = compare_explainers(mixed, ["random"], draws=2, cache=folder, progress=False, **QUICK)
+    assert "5 of 24" in table.mode
+
+
+def test_two_models_at_once_are_refused(task: vd.Task, folder: Path) -> None:
+    tuned = finetune(task, cache=folder, progress=False, **QUICK)
+    with pytest.raises(InputError, match="not both"):
+        compare_explainers(task, ["random"], finetuned=tuned, on_evaluated=True)
