@@ -1,6 +1,7 @@
 """Replicate the F-Fidelity tables: python replications/f_fidelity/run.py cifar --out results.json
 
-Reads $VERIDICAL_DATA. Each stage writes what it found into the JSON file as soon as it has it.
+Reads $VERIDICAL_DATA. Each stage writes what it found into the JSON file as soon as it has it, the ranking
+study after every repeat; a run that was cut short keeps what it had.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,16 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 import data
+import sequences
 
 import veridical as vd
-from veridical.fidelity.correlations import PAIRS
+from veridical.explainers.smoothing import SmoothGradSquared
+from veridical.fidelity import RankingStudy
+from veridical.fidelity.correlations import PAIRS, agreement, micro_ranks
+
+STAGES = ("robustness", "boundary", "ranking", "roar", "sensitivity", "explainers", "maps")
+PUBLISHED = "smoothgrad_squared_ig"
+"""SmoothGrad-squared over integrated gradients, as the published program takes it."""
 
 
 class Log:
@@ -47,7 +56,36 @@ def table(found: vd.fidelity.RobustnessTable) -> dict[str, Any]:
     }
 
 
-def correlations(study: vd.fidelity.RankingStudy) -> dict[str, Any]:
+def pooled(studies: Sequence[RankingStudy]) -> RankingStudy:
+    """Studies of one repeat each, by their own seeds, as one study of several repeats."""
+    first = studies[0]
+    falls = {
+        name: {sign: torch.cat([study.falls[name][sign] for study in studies]) for sign in found}
+        for name, found in first.falls.items()
+    }
+    agreements = {
+        name: agreement(found["plus"], found["minus"], first.ratios, first.sizes[name])
+        for name, found in falls.items()
+    }
+    resolvable = {
+        name: {sign: all(s.resolvable[name][sign] for s in studies) for sign in found}
+        for name, found in first.resolvable.items()
+    }
+    notes = {**first.notes, "repeats": len(studies)}
+    return RankingStudy(
+        first.ratios,
+        first.sizes,
+        falls,
+        agreements,
+        micro_ranks(agreements),
+        resolvable,
+        first.explainer,
+        first.rows,
+        notes,
+    )
+
+
+def correlations(study: RankingStudy) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for name, found in study.agreements.items():
         out[name] = {
@@ -67,83 +105,136 @@ def correlations(study: vd.fidelity.RankingStudy) -> dict[str, Any]:
     return out
 
 
-def make_task(which: str, per_class: int, rows: int | None, device: str) -> vd.Task:
+def make_task(which: str, per_class: int, train_rows: int | None, rows: int | None, device: str) -> vd.Task:
+    plan = vd.Plan(rows=rows, tf32=device.startswith("cuda"))
+    if which in sequences.NAMES:
+        return sequences.make_task(data.folder(), which, per_class, train_rows, plan).to(device)
     if which == "cifar":
         model, (x, y), train = data.resnet20(), data.cifar("test"), data.cifar("train")
     else:
         model, (x, y), train = data.lenet(), data.mnist("test"), data.mnist("train")
-        few = data.balanced(train[1], 1000)
-        train = (train[0][few], train[1][few])
+    few = data.balanced(train[1], train_rows or 1000)
+    train = (train[0][few], train[1][few])
     chosen = data.balanced(y, per_class)
-    plan = vd.Plan(rows=rows, tf32=device == "cuda")
     task = vd.Task(
         model, x[chosen], labels=y[chosen], train=train, ids=chosen, fill="zero", plan=plan, name=which
     )
     return task.to(device)
 
 
-def main() -> None:
+def explainer_of(name: str) -> Any:
+    """An explainer by name; the published SmoothGrad-squared takes integrated gradients under noise."""
+    return SmoothGradSquared(8, base="integrated_gradients", steps=16) if name == PUBLISHED else name
+
+
+def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("which", choices=["cifar", "mnist"])
+    parser.add_argument("which", choices=["cifar", "mnist", *sequences.NAMES])
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--stages", nargs="+", choices=STAGES, default=["robustness", "ranking"])
     parser.add_argument("--per-class", type=int, default=50)
-    parser.add_argument("--repeats", type=int, default=5, help="0 leaves the ranking study out")
+    parser.add_argument("--train-per-class", type=int, help="all by default, of MNIST 1,000")
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--draws", type=int, default=50)
     parser.add_argument("--epochs", type=int, default=7)
     parser.add_argument("--rate", type=float, default=1e-3)
+    parser.add_argument("--beta", type=float, default=0.1)
     parser.add_argument("--rows", type=int, default=None, help="rows a chunk")
-    parser.add_argument("--explainer", default="smoothgrad_squared")
+    parser.add_argument("--explainer", default="smoothgrad_squared", help=f"a name, or {PUBLISHED}")
+    parser.add_argument("--explainers", nargs="+", default=["gradcam", "saliency"])
     parser.add_argument("--cache", type=Path, default=Path(".cache/f_fidelity"))
-    parser.add_argument("--roar-epochs", type=int, default=0, help="0 leaves ROAR out")
+    parser.add_argument("--roar-epochs", type=int, default=2)
     parser.add_argument("--roar-repeats", type=int, default=1)
-    parser.add_argument("--roar-batch", type=int, default=256)
-    parser.add_argument("--sensitivity", action="store_true")
+    parser.add_argument("--roar-batch", type=int, default=512)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    given = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    given = options()
     log = Log(given.out)
-    log("settings", {k: str(v) for k, v in vars(given).items()})
-    task = make_task(given.which, given.per_class, given.rows, given.device)
+    log("settings", {k: str(v) for k, v in vars(given).items() if k not in ("out", "cache")})
+    task = make_task(given.which, given.per_class, given.train_per_class, given.rows, given.device)
     right = float((task.predictions == task.labels).double().mean())
     log("task", {"shown": repr(task), "accuracy": right, "rows a chunk": task.predictor.rows})
 
     settings = {"epochs": given.epochs, "rate": given.rate, "cache": given.cache, "patience": given.epochs}
     began = time.time()
-    tuned = vd.fidelity.finetune(task, **settings)
+    tuned = vd.fidelity.finetune(task, beta=given.beta, **settings)
     log("fine-tuning", {"seconds": time.time() - began, "shown": repr(tuned), "history": tuned.history})
-    control = vd.fidelity.finetune(task, masks=False, **settings)
-    log("robustness", table(vd.fidelity.robustness_table(task, tuned, control)))
-
-    began = time.time()
     judged = task.with_targets(task.labels)
-    explanation = vd.explain(given.explainer, judged)
-    log("explaining", {"seconds": time.time() - began, "cost": str(explanation.cost)})
-    began = time.time()
-    plus = vd.fidelity.FFid(finetuned=tuned, draws=given.draws)(judged, explanation)
-    if given.device == "cuda":
-        torch.cuda.synchronize()
-    log("one FFid+", {"seconds": time.time() - began, "evaluations": plus.cost.forward, "mean": plus.mean()})
-    if given.repeats:
+    explainer = explainer_of(given.explainer)
+    for stage in given.stages:
         began = time.time()
-        study = vd.fidelity.ranking_study(
-            task, explanation, finetuned=tuned, repeats=given.repeats, draws=given.draws, cache=given.cache
-        )
-        log(
-            "ranking",
-            {"seconds": time.time() - began, "shown": repr(study).split("\n"), **correlations(study)},
-        )
-    if given.roar_epochs:
-        began = time.time()
-        roar = vd.fidelity.ROAR(epochs=given.roar_epochs, batch=given.roar_batch, start="trained")
-        study = vd.fidelity.ranking_study(
-            task, given.explainer, metrics={}, roar=roar, repeats=given.roar_repeats, cache=given.cache
-        )
-        log("roar", {"seconds": time.time() - began, "notes": dict(study.notes), **correlations(study)})
-    if given.sensitivity:
-        for name, value in [("draws", 5), ("draws", 10), ("draws", 100), ("alpha", 0.3), ("alpha", 0.8)]:
-            metric = vd.fidelity.FFid(**{"finetuned": tuned, "draws": given.draws, name: value})
-            study = vd.fidelity.ranking_study(task, explanation, metrics={"FFid": metric}, repeats=1)
-            log(f"sensitivity {name} {value}", correlations(study)["FFid"])
+        for name, found in run_stage(stage, given, judged, tuned, explainer, settings):
+            log(name, {"seconds": time.time() - began, **found})
     log("seconds", log.seconds)
+
+
+def run_stage(
+    stage: str, given: argparse.Namespace, task: vd.Task, tuned: Any, explainer: Any, settings: dict[str, Any]
+) -> Any:
+    """Yield (name, facts) as they come."""
+    fidelity = vd.fidelity
+    if stage == "robustness":
+        control = fidelity.finetune(task, beta=given.beta, masks=False, **settings)
+        yield stage, table(fidelity.robustness_table(task, tuned, control))
+    elif stage == "boundary":
+        found = fidelity.boundary_study(task, (0.1, 0.3, 0.5), draws=2, **settings)
+        yield stage, {"shown": repr(found).split("\n")}
+    elif stage == "ranking":
+        explanation = vd.explain(explainer, task)
+        yield "explaining", {"explainer": given.explainer, "cost": str(explanation.cost)}
+        began = time.time()
+        plus = fidelity.FFid(finetuned=tuned, beta=given.beta, draws=given.draws)(task, explanation)
+        yield (
+            "one FFid+",
+            {"alone": time.time() - began, "evaluations": plus.cost.forward, "mean": plus.mean(True)},
+        )
+        studies = []
+        for repeat in range(given.repeats):
+            studies.append(
+                fidelity.ranking_study(
+                    task, explanation, finetuned=tuned, repeats=1, draws=given.draws, seed=repeat
+                )
+            )
+            study = pooled(studies)
+            yield (
+                stage,
+                {"repeats": len(studies), "shown": repr(study).split("\n"), **correlations(study)},
+            )
+    elif stage == "roar":
+        roar = fidelity.ROAR(epochs=given.roar_epochs, batch=given.roar_batch, start="trained")
+        studies = []
+        for repeat in range(given.roar_repeats):
+            studies.append(
+                fidelity.ranking_study(task, explainer, metrics={}, roar=roar, repeats=1, seed=repeat)
+            )
+            study = pooled(studies)
+            yield stage, {"notes": dict(study.notes), **correlations(study)}
+    elif stage == "sensitivity":
+        explanation = vd.explain(explainer, task)
+        for which, values in [("draws", (10, 20, 50, 100)), ("betas", (0.05, 0.2)), ("alphas", (0.3, 0.8))]:
+            none = {"draws": (), "betas": (), "alphas": ()}
+            found = fidelity.sensitivity(task, explanation, **{**none, which: values}, **settings)
+            yield f"sensitivity to {which}", {"shown": repr(found).split("\n")}
+    elif stage == "explainers":
+        chosen = [explainer_of(name) for name in given.explainers]
+        for same in (False, True):
+            found = fidelity.compare_explainers(
+                task,
+                chosen,
+                finetuned=None if same else tuned,
+                on_evaluated=same,
+                beta=given.beta,
+                draws=given.draws,
+                **(settings if same else {}),
+            )
+            rows = found.to_frame().to_dict("records")
+            yield f"explainers, {found.mode}", {"rows": rows, "shown": repr(found).split("\n")}
+    else:
+        agree = fidelity.map_agreement(task, tuned, explainer)
+        yield stage, {"rank correlation of maps before and after": float(agree.nanmean())}
 
 
 if __name__ == "__main__":

@@ -60,3 +60,17 @@ TABLE_2 = {
     },
     "same": {"ipt": (1.0, 0.0, 1.0, 0.0), "mpt": (1.0, 0.0, 1.0, 0.0), "expected": (1.0, 0.0, 1.0, 0.0)},
 }
+
+# MC, mean of the tests, MNIST row of the GEF paper's Tables A.1 and A.2
+GEF_A1 = {"GEF": 0.75, "Fast-GEF": 0.74, "PF": 0.61, "FC": 0.63, "RP": 0.59}
+GEF_A2 = {"MPRT": 0.63, "sMPRT": 0.66, "eMPRT": 0.76, "RIS": 0.73, "ROS": 0.70, "RRS": 0.74}
+
+# the QGE paper's Table 5: on fMNIST, the first of its two blocks; it has no MNIST
+QGE_5 = {
+    "QRAND-1 PF": 0.579,
+    "QRAND-1 RRA": 0.599,
+    "QRAND-1 RMA": 0.585,
+    "QGE PF": 0.801,
+    "QGE RRA": 0.598,
+    "QGE RMA": 0.587,
+}

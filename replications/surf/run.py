@@ -1,65 +1,68 @@
-"""Tables 3 and 4 of the SURF paper on two small heads.
+"""Tables 3, 4 and 5 of the SURF paper on heads that are at hand: `python -m replications.surf.run NAME`.
 
-`VERIDICAL_DATA=... python -m replications.surf.run mnist` (or `cifar`) prints both tables and writes them to
-`results/<name>.json` beside this file. `--quick` takes fewer rows and one draw of C-SHAP-Eval.
+NAME is mnist or cifar (LeNet, ResNet-20: both tables), vgg (a second CNN, table 5), trec (MiniLM), photos
+(EfficientNet-lite0: sanity and shared dictionaries), attributes (multi-label), diabetes (regression) or
+segments (HU-MCD on ResNet-20). Reads $VERIDICAL_DATA; what needs packages of its own is prepared by
+`python -m replications.surf.prepared`. Prints the tables and writes them to `results/NAME.json` as they
+come; `--quick` takes fewer rows and one draw of C-SHAP-Eval.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import veridical as vd
-from replications.surf import data
+from replications.surf import data, prepared, trained
 from veridical import surf
+from veridical.errors import NotApplicableError
 
 COUNT = 5
+LEARNED = ("C-SHAP-Eval (CEL)", "C-SHAP-Eval (L1)")
+Note = Callable[[str, object], None]
 
 
-def table_three(task: vd.Task) -> dict[str, object]:
-    """The measures that learn nothing, over 10 draws."""
-    table = surf.sanity(task, draws=10, measures=("ICE-Eval", "SURF"))
+def sanity(head: surf.Head, test: surf.Embeddings, train: surf.Embeddings, draws: int, note: Note) -> None:
+    """Table 3: measures that learn nothing over 10 draws, then C-SHAP-Eval, trained on 500 rows."""
+    table = surf.sanity_of_head(head, test, train, draws=10, measures=("ICE-Eval", "SURF"))
     print(table, flush=True)
-    return {
-        "rows": table.to_frame().to_dict("records"),
-        "ordered": {column: table.ordered("SURF", column) for column in ("mae", "emd")},
-        "norms": [float(table.norms.min()), float(table.norms.max())],
-    }
-
-
-def learned_rows(task: vd.Task, draws: int) -> list[dict[str, object]]:
-    """C-SHAP-Eval with both losses, trained on 500 rows: it costs most, so it comes last."""
-    table = surf.sanity(task, 0, draws, ("C-SHAP-Eval (CEL)", "C-SHAP-Eval (L1)"), training_rows=500)
+    note(
+        "table3",
+        {
+            "rows": table.to_frame().to_dict("records"),
+            "ordered": {column: table.ordered("SURF", column) for column in ("mae", "emd")},
+            "norms": [float(table.norms.min()), float(table.norms.max())],
+        },
+    )
+    few = train.take(torch.arange(0, len(train), max(1, len(train) // 500)))
+    table = surf.sanity_of_head(head, test, few, draws=draws, measures=LEARNED)
     print(table, flush=True)
-    return table.to_frame().to_dict("records")
+    note("table3_learned", table.to_frame().to_dict("records"))
 
 
-def table_four(task: vd.Task, crop: int) -> list[dict[str, object]]:
-    """Every method with five concepts a class, fitted on train rows by predicted class."""
-    parts = surf.split(task)
-    train, test, head = parts.train(), parts.test(), parts.head
-    unpooled = parts.train(spatial=True) if parts.map_layer is not None else train
-    crops = surf.crop_embeddings(parts, task.train[:: max(1, len(task.train) // 1000)], crop)
-    plan = [
-        (surf.PCA(COUNT), train),
-        (surf.KMeans(COUNT), train),
-        (surf.ICA(COUNT), train),
-        (surf.NMF(COUNT), train),
-        (surf.CDISCO(COUNT), train),
-        (surf.ICE(COUNT), train),
-        (surf.CRAFT(COUNT), crops),
-        (surf.ConceptSHAP(COUNT), train),
-        (surf.MCD(COUNT), train),
-        (surf.SAE(COUNT), unpooled),
-    ]
+def methods(
+    plan: list[tuple[surf.ConceptMethod, surf.Embeddings]],
+    train: surf.Embeddings,
+    test: surf.Embeddings,
+    head: surf.Head,
+    note: Note,
+) -> None:
+    """Every method with its embeddings to fit on; those that do not apply say why."""
     rows: list[dict[str, object]] = []
-    for method, rows_of in plan:
+    for method, fitted_on in plan:
         start = time.perf_counter()
-        concepts = method.fit(rows_of, head)
+        try:
+            concepts = method.fit(fitted_on, head)
+        except NotApplicableError as error:
+            rows.append({"method": method.name, "refused": str(error)})
+            print(error, flush=True)
+            continue
         seconds = time.perf_counter() - start
         found = surf.judge(concepts, test, head)
         split = surf.error_split(concepts, train, test, head)
@@ -67,34 +70,121 @@ def table_four(task: vd.Task, crop: int) -> list[dict[str, object]]:
         rows.append(
             {"method": method.name, "seconds": seconds, **found.summary}
             | {"concepts_error": split.concepts, "importances_error": split.importances}
-            | {"notes": list(concepts.notes)}
+            | {"notes": list(concepts.notes), "flagged": len(concepts.flags)}
         )
-    best = surf.judge(surf.rank_optimum(train, head, COUNT), test, head)
-    print(f"          {best}", flush=True)
-    rows.append({"method": "rank-5 optimum (shared)", **best.summary})
-    return rows
+        note("table4", rows)
+    if min(head.weight.shape) >= COUNT:
+        best = surf.judge(surf.rank_optimum(train, head, COUNT), test, head)
+        print(f"          {best}", flush=True)
+        rows.append({"method": "rank-5 optimum (shared)", **best.summary})
+    note("table4", rows)
 
 
-def main(name: str, quick: bool) -> None:
-    torch.set_num_threads(1)
-    sizes = (2000, 1000) if quick else (10_000, 10_000)
-    task = (data.mnist if name == "mnist" else data.cifar)(*sizes)
-    right = float((task.predictions == task.labels).double().mean())
-    print(f"{task.name}: {task}; accuracy {right:.3f}", flush=True)
-    out = Path(__file__).parent / "results"
-    out.mkdir(exist_ok=True)
-    found: dict[str, object] = {"task": task.name, "rows": list(sizes), "accuracy": right}
+def all_methods(**common: Any) -> list[surf.ConceptMethod]:
+    """Every method but those that need crops or segments."""
+    kinds = (surf.PCA, surf.KMeans, surf.ICA, surf.NMF, surf.CDISCO, surf.ICE, surf.ConceptSHAP, surf.MCD)
+    return [kind(COUNT, **common) for kind in kinds] + [surf.SAE(COUNT)]
+
+
+def image_head(task: vd.Task, crop: int, draws: int, note: Note) -> None:
+    """Both tables for an image classifier: CRAFT sees crops, SAE unpooled embeddings."""
+    note("accuracy", float((task.predictions == task.labels).double().mean()))
+    parts = surf.split(task)
+    train, test, head = parts.train(), parts.test(), parts.head
+    unpooled = parts.train(spatial=True) if parts.map_layer is not None else train
+    assert task.train is not None
+    crops = surf.crop_embeddings(parts, task.train[:: max(1, len(task.train) // 1000)], crop)
+    plan = [(method, unpooled if method.name == "sae" else train) for method in all_methods()]
+    methods([*plan, (surf.CRAFT(COUNT), crops)], train, test, head, note)
+    sanity(head, test, train, draws, note)
+
+
+def given_head(train: surf.Embeddings, test: surf.Embeddings, head: surf.Head, note: Note) -> None:
+    """Every method on embeddings that are at hand, one dictionary an output."""
+    methods([(method, train) for method in (*all_methods(), surf.CRAFT(COUNT))], train, test, head, note)
+
+
+def photos(note: Note) -> None:
+    """One photo a class: shared dictionaries only, fitted on all positions of 200 photos."""
+    train, test, head = prepared.photos()
+    note("accuracy", float((test.outputs.argmax(1) == test.labels).double().mean()))
+    kinds = (surf.PCA, surf.KMeans, surf.ICA, surf.NMF, surf.CDISCO, surf.ICE, surf.CRAFT)
+    shared: list[surf.ConceptMethod] = [kind(COUNT, shared=True) for kind in kinds]
+    shared += [surf.PCA(100, shared=True), surf.MCD(COUNT, shared=True, most_rows=2000)]
+    rows: list[dict[str, object]] = []
+    for method in (*shared, surf.SAE(COUNT, steps=500)):
+        concepts = method.fit(train, head)
+        for positions in ("pooled", "each"):
+            found = surf.judge(concepts, test, head, positions)  # type: ignore[arg-type]
+            print(f"{method.name} {method.n_concepts} {positions}: {found}", flush=True)
+            rows.append({"method": method.name, "K": method.n_concepts, "positions": positions})
+            rows[-1] |= found.summary
+            note("shared", rows)
+    table = surf.sanity_of_head(head, test, train, draws=10, measures=("ICE-Eval", "SURF"))
+    print(table, flush=True)
+    note("table3", {"rows": table.to_frame().to_dict("records"), "norms": head.norms.aminmax()[0].item()})
+    note("ordered", {column: table.ordered("SURF", column) for column in ("mae", "emd")})
+
+
+def segments(task: vd.Task, note: Note) -> None:
+    """HU-MCD: subspaces of superpixels of 1,000 train images, beside MCD on the same images as a whole."""
+    labels = prepared.load("segments")["labels"]
+    assert task.train is not None
+    images = task.train[: len(labels)]
+    parts = surf.split(task)
+    cut = surf.segment_embeddings(parts, images, lambda x: labels.long())
+    note("segments", {"images": len(images), "segments": len(cut)})
+    whole = parts.collect(images)
+    plan: list[tuple[surf.ConceptMethod, surf.Embeddings]] = [
+        (surf.HUMCD(COUNT), cut),
+        (surf.MCD(COUNT), whole),
+    ]
+    methods(plan, parts.train(), parts.test(), parts.head, note)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    names = ["mnist", "cifar", "vgg", "trec", "photos", "attributes", "diabetes", "segments"]
+    parser.add_argument("names", nargs="+", choices=names)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--device", default="cpu", help="where the VGG is trained")
+    given = parser.parse_args()
+    given.out.mkdir(exist_ok=True, parents=True)
+    for name in given.names:
+        run(name, given)
+
+
+def run(name: str, given: argparse.Namespace) -> None:
+    found: dict[str, object] = {"name": name, "quick": given.quick, "threads": torch.get_num_threads()}
+    began = time.perf_counter()
 
     def note(part: str, value: object) -> None:
         found[part] = value
-        (out / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+        found["seconds"] = time.perf_counter() - began
+        (given.out / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
 
-    note("table3", table_three(task))
-    note("table4", table_four(task, crop=14 if name == "mnist" else 16))
-    note("table3_learned", learned_rows(task, 1 if quick else 3))
+    sizes = (2000, 1000) if given.quick else (10_000, 10_000)
+    if name in ("mnist", "cifar", "vgg"):
+        note("rows", list(sizes))
+        task = trained.vgg(*sizes, given.device) if name == "vgg" else getattr(data, name)(*sizes)
+        image_head(task, 14 if name == "mnist" else 16, 1 if given.quick else 3, note)
+    elif name == "trec":
+        train, test, head = prepared.trec()
+        note("accuracy", float((test.outputs.argmax(1) == test.labels).double().mean()))
+        given_head(train, test, head, note)
+        sanity(head, test, train, 1, note)
+    elif name == "photos":
+        photos(note)
+    elif name == "segments":
+        segments(data.cifar(prepared.SEGMENTED, 1000), note)
+    else:
+        task = trained.attributes() if name == "attributes" else vd.tasks.load("diabetes")
+        parts = surf.split(task)
+        if name == "attributes":
+            note("accuracy", float(((task.outputs > 0) == (task.labels > 0.5)).double().mean()))
+        given_head(parts.train(), parts.test(), parts.head, note)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2 or sys.argv[1] not in ("mnist", "cifar"):
-        raise SystemExit(__doc__)
-    main(sys.argv[1], "--quick" in sys.argv)
+    main()

@@ -222,3 +222,24 @@ def test_duplicates_share_their_weight_in_coordinates(head, test):
     once = Concepts.of(head.weight[:, None], torch.ones(4, 1), "coordinates")
     twice = Concepts.of(head.weight[:, None].repeat(1, 2, 1), torch.ones(4, 2), "coordinates")
     assert judge(once, test, head).mae == pytest.approx(judge(twice, test, head).mae, abs=1e-9)
+
+
+@pytest.mark.parametrize(("outputs", "kind"), [(5, "multiclass"), (2, "binary"), (70, "multiclass")])
+def test_narrow_and_wide_heads_follow_the_formula(outputs, kind):
+    """Few outputs share one product with the surrogate, many have their own: the numbers are the same."""
+    draw = torch.Generator().manual_seed(outputs)
+    weight = torch.randn(outputs, 9, generator=draw, dtype=torch.float64)
+    weight = torch.stack([-weight[0], weight[0]]) if kind == "binary" else weight
+    head = Head(weight, torch.randn(outputs, generator=draw), kind)
+    vectors = torch.randn(outputs, 3, 9, generator=draw, dtype=torch.float64)
+    importances = torch.randn(outputs, 3, generator=draw, dtype=torch.float64)
+    rows = Embeddings.of(torch.randn(11, 9, generator=draw), head)
+    found = judge(Concepts.of(vectors, importances), rows, head)
+    h = rows.values.double()
+    y = h @ head.weight.T + head.bias
+    guess = torch.einsum("nd,ckd,ck->nc", h, vectors, importances) + head.bias
+    moved = (head.probabilities(y) - head.probabilities(guess)).abs().sum(-1) / 2
+    assert torch.allclose(found.values["mae"], (y - guess).abs().mean(-1))
+    assert torch.allclose(found.values["squared"], (y - guess).square().mean(-1))
+    assert torch.allclose(found.values["emd"], moved)
+    assert torch.equal(found.values["top1"] == 1, y.argmax(-1) == guess.argmax(-1))

@@ -339,3 +339,17 @@ def test_heads_of_other_kinds_group_their_rows_otherwise(train):
     number = Head(draw(31, 1, 12), torch.zeros(1), "regression")
     whole = PCA(2).fit(Embeddings.of(values, number), number)
     assert torch.allclose(whole.vectors[0], PCA(2).find(values, number.weight[0], Key(0)).vectors)
+
+
+@pytest.mark.parametrize("method", [CDISCO, CRAFT])
+def test_a_shared_dictionary_has_importances_of_every_output(method):
+    """These weigh concepts by more than f . v: one dictionary, and a row of importances an output."""
+    draw = torch.Generator().manual_seed(0)
+    head = Head(torch.randn(5, 8, generator=draw), torch.zeros(5))
+    rows = Embeddings.of(torch.rand(60, 8, generator=draw), head)
+    found = method(3, shared=True).fit(rows, head)
+    assert tuple(found.vectors.shape) == (1, 3, 8)
+    assert tuple(found.importances.shape) == (5, 3)
+    one = method(3).find(rows.values.double(), head.weight[2], Key(0))
+    if method is CRAFT:
+        assert torch.allclose(found.importances[2], one.importances)

@@ -29,6 +29,7 @@ from veridical.surf.methods import (
 )
 from veridical.surf.parsimony_curve import Parsimony, parsimony, plateau
 from veridical.surf.plots import concept_grid, plot_parsimony, surrogate_against_model
+from veridical.surf.positions import at_positions, unflatten
 from veridical.surf.sanity_check import (
     SanityTable,
     perfect,
@@ -82,6 +83,8 @@ __all__ = [
     "parsimony",
     "Parsimony",
     "plateau",
+    "unflatten",
+    "at_positions",
     "rank_optimum",
     "error_split",
     "ErrorSplit",

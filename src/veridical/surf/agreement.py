@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,27 +13,59 @@ from veridical.functional import spearman
 from veridical.surf.embeddings import Embeddings
 from veridical.surf.head import Head
 
-_ELEMENTS = 2**19
-"""Numbers of the widest tensor of a chunk: 4 MiB in float64, which stays in a processor's cache."""
+_ELEMENTS = 2**20
+"""Numbers of the widest tensor of a chunk: 8 MiB in float64, enough rows for products to be efficient."""
+_NEAR = 2**16
+"""Outputs that are compared at a time: 512 KiB, which stay in a processor's cache from step to step."""
+
+_FEW = 64
+"""Outputs up to which rows are short: torch's own reductions then cost more than products with ones."""
 
 Surrogate = Callable[[Tensor], Tensor]
 
 
-def chunks(count: int, width: int) -> Iterator[slice]:
+@dataclass(frozen=True, eq=False)
+class LinearSurrogate:
+    """`W h + c` (C, D), (C,); positions (N, J, D) are read one by one and averaged."""
+
+    weight: Tensor
+    constant: Tensor
+
+    def __call__(self, h: Tensor) -> Tensor:
+        if h.dim() == 3:
+            h = h.mean(1)
+        return torch.addmm(self.constant, h.double(), self.weight.T)
+
+
+def chunks(count: int, width: int, most: int = _ELEMENTS) -> Iterator[slice]:
     """Slices of rows whose widest tensor, `width` numbers a row, stays within a fixed size."""
-    rows = max(1, _ELEMENTS // max(1, width))
+    rows = max(1, most // max(1, width))
     for at in range(0, count, rows):
         yield slice(at, min(count, at + rows))
 
 
 def absolute_error(y: Tensor, guess: Tensor) -> Tensor:
     """Mean over outputs of `|y - y_hat|`: SURF_MAE (eq. 11) of each sample."""
-    return vector_norm(y - guess, 1, -1) / y.shape[-1]
+    return row_sums((y - guess).abs_()) / y.shape[-1]
 
 
 def moved_mass(p: Tensor, guess: Tensor) -> Tensor:
     """`sum_i |p_i - p_hat_i| / 2`, the total variation: SURF_EMD (eq. 12) of each sample."""
-    return vector_norm(p - guess, 1, -1) / 2
+    return row_sums((p - guess).abs_()) / 2
+
+
+def row_sums(values: Tensor) -> Tensor:
+    """Sums over outputs, as a product with ones."""
+    return values @ values.new_ones(values.shape[-1])
+
+
+def distribution(head: Head, y: Tensor, top: Tensor) -> Tensor:
+    """The head's probabilities, given the largest output of each row."""
+    if y.shape[-1] > _FEW:
+        return head.probabilities(y)
+    raised = y - top[:, None]
+    raised = (raised.div_(2) if head.kind == "binary" else raised).exp_()
+    return raised / row_sums(raised)[:, None]
 
 
 def normalised_error(y: Tensor, guess: Tensor, labels: Tensor) -> Tensor:
@@ -47,7 +80,7 @@ def settled(guess: Tensor, y: Tensor) -> Tensor:
 
     A perfect explanation then scores exactly 0, and no last bit decides a rank.
     """
-    rounding = 1e-12 * vector_norm(y, torch.inf, -1, keepdim=True)
+    rounding = 1e-12 * y.abs().amax(-1, keepdim=True)
     return torch.where((guess - y).abs_() <= rounding, y, guess)
 
 
@@ -67,38 +100,57 @@ def compare(
     kept: dict[str, list[Tensor]] = {}
     each = embeddings.values.shape[1] if positions else 1
     widest = max(embeddings.values[0].numel(), head.n_outputs, width * each)
+    both = _joined(surrogate, head, positions)
     for piece in chunks(len(embeddings), widest):
         part = embeddings.take(piece)
         h = (part.values if positions and part.spatial else part.pooled).double()
-        y = head.outputs(h) if head.exact else part.outputs.double()
-        guess = settled(surrogate(h), y)
-        found = _of_head(y, guess, head, part.labels, companions)
-        if not head.exact:
-            straight = head.outputs(h)
-            found |= {
-                "linearisation": absolute_error(y, straight),
-                "explanation": absolute_error(straight, guess),
-            }
-        for name, values in found.items():
-            kept.setdefault(name, []).append(values)
+        if both is None:
+            y = head.outputs(h) if head.exact else part.outputs.double()
+            guess = surrogate(h)
+        else:
+            y, guess = (side.contiguous() for side in both(h).chunk(2, 1))
+        straight = None if head.exact else head.outputs(h)
+        for near in chunks(len(y), head.n_outputs, _NEAR if y.device.type == "cpu" else _ELEMENTS):
+            labels = None if part.labels is None else part.labels[near]
+            own = settled(guess[near], y[near])
+            found = _of_head(y[near], own, head, labels, companions)
+            if straight is not None:
+                found |= {
+                    "linearisation": absolute_error(y[near], straight[near]),
+                    "explanation": absolute_error(straight[near], own),
+                }
+            for name, values in found.items():
+                kept.setdefault(name, []).append(values)
     return {name: torch.cat(values) for name, values in kept.items()}
+
+
+def _joined(surrogate: Surrogate, head: Head, positions: bool) -> LinearSurrogate | None:
+    """Head and surrogate as one product where both are linear and narrow: embeddings are then read once."""
+    if positions or not head.exact or head.n_outputs > _FEW or not isinstance(surrogate, LinearSurrogate):
+        return None
+    return LinearSurrogate(
+        torch.cat([head.weight, surrogate.weight]), torch.cat([head.bias, surrogate.constant])
+    )
 
 
 def _of_head(
     y: Tensor, guess: Tensor, head: Head, labels: Tensor | None, companions: bool
 ) -> dict[str, Tensor]:
-    found = {"mae": absolute_error(y, guess), "squared": vector_norm(y - guess, 2, -1).square() / y.shape[-1]}
+    away = y - guess
+    found = {"squared": vector_norm(away, 2, -1).square() / y.shape[-1]}
+    found["mae"] = row_sums(away.abs_()) / y.shape[-1]
     if head.kind == "multilabel":
         found["attributes"] = ((y > 0) == (guess > 0)).double().mean(-1)
     if not head.classifies:
         return found
-    found["emd"] = moved_mass(head.probabilities(y), head.probabilities(guess))
-    found["top1"] = (y.argmax(-1) == guess.argmax(-1)).double()
+    (top, own), (guessed_top, guessed) = y.max(-1), guess.max(-1)
+    found["emd"] = moved_mass(distribution(head, y, top), distribution(head, guess, guessed_top))
+    found["top1"] = (own == guessed).double()
     if not companions:
         return found
     found["rank"] = spearman(y, guess)
     if labels is not None:
         found["norm_l1"] = normalised_error(y, guess, labels)
-        found["model_right"] = (y.argmax(-1) == labels).double()
-        found["surrogate_right"] = (guess.argmax(-1) == labels).double()
+        found["model_right"] = (own == labels).double()
+        found["surrogate_right"] = (guessed == labels).double()
     return found

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError, ShapeError, VeridicalWarning
+from veridical.surf.agreement import LinearSurrogate
 from veridical.surf.head import Head
 from veridical.surf.projection import Linear, NonNegative, Projection, dual
 
@@ -132,14 +133,14 @@ class Concepts:
     def surrogate_of(self, head: Head) -> Callable[[Tensor], Tensor]:
         """The surrogate as a function of embeddings; where it is linear, one matrix made once."""
         constant = head.bias + self.offset
-        matrix = collapsed(self.projection, self.importances) if isinstance(self.projection, Linear) else None
+        if isinstance(self.projection, Linear):
+            weight, taken = collapsed(self.projection, self.importances)
+            return LinearSurrogate(weight, constant - taken)
 
         def answer(h: Tensor) -> Tensor:
             if h.dim() == 3:
                 each = answer(h.reshape(-1, h.shape[-1]))
                 return each.reshape(*h.shape[:2], -1).mean(1)
-            if matrix is not None:
-                return torch.addmm(constant - matrix[1], h.double(), matrix[0].T)
             codes = self.project(h)
             if self.shared:
                 return codes[:, 0] @ self.importances.T + constant

@@ -7,17 +7,19 @@ may lie far from anything the model has seen.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
 from veridical.errors import InputError, NotApplicableError
+from veridical.imputation import solve_holes
 from veridical.surf.agreement import chunks
 from veridical.surf.concepts import Concepts
 from veridical.surf.embeddings import Embeddings
 from veridical.surf.head import Head
+from veridical.surf.masked import MaskedModel, _same
 from veridical.surf.splitting import Split
 
 if TYPE_CHECKING:
@@ -32,11 +34,22 @@ class DeletionCurve:
     quantity: str
     values: Tensor
     ids: Tensor
+    classes: Tensor
 
     @property
     def mean(self) -> Tensor:
         """The curve a paper would print (K + 1,)."""
         return self.values.mean(0)
+
+    def degraded_classes(self, by: float = 0.8) -> Tensor:
+        """CDISCO's first measure (K + 1,): predicted classes that lose more than a share `by` of the start.
+
+        Of a curve of class accuracy the start is 1 by construction.
+        """
+        member = torch.nn.functional.one_hot(self.classes).double()
+        member = member[:, member.sum(0) > 0]
+        each = member.T @ self.values / member.sum(0)[:, None]
+        return (each[:, :1] - each > by * each[:, :1].abs()).sum(0)
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """The mean over deleted concepts."""
@@ -62,7 +75,7 @@ def concept_deletion(concepts: Concepts, embeddings: Embeddings, head: Head) -> 
     """CRAFT's proxy: set codes to zero, rebuild, and read the logit of the predicted class."""
     order = importance_order(concepts)
     weights, offset = concepts.weights_of(head), concepts.reconstructed_offset(head) + head.bias
-    curves = []
+    curves, owners = [], []
     for piece in chunks(len(embeddings), concepts.vectors[..., 0].numel()):
         h = embeddings.take(piece).pooled
         owner = head.outputs(h).argmax(1)
@@ -72,7 +85,8 @@ def concept_deletion(concepts: Concepts, embeddings: Embeddings, head: Head) -> 
         gone = own.gather(1, order[owner]).cumsum(-1)
         whole = own.sum(-1, keepdim=True) + offset[owner][:, None]
         curves.append(torch.cat([whole, whole - gone], -1))
-    return DeletionCurve("concept", "class logit", torch.cat(curves), embeddings.ids)
+        owners.append(owner)
+    return DeletionCurve("concept", "class logit", torch.cat(curves), embeddings.ids, torch.cat(owners))
 
 
 def weight_deletion(concepts: Concepts, embeddings: Embeddings, head: Head) -> DeletionCurve:
@@ -92,16 +106,22 @@ def weight_deletion(concepts: Concepts, embeddings: Embeddings, head: Head) -> D
             left = head.weight - (head.weight @ basis.T) @ basis
             kept = (rows @ left.T + head.bias).argmax(1) == output
             values[owner == output, k] = kept.double()
-    return DeletionCurve("weight", "class accuracy", values, embeddings.ids)
+    return DeletionCurve("weight", "class accuracy", values, embeddings.ids, owner)
 
 
 def pixel_deletion(
-    concepts: Concepts, split: Split, inputs: Tensor, fill: float | Tensor = 0.0, share: float = 0.5
+    concepts: Concepts,
+    split: Split,
+    inputs: Tensor,
+    fill: float | Tensor | Literal["inpainting", "masked"] = 0.0,
+    share: float = 0.5,
 ) -> DeletionCurve:
-    """ACE's proxy: grey out the pixels where a concept is active, and ask whether the class stays.
+    """Take away the pixels where a concept is active, and ask whether the class stays.
 
-    A concept is active where its code exceeds `share` of its largest one in the image, on the grid of the
-    last map; the grid is enlarged to pixels. Rows go through the task's predictor and are counted.
+    A number greys them out (ACE's proxy; `degraded_classes` of it is CDISCO's first), "inpainting" continues
+    what surrounds them (MCD's), "masked" keeps them out of every convolution (HU-MCD's). A concept is active
+    where its code exceeds `share` of its largest one in the image, on the grid of the last map; the grid is
+    enlarged to pixels. Rows go through the task's predictor and are counted.
     """
     if inputs.dim() != 4:
         raise NotApplicableError(
@@ -109,6 +129,8 @@ def pixel_deletion(
         )
     if not 0 < share < 1:
         raise InputError(f"share lies between 0 and 1, got {share}")
+    if isinstance(fill, str) and fill not in ("inpainting", "masked"):
+        raise InputError(f"pixels are filled by a number, 'inpainting' or 'masked'; got {fill!r}")
     maps = split.collect(inputs, spatial=True)
     side = round(maps.values.shape[1] ** 0.5)
     if side**2 != maps.values.shape[1]:
@@ -125,12 +147,21 @@ def pixel_deletion(
     grid = gone.movedim(2, 1).reshape(-1, count, side, side).to(inputs.dtype)
     mask = interpolate(grid, inputs.shape[2:], mode="nearest") > 0.5
     values = torch.ones(len(inputs), count + 1, dtype=torch.float64, device=inputs.device)
-    grey = torch.as_tensor(fill, dtype=inputs.dtype, device=inputs.device)
     for k in range(count):
-        changed = torch.where(mask[:, k : k + 1], grey, inputs)
-        answers = split.task.predictor.outputs(changed)
+        answers = _without(split, inputs, mask[:, k : k + 1], fill)
         values[:, k + 1] = (answers.argmax(1) == owner).double()
-    return DeletionCurve("pixel", "class accuracy", values, maps.ids)
+    return DeletionCurve("pixel", "class accuracy", values, maps.ids, owner)
+
+
+def _without(split: Split, inputs: Tensor, gone: Tensor, fill: float | Tensor | str) -> Tensor:
+    """The model's outputs on images without some pixels (N, 1, H, W)."""
+    predictor = split.task.predictor
+    if fill == "masked":
+        view = MaskedModel(predictor.model, split.map_layer or "")
+        return split.head.outputs(predictor.with_model(view, _same).outputs(inputs, (~gone[:, 0],)))
+    if fill == "inpainting":
+        return predictor.outputs(torch.where(gone, solve_holes(inputs, gone), inputs))
+    return predictor.outputs(torch.where(gone, torch.as_tensor(fill).to(inputs), inputs))
 
 
 def _basis(vectors: Tensor) -> Tensor:

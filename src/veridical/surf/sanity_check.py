@@ -117,7 +117,7 @@ def sanity(
     seed: int | Key = 0,
     draws: int = 10,
     measures: Sequence[str] = MEASURES,
-    training_rows: int = 1000,
+    training_rows: int = 256,
 ) -> SanityTable:
     """Table 3 for a task's own model: do measures notice that an explanation is random?
 

@@ -140,7 +140,8 @@ def assemble(
 
     vectors = laid(lambda f: f.vectors, count, head.dimension)
     centre = laid(lambda f: f.centre, head.dimension)
-    given = laid(lambda f: f.importances, count)
+    # a shared dictionary brings the importances of all outputs as they are
+    given = None if shared else laid(lambda f: f.importances, count)
     subspaces = laid(lambda f: f.subspaces, count)
     assert vectors is not None
     projection: Projection

@@ -10,14 +10,16 @@ from torch import Tensor
 from veridical.errors import InputError
 from veridical.rng import Key
 from veridical.surf.methods.base import ConceptMethod, Found
+from veridical.surf.methods.pca import right_singular
 
 _TINY = 1e-12
 
 
 def nndsvd(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Starts from the positive parts of singular vectors, zeros filled with the mean (NNDSVDa)."""
-    left, values, right = torch.linalg.svd(rows, full_matrices=False)
-    kept = min(count, len(values))
+    values, right = right_singular(rows, count)
+    left = rows @ right.T / values.clamp(min=_TINY)
+    kept = len(values)
     weights, parts = rows.new_zeros(len(rows), count), rows.new_zeros(count, rows.shape[1])
     for k in range(kept):
         u, v = left[:, k], right[k]

@@ -1,0 +1,128 @@
+"""One shape for all replications: `python -m replications.<paper> --data FOLDER --out FOLDER [--quick]`.
+
+A replication is a list of parts, each a program of its own with the data it needs. Parts whose data are not
+there are left out and named, the others run one after the other, and what they write lies in the out folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+MNIST = ("mnist/mnist_lenet.pt", "mnist/t10k-images-idx3-ubyte.gz", "mnist/t10k-labels-idx1-ubyte.gz")
+MNIST_TRAIN = (*MNIST, "mnist/mnist_train_60k.npz")
+CIFAR = ("cifar10/cifar10_jpg_test10k.tar.gz", "cifar10/resnet20-12fca82f.th")
+CIFAR_TRAIN = (*CIFAR, "cifar10/cifar10_jpg_train10k.tar.gz")
+AVILA = ("avila/avila-tr.txt", "avila/avila-ts.txt")
+WHERE = {
+    "mnist": "MNIST: idx files of the test set from http://yann.lecun.com/exdb/mnist/, the 60,000 training "
+    "images as npz, and the weights of a LeNet 6-16-120-84-10 (mnist_lenet.pt)",
+    "cifar10": "CIFAR-10: https://www.cs.toronto.edu/~kriz/cifar.html, as archives of JPEG files in one "
+    "folder a class, and the public ResNet-20 weights resnet20-12fca82f.th",
+    "avila": "Avila: https://doi.org/10.24432/C5K02X",
+    "sms_spam": "SMS Spam: https://doi.org/10.24432/C5CC84",
+    "efficientnet.npz": "photos and weights: python -m replications.gef.efficientnet --prepare FOLDER",
+    "surf": "embeddings: python -m replications.surf.prepared FOLDER makes them",
+    "sequences": "series and texts: python replications/f_fidelity/sequences.py FOLDER makes them",
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A program and its arguments, `{out}` and `{data}` for folders; `quick` joins them for a small run."""
+
+    name: str
+    command: tuple[str, ...]
+    needs: tuple[str, ...] = ()
+    quick: tuple[str, ...] = ()
+    in_quick: bool = True
+    """Whether a quick run has this part at all."""
+
+    def line(self, out: Path, data: Path | None, quick: bool, device: str | None) -> list[str]:
+        """The command line: a module after -m, or a script."""
+        words = [*self.command, *(self.quick if quick else ())]
+        filled = [word.replace("{out}", str(out)).replace("{data}", str(data)) for word in words]
+        if filled[0].endswith(".py"):
+            filled[0] = str(ROOT / filled[0])
+        return [sys.executable, *filled, *(["--device", device] if device else [])]
+
+    def lacks(self, data: Path | None) -> list[str]:
+        """The files that are not in the data folder."""
+        return [name for name in self.needs if data is None or not (data / name).is_file()]
+
+
+def chosen(given: Sequence[str] | None, doc: str, parts: Sequence[Part]) -> argparse.Namespace:
+    """The options that all replications share."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=os.environ.get("VERIDICAL_DATA"),
+        help="folder that holds the data; default $VERIDICAL_DATA",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("replication"), help="folder for what the parts write"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="small sizes: that it runs, not what the tables say"
+    )
+    parser.add_argument("--only", nargs="+", choices=[part.name for part in parts], help="some parts only")
+    parser.add_argument("--device", help="where to compute, for programs that ask, such as cuda")
+    parser.add_argument("--list", action="store_true", help="name the parts and what each needs; run nothing")
+    return parser.parse_args(given)
+
+
+def main(
+    doc: str, parts: Sequence[Part], takes_device: bool = False, argv: Sequence[str] | None = None
+) -> int:
+    """Run the parts; 0 if all that were tried went well and at least one was."""
+    options = chosen(argv, doc, parts)
+    data = None if options.data is None else Path(options.data).resolve()
+    wanted = [part for part in parts if part.name in (options.only or [p.name for p in parts])]
+    if options.quick and not options.only:
+        wanted = [part for part in wanted if part.in_quick]
+    if options.list:
+        for part in wanted:
+            print(f"{part.name}: needs {', '.join(part.needs) or 'no data of yours'}")
+        return 0
+    out = options.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    # parts are started in the out folder, where their caches belong, and find the package all the same
+    paths = [str(ROOT / "src"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    if data is not None:
+        env["VERIDICAL_DATA"] = str(data)
+    failed, left_out = [], []
+    for part in wanted:
+        missing = part.lacks(data)
+        if missing:
+            left_out.append((part.name, missing))
+            continue
+        print(f"== {part.name}", flush=True)
+        line = part.line(out, data, options.quick, options.device if takes_device else None)
+        if subprocess.run(line, cwd=out, env=env, check=False).returncode:
+            failed.append(part.name)
+    return told(len(wanted), failed, left_out, out, data)
+
+
+def told(
+    count: int, failed: list[str], left_out: list[tuple[str, list[str]]], out: Path, data: Path | None
+) -> int:
+    """Say what ran, what did not and where to get it; the exit status."""
+    sets = {name.split("/")[0] for _, missing in left_out for name in missing}
+    for name, missing in left_out:
+        place = "no --data folder was given" if data is None else f"{data} lacks {', '.join(missing)}"
+        print(f"left out: {name} ({place})")
+    for name in sorted(sets):
+        print(f"  {WHERE[name]}")
+    for name in failed:
+        print(f"failed: {name}")
+    ran = count - len(failed) - len(left_out)
+    print(f"{ran} of {count} parts ran; results are in {out}")
+    return 1 if failed or not ran else 0

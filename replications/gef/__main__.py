@@ -1,0 +1,32 @@
+"""GEF's tables: python -m replications.gef --data FOLDER --out FOLDER [--quick]"""
+
+import sys
+
+from replications.common import AVILA, MNIST_TRAIN, Part, main
+
+RUN = ("-m", "replications.gef.run", "--out", "{out}", "--only")
+PARTS = (
+    Part("vision", (*RUN, "vision"), MNIST_TRAIN, ("--samples", "16")),
+    Part("forms", (*RUN, "forms"), MNIST_TRAIN, ("--samples", "8"), in_quick=False),
+    Part("controls", (*RUN, "controls"), MNIST_TRAIN, ("--samples", "8")),
+    Part("global", (*RUN, "global"), MNIST_TRAIN, ("--samples", "16"), in_quick=False),
+    Part("tabular", (*RUN, "tabular"), AVILA, ("--samples", "32")),
+    Part(
+        "sms",
+        ("-m", "replications.gef.sms", "--out", "{out}"),
+        ("sms_spam/SMSSpamCollection",),
+        ("--samples", "8", "--shap-samples", "1", "--draws", "1"),
+        in_quick=False,
+    ),
+    Part(
+        "efficientnet",
+        ("-m", "replications.gef.efficientnet", "--data", "{data}", "--out", "{out}"),
+        ("efficientnet.npz",),
+        ("--samples", "2", "--draws", "1"),
+        in_quick=False,
+    ),
+    Part("ablation", (*RUN, "ablation"), MNIST_TRAIN, ("--samples", "8"), in_quick=False),
+)
+
+if __name__ == "__main__":
+    sys.exit(main(__doc__ or "", PARTS))

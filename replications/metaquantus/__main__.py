@@ -1,0 +1,16 @@
+"""MetaQuantus' tables: python -m replications.metaquantus --data FOLDER --out FOLDER [--quick]"""
+
+import sys
+
+from replications.common import MNIST, Part, main
+
+RUN = ("-m", "replications.metaquantus.run", "--out", "{out}")
+NEEDS = (*MNIST, "mnist/metaquantus_mnist_test_set.npy")
+SMALL = ("--samples", "24", "--draws", "1", "--iterations", "1", "--neighbours", "2", "--quick")
+PARTS = (
+    Part("tables", RUN, NEEDS, SMALL),
+    *(Part(name, (*RUN, "--table", name), NEEDS, SMALL, False) for name in ("gef-a1", "gef-a2", "qge-5")),
+)
+
+if __name__ == "__main__":
+    sys.exit(main(__doc__ or "", PARTS, takes_device=True))

@@ -1,0 +1,21 @@
+"""SURF's tables: python -m replications.surf --data FOLDER --out FOLDER [--quick]"""
+
+import sys
+
+from replications.common import CIFAR_TRAIN, MNIST_TRAIN, Part, main
+
+RUN = ("-m", "replications.surf.run", "--out", "{out}")
+SMALL = ("--quick",)
+PARTS = (
+    Part("diabetes", (*RUN, "diabetes"), (), SMALL),
+    Part("attributes", (*RUN, "attributes"), (), SMALL, in_quick=False),
+    Part("mnist", (*RUN, "mnist"), MNIST_TRAIN, SMALL),
+    Part("cifar", (*RUN, "cifar"), CIFAR_TRAIN, SMALL, in_quick=False),
+    Part("vgg", (*RUN, "vgg"), CIFAR_TRAIN, SMALL, in_quick=False),
+    Part("trec", (*RUN, "trec"), ("surf/trec.npz",), SMALL, in_quick=False),
+    Part("photos", (*RUN, "photos"), ("surf/photos.npz",), SMALL, in_quick=False),
+    Part("segments", (*RUN, "segments"), (*CIFAR_TRAIN, "surf/segments.npz"), SMALL, in_quick=False),
+)
+
+if __name__ == "__main__":
+    sys.exit(main(__doc__ or "", PARTS))

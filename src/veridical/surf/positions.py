@@ -1,0 +1,84 @@
+"""Heads that read a flattened map: concepts found at positions, weighed as the head weighs each position."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from veridical.errors import ShapeError
+from veridical.surf.concepts import Concepts
+from veridical.surf.embeddings import Embeddings
+from veridical.surf.head import Head
+from veridical.surf.projection import Projection
+
+
+@dataclass(frozen=True, eq=False)
+class AtPositions:
+    """Reads a flattened map (N, D * J) position by position: codes (N, G, J * K), positions first."""
+
+    inner: Projection
+    positions: int
+
+    def codes(self, h: Tensor) -> Tensor:
+        each = unfold(h, self.positions)
+        codes = self.inner.codes(each.reshape(-1, each.shape[-1]))
+        codes = codes.reshape(len(h), self.positions, *codes.shape[1:])
+        return codes.transpose(1, 2).flatten(2)
+
+
+def unfold(flat: Tensor, positions: int) -> Tensor:
+    """The vector at each position (..., J, D) of flattened maps (..., D * J), whose channels come first."""
+    return flat.unflatten(-1, (-1, positions)).transpose(-1, -2)
+
+
+def unflatten(embeddings: Embeddings, head: Head, channels: int) -> tuple[Embeddings, Head]:
+    """What concepts are fitted on: the vector at every position, and the head summed over positions.
+
+    `sum_j f_ij` is what the head answers to a map that is the same everywhere. The model's own outputs stay.
+    """
+    positions = _positions(head, channels)
+    values = unfold(embeddings.values, positions)
+    summed = unfold(head.weight, positions).sum(1)
+    return replace(embeddings, values=values), replace(head, weight=summed)
+
+
+def at_positions(concepts: Concepts, head: Head, channels: int) -> Concepts:
+    """Concepts of single positions as an explanation of a head over the flattened map (eq. 9 and 10).
+
+    `y_i = sum_j sum_k (f_ij . v_ik) P(h_j; V_i)_k + b_i`: each concept is read at every position and weighed
+    by what the head makes of it there. With the head's own directions as concepts this is the model.
+    """
+    positions = _positions(head, channels)
+    groups, count, width = concepts.vectors.shape
+    if width != channels:
+        raise ShapeError(f"concepts have {width} dimensions, the map has {channels} channels")
+    weight = unfold(head.weight, positions)
+    own = concepts.vectors.expand(head.n_outputs, -1, -1)
+    importances = torch.einsum("cjd,ckd->cjk", weight, own).flatten(1)
+    eye = torch.eye(positions, dtype=concepts.vectors.dtype, device=concepts.vectors.device)
+    vectors = torch.einsum("gkd,jl->gjkdl", concepts.vectors, eye)
+    vectors = vectors.reshape(groups, positions * count, channels * positions)
+    centre = concepts.centre
+    if centre is not None:
+        centre = centre[:, :, None].expand(-1, -1, positions).flatten(1)
+    offset = torch.zeros_like(head.bias) if centre is None else (head.weight * centre).sum(-1)
+    return Concepts(
+        concepts.method,
+        vectors,
+        importances,
+        AtPositions(concepts.projection, positions),
+        offset,
+        centre,
+        concepts.flags,
+        (*concepts.notes, f"read at {positions} positions of a flattened map"),
+    )
+
+
+def _positions(head: Head, channels: int) -> int:
+    if channels < 1 or head.dimension % channels:
+        raise ShapeError(
+            f"a flattened map of {head.dimension} numbers does not hold {channels} channels at every position"
+        )
+    return head.dimension // channels
