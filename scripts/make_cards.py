@@ -6,6 +6,7 @@ Run `python scripts/make_cards.py` after a metric or explainer changed; `--check
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import warnings
 from pathlib import Path
@@ -54,6 +55,25 @@ def metric_cost(metric: AnyMetric, task: vd.Task) -> str:
     return cost_line(vd.score(metric, task, subject).cost, len(task))
 
 
+def reliability_line(name: str) -> str:
+    """What scripts/measure_reliability.py found: MC, never without its dependence on the map."""
+    path = DOCS / "reliability.json"
+    stored = json.loads(path.read_text()) if path.is_file() else {}
+    found = stored.get(name)
+    if found is None:
+        return "not measured"
+    size = (
+        f"{found['task']}, {found['samples']} samples, {found['iterations']} x {found['draws']} draws, "
+        f"{len(found['explainers'])} explainers, {found['date']}"
+    )
+    if found["mc"] is None:
+        return f"no value ({found['why'] or 'undefined scores'}; {size})"
+    share = "unknown" if found["dependence"] is None else f"{found['dependence']:.0%}"
+    remark = f", {found['remark']}" if "remark" in found else ""
+    value = f"MC {found['mc']:.2f} ± {found['mc_std']:.2f}"
+    return f"{value}; permuted maps change {share} of scores{remark} ({size})"
+
+
 def metrics_page() -> str:
     task = sample_task()
     made = {name: metrics.make(name) for name in metrics}
@@ -63,6 +83,9 @@ def metrics_page() -> str:
         "Start from the question. Then read when the metric misleads, and judge the map with two that",
         "mislead in different ways. Costs are rows asked of the model a sample, measured on 8 x 8 digits",
         "with default settings (for metrics that explain again, with the plain gradient).",
+        "",
+        "Reliability is meta-consistency ([how it is measured](how-to/reliability.md)) on one small task, as",
+        "an example: ask it of your own model and explainers with `vd.meta_evaluate`.",
         "",
     ]
     for category in [*ORDER, *sorted({m.category for m in made.values()} - set(ORDER))]:
@@ -86,6 +109,7 @@ def metrics_page() -> str:
                 f"| assumes | {metric.assumes or 'nothing stated'} |",
                 f"| misleads | {metric.misleads or 'nothing stated'} |",
                 f"| cost | {metric_cost(metric, task)} |",
+                f"| reliability | {reliability_line(name)} |",
                 f"| paper | {metric.paper} |",
                 "",
             ]

@@ -212,3 +212,25 @@ class Counts(nn.Module):
 
     def forward(self, x):
         return self.head(x.float())
+
+
+def test_an_iteration_is_whole_before_the_next_begins():
+    noise = {(test, mode): Amount(inputs=0.1) for test in ("ipt", "mpt") for mode in ("nr", "ar")}
+    worlds = plan(("ipt", "mpt"), noise, iterations=3, draws=2)
+    assert [world.iteration for world in worlds] == sorted(world.iteration for world in worlds)
+    assert len({(w.test, w.mode, w.iteration, w.draw) for w in worlds}) == len(worlds) == 3 * 2 * 2 * 2
+
+
+def test_results_so_far_are_those_of_a_shorter_run():
+    task = small_table()
+    asked = {"draws": 1, "ar": "published", "tests": ("mpt",), "resamples": 0}
+    seen = []
+    names = (["sparseness"], ["gradient", "saliency"])
+    whole = vd.meta_evaluate(task, *names, iterations=3, after_iteration=seen.append, **asked)
+    assert [next(iter(part.kept.values())).shape[0] for part in seen] == [1, 2, 3]
+    short = vd.meta_evaluate(task, *names, iterations=2, **asked)
+    for part, same in ((seen[1], short), (seen[2], whole)):
+        torch.testing.assert_close(
+            part["sparseness", "mpt"].vectors, same["sparseness", "mpt"].vectors, equal_nan=True
+        )
+    assert not torch.equal(seen[0].books["sparseness"].base["mpt"], torch.zeros(2, len(task)))

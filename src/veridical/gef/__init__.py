@@ -2,35 +2,51 @@
 
 from veridical.gef.assumptions import Assumptions, assumptions
 from veridical.gef.classes import class_task
+from veridical.gef.codes import ConceptRelevance, LayerCodes, layer_activations
 from veridical.gef.feature_visualisation import DeepViz, FeatureVisualisation, Fourier, Maco
+from veridical.gef.layers import LayerStudy, across_layers
 from veridical.gef.llm import Endpoint, LLMx, LocalModel
 from veridical.gef.metric import GEF, FastGEF, gef_score
 from veridical.gef.neurons import at_neuron
 from veridical.gef.path import NoisePath, find_path
-from veridical.gef.plots import plot_cloud, plot_gained, plot_path, plot_scores_by_explainer
+from veridical.gef.plots import (
+    plot_cloud,
+    plot_gained,
+    plot_layers,
+    plot_path,
+    plot_scores_by_explainer,
+    plot_sparsity,
+)
 from veridical.gef.visualise import Visualisation, visualise
 
 __all__ = [
     "GEF",
     "Assumptions",
+    "ConceptRelevance",
     "DeepViz",
     "Endpoint",
     "FastGEF",
     "FeatureVisualisation",
     "Fourier",
     "LLMx",
+    "LayerCodes",
+    "LayerStudy",
     "LocalModel",
     "Maco",
     "NoisePath",
     "Visualisation",
+    "across_layers",
     "assumptions",
     "at_neuron",
     "class_task",
     "find_path",
     "gef_score",
+    "layer_activations",
     "plot_cloud",
     "plot_gained",
+    "plot_layers",
     "plot_path",
     "plot_scores_by_explainer",
+    "plot_sparsity",
     "visualise",
 ]

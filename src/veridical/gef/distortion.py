@@ -16,6 +16,7 @@ from veridical.explainers import Explainer
 from veridical.functional import cosine_distance, euclidean, rms_normalise, round_to_grid
 from veridical.gef.worlds import Perturbation, disturbed, with_output_noise
 from veridical.rng import Key
+from veridical.space import Space
 from veridical.task import Task
 
 Form = Literal["fast", "reference", "jacobian", "arc"]
@@ -59,7 +60,12 @@ class Setting:
         for part in () if self.explainer.one_key else where:
             key = key / part
         values = self.explainer(world, key).values.double()
-        return rms_normalise(values, where=self.task.space.valid) if self.normalise else values
+        return rms_normalise(values, where=self.space.valid) if self.normalise else values
+
+    @property
+    def space(self) -> Space:
+        """The features of the maps: the task's, or the explainer's own."""
+        return self.explainer.space_of(self.task)
 
     @property
     def judged(self) -> Task:
@@ -82,7 +88,7 @@ class Setting:
     def between(self, a: Tensor, b: Tensor) -> Tensor:
         """The distance between two maps; NaN where one of them is missing."""
         measure = euclidean if self.distance == "euclidean" else cosine_distance
-        apart = measure(a, b, where=self.task.space.valid)
+        apart = measure(a, b, where=self.space.valid)
         return torch.where((a.isnan() | b.isnan()).any(-1), torch.nan, apart)
 
     def model_distortion(self, outputs: Tensor) -> Tensor:

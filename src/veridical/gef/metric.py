@@ -27,11 +27,13 @@ from veridical.gef.distortion import (
 from veridical.gef.path import NoisePath, Rule, find_path
 from veridical.gef.worlds import Perturbation
 from veridical.metrics.base import ExplainerMetric, Outcome, register
+from veridical.predictor import memory_budget
 from veridical.rng import Key
 from veridical.scores import Curve, Direction
 from veridical.task import Task
 
-BLOCK_BYTES = 2**28
+BLOCK_BYTES = 2**22
+"""Bytes of maps held at once for each MiB that a chunk's activations may take on the device."""
 ZERO = 1e-6
 WEAK_FIT = 0.1
 FEWEST = 3
@@ -195,7 +197,9 @@ class GEF(ExplainerMetric):
 
     def _distortions(self, task: Task, explainer: Explainer, path: NoisePath, key: Key) -> Found:
         """Distortions (N, M, Z), some samples at a time so that memory does not grow with their number."""
-        size = max(1, BLOCK_BYTES // (8 * task.space.n_features * (8 if self.form == "jacobian" else 3)))
+        width = explainer.space_of(task).n_features
+        room = BLOCK_BYTES * memory_budget(task.device)
+        size = max(1, room // (8 * width * (8 if self.form == "jacobian" else 3)))
         if size >= len(task):
             return self._block(task, explainer, path, key)
         parts = [self._block(task[at : at + size], explainer, path, key) for at in range(0, len(task), size)]
@@ -233,7 +237,7 @@ class GEF(ExplainerMetric):
             return torch.stack([torch.stack([getattr(cell, what) for cell in row], -1) for row in rows], 1)
 
         if self.normalise:
-            length = task.space.counts(len(task)).double().sqrt()
+            length = setting.space.counts(len(task)).double().sqrt().to(task.device)
         else:
             length = clean.square().sum(-1).sqrt()
         if self.form != "jacobian":

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from veridical.gef.assumptions import Watched
+    from veridical.gef.layers import LayerStudy
 
 
 def _distortions(scores: Scores) -> tuple[Tensor, Tensor]:
@@ -121,6 +122,40 @@ def plot_watched(watched: Sequence[Watched], ax: Axes | None = None, samples: in
     ax.set_ylabel("model distortion")
     if not samples:
         ax.legend(fontsize=6)
+    return ax
+
+
+def plot_layers(studies: Mapping[str, LayerStudy] | LayerStudy, ax: Axes | None = None) -> Axes:
+    """Scores of sparse codes over layers with their intervals, a line a study (figure 10 A)."""
+    ax = axes(ax)
+    named = dict(studies) if isinstance(studies, Mapping) else {"": studies}
+    for place, (label, study) in enumerate(named.items()):
+        frame = study.to_frame()
+        colour = COLOURS[place % len(COLOURS)]
+        ax.plot(frame["layer"], frame["score"], "o-", color=colour, markersize=4, label=label or "score")
+        ax.fill_between(frame["layer"], frame["low"], frame["high"], color=colour, alpha=0.15, linewidth=0)
+        ax.plot(frame["layer"], frame["ceiling"], ":", color=colour, linewidth=0.9)
+    ax.axhline(0, color="0.7", linewidth=0.8)
+    ax.set_xlabel("layer")
+    ax.set_ylabel("faithfulness (dotted: ceiling)")
+    if len(named) > 1:
+        ax.legend(fontsize=7)
+    return ax
+
+
+def plot_sparsity(studies: Mapping[str, LayerStudy] | LayerStudy, ax: Axes | None = None) -> Axes:
+    """Scores of sparse codes against their L1, a point a layer, with the rank correlation (figure 10 B)."""
+    ax = axes(ax)
+    named = dict(studies) if isinstance(studies, Mapping) else {"layers": studies}
+    for place, (label, study) in enumerate(named.items()):
+        frame = study.to_frame()
+        text = f"{label}, rho = {study.sparsity_correlation:.2f}"
+        ax.scatter(frame["l1"], frame["score"], s=24, color=COLOURS[place % len(COLOURS)], label=text)
+        for layer, x, y in zip(frame["layer"], frame["l1"], frame["score"], strict=True):
+            ax.annotate(layer, (x, y), fontsize=6, xytext=(3, 3), textcoords="offset points")
+    ax.set_xlabel("L1 of the unperturbed codes")
+    ax.set_ylabel("faithfulness")
+    ax.legend(fontsize=7)
     return ax
 
 

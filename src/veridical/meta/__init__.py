@@ -2,9 +2,16 @@
 
 from veridical.meta.consistency import Consistencies, consistencies, meta_consistency
 from veridical.meta.evaluate import meta_evaluate
-from veridical.meta.result import MetaEvaluation, Reliability
+from veridical.meta.result import ENTRIES, MetaEvaluation, Reliability
 from veridical.meta.sanity import Different, PredictionHolds, Same
 from veridical.meta.strength import calibrate
+from veridical.meta.use_plots import (
+    plot_convergence,
+    plot_explainer_sets,
+    plot_settings,
+    plot_side_by_side,
+    plot_wins,
+)
 from veridical.meta.uses import (
     by_category,
     category_convergence,
@@ -15,6 +22,7 @@ from veridical.meta.uses import (
 )
 
 __all__ = [
+    "ENTRIES",
     "Consistencies",
     "Different",
     "MetaEvaluation",
@@ -28,6 +36,11 @@ __all__ = [
     "explainer_dependence",
     "meta_consistency",
     "meta_evaluate",
+    "plot_convergence",
+    "plot_explainer_sets",
+    "plot_settings",
+    "plot_side_by_side",
+    "plot_wins",
     "ranking_consistency",
     "search_settings",
     "side_by_side",

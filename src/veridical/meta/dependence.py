@@ -107,6 +107,7 @@ FACTS = frozenset(
         "reads_outputs",
         "draws_on",
         "rows_per_sample",
+        "space_of",
         "why_not",
         "check",
         "to_json",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -39,6 +39,7 @@ def meta_evaluate(
     level: float = 0.95,
     device: str | torch.device | None = None,
     progress: bool | None = None,
+    after_iteration: Callable[[MetaEvaluation], None] | None = None,
 ) -> MetaEvaluation:
     """Measure how far each metric deserves to be believed on this task, for these explainers.
 
@@ -49,6 +50,7 @@ def meta_evaluate(
     follows the published program where it departs from its paper, with its strengths.
     A metric draws its own random numbers anew in every world, since what they contribute to a score is part
     of how far it can be trusted; `same_draws` (for all metrics, or some labels) repeats them instead.
+    `after_iteration` is called with the result so far whenever an iteration is done, to store a long run.
 
     >>> import veridical as vd
     >>> task = vd.Task(torch.nn.Linear(4, 3), torch.randn(16, 4))
@@ -92,24 +94,30 @@ def meta_evaluate(
     visit = Visit(
         task, judges, methods, chosen, Key(seed) / "meta", (iterations, draws), published, epsilon, fixed
     )
-    visit.run(worlds, progress)
-    return MetaEvaluation(
-        books=visit.books,
-        kept=visit.kept,
-        explainers=tuple(methods),
-        tests=chosen,
-        amounts=noise,
-        remarks=tuple(remarks + visit.broken),
-        failures=tuple(visit.failures),
-        shared=visit.shared,
-        shared_cost=visit.shared_cost,
-        published=published,
-        average_first=average_first,
-        resamples=resamples,
-        level=level,
-        seed=seed,
-        interrupted=visit.interrupted,
-    )
+
+    def result(done: int) -> MetaEvaluation:
+        books, kept = visit.found(done)
+        return MetaEvaluation(
+            books=books,
+            kept=kept,
+            explainers=tuple(methods),
+            tests=chosen,
+            amounts=noise,
+            remarks=tuple(remarks + visit.broken),
+            failures=tuple(visit.failures),
+            shared=visit.shared,
+            shared_cost=visit.shared_cost,
+            published=published,
+            average_first=average_first,
+            resamples=resamples,
+            level=level,
+            seed=seed,
+            interrupted=visit.interrupted,
+        )
+
+    tell = None if after_iteration is None else lambda done: after_iteration(result(done))
+    visit.run(worlds, progress, tell)
+    return result(iterations)
 
 
 def _labels(given: bool | Sequence[str], judges: Mapping[str, Any]) -> frozenset[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
@@ -75,21 +75,34 @@ class Visit:
     bases: dict[Test, Task] = field(default_factory=dict)
     old_maps: dict[str, Explanation] = field(default_factory=dict)
 
-    def run(self, worlds: list[World], progress: bool | None) -> None:
-        """Score the unperturbed world, then every perturbed one."""
+    def run(
+        self, worlds: list[World], progress: bool | None, after_iteration: Callable[[int], None] | None = None
+    ) -> None:
+        """Score the unperturbed world, then every perturbed one, an iteration after the other."""
         self._open(worlds)
+        ends = {w.iteration: place for place, w in enumerate(worlds)}
         try:
             for base, tests in self._distinct_bases():
                 self._score_base(base, tests)
-            for world in track(worlds, "meta-evaluating", progress):
+            for place, world in enumerate(track(worlds, "meta-evaluating", progress)):
                 self._score_world(world)
+                if after_iteration is not None and place == ends[world.iteration]:
+                    after_iteration(world.iteration + 1)
         except KeyboardInterrupt:
             self.interrupted = True
             warnings.warn("interrupted; the finished worlds are kept", VeridicalWarning, stacklevel=3)
-        for book in self.books.values():
-            book.base = {test: scores.cpu() for test, scores in book.base.items()}
-            book.scores = {place: scores.cpu() for place, scores in book.scores.items()}
-        self.kept = {place: kept.cpu() for place, kept in self.kept.items()}
+
+    def found(self, iterations: int) -> tuple[dict[str, Book], dict[tuple[Test, Mode], Tensor]]:
+        """The books and the kept samples of the first iterations, on the CPU."""
+        books = {
+            label: replace(
+                book,
+                base={test: scores.cpu() for test, scores in book.base.items()},
+                scores={place: scores[:iterations].cpu() for place, scores in book.scores.items()},
+            )
+            for label, book in self.books.items()
+        }
+        return books, {place: kept[:iterations].cpu() for place, kept in self.kept.items()}
 
     def _open(self, worlds: list[World]) -> None:
         samples, device = len(self.task), self.task.device

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations, product
 from typing import TYPE_CHECKING, Any
 
@@ -129,8 +130,9 @@ def explainer_dependence(
     names = result.explainers
     chosen = sets or [list(some) for size in range(2, len(names) + 1) for some in combinations(names, size)]
     rows = []
+    plain = replace(result, resamples=0)  # intervals are not shown, and cost most of the time
     for some in chosen:
-        part = result.with_explainers(some)
+        part = plain.with_explainers(some)
         for label in part.metrics:
             rows.append(
                 {

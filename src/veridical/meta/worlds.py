@@ -72,13 +72,13 @@ def unperturbed(task: Task, test: Test) -> Task:
 def plan(
     tests: Sequence[Test], amounts: dict[tuple[Test, Mode], Amount], iterations: int, draws: int
 ) -> list[World]:
-    """All worlds, in the order they are visited."""
+    """All worlds, in the order they are visited: what is interrupted has whole iterations of every test."""
     return [
         World(test, mode, iteration, draw, amounts[test, mode])
-        for test in tests
-        for mode in MODES
         for iteration in range(iterations)
         for draw in range(draws)
+        for test in tests
+        for mode in MODES
     ]
 
 

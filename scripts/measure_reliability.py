@@ -1,0 +1,111 @@
+"""Measure how reliable each metric is on the embedded tasks, for the cards: writes docs/reliability.json.
+
+    python scripts/measure_reliability.py [--metric NAME ...] [--missing] [--samples 48]
+
+Meta-evaluation with default settings and three plain explainers; metrics for text are measured on reviews,
+the others on digits. The file is rewritten after every group, so that a run may be cut short and continued;
+`scripts/make_cards.py` shows it beside each metric.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+import warnings
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import veridical as vd
+from veridical.metrics import ExplainerMetric
+from veridical.metrics import registry as metrics
+
+FILE = Path(__file__).resolve().parents[1] / "docs" / "reliability.json"
+EXPLAINERS = ["gradient", "saliency", "input_x_gradient"]
+DRAWS, ITERATIONS = 2, 2
+
+
+def digits(samples: int) -> vd.Task:
+    """Digits with the box around the ink as the object, so that localisation has something to find."""
+    task = vd.tasks.load("digits")[:samples]
+    lit = task.inputs[:, 0] > task.inputs.amin()
+    rows, columns = (_between(lit.any(axis)) for axis in (2, 1))
+    masks = rows[:, :, None] & columns[:, None, :]
+    return vd.Task(task.model, task.inputs, masks=masks, train=task.train, ids=task.ids, name="digits")
+
+
+def _between(line: torch.Tensor) -> torch.Tensor:
+    forth = line.to(torch.int64).cummax(-1).values
+    return (forth & line.flip(-1).to(torch.int64).cummax(-1).values.flip(-1)).bool()
+
+
+def groups(task: vd.Task, wanted: list[str] | None) -> list[list[str]]:
+    """Map metrics of a category share their explanations and go together; the others go one by one."""
+    made = {n: metrics.make(n) for n in metrics if not wanted or n in wanted}
+    together: dict[str, list[str]] = {}
+    for name, metric in made.items():
+        if metric.why_not(task) is None:
+            # what fine-tunes a copy of the model should hold up nobody
+            dear = isinstance(metric, ExplainerMetric) or name.startswith("ffid")
+            together.setdefault(name if dear else metric.category, []).append(name)
+    return list(together.values())
+
+
+def measured(task: vd.Task, names: list[str]) -> dict[str, Any]:
+    """The cards' figures of some metrics: MC with its spread, and whether the map is read at all."""
+    result = vd.meta_evaluate(
+        task, names, EXPLAINERS, draws=DRAWS, iterations=ITERATIONS, resamples=0, progress=False
+    )
+    frame = result.to_frame()
+    rows = frame[frame["test"] == "mean"].set_index("metric")
+    out: dict[str, Any] = {}
+    for name in result.metrics:
+        row = rows.loc[name]
+        about = ("mc", "mc_std", *vd.meta.ENTRIES, "dependence")
+        figures = {key: None if math.isnan(row[key]) else round(float(row[key]), 3) for key in about}
+        remark = result.books[name].dependence.remark
+        out[name] = {
+            "task": task.name,
+            "samples": len(task),
+            "draws": DRAWS,
+            "iterations": ITERATIONS,
+            "explainers": EXPLAINERS,
+            "date": f"{datetime.now(UTC):%Y-%m-%d}",
+            **figures,
+            **({"remark": remark} if remark else {}),
+            **({"why": str(row["flags"])} if figures["mc"] is None else {}),
+        }
+    for failure in result.failures:
+        print(f"  {failure.metric} failed: {failure.message}", flush=True)
+    return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--metric", nargs="+", help="some metrics only; the others keep their figures")
+    parser.add_argument("--missing", action="store_true", help="only metrics that have no figures yet")
+    parser.add_argument("--samples", type=int, default=48)
+    given = parser.parse_args()
+    warnings.simplefilter("ignore", vd.errors.VeridicalWarning)
+    kept: dict[str, Any] = json.loads(FILE.read_text()) if FILE.is_file() else {}
+    seen: set[str] = set(kept) if given.missing else set()
+    for task in (digits(given.samples), vd.tasks.load("reviews")[: given.samples]):
+        for names in groups(task, given.metric):
+            left = [name for name in names if name not in seen]
+            if not left:
+                continue
+            seen |= set(left)
+            start = time.perf_counter()
+            kept |= measured(task, left)
+            FILE.write_text(json.dumps(dict(sorted(kept.items())), indent=1) + "\n")
+            print(f"{', '.join(left)}: {time.perf_counter() - start:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

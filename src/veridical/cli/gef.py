@@ -1,0 +1,135 @@
+"""`veridical gef`: does each explanation move as the model moves?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+import veridical as vd
+from veridical.cli import sources
+from veridical.cli.app import app, out
+from veridical.errors import InputError, NotApplicableError
+
+
+@app.command()
+def gef(
+    task: sources.TaskName = None,
+    model: sources.Model = None,
+    data: sources.Data = None,
+    arch: sources.Arch = None,
+    labels: sources.Labels = None,
+    train: sources.Train = None,
+    allow_code: sources.AllowCode = False,
+    explainer: Annotated[
+        list[str] | None, typer.Option("--explainer", "-e", help="Repeat for several.")
+    ] = None,
+    form: Annotated[str, typer.Option(help="fast, arc, reference or jacobian.")] = "fast",
+    perturb: Annotated[str, typer.Option(help="What gets the noise: weights or input.")] = "weights",
+    draws: Annotated[int, typer.Option(min=1, help="Noisy models a level.")] = 5,
+    assumptions: Annotated[bool, typer.Option("--assumptions", help="Check GEF's assumptions too.")] = False,
+    llm: Annotated[
+        str | None,
+        typer.Option("--llm", help="URL of an OpenAI-compatible endpoint, as an explainer of text."),
+    ] = None,
+    llm_model: Annotated[
+        str, typer.Option("--llm-model", help="The model's name at the endpoint.")
+    ] = "default",
+    about: Annotated[
+        str, typer.Option("--about", help="What the classifier is for, for the prompt.")
+    ] = "texts",
+    classes: Annotated[str, typer.Option("--classes", help="Names of the classes, as ham,spam.")] = "",
+    k: Annotated[int, typer.Option("-k", min=1, help="Tokens the language model names.")] = 5,
+    send_data: Annotated[
+        bool, typer.Option("--send-data", help="Inputs may go to an endpoint that is not this machine.")
+    ] = False,
+    folder: Annotated[Path, typer.Option("--out", "-o", help="Where table and pictures go.")] = Path("gef"),
+    samples: sources.Samples = 64,
+    seed: sources.Seed = 0,
+    device: sources.Device = None,
+) -> None:
+    """Score explainers by how well they follow the model under noise, beside the ceiling they can reach.
+
+    Example: veridical gef -t digits -e gradient -e saliency -e random
+
+    Example: veridical gef -t reviews --llm http://localhost:8080/v1 --classes bad,good
+    """
+    chosen = sources.task_from_options(task, model, data, arch, labels, train, allow_code, samples, device)
+    metric = vd.GEF(form=form, perturb=perturb, draws=draws)  # type: ignore[arg-type]
+    judged: dict[str, Any] = {name: name for name in explainer or ["gradient", "saliency", "random"]}
+    if llm is not None:
+        judged["llm_x"] = _language_model(chosen, llm, llm_model, about, classes, k, send_data)
+    scores = {name: vd.score(metric, chosen, who, seed=seed) for name, who in judged.items()}
+    out.print(f"noise path: {escape(str(metric.noise_path(chosen, vd.Key(seed))))}", soft_wrap=True)
+    _show(scores)
+    _write(scores, folder)
+    if assumptions:
+        found = vd.gef.assumptions(chosen, seed=seed)
+        out.print(escape(repr(found)), soft_wrap=True)
+        found.to_frame().to_csv(folder / "assumptions.csv", index=False)
+    out.print(f"table and pictures are in [bold]{escape(str(folder))}[/bold]", soft_wrap=True)
+
+
+def _language_model(
+    task: vd.Task, url: str, name: str, about: str, classes: str, k: int, send_data: bool
+) -> vd.gef.LLMx:
+    if task.modality != "text":
+        raise NotApplicableError(f"a language model explains text, this task is {task.modality}")
+    labels = tuple(part.strip() for part in classes.split(",") if part.strip())
+    if len(labels) != task.n_outputs:
+        raise InputError(
+            f"the model has {task.n_outputs} classes; name them with --classes, got {len(labels)}"
+        )
+    try:
+        endpoint = vd.gef.Endpoint(url, name, send_data=send_data)
+    except InputError as error:
+        raise InputError(str(error).replace("send_data=True", "--send-data")) from error
+    return vd.gef.LLMx(endpoint, about, labels, k)
+
+
+def _show(scores: dict[str, vd.Scores]) -> None:
+    table = Table(box=None)
+    for title in ("explainer", "score", "95% interval", "ceiling", "given the level", "flagged"):
+        table.add_column(title, justify="left" if title == "explainer" else "right")
+    for name, own in sorted(scores.items(), key=lambda pair: -pair[1].mean(skip_nan=True)):
+        low, high = own.ci()
+        ceiling, partial = (float(own.details[what].nanmean()) for what in ("ceiling", "partial"))
+        flagged = sum(own.flagged.values())
+        cells = (
+            f"{own.mean(skip_nan=True):.3f}",
+            f"{low:.3f} to {high:.3f}",
+            f"{ceiling:.3f}",
+            f"{partial:.3f}",
+        )
+        table.add_row(escape(name), *cells, str(flagged) if flagged else "")
+    out.print(table)
+
+
+def _write(scores: dict[str, vd.Scores], folder: Path) -> None:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [
+        {
+            "explainer": name,
+            "sample": sample,
+            "score": value,
+            **{
+                what: own.details[what][place].item()
+                for what in ("ceiling", "rho_sigma_explanation", "partial")
+            },
+        }
+        for name, own in scores.items()
+        for place, (sample, value) in enumerate(zip(own.ids.tolist(), own.values.tolist(), strict=True))
+    ]
+    pd.DataFrame(rows).to_csv(folder / "gef.csv", index=False)
+    for name, draw in (("scores", vd.gef.plot_scores_by_explainer), ("path", vd.gef.plot_path)):
+        figure = Figure(
+            figsize=(5.5, 1.5 + 0.4 * len(scores) if name == "scores" else 3.4), layout="constrained"
+        )
+        draw(scores, figure.subplots())
+        figure.savefig(folder / f"{name}.png", dpi=120)

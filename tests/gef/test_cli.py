@@ -1,0 +1,42 @@
+"""`veridical gef`: scores beside their ceiling, pictures, and inputs that leave this machine only if told."""
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+import veridical as vd
+from veridical.cli import gef as _gef_command  # noqa: F401 (adds the command)
+from veridical.cli.app import app
+
+
+def run(*words: str) -> str:
+    result = CliRunner().invoke(app, ["gef", *words])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_scores_and_pictures_are_written(tmp_path):
+    said = run(
+        "-t", "digits", "-e", "gradient", "-e", "random", "-n", "16", "--draws", "2", "-o", str(tmp_path)
+    )
+    assert "ceiling" in said
+    assert "noise path" in said
+    frame = pd.read_csv(tmp_path / "gef.csv")
+    means = frame.groupby("explainer")["score"].mean()
+    direct = vd.score(vd.FastGEF(draws=2), vd.tasks.load("digits")[:16], "gradient").mean()
+    assert means["gradient"] == pytest.approx(direct)
+    assert means["gradient"] > means["random"] + 0.3
+    assert {path.name for path in tmp_path.iterdir()} == {"gef.csv", "scores.png", "path.png"}
+
+
+def test_inputs_go_elsewhere_only_when_told(tmp_path):
+    asked = ["-t", "reviews", "-n", "8", "--llm", "https://example.com/v1", "--classes", "bad,good"]
+    with pytest.raises(vd.errors.InputError, match="--send-data"):
+        run(*asked, "-o", str(tmp_path))
+    with pytest.raises(vd.errors.InputError, match="--classes"):
+        run(*asked[:-1], "bad", "-o", str(tmp_path))
+    with pytest.raises(vd.errors.NotApplicableError, match="explains text"):
+        run("-t", "digits", "-n", "8", "--llm", "http://localhost:1/v1", "--classes", "a,b")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,248 @@
+"""Sparse codes and concepts as explanations: closed forms, a slow rewrite, and what must not pass."""
+
+from collections.abc import Callable
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import veridical as vd
+from tests.reference.gef_codes import fast_gef, mean_code, sparse_code
+from veridical import rng
+from veridical.gef import (
+    GEF,
+    ConceptRelevance,
+    LayerCodes,
+    across_layers,
+    layer_activations,
+    plot_layers,
+    plot_sparsity,
+)
+from veridical.surf import SAE, Concepts, Dictionary, Head
+from veridical.testing import tiny_task
+from veridical.weights import noisy
+
+mpl.use("Agg")
+PATH = (0.02, 0.05, 0.1, 0.2, 0.3)
+COSINE = GEF(path=PATH, draws=3, distance="cosine")
+
+
+def dictionary(width: int, dimension: int, activation: str, key: int = 3) -> Dictionary:
+    """Random atoms, wide enough for several to be active."""
+    ids = torch.arange(width)
+    encoder = rng.normal(vd.Key(key), ids, 0, dimension, torch.float64)
+    bias = 0.1 * rng.normal(vd.Key(key) / "bias", ids, 0, 1, torch.float64)[:, 0]
+    threshold = torch.full((width,), 0.3, dtype=torch.float64) if activation == "jumprelu" else None
+    active = 3 if activation == "topk" else None
+    centre = torch.zeros(dimension, dtype=torch.float64)
+    return Dictionary(encoder, bias, encoder, centre, activation, active, threshold, False)  # type: ignore[arg-type]
+
+
+def identity(dimension: int) -> Dictionary:
+    """A dictionary whose codes are the positive part of what it is given."""
+    eye = torch.eye(dimension, dtype=torch.float64)
+    zero = torch.zeros(dimension, dtype=torch.float64)
+    return Dictionary(eye, zero, eye, zero, "relu", centred=False)
+
+
+def linear_task(samples: int = 12) -> vd.Task:
+    """A linear model whose outputs stay positive under little noise."""
+    net = nn.Sequential(nn.Linear(5, 3)).double()
+    with torch.no_grad():
+        net[0].weight.copy_(0.2 * rng.normal(vd.Key(1), torch.arange(3), 0, 5, torch.float64))  # type: ignore[operator,union-attr]
+        net[0].bias.fill_(20.0)  # type: ignore[operator,union-attr]
+    return vd.Task(net, rng.normal(vd.Key(2), torch.arange(samples), 0, 5, torch.float64))
+
+
+def test_identity_codes_of_a_linear_model_move_exactly_as_it_does() -> None:
+    """D_phi = ||y - y_hat|| = D_f, so every draw scores 1."""
+    task = linear_task()
+    codes = LayerCodes(identity(3), "0")
+    assert torch.allclose(codes(task).values, task.outputs)
+    metric = GEF(path=PATH, draws=4, normalise=False, model_distance="outputs")
+    scores = vd.score(metric, task, codes)
+    assert torch.allclose(scores.values, torch.ones(len(task), dtype=torch.float64))
+    gone = scores.details["explanation_distortion"] - scores.details["model_distortion"]
+    assert float(gone.abs().max()) < 1e-4  # model answers are rounded to a grid
+
+
+@pytest.mark.parametrize("activation", ["relu", "topk", "jumprelu"])
+def test_codes_of_a_convolution_match_a_slow_rewrite(activation: str) -> None:
+    task = tiny_task("image", 5)
+    held = dictionary(9, 6, activation)
+
+    def encode(vector: np.ndarray) -> np.ndarray:
+        threshold = None if held.threshold is None else held.threshold.numpy()
+        return sparse_code(vector, held.encoder.numpy(), held.encoder_bias.numpy(), activation, 3, threshold)
+
+    def world(weights: dict[str, Tensor]) -> tuple[np.ndarray, np.ndarray]:
+        seen: list[Tensor] = []
+        handle = task.model.get_submodule("second_relu").register_forward_hook(
+            lambda _m, _i, out: seen.append(out.detach())
+        )
+        outputs = torch.func.functional_call(task.model, weights, (task.inputs,))
+        handle.remove()
+        return outputs.detach().numpy(), np.stack([mean_code(one.numpy(), encode) for one in seen[0]])
+
+    codes = LayerCodes(held, "second_relu")
+    clean_answers, clean = world({})
+    assert np.allclose(codes(task).values.numpy(), clean)
+    key = vd.Key(0) / "gef" / "noise"
+    worlds = [
+        [world(noisy(task.model, sigma, key / draw / level)) for level, sigma in enumerate(PATH)]
+        for draw in range(COSINE.draws)
+    ]
+    ours = vd.score(COSINE, task, codes).values
+    for row, target in enumerate(task.targets.tolist()):
+        answers = [[found[0][row, target] for found in line] for line in worlds]
+        moved = [[found[1][row] for found in line] for line in worlds]
+        expected = fast_gef(clean_answers[row, target], clean[row], answers, moved)
+        assert float(ours[row]) == pytest.approx(expected, abs=1e-9)
+
+
+def follows_the_model(encoder: Callable[[Tensor], Tensor] | Dictionary, width: int | None = None) -> bool:
+    """Whether codes score well above nothing and none is flagged as still."""
+    task = tiny_task("image", 24)
+    codes = LayerCodes(encoder, "second_relu", width=width)
+    scores = vd.score(GEF(path=PATH, draws=5, distance="cosine"), task, codes)
+    return scores.mean(skip_nan=True) > 0.4 and not scores.flagged
+
+
+def test_codes_that_do_not_read_the_layer_are_rejected() -> None:
+    assert follows_the_model(dictionary(9, 6, "relu"))
+
+    def still(rows: Tensor) -> Tensor:
+        return torch.ones(len(rows), 9, dtype=torch.float64)
+
+    def noise(rows: Tensor) -> Tensor:
+        return rng.normal(vd.Key(5), rng.content_ids(rows), 0, 9, torch.float64)
+
+    assert not follows_the_model(still, 9)
+    assert not follows_the_model(noise, 9)
+
+
+def test_noise_reaches_neither_the_dictionary_nor_the_callers_model() -> None:
+    task, held = tiny_task("image"), dictionary(9, 4, "topk")
+    before = [value.clone() for value in (*task.model.state_dict().values(), held.encoder, held.decoder)]
+    vd.score(COSINE, task, LayerCodes(held, "relu"))
+    after = [*task.model.state_dict().values(), held.encoder, held.decoder]
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert not task.model.get_submodule("relu")._forward_hooks
+
+
+def test_scores_do_not_depend_on_the_chunk() -> None:
+    task = tiny_task("image", 20)
+    codes = LayerCodes(dictionary(9, 6, "topk"), "second_relu")
+    small = task.with_plan(vd.Plan(rows=8))
+    assert torch.allclose(vd.score(COSINE, task, codes).values, vd.score(COSINE, small, codes).values)
+
+
+@pytest.mark.parametrize("form", ["fast", "arc", "reference", "jacobian"])
+def test_every_form_judges_codes(form: str) -> None:
+    task = tiny_task("table")
+    metric = GEF(form=form, path=PATH, draws=1, steps=2, distance="cosine")  # type: ignore[arg-type]
+    scores = vd.score(metric, task, LayerCodes(dictionary(12, 8, "relu"), "0"))
+    assert bool(scores.values.isfinite().all())
+
+
+def test_tokens_are_pooled_without_padding() -> None:
+    task = tiny_task("text")
+    layer = next(name for name, module in task.model.named_modules() if isinstance(module, nn.Embedding))
+    activations = layer_activations(task, layer, axis=-1)
+    valid = task.space.valid
+    assert valid is not None
+    assert activations.shape[:2] == valid.shape
+    held = identity(activations.shape[-1])
+    positive = activations.clamp(min=0).double()
+    counts = valid.sum(1)
+    rows = range(len(task))
+    expected = {
+        "mean": torch.stack([positive[i, valid[i]].mean(0) for i in rows]),
+        "max": torch.stack([positive[i, valid[i]].amax(0) for i in rows]),
+        "last": torch.stack([positive[i, int(counts[i]) - 1] for i in rows]),
+    }
+    for pool, values in expected.items():
+        found = LayerCodes(held, layer, axis=-1, pool=pool)(task).values  # type: ignore[arg-type]
+        assert torch.allclose(found.double(), values), pool
+
+
+def test_concepts_of_a_perfect_explanation_give_the_logit_back() -> None:
+    """v = f_c / ||f_c||, alpha = ||f_c||: the contribution is f_c . h, which is the logit less its bias."""
+    task = tiny_task("table")
+    head = task.model.get_submodule("2")
+    weight, bias = head.weight.detach(), head.bias.detach()  # type: ignore[operator,union-attr]
+    norms = weight.norm(dim=1)
+    concepts = Concepts.of((weight / norms[:, None])[:, None], norms[:, None])
+    place = torch.arange(len(task))
+    contribution = ConceptRelevance(concepts, "2")(task).values[:, 0]
+    assert torch.allclose(contribution, task.outputs[place, task.targets] - bias[task.targets])
+    projection = ConceptRelevance(concepts, "2", relevance="projections")(task).values[:, 0]
+    assert torch.allclose(projection * norms[task.targets], contribution)
+    world = task.with_noise(0.3, vd.Key(4))
+    moved = noisy(task.model, 0.3, vd.Key(4))["2.weight"]
+    importance = ConceptRelevance(concepts, "2", relevance="importances")(world).values[:, 0]
+    expected = (moved * weight / norms[:, None]).sum(1)[task.targets]
+    assert torch.allclose(importance, expected)
+    assert not torch.allclose(importance, norms[task.targets])
+
+
+@pytest.mark.parametrize("relevance", ["contributions", "projections", "importances"])
+def test_gef_judges_concepts(relevance: str) -> None:
+    task = tiny_task("table", 20)
+    head = task.model.get_submodule("2")
+    held = SAE(n_concepts=4, steps=60).fit(
+        vd.surf.split(task).test(),
+        Head(head.weight, head.bias),  # type: ignore[arg-type]
+    )
+    codes = ConceptRelevance(held, "2", relevance=relevance)  # type: ignore[arg-type]
+    scores = vd.score(GEF(path=PATH, draws=5), task, codes)
+    assert scores.mean(skip_nan=True) > 0.2
+    assert scores.provenance["explainer"]["relevance"] == relevance
+
+
+def test_a_trained_dictionary_goes_from_layer_to_picture() -> None:
+    task = tiny_task("image", 24)
+    encoders = {}
+    for layer in ("conv", "relu", "second_relu"):
+        rows = layer_activations(task, layer).flatten(0, 1)
+        encoders[layer] = SAE(n_concepts=2, steps=40).train(rows.float(), 8, vd.Key(0))
+    study = across_layers(task, encoders, COSINE)
+    frame = study.to_frame()
+    assert list(frame["layer"]) == list(encoders)
+    assert bool((frame["active"] <= 1).all())
+    assert bool((frame["l1"] > 0).all())
+    assert -1 <= study.sparsity_correlation <= 1
+    assert len(plot_layers({"8 atoms": study}).lines) == 3
+    assert len(plot_sparsity(study).texts) == 3
+
+
+def test_meta_evaluation_permutes_codes_in_their_own_space() -> None:
+    task = tiny_task("image", 24)
+    held = {name: LayerCodes(dictionary(9, 4, "relu", key), "relu") for key, name in enumerate("ab", 1)}
+    judge = GEF(path=PATH, draws=1, distance="cosine")
+    result = vd.meta_evaluate(
+        task, {"gef": judge}, held, draws=1, iterations=1, ar="published", resamples=0, tests=("mpt",)
+    )
+    assert not result.failures
+    assert result.books["gef"].dependence.permuted > 0.5
+
+
+def test_what_cannot_be_is_said() -> None:
+    task = tiny_task("table")
+    held = dictionary(12, 8, "relu")
+    with pytest.raises(vd.errors.NotApplicableError, match="no layer"):
+        LayerCodes(held, "nowhere")(task)
+    with pytest.raises(vd.errors.ShapeError, match="features"):
+        vd.score("pixel_flipping", task, LayerCodes(held, "0"))
+    with pytest.raises(vd.errors.InputError, match="width"):
+        LayerCodes(lambda rows: rows, "0")
+    with pytest.raises(vd.errors.InputError, match="cannot encode"):
+        LayerCodes(3, "0")
+    with pytest.raises(vd.errors.InputError, match="vectors and importances"):
+        ConceptRelevance(held, "2")
+    with pytest.raises(vd.errors.ShapeError, match="expected"):
+        LayerCodes(lambda rows: rows, "0", width=3)(task)
+    with pytest.raises(vd.errors.InputError, match="at least one layer"):
+        across_layers(task, {})

@@ -1,0 +1,100 @@
+"""`veridical meta`: tables and pictures of every use, and one clear line for a mistake."""
+
+import json
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+import veridical as vd
+from veridical.cli import meta as _meta_commands  # noqa: F401 (adds the commands)
+from veridical.cli.app import app
+
+SMALL = [
+    "--draws",
+    "1",
+    "--iterations",
+    "1",
+    "-n",
+    "16",
+    "-e",
+    "gradient",
+    "-e",
+    "saliency",
+    "-e",
+    "input_x_gradient",
+]
+
+
+def run(*words: str) -> str:
+    result = CliRunner().invoke(app, ["meta", *words])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_benchmark_writes_every_table_and_picture(tmp_path):
+    metrics = ["-m", "sparseness", "-m", "complexity", "-m", "pixel_flipping"]
+    asked = ["--convergence", "--explainer-sets", "-t", "digits", "-o", str(tmp_path)]
+    said = run("benchmark", *asked, *metrics, *SMALL)
+    assert "dependence" in said
+    names = {path.name for path in tmp_path.iterdir()}
+    tables = {"reliability", "by_category", "pairs", "convergence", "explainer_sets"}
+    pictures = {"areas", "scatter", "convergence", "explainer_sets"}
+    assert names == {f"{t}.csv" for t in tables} | {f"{p}.png" for p in pictures}
+    frame = pd.read_csv(tmp_path / "reliability.csv")
+    assert set(frame["test"]) == {"ipt", "mpt", "mean"}
+    direct = vd.meta_evaluate(
+        vd.tasks.load("digits")[:16],
+        ["sparseness", "complexity", "pixel_flipping"],
+        ["gradient", "saliency", "input_x_gradient"],
+        draws=1,
+        iterations=1,
+        resamples=0,
+    )
+    mine = frame[frame["test"] == "mean"].set_index("metric")["mc"]
+    for metric in direct.metrics:
+        assert mine[metric] == pytest.approx(direct.mc(metric), nan_ok=True)
+    assert len(pd.read_csv(tmp_path / "explainer_sets.csv")) == 3 * 4
+
+
+def test_search_names_the_best_setting(tmp_path):
+    tried = json.dumps({"runs": [4, 8]})
+    said = run(
+        "search",
+        "faithfulness_correlation",
+        "--settings",
+        tried,
+        "-o",
+        str(tmp_path),
+        "--test",
+        "mpt",
+        *SMALL,
+    )
+    assert "most reliable" in said
+    assert set(pd.read_csv(tmp_path / "settings.csv")["metric"]) == {"runs=4", "runs=8"}
+    assert (tmp_path / "settings.png").stat().st_size > 1000
+
+
+def test_compare_puts_tasks_side_by_side(tmp_path):
+    metrics = ["-m", "sparseness", "-m", "complexity", "--test", "mpt"]
+    run("compare", "-t", "digits", "-t", "wine", "-o", str(tmp_path), *metrics, *SMALL)
+    assert set(pd.read_csv(tmp_path / "side_by_side.csv")["world"]) == {"digits", "wine"}
+    assert int(pd.read_csv(tmp_path / "ranking_consistency.csv")["results"].max()) == 2
+    for name in ("side_by_side", "ranking_consistency"):
+        assert (tmp_path / f"{name}.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["search", "sparseness", "--settings", "[1]"], "list of values"),
+        (["search", "sparseness", "--settings", "{"], "not JSON"),
+        (["compare", "-t", "digits"], "two tasks"),
+        (["benchmark", "-e", "gradient"], "at least two"),
+    ],
+)
+def test_mistakes_are_one_clear_line(words, message):
+    with pytest.raises(vd.errors.InputError, match=message):
+        run(*words)
