@@ -90,7 +90,7 @@ def _masking(task: Task, key: Key) -> tuple[float, list[Check]]:
     """The share of predictions that change when a tenth of the features is masked at random."""
     if task.head == "regression":
         return 0.0, []
-    answers = task.uncounted(lambda: masked_answers(task, (ROBUST_SHARE,), 5, key))
+    answers = masked_answers(task, (ROBUST_SHARE,), 5, key)
     same = (answers.reshape(len(task), 5, -1) == task.predictions[:, None, None]).double().mean()
     loss = 1 - float(same)
     if loss <= LITTLE_LOSS:
@@ -104,14 +104,10 @@ def _masking(task: Task, key: Key) -> tuple[float, list[Check]]:
 def _assumptions(task: Task, effort: Effort, seed: int) -> Assumptions | None:
     try:
         few = task[: min(len(task), effort.meta_samples)]
-        found: Assumptions = task.uncounted(
-            lambda: assumptions(
-                few, levels=5, draws=2, patches=(max(1, _side(task) // 8),), mask_steps=5, seed=seed
-            )
-        )
+        patches = (max(1, _side(task) // 8),)
+        return assumptions(few, levels=5, draws=2, patches=patches, mask_steps=5, seed=seed)
     except NotApplicableError:
         return None
-    return found
 
 
 def _side(task: Task) -> int:

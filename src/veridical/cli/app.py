@@ -14,6 +14,20 @@ from rich.markup import escape
 from rich.table import Table
 
 import veridical as vd
+from veridical.cli.sources import (
+    AllowCode,
+    Arch,
+    Data,
+    Device,
+    Labels,
+    Model,
+    Samples,
+    Seed,
+    TaskName,
+    Train,
+    task_from_options,
+)
+from veridical.csv_files import write_csv
 from veridical.errors import InputError, VeridicalError, VeridicalWarning
 
 app = typer.Typer(
@@ -25,11 +39,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 out = Console()
-
-TaskName = Annotated[str, typer.Option("--task", "-t", help="An embedded task; see: veridical list tasks.")]
-Seed = Annotated[int, typer.Option(help="All randomness follows from this number.")]
-Samples = Annotated[int | None, typer.Option("--samples", "-n", help="Use only the first N samples.", min=1)]
-Device = Annotated[str | None, typer.Option(help="Where to compute, such as cpu or cuda.")]
 
 
 @app.command("list")
@@ -52,7 +61,13 @@ def list_names(
 @app.command()
 def explain(
     explainer: Annotated[str, typer.Argument(help="Name of an explainer; see: veridical list explainers.")],
-    task: TaskName = "digits",
+    task: TaskName = None,
+    model: Model = None,
+    data: Data = None,
+    arch: Arch = None,
+    labels: Labels = None,
+    train: Train = None,
+    allow_code: AllowCode = False,
     save: Annotated[Path | None, typer.Option("--save", "-o", help="Write the maps (.safetensors).")] = None,
     picture: Annotated[Path | None, typer.Option(help="Draw the maps of the first samples (.png).")] = None,
     settings: Annotated[str, typer.Option(help="Settings as JSON, such as '{\"steps\": 64}'.")] = "{}",
@@ -60,12 +75,14 @@ def explain(
     seed: Seed = 0,
     device: Device = None,
 ) -> None:
-    """Explain the samples of a task.
+    """Explain the samples of an embedded task, or those of your own data by your own model.
 
     Example: veridical explain integrated_gradients --task digits --picture maps.png
+
+    Example: veridical explain integrated_gradients --model ./my-classifier --data reviews.jsonl
     """
-    chosen = _task(task, samples)
-    explanation = vd.explain(explainer, chosen, seed=seed, device=device, **_settings(settings))
+    chosen = task_from_options(task, model, data, arch, labels, train, allow_code, samples, device)
+    explanation = vd.explain(explainer, chosen, seed=seed, **_settings(settings))
     out.print(repr(explanation))
     for name, value in explanation.top(0):
         out.print(f"  {name}: {value:.4g}")
@@ -77,7 +94,13 @@ def explain(
 
 @app.command()
 def evaluate(
-    task: TaskName = "digits",
+    task: TaskName = None,
+    model: Model = None,
+    data: Data = None,
+    arch: Arch = None,
+    labels: Labels = None,
+    train: Train = None,
+    allow_code: AllowCode = False,
     explainer: Annotated[
         list[str] | None, typer.Option("--explainer", "-e", help="Repeat for several.")
     ] = None,
@@ -92,14 +115,15 @@ def evaluate(
     """Score explainers with metrics on a task. Exit status 1 says that a cell failed.
 
     Example: veridical evaluate -t digits -e saliency -e random -m pixel_flipping -r report.html
+
+    Example: veridical evaluate --model model.onnx --data rows.npz -e occlusion -m pixel_flipping
     """
-    chosen = _task(task, samples)
+    chosen = task_from_options(task, model, data, arch, labels, train, allow_code, samples, device)
     result = vd.evaluate(
         chosen,
-        explainer or ["saliency", "integrated_gradients", "random"],
+        explainer or [*_usual(chosen), "random"],
         metric or ["pixel_flipping", "faithfulness_correlation", "sparseness"],
         seed=seed,
-        device=device,
         cache=cache,
     )
     _print(result)
@@ -107,30 +131,15 @@ def evaluate(
         out.print(f"report written to {result.report(report)}")
     if table is not None:
         frame = result.to_frame()
-        frame.to_parquet(table) if table.suffix == ".parquet" else frame.to_csv(table, index=False)
+        frame.to_parquet(table) if table.suffix == ".parquet" else write_csv(frame, table)
         out.print(f"table written to {table}")
     if result.failures or result.interrupted:
         raise typer.Exit(1)
 
 
-@app.command()
-def demo(
-    folder: Annotated[Path, typer.Option("--out", help="Where the report goes.")] = Path("demo_report"),
-    samples: Samples = 100,
-    seed: Seed = 0,
-) -> None:
-    """Score explainers of a small CNN on handwritten digits and write a report."""
-    task = _task("digits", samples)
-    names = ["gradient", "saliency", "input_x_gradient", "integrated_gradients", "occlusion", "random"]
-    result = vd.evaluate(task, names, ["pixel_flipping", "faithfulness_correlation", "sparseness"], seed=seed)
-    _print(result)
-    page = result.report(folder / "index.html")
-    out.print(f"\nThe report is in [bold]{page}[/bold]", soft_wrap=True)
-
-
-def _task(name: str, samples: int | None) -> vd.Task:
-    task = vd.tasks.load(name)
-    return task if samples is None or samples >= len(task) else task[:samples]
+def _usual(task: vd.Task) -> list[str]:
+    """Explainers that suit most tasks: by gradients, where the model has any."""
+    return ["saliency", "integrated_gradients"] if task.predictor.differentiable else ["occlusion"]
 
 
 def _settings(text: str) -> dict[str, Any]:

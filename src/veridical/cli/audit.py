@@ -1,0 +1,135 @@
+"""`veridical audit`: from a model to a verdict."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+import veridical as vd
+from veridical.audit import EFFORTS, Audit
+from veridical.cli.app import app, out
+from veridical.cli.sources import (
+    AllowCode,
+    Arch,
+    Data,
+    Device,
+    Labels,
+    Model,
+    Samples,
+    Seed,
+    TaskName,
+    Train,
+    task_from_options,
+)
+from veridical.csv_files import write_csv
+from veridical.errors import unknown_name
+
+CONCEPT_METHODS = ("pca", "kmeans", "ica", "nmf", "cdisco", "ice", "sae")
+
+
+@app.command()
+def audit(
+    task: TaskName = None,
+    model: Model = None,
+    data: Data = None,
+    arch: Arch = None,
+    labels: Labels = None,
+    train: Train = None,
+    allow_code: AllowCode = False,
+    explainer: Annotated[
+        list[str] | None,
+        typer.Option("--explainer", "-e", help="Repeat for several; all that apply by default."),
+    ] = None,
+    effort: Annotated[str, typer.Option(help=f"How much to do: {', '.join(EFFORTS)}.")] = "quick",
+    concept: Annotated[
+        list[str] | None,
+        typer.Option("--concepts", help=f"Judge concept methods too: {', '.join(CONCEPT_METHODS)}. Repeat."),
+    ] = None,
+    folder: Annotated[Path, typer.Option("--out", "-o", help="Where the report and the tables go.")] = Path(
+        "audit"
+    ),
+    samples: Samples = None,
+    seed: Seed = 0,
+    device: Device = None,
+) -> None:
+    """Which explainer to use for a model, which not to trust, and how sure that is.
+
+    Exit status 1 says that a cell failed.
+
+    Example: veridical audit --task digits
+    Example: veridical audit --model ./my-classifier --data reviews.jsonl --labels label
+    """
+    chosen = task_from_options(task, model, data, arch, labels, train, allow_code, None, device)
+    result = vd.audit(
+        chosen,
+        explainers=explainer,
+        effort=effort,  # type: ignore[arg-type]
+        seed=seed,
+        samples=samples,
+        concepts=[_concept_method(name) for name in concept or []],
+    )
+    show(result)
+    write(result, folder)
+    if result.evaluation.failures:
+        raise typer.Exit(1)
+
+
+@app.command()
+def demo(
+    folder: Annotated[Path, typer.Option("--out", help="Where the report goes.")] = Path("demo_report"),
+    samples: Annotated[int, typer.Option("--samples", "-n", help="How many digits.", min=2)] = 64,
+    seed: Seed = 0,
+) -> None:
+    """Audit the explanations of a small CNN on handwritten digits and write the report."""
+    task = vd.tasks.load("digits")
+    result = vd.audit(task, samples=samples, seed=seed, concepts=[vd.surf.PCA(), vd.surf.NMF()])
+    show(result)
+    write(result, folder)
+
+
+def _concept_method(name: str) -> vd.surf.ConceptMethod:
+    makers = {
+        made.lower(): getattr(vd.surf, made) for made in vd.surf.__all__ if made.lower() in CONCEPT_METHODS
+    }
+    if name.lower() not in makers:
+        raise unknown_name("concept method", name, CONCEPT_METHODS)
+    method: vd.surf.ConceptMethod = makers[name.lower()]()
+    return method
+
+
+def show(result: Audit) -> None:
+    """Print the verdict: the words first, then the table behind them."""
+    for i, sentence in enumerate(result.sentences):
+        out.print(f"[bold]{escape(sentence)}[/bold]" if i == 0 else escape(sentence), soft_wrap=True)
+    table = Table(box=None)
+    for title in ("explainer", "rivals beaten", "95% interval", "best with", "above controls"):
+        table.add_column(title, justify="left" if title == "explainer" else "right")
+    for place in result.verdict.places:
+        verdict = "control" if place.control else "yes" if place.trusted else "[red]no[/red]"
+        table.add_row(
+            escape(place.explainer),
+            f"{place.score:.0%}",
+            f"{place.low:.0%} to {place.high:.0%}",
+            "" if place.control else f"{place.p_best:.0%}",
+            verdict,
+        )
+    out.print()
+    out.print(table)
+
+
+def write(result: Audit, folder: Path) -> None:
+    """Write the report, the verdict as data and the tables, and say where."""
+    from veridical.report.audit import save_contents
+
+    folder.mkdir(parents=True, exist_ok=True)
+    page = result.report(folder / "index.html")
+    save_contents(result, folder / "report.json")
+    (folder / "audit.json").write_text(json.dumps(result.to_json(), indent=2), encoding="utf-8")
+    write_csv(result.to_frame(), folder / "ranking.csv")
+    write_csv(result.evaluation.to_frame(), folder / "scores.csv")
+    out.print(f"\nThe report is in [bold]{escape(str(page))}[/bold]", soft_wrap=True)

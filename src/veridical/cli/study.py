@@ -1,0 +1,167 @@
+"""Commands for studies: run, resume, status, diff, export."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from veridical import study as studies
+from veridical.cli.app import app, out
+
+Workers = Annotated[int, typer.Option("--workers", "-w", help="How many processes.", min=1)]
+ExecutorName = Annotated[
+    str | None, typer.Option("--executor", help="in-process, processes or ray; by the workers if not given.")
+]
+AllowCode = Annotated[
+    bool, typer.Option("--allow-code", help="Import what the study names as code: module:attribute.")
+]
+LogJson = Annotated[bool, typer.Option("--log-json", help="Write what happens as JSON lines to stderr.")]
+FolderName = Annotated[str, typer.Argument(help="Folder of a study: a path or an fsspec URL.")]
+
+
+@app.command("run")
+def run_study(
+    file: Annotated[Path, typer.Argument(help="The study file (YAML).")],
+    folder: Annotated[
+        str | None,
+        typer.Option("--out", "-o", help="Folder or fsspec URL; named after the file if not given."),
+    ] = None,
+    workers: Workers = 2,
+    executor: ExecutorName = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what it would take.")] = False,
+    allow_code: AllowCode = False,
+    log_json: LogJson = False,
+) -> None:
+    """Compute every cell of a study that is not there yet. Exit status 1 says that a cell failed.
+
+    Example: veridical run study.yaml --workers 2
+    """
+    _trust(allow_code)
+    if dry_run:
+        _estimate(file, folder, workers, allow_code)
+        return
+    _show(
+        studies.run(
+            file, folder, executor=executor, workers=workers, allow_code=allow_code, **_told(log_json)
+        )
+    )
+
+
+@app.command("resume")
+def resume_study(
+    folder: FolderName,
+    workers: Workers = 2,
+    executor: ExecutorName = None,
+    allow_code: AllowCode = False,
+    log_json: LogJson = False,
+) -> None:
+    """Go on with the study of a folder: compute what is missing or has failed."""
+    _trust(allow_code)
+    _show(
+        studies.resume(folder, executor=executor, workers=workers, allow_code=allow_code, **_told(log_json))
+    )
+
+
+@app.command("status")
+def study_status(folder: FolderName) -> None:
+    """How far the study of a folder is. Exit status 1 says that a cell has failed."""
+    _show(studies.open(folder), must_be_complete=False)
+
+
+@app.command("diff")
+def diff_studies(a: FolderName, b: FolderName) -> None:
+    """Compare settings and cells of two studies. Exit status 1 says that a value, flag or cost differs."""
+    from veridical.study.difference import diff
+
+    found = diff(studies.open(a), studies.open(b))
+    for line in found.settings:
+        out.print(escape(line), soft_wrap=True)
+    table = Table(box=None)
+    for column in ("cell", "mean of a", "mean of b", "unequal", "largest", "also"):
+        table.add_column(column, justify="left" if column in ("cell", "also") else "right")
+    for cell in found.cells:
+        if not cell.same:
+            also = [name for name in ("flags", "cost") if getattr(cell, name)]
+            also += [f"only {cell.only}"] * bool(cell.only)
+            table.add_row(
+                escape(" / ".join(map(str, cell.name))),
+                f"{cell.mean_a:.4f}",
+                f"{cell.mean_b:.4f}",
+                f"{cell.unequal} of {cell.samples}",
+                f"{cell.largest:.3g}",
+                ", ".join(also),
+            )
+    if table.row_count:
+        out.print(table)
+    same = sum(cell.same for cell in found.cells)
+    out.print(f"{same} of {len(found.cells)} cells have the same values, flags and costs")
+    if not found.same:
+        raise typer.Exit(1)
+
+
+@app.command("export")
+def export_study(
+    folder: FolderName, path: Annotated[Path, typer.Argument(help="Where to: .csv or .parquet.")]
+) -> None:
+    """Write all scores of a study as one table, a row a sample."""
+    out.print(f"scores written to {studies.open(folder).export(path)}", soft_wrap=True)
+
+
+def _estimate(file: Path, folder: str | None, workers: int, allow_code: bool) -> None:
+    from veridical.study.estimate import estimate
+    from veridical.study.folder import CELLS, Folder
+    from veridical.study.planning import make_plan
+    from veridical.study.study_file import read_study
+    from veridical.study.verbs import default_folder
+
+    plan = make_plan(read_study(file), allow_code)
+    known = Folder(folder or default_folder(file)).names(CELLS)
+    found = estimate(plan, known, allow_code)
+    out.print(str(found), soft_wrap=True)
+    if workers > 1:
+        out.print(f"about {found.seconds / workers:.0f} s on {workers} workers")
+    _say_uncached(plan.uncached())
+
+
+def _show(study: Any, must_be_complete: bool = True) -> None:
+    state = study.status()
+    out.print(escape(str(study)), soft_wrap=True)
+    for skipped in study.plan.skipped:
+        who = skipped["explainer"] or skipped["metric"]
+        out.print(escape(f"does not apply: {who} on {skipped['task']}: {skipped['reason']}"), soft_wrap=True)
+    _say_uncached(study.plan.uncached())
+    for failure in study.failures:
+        name = escape(" / ".join(map(str, failure.name)))
+        out.print(f"[red]failed[/red] {name}: {escape(failure.error)}", soft_wrap=True)
+    if state.failed or (must_be_complete and not state.complete):
+        raise typer.Exit(1)
+
+
+def _say_uncached(labels: list[str]) -> None:
+    if labels:
+        out.print(
+            escape(
+                f"computed at every run, since no importable source tells of changes: {', '.join(labels)}"
+            ),
+            soft_wrap=True,
+        )
+
+
+def _trust(allow_code: bool) -> None:
+    """Code that the user allows is looked for where the user stands, as `python -m` would."""
+    if allow_code and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+
+
+def _told(log_json: bool) -> dict[str, Any]:
+    if not log_json:
+        return {}
+    from veridical.study.logs import JsonLog
+
+    return {"watchers": [JsonLog()], "progress": False}

@@ -1,0 +1,274 @@
+"""The report of an audit: all it shows as plain data, and the page made of that data alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from veridical.audit import Audit
+from veridical.audit.verdict import Place
+from veridical.report import cells, systems
+from veridical.report.citations import STATISTICS, SYSTEMS, bibtex
+from veridical.report.gallery import gallery
+from veridical.report.numbers import plain
+from veridical.report.rendering import opening, save, write
+
+
+def write_audit(audit: Audit, path: str | Path, format: str = "html") -> Path:
+    """Write the report: one HTML file that loads nothing from anywhere, or Markdown."""
+    return write(contents(audit), path, format)
+
+
+def save_contents(audit: Audit, path: str | Path) -> Path:
+    """Write all that the report shows as JSON, from which `veridical report` makes the page again."""
+    return save(contents(audit), path)
+
+
+def contents(audit: Audit) -> dict[str, Any]:
+    """Everything the report shows, as plain data; the same audit gives the same, but for `made`."""
+    statuses = {place.explainer: status(place, audit.best) for place in audit.verdict.places}
+    evaluation = audit.evaluation
+    found = {
+        **opening("audit", audit.task.name),
+        "task": repr(audit.task),
+        "verdict": _verdict(audit),
+        "facts": _facts(audit),
+        "ranking": [_place(place, statuses[place.explainer]) for place in audit.verdict.places],
+        "statistics": _statistics(audit),
+        "checks": [plain(vars(check)) for check in audit.checks.checks],
+        "metrics": _metrics(audit),
+        "reliability": _reliability_facts(audit),
+        "heat": _heat(audit, statuses),
+        "curves": [
+            curve
+            for curve in cells.curves(evaluation, statuses, list(statuses))
+            if not systems.is_path(evaluation, curve["metric"])
+        ],
+        "gef": systems.paths(evaluation, statuses),
+        "robustness": systems.robustness(audit.robustness),
+        "standings": [systems.standing(standing) for standing in audit.standings.values()],
+        "concepts": _concepts(audit),
+        "gallery": gallery(audit.task, _in_order(audit), statuses),
+        "flags": cells.flagged(evaluation),
+        "failures": cells.failed(evaluation.failures),
+        "interrupted": evaluation.interrupted,
+        "skipped": {
+            "explainers": _by_reason(audit.skipped_explainers),
+            "metrics": _by_reason(audit.skipped_metrics),
+        },
+        "notes": list(audit.notes),
+        "settings": _settings(audit),
+        "cost": _cost(audit),
+        "bibtex": bibtex(_papers(audit)),
+    }
+    return plain(found)
+
+
+def _by_reason(skipped: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Names that share a reason, together."""
+    reasons: dict[str, list[str]] = {}
+    for name, why in skipped.items():
+        reasons.setdefault(why, []).append(name)
+    return [{"names": names, "why": why} for why, names in reasons.items()]
+
+
+def status(place: Place, best: str | None) -> str:
+    """How a method is coloured: best, trusted, untrusted or control."""
+    if place.control:
+        return "control"
+    if place.explainer == best:
+        return "best"
+    return "trusted" if place.trusted else "untrusted"
+
+
+def _in_order(audit: Audit) -> Mapping[str, Any]:
+    """Explanations, best first."""
+    order = [place.explainer for place in audit.verdict.places]
+    held = audit.evaluation.explanations
+    return {who: held[who] for who in [*order, *held] if who in held}
+
+
+# --- the verdict ------------------------------------------------------------------------------------
+
+
+def _verdict(audit: Audit) -> dict[str, Any]:
+    """A headline, and the sentences that say why; a sentence that opens with the headline loses it."""
+    verdict = audit.verdict
+    if not verdict.deciding:
+        tone, headline = "silent", "No verdict"
+    elif verdict.best is None:
+        tone, headline = "none", "No method is better than chance on this model"
+    else:
+        tone, headline = "found", f"Use {verdict.best}"
+    sentences = []
+    for said in audit.sentences:
+        opening = f"{headline}: "
+        if said.startswith(opening):
+            rest = said.removeprefix(opening)
+            said = rest[:1].upper() + rest[1:]
+        sentences.append({"text": said, "tone": _tone(said)})
+    return {"tone": tone, "headline": headline, "best": verdict.best, "sentences": sentences}
+
+
+def _tone(said: str) -> str:
+    if said.startswith("Do not trust"):
+        return "warning"
+    return "aside" if said.startswith("Ignore ") else "plain"
+
+
+def _facts(audit: Audit) -> list[dict[str, str]]:
+    verdict, total = audit.verdict, _total_rows(audit)
+    facts = {
+        "samples": f"{verdict.samples:,}",
+        "explainers": str(len(verdict.ranking)),
+        "controls": str(len(verdict.controls)),
+        "deciding metrics": f"{len(verdict.deciding)} of {len(verdict.judges)}",
+        "agreement of metrics": "–"
+        if verdict.kendall_w != verdict.kendall_w
+        else f"W = {verdict.kendall_w:.2f}",
+        "model evaluations": f"{total:,}",
+        "time": _duration(sum(audit.seconds.values())),
+        "effort": audit.effort.name,
+    }
+    return [{"label": label, "value": value} for label, value in facts.items()]
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
+
+
+def _place(place: Place, colour: str) -> dict[str, Any]:
+    return {**vars(place), "beats": dict(place.beats), "trusted": place.trusted, "status": colour}
+
+
+def _statistics(audit: Audit) -> dict[str, Any]:
+    verdict = audit.verdict
+    return {
+        "kendall_w": verdict.kendall_w,
+        "kendall_p": verdict.kendall_p,
+        "with_rest": dict(verdict.with_rest),
+        "friedman_p": verdict.friedman_p,
+        "critical_difference": verdict.critical_difference,
+        "groups": [list(group) for group in verdict.groups],
+        "level": verdict.level,
+        "samples": verdict.samples,
+        "pairs": [{**vars(pair), "significant": pair.significant} for pair in verdict.pairs],
+    }
+
+
+# --- metrics ----------------------------------------------------------------------------------------
+
+
+def _metrics(audit: Audit) -> list[dict[str, Any]]:
+    facts = {one["metric"]: one for one in cells.metric_facts(audit.evaluation)}
+    nothing = dict.fromkeys((*cells.FACTS, "direction"), "")
+    return [
+        {
+            **nothing,
+            **facts.get(judge.metric, {}),
+            **vars(judge),
+            "areas": _areas(audit, judge.metric),
+            "with_rest": audit.verdict.with_rest.get(judge.metric),
+        }
+        for judge in audit.verdict.judges
+    ]
+
+
+def _areas(audit: Audit, metric: str) -> dict[str, Any]:
+    """The four consistencies under each test."""
+    reliability = audit.reliability
+    if reliability is None or metric not in reliability.books:
+        return {}
+    return {test: reliability[metric, test].vector for test in reliability.tests}
+
+
+def _reliability_facts(audit: Audit) -> dict[str, Any] | None:
+    reliability = audit.reliability
+    if reliability is None:
+        return None
+    kept = next(iter(reliability.kept.values()))
+    return {
+        "tests": list(reliability.tests),
+        "explainers": list(reliability.explainers),
+        "samples": kept.shape[-1],
+        "iterations": kept.shape[0],
+        "draws": kept.shape[1],
+        "level": reliability.level,
+        "amounts": [
+            {
+                "test": test,
+                "mode": mode,
+                "amount": str(amount),
+                "kept": float(reliability.kept[test, mode].double().mean()),
+            }
+            for (test, mode), amount in reliability.amounts.items()
+        ],
+        "remarks": list(reliability.remarks),
+        "failures": cells.failed(list(reliability.failures)),
+    }
+
+
+def _heat(audit: Audit, statuses: Mapping[str, str]) -> dict[str, Any]:
+    """Explainers by metrics: the share of rivals beaten, and the raw mean."""
+    order = [place.explainer for place in audit.verdict.places]
+    rows = cells.table(audit.evaluation, order)
+    metrics = audit.evaluation.metrics
+    for row in rows:
+        row["status"] = statuses[row["explainer"]]
+        shares = audit.verdict.shares.get(row["explainer"], {})
+        for what, cell in zip(metrics, row["cells"], strict=True):
+            if cell is not None:
+                cell["share"] = shares.get(what)
+    weights = {judge.metric: judge.weight for judge in audit.verdict.judges}
+    return {"metrics": [{"metric": what, "weight": weights.get(what, 0.0)} for what in metrics], "rows": rows}
+
+
+def _concepts(audit: Audit) -> dict[str, Any] | None:
+    if audit.concepts is None:
+        return None
+    from veridical.report.concepts import concepts
+
+    return concepts(audit.task, audit.concepts)
+
+
+# --- how it was done --------------------------------------------------------------------------------
+
+
+def _settings(audit: Audit) -> dict[str, Any]:
+    return {
+        "seed": audit.seed,
+        "effort": vars(audit.effort),
+        "versions": dict(audit.versions),
+        "model": type(audit.task.model).__name__,
+        "features": repr(audit.task.space),
+        "head": audit.task.head,
+        **cells.settings(audit.evaluation),
+    }
+
+
+def _total_rows(audit: Audit) -> int:
+    return sum(cost.forward + cost.backward for cost in audit.costs.values())
+
+
+def _cost(audit: Audit) -> dict[str, Any]:
+    stages = [
+        {
+            "stage": stage,
+            "seconds": seconds,
+            "forward": audit.costs[stage].forward if stage in audit.costs else None,
+            "backward": audit.costs[stage].backward if stage in audit.costs else None,
+        }
+        for stage, seconds in audit.seconds.items()
+    ]
+    return {"stages": stages, "rows": _total_rows(audit), "seconds": sum(audit.seconds.values())}
+
+
+def _papers(audit: Audit) -> list[str]:
+    """The papers of the systems, metrics, explainers and tests that took part."""
+    named = [SYSTEMS[judge.system] for judge in audit.verdict.judges if judge.system in SYSTEMS]
+    if audit.reliability is not None:
+        named.append(SYSTEMS["MetaQuantus"])
+    if audit.concepts is not None:
+        named.append(SYSTEMS["SURF"])
+    return [*named, *cells.papers(audit.evaluation), *STATISTICS]

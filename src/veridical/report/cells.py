@@ -1,0 +1,180 @@
+"""The scores of an evaluation as plain data for a page: cells, curves, flags, failures, settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from veridical.evaluation import Failure
+from veridical.explainers import registry as explainer_registry
+from veridical.metrics import registry as metric_registry
+from veridical.report.numbers import plain
+from veridical.scores import Scores
+
+PLAIN = "plain"
+"""The status of a method where nothing is known of its trustworthiness."""
+FACTS = ("summary", "assumes", "misleads", "paper", "category")
+
+
+class Scored(Protocol):
+    """Anything that holds scores by (explainer, metric): an evaluation, or one task of a study."""
+
+    @property
+    def scores(self) -> Mapping[tuple[str, str], Scores]: ...
+
+    @property
+    def explainers(self) -> list[str]: ...
+
+    @property
+    def metrics(self) -> list[str]: ...
+
+
+def table(evaluation: Scored, order: list[str] | None = None) -> list[dict[str, Any]]:
+    """One row an explainer with a cell a metric; a cell that was not scored is None."""
+    best = {what: _best(evaluation, what) for what in evaluation.metrics}
+    return [
+        {
+            "explainer": who,
+            "cells": [
+                None
+                if (who, what) not in evaluation.scores
+                else _cell(evaluation.scores[who, what], best[what])
+                for what in evaluation.metrics
+            ],
+        }
+        for who in (order or evaluation.explainers)
+    ]
+
+
+def _cell(scores: Scores, best: float) -> dict[str, Any]:
+    low, high = scores.ci()
+    return plain(
+        {
+            "mean": scores.mean(skip_nan=True),
+            "low": low,
+            "high": high,
+            "best": float(scores.utility.nanmean()) >= best,
+            "undefined": int(scores.values.isnan().sum()),
+            "flags": dict(scores.flagged),
+            "forward": scores.cost.forward,
+            "backward": scores.cost.backward,
+        }
+    )
+
+
+def _best(evaluation: Scored, what: str) -> float:
+    found = [float(s.utility.nanmean()) for (_, metric), s in evaluation.scores.items() if metric == what]
+    return max((value for value in found if value == value), default=float("nan"))
+
+
+def metric_facts(evaluation: Scored) -> list[dict[str, Any]]:
+    """Each metric's direction and what its card says of it."""
+    out = []
+    for what in evaluation.metrics:
+        scores = next(s for (_, metric), s in evaluation.scores.items() if metric == what)
+        about = facts_of(scores)
+        out.append({"metric": what, "direction": scores.direction.value, **about})
+    return out
+
+
+def facts_of(scores: Scores) -> dict[str, str]:
+    """The card of the metric that gave these scores; empty for a metric that has no name in the registry."""
+    settings = scores.provenance.get("metric", {})
+    name = str(settings.get("name", scores.metric)) if isinstance(settings, Mapping) else scores.metric
+    prefix, colon, rest = name.partition(":")
+    known = rest if colon else name
+    if known not in metric_registry:
+        return dict.fromkeys(FACTS, "")
+    maker: Any = metric_registry.maker(known)
+    facts = {fact: str(getattr(maker, fact, "")) for fact in FACTS}
+    if colon:
+        facts["summary"] = f"{facts['summary']} Against {_against(prefix)}."
+    return facts
+
+
+def _against(prefix: str) -> str:
+    return {"qge": "its own inverse", "qrand": "random rankings"}.get(prefix, prefix)
+
+
+def curves(
+    evaluation: Scored, statuses: Mapping[str, str] | None = None, order: list[str] | None = None
+) -> list[dict[str, Any]]:
+    """The mean curve of every explainer under each metric that draws one."""
+    statuses = statuses or {}
+    out = []
+    for what in evaluation.metrics:
+        cells = {who: evaluation.scores.get((who, what)) for who in order or evaluation.explainers}
+        drawn = {who: s for who, s in cells.items() if s is not None and s.curve is not None}
+        if not drawn:
+            continue
+        first = next(iter(drawn.values()))
+        assert first.curve is not None
+        out.append(
+            {
+                "metric": what,
+                "direction": first.direction.value,
+                "x_label": first.curve.x_label,
+                "y_label": first.curve.y_label,
+                "lines": [
+                    {
+                        "label": who,
+                        "status": statuses.get(who, PLAIN),
+                        "x": plain(s.curve.x.double()),
+                        "y": plain(s.curve.y.double().nanmean(0)),
+                    }
+                    for who, s in drawn.items()
+                    if s.curve is not None
+                ],
+            }
+        )
+    return out
+
+
+def flagged(evaluation: Scored) -> list[dict[str, Any]]:
+    """Every flag that was raised: where, why, in how many samples, and which."""
+    return [
+        {
+            "explainer": who,
+            "metric": what,
+            "reason": reason,
+            "count": int(mask.sum()),
+            "samples": len(scores),
+            "ids": scores.ids[mask.to(scores.ids.device)].cpu().tolist()[:12],
+        }
+        for (who, what), scores in evaluation.scores.items()
+        for reason, mask in scores.flags.items()
+    ]
+
+
+def failed(failures: list[Failure]) -> list[dict[str, Any]]:
+    """Cells that raised."""
+    return [
+        {"explainer": f.explainer, "metric": f.metric, "message": f.message, "traceback": f.traceback}
+        for f in failures
+    ]
+
+
+def settings(evaluation: Scored) -> dict[str, Any]:
+    """Exact settings: those that all cells share, those of each metric, those of each explainer."""
+    metrics: dict[str, Any] = {}
+    explainers: dict[str, Any] = {}
+    shared: dict[str, Any] = {}
+    for (who, what), scores in evaluation.scores.items():
+        held = dict(scores.provenance)
+        metrics.setdefault(what, held.pop("metric", {}))
+        explainers.setdefault(who, held.pop("explainer", {}))
+        for name in ("seed", "plan", "device", "fill", "torch"):
+            if name in held:
+                shared.setdefault(name, held[name])
+    return plain({"shared": shared, "metrics": metrics, "explainers": explainers})
+
+
+def papers(evaluation: Scored) -> list[str]:
+    """What the cards of the metrics and explainers name as their papers."""
+    named = [one["paper"] for one in metric_facts(evaluation)]
+    for scores in evaluation.scores.values():
+        made = scores.provenance.get("explainer") or {}
+        name = made.get("name") if isinstance(made, Mapping) else None
+        if name in explainer_registry:
+            named.append(str(getattr(explainer_registry.maker(str(name)), "paper", "")))
+    return list(dict.fromkeys(named))

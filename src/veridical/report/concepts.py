@@ -1,0 +1,85 @@
+"""A comparison of concept methods as plain data: what SURF found, and what the concepts look like."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from veridical.errors import VeridicalError
+from veridical.report.numbers import plain
+from veridical.report.png import image_address
+from veridical.surf import Comparison, Concepts, Embeddings, split
+from veridical.surf.comparison import COLUMNS
+from veridical.surf.judgement import HIGHER, LABELS, shown
+from veridical.surf.plots import patch, strongest
+from veridical.task import Task
+
+OUTPUTS, MOST, PATCHES = 3, 4, 5
+"""Outputs, concepts of an output and patches of a concept that a page shows."""
+
+
+def concepts(task: Task, comparison: Comparison) -> dict[str, Any]:
+    """The table of methods, and for images the patches that activate each method's concepts most."""
+    columns = [c for c in COLUMNS if any(c in j.summary for j in comparison.judgements.values())]
+    rows = [
+        {
+            "method": name,
+            "cells": [
+                {
+                    "value": plain(float(found.summary.get(c, float("nan")))),
+                    "shown": shown(c, found.summary.get(c, float("nan"))),
+                }
+                for c in columns
+            ],
+            "error_of_concepts": plain(float(comparison.splits[name].concepts)),
+            "error_of_importances": plain(float(comparison.splits[name].importances)),
+            "notes": [*found.notes, *(f"output {o}: {why}" for o, why in found.flags.items())],
+        }
+        for name, found in comparison.judgements.items()
+    ]
+    return {
+        "columns": [{"label": LABELS.get(c, c.capitalize()), "higher": c in HIGHER} for c in columns],
+        "rows": rows,
+        "refused": dict(comparison.refused),
+        "grids": _grids(task, comparison),
+    }
+
+
+def _grids(task: Task, comparison: Comparison) -> list[dict[str, Any]]:
+    if task.inputs.dim() != 4:
+        return []
+    try:
+        parts = split(task)
+        seen: Embeddings = task.uncounted(lambda: parts.test(spatial=parts.map_layer is not None))
+    except VeridicalError:
+        return []
+    common = task.predictions.bincount(minlength=parts.head.n_outputs).argsort(descending=True, stable=True)
+    outputs = [int(o) for o in common[:OUTPUTS] if int(o) < parts.head.n_outputs]
+    return [
+        {"method": name, "output": output, "concepts": _grid(task, found, seen, output)}
+        for name, found in comparison.concepts.items()
+        for output in outputs
+        if output not in found.flags
+    ]
+
+
+def _grid(task: Task, found: Concepts, seen: Embeddings, output: int) -> list[dict[str, Any]]:
+    """The most important concepts of an output by magnitude, each with its patches."""
+    weights = found.importances[output]
+    present = found.present[0 if found.shared else output]
+    order = weights.abs().masked_fill(~present, -1).argsort(descending=True, stable=True)
+    samples, where = strongest(found, seen, output, min(PATCHES, len(seen)))
+    positions = seen.values.shape[1] if seen.spatial else 1
+    return [
+        {
+            "concept": k,
+            "importance": plain(float(weights[k])),
+            "patches": [
+                {
+                    "id": int(task.ids[int(sample)]),
+                    "picture": image_address(patch(task.inputs[int(sample)], int(place), positions)),
+                }
+                for sample, place in zip(samples[k].tolist(), where[k].tolist(), strict=True)
+            ],
+        }
+        for k in order[: min(MOST, int(present.sum()))].tolist()
+    ]

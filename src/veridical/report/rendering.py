@@ -1,0 +1,191 @@
+"""Pages from plain data: templates with autoescape, one style, one script, and a policy that forbids more."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from veridical._version import __version__
+from veridical.errors import FormatError, InputError
+from veridical.report import charts
+from veridical.report.svg import number
+
+TEMPLATES = Path(__file__).parent / "templates"
+FORMAT = 1
+FORMATS = ("html", "md")
+KINDS = ("audit", "evaluation", "study")
+CONTENTS = "report.json"
+
+
+def opening(kind: str, name: str) -> dict[str, Any]:
+    """What all contents begin with."""
+    made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return {"kind": kind, "format": FORMAT, "version": __version__, "made": made, "name": name}
+
+
+def write(contents: Mapping[str, Any], path: str | Path, format: str = "html") -> Path:
+    """Render and write atomically: a reader finds the whole page or none."""
+    return _put(render(contents, format), path)
+
+
+def save(contents: Mapping[str, Any], path: str | Path) -> Path:
+    """The contents as JSON."""
+    return _put(json.dumps(contents, ensure_ascii=False, allow_nan=False, indent=1) + "\n", path)
+
+
+def _put(text: str, path: str | Path) -> Path:
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)
+    return path
+
+
+def read(path: str | Path) -> dict[str, Any]:
+    """Contents that `save` wrote; of a folder, those in its report.json."""
+    path = Path(path)
+    path = path / CONTENTS if path.is_dir() else path
+    if not path.is_file():
+        raise InputError(f"there is no {path}; an audit with --out writes it")
+    try:
+        contents = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise FormatError(f"{path} is not the contents of a report: {error}") from error
+    if not isinstance(contents, dict) or contents.get("kind") not in KINDS:
+        raise FormatError(f"{path} is not the contents of a report")
+    if contents.get("format", 0) > FORMAT:
+        raise FormatError(f"{path} has format {contents['format']}, this version reads up to {FORMAT}")
+    return contents
+
+
+def render(contents: Mapping[str, Any], format: str = "html") -> str:
+    """The page of these contents; the same contents give the same page, byte for byte."""
+    if format not in FORMATS:
+        raise InputError(f"a report is written as {' or '.join(FORMATS)}, got '{format}'")
+    name = f"{contents['kind']}.{format}"
+    style, script = _asset("style.css"), _asset("script.js")
+    from jinja2 import UndefinedError
+
+    own = {"style": style, "script": script, "policy": policy(style, script)}
+    try:
+        page: str = environment(format).get_template(name).render({**contents, **own})
+    except UndefinedError as error:
+        raise FormatError(f"the contents lack something that a report shows: {error}") from error
+    return re.sub(r"\n{3,}", "\n\n", page) if format == "md" else page
+
+
+def policy(style: str, script: str) -> str:
+    """Nothing may be loaded; only this style and this script may act."""
+    return (
+        f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+@cache
+def environment(format: str) -> Any:
+    """Jinja with autoescape for HTML, and with escaping of its own for Markdown."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    made = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=format == "html",
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=None if format == "html" else _markdown,
+    )
+    made.globals["charts"] = charts
+    made.filters |= {
+        "number": number,
+        "percent": percent,
+        "level": level,
+        "p": p_value,
+        "soft": soft,
+        "span": span,
+        "fenced": fenced,
+    }
+    return made
+
+
+@cache
+def _asset(name: str) -> str:
+    """A style or script that may stand inside its element as it is: it holds no closing tag."""
+    text = (TEMPLATES / name).read_text(encoding="utf-8")
+    assert "</" not in text, f"{name} would end its own element"
+    return "\n" + text
+
+
+class Raw(str):
+    """Text that is Markdown already."""
+
+
+_MARKS = re.compile(r"([\\`*_{}\[\]<>#|~!&])")
+
+
+def _markdown(value: Any) -> Any:
+    """Text with Markdown's marks escaped, on one line, so that no name can start a link, a tag or a cell."""
+    if isinstance(value, Raw) or not isinstance(value, str):
+        return value
+    return _MARKS.sub(r"\\\1", " ".join(value.split()))
+
+
+def fenced(text: str, language: str = "") -> Raw:
+    """A block of code whose fence is longer than any the text holds."""
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return Raw(f"{fence}{language}\n{text.strip()}\n{fence}")
+
+
+def percent(share: float | None, digits: int = 0) -> str:
+    """A share in percent.
+
+    >>> percent(0.123), percent(None)
+    ('12%', '–')
+    """
+    return "–" if share is None else f"{share:.{digits}%}"
+
+
+def p_value(p: float | None) -> str:
+    """A p-value as papers write it.
+
+    >>> p_value(0.00001), p_value(0.0432), p_value(None)
+    ('< 0.001', '0.043', '–')
+    """
+    if p is None:
+        return "–"
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def level(share: float | None, steps: int = 20) -> int:
+    """A share as one of the style sheet's steps."""
+    return 0 if share is None else round(max(0.0, min(1.0, share)) * steps)
+
+
+def span(low: float | None, high: float | None, digits: int | None = None) -> str:
+    """An interval, in percent unless digits are given; nothing where there is none."""
+    if low is None or high is None:
+        return ""
+    if digits is None:
+        return f"{low:.0%}–{high:.0%}"
+    return f"{low:.{digits}f}–{high:.{digits}f}"
+
+
+def soft(name: str) -> Markup:
+    """A name that may break after its underscores and colons."""
+    return Markup("<wbr>").join(re.split(r"(?<=[_:/])(?=[^_:/])", name))

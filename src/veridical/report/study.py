@@ -1,0 +1,110 @@
+"""The page of a study: each task's table over seeds, what failed, and how far it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from veridical.report import cells
+from veridical.report.citations import bibtex
+from veridical.report.numbers import plain
+from veridical.report.rendering import opening, write
+from veridical.scores import Cost, Scores
+from veridical.study.result import Study
+
+
+def write_study(study: Study, path: str | Path, format: str = "html") -> Path:
+    """Write the page of a study, finished or not."""
+    return write(contents(study), path, format)
+
+
+@dataclass(frozen=True)
+class TaskCells:
+    """The scores of one task by (explainer, metric), averaged over seeds."""
+
+    scores: Mapping[tuple[str, str], Scores]
+
+    @property
+    def explainers(self) -> list[str]:
+        return list(dict.fromkeys(who for who, _ in self.scores))
+
+    @property
+    def metrics(self) -> list[str]:
+        return list(dict.fromkeys(what for _, what in self.scores))
+
+
+def contents(study: Study) -> dict[str, Any]:
+    """Everything the page shows, as plain data."""
+    progress = study.status()
+    held = {task.label: _cells_of(study, task.label) for task in study.plan.tasks}
+    papers = [paper for found in held.values() for paper in cells.papers(found)]
+    return plain(
+        {
+            **opening("study", study.name),
+            "progress": str(progress),
+            "complete": progress.complete,
+            "seeds": list(study.plan.seeds),
+            "tasks": [{"name": label, **_task(found)} for label, found in held.items()],
+            "failures": [
+                {
+                    "explainer": f"{failed.name.explainer} on {failed.name.task}, seed {failed.name.seed}",
+                    "metric": failed.name.metric,
+                    "message": failed.error,
+                    "traceback": failed.traceback,
+                }
+                for failed in study.failures
+            ],
+            "skipped": [dict(one) for one in study.plan.skipped],
+            "bibtex": bibtex(dict.fromkeys(papers)),
+        }
+    )
+
+
+def _task(found: TaskCells) -> dict[str, Any]:
+    return {
+        "metrics": cells.metric_facts(found),
+        "table": cells.table(found),
+        "curves": cells.curves(found),
+        "flags": cells.flagged(found),
+        "settings": cells.settings(found),
+    }
+
+
+def _cells_of(study: Study, task: str) -> TaskCells:
+    by_cell: dict[tuple[str, str], list[Scores]] = {}
+    for name in study:
+        if name.task == task:
+            by_cell.setdefault((name.explainer, name.metric), []).append(study[name])
+    return TaskCells({cell: over_seeds(found) for cell, found in by_cell.items()})
+
+
+def over_seeds(found: Sequence[Scores]) -> Scores:
+    """The mean of every sample over seeds; a flag counts where any seed raised it, and costs add up."""
+    first = found[0]
+    if len(found) == 1:
+        return first
+    reasons = dict.fromkeys(reason for scores in found for reason in scores.flags)
+    none = torch.zeros(len(first), dtype=torch.bool)
+    flags = {
+        reason: torch.stack([s.flags.get(reason, none).cpu() for s in found]).any(0) for reason in reasons
+    }
+    curve = first.curve
+    if curve is not None:
+        curve = replace(curve, y=_mean([s.curve.y for s in found if s.curve is not None]))
+    return replace(
+        first,
+        values=_mean([s.values for s in found]),
+        flags=flags,
+        curve=curve,
+        details={},
+        cost=sum((s.cost for s in found), Cost()),
+    )
+
+
+def _mean(parts: Sequence[Tensor]) -> Tensor:
+    return torch.stack([part.double().cpu() for part in parts]).nanmean(0)

@@ -1,0 +1,134 @@
+"""Charts: where marks lie, how names move apart, and what a screen reader is told."""
+
+import re
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from veridical.report import charts
+from veridical.report.svg import Scale, number, round_values, scale_of, tag
+
+LINES = [
+    {"label": "good", "status": "best", "x": [0.0, 0.5, 1.0], "y": [0.0, 0.5, 1.0]},
+    {"label": "<bad>", "status": "control", "x": [0.0, 0.5, 1.0], "y": [1.0, None, 0.0]},
+]
+
+
+def test_scale_is_linear_and_reaches_its_ends() -> None:
+    scale = Scale(2.0, 4.0, 10.0, 110.0)
+    assert [scale(v) for v in (2.0, 3.0, 4.0)] == [10.0, 60.0, 110.0]
+
+
+def test_bent_scale_keeps_order_and_ends() -> None:
+    scale = scale_of([0.0, 1.0, 2.0, 1000.0], 0.0, 100.0, bend=True)
+    assert scale.bend > 0
+    places = [scale(v) for v in (0.0, 1.0, 2.0, 1000.0)]
+    assert places == sorted(places)
+    assert places[0] == pytest.approx(0.0)
+    assert places[-1] == pytest.approx(100.0)
+    assert places[1] > 5, "small values are told apart"
+    assert all(0 <= t <= 1000 for t in scale.ticks())
+    assert len(scale.ticks()) >= 3
+
+
+@given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6))
+def test_round_values_lie_between_and_are_even(low: float, width: float) -> None:
+    high = low + width
+    found = round_values(low, high)
+    slack = 1e-6 * max(abs(low), abs(high), width)
+    assert all(low - slack <= v <= high + slack for v in found)
+    gaps = [b - a for a, b in pairwise(found)]
+    assert all(gap == pytest.approx(gaps[0], rel=1e-3, abs=slack) for gap in gaps)
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=8).map(sorted))
+def test_names_never_cover_each_other(wanted: list[float]) -> None:
+    places = charts.spread(wanted, 12.0, 0.0, 100.0)
+    assert all(b - a >= 12.0 - 1e-9 for a, b in pairwise(places))
+    assert places[-1] <= 100.0 + 1e-9
+    assert places[0] >= -1e-9
+
+
+def test_lines_break_where_there_is_no_value() -> None:
+    drawing = charts.line_chart("Title", LINES, "x", "y")
+    paths = re.findall(r'<path d="([^"]+)" class="line (\w+)"|<path[^>]* d="([^"]+)"', drawing)
+    broken = re.search(r'<path d="([^"]+)" class="line control"', drawing)
+    assert paths
+    assert broken is not None
+    assert broken.group(1).count("M") == 2
+    assert "&lt;bad&gt;" in drawing
+    assert "<bad>" not in drawing
+
+
+def test_higher_values_lie_higher() -> None:
+    drawing = charts.line_chart("Title", LINES[:1], "x", "y")
+    line = re.search(r'<path d="([^"]+)" class="line best"', drawing)
+    assert line is not None
+    points = [tuple(map(float, p.split())) for p in re.findall(r"[ML]([\d.]+ [\d.]+)", line.group(1))]
+    assert [p[0] for p in points] == sorted(p[0] for p in points)
+    assert [p[1] for p in points] == sorted((p[1] for p in points), reverse=True)
+
+
+def test_interval_marks_score_and_reference() -> None:
+    one = {"explainer": "e", "score": 0.5, "low": 0.25, "high": 0.75, "status": "best"}
+    drawing = charts.interval(one, 0.25, width=208)
+    assert 'cx="104"' in drawing
+    assert '<line x1="54" y1="1" x2="54"' in drawing
+    assert "50%, interval 25% to 75%" in drawing
+    assert "has no score" in charts.interval({**one, "score": None}, None)
+
+
+def test_critical_difference_diagram_names_all_and_joins_groups() -> None:
+    places = [
+        {"explainer": name, "mean_rank": rank, "status": "trusted"}
+        for name, rank in (("a", 1.2), ("b", 1.6), ("c", 3.2))
+    ]
+    drawing = charts.critical_difference(places, [["a", "b"]], 0.8)
+    assert drawing.count('class="clique"') == 1
+    assert "a 1.20; b 1.60; c 3.20" in drawing
+    assert "critical difference 0.80" in drawing
+    assert charts.critical_difference([], [], None) == ""
+
+
+def test_area_of_a_perfect_metric_is_the_diamond() -> None:
+    drawing = charts.area_chart("m", {"ipt": [1.0, 1.0, 1.0, 1.0]})
+    ideal = re.search(r'points="([^"]+)" class="ideal"', drawing)
+    area = re.search(r'points="([^"]+)" class="area a0"', drawing)
+    assert ideal is not None
+    assert area is not None
+    assert ideal.group(1) == area.group(1)
+
+
+def test_area_puts_each_consistency_at_its_corner() -> None:
+    """IAC_NR up, IEC_NR right, IAC_AR down, IEC_AR left."""
+    for entry, corner in enumerate([(100.0, 22.0), (100.0, 130.0), (154.0, 76.0), (46.0, 76.0)]):
+        vector = [0.0] * 4
+        vector[entry] = 1.0
+        area = re.search(r'points="([^"]+)" class="area', charts.area_chart("m", {"ipt": vector}))
+        assert area is not None
+        points = {tuple(map(float, p.split(","))) for p in area.group(1).split()}
+        assert points == {(100.0, 76.0), corner}
+
+
+def test_histogram_bars_and_series_of_nothing_do_not_break() -> None:
+    nothing = {"id": 1, "edges": [0.0, 1.0], "counts": [0], "own": None, "inverse": None, "percentile": None}
+    assert "<svg" in charts.histogram(nothing)
+    assert "<svg" in charts.bars("t", [], [])
+    assert "<svg" in charts.series("t", [None, 0.0])
+    assert "<svg" in charts.line_chart("t", [], "x", "y")
+
+
+def test_attributes_and_children_are_escaped() -> None:
+    assert tag("text", '<"&', class_='"x') == '<text class="&#34;x">&lt;&#34;&amp;</text>'
+
+
+def test_numbers_are_short() -> None:
+    assert [number(v) for v in (0.0, 0.5, 12.345, 1e-9, float("nan"))] == [
+        "0",
+        "0.500",
+        "12.3",
+        "1.00e-09",
+        "–",
+    ]

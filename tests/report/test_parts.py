@@ -1,0 +1,190 @@
+"""Pictures, the choice of samples, citations, and plain numbers."""
+
+import re
+import zlib
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+import torch
+
+import veridical as vd
+from veridical.explainers import registry as explainers
+from veridical.functional import spearman
+from veridical.metrics import registry as metrics
+from veridical.report.citations import bibtex, entries, papers_in
+from veridical.report.gallery import disagreement, gallery
+from veridical.report.numbers import plain
+from veridical.report.png import SIDE, encode, image_address, map_address
+from veridical.testing import tiny_task
+
+
+def pixels_of(png: bytes) -> tuple[int, int, list[list[int]], bytes]:
+    """A slow reader of the PNGs we write: no interlacing, no row filters."""
+    assert png.startswith(b"\x89PNG\r\n\x1a\n")
+    at, chunks = 8, {}
+    while at < len(png):
+        length = int.from_bytes(png[at : at + 4])
+        kind, body = png[at + 4 : at + 8], png[at + 8 : at + 8 + length]
+        assert int.from_bytes(png[at + 8 + length : at + 12 + length]) == zlib.crc32(kind + body)
+        chunks[kind] = body
+        at += 12 + length
+    width, height = int.from_bytes(chunks[b"IHDR"][:4]), int.from_bytes(chunks[b"IHDR"][4:8])
+    raw = zlib.decompress(chunks[b"IDAT"])
+    row = len(raw) // height
+    assert all(raw[i * row] == 0 for i in range(height))
+    return (
+        width,
+        height,
+        [list(raw[i * row + 1 : (i + 1) * row]) for i in range(height)],
+        chunks.get(b"PLTE", b""),
+    )
+
+
+def test_png_holds_the_pixels() -> None:
+    pixels = torch.arange(12, dtype=torch.uint8).reshape(3, 4)
+    assert pixels_of(encode(pixels, bytes(range(36))))[:3] == (4, 3, pixels.tolist())
+    colours = torch.arange(24, dtype=torch.uint8).reshape(2, 4, 3)
+    assert pixels_of(encode(colours))[:3] == (4, 2, colours.reshape(2, -1).tolist())
+
+
+def test_png_opens_elsewhere(tmp_path: Path) -> None:
+    image = pytest.importorskip("matplotlib.image")
+    (tmp_path / "a.png").write_bytes(
+        encode(torch.tensor([[0, 1]], dtype=torch.uint8), bytes([255, 0, 0, 0, 0, 255]))
+    )
+    assert image.imread(tmp_path / "a.png")[..., :3].tolist() == [[[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]]
+
+
+def colour(address: str, row: int, column: int) -> tuple[int, int, int]:
+    import base64
+
+    _, _, rows, palette = pixels_of(base64.b64decode(address.partition(",")[2]))
+    index = rows[row][column]
+    red, green, blue = palette[3 * index : 3 * index + 3]
+    return red, green, blue
+
+
+def test_maps_are_red_above_zero_blue_below_and_white_at_it() -> None:
+    address = map_address(torch.tensor([[-1.0, 0.0, 1.0]]))
+    below, zero, above = (colour(address, 0, i) for i in range(3))
+    assert below[2] > 2 * below[0]
+    assert above[0] > 2 * above[2]
+    assert min(zero) > 240
+
+
+def test_maps_of_one_sign_and_of_nothing() -> None:
+    address = map_address(torch.tensor([[0.0, 0.5, 1.0]]))
+    assert min(colour(address, 0, 0)) > 240
+    assert sum(colour(address, 0, 2)) < sum(colour(address, 0, 1))
+    assert min(colour(map_address(torch.zeros(2, 2)), 0, 0)) > 240
+    assert map_address(torch.full((2, 2), torch.nan)).startswith("data:image/png")
+
+
+def test_large_images_are_made_small() -> None:
+    import base64
+
+    width, height, *_ = pixels_of(base64.b64decode(image_address(torch.rand(3, 400, 200)).partition(",")[2]))
+    assert (width, height) == (SIDE // 2, SIDE)
+
+
+def test_disagreement_is_zero_for_equal_rankings_and_two_for_opposite() -> None:
+    task = tiny_task("table")
+    one = vd.explain("gradient", task)
+    assert disagreement([one, one.with_values(3 * one.values)]) == pytest.approx(
+        torch.zeros(len(task)).numpy()
+    )
+    assert disagreement([one, one.with_values(-one.values)]) == pytest.approx(
+        2 * torch.ones(len(task)).numpy()
+    )
+    assert bool(disagreement([one]).isnan().all())
+    assert len(disagreement([])) == 0
+
+
+def mean_of_pairs(maps: list[torch.Tensor], where: torch.Tensor | None) -> torch.Tensor:
+    pairs = [spearman(a, b, where) for a, b in combinations(maps, 2)]
+    return 1 - torch.stack(pairs).nanmean(0)
+
+
+@pytest.mark.parametrize("modality", ["table", "text"])
+def test_disagreement_is_the_mean_over_pairs(modality: str) -> None:
+    task = tiny_task(modality, padding=2 if modality == "text" else 0)
+    made = [vd.explain(name, task) for name in ("gradient", "input_x_gradient", "occlusion", "random")]
+    flat = made[0].values.clone()
+    flat[0] = 1.0
+    made.append(made[0].with_values(flat))
+    wanted = mean_of_pairs([e.values.double() for e in made], made[0].valid)
+    assert disagreement(made).numpy() == pytest.approx(wanted.numpy(), abs=1e-12)
+
+
+def test_a_report_of_noise_on_large_images_stays_small() -> None:
+    """16 explainers on 9 photos, the worst case for compression, stay below 3 MB."""
+    address = map_address(torch.randn(224, 224, generator=torch.Generator().manual_seed(0)))
+    assert 16 * 9 * len(address) < 3_000_000
+
+
+def test_controls_do_not_count_as_disagreement() -> None:
+    task = tiny_task("table")
+    one = vd.explain("gradient", task)
+    maps = {"a": one, "b": one.with_values(2 * one.values), "c": one.with_values(-one.values)}
+    shown = gallery(task, maps, {"c": "control"})
+    assert all(item["disagreement"] == pytest.approx(0.0, abs=1e-9) for item in shown["items"])
+    assert all(len(item["maps"]) == 3 for item in shown["items"])
+
+
+def test_gallery_spans_from_most_to_least_disputed() -> None:
+    task = tiny_task("table")
+    maps = {name: vd.explain(name, task) for name in ("gradient", "saliency", "input_x_gradient")}
+    all_values = disagreement(list(maps.values()))
+    shown = gallery(task, maps, {}, samples=3)
+    values = [item["disagreement"] for item in shown["items"]]
+    assert values == sorted(values, reverse=True)
+    assert values[0] == pytest.approx(float(all_values.max()), rel=1e-5)
+    assert values[-1] == pytest.approx(float(all_values.min()), rel=1e-5)
+
+
+def test_padding_is_not_shown() -> None:
+    task = tiny_task("text", padding=3)
+    shown = gallery(task, {"gradient": vd.explain("gradient", task)}, {})
+    for item in shown["items"]:
+        sample = int((task.ids == item["id"]).nonzero())
+        assert len(item["maps"][0]["words"]) == int(task.space.counts(len(task))[sample])
+
+
+def test_a_sample_without_explanation_says_so() -> None:
+    task = tiny_task("image")
+    one = vd.explain("gradient", task)
+    values = one.values.clone()
+    values[0] = torch.nan
+    shown = gallery(task, {"gappy": one.with_values(values), "whole": one}, {})
+    first = next(item for item in shown["items"] if item["id"] == int(task.ids[0]))
+    assert [m.get("missing", False) for m in first["maps"]] == [True, False]
+
+
+def test_every_paper_our_cards_name_has_an_entry() -> None:
+    makers = [registry.maker(name) for registry in (metrics, explainers) for name in registry]
+    cards = {str(getattr(maker, "paper", "")) for maker in makers} - {"", "control"}
+    assert len(cards) > 40
+    for card in cards:
+        named = papers_in(card)
+        assert named, card
+        assert bibtex([card]).count("@") >= 2, card
+
+
+def test_entries_are_whole() -> None:
+    for key, entry in entries().items():
+        assert entry.count("{") == entry.count("}"), key
+        assert re.search(r"\d{4}[ab]?$", key)
+        assert all(field in entry for field in ("author", "title", "year"))
+
+
+def test_bibtex_names_each_paper_once() -> None:
+    text = bibtex(["Yeh et al. 2019", "Yeh et al. 2019; MetaQuantus eq. 18", "", "control"])
+    assert text.count("@") == 3
+    assert text.startswith("@software{veridical")
+
+
+def test_plain_numbers() -> None:
+    assert plain({1: torch.tensor([1.0, torch.nan]), "b": {2.0}}) == {"1": [1.0, None], "b": [2.0]}
+    assert plain(float("inf")) is None
+    assert plain(0.1 + 0.2) == 0.3
