@@ -1,6 +1,6 @@
 """veridical: how faithful is this explanation to the model it explains, and can that number be trusted?"""
 
-from veridical import errors, fidelity, fill, functional, gef, loading, meta, qge, surf, tasks
+from veridical import errors, fidelity, fill, functional, gef, loading, meta, qge, study, surf, tasks
 from veridical._version import __version__
 from veridical.api import evaluate, explain, explainers, metrics, register, score
 from veridical.audit import Audit, audit
@@ -55,6 +55,7 @@ __all__ = [
     "qge",
     "register",
     "score",
+    "study",
     "surf",
     "tasks",
     "visualise",

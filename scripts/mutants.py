@@ -1,0 +1,332 @@
+"""Plant deliberate errors in the formulas, one at a time, and see whether the tests notice.
+
+`python scripts/mutants.py [NAME ...]` patches a copy of the package and runs the tests that should fail. Exit
+status 1 says that an error survived. The tests of each formula plant further ones in its arguments; these
+change the code itself.
+"""
+
+from __future__ import annotations
+
+import compileall
+import io
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src" / "veridical"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """An error: the text that is right, the text that is wrong, and where a test should notice."""
+
+    name: str
+    file: str
+    right: str
+    wrong: str
+    tests: str
+    pick: str = ""
+    """A pytest expression, where a file holds far more than is needed."""
+
+
+MUTANTS = (
+    Mutant(
+        "gini: off by one",
+        "functional/concentration.py",
+        "(2 * rank - count - 1) * ascending",
+        "(2 * rank - count) * ascending",
+        "functional/test_concentration.py",
+    ),
+    Mutant(
+        "entropy: signed shares",
+        "functional/concentration.py",
+        "    magnitude = over_largest(x, valid).abs()\n    total = magnitude.sum(-1, keepdim=True)",
+        "    magnitude = over_largest(x, valid)\n    total = magnitude.sum(-1, keepdim=True)",
+        "functional/test_concentration.py",
+    ),
+    Mutant(
+        "ranks: ties take their first rank",
+        "functional/ranks.py",
+        "shared = (first + last).to(torch.float64) / 2 + 1",
+        "shared = first.to(torch.float64) + 1",
+        "functional/test_ranks.py",
+    ),
+    Mutant(
+        "kendall: discordant pairs counted once",
+        "functional/kendall.py",
+        "tied_both - 2 * discordant",
+        "tied_both - discordant",
+        "functional/test_kendall.py",
+    ),
+    Mutant(
+        "wilcoxon: tie correction twice too large",
+        "functional/wilcoxon.py",
+        "(2 * n + 1) - ties / 2) / 24",
+        "(2 * n + 1) - ties) / 24",
+        "functional/test_wilcoxon.py",
+    ),
+    Mutant(
+        "area: rectangles for trapezoids",
+        "functional/curves.py",
+        "step * (y[..., 1:] + y[..., :-1]) / 2",
+        "step * y[..., 1:]",
+        "functional/test_curves.py",
+    ),
+    Mutant(
+        "holm: Bonferroni instead",
+        "functional/multiple.py",
+        "remaining = tests - torch.arange(p.shape[-1], device=p.device)",
+        "remaining = tests - 0 * torch.arange(p.shape[-1], device=p.device)",
+        "functional/test_multiple.py",
+    ),
+    Mutant(
+        "rms: sum for mean",
+        "functional/distances.py",
+        "rms = (scaled.square().sum(-1, keepdim=True) / count).sqrt()",
+        "rms = scaled.square().sum(-1, keepdim=True).sqrt()",
+        "functional/test_distances.py",
+    ),
+    Mutant(
+        "isotonic: the other way round",
+        "functional/isotonic.py",
+        "sign = 1.0 if increasing else -1.0",
+        "sign = -1.0 if increasing else 1.0",
+        "functional/test_isotonic.py",
+    ),
+    Mutant(
+        "flipping: least relevant first",
+        "metrics/faithfulness/pixel_flipping.py",
+        'explanation.descending_ranks if self.order == "morf" else explanation.ranks',
+        'explanation.ranks if self.order == "morf" else explanation.descending_ranks',
+        "metrics/faithfulness/test_closed_forms.py",
+        "flipping",
+    ),
+    Mutant(
+        "faithfulness correlation: rises for falls",
+        "metrics/faithfulness/faithfulness_correlation.py",
+        "falls = responses[:, :1] - responses[:, 1:]",
+        "falls = responses[:, 1:] - responses[:, :1]",
+        "metrics/faithfulness/test_closed_forms.py",
+        "exact_contributions_correlate",
+    ),
+    Mutant(
+        "completeness: signs cancel",
+        "metrics/axiomatic/completeness.py",
+        "Outcome((total - owed).abs()",
+        "Outcome(total.abs() - owed.abs()",
+        "metrics/axiomatic/test_completeness.py",
+    ),
+    Mutant(
+        "sensitivity: mean for max",
+        "metrics/robustness/max_sensitivity.py",
+        "nan_where_any(worst(table), flags)",
+        "nan_where_any(table.mean(-1), flags)",
+        "metrics/robustness/test_sensitivity.py",
+        "by_hand",
+    ),
+    Mutant(
+        "gef: correlation with the wrong sign",
+        "gef/metric.py",
+        "each = torch.where(still, 0.0, correlation(model, explanation, known))",
+        "each = torch.where(still, 0.0, -correlation(model, explanation, known))",
+        "gef/test_gef.py",
+        "slow_one or one_direction",
+    ),
+    Mutant(
+        "gef: still maps are perfect",
+        "gef/metric.py",
+        "each = torch.where(still, 0.0, correlation",
+        "each = torch.where(still, 1.0, correlation",
+        "gef/test_gef.py",
+        "constant_map or sobel",
+    ),
+    Mutant(
+        "gef: the arc is only its last step",
+        "gef/distortion.py",
+        "length = length + setting.between(before, now)",
+        "length = setting.between(before, now)",
+        "gef/test_gef.py",
+        "arc",
+    ),
+    Mutant(
+        "qge: less the map instead of its inverse",
+        "qge/gap.py",
+        "            quality - other,\n",
+        "            other - quality,\n",
+        "qge/test_gap.py",
+        "lerf_less_morf or direction",
+    ),
+    Mutant(
+        "qge: direction forgotten",
+        "qge/relative.py",
+        "return values if self.metric.better is Direction.HIGHER else -values",
+        "return values",
+        "qge/test_gap.py",
+        "direction or lerf_less_morf",
+    ),
+    Mutant(
+        "inverse: values stay where they are",
+        "explanation.py",
+        "values = torch.empty_like(self.values).scatter_(-1, reverse, ascending)",
+        "values = torch.empty_like(self.values).scatter_(-1, self.order, ascending)",
+        "qge/test_inverse.py",
+    ),
+    Mutant(
+        "f-fidelity: counts rounded up",
+        "fidelity/removal.py",
+        "counts = (sizes.double() * alpha + SLACK).floor()",
+        "counts = (sizes.double() * alpha - SLACK).ceil()",
+        "fidelity/test_removal.py",
+        "exact_arithmetic",
+    ),
+    Mutant(
+        "f-fidelity: the rest is as large as the explanation",
+        "fidelity/removal.py",
+        "counts = ((n[:, None] - sizes).double() * alpha - SLACK).ceil()",
+        "counts = (sizes.double() * alpha - SLACK).ceil()",
+        "fidelity/test_removal.py",
+        "exact_arithmetic",
+    ),
+    Mutant(
+        "f-fidelity: no cap",
+        "fidelity/removal.py",
+        "return counts if cap is None else torch.minimum(counts, cap[:, None])",
+        "return counts",
+        "fidelity/test_removal.py",
+        "exact_arithmetic",
+    ),
+    Mutant(
+        "surf: the bias is lost",
+        "surf/concepts.py",
+        "constant = head.bias + self.offset",
+        "constant = self.offset",
+        "surf/test_measure.py",
+        "slow_rewrite or perfect",
+    ),
+    Mutant(
+        "surf: importances ignored",
+        "surf/judging.py",
+        "compare(concepts.surrogate_of(head), embeddings, head, width, companions, each)",
+        "compare(_rebuilt(concepts, head).surrogate_of(head), embeddings, head, width, companions, each)",
+        "surf/test_measure.py",
+        "strictly_worse or slow_rewrite",
+    ),
+    Mutant(
+        "meta: worse is better",
+        "meta/consistency.py",
+        "lower = Direction(direction) is Direction.HIGHER",
+        "lower = Direction(direction) is Direction.LOWER",
+        "meta/test_consistency.py",
+        "inter_consistency_matches",
+    ),
+    Mutant(
+        "meta: reactivity not reversed",
+        "meta/consistency.py",
+        "(1 - p_far).nanmean(each)",
+        "p_far.nanmean(each)",
+        "meta/test_consistency.py",
+        "identical",
+    ),
+    Mutant(
+        "meta: few samples are perfect",
+        "meta/consistency.py",
+        "few = pairs.sum(-1) < FEWEST",
+        "few = pairs.sum(-1) < 0",
+        "meta/test_consistency.py",
+        "fewer_than_six",
+    ),
+)
+
+
+def patched(mutant: Mutant, folder: Path) -> str:
+    """Write the wrong text into the copy of the package; the text that was there."""
+    path = folder / "veridical" / mutant.file
+    text = path.read_text()
+    if text.count(mutant.right) != 1:
+        raise SystemExit(
+            f"'{mutant.name}': its text stands {text.count(mutant.right)} times in {mutant.file}"
+        )
+    rewritten(path, text.replace(mutant.right, mutant.wrong))
+    return text
+
+
+def rewritten(path: Path, text: str) -> None:
+    """Write a module; what was compiled of it goes, since it is found by second and size."""
+    path.write_text(text)
+    for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
+        compiled.unlink()
+
+
+def tested(folder: Path, mutant: Mutant) -> int:
+    """Pytest's exit status on the copy: 0 all passed, 1 a test failed, anything else is our own mistake."""
+    import pytest
+
+    words = [str(ROOT / "tests" / mutant.tests), "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    words += ["-o", f"pythonpath={folder} {ROOT}", "-m", "not slow and not extras", "--rootdir", str(ROOT)]
+    words += ["-k", mutant.pick] if mutant.pick else []
+    os.chdir(ROOT)
+    said = io.StringIO()
+    with redirect_stdout(said), redirect_stderr(said):
+        status = int(pytest.main(words))
+    if status > 1:
+        sys.__stderr__.write(said.getvalue()[-2000:])  # type: ignore[union-attr]
+    return status
+
+
+def verdict(mutant: Mutant, folder: Path) -> int:
+    """Run the tests on the patched copy, in a child that starts with torch already loaded."""
+    before = patched(mutant, folder)
+    child = os.fork()
+    if child == 0:
+        sys.path.insert(0, str(folder))
+        os._exit(tested(folder, mutant))
+    _, status = os.waitpid(child, 0)
+    rewritten(folder / "veridical" / mutant.file, before)
+    return os.waitstatus_to_exitcode(status)
+
+
+def main(names: Sequence[str]) -> int:
+    """0 if every error was noticed."""
+    # loaded once, for all children
+    import captum.attr  # noqa: F401
+    import scipy.stats  # noqa: F401
+    import torch
+    from hypothesis import HealthCheck, Phase, settings
+
+    torch.set_num_threads(1)
+    # one failing example is enough: nobody reads the smallest
+    settings.register_profile(
+        "mutants",
+        max_examples=20,
+        deadline=None,
+        derandomize=True,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    os.environ["HYPOTHESIS_PROFILE"] = "mutants"
+    chosen = [m for m in MUTANTS if not names or m.name in names]
+    survivors = []
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        shutil.copytree(SOURCE, folder / "veridical", ignore=shutil.ignore_patterns("__pycache__"))
+        compileall.compile_dir(folder, quiet=2)
+        for mutant in chosen:
+            start = time.time()
+            status = verdict(mutant, folder)
+            if status != 1:
+                survivors.append(mutant.name)
+            told = "caught" if status == 1 else f"SURVIVED (pytest said {status})"
+            print(f"{told} {mutant.name} [{time.time() - start:.1f} s]", flush=True)
+    print(f"{len(chosen) - len(survivors)} of {len(chosen)} errors were caught")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

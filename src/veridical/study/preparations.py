@@ -1,0 +1,102 @@
+"""What a metric needs estimated once from a whole task: found, made, kept as a file, and handed to shards.
+
+Two kinds exist: the model that F-Fidelity fine-tunes, which serves every explainer, and GEF's noise path.
+Both lie possibly deep inside a metric (`qge:ffid_plus` wraps one), so the metric's settings are searched.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from veridical.fidelity import FFid, finetune
+from veridical.fidelity.artefact import Finetuned
+from veridical.gef import GEF
+from veridical.gef.path import NoisePath
+from veridical.metrics import AnyMetric
+from veridical.rng import Key
+from veridical.study.folder import PREPARED, Folder
+from veridical.study.making import inside
+from veridical.task import Task
+
+FINETUNED, PATH = "fine-tuned model", "noise path"
+M = TypeVar("M")
+
+
+def preparations(metric: AnyMetric, seed: int) -> list[dict[str, Any]]:
+    """The facts of each preparation; equal facts on one task are one preparation, whoever asks."""
+    found: list[dict[str, Any]] = []
+    for part in inside(metric):
+        facts = _facts(part, seed)
+        if facts is not None and facts not in found:
+            found.append(facts)
+    return found
+
+
+def _facts(part: Any, seed: int) -> dict[str, Any] | None:
+    if isinstance(part, FFid) and part.finetuned is None:
+        return {"kind": FINETUNED, "version": part.version, "beta": part.beta}
+    if isinstance(part, GEF) and isinstance(part.path, str):
+        about = {"levels": part.levels, "rule": part.path, "perturb": part.perturb}
+        return {"kind": PATH, "version": part.version, "seed": seed, **about}
+    return None
+
+
+def prepare(facts: Mapping[str, Any], metric: AnyMetric, task: Task, folder: Folder, address: str) -> None:
+    """Make what a metric needs from a whole task that nothing has touched, and keep it under its address."""
+    if facts["kind"] == PATH:
+        for part in inside(metric):
+            if isinstance(part, GEF) and _facts(part, facts["seed"]) == facts:
+                part.noise_path(task, Key(facts["seed"]))
+        kept = {label: path.to_json() for label, path in vars(task)["_calibrations"].items()}
+        folder.write(f"{PREPARED}/{address}.json", json.dumps(kept).encode())
+        return
+    # beside the result, so that a fine-tuning that is killed goes on where it was
+    beside = None if folder.local is None else folder.local / PREPARED / f"{address}.work"
+    work = Path(tempfile.mkdtemp()) if beside is None else beside
+    artefact = finetune(task, beta=facts["beta"], cache=work, progress=False)
+    folder.write(f"{PREPARED}/{address}.safetensors", Path(artefact.path).read_bytes())
+    shutil.rmtree(work, ignore_errors=True)
+
+
+def equipped(metric: M, task: Task, prepared: Mapping[str, Mapping[str, Any]], folder: Folder) -> M:
+    """The metric with what `prepared` (address -> facts) holds for it; noise paths go into the task."""
+    for address, facts in prepared.items():
+        if facts["kind"] == PATH:
+            for label, path in json.loads(folder.read(f"{PREPARED}/{address}.json")).items():
+                _lay(task, label, path)
+        else:
+            metric = _with_artefact(metric, facts["beta"], Finetuned(_path(folder, address)))
+    return metric
+
+
+def _lay(task: Task, label: str, path: Mapping[str, Any]) -> None:
+    plain: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in path.items()
+    }
+    task.calibrated(label, lambda: NoisePath(**plain))
+
+
+def _path(folder: Folder, address: str) -> str:
+    name = f"{PREPARED}/{address}.safetensors"
+    if folder.local is not None:
+        return str(folder.local / name)
+    here = Path(tempfile.gettempdir()) / "veridical-prepared" / f"{address}.safetensors"
+    if not here.is_file():
+        Folder(here.parent).write(here.name, folder.read(name))
+    return str(here)
+
+
+def _with_artefact(part: M, beta: float, artefact: Finetuned) -> M:
+    if isinstance(part, FFid):
+        return replace(part, finetuned=artefact) if part.finetuned is None and part.beta == beta else part
+    if not is_dataclass(part) or isinstance(part, type):
+        return part
+    inner = {field.name: getattr(part, field.name) for field in fields(part) if field.init}
+    changed = {name: _with_artefact(value, beta, artefact) for name, value in inner.items()}
+    return replace(part, **{name: value for name, value in changed.items() if value is not inner[name]})

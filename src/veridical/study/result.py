@@ -1,0 +1,315 @@
+"""A study one can ask: scores, tables, SQL, failures, and how far it is."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from veridical.csv_files import write_csv
+from veridical.errors import FormatError, InputError, unknown_name
+from veridical.explanation import Explanation
+from veridical.scores import Scores
+from veridical.study.cells import Job
+from veridical.study.folder import CELLS, EXPLANATIONS, FAILURES, Folder
+from veridical.study.plan import StudyPlan
+from veridical.study.tables import COLUMNS, from_parquet, joined, metadata
+from veridical.study.timings import read_timings
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class CellName(NamedTuple):
+    """What a cell is called: the labels of its task, explainer and metric, and its seed."""
+
+    task: str
+    explainer: str
+    metric: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class FailedCell:
+    """A cell that raised: on which rows, in what step ("score", or "before" it), and the traceback."""
+
+    name: CellName
+    shard: tuple[int, int]
+    step: str
+    error: str
+    traceback: str
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How many cells a study has and what became of them; `stale` files belong to no cell of the plan."""
+
+    cells: int
+    done: int
+    failed: int
+    stale: int
+    skipped: int
+    seconds: float
+
+    @property
+    def complete(self) -> bool:
+        """Whether every cell has its scores."""
+        return self.done == self.cells
+
+    def __str__(self) -> str:
+        left = self.cells - self.done - self.failed
+        parts = [f"{self.done} of {self.cells} cells done"]
+        parts += [f"{self.failed} failed"] * bool(self.failed)
+        parts += [f"{left} to do"] * bool(left)
+        parts += [f"{self.skipped} combinations do not apply"] * bool(self.skipped)
+        parts += [f"{self.stale} files of earlier plans"] * bool(self.stale)
+        return ", ".join(parts) + f"; {self.seconds:.1f} s of work"
+
+
+class Study:
+    """A study in its folder. It reads what is there when asked, so it also shows one that is running."""
+
+    def __init__(self, folder: str | Path | Folder) -> None:
+        self.folder = folder if isinstance(folder, Folder) else Folder(folder)
+        try:
+            data = json.loads(self.folder.read("plan.json"))
+        except FileNotFoundError:
+            raise FormatError(f"{self.folder.url} holds no study (there is no plan.json)") from None
+        self.plan = StudyPlan.from_json(data)
+
+    @property
+    def name(self) -> str:
+        """The study's own name."""
+        return self.plan.name
+
+    @cached_property
+    def cells(self) -> dict[CellName, list[Job]]:
+        """Every cell of the plan, with its shards."""
+        found: dict[CellName, list[Job]] = {}
+        for job in self.plan.cells():
+            found.setdefault(name_of(job), []).append(job)
+        return found
+
+    # --- scores -------------------------------------------------------------------------------------
+
+    def scores(
+        self,
+        task: str | None = None,
+        explainer: str | None = None,
+        metric: str | None = None,
+        seed: int | None = None,
+    ) -> Scores:
+        """The scores of one cell, all shards together; what the study has only one of may be left out.
+
+        Without a seed it is the study's first.
+        """
+        chosen = [
+            self._only("task", [t.label for t in self.plan.tasks], task),
+            self._only("explainer", [e.label for e in self.plan.explainers], explainer),
+            self._only("metric", [m.label for m in self.plan.metrics], metric),
+        ]
+        seed = self.plan.seeds[0] if seed is None else seed
+        if seed not in self.plan.seeds:
+            raise InputError(f"the study has seeds {list(self.plan.seeds)}, not {seed}")
+        return self[CellName(chosen[0], chosen[1], chosen[2], seed)]
+
+    def __getitem__(self, name: tuple[str, str, str, int]) -> Scores:
+        cell = CellName(*name)
+        jobs = self.cells.get(cell)
+        if jobs is None:
+            raise InputError(f"the study has no cell {cell}: it does not apply, or is called otherwise")
+        try:
+            return joined([self._read(job) for job in jobs])
+        except FileNotFoundError:
+            why = next((f.error for f in self.failures if f.name == cell), "it has not been computed yet")
+            raise InputError(f"there are no scores of {cell}: {why}") from None
+
+    def __iter__(self) -> Iterator[CellName]:
+        """The names of the cells whose scores are all there."""
+        there = self.folder.names(CELLS)
+        return (name for name, jobs in self.cells.items() if all(job.address in there for job in jobs))
+
+    def explanation(self, task: str, explainer: str, seed: int = 0, shard: int = 0) -> Explanation:
+        """The maps that the cells rest on, where the study keeps them."""
+        for group in self.plan.groups():
+            job = group.explain
+            start = shard * self.plan.size(self.plan.task(task))
+            if job is None or (job.task, job.explainer, job.shard[0]) != (task, explainer, start):
+                continue
+            if job.seed == seed or not self.plan.task(task).draws[explainer]:
+                with self.folder.at_hand(f"{EXPLANATIONS}/{job.address}.safetensors") as path:
+                    return Explanation.load(path)
+        raise InputError(f"the study explains no '{task}' with '{explainer}' at seed {seed}, shard {shard}")
+
+    # --- tables -------------------------------------------------------------------------------------
+
+    def frame(self) -> pd.DataFrame:
+        """One row a sample and cell: task, explainer, metric, seed, id, value, direction, flags."""
+        import pandas as pd
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        parts = []
+        for address in self._there():
+            content = io.BytesIO(self.folder.read(f"{CELLS}/{address}.parquet"))
+            parts.append(pq.read_table(content, columns=list(COLUMNS)).replace_schema_metadata(None))
+        if not parts:
+            return pd.DataFrame(columns=list(COLUMNS))
+        return pa.concat_tables(parts).to_pandas()
+
+    def summary(self) -> pd.DataFrame:
+        """One row a cell: mean over its samples, direction, how many have no value, flags, and cost."""
+        import pandas as pd
+
+        rows = []
+        for name in self:
+            scores = self[name]
+            rows.append(
+                {
+                    **name._asdict(),
+                    "mean": scores.mean(skip_nan=True),
+                    "direction": scores.direction.value,
+                    "samples": len(scores),
+                    "undefined": int(scores.values.isnan().sum()),
+                    "flags": "; ".join(f"{n} x {reason}" for reason, n in scores.flagged.items()),
+                    "forward": scores.cost.forward,
+                    "backward": scores.cost.backward,
+                }
+            )
+        return pd.DataFrame(rows)
+
+    def sql(self, query: str) -> pd.DataFrame:
+        """Ask in SQL: the tables are `scores` (a row a sample), `cells`, `failures` and `timings`.
+
+        The connection reads the study's folder only, and loads no extensions.
+        """
+        import pandas as pd
+
+        from veridical.study.queries import ask, connect
+
+        jobs = [(job, name) for name, jobs in self.cells.items() for job in jobs]
+        there = self.folder.names(CELLS)
+        failed = {f["address"] for f in self._failed()}
+        seconds = {line["address"]: line["seconds"] for line in self.timings if line["status"] == "done"}
+        cells = [
+            {
+                **name._asdict(),
+                "start": job.shard[0],
+                "stop": job.shard[1],
+                "status": "done" if job.address in there else "failed" if job.address in failed else "to do",
+                "seconds": seconds.get(job.address),
+                "address": job.address,
+            }
+            for job, name in jobs
+        ]
+        text = ("task", "explainer", "metric", "step", "error", "traceback")
+        failures = [{key: f[key] for key in (*text, "seed")} for f in self._failed()]
+        lines = [{k: v for k, v in line.items() if k != "warnings"} for line in self.timings]
+        frames = {
+            "cells": pd.DataFrame(cells),
+            "failures": pd.DataFrame(failures, columns=[*text, "seed"]),
+            "timings": pd.DataFrame(
+                lines, columns=["address", "kind", "status", "seconds", "host", "pid", "at"]
+            ),
+        }
+        connection = connect(self.folder, self._there(), frames)
+        try:
+            return ask(connection, query)
+        finally:
+            connection.close()
+
+    def export(self, path: str | Path) -> Path:
+        """Write `frame()` as .csv or .parquet. In a CSV, text that a spreadsheet would run is quoted."""
+        path = Path(path)
+        if path.suffix not in (".csv", ".parquet"):
+            raise InputError(f"a study is exported to .csv or .parquet, got {path.name}")
+        frame = self.frame()
+        if path.suffix == ".parquet":
+            frame.to_parquet(path, index=False)
+            return path
+        frame["flags"] = [";".join(reasons) for reasons in frame["flags"]]
+        return write_csv(frame, path)
+
+    # --- state --------------------------------------------------------------------------------------
+
+    @property
+    def failures(self) -> list[FailedCell]:
+        """The cells that raised, with their tracebacks."""
+        return [
+            FailedCell(
+                CellName(f["task"], f["explainer"], f["metric"], f["seed"]),
+                (f["shard"][0], f["shard"][1]),
+                f["step"],
+                f["error"],
+                f["traceback"],
+            )
+            for f in self._failed()
+        ]
+
+    @property
+    def timings(self) -> list[dict[str, Any]]:
+        """Seconds, host and process of every job of every run."""
+        return [line for line in read_timings(self.folder) if "address" in line]
+
+    def status(self) -> Progress:
+        """How far the study is."""
+        planned = Counter(job.address for jobs in self.cells.values() for job in jobs)
+        there = self.folder.names(CELLS)
+        return Progress(
+            cells=planned.total(),
+            done=len(there & set(planned)),
+            failed=len(self._failed()),
+            stale=len(there - set(planned)),
+            skipped=len(self.plan.skipped),
+            seconds=sum(line["seconds"] for line in self.timings),
+        )
+
+    def settings(self, name: tuple[str, str, str, int]) -> dict[str, Any]:
+        """Everything that decided a cell, as it was written down with it."""
+        import pyarrow.parquet as pq
+
+        job = self.cells[CellName(*name)][0]
+        content = io.BytesIO(self.folder.read(f"{CELLS}/{job.address}.parquet"))
+        settings: dict[str, Any] = metadata(pq.read_schema(content), job.address)["settings"]
+        return settings
+
+    def __repr__(self) -> str:
+        return f"Study '{self.name}' in {self.folder.url}: {self.status()}"
+
+    # --- inside -------------------------------------------------------------------------------------
+
+    def _there(self) -> list[str]:
+        there = self.folder.names(CELLS)
+        return [job.address for jobs in self.cells.values() for job in jobs if job.address in there]
+
+    def _failed(self) -> list[dict[str, Any]]:
+        names = self.folder.names(FAILURES) - self.folder.names(CELLS)
+        if not names:
+            return []
+        planned = [job.address for jobs in self.cells.values() for job in jobs if job.address in names]
+        return [json.loads(self.folder.read(f"{FAILURES}/{address}.json")) for address in planned]
+
+    def _read(self, job: Job) -> Scores:
+        name = f"{CELLS}/{job.address}.parquet"
+        return from_parquet(self.folder.read(name), name)
+
+    def _only(self, kind: str, labels: list[str], given: str | None) -> str:
+        if given is None:
+            if len(labels) > 1:
+                raise InputError(f"the study has {len(labels)} {kind}s; say which: {', '.join(labels)}")
+            return labels[0]
+        if given not in labels:
+            raise unknown_name(kind, given, labels)
+        return given
+
+
+def name_of(job: Job) -> CellName:
+    """What the cell of a job is called."""
+    assert job.explainer is not None
+    assert job.metric is not None
+    return CellName(job.task, job.explainer, job.metric, job.seed)

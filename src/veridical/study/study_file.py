@@ -1,0 +1,127 @@
+"""Reading a study file: YAML as plain data, and errors that name the line they are about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from veridical.errors import InputError
+from veridical.study.spec import StudySpec
+
+Place = Sequence[str | int]
+
+
+@dataclass(frozen=True)
+class StudyFile:
+    """A checked study, the text it came from, and where in the text each part stands."""
+
+    spec: StudySpec
+    text: str
+    source: str
+    root: yaml.Node | None = None
+
+    def error(self, place: Place, message: str) -> InputError:
+        """The error about one part of the file, with its line."""
+        return InputError(_said(self.source, self.root, place, message))
+
+
+def read_study(study: str | Path | Mapping[str, Any] | StudySpec) -> StudyFile:
+    """Accept the path of a study file, plain data, or a spec."""
+    if isinstance(study, StudySpec):
+        return StudyFile(study, _dumped(study.model_dump(mode="json", exclude_defaults=True)), "study")
+    if isinstance(study, Mapping):
+        data = dict(study)
+        return StudyFile(_checked(data, "study", None), _dumped(data), "study")
+    path = Path(study)
+    if not path.is_file():
+        raise InputError(f"there is no study file {path}")
+    return parse_study(path.read_text(encoding="utf-8"), path.name)
+
+
+def parse_study(text: str, source: str = "study") -> StudyFile:
+    """Read the text of a study file."""
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        data = yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        line = "" if error.problem_mark is None else f":{error.problem_mark.line + 1}"
+        raise InputError(f"{source}{line}: not YAML: {error.problem or error}") from error
+    except yaml.YAMLError as error:
+        raise InputError(f"{source}: not YAML: {error}") from error
+    if not isinstance(data, dict):
+        raise InputError(f"{source}:1: a study file is a mapping with tasks, explainers and metrics")
+    for key in _repeated(root):
+        raise InputError(f"{source}:{key.start_mark.line + 1}: '{key.value}' is said twice")
+    return StudyFile(_checked(data, source, root), text, source, root)
+
+
+def _checked(data: Mapping[str, Any], source: str, root: yaml.Node | None) -> StudySpec:
+    try:
+        return StudySpec.model_validate(data)
+    except ValidationError as error:
+        lines = [_said(source, root, found["loc"], _message(found)) for found in error.errors()]
+        raise InputError("\n".join(lines)) from None
+
+
+def _message(found: Mapping[str, Any]) -> str:
+    if found["type"] == "extra_forbidden":
+        return f"there is no such key; got {found['input']!r}"
+    if found["type"] == "missing":
+        return "must be given"
+    text = str(found["msg"]).removeprefix("Value error, ")
+    return text if found["type"] == "value_error" else f"{text[0].lower()}{text[1:]}; got {found['input']!r}"
+
+
+def _said(source: str, root: yaml.Node | None, place: Place, message: str) -> str:
+    where = ".".join(str(part) for part in place)
+    line = "" if root is None else f":{_line(root, place)}"
+    return f"{source}{line}: {where}: {message}" if where else f"{source}{line}: {message}"
+
+
+def _line(node: yaml.Node, place: Place) -> int:
+    """The line of the deepest part of `place` that the file has; a key's line, where it is a key."""
+    line = node.start_mark.line
+    for part in place:
+        if isinstance(node, yaml.MappingNode):
+            pairs = {key.value: (key, value) for key, value in node.value}
+            if str(part) not in pairs:
+                break
+            key, node = pairs[str(part)]
+            line = key.start_mark.line
+        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+            node = node.value[part]
+            line = node.start_mark.line
+        else:
+            break
+    return line + 1
+
+
+def _repeated(node: yaml.Node | None) -> Iterator[yaml.ScalarNode]:
+    """Keys that a mapping has twice: YAML's readers keep the last one and say nothing."""
+    seen: set[int] = set()
+    stack = [node]
+    while stack:
+        node = stack.pop()
+        if node is None or id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.MappingNode):
+            known: set[str] = set()
+            for key, value in node.value:
+                if isinstance(key, yaml.ScalarNode):
+                    if key.value in known:
+                        yield key
+                    known.add(key.value)
+                stack.append(value)
+        elif isinstance(node, yaml.SequenceNode):
+            children: Iterable[yaml.Node] = node.value
+            stack.extend(children)
+
+
+def _dumped(data: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(dict(data), sort_keys=False, allow_unicode=True)

@@ -1,0 +1,184 @@
+"""Scores as a Parquet file that any tool reads, and back: a row a sample, the rest as JSON in its schema."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from veridical.errors import FormatError
+from veridical.scores import Cost, Curve, Direction, Scores
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FORMAT = 1
+META = b"veridical"
+COLUMNS = ("task", "explainer", "metric", "seed", "id", "value", "direction", "flags")
+DETAIL, CURVE = "detail.", "curve"
+
+
+def to_parquet(scores: Scores, cell: Mapping[str, Any], settings: Mapping[str, Any]) -> bytes:
+    """The scores of one cell; `cell` holds its labels (with its seed), `settings` what decided it.
+
+    Columns: task, explainer, metric, seed, id, value, direction, flags (a list of reasons), and after them
+    `detail.<name>` and `curve` where the metric gives them.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    count = len(scores)
+    masks = {reason: mask.tolist() for reason, mask in scores.flags.items()}
+    raised = [[reason for reason, mask in masks.items() if mask[i]] for i in range(count)]
+    columns: dict[str, Any] = {
+        **{name: pa.array([cell[name]] * count, pa.string()) for name in ("task", "explainer", "metric")},
+        "seed": pa.array([cell["seed"]] * count, pa.int64()),
+        "id": pa.array(scores.ids.cpu().numpy()),
+        "value": pa.array(scores.values.cpu().numpy()),
+        "direction": pa.array([scores.direction.value] * count, pa.string()),
+        "flags": pa.array(raised, pa.list_(pa.string())),
+    }
+    about: dict[str, Any] = {
+        "format": FORMAT,
+        "metric": scores.metric,
+        "explainer": scores.explainer,
+        "direction": scores.direction.value,
+        "flags": list(scores.flags),
+        "cost": [scores.cost.forward, scores.cost.backward],
+        "settings": dict(settings),
+        "provenance": dict(scores.provenance),
+        "details": [],
+        "curve": None,
+    }
+    for name, value in scores.details.items():
+        columns[f"{DETAIL}{name}"] = _lists(value)
+        about["details"].append([name, str(value.dtype).removeprefix("torch."), list(value.shape[1:])])
+    if scores.curve is not None:
+        columns[CURVE] = _lists(scores.curve.y)
+        line = scores.curve
+        about["curve"] = [
+            line.x.tolist(),
+            str(line.y.dtype).removeprefix("torch."),
+            line.x_label,
+            line.y_label,
+        ]
+    table = pa.table(columns).replace_schema_metadata({META: json.dumps(about, sort_keys=True).encode()})
+    sink = io.BytesIO()
+    pq.write_table(table, sink, compression="zstd")
+    return sink.getvalue()
+
+
+def from_parquet(content: bytes, source: str = "the file") -> Scores:
+    """Read what `to_parquet` wrote."""
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(io.BytesIO(content))
+    about = metadata(table.schema, source)
+    raised = table["flags"].to_pylist()
+    flags = {reason: torch.tensor([reason in found for found in raised]) for reason in about["flags"]}
+    details = {
+        name: _tensor(table[f"{DETAIL}{name}"], dtype, shape) for name, dtype, shape in about["details"]
+    }
+    curve = None
+    if about["curve"] is not None:
+        x, dtype, x_label, y_label = about["curve"]
+        curve = Curve(
+            torch.tensor(x, dtype=torch.float64), _tensor(table[CURVE], dtype, [len(x)]), x_label, y_label
+        )
+    return Scores(
+        torch.from_numpy(table["value"].to_numpy().copy()),
+        Direction(about["direction"]),
+        about["metric"],
+        torch.from_numpy(table["id"].to_numpy().copy()),
+        about["explainer"],
+        flags,
+        curve,
+        details,
+        Cost(*about["cost"]),
+        about["provenance"],
+    )
+
+
+def metadata(schema: pa.Schema, source: str) -> dict[str, Any]:
+    """What a file says of itself."""
+    if META not in (schema.metadata or {}):
+        raise FormatError(f"{source} was not written by a study (its header is missing)")
+    about: dict[str, Any] = json.loads(schema.metadata[META])
+    if about["format"] > FORMAT:
+        raise FormatError(f"{source} has format {about['format']}, this version reads up to {FORMAT}")
+    return about
+
+
+def relabelled(content: bytes, cell: Mapping[str, Any]) -> bytes:
+    """The same scores under other labels."""
+    import pyarrow.parquet as pq
+
+    settings = metadata(pq.read_schema(io.BytesIO(content)), "the file")["settings"]
+    return to_parquet(from_parquet(content), cell, settings)
+
+
+def joined(parts: Sequence[Scores]) -> Scores:
+    """The scores of all shards as one; costs add up, and details go along where their shapes agree."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    reasons = list(dict.fromkeys(reason for part in parts for reason in part.flags))
+    flags = {
+        reason: torch.cat(
+            [part.flags.get(reason, torch.zeros(len(part), dtype=torch.bool)) for part in parts]
+        )
+        for reason in reasons
+    }
+    details = {
+        name: torch.cat([part.details[name] for part in parts])
+        for name, value in first.details.items()
+        if all(name in p.details and p.details[name].shape[1:] == value.shape[1:] for p in parts)
+    }
+    curve = first.curve
+    if curve is not None:
+        x = curve.x
+        same = all(p.curve is not None and torch.equal(p.curve.x, x) for p in parts)
+        ys = [p.curve.y for p in parts if p.curve is not None]
+        curve = Curve(x, torch.cat(ys), curve.x_label, curve.y_label) if same else None
+    cost = Cost()
+    for part in parts:
+        cost = cost + part.cost
+    values, ids = (torch.cat([getattr(part, name) for part in parts]) for name in ("values", "ids"))
+    return Scores(
+        values,
+        first.direction,
+        first.metric,
+        ids,
+        first.explainer,
+        flags,
+        curve,
+        details,
+        cost,
+        first.provenance,
+    )
+
+
+def _lists(value: Tensor) -> Any:
+    """One number a row, or a list of them."""
+    import pyarrow as pa
+
+    value = value.detach().cpu()
+    flat = pa.array(value.reshape(-1).numpy())
+    if value.dim() == 1:
+        return flat
+    width = value[0].numel() if len(value) else 0
+    return pa.ListArray.from_arrays(pa.array([i * width for i in range(len(value) + 1)], pa.int32()), flat)
+
+
+def _tensor(column: Any, dtype: str, shape: Sequence[int]) -> Tensor:
+    import numpy as np
+    import pyarrow as pa
+
+    column = column.combine_chunks()
+    flat = column.flatten() if pa.types.is_list(column.type) else column
+    array = np.asarray(flat.to_numpy(zero_copy_only=False))
+    return torch.from_numpy(array.copy()).to(getattr(torch, dtype)).reshape(len(column), *shape)

@@ -1,0 +1,208 @@
+"""What a study leaves behind: whole files, tables any tool reads, SQL that sees only the folder."""
+
+import contextlib
+import os
+
+import duckdb
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import veridical as vd
+from veridical import study as studies
+from veridical.errors import FormatError, InputError
+from veridical.scores import Cost, Curve, Direction, Scores
+from veridical.study.folder import Folder
+from veridical.study.result import Study
+from veridical.study.tables import COLUMNS, from_parquet, joined, to_parquet
+
+
+@pytest.fixture(params=["local", "memory"])
+def folder(request, tmp_path) -> Folder:
+    return Folder(tmp_path / "f" if request.param == "local" else f"memory://{tmp_path.name}/{os.getpid()}")
+
+
+def test_a_folder_keeps_files_by_name(folder):
+    assert folder.names("cells") == set()
+    assert not folder.exists("cells/a.parquet")
+    folder.write("cells/a.parquet", b"1")
+    folder.write("cells/a.parquet", b"22")
+    folder.write("cells/b.parquet", b"3")
+    assert folder.read("cells/a.parquet") == b"22"
+    assert folder.names("cells") == {"a", "b"}
+    with folder.at_hand("cells/a.parquet") as path:
+        assert path.read_bytes() == b"22"
+    folder.delete("cells/a.parquet")
+    folder.delete("cells/a.parquet")
+    assert folder.names("cells") == {"b"}
+    with pytest.raises(FileNotFoundError):
+        folder.read("cells/a.parquet")
+
+
+def test_a_file_that_cannot_be_finished_is_not_there(tmp_path, monkeypatch):
+    folder = Folder(tmp_path)
+    folder.write("cells/a.parquet", b"old")
+
+    def stop(*_args):
+        raise OSError("no")
+
+    monkeypatch.setattr(os, "replace", stop)
+    with pytest.raises(OSError, match="no"):
+        folder.write("cells/a.parquet", b"new")
+    assert folder.read("cells/a.parquet") == b"old"
+    assert os.listdir(tmp_path / "cells") == ["a.parquet"]
+
+
+def scores(start: int = 0) -> Scores:
+    ids = torch.arange(start, start + 4)
+    values = torch.tensor([0.1, float("nan"), -2.0, 1e-300], dtype=torch.float64)
+    return Scores(
+        values,
+        Direction.LOWER,
+        "m",
+        ids,
+        "e",
+        {"no value": values.isnan(), "never": torch.zeros(4, dtype=torch.bool), "small": values < 0.5},
+        Curve(torch.linspace(0, 1, 3, dtype=torch.float64), torch.rand(4, 3), "x", "y"),
+        {"flat": torch.arange(4), "deep": torch.rand(4, 2, 3, dtype=torch.float64)},
+        Cost(5, 6),
+        {"seed": 3, "nested": {"a": [1, None]}},
+    )
+
+
+def equal(a: Scores, b: Scores) -> bool:
+    same = torch.equal(a.values.nan_to_num(9), b.values.nan_to_num(9)) and torch.equal(a.ids, b.ids)
+    same &= list(a.flags) == list(b.flags) and all(torch.equal(a.flags[r], b.flags[r]) for r in a.flags)
+    same &= list(a.details) == list(b.details)
+    same &= all(torch.equal(a.details[n], b.details[n]) for n in a.details)
+    same &= all(a.details[n].dtype == b.details[n].dtype for n in a.details)
+    same &= a.curve is not None and b.curve is not None and torch.equal(a.curve.y, b.curve.y)
+    plain = ("direction", "metric", "explainer", "cost", "provenance")
+    return bool(same) and all(getattr(a, name) == getattr(b, name) for name in plain)
+
+
+LABELS = {"task": "t", "explainer": "=cmd()", "metric": "m", "seed": 7}
+
+
+def test_scores_come_back_from_parquet(tmp_path):
+    first = scores()
+    content = to_parquet(first, LABELS, {"rows": 8})
+    assert equal(from_parquet(content), first)
+    assert to_parquet(first, LABELS, {"rows": 8}) == content
+    assert not equal(from_parquet(to_parquet(scores(1), LABELS, {})), first)
+    (tmp_path / "c.parquet").write_bytes(content)
+    frame = pd.read_parquet(tmp_path / "c.parquet")
+    assert list(frame.columns[:8]) == list(COLUMNS)
+    assert [list(flags) for flags in frame["flags"]] == [["small"], ["no value"], ["small"], ["small"]]
+    assert set(frame["seed"]) == {7}
+
+
+def test_shards_are_joined():
+    whole = joined([scores(), scores(4)])
+    assert whole.ids.tolist() == list(range(8))
+    assert whole.cost == Cost(10, 12)
+    assert whole.flagged == {"no value": 2, "small": 6}
+    assert whole.details["deep"].shape == (8, 2, 3)
+    assert whole.curve is not None
+    assert whole.curve.y.shape == (8, 3)
+
+
+def test_a_foreign_file_is_refused(tmp_path):
+    pd.DataFrame({"value": [1.0]}).to_parquet(tmp_path / "x.parquet")
+    with pytest.raises(FormatError, match="not written by a study"):
+        from_parquet((tmp_path / "x.parquet").read_bytes())
+    with pytest.raises(FormatError, match="holds no study"):
+        studies.open(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory) -> Study:
+    where = tmp_path_factory.mktemp("study") / "it's here"
+    study = {
+        "tasks": [{"name": "known/linear", "samples": 6}],
+        "explainers": [{"name": "gradient", "label": "=evil()"}, "random"],
+        "metrics": ["sparseness", "complexity"],
+        "shards": 2,
+        "plan": {"rows": 8},
+    }
+    return studies.run(study, where, executor="in-process", progress=False)
+
+
+def test_sql_reads_scores_cells_and_timings(done):
+    found = done.sql("select explainer, count(*) n from scores group by all order by explainer")
+    assert found.values.tolist() == [["=evil()", 12], ["random", 12]]
+    assert done.sql("select distinct status from cells")["status"].tolist() == ["done"]
+    assert done.sql("select count(*) n from failures")["n"].tolist() == [0]
+    assert done.sql("select count(*) n from timings where kind = 'explain'")["n"].tolist() == [4]
+    both = done.sql("select avg(value) v from scores where metric = 'sparseness' and explainer = 'random'")
+    assert both["v"][0] == pytest.approx(done.scores(explainer="random", metric="sparseness").mean())
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "select * from read_text('/etc/hostname')",
+        "select * from read_csv('/etc/passwd')",
+        "select * from glob('/*')",
+        "select * from outside",
+        "copy scores to '{outside}'",
+        "copy scores to '{inside}'",
+        "attach '{outside}' as other",
+        "create table t as select 1",
+        "install httpfs",
+        "load httpfs",
+        "set enable_external_access = true",
+        "set lock_configuration = false",
+        "select 1; select 2",
+        "select * from 'https://example.com/x.parquet'",
+    ],
+)
+def test_sql_sees_the_folder_and_changes_nothing(done, query, tmp_path):
+    outside = pd.DataFrame({"x": [1]})  # a Python variable that a query must not find
+    assert len(outside)
+    places = {"outside": tmp_path / "x.csv", "inside": done.folder.local / "cells" / "x.parquet"}
+    found = None
+    with contextlib.suppress(InputError, duckdb.Error):
+        found = done.sql(query.format(**places))
+    assert found is None or len(found) == 0
+    assert not any(place.exists() for place in places.values())
+
+
+def test_frames_summaries_and_scores(done):
+    frame = done.frame()
+    assert len(frame) == 24
+    summary = done.summary()
+    assert len(summary) == 4
+    one = done.scores(explainer="random", metric="complexity")
+    assert len(one) == 6
+    task = vd.tasks.load("known/linear", 6)
+    assert one.ids.tolist() == task.ids.tolist()
+    want = vd.score("complexity", task, "random")
+    assert torch.allclose(one.values, want.values)
+    row = summary[(summary.explainer == "random") & (summary.metric == "complexity")].iloc[0]
+    assert row["mean"] == pytest.approx(float(want.values.mean()))
+    assert done.explanation("known/linear", "random", shard=1).ids.tolist() == task.ids[3:].tolist()
+    with pytest.raises(InputError, match="say which"):
+        done.scores()
+    with pytest.raises(InputError, match="did you mean 'random'"):
+        done.scores(explainer="randm", metric="complexity")
+    with pytest.raises(InputError, match="seeds"):
+        done.scores(explainer="random", metric="complexity", seed=4)
+
+
+def test_exports(done, tmp_path):
+    back = pd.read_csv(done.export(tmp_path / "x.csv"))
+    assert set(back["explainer"]) == {"'=evil()", "random"}
+    assert len(pd.read_parquet(done.export(tmp_path / "x.parquet"))) == 24
+    with pytest.raises(InputError, match=r"\.csv or \.parquet"):
+        done.export(tmp_path / "x.xlsx")
+
+
+def test_a_cell_tells_what_decided_it_and_nothing_of_when_and_where(done):
+    path = next((done.folder.local / "cells").iterdir())
+    text = pq.read_schema(path).metadata[b"veridical"].decode()
+    assert '"version": 1' in text
+    assert '"rows": 8' in text
+    for private in (os.uname().nodename, str(done.folder.local), "seconds", f'"pid": {os.getpid()}'):
+        assert private not in text

@@ -1,0 +1,238 @@
+"""The threat model of SECURITY.md: each line has its test, and those that have no better place are here."""
+
+import ast
+import os
+import pickle
+import re
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+
+import veridical as vd
+from scripts.check_pins import Finding, identity, pins, releases, told
+from veridical.cache import ExplanationCache
+from veridical.errors import VeridicalError
+from veridical.explainers import as_explainer
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src" / "veridical"
+NETWORK = {"urllib.request", "http", "http.client", "requests", "httpx", "aiohttp", "ftplib", "smtplib"}
+
+
+class Trap:
+    """A pickle of this leaves a mark when it is read."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[object, tuple[str, str]]:
+        return open, (str(self.mark), "w")
+
+
+def small_task() -> vd.Task:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return vd.Task(torch.nn.Linear(4, 3), torch.randn(3, 4))
+
+
+# --- the page itself --------------------------------------------------------------------------------
+
+
+def test_every_line_names_a_test_that_exists() -> None:
+    page = (ROOT / "SECURITY.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| ") and "---" not in line][1:]
+    assert len(rows) > 12
+    for row in rows:
+        named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", row.rsplit("|", 2)[1])
+        assert named, f"no test in: {row[:80]}"
+        for file, test in named:
+            assert re.search(rf"^def {test}\(", (ROOT / file).read_text(), re.MULTILINE), f"{file}::{test}"
+
+
+# --- caches and stored values ------------------------------------------------------------------------
+
+
+def test_a_pickle_in_the_cache_is_not_run(tmp_path: Path) -> None:
+    task, explainer = small_task(), as_explainer("gradient")
+    cache = ExplanationCache(tmp_path / "cache")
+    place = cache.path(explainer, task, vd.Key(0))
+    place.parent.mkdir()
+    place.write_bytes(pickle.dumps(Trap(tmp_path / "ran")))
+    found = cache.get(explainer, task, vd.Key(0))
+    assert not (tmp_path / "ran").exists()
+    assert found.values.equal(explainer(task, vd.Key(0)).values)
+    # made again in the right format, and read from there
+    assert vd.Explanation.load(place).values.equal(found.values)
+    pickle.loads(pickle.dumps(Trap(tmp_path / "ran"))).close()
+    assert (tmp_path / "ran").exists(), "the trap would have shown"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
+def test_stored_files_are_private(tmp_path: Path) -> None:
+    task = small_task()
+    maps = vd.explain("gradient", task)
+    scores = vd.score("sparseness", task, maps)
+    for path in (maps.save(tmp_path / "maps.safetensors"), scores.save(tmp_path / "scores.safetensors")):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+# --- study files --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "task: !!python/object/apply:os.system ['true']\n",
+        "task: !!python/name:os.system\n",
+        "!!python/object/new:subprocess.Popen [[true]]\n",
+    ],
+)
+def test_yaml_makes_no_objects(text: str) -> None:
+    from veridical.study.study_file import parse_study
+
+    with pytest.raises(VeridicalError):
+        parse_study(text, "study.yaml")
+
+
+def test_code_in_a_study_needs_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from veridical.study.making import imported
+
+    (tmp_path / "trap_module.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\nthing = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(VeridicalError, match="allow"):
+        imported("trap_module:thing", False)
+    assert not (tmp_path / "ran").exists()
+    assert imported("trap_module:thing", True) == 1
+    assert (tmp_path / "ran").exists()
+
+
+# --- the source -----------------------------------------------------------------------------------------
+
+
+def calls(path: Path) -> list[tuple[str, ast.Call]]:
+    """Every call of a file by its dotted name."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call):
+            try:
+                found.append((ast.unparse(node.func), node))
+            except ValueError:
+                continue
+    return found
+
+
+def keyword(call: ast.Call, name: str) -> str | None:
+    return next((ast.unparse(k.value) for k in call.keywords if k.arg == name), None)
+
+
+def dangerous(path: Path) -> list[str]:
+    """Calls that run or unpickle what they are given."""
+    out = []
+    for name, call in calls(path):
+        bad = name in ("eval", "exec", "os.system", "os.popen", "yaml.load", "yaml.unsafe_load", "__import__")
+        bad |= name.split(".")[-1] in ("loads", "load") and name.split(".")[0] in (
+            "pickle",
+            "cloudpickle",
+            "joblib",
+            "dill",
+            "marshal",
+        )
+        bad |= name.endswith("torch.load") and keyword(call, "weights_only") != "True"
+        bad |= name in ("np.load", "numpy.load") and keyword(call, "allow_pickle") != "False"
+        bad |= name.startswith("subprocess.") and keyword(call, "shell") not in (None, "False")
+        bad |= keyword(call, "trust_remote_code") == "True"
+        if bad:
+            out.append(f"{path.name}: {name}")
+    return out
+
+
+ALLOWED = {
+    "battery.py: pickle.loads": "the battery pickles a metric it was given and reads it back",
+    "models.py: joblib.load": "behind --allow-code: tests/loading/test_models.py",
+    "worker.py: pickle.loads": "a worker reads what the process that started it sent",
+}
+
+
+def test_the_source_has_no_dangerous_call() -> None:
+    found = [bad for path in sorted(SOURCE.rglob("*.py")) for bad in dangerous(path)]
+    assert set(found) <= set(ALLOWED), set(found) - set(ALLOWED)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "eval(text)",
+        "pickle.load(f)",
+        "torch.load(p)",
+        "torch.load(p, weights_only=False)",
+        "np.load(p)",
+        "yaml.load(t, L)",
+        "subprocess.run(c, shell=True)",
+        "AutoModel.from_pretrained(p, trust_remote_code=True)",
+    ],
+)
+def test_the_scan_would_notice(line: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text(line)
+    assert dangerous(tmp_path / "bad.py")
+
+
+def imports(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names
+
+
+def test_only_the_endpoint_speaks_to_the_network() -> None:
+    files = sorted(SOURCE.rglob("*.py"))
+    speaking = {str(path.relative_to(SOURCE)) for path in files if imports(path) & NETWORK}
+    assert speaking == {"gef/llm/endpoint.py"}
+    # the name of the machine is all that is asked of sockets
+    asked = {name for path in files for name, _ in calls(path) if name.startswith("socket.")}
+    assert asked <= {"socket.gethostname"}
+
+
+def test_no_archive_writes_outside_its_folder() -> None:
+    for folder in (SOURCE, ROOT / "replications", ROOT / "scripts", ROOT / "benchmarks"):
+        for path in folder.rglob("*.py"):
+            for name, call in calls(path):
+                if name.split(".")[-1] in ("extractall", "unpack_archive"):
+                    assert keyword(call, "filter") == "'data'", path
+
+
+# --- pins -----------------------------------------------------------------------------------------------
+
+PAGE = """
+<a href="x" >Some_Thing-1.0-py3-none-any.whl</a><br/>
+<a href="y" data-yanked="broken">some_thing-1.1-py3-none-any.whl</a>
+<a href="z" data-yanked="">some-thing-1.1.tar.gz</a>
+<a href="w">some-thing-1.10.tar.gz</a>
+"""
+
+
+def test_withdrawn_and_vulnerable_pins_are_told() -> None:
+    assert pins("# a\nSome_Thing==1.0\nother.one==2.0+cpu  # why\n") == [
+        ("some-thing", "1.0"),
+        ("other-one", "2.0+cpu"),
+    ]
+    assert identity("some_thing-1.0-cp311-cp311-linux_x86_64.whl") == ("some-thing", "1.0")
+    assert releases(PAGE, "some-thing", "1.0") == [False]
+    assert releases(PAGE, "some-thing", "1.1") == [True, True]
+    assert releases(PAGE, "some-thing", "2.0") == []
+    report, wrong = told([Finding("a", "1", vulnerabilities=[]), Finding("b", "2", withdrawn=True)])
+    assert wrong
+    assert "withdrawn: b 2" in report
+    assert "NOT checked for 1 of them" in report
+    assert told([Finding("a", "1", vulnerabilities=["CVE-1"])])[1]
+    assert not told([Finding("a", "1", vulnerabilities=[])])[1]
+
+
+def test_every_pin_is_read() -> None:
+    text = (ROOT / "constraints.txt").read_text()
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    assert len(pins(text)) == len(lines)
