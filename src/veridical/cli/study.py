@@ -18,6 +18,13 @@ Workers = Annotated[int, typer.Option("--workers", "-w", help="How many processe
 ExecutorName = Annotated[
     str | None, typer.Option("--executor", help="in-process, processes or ray; by the workers if not given.")
 ]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        "--address", help="Ray cluster, such as host:port or auto; one is started here if not given."
+    ),
+]
+Mlflow = Annotated[str | None, typer.Option("--mlflow", help="MLflow tracking URI to write the study to.")]
 AllowCode = Annotated[
     bool, typer.Option("--allow-code", help="Import what the study names as code: module:attribute.")
 ]
@@ -34,6 +41,8 @@ def run_study(
     ] = None,
     workers: Workers = 2,
     executor: ExecutorName = None,
+    address: Address = None,
+    mlflow: Mlflow = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what it would take.")] = False,
     allow_code: AllowCode = False,
     log_json: LogJson = False,
@@ -48,7 +57,12 @@ def run_study(
         return
     _show(
         studies.run(
-            file, folder, executor=executor, workers=workers, allow_code=allow_code, **_told(log_json)
+            file,
+            folder,
+            executor=_on(executor, address),
+            workers=workers,
+            allow_code=allow_code,
+            **_told(log_json, mlflow),
         )
     )
 
@@ -58,13 +72,21 @@ def resume_study(
     folder: FolderName,
     workers: Workers = 2,
     executor: ExecutorName = None,
+    address: Address = None,
+    mlflow: Mlflow = None,
     allow_code: AllowCode = False,
     log_json: LogJson = False,
 ) -> None:
     """Go on with the study of a folder: compute what is missing or has failed."""
     _trust(allow_code)
     _show(
-        studies.resume(folder, executor=executor, workers=workers, allow_code=allow_code, **_told(log_json))
+        studies.resume(
+            folder,
+            executor=_on(executor, address),
+            workers=workers,
+            allow_code=allow_code,
+            **_told(log_json, mlflow),
+        )
     )
 
 
@@ -159,9 +181,24 @@ def _trust(allow_code: bool) -> None:
         sys.path.insert(0, os.getcwd())
 
 
-def _told(log_json: bool) -> dict[str, Any]:
-    if not log_json:
-        return {}
-    from veridical.study.logs import JsonLog
+def _on(executor: str | None, address: str | None) -> Any:
+    if address is None:
+        return executor
+    if executor not in (None, "ray"):
+        raise typer.BadParameter(f"--address is of a Ray cluster, and --executor is {executor}")
+    from veridical.study.ray_executor import RayExecutor
 
-    return {"watchers": [JsonLog()], "progress": False}
+    return RayExecutor(address)
+
+
+def _told(log_json: bool, mlflow: str | None) -> dict[str, Any]:
+    told: dict[str, Any] = {"watchers": []}
+    if log_json:
+        from veridical.study.logs import JsonLog
+
+        told = {"watchers": [JsonLog()], "progress": False}
+    if mlflow is not None:
+        from veridical.study.tracking import MlflowTracker
+
+        told["watchers"].append(MlflowTracker(mlflow))
+    return told

@@ -1,0 +1,279 @@
+"""Ray: the bytes of one process, also when workers and nodes die under it, and nothing left behind."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.study.killing import files
+from veridical import study as studies
+from veridical.errors import InputError
+from veridical.study.events import Event
+from veridical.study.ray_executor import RayExecutor, bound_to
+
+pytest.importorskip("ray")
+pytestmark = pytest.mark.extras
+
+STORE = 80 * 2**20
+HELD = "tests.study.ray_code:Held"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Two nodes with a CPU each, on this machine, for this module only."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    # Ray reads its mode of authentication when it is imported, so a cluster in this process has none
+    own = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in own.items():
+            patch.setenv(name, value)
+        patch.delenv("RAY_ADDRESS", raising=False)
+        node = {"num_cpus": 1, "object_store_memory": STORE, "node_ip_address": "127.0.0.1"}
+        with bound_to("127.0.0.1"):
+            made = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+            made.add_node(**node)
+            ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
+            made.extra = node
+            yield made
+            ray.shutdown()
+            made.shutdown()
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> dict[str, Any]:
+    """Twelve cells; two of them can be held."""
+    place = tmp_path / "held"
+    place.mkdir()
+    return {
+        "tasks": [{"name": "known/linear", "samples": 8}],
+        "explainers": ["input_x_gradient", "random"],
+        "metrics": ["sparseness", "pixel_flipping", {"code": HELD, "settings": {"folder": str(place)}}],
+        "seeds": [0, 1],
+        "plan": {"rows": 64},
+    }
+
+
+def run(study: dict[str, Any], folder: Any, executor: Any = "in-process", **options: Any) -> Any:
+    made = studies.run(study, folder, executor=executor, progress=False, allow_code=True, **options)
+    assert made.status().complete, made.failures[0].traceback or made.failures[0].error
+    return made
+
+
+class Meanwhile:
+    """Holds the study, does something to the first held worker that will do, and lets go."""
+
+    def __init__(self, folder: Path, fits: Callable[[str], bool], act: Callable[[int], None]) -> None:
+        self.folder, self.fits, self.act = folder, fits, act
+        self.acted = False
+        self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> "Meanwhile":
+        (self.folder / "hold").touch()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.join()
+
+    def _watch(self) -> None:
+        until = time.monotonic() + 60
+        while not self.acted and time.monotonic() < until:
+            for path in self.folder.glob("*.held"):
+                if self.fits(path.read_text()):
+                    self.act(int(path.stem))
+                    self.acted = True
+                    break
+            time.sleep(0.05)
+        (self.folder / "hold").unlink()
+
+
+class Lost(list[str]):
+    """A watcher that keeps which jobs were lost."""
+
+    def __call__(self, event: Event) -> None:
+        if event.what == "lost":
+            self.append(str(event.result.error if event.result else ""))
+
+
+def test_two_nodes_give_the_bytes_of_one_process(cluster, held, tmp_path):
+    run(held, tmp_path / "one")
+    made = run(held, tmp_path / "two", "ray")
+    assert files(tmp_path / "one") == files(tmp_path / "two")
+    assert len({line["pid"] for line in made.timings if "address" in line}) >= 2
+    # the mark by which workers knew the folder is gone, and the cluster that was there is still there
+    assert not list((tmp_path / "two").glob(".ray-*"))
+    import ray
+
+    assert ray.is_initialized()
+
+
+def test_a_folder_that_workers_do_not_see(cluster, small, tmp_path):
+    # a noise path and a fine-tuned model travel through the object store as well
+    small |= {"tasks": small["tasks"][:1], "seeds": [1], "shards": 2, "explainers": ["random"]}
+    gef = {"name": "gef", "settings": {"draws": 2, "levels": 4, "form": "fast"}}
+    small["metrics"] = ["sparseness", {"name": "ffid_plus", "settings": {"draws": 4}}, gef]
+    run(small, tmp_path / "one")
+    made = run(small, f"memory://{tmp_path.name}", RayExecutor())
+    for name, content in files(tmp_path / "one").items():
+        assert made.folder.read(name) == content, name
+
+
+def test_workers_that_miss_the_mark_send_their_files_back(cluster, held, tmp_path):
+    class Blind(RayExecutor):
+        def start(self, context: studies.Context) -> None:
+            super().start(context)
+            self._folder.delete(self._token)
+
+    blind = Blind()
+    run(held, tmp_path / "one")
+    run(held, tmp_path / "two", blind)
+    assert blind._carried
+    assert files(tmp_path / "one") == files(tmp_path / "two")
+
+
+def test_a_task_is_loaded_here_and_placed_once(cluster, held, tmp_path):
+    settings = {"folder": str(tmp_path / "held")}
+    held["tasks"] = [{"code": "tests.study.ray_code:counted", "settings": settings}]
+    run(held, tmp_path / "s", RayExecutor())
+    assert [path.stem for path in (tmp_path / "held").glob("*.loaded")] == [str(os.getpid())]
+
+
+def test_no_more_jobs_are_out_than_fit(cluster, held, tmp_path):
+    most = 0
+
+    class Counting(RayExecutor):
+        def wait(self) -> list[studies.Result]:
+            nonlocal most
+            most = max(most, len(self._flights))
+            return super().wait()
+
+    run(held, tmp_path / "s", Counting(ahead=2))
+    assert most == 2 + 2
+
+
+def test_a_killed_worker_costs_nothing_but_its_job(cluster, held, tmp_path):
+    run(held, tmp_path / "one")
+    lost = Lost()
+    with Meanwhile(tmp_path / "held", lambda _: True, lambda pid: os.kill(pid, signal.SIGKILL)) as kill:
+        run(held, tmp_path / "two", RayExecutor(), watchers=[lost])
+    assert kill.acted
+    assert len(lost) == 1
+    assert files(tmp_path / "one") == files(tmp_path / "two")
+
+
+def test_a_killed_node_costs_nothing_but_its_jobs(cluster, held, tmp_path):
+    run(held, tmp_path / "one")
+    node, lost = cluster.add_node(**cluster.extra), Lost()
+
+    def remove(_: int) -> None:
+        cluster.remove_node(node, allow_graceful=False)
+
+    with Meanwhile(tmp_path / "held", lambda where: where == node.node_id, remove) as kill:
+        run(held, tmp_path / "two", RayExecutor(), watchers=[lost])
+    assert kill.acted
+    # the node was to blame, not the jobs: they went out again without being counted
+    assert lost == []
+    assert files(tmp_path / "one") == files(tmp_path / "two")
+
+
+def test_what_no_node_has_is_a_failure_and_not_a_long_wait(cluster, held, tmp_path):
+    held["metrics"][0] = {"name": "sparseness", "resources": {"gpus": 1}}
+    made = studies.run(held, tmp_path, executor=RayExecutor(), progress=False, allow_code=True)
+    assert made.status().failed == 4
+    assert made.status().done == 8
+    assert "no node of the cluster has" in made.failures[0].error
+    assert "1 GPU" in made.failures[0].error
+
+
+def test_a_worker_that_cannot_begin_says_why(cluster, held, tmp_path):
+    class Astray(RayExecutor):
+        def start(self, context: studies.Context) -> None:
+            super().start(studies.Context(context.folder, True, ("no_such_module_here",)))
+
+    made = studies.run(held, tmp_path, executor=Astray(), progress=False, allow_code=True)
+    assert made.status().failed == 12
+    assert "no_such_module_here" in made.failures[0].error
+
+
+def test_mistakes_are_told_at_once(tmp_path):
+    for wrong in ({"retries": -1}, {"ahead": -1}, {"num_cpus": 0}):
+        with pytest.raises(InputError):
+            RayExecutor(**wrong)
+    with pytest.raises(InputError, match="script or notebook"):
+        RayExecutor().start(studies.Context(str(tmp_path), imports=("__main__",)))
+    RayExecutor().close()
+
+
+SCRIPT = """
+import json, os, sys
+from veridical import study
+from veridical.study.ray_executor import RayExecutor
+from tests.study.test_ray import listening
+
+class Looking(RayExecutor):
+    def wait(self):
+        found = super().wait()
+        self.seen = listening(os.getpid())
+        return found
+
+executor = Looking(num_cpus=1, object_store_mib=80)
+made = study.run(sys.argv[1], sys.argv[2], executor=executor, progress=False)
+import ray
+print(json.dumps([made.status().done, sorted(executor.seen), ray.is_initialized()]))
+"""
+
+
+def listening(root: int) -> set[str]:
+    """The addresses on which a process and its descendants listen, as the kernel tells them."""
+    parents = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    family = {root}
+    while more := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= more
+    sockets = set()
+    for pid in family:
+        for link in Path(f"/proc/{pid}/fd").glob("*"):
+            with contextlib.suppress(OSError):
+                sockets.add(os.readlink(link))
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A" and f"socket:[{words[9]}]" in sockets:
+                found.add(words[1].partition(":")[0])
+    return found
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_a_cluster_of_its_own_is_private_and_goes_away(held, tmp_path):
+    del held["metrics"][2]
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(held))
+    home = tmp_path / "home"
+    home.mkdir()
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    env = {**clean, "HOME": str(home), "PYTHONPATH": os.pathsep.join(os.path.abspath(p) for p in sys.path)}
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "study.yaml"), str(tmp_path / "s")]
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    done, seen, still_there = json.loads(ended.stdout.splitlines()[-1])
+    assert done == 8
+    assert not still_there
+    # 127.0.0.1, also as IPv6 writes it, and ::1
+    local = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+    assert seen
+    assert set(seen) <= local
+    assert not (home / ".ray").exists()
