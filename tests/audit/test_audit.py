@@ -11,10 +11,12 @@ import torch
 from torch import nn
 
 import veridical as vd
-from veridical.audit import EFFORTS, audit, cost
+from veridical.audit import EFFORTS, audit, check_model, cost
 from veridical.audit.cost import estimated_rows
 from veridical.audit.panel import choose_explainers, choose_judges
+from veridical.audit.run import _unscored
 from veridical.errors import InputError, NotApplicableError, UnknownNameError
+from veridical.evaluation import Evaluation, Failure
 
 TINY = replace(
     EFFORTS["quick"],
@@ -194,6 +196,53 @@ def test_an_explainer_that_raises_is_recorded_and_the_rest_goes_on():
         )
     assert any(f.explainer == "broken" and "out of ideas" in f.message for f in result.evaluation.failures)
     assert "broken" not in [p.explainer for p in result.ranking]
+
+
+def test_cells_without_a_score_are_said():
+    task = vd.tasks.load("known/linear")[:8]
+    panel = choose_explainers(task, ["saliency", "occlusion"], TINY)
+    seats, _ = choose_judges(task, TINY, None)
+    failures = [
+        Failure("saliency", "gef", "", ""),
+        Failure("random", "gef", "", ""),
+        Failure("occlusion", "sparseness", "", ""),
+    ]
+    said = list(_unscored(Evaluation(task, {}, {}, failures, True, 0), seats, panel))
+    assert len(said) == 3
+    assert "interrupted" in said[0]
+    assert said[1].startswith("gef failed on saliency, which counts as last")
+    assert said[2].startswith("gef failed on random")
+
+
+def test_a_control_keeps_its_name_apart_from_an_explainer_of_the_same():
+    given = {"random": "saliency", "random (control)": "occlusion"}
+    panel = choose_explainers(vd.tasks.load("known/linear")[:8], given, TINY)
+    assert list(panel.explainers) == list(given)
+    assert "random (control) (control)" in panel.controls
+
+
+def test_masked_labels_are_compared_label_by_label():
+    """A multilabel head whose answers no mask can move."""
+    model = nn.Linear(10, 3)
+    with torch.no_grad():
+        model.weight.zero_()
+        model.bias.copy_(torch.tensor([1.0, 2.0, -1.0]))
+    task = vd.Task(model, torch.randn(12, 10, generator=torch.Generator().manual_seed(0)), head="multilabel")
+    checks = check_model(task, TINY, 0)
+    assert checks.masking_loss == 0.0
+    assert not checks.masking_hurts
+
+
+def test_of_few_features_one_is_masked_at_least():
+    """A tenth of four features is none, which would disturb nobody."""
+    model = nn.Linear(4, 2)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[5.0] * 4, [-5.0] * 4]))
+        model.bias.zero_()
+    inputs = torch.tensor([[3.0, -1.0, -1.0, -0.5]]).repeat(16, 1)
+    checks = check_model(vd.Task(model, inputs, fill=0.0), TINY, 0)
+    assert 0.05 < checks.masking_loss < 0.5
+    assert any("Masking 25% of the features" in check.sentence for check in checks.checks)
 
 
 def test_efforts_grow():

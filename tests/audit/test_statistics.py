@@ -11,6 +11,7 @@ from scipy import stats
 
 from tests.reference import audit as slow
 from veridical.audit.statistics import (
+    above_controls,
     better_than,
     critical_difference,
     kendall_w,
@@ -131,16 +132,67 @@ def test_pairwise_is_wilcoxon_with_holm():
     assert found.difference[0] == pytest.approx(float((table[0] - table[1]).mean()))
 
 
+@pytest.mark.parametrize("samples", [3, 5, 8])
+def test_tied_differences_are_tested_exactly(samples):
+    """All samples say the same: one sign pattern of 2^n, where a normal approximation is far too sure."""
+    table = torch.stack([torch.ones(samples), torch.zeros(samples)])
+    assert float(pairwise(table).p) == pytest.approx(2 * 0.5**samples)
+    assert float(better_than((table[:1] - table[1:])[:, None])[1]) == pytest.approx(0.5**samples)
+
+
+def test_rounding_is_not_ranked():
+    """A wins GEF's third of the vote and B the other two sixths, always: that is a tie."""
+    shares = torch.tensor([[1.0, 0.0, 0.0, 0.5, 0.5], [0.0, 1.0, 1.0, 0.5, 0.5]], dtype=torch.float64)
+    weights = torch.tensor([1 / 3, 1 / 6, 1 / 6, 1 / 6, 1 / 6], dtype=torch.float64)
+    table = weighed(shares[:, :, None].expand(-1, -1, 43), weights / weights.sum())
+    assert float(pairwise(table).p) == 1.0
+
+
+def test_more_pairs_than_fit_at_once():
+    table = torch.randn(56, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = pairwise(table)
+    assert len(found.p) == 56 * 55 // 2
+    pair = 1500
+    a, b = found.members[pair].tolist()
+    assert found.p[pair] == pytest.approx(stats.wilcoxon(table[a].numpy(), table[b].numpy()).pvalue)
+
+
+def test_infinite_scores_leave_the_others_apart():
+    best = shares_beaten(torch.tensor([[torch.inf], [3.0], [1.0], [torch.nan]]))[:, 0]
+    torch.testing.assert_close(best, torch.tensor([3.0, 2.0, 1.0, 0.0], dtype=torch.float64) / 3)
+    worst = shares_beaten(torch.tensor([[1e20], [-1e20], [torch.nan]]))[:, 0]
+    assert worst.tolist() == [1.0, 0.5, 0.0]
+
+
 def test_better_than_is_one_sided():
     generator = torch.Generator().manual_seed(2)
-    control = torch.randn(1, 60, generator=generator)
-    noise = torch.randn(3, 60, generator=generator) * 0.3
-    table = torch.stack([control[0] + 1, control[0], control[0] - 1]) + noise
-    difference, p = better_than(table, control)
+    noise = torch.randn(3, 1, 60, generator=generator) * 0.3
+    difference, p = better_than(torch.tensor([1.0, 0.0, -1.0])[:, None, None] + noise)
     assert p[0, 0] < 1e-6
     assert p[1, 0] > 0.01
     assert p[2, 0] > 0.99
     assert difference[0, 0] > 0 > difference[2, 0]
+
+
+def test_a_method_that_is_worse_on_average_is_not_above():
+    """Slightly better nearly everywhere, far worse in a few samples: the ranks alone would call it better."""
+    difference = torch.cat([torch.full((40,), 0.1), torch.full((8,), -0.9)])[None, None]
+    assert float(pairwise(torch.cat([difference[0], torch.zeros(1, 48)])).p) < 0.05
+    mean, p = better_than(difference)
+    assert float(mean) < 0
+    assert float(p) > 0.5
+
+
+def test_a_control_without_a_value_is_not_beaten():
+    """Two explainers and a control; the control lacks metric 0 everywhere and wins metric 1."""
+    utility = torch.tensor([[3.0, 0.0], [2.0, 1.0], [torch.nan, 2.0]])[:, :, None].expand(-1, -1, 20)
+    shares = torch.stack([shares_beaten(utility[:, m]) for m in range(2)], 1)
+    controls = torch.tensor([False, False, True])
+    gap = above_controls(shares, torch.tensor([0.9, 0.1]), controls, utility.isnan())
+    assert gap[:, 0, 0].tolist() == [-1.0, -0.5]
+    shares[:, 1], utility = torch.nan, torch.full_like(utility, torch.nan)
+    assert above_controls(shares, torch.tensor([0.9, 0.1]), controls, utility.isnan()).isnan().all()
+    assert (better_than(torch.full((2, 1, 20), torch.nan))[1] > 0.05).all()
 
 
 def shares_of_a_clear_order(samples: int = 40) -> torch.Tensor:
@@ -190,3 +242,11 @@ def test_doubt_about_weights_widens_intervals():
 def test_nothing_to_score_is_refused():
     with pytest.raises(InputError, match="no sample has a value"):
         resampled_scores(torch.full((2, 1, 3), torch.nan), torch.ones(1), torch.ones(2, dtype=torch.bool))
+
+
+def test_samples_without_any_value_are_never_drawn():
+    shares = torch.full((3, 1, 10), torch.nan, dtype=torch.float64)
+    shares[:, 0, 0] = torch.tensor([1.0, 0.5, 0.0])
+    found = resampled_scores(shares, torch.ones(1), torch.tensor([True, True, False]))
+    assert found.best.tolist() == [1.0, 0.0, 0.0]
+    assert found.rank_high[:2].tolist() == [1.0, 2.0]

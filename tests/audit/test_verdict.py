@@ -10,6 +10,7 @@ import torch
 from veridical.audit.checks import Check, Checks
 from veridical.audit.sentences import joined, sentences
 from veridical.audit.verdict import Judge, Verdict, decide
+from veridical.errors import InputError
 from veridical.scores import Direction, Scores
 
 SAMPLES = 60
@@ -168,6 +169,63 @@ def test_failed_checks_and_few_samples_are_said():
     assert "The model is not better than chance." in text
     assert "only 10 samples" in text
     assert "A note." in text
+
+
+def test_too_few_samples_are_no_verdict():
+    """Three samples could not show that anything is better than chance, nor that nothing is."""
+    few = {cell: s.take(slice(0, 3)) for cell, s in table(CLEAR).items()}
+    verdict = decide(few, ["good", "fair", "bad"], ["random"], TWO)
+    assert not verdict.testable
+    assert verdict.best is None
+    assert sentences(verdict, NOTHING_WRONG)[0].startswith("No verdict: 3 samples are too few")
+    assert decide(table(CLEAR), ["good", "fair", "bad"], ["random"], TWO).testable
+
+
+def test_without_controls_there_is_no_verdict():
+    verdict = decide(table(CLEAR), ["good", "fair", "bad"], [], TWO)
+    assert verdict.best is None
+    assert verdict.ranking[0].explainer == "good"
+    assert sentences(verdict, NOTHING_WRONG)[0].startswith("No verdict: no control was scored")
+
+
+def test_a_control_that_fails_is_not_beaten_for_that():
+    """The explainers are noise; the control fails under GEF, which weighs nearly everything."""
+    made = table({who: {"gef": 0.0, "qge": 0.0} for who in ("a", "b", "random")})
+    del made["random", "gef"]
+    judges = (judge("gef", "GEF", reliability=0.9), judge("qge", "QGE", reliability=0.1))
+    assert decide(made, ["a", "b"], ["random"], judges).best is None
+
+
+def test_metrics_that_say_nothing_neither_agree_nor_disagree():
+    flat = {
+        (who, what): Scores(torch.ones(SAMPLES), Direction.HIGHER, "m", torch.arange(SAMPLES))
+        for who in ("a", "b", "random")
+        for what in ("gef", "qge")
+    }
+    verdict = decide(flat, ["a", "b"], ["random"], TWO)
+    assert verdict.best is None
+    assert math.isnan(verdict.kendall_w)
+    assert "nan" not in " ".join(sentences(verdict, NOTHING_WRONG))
+
+
+def test_copies_of_the_best_share_its_chance():
+    made = table(CLEAR)
+    for copy in ("copy", "again"):
+        made |= {(copy, what): made["good", what] for what in ("gef", "qge")}
+    verdict = decide(made, ["good", "copy", "again", "bad"], ["random"], TWO)
+    chance = {p.explainer: p.p_best for p in verdict.ranking}
+    assert all(chance[who] == pytest.approx(1 / 3, abs=1e-6) for who in ("good", "copy", "again"))
+    assert set(verdict.equals_of("good")) == {"copy", "again"}
+
+
+def test_a_name_for_two_is_refused():
+    with pytest.raises(InputError, match="name of its own"):
+        decide(table(CLEAR), ["good", "random"], ["random"], TWO)
+
+
+def test_the_level_is_the_one_asked_for():
+    verdict = decide(table(CLEAR), ["good", "fair"], ["random"], TWO, level=0.8)
+    assert "80% interval" in sentences(verdict, NOTHING_WRONG)[0]
 
 
 def test_names_join():

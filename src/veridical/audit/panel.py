@@ -113,12 +113,20 @@ def choose_explainers(task: Task, given: Sequence[Any] | Mapping[str, Any] | Non
                 skipped[name] = reason
             elif not explainer.control:
                 chosen[name] = explainer
+    controls = {_own_name(name, chosen): control for name, control in controls.items()}
     if not chosen:
         raise InputError(
             "there is no explainer to audit besides the controls; "
             + "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
         )
     return Panel(chosen, controls, skipped)
+
+
+def _own_name(name: str, taken: Mapping[str, Any]) -> str:
+    """The control's name, told apart from an explainer that was given the same."""
+    while name in taken:
+        name += " (control)"
+    return name
 
 
 def _left_out(explainer: Explainer, task: Task, effort: Effort) -> str | None:

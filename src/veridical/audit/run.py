@@ -29,7 +29,7 @@ from veridical.audit.panel import (
     rows_of,
 )
 from veridical.audit.result import Audit
-from veridical.audit.sentences import sentences
+from veridical.audit.sentences import joined, sentences
 from veridical.audit.verdict import CHANCE_CONSISTENCY, Judge, decide
 from veridical.errors import InputError, VeridicalError, VeridicalWarning
 from veridical.evaluation import Evaluation, Failure
@@ -112,6 +112,7 @@ def audit(
     controls = [who for who in panel.controls if any(w == who for w, _ in evaluation.scores)]
     if not methods:
         raise InputError("no explainer could be scored: " + "; ".join(f.message for f in evaluation.failures))
+    notes += _unscored(evaluation, seats, panel)
     with clock("verdict"):
         verdict = decide(evaluation.scores, methods, controls, judges, weight_draws=draws, seed=seed)
         verdict = replace(verdict, sentences=sentences(verdict, checks, notes))
@@ -166,6 +167,8 @@ def _finetuned(
                 "a regression has no right class."
                 if task.head == "regression"
                 else "masks hardly disturb it."
+                if any(check.name == "masking" for check in checks.checks)
+                else "there is one feature, and none is left when it is masked."
             )
         )
         return None, None
@@ -175,10 +178,14 @@ def _finetuned(
             f"F-Fidelity judges with the original model (RFid), since it cannot be fine-tuned: {reason}."
         )
         return None, None
-    beta = max(0.1, 1.0 / max(1, int(task.space.counts(len(task)).min())))
+    # every sample shall lose a feature, but a few very short ones shall not have half of all others masked
+    beta = min(0.5, max(0.1, 1.0 / max(1, int(task.space.counts(len(task)).min()))))
     try:
         made = finetune(task, train, beta=beta, rate=FINETUNING_RATE, seed=seed, progress=progress)
-        table = robustness_table(task, made, reference="prediction", seed=seed, progress=progress)
+        shares = (0.0, beta / 2, beta)
+        table = robustness_table(
+            task, made, shares=shares, reference="prediction", seed=seed, progress=progress
+        )
     except VeridicalError as error:
         notes.append(f"F-Fidelity judges with the original model (RFid), since fine-tuning failed: {error}.")
         return None, None
@@ -280,6 +287,25 @@ def _judges(
             judge = replace(judge, ignored=reason)
         judges.append(judge)
     return judges, draws
+
+
+def _unscored(evaluation: Evaluation, seats: Mapping[str, Seat], panel: Panel) -> Iterator[str]:
+    """What the verdict does with cells that have no score."""
+    if evaluation.interrupted:
+        yield "The scoring was interrupted: explainers count as last under metrics that did not reach them."
+    lost: dict[str, list[str]] = {}
+    for failure in evaluation.failures:
+        if failure.explainer in panel.controls and failure.metric is None:
+            yield f"The control {failure.explainer} could not be computed, so nobody is compared with it."
+        elif failure.metric is not None and seats[failure.metric].decides:
+            lost.setdefault(failure.metric, []).append(failure.explainer)
+    for metric, names in lost.items():
+        explainers = [who for who in names if who in panel.explainers]
+        controls = [who for who in names if who in panel.controls]
+        if explainers:
+            yield f"{metric} failed on {joined(explainers)}, which counts as last place there."
+        if controls:
+            yield f"{metric} failed on {joined(controls)} and is left out where others are compared with it."
 
 
 def _standings(

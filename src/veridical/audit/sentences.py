@@ -27,6 +27,18 @@ def _choice(verdict: Verdict) -> Iterator[str]:
             "tells the explainers apart."
         )
         return
+    if not verdict.controls:
+        yield (
+            "No verdict: no control was scored, so nothing tells whether any method is better than chance; "
+            "the ranking only orders the methods among themselves."
+        )
+        return
+    if not verdict.testable:
+        yield (
+            f"No verdict: {verdict.samples} samples are too few for a test of {verdict.comparisons} "
+            f"comparisons with controls to come out at {ALPHA:.0%}, however good a method is. Give more."
+        )
+        return
     best = verdict.best
     if best is None:
         names = joined([place.explainer for place in verdict.controls])
@@ -37,8 +49,8 @@ def _choice(verdict: Verdict) -> Iterator[str]:
         return
     place = next(p for p in verdict.ranking if p.explainer == best)
     yield (
-        f"Use {best}: it beats {place.score:.0%} of its rivals (95% interval {place.low:.0%} to "
-        f"{place.high:.0%}) and is the best with probability {place.p_best:.0%}."
+        f"Use {best}: it beats {place.score:.0%} of its rivals ({verdict.level:.0%} interval "
+        f"{place.low:.0%} to {place.high:.0%}) and is the best with probability {place.p_best:.0%}."
     )
     top = verdict.ranking[0].explainer
     if top != best:
@@ -77,7 +89,7 @@ def _metrics(verdict: Verdict) -> Iterator[str]:
         if judge.ignored:
             yield f"Ignore {judge.metric} here: {judge.ignored}."
     heard = [judge for judge in verdict.judges if judge.weight > 0]
-    if len(heard) > 1:
+    if len(heard) > 1 and verdict.kendall_w == verdict.kendall_w:
         strongest = max(heard, key=lambda judge: judge.weight)
         how = (
             "agree well"
@@ -87,12 +99,15 @@ def _metrics(verdict: Verdict) -> Iterator[str]:
             else "disagree"
         )
         yield (
-            f"The {len(heard)} metrics that decide {how} (Kendall's W {verdict.kendall_w:.2f}); "
+            f"The {len(heard)} metrics that decide {how} on explainers and controls (Kendall's W "
+            f"{verdict.kendall_w:.2f}); "
             f"{strongest.metric} weighs most ({strongest.weight:.0%}{_reliability(strongest)})."
         )
         for metric, rho in verdict.with_rest.items():
             if rho < 0:
-                yield f"{metric} ranks the explainers against the others (rank correlation {rho:.2f})."
+                yield (
+                    f"{metric} ranks explainers and controls against the others (rank correlation {rho:.2f})."
+                )
 
 
 def _reliability(judge: Judge) -> str:

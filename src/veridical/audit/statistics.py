@@ -11,6 +11,10 @@ from torch import Tensor
 from veridical.errors import InputError
 from veridical.functional import average_ranks, holm, round_to_grid, signed_rank, spearman
 
+EXACT_UP_TO = 50
+"""Shares tie often, and with ties the normal approximation calls too much significant in small samples."""
+PAIRS_AT_ONCE = 1024
+
 
 def shares_beaten(utility: Tensor) -> Tensor:
     """The share of the other methods that each one beats, sample by sample: (E, ...) -> (E, ...) in [0, 1].
@@ -25,10 +29,8 @@ def shares_beaten(utility: Tensor) -> Tensor:
     if count < 2:
         raise InputError(f"a share of rivals beaten needs at least two methods, got {count}")
     missing = utility.isnan()
-    values = round_to_grid(utility.double().movedim(0, -1).nan_to_num()).movedim(-1, 0)
-    lowest = values.masked_fill(missing, torch.inf).amin(0)
-    placed = torch.where(missing, torch.where(lowest.isfinite(), lowest - 1.0, 0.0), values)
-    ranks = average_ranks(placed.movedim(0, -1)).movedim(-1, 0)
+    values = round_to_grid(utility.double().masked_fill(missing, 0.0).movedim(0, -1)).movedim(-1, 0)
+    ranks = average_ranks(values.masked_fill(missing, -torch.inf).movedim(0, -1)).movedim(-1, 0)
     return ((ranks - 1) / (count - 1)).masked_fill(missing.all(0), torch.nan)
 
 
@@ -40,7 +42,12 @@ def weighed(shares: Tensor, weights: Tensor) -> Tensor:
     known = ~shares.isnan()
     given = weights.double()[None, :, None] * known
     total = given.sum(1)
-    return (shares.nan_to_num() * given).sum(1) / torch.where(total > 0, total, torch.nan)
+    return _even((shares.nan_to_num() * given).sum(1) / torch.where(total > 0, total, torch.nan))
+
+
+def _even(x: Tensor) -> Tensor:
+    """Shares that differ by the rounding of sums alone must tie, or tests would rank that rounding."""
+    return (x * 1e12).round() / 1e12
 
 
 class Resampled(NamedTuple):
@@ -71,16 +78,16 @@ def resampled_scores(
     of `weight_draws` (B, M) replaces the weights, so that doubt about the metrics enters the verdict too.
     `candidates` (E,) marks the methods that compete for the first place; controls are scored alongside.
     """
-    samples = shares.shape[-1]
     table = weighed(shares, weights)
     if bool(table.isnan().all()):
         raise InputError("no sample has a value under any weighted metric")
     usable = ~table.isnan().any(0)
+    samples = int(usable.sum())
     generator = torch.Generator().manual_seed(seed)
     picks = torch.randint(samples, (resamples, samples), generator=generator)
     counts = torch.zeros(resamples, samples, dtype=torch.float64)
     counts.scatter_add_(1, picks, torch.ones_like(picks, dtype=torch.float64))
-    counts = counts[:, usable] / counts[:, usable].sum(1, keepdim=True)
+    counts = counts / samples
     # a metric without a value in a sample says there what the others say
     filled = torch.where(shares.isnan(), table[:, None], shares)[:, :, usable]
     by_metric = torch.einsum("bn,emn->bem", counts, filled)
@@ -88,7 +95,7 @@ def resampled_scores(
     if weight_draws is not None:
         heard = weight_draws.sum(1) > 0
         now = torch.where(heard[:, None], weight_draws, now)[torch.arange(resamples) % len(weight_draws)]
-    drawn = (by_metric * (now / now.sum(1, keepdim=True))[:, None]).sum(-1)
+    drawn = _even((by_metric * (now / now.sum(1, keepdim=True))[:, None]).sum(-1))
     ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
     low, high = torch.nanquantile(drawn, ends, dim=0)
     rivals = drawn.masked_fill(~candidates, -torch.inf)
@@ -128,21 +135,47 @@ class Pairs(NamedTuple):
 def pairwise(table: Tensor) -> Pairs:
     """Wilcoxon signed-rank tests between all pairs of rows of (E, N), corrected together (Holm)."""
     index = torch.combinations(torch.arange(len(table)), 2)
-    difference = table[index[:, 0]] - table[index[:, 1]]
-    known = ~difference.isnan()
-    test = signed_rank(difference.nan_to_num(), where=known)
-    p = test.p.nan_to_num(1.0)
-    return Pairs(index, difference.nanmean(1), p, holm(p), test.rank_biserial)
+    difference = _even(table[index[:, 0]] - table[index[:, 1]])
+    p, rank_biserial = _tested(difference)
+    return Pairs(index, difference.nanmean(1), p, holm(p), rank_biserial)
 
 
-def better_than(table: Tensor, rivals: Tensor) -> tuple[Tensor, Tensor]:
-    """One-sided tests of rows (E, N) above every rival (R, N): mean differences and Holm's p, (E, R)."""
-    difference = table[:, None] - rivals[None]
-    known = ~difference.isnan()
-    test = signed_rank(difference.nan_to_num(), where=known)
-    two_sided = test.p.nan_to_num(1.0)
-    p = torch.where(test.rank_biserial > 0, two_sided / 2, 1 - two_sided / 2)
-    return difference.nanmean(-1), holm(p.reshape(-1)).reshape(p.shape)
+def better_than(difference: Tensor) -> tuple[Tensor, Tensor]:
+    """One-sided tests of methods above rivals from differences (E, R, N): their means and Holm's p, (E, R).
+
+    Where the mean is not above zero, neither is the method, whatever the ranks of the differences say.
+    """
+    difference = _even(difference)
+    two_sided, rank_biserial = _tested(difference)
+    mean = difference.nanmean(-1)
+    p = torch.where((rank_biserial > 0) & (mean > 0), two_sided / 2, 1 - two_sided / 2)
+    return mean, holm(p.reshape(-1)).reshape(p.shape)
+
+
+def _tested(difference: Tensor) -> tuple[Tensor, Tensor]:
+    """Two-sided signed-rank p-values and effects of differences (..., N); p is 1 without any difference."""
+    rows = difference.reshape(-1, difference.shape[-1])
+    few = (~rows.isnan()).sum(-1)
+    exact = int(few.masked_fill(few > EXACT_UP_TO, 0).max())
+    tests = [
+        signed_rank(some.nan_to_num(), where=~some.isnan(), tied_exact_up_to=exact)
+        for some in rows.split(PAIRS_AT_ONCE)
+    ]
+    shape = difference.shape[:-1]
+    p = torch.cat([test.p for test in tests]).nan_to_num(1.0)
+    return p.reshape(shape), torch.cat([test.rank_biserial for test in tests]).reshape(shape)
+
+
+def above_controls(shares: Tensor, weights: Tensor, controls: Tensor, missing: Tensor) -> Tensor:
+    """How far methods stand above controls, (E, R, N), from shares (K, M, N) of them all.
+
+    `controls` (K,) marks the R controls, `missing` (K, M, N) where a method has no value. A metric without a
+    value of a control says nothing about that control: a control that could not be scored is not beaten.
+    """
+    given = weights.double()[:, None] * ~missing[controls] * ~shares[controls].isnan()
+    total = given.sum(1)
+    gap = (shares[~controls][:, None] - shares[controls][None]).nan_to_num()
+    return (gap * given).sum(2) / torch.where(total > 0, total, torch.nan)
 
 
 class Agreement(NamedTuple):

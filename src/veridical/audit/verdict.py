@@ -12,6 +12,7 @@ from torch import Tensor
 
 from veridical.audit.statistics import (
     Agreement,
+    above_controls,
     better_than,
     critical_difference,
     kendall_w,
@@ -20,6 +21,7 @@ from veridical.audit.statistics import (
     shares_beaten,
     weighed,
 )
+from veridical.errors import InputError
 from veridical.scores import Scores
 
 if TYPE_CHECKING:
@@ -124,6 +126,16 @@ class Verdict:
         return next((place.explainer for place in self.ranking if place.trusted), None)
 
     @property
+    def testable(self) -> bool:
+        """Whether enough samples and a control are there for any method to come out above for certain."""
+        return bool(self.controls) and self.comparisons * 0.5**self.samples < ALPHA
+
+    @property
+    def comparisons(self) -> int:
+        """How many comparisons of an explainer with a control are corrected together."""
+        return len(self.ranking) * len(self.controls)
+
+    @property
     def deciding(self) -> tuple[Judge, ...]:
         """The metrics that had a voice."""
         return tuple(judge for judge in self.judges if judge.weight > 0)
@@ -181,7 +193,10 @@ def decide(
     of the metrics, by which their own uncertainty reaches the ranking.
     """
     methods = [*explainers, *controls]
-    shares = _shares(scores, methods, judges)
+    if len(set(methods)) < len(methods):
+        raise InputError(f"every explainer and control needs a name of its own, got {', '.join(methods)}")
+    utility = _utility(scores, methods, judges)
+    shares = torch.stack([shares_beaten(utility[:, m]) for m in range(len(judges))], 1)
     heard = _with_weights(judges, shares)
     weights = torch.tensor([j.weight for j in heard], dtype=torch.float64)
     table_of = {
@@ -197,7 +212,9 @@ def decide(
     )
     table = weighed(shares, weights)
     count = len(explainers)
-    p_above = better_than(table[:count], table[count:])[1] if controls else torch.empty(count, 0)
+    p_above = torch.empty(count, 0)
+    if controls:
+        p_above = better_than(above_controls(shares, weights, ~candidates, utility.isnan()))[1]
     tests = pairwise(table)
     spread = critical_difference(table, ALPHA)
     places = [
@@ -235,20 +252,17 @@ def decide(
     )
 
 
-def _shares(
+def _utility(
     scores: Mapping[tuple[str, str], Scores], methods: Sequence[str], judges: Sequence[Judge]
 ) -> Tensor:
-    """Shares of rivals beaten (E, M, N); a cell that failed has no value."""
-    samples = len(next(iter(scores.values())))
-    nothing = torch.full((samples,), torch.nan, dtype=torch.float64)
-    columns = []
-    for judge in judges:
-        column = [
-            scores[who, judge.metric].utility.cpu() if (who, judge.metric) in scores else nothing
-            for who in methods
-        ]
-        columns.append(shares_beaten(torch.stack(column)))
-    return torch.stack(columns, 1)
+    """Scores (E, M, N), higher is better; a cell that failed has no value."""
+    nothing = torch.full((len(next(iter(scores.values()))),), torch.nan, dtype=torch.float64)
+    cells = [
+        scores[who, judge.metric].utility.cpu() if (who, judge.metric) in scores else nothing
+        for who in methods
+        for judge in judges
+    ]
+    return torch.stack(cells).unflatten(0, (len(methods), len(judges)))
 
 
 def _with_weights(judges: Sequence[Judge], shares: Tensor) -> tuple[Judge, ...]:

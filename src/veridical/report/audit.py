@@ -95,7 +95,7 @@ def _in_order(audit: Audit) -> Mapping[str, Any]:
 def _verdict(audit: Audit) -> dict[str, Any]:
     """A headline, and the sentences that say why; a sentence that opens with the headline loses it."""
     verdict = audit.verdict
-    if not verdict.deciding:
+    if not verdict.deciding or not verdict.testable:
         tone, headline = "silent", "No verdict"
     elif verdict.best is None:
         tone, headline = "none", "No method is better than chance on this model"
