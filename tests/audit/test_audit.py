@@ -183,6 +183,24 @@ def test_training_rows_make_a_fine_tuned_judge():
         assert {"rfid_plus", "rfid_minus"} <= labels
 
 
+def test_rows_to_fine_tune_on_are_bounded_and_given_ones_are_used():
+    task = vd.tasks.load("digits")[:24]
+    few = replace(TINY, training_rows=64, training_epochs=1)
+    explainers = ["integrated_gradients", "saliency"]
+    bounded = audit(task, explainers=explainers, effort=few)
+    given = audit(task, (task.train[:100], task.train_labels[:100]), explainers, few)
+    for result in (bounded, given):
+        assert result.checks.masking_hurts
+        assert "ffid_plus" in {j.metric for j in result.verdict.judges}
+        seats = [s for (_, m), s in result.evaluation.scores.items() if m == "ffid_plus"]
+        # one epoch over 64 rows, of which a tenth is held out
+        assert seats[0].provenance["finetuned"]["epochs"] == 1
+        assert sum(seats[0].provenance["finetuned"]["cost"]) < 500
+    none = audit(task, explainers=explainers, effort=replace(few, training_rows=0))
+    assert "rfid_plus" in {j.metric for j in none.verdict.judges}
+    assert any("no time to fine-tune" in note for note in none.notes)
+
+
 def test_an_explainer_that_raises_is_recorded_and_the_rest_goes_on():
     def broken(model, inputs, targets):
         raise RuntimeError("out of ideas")

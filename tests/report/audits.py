@@ -15,7 +15,7 @@ SCRIPT = "</script><img src=x onerror=alert(1)>"
 FORMULA = '=cmd("|calc")'
 QUOTE = "\"><svg onload='alert(2)'>"
 HOSTILE = SCRIPT + QUOTE + "`|[x](y)"
-TINY = Effort("tiny", 10, 64, False, 2, 2, (0.2, 0.6), 4, 8, 2, 10, 2, 1, 1, 2, 20)
+TINY = Effort("tiny", 10, 64, False, 2, 2, (0.2, 0.6), 4, 8, 2, 10, 2, 1, 1, 2, 20, 500, 5)
 KEPT = frozenset({"kind", "status", "tone", "picture", "input", "mode", "test", "bibtex"})
 """Keys whose values are ours: words that choose a style, and pictures."""
 

@@ -22,7 +22,11 @@ EffortName = Literal["glance", "quick", "standard", "thorough"]
 
 @dataclass(frozen=True)
 class Effort:
-    """How much an audit does. `dearest` is the most rows that one map of an explainer may ask for."""
+    """How much an audit does.
+
+    `dearest` is the most rows that one map of an explainer may ask for; `training_rows` the most that
+    F-Fidelity fine-tunes on, none at 0.
+    """
 
     name: str
     samples: int
@@ -40,16 +44,22 @@ class Effort:
     meta_iterations: int
     standing_samples: int
     standing_draws: int
+    training_rows: int
+    training_epochs: int
 
 
 COARSE = (0.1, 0.5, 0.9)
 SIZES = (0.1, 0.3, 0.5, 0.7, 0.9)
 FINE = tuple(percent / 100 for percent in range(5, 100, 5))
 EFFORTS: Mapping[str, Effort] = {
-    "glance": Effort("glance", 24, 16, False, 3, 4, COARSE, 8, 24, 2, 12, 2, 1, 1, 0, 0),
-    "quick": Effort("quick", 64, 64, False, 5, 10, SIZES, 16, 50, 5, 32, 3, 2, 1, 4, 200),
-    "standard": Effort("standard", 200, 600, False, 5, 20, SIZES, 24, 100, 10, 100, 3, 2, 2, 8, 1000),
-    "thorough": Effort("thorough", 1000, 10**9, True, 5, 50, FINE, 50, 100, 10, 1000, 6, 5, 3, 16, 1000),
+    "glance": Effort("glance", 24, 16, False, 3, 4, COARSE, 8, 24, 2, 12, 2, 1, 1, 0, 0, 0, 0),
+    "quick": Effort("quick", 64, 64, False, 5, 10, SIZES, 16, 50, 5, 32, 3, 2, 1, 4, 200, 2000, 10),
+    "standard": Effort(
+        "standard", 200, 600, False, 5, 20, SIZES, 24, 100, 10, 100, 3, 2, 2, 8, 1000, 10_000, 30
+    ),
+    "thorough": Effort(
+        "thorough", 1000, 10**9, True, 5, 50, FINE, 50, 100, 10, 1000, 6, 5, 3, 16, 1000, 10**9, 30
+    ),
 }
 
 FAMILIES = (

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from veridical import rng
 from veridical._version import __version__
 from veridical.api import evaluate
 from veridical.audit.checks import Checks, check_model
@@ -40,7 +41,9 @@ from veridical.meta import MetaEvaluation, meta_evaluate
 from veridical.meta.consistency import FEWEST, meta_consistency
 from veridical.meta.result import MEAN
 from veridical.metrics.input_noise import why_no_noise
+from veridical.predictor import take_side
 from veridical.qge import Standing, standing
+from veridical.rng import Key
 from veridical.scores import Cost
 from veridical.surf import Comparison, ConceptMethod, compare
 from veridical.task import Task
@@ -92,7 +95,7 @@ def audit(
     with clock("panel"):
         panel = choose_explainers(task, explainers, chosen)
     with clock("fine-tuning"):
-        finetuned, table = _finetuned(task, train, checks, seed, progress, notes)
+        finetuned, table = _finetuned(task, train, checks, chosen, seed, progress, notes)
     seats, refused = choose_judges(task, chosen, finetuned)
     long = warning(task, panel, seats, chosen)
     if long is not None:
@@ -157,7 +160,13 @@ class _Clock:
 
 
 def _finetuned(
-    task: Task, train: Any, checks: Checks, seed: int, progress: bool | None, notes: list[str]
+    task: Task,
+    train: Any,
+    checks: Checks,
+    effort: Effort,
+    seed: int,
+    progress: bool | None,
+    notes: list[str],
 ) -> tuple[Finetuned | None, RobustnessTable | None]:
     """The judge of removal tests: a fine-tuned model where masks disturb the original and rows are there."""
     if task.head == "regression" or not checks.masking_hurts:
@@ -178,19 +187,52 @@ def _finetuned(
             f"F-Fidelity judges with the original model (RFid), since it cannot be fine-tuned: {reason}."
         )
         return None, None
+    if not effort.training_rows:
+        notes.append(
+            f"F-Fidelity judges with the original model (RFid): effort '{effort.name}' leaves no time to "
+            "fine-tune."
+        )
+        return None, None
     # every sample shall lose a feature, but a few very short ones shall not have half of all others masked
     beta = min(0.5, max(0.1, 1.0 / max(1, int(task.space.counts(len(task)).min()))))
     try:
-        made = finetune(task, train, beta=beta, rate=FINETUNING_RATE, seed=seed, progress=progress)
+        rows = _training_rows(task, train, effort.training_rows, seed)
+        made = finetune(
+            task,
+            **rows,
+            beta=beta,
+            epochs=effort.training_epochs,
+            rate=FINETUNING_RATE,
+            seed=seed,
+            progress=progress,
+        )
         shares = (0.0, beta / 2, beta)
         table = robustness_table(
-            task, made, shares=shares, reference="prediction", seed=seed, progress=progress
+            task, made, shares=shares, reference="prediction", seed=seed, progress=progress, **rows
         )
     except VeridicalError as error:
         notes.append(f"F-Fidelity judges with the original model (RFid), since fine-tuning failed: {error}.")
         return None, None
     notes.append(_said_of(table))
     return made, table
+
+
+def _training_rows(task: Task, train: Any, most: int, seed: int) -> dict[str, Any]:
+    """The rows to fine-tune on with their side inputs: all, or as many random ones as the effort affords."""
+    given, labels = train if isinstance(train, tuple) else (train, None)
+    side: Any = None
+    if train is None:
+        given, labels, side = task.train, task.train_labels, task.train_side
+    if len(given) > most:
+        order = rng.permutation(
+            Key(seed) / "audit" / "training rows", torch.zeros(1, dtype=torch.int64), 0, len(given)
+        )
+        index = order[0, :most]
+        given = given[index.to(given.device) if isinstance(given, Tensor) else index.numpy()]
+        if labels is not None:
+            labels = labels[index.to(labels.device) if isinstance(labels, Tensor) else index.numpy()]
+        side = None if side is None else take_side(side, index.to(task.device))
+    return {"train": given if labels is None else (given, labels), "train_side": side}
 
 
 def _said_of(table: RobustnessTable) -> str:
