@@ -23,6 +23,8 @@ from veridical.predictor import MIN_ROWS, check_finite, repeat_side, take_side
 from veridical.rng import Key
 from veridical.task import Response, Task
 
+_STREAMS_KEPT = 2**20  # (sample, draw)s of a rule whose 64 bits are kept: 8 MB
+
 
 class MaskRule(Protocol):
     """Says which features each mask removes, a block at a time."""
@@ -111,11 +113,16 @@ class RandomSubsets:
     sizes: Tensor
     among: Tensor | None = None
     _only: int | None = field(default=None, init=False)
+    _streams: Tensor | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         # one size for all is the common case, and needs no order among the features it takes
         alike = self.sizes.shape[-1] == 1 and len(self.sizes.unique()) == 1
         object.__setattr__(self, "_only", int(self.sizes.flatten()[0]) if alike else None)
+        if len(self.ids) * self.draws <= _STREAMS_KEPT:
+            # once for all blocks: of one block they are so few that asking for them is what they cost
+            draws = torch.arange(self.draws, device=self.ids.device)
+            object.__setattr__(self, "_streams", rng.streams(self.key, self.ids, draws))
 
     @property
     def count(self) -> int:
@@ -124,12 +131,16 @@ class RandomSubsets:
     def removed(self, samples: slice, masks: slice) -> Tensor:
         width = self.sizes.shape[-1]
         first, last = masks.start // width, -(-masks.stop // width)
-        draws = torch.arange(first, last, device=self.ids.device)
         counts = self._only if self._only is not None else self.sizes
         if isinstance(counts, Tensor) and counts.dim() == 2:
             counts = counts[samples]
         among = None if self.among is None else self.among[samples]
-        chosen = rng.subsets(self.key, self.ids[samples], draws, self.n_features, counts, among)
+        if self._streams is not None:
+            streams = self._streams[samples, first:last]
+        else:
+            draws = torch.arange(first, last, device=self.ids.device)
+            streams = rng.streams(self.key, self.ids[samples], draws)
+        chosen = rng.subsets_of(streams, self.n_features, counts, among)
         return chosen[:, masks.start - first * width : masks.stop - first * width]
 
 
@@ -277,7 +288,8 @@ def _touches(removed: Tensor, matters: Tensor) -> Tensor:
     # truth values lie a byte each: eight of them at a time are one comparison of a word
     for word in (torch.int64, torch.int32, torch.int16):
         if removed.shape[-1] % word.itemsize == 0 and removed.is_contiguous():
-            return (removed.view(word) & matters.contiguous().view(word)).any(-1)
+            # no byte is more than 1, so no word is negative, and the largest tells: faster than `any`
+            return (removed.view(word) & matters.contiguous().view(word)).amax(-1) > 0
     return (removed & matters).any(-1)
 
 

@@ -17,8 +17,10 @@ import operator
 import threading
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -27,10 +29,13 @@ _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 _LOW_31 = 2**31 - 1
 _TICKET_MIX = -749064809  # 0xD35A2D97, odd
+_TICKET_MIX_32 = np.int32(_TICKET_MIX)
 _CELLS_AT_ONCE = 2**16  # tickets of one step on a CPU: they stay in its second cache
 _FEW_THREADS = 4  # up to which numpy's vectorised selection, on one thread, beats torch's on all
 
 _KEPT = threading.local()
+
+Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -97,7 +102,7 @@ def _mix_in_place(x: Tensor) -> Tensor:
     return x
 
 
-def _streams(key: Key, ids: Tensor, draws: Tensor | int) -> Tensor:
+def streams(key: Key, ids: Tensor, draws: Tensor | int) -> Tensor:
     """64 bits for each (sample, draw): (N,) for one draw or (N, K) for K draws."""
     sample = _mix(ids.to(torch.int64) * _GOLDEN + key.state)
     if isinstance(draws, int):
@@ -108,7 +113,7 @@ def _streams(key: Key, ids: Tensor, draws: Tensor | int) -> Tensor:
 def bits(key: Key, ids: Tensor, draws: Tensor | int, size: int) -> Tensor:
     """Hash to signed 64-bit integers, shape (N, size) for one draw or (N, K, size) for K draws."""
     counter = torch.arange(1, size + 1, device=ids.device, dtype=torch.int64) * _GOLDEN
-    return _mix_in_place(_streams(key, ids, draws)[..., None] + counter)
+    return _mix_in_place(streams(key, ids, draws)[..., None] + counter)
 
 
 def uniform(
@@ -162,9 +167,9 @@ def tickets(key: Key, ids: Tensor, draws: Tensor | int, size: int) -> Tensor:
     other, which makes any two tickets of a row independent; a round of mixing does the rest. Every step is
     one to one, so a row has no ties, and -2^31 never occurs. The i-th ticket does not depend on the size.
     """
-    stream = _streams(key, ids, draws)
+    stream = streams(key, ids, draws)
     x = torch.empty(*stream.shape, size, dtype=torch.int32, device=ids.device)
-    _tickets(stream.flatten(), size, x.view(-1, size), torch.empty_like(x).view(-1, size))
+    _tickets(_halves(stream.flatten()), size, x.view(-1, size), torch.empty_like(x).view(-1, size))
     return x
 
 
@@ -181,18 +186,19 @@ def _room(rows: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
     return x, spare
 
 
-def _tickets(stream: Tensor, size: int, x: Tensor, spare: Tensor) -> Tensor:
-    """The tickets of streams (R,), written into the first rows of `x`; `spare` is room on the way."""
-    x, spare = x[: len(stream)], spare[: len(stream)]
-    factor, shift = (stream & _LOW_31 | 1).to(torch.int32)[:, None], (stream >> 32).to(torch.int32)[:, None]
+def _halves(stream: Tensor) -> tuple[Tensor, Tensor]:
+    """What each stream (R,) multiplies and adds, (R, 1) each: its two halves, the first made odd."""
+    return (stream & _LOW_31 | 1).to(torch.int32)[:, None], (stream >> 32).to(torch.int32)[:, None]
+
+
+def _tickets(halves: tuple[Tensor, Tensor], size: int, x: Tensor, spare: Tensor) -> Tensor:
+    """The tickets of streams given by their halves, written into the first rows of `x`."""
+    factor, shift = halves
+    x, spare = x[: len(factor)], spare[: len(factor)]
     if _alone(x):
         # so small an array is no work for several threads, and waking them costs more than the work
-        tickets, room = x.numpy(), spare.numpy()
-        np.multiply(_places(size, x.device).numpy(), factor.numpy(), out=tickets)
-        np.add(tickets, shift.numpy(), out=tickets)
-        np.bitwise_and(tickets, _LOW_31, out=tickets)
-        np.bitwise_xor(tickets, np.right_shift(tickets, 15, out=room), out=tickets)
-        np.multiply(tickets, np.int32(_TICKET_MIX), out=tickets)
+        places = _places(size, x.device).numpy()
+        _tickets_alone(places, factor.numpy(), shift.numpy(), x.numpy(), spare.numpy())
         return x
     torch.mul(_places(size, x.device), factor, out=x)
     x.add_(shift)
@@ -200,6 +206,15 @@ def _tickets(stream: Tensor, size: int, x: Tensor, spare: Tensor) -> Tensor:
     x.bitwise_and_(_LOW_31)
     x.bitwise_xor_(torch.bitwise_right_shift(x, 15, out=spare))
     return x.mul_(_TICKET_MIX)
+
+
+def _tickets_alone(places: Array, factor: Array, shift: Array, out: Array, spare: Array) -> None:
+    """The same in numpy, on one thread."""
+    np.multiply(places, factor, out=out)
+    np.add(out, shift, out=out)
+    np.bitwise_and(out, _LOW_31, out=out)
+    np.bitwise_xor(out, np.right_shift(out, 15, out=spare), out=out)
+    np.multiply(out, _TICKET_MIX_32, out=out)
 
 
 @lru_cache(maxsize=16)
@@ -219,21 +234,28 @@ def subsets(
     `counts` is one number, (S,), (N, S) where samples differ, or (N, K, S) where draws differ too; with
     `valid` (N, V) only valid features are drawn. The subsets of one (sample, draw) are nested.
     """
-    stream = _streams(key, ids, draws)
-    shape, flat = stream.shape, stream.flatten()
+    return subsets_of(streams(key, ids, draws), size, counts, valid)
+
+
+def subsets_of(stream: Tensor, size: int, counts: int | Tensor, valid: Tensor | None = None) -> Tensor:
+    """`subsets` of (sample, draw)s whose `streams` (N, K) are known already."""
+    shape, flat, device = stream.shape, stream.flatten(), stream.device
     if isinstance(counts, Tensor):
-        counts = counts.to(ids.device)
+        counts = counts.to(device)
         counts = (counts[:, None] if counts.dim() == 2 else counts).expand(*shape, -1).flatten(0, 1)
     width = 1 if isinstance(counts, int) else counts.shape[-1]
-    out = torch.empty(len(flat), width, size, dtype=torch.bool, device=ids.device)
-    step = _step(len(flat), size, ids.device)
-    room = _room(step, size, ids.device)
+    out = torch.empty(len(flat), width, size, dtype=torch.bool, device=device)
+    step = _step(len(flat), size, device)
+    room, (factor, shift) = _room(step, size, device), _halves(flat)
+    if isinstance(counts, int) and 0 < counts < size and valid is None and _alone(flat):
+        _equal_subsets(factor.numpy(), shift.numpy(), counts, room, out[:, 0].numpy())
+        return out.view(shape[0], -1, size)
     for at in range(0, len(flat), step):
         rows = slice(at, min(len(flat), at + step))
-        drawn = _tickets(flat[rows], size, *room)
+        drawn = _tickets((factor[rows], shift[rows]), size, *room)
         inside = None
         if valid is not None:
-            inside = valid[torch.arange(rows.start, rows.stop, device=ids.device) // shape[1]]
+            inside = valid[torch.arange(rows.start, rows.stop, device=device) // shape[1]]
             drawn.masked_fill_(~inside, _LOW_31)
         last = smallest(drawn, counts if isinstance(counts, int) else counts[rows], room[1])
         if _alone(drawn):
@@ -243,6 +265,19 @@ def subsets(
         if inside is not None:
             out[rows].logical_and_(inside[:, None])
     return out.view(shape[0], -1, size)
+
+
+def _equal_subsets(factor: Array, shift: Array, count: int, room: tuple[Tensor, Tensor], out: Array) -> None:
+    """Subsets of one size among all features, in as few calls as can be: it is what most metrics draw."""
+    step, size = room[0].shape
+    x, ordered, places = room[0].numpy(), room[1].numpy(), _places(size, room[0].device).numpy()
+    for at in range(0, len(factor), step):
+        rows = slice(at, at + step)
+        few = len(factor[rows])
+        _tickets_alone(places, factor[rows], shift[rows], x[:few], ordered[:few])
+        np.copyto(ordered[:few], x[:few])
+        ordered[:few].partition(count - 1)
+        np.less_equal(x[:few], ordered[:few, count - 1 : count], out=out[rows])
 
 
 def _alone(x: Tensor) -> bool:
@@ -276,16 +311,20 @@ def smallest(values: Tensor, counts: int | Tensor, spare: Tensor | None = None) 
 
 def coins(key: Key, ids: Tensor, draws: Tensor, size: int, chance: float | Tensor) -> Tensor:
     """Toss (N, K, size) independent coins that fall True with `chance`: one number, or one a (N, K)."""
-    stream = _streams(key, ids, draws)
+    stream = streams(key, ids, draws)
     share = torch.as_tensor(chance, dtype=torch.float64, device=ids.device).expand(stream.shape)
     limit = ((share * 2.0**32).round() - (2.0**31 + 1)).clamp(min=-(2.0**31)).to(torch.int32)
     out = torch.empty(*stream.shape, size, dtype=torch.bool, device=ids.device)
-    flat, stream, limit = out.flatten(0, 1), stream.flatten(), limit.flatten()
-    step = _step(len(stream), size, ids.device)
-    room = _room(step, size, ids.device)
-    for at in range(0, len(stream), step):
+    flat, limit = out.flatten(0, 1), limit.flatten()[:, None]
+    step = _step(len(flat), size, ids.device)
+    room, (factor, shift) = _room(step, size, ids.device), _halves(stream.flatten())
+    for at in range(0, len(flat), step):
         rows = slice(at, at + step)
-        torch.le(_tickets(stream[rows], size, *room), limit[rows, None], out=flat[rows])
+        tossed = _tickets((factor[rows], shift[rows]), size, *room)
+        if _alone(tossed):
+            np.less_equal(tossed.numpy(), limit[rows].numpy(), out=flat[rows].numpy())
+        else:
+            torch.le(tossed, limit[rows], out=flat[rows])
     return out
 
 
