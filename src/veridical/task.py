@@ -21,7 +21,6 @@ from veridical.frames import FrameCodec, is_frame
 from veridical.heads import Head, first_answer, two_columns
 from veridical.models import adapt
 from veridical.predictor import (
-    MAX_ROWS,
     MIN_ROWS,
     CountedModel,
     Meter,
@@ -31,6 +30,7 @@ from veridical.predictor import (
     Side,
     call,
     memory_budget,
+    most_rows,
     plain_output,
     take_side,
 )
@@ -399,7 +399,7 @@ class Task:
     def _rows_on(self, place: torch.device, rows: int) -> int:
         """Rows a chunk on another kind of device: as many more as its budget is larger."""
         there, here = memory_budget(place), memory_budget(self.device)
-        return max(MIN_ROWS, min(MAX_ROWS, rows * there // here))
+        return max(MIN_ROWS, min(most_rows(place), rows * there // here))
 
     def __getitem__(self, index: Any) -> Task:
         """The task on a subset of its samples; ids, and so all draws, stay theirs."""
