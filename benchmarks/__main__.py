@@ -1,60 +1,85 @@
-"""`python -m benchmarks [--device cuda] [--size lenet|resnet18] [--part NAME ...] [--out FILE]`.
+"""`python -m benchmarks [--device cuda] [--size lenet|resnet18] [--part NAME ...] [--out FOLDER]`.
 
-Three parts: the probe under each kind of mask, every metric that asks the model, every explainer. `--metric`
-and `--explainer` limit a part to some names.
+Parts: every metric that asks the model, the probe under each kind of mask, every explainer, ten thousand
+maps, import time. `--metric` and `--explainer` limit a part to some names. Rows are written as soon as they
+are there.
 """
 
 from __future__ import annotations
 
 import argparse
-import platform
-from datetime import UTC, datetime
+from collections.abc import Callable
 from pathlib import Path
 
-import torch
+from benchmarks import explainers, import_time, maps, masks, metrics
+from benchmarks.results import Results
 
-import veridical as vd
-from benchmarks import explainers, masks, metrics
-from benchmarks.timing import Timing, table
-
-PARTS = ("probe", "metrics", "explainers")
+SIZES = ("lenet", "resnet18")
 
 
-def timed(part: str, size: str, chosen: argparse.Namespace) -> list[Timing]:
-    """The timings of one part."""
-    if part == "probe":
-        return masks.measure(chosen.device, size, chosen.rounds, chosen.samples)
-    module, names = (metrics, chosen.metric) if part == "metrics" else (explainers, chosen.explainer)
-    return module.measure(chosen.device, size, names, chosen.rounds, chosen.samples)
+def time_metrics(results: Results, given: argparse.Namespace) -> None:
+    """Every metric at every size asked for."""
+    for size in given.size or SIZES:
+        task = metrics.tasks(given.device, size, given.samples)
+        title = f"{task.name}, {len(task)} samples, {task.predictor.rows} rows a chunk"
+        brief = given.device == "cpu"
+        for timing in metrics.timings(task, size, given.metric, given.rounds, brief, given.clock):
+            results.timing(title, timing)
+
+
+def time_probe(results: Results, given: argparse.Namespace) -> None:
+    """The probe alone, by kind of mask."""
+    for size in given.size or SIZES:
+        for timing in masks.measure(given.device, size, given.rounds, given.samples):
+            results.timing(f"The probe alone, {size}", timing)
+
+
+def time_explainers(results: Results, given: argparse.Namespace) -> None:
+    """Every explainer."""
+    for size in given.size or SIZES:
+        for timing in explainers.measure(given.device, size, given.explainer, given.rounds, given.samples):
+            results.timing(f"Explainers, {size}", timing)
+
+
+def time_maps(results: Results, given: argparse.Namespace) -> None:
+    """Metrics that read maps, on many large ones."""
+    count = given.samples or 10_000
+    for row in maps.rows(count, 224, given.device):
+        results.add(f"{count:,} maps of 224 x 224", **row)
+
+
+def time_import(results: Results, given: argparse.Namespace) -> None:
+    """Importing the package beside importing torch."""
+    results.add("Import", **import_time.measure(given.rounds))
+
+
+PARTS: dict[str, Callable[[Results, argparse.Namespace], None]] = {
+    "metrics": time_metrics,
+    "probe": time_probe,
+    "explainers": time_explainers,
+    "maps": time_maps,
+    "import": time_import,
+}
 
 
 def main() -> None:
     """Measure, print and, if asked, write the tables."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--size", choices=["lenet", "resnet18"], action="append")
+    parser.add_argument("--size", choices=list(SIZES), action="append")
     parser.add_argument("--part", choices=list(PARTS), action="append")
     parser.add_argument("--metric", action="append")
     parser.add_argument("--explainer", action="append")
     parser.add_argument("--samples", type=int)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
     parser.add_argument("--out", type=Path)
-    chosen = parser.parse_args()
-    machine = torch.cuda.get_device_name() if chosen.device != "cpu" else f"{platform.machine()} CPU"
-    text = [
-        f"Machine: {machine}, {torch.get_num_threads()} threads; torch {torch.__version__}, "
-        f"veridical {vd.__version__}, {datetime.now(UTC):%Y-%m-%d}."
-    ]
-    named = [part for part in PARTS if getattr(chosen, part.rstrip("s"), None)]
-    for size in chosen.size or ["lenet", "resnet18"]:
-        task = metrics.tasks(chosen.device, size, chosen.samples)
-        print(task.name, flush=True)
-        text.append(f"\n## {task.name}, {len(task)} samples, {task.predictor.rows} rows a chunk\n")
-        for part in chosen.part or named or PARTS:
-            text += [f"### {part.capitalize()}\n", table(timed(part, size, chosen)), ""]
-    print("\n".join(text))
-    if chosen.out:
-        chosen.out.write_text("\n".join(text) + "\n")
+    given = parser.parse_args()
+    results = Results(given.out, given.device)
+    named = [part for part in ("metrics", "explainers") if getattr(given, part.rstrip("s"))]
+    for part in given.part or named or ("metrics", "probe", "explainers", "import"):
+        PARTS[part](results, given)
+    print(results.markdown())
 
 
 if __name__ == "__main__":

@@ -1,16 +1,20 @@
 """Fidelity: overhead of the removal metrics over their bare evaluations, and ROAR's cost beside FFid's.
 
-PYTHONPATH=src python -m benchmarks.fidelity [--samples 32] [--draws 20] [--rounds 3] [--device cuda]
+PYTHONPATH=src python -m benchmarks.fidelity [--size resnet18] [--samples 32] [--draws 20] [--device cuda]
+
+The overhead is the median over rounds of work and bare evaluations taken in turn. Every metric must ask as
+many rows as it says it does.
 """
 
 from __future__ import annotations
 
 import argparse
+import tempfile
 
 import torch
 
 import veridical as vd
-from benchmarks.networks import lenet
+from benchmarks.networks import lenet, resnet18
 from benchmarks.timing import Timing, compare, seconds, table
 from veridical.fidelity.removal import SIGNS
 
@@ -23,7 +27,15 @@ def lenet_task(samples: int, device: str) -> vd.Task:
     return task.to(device)
 
 
-def overheads(task: vd.Task, draws: int, rounds: int) -> list[Timing]:
+def resnet_task(samples: int, device: str) -> vd.Task:
+    """The same at 224 pixels, a network the size of a ResNet-18."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(samples + 8, 3, 224, 224, generator=generator)
+    task = vd.Task(resnet18(), x[:samples], train=x[samples:], name="ResNet-18 size, 224 px")
+    return task.to(device)
+
+
+def overheads(task: vd.Task, draws: int, rounds: int, clock: str) -> list[Timing]:
     """Each metric, and one pass for both signs: rows asked, seconds, bare seconds, ratio."""
     explanation = vd.explain("random", task)
     truth = task.predictions
@@ -34,20 +46,24 @@ def overheads(task: vd.Task, draws: int, rounds: int) -> list[Timing]:
         vd.fidelity.measure(task, explanation, truth, levels=levels, beta=0.1, draws=draws, signs=SIGNS)
         return task.predictor.meter.cost - before
 
-    metrics = [vd.fidelity.Fid(), vd.fidelity.RFid(draws=draws), vd.fidelity.RFid("minus", draws=draws)]
-    metrics.append(vd.fidelity.RFid(draws=draws, bernoulli=True))
-    out = []
-    for metric in metrics:
-        name = metric.name + (" bernoulli" if metric.removal["bernoulli"] else "")
-        out.append(compare(name, lambda m=metric: m(task, explanation).cost, task, rounds))
-    out.append(compare("both signs in one pass", both, task, rounds))
+    with tempfile.TemporaryDirectory() as folder:
+        tuned = vd.fidelity.finetune(task, epochs=1, cache=folder)
+        metrics = [vd.fidelity.Fid(), vd.fidelity.RFid(draws=draws), vd.fidelity.RFid("minus", draws=draws)]
+        metrics += [vd.fidelity.FFid(sign, draws=draws, finetuned=tuned) for sign in SIGNS]
+        metrics.append(vd.fidelity.RFid(draws=draws, bernoulli=True))
+        out = []
+        for metric in metrics:
+            name = metric.name + (" bernoulli" if metric.removal["bernoulli"] else "")
+            timing = compare(name, lambda m=metric: m(task, explanation).cost, task, rounds, clock=clock)
+            if timing.forward != metric.evaluations(task):
+                raise SystemExit(f"{name} asked {timing.forward} rows, not {metric.evaluations(task)}")
+            out.append(timing)
+    out.append(compare("both signs in one pass", both, task, rounds, clock=clock))
     return out
 
 
 def costs(task: vd.Task, draws: int) -> vd.fidelity.CostComparison:
     """One epoch of each kind of training and one evaluation, in seconds, for the break-even."""
-    import tempfile
-
     explanation = vd.explain("gradient", task)
     roar = vd.fidelity.ROAR(sizes=(0.5,), epochs=1)
     with tempfile.TemporaryDirectory() as folder:
@@ -70,15 +86,24 @@ def _gradient() -> vd.Explainer:
 def main() -> None:
     """Measure and print the tables."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fidelity", description=__doc__)
-    parser.add_argument("--samples", type=int, default=32)
+    parser.add_argument("--size", choices=["lenet", "resnet18"], default="lenet")
+    parser.add_argument("--samples", type=int, help="32 (LeNet) or 2 on a CPU, 1024 or 64 on a GPU")
     parser.add_argument("--draws", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="cpu: on a busy machine")
     chosen = parser.parse_args()
-    task = lenet_task(chosen.samples, chosen.device)
-    print(table(overheads(task, chosen.draws, chosen.rounds)))
-    print("\nSeconds, one epoch each:")
-    print(costs(task, chosen.draws))
+    small, make = chosen.size == "lenet", lenet_task if chosen.size == "lenet" else resnet_task
+    usual = (32 if small else 2) if chosen.device == "cpu" else (1024 if small else 64)
+    task = make(chosen.samples or usual, chosen.device)
+    print(
+        f"{task.name}, {len(task)} samples, {task.predictor.rows} rows a chunk, {chosen.device}, "
+        f"{torch.get_num_threads()} threads, torch {torch.__version__}"
+    )
+    print(table(overheads(task, chosen.draws, chosen.rounds, chosen.clock)), flush=True)
+    if small:
+        print("\nSeconds, one epoch each:")
+        print(costs(task, chosen.draws))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import torch
 
 import veridical as vd
@@ -10,65 +13,137 @@ from benchmarks.timing import Timing, compare
 from veridical.metrics import ExplainerMetric, applicable, registry
 from veridical.metrics.base import AnyMetric
 
+FINE_TUNED = {"ffid_plus", "ffid_minus"}
+"""Those that fine-tune a model first have a table of their own."""
+
 
 def tasks(device: str, size: str, samples: int | None = None) -> vd.Task:
     """The task of one table, with object masks so that all metrics apply."""
     generator = torch.Generator().manual_seed(0)
     on_gpu = device != "cpu"
     if size == "lenet":
-        count = samples or (1024 if on_gpu else 64)
+        count = samples or (1024 if on_gpu else 256)
         x = torch.rand(count, 1, 28, 28, generator=generator)
         x = x * (torch.rand(x.shape, generator=generator) > 0.7)
         masks = torch.zeros(count, 28, 28, dtype=torch.bool)
         masks[:, 8:20, 8:20] = True
-        return vd.Task(lenet(), x, masks=masks, train=x[:32], name="LeNet, 28 px").to(device)
-    count = samples or (64 if on_gpu else 4)
+        return vd.Task(lenet(), x, masks=masks, train=x[: count // 2], name="LeNet, 28 px").to(device)
+    count = samples or (64 if on_gpu else 2)
     x = torch.randn(count, 3, 224, 224, generator=generator)
     masks = torch.zeros(count, 224, 224, dtype=torch.bool)
     masks[:, 64:160, 64:160] = True
-    return vd.Task(resnet18(), x, masks=masks, train=x[:4], name="ResNet-18 size, 224 px").to(device)
+    name = "ResNet-18 size, 224 px"
+    return vd.Task(resnet18(), x, masks=masks, train=x[: max(1, count // 2)], name=name).to(device)
 
 
-def settings(size: str) -> dict[str, dict[str, object]]:
-    """Hyper-parameters that bound the number of evaluations on large inputs; the others are defaults."""
+def settings(size: str, brief: bool = False) -> dict[str, dict[str, object]]:
+    """Hyper-parameters that bound the number of evaluations; those of all others are the defaults.
+
+    `brief` bounds it further, for a processor that takes a tenth of a second for one large image.
+    """
     few: dict[str, object] = {"draws": 10}
-    common: dict[str, dict[str, object]] = dict.fromkeys(("rfid_plus", "rfid_minus"), few)
     if size == "lenet":
-        return common
+        common: dict[str, dict[str, object]] = dict.fromkeys(("rfid_plus", "rfid_minus"), few)
+        if not brief:
+            return common
+        steps: dict[str, object] = {"steps": 98}
+        return {
+            **common,
+            "pixel_flipping": steps,
+            "faithfulness_estimate": steps,
+            "monotonicity": steps,
+            "kept_features": {"levels": 98},
+            "monotonicity_correlation": {"steps": 49},
+            "non_sensitivity": {"group": 16},
+        }
+    steps = {"steps": 28}
+    if brief:
+        one: dict[str, object] = {"draws": 1}
+        return {
+            **dict.fromkeys(("rfid_plus", "rfid_minus"), one),
+            **dict.fromkeys(("pixel_flipping", "faithfulness_estimate", "monotonicity"), steps),
+            "insertion": {"steps": 24},
+            "deletion": {"steps": 24},
+            "region_perturbation": {"regions": 24},
+            "selectivity": {"patch": 32},
+            "irof": {"segments": 24},
+            "kept_features": {"levels": 28},
+            "monotonicity_correlation": {"steps": 6},
+            "non_sensitivity": {"group": 7168},
+            "sensitivity_n": {"draws": 3},
+            "infidelity": {"draws": 24},
+            "faithfulness_correlation": {"runs": 24},
+            "smooth_mprt": {"noise_draws": 1},
+            "gef": {"draws": 1},
+        }
+    two: dict[str, object] = {"draws": 2}
     return {
-        **common,
+        **dict.fromkeys(("rfid_plus", "rfid_minus"), two),
+        "sensitivity_n": {"draws": 3},
+        **dict.fromkeys(("faithfulness_estimate", "monotonicity"), steps),
         "pixel_flipping": {"steps": 168},
-        "faithfulness_estimate": {"steps": 112},
-        "kept_features": {"levels": 112},
-        "monotonicity": {"steps": 112},
-        "monotonicity_correlation": {"steps": 28},
-        "non_sensitivity": {"group": 448},
-        "sensitivity_n": {"draws": 10},
+        "kept_features": {"levels": 28},
+        "monotonicity_correlation": {"steps": 7},
+        "non_sensitivity": {"group": 1792},
+        "selectivity": {"patch": 32},
+        "smooth_mprt": {"noise_draws": 2},
     }
+
+
+@dataclass(frozen=True)
+class Case:
+    """A metric and what it judges, on one task."""
+
+    metric: AnyMetric
+    task: vd.Task
+    subject: object
+
+    def __call__(self) -> vd.Cost:
+        """Score once."""
+        return vd.score(self.metric, self.task, self.subject).cost
+
+    @property
+    def batch(self) -> int | None:
+        """Rows that one call can hold: those of one set of weights, where these change."""
+        if "weights" not in self.metric.needs:
+            return None
+        return len(self.task) * getattr(self.metric, "noise_draws", 1)
+
+
+def cases(task: vd.Task, size: str, names: list[str] | None = None, brief: bool = False) -> Iterator[Case]:
+    """Every metric that applies, or those named, with bounded settings."""
+    maps = vd.explain("gradient", task)
+    chosen = settings(size, brief)
+    for name in names or [name for name in applicable(task) if name not in FINE_TUNED]:
+        metric = registry.make(name, **chosen.get(name, {}))
+        yield Case(metric, task, "gradient" if isinstance(metric, ExplainerMetric) else maps)
+
+
+def timings(
+    task: vd.Task,
+    size: str,
+    names: list[str] | None = None,
+    rounds: int = 3,
+    brief: bool = False,
+    clock: str = "wall",
+) -> Iterator[Timing]:
+    """One timing a metric, as soon as it is there."""
+    for case in cases(task, size, names, brief):
+        try:
+            timing = compare(case.metric.name, case, task, rounds, case.batch, clock)
+        except Exception as error:
+            print(f"  {case.metric.name}: failed, {type(error).__name__}: {error}", flush=True)
+            continue
+        if timing.forward:
+            yield timing
 
 
 def measure(
     device: str, size: str, names: list[str] | None = None, rounds: int = 3, samples: int | None = None
 ) -> list[Timing]:
-    """One timing a metric."""
-    task = tasks(device, size, samples)
-    maps = vd.explain("gradient", task)
+    """One timing a metric, printed as they come."""
     out = []
-    # those that fine-tune a model first have a table of their own
-    skipped = {"ffid_plus", "ffid_minus"}
-    for name in names or [name for name in applicable(task) if name not in skipped]:
-        metric: AnyMetric = registry.make(name, **settings(size).get(name, {}))
-
-        def work(metric: AnyMetric = metric) -> vd.Cost:
-            subject = "gradient" if isinstance(metric, ExplainerMetric) else maps
-            return vd.score(metric, task, subject).cost
-
-        try:
-            timing = compare(name, work, task, rounds)
-        except Exception as error:
-            print(f"  {name}: failed, {type(error).__name__}: {error}", flush=True)
-            continue
-        if timing.forward:
-            out.append(timing)
-            print(f"  {name}: {timing.seconds:.3f} s, overhead {timing.overhead:.2f}", flush=True)
+    for timing in timings(tasks(device, size, samples), size, names, rounds, brief=device == "cpu"):
+        out.append(timing)
+        print(f"  {timing.name}: {timing.seconds:.4f} s, overhead {timing.overhead:.2f}", flush=True)
     return out

@@ -12,6 +12,11 @@ import torch
 import veridical as vd
 from veridical.explainers.gradients import gradient
 
+LEAST = 0.05
+"""Seconds that one reading lasts at least: shorter work is repeated within it."""
+LONG = 0.15
+"""Seconds of work on a GPU that nobody else uses after which one reading is enough."""
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -29,23 +34,32 @@ class Timing:
         return self.seconds / self.bare_seconds if self.bare_seconds else float("nan")
 
 
-def seconds(run: Callable[[], object], device: torch.device) -> float:
-    """Wall time of one call, with the device idle before and after."""
+def seconds(run: Callable[[], object], device: torch.device, times: int = 1, clock: str = "wall") -> float:
+    """Seconds of one call, as the mean of several, with the device idle before and after.
+
+    `clock="cpu"` counts what this process computed, whatever else the machine did meanwhile.
+    """
+    read = time.process_time if clock == "cpu" else time.perf_counter
     if device.type == "cuda":
         torch.cuda.synchronize()
-    start = time.perf_counter()
-    run()
+    start = read()
+    for _ in range(times):
+        run()
     if device.type == "cuda":
         torch.cuda.synchronize()
-    return time.perf_counter() - start
+    return (read() - start) / times
 
 
-def bare(task: vd.Task, cost: vd.Cost) -> Callable[[], None]:
-    """The same number of rows through the model, in the task's chunks, from a batch that is ready."""
-    rows = task.predictor.rows
-    times = -(-rows // len(task))
-    ready = task.inputs.repeat(times, *[1] * (task.inputs.dim() - 1))[:rows]
-    chunk = task[torch.arange(rows) % len(task)] if rows <= len(task) else None
+def bare(task: vd.Task, cost: vd.Cost, batch: int | None = None) -> Callable[[], None]:
+    """The same number of rows through the model, in chunks of the task's plan, from batches that are ready.
+
+    `batch` bounds the rows of one call, where no more than that have their weights in common.
+    """
+    rows = min(task.predictor.rows, batch or task.predictor.rows)
+    ready = _repeated(task, min(rows, max(1, cost.forward - cost.backward))).inputs
+    few = min(rows, max(1, cost.backward))
+    piece = _repeated(task, few)
+    rest = piece[: cost.backward % few] if cost.backward % few else None
 
     def run() -> None:
         left = cost.forward - cost.backward
@@ -53,21 +67,48 @@ def bare(task: vd.Task, cost: vd.Cost) -> Callable[[], None]:
             while left > 0:
                 model(ready[: min(rows, left)])
                 left -= rows
-        left = cost.backward
-        piece = chunk if chunk is not None else task
-        while left > 0:
-            gradient(piece[: min(len(piece), left)] if left < len(piece) else piece)
-            left -= len(piece)
+        for _ in range(cost.backward // few):
+            gradient(piece)
+        if rest is not None:
+            gradient(rest)
 
     return run
 
 
-def compare(name: str, work: Callable[[], vd.Cost], task: vd.Task, rounds: int = 3) -> Timing:
+def _repeated(task: vd.Task, rows: int) -> vd.Task:
+    return task[torch.arange(rows, device=task.device) % len(task)]
+
+
+def compare(
+    name: str,
+    work: Callable[[], vd.Cost],
+    task: vd.Task,
+    rounds: int = 3,
+    batch: int | None = None,
+    clock: str = "wall",
+) -> Timing:
     """Time the work and its bare evaluations in turn; the median ratio is what noise touches least."""
-    cost = work()
-    evaluations = bare(task, cost)
-    evaluations()
-    pairs = [(seconds(work, task.device), seconds(evaluations, task.device)) for _ in range(rounds)]
+    cost = vd.Cost()
+
+    def first() -> None:
+        nonlocal cost
+        cost = work()
+
+    warm = seconds(first, task.device)
+    if not cost.forward:
+        return Timing(name, 0, 0, warm, 0.0)
+    evaluations = bare(task, cost, batch)
+    guess = [warm, seconds(evaluations, task.device)]
+    if max(guess) < LEAST:
+        # what is prepared once is there now, and how long one call takes can be known
+        guess = [seconds(run, task.device) for run in (work, evaluations)]
+    if task.device.type == "cuda" and min(guess) > LONG:
+        rounds = 1
+    times = [max(1, min(50, round(LEAST / max(each, 1e-6)))) for each in guess]
+    pairs = [
+        (seconds(work, task.device, times[0], clock), seconds(evaluations, task.device, times[1], clock))
+        for _ in range(rounds)
+    ]
     pairs.sort(key=lambda pair: pair[0] / max(pair[1], 1e-12))
     middle = pairs[len(pairs) // 2]
     return Timing(name, cost.forward, cost.backward, *middle)
@@ -80,8 +121,8 @@ def table(timings: list[Timing]) -> str:
         "|---|---|---|---|---|---|",
     ]
     lines += [
-        f"| {t.name} | {t.forward} | {t.backward} | {t.seconds:.3f} "
-        f"| {t.bare_seconds:.3f} | {t.overhead:.2f} |"
+        f"| {t.name} | {t.forward} | {t.backward} | {t.seconds:.4f} "
+        f"| {t.bare_seconds:.4f} | {t.overhead:.2f} |"
         for t in timings
     ]
     if timings:

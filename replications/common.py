@@ -27,6 +27,7 @@ WHERE = {
     "folder a class, and the public ResNet-20 weights resnet20-12fca82f.th",
     "avila": "Avila: https://doi.org/10.24432/C5K02X",
     "sms_spam": "SMS Spam: https://doi.org/10.24432/C5CC84",
+    "trec": "TREC questions: https://cogcomp.seas.upenn.edu/Data/QA/QC/, as TREC.train.all and TREC.test.all",
     "efficientnet.npz": "photos and weights: python -m replications.gef.efficientnet --prepare FOLDER",
     "surf": "embeddings: python -m replications.surf.prepared FOLDER makes them",
     "sequences": "series and texts: python replications/f_fidelity/sequences.py FOLDER makes them",

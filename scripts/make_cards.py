@@ -55,15 +55,19 @@ def metric_cost(metric: AnyMetric, task: vd.Task) -> str:
     return cost_line(vd.score(metric, task, subject).cost, len(task))
 
 
-def reliability_line(name: str) -> str:
-    """What scripts/measure_reliability.py found: MC, never without its dependence on the map."""
+def reliability_lines(name: str) -> list[str]:
+    """What scripts/measure_reliability.py found: MC a task, never without its dependence on the map."""
     path = DOCS / "reliability.json"
     stored = json.loads(path.read_text()) if path.is_file() else {}
-    found = stored.get(name)
-    if found is None:
-        return "not measured"
+    lines = [
+        f"| reliable on {task} | {_reliability(found)} |" for task, found in stored.get(name, {}).items()
+    ]
+    return lines or ["| reliable | not measured |"]
+
+
+def _reliability(found: dict[str, Any]) -> str:
     size = (
-        f"{found['task']}, {found['samples']} samples, {found['iterations']} x {found['draws']} draws, "
+        f"{found['samples']} samples, {found['iterations']} x {found['draws']} draws, "
         f"{len(found['explainers'])} explainers, {found['date']}"
     )
     if found["mc"] is None:
@@ -84,8 +88,8 @@ def metrics_page() -> str:
         "mislead in different ways. Costs are rows asked of the model a sample, measured on 8 x 8 digits",
         "with default settings (for metrics that explain again, with the plain gradient).",
         "",
-        "Reliability is meta-consistency ([how it is measured](how-to/reliability.md)) on one small task, as",
-        "an example: ask it of your own model and explainers with `vd.meta_evaluate`.",
+        "Reliability is meta-consistency ([how it is measured](how-to/reliability.md)) on the small tasks",
+        "that are named, as an example: ask it of your own model and explainers with `vd.meta_evaluate`.",
         "",
     ]
     for category in [*ORDER, *sorted({m.category for m in made.values()} - set(ORDER))]:
@@ -109,11 +113,42 @@ def metrics_page() -> str:
                 f"| assumes | {metric.assumes or 'nothing stated'} |",
                 f"| misleads | {metric.misleads or 'nothing stated'} |",
                 f"| cost | {metric_cost(metric, task)} |",
-                f"| reliability | {reliability_line(name)} |",
+                *reliability_lines(name),
                 f"| paper | {metric.paper} |",
                 "",
             ]
     return "\n".join(lines)
+
+
+EXPLAINERS_NOTE = """\
+*Reads values* says whether a method looks at the outputs themselves or only at their gradients.
+
+## Beyond rows
+
+A row is one forward pass, and one backward pass where gradients are asked for. Two families do more than that
+by definition. DeepLIFT compares every activation with that of a baseline, whose row rides along with each
+chunk uncounted, as padding does. LRP goes through a layer again where its rule changes the weights:
+
+| rule | passes forward | passes back | inputs of any sign |
+|---|---|---|---|
+| a gradient, for comparison | 1 | 1 | |
+| `epsilon`, `flat` | 1 | 1 | the same |
+| `w_square` | 2 | 1 | the same |
+| `z_plus` | 2 | 1 | 3 and 2 |
+| `gamma` | 2 | 2 | 3 and 3 |
+| `alpha_beta` | 3 | 2 | 5 and 4 |
+| `z_box` | 4 | 3 | the same |
+
+## What LRP follows
+
+A model that torch.fx can trace is followed along its graph. One that it cannot, such as those of Hugging
+Face, is followed while it runs: each torch operation on what depends on the input is done by the rule of its
+kind. Both ways give the same maps. Sums share relevance in proportion; a batch norm is folded into the layer
+before it; an activation hands relevance on; attention weights and the spread of a layer norm are held
+constant, so that relevance flows through the values (Ali et al. 2022); a sigmoid gate gives all to the
+signal. ViT, ResNet, ConvNeXt, MobileNet, BERT and DistilBERT keep their relevance but for what biases and
+position embeddings take. An operation without a stated rule (GPT-2's `addmm` and its own GELU, say) is
+refused by name."""
 
 
 def explainers_page() -> str:
@@ -125,8 +160,8 @@ def explainers_page() -> str:
         "task; one that does not says why and names those that do. The cost is rows asked of the model a",
         "sample, measured on 8 x 8 digits with default settings.",
         "",
-        "| name | what it is | applies to | needs | random | cost | paper |",
-        "|---|---|---|---|---|---|---|",
+        "| name | what it is | applies to | needs | random | reads values | cost | paper |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name in explainers:
         explainer: Explainer = explainers.make(name)
@@ -136,9 +171,10 @@ def explainers_page() -> str:
             f"| `{name}` | {explainer.summary} | {', '.join(sorted(explainer.modalities))} "
             f"| {', '.join(sorted(explainer.needs)) or 'nothing'} "
             f"| {'yes' if explainer.stochastic else 'no'} "
+            f"| {'yes' if explainer.reads_outputs else 'no'} "
             f"| {cost} | {explainer.paper} |"
         )
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, "", EXPLAINERS_NOTE, ""])
 
 
 def main() -> int:

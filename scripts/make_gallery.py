@@ -1,6 +1,6 @@
 """Draw every applicable explainer on one photo, digit, sentence, series and table row for docs/gallery.md.
 
-`python scripts/make_gallery.py [photo digit sentence series table]`
+`python scripts/make_gallery.py [photo digit sentence transformer series table]`
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ SUBJECTS = {
     "photo": ("imagenet_photos", 0),
     "digit": ("digits", 3),
     "sentence": ("reviews", 1),
+    "transformer": ("rotten_tomatoes_minilm", 0),
     "series": ("basic_motions_cnn", 0),
     "table": ("wine", 0),
 }

@@ -54,8 +54,8 @@ MUTANTS = (
     Mutant(
         "ranks: ties take their first rank",
         "functional/ranks.py",
-        "shared = (first + last).to(torch.float64) / 2 + 1",
-        "shared = first.to(torch.float64) + 1",
+        "ranks[order] = (first + last) * 0.5 + 1.0",
+        "ranks[order] = first + 1.0",
         "functional/test_ranks.py",
     ),
     Mutant(

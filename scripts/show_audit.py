@@ -1,55 +1,217 @@
-"""Audit a real network and keep the verdict: EfficientNet-lite0 on photos, or MiniLM on film reviews.
+"""Audit a real network and keep the verdict: EfficientNet-lite0 on photos, or MiniLM on film snippets.
 
+    python scripts/show_audit.py prepare --data FOLDER         # once: models and rows into two files
     python scripts/show_audit.py photos --data FOLDER --effort standard --device cuda --out results
-    python scripts/show_audit.py minilm --effort quick --out results
+    python scripts/show_audit.py minilm --data FOLDER --effort quick --out results
+    python scripts/show_audit.py render --data FOLDER --out results     # pages from what was kept
 
-FOLDER holds what `python -m replications.gef.efficientnet --prepare FOLDER` wrote. Features are
-14 x 14 patches.
+`prepare` needs the photos ($VERIDICAL_DATA/imagenet_samples) and the packages that bring the two models; the
+audits need only torch, numpy, scipy and, for MiniLM, transformers; `render` makes the pages anywhere.
+Photos are seen as 14 x 14 patches, blurred away where removed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import pickle
+import tempfile
 import time
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
 
 import veridical as vd
 from replications.gef.efficientnet import FILE, photos_task
+from replications.gef.efficientnet import prepare as prepare_photos
+from veridical.audit import Audit
+from veridical.audit.sampling import some_of
 
 CHEAP = ["saliency", "input_x_gradient", "guided_backprop", "gradcam", "lrp"]
 FULL = [*CHEAP, "integrated_gradients", "smoothgrad", "gradient_shap"]
+FEW = ["saliency", "attention_rollout"]
+MINILM = "minilm.npz"
+PHOTOS, SENTENCES = 50, 200
 
 
-def task_of(which: str, folder: Path | None, samples: int, device: str | None) -> vd.Task:
+# --- models and rows ------------------------------------------------------------------------------------
+
+
+def prepare(folder: Path) -> None:
+    """Write some photos with EfficientNet-lite0, and some snippets with MiniLM, as small files."""
+    with tempfile.TemporaryDirectory() as whole:
+        stored = dict(np.load(prepare_photos(Path(whole)), allow_pickle=False))
+    some = np.linspace(0, len(stored["photos"]) - 1, PHOTOS).astype(int)
+    folder.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(
+        folder / FILE, **{**stored, "photos": stored["photos"][some], "labels": stored["labels"][some]}
+    )
+    prepare_minilm(folder / MINILM)
+
+
+def prepare_minilm(path: Path) -> None:
+    """MiniLM in half floats, with the words that the snippets use and no others: the same answers."""
+    task: Any = vd.tasks.load("rotten_tomatoes_minilm")
+    task = some_of(task, SENTENCES, 0)
+    model = task.model
+    config = model.encoder.config.to_dict()
+    words = torch.cat([task.inputs.unique(), torch.tensor([model.pad])]).unique()
+    weights = {n: v for n, v in model.state_dict().items() if "position_ids" not in n}
+    table, places = (
+        "encoder.embeddings.word_embeddings.weight",
+        "encoder.embeddings.position_embeddings.weight",
+    )
+    weights[table] = weights[table][words]
+    weights[places] = weights[places][: task.inputs.shape[1]]
+    config |= {"vocab_size": len(words), "max_position_embeddings": task.inputs.shape[1], "pad_token_id": 0}
+    kept = {k: v for k, v in config.items() if isinstance(v, int | float | str | bool) or v is None}
+    half = {
+        f"weights/{n}": v.numpy().astype(np.float16 if v.dim() > 1 else np.float32)
+        for n, v in weights.items()
+    }
+    np.savez_compressed(
+        path,
+        tokens=torch.searchsorted(words, task.inputs).numpy(),
+        pad=int(torch.searchsorted(words, torch.tensor(model.pad))),
+        labels=task.labels.numpy(),
+        valid=task.space.valid.numpy(),
+        names=json.dumps(task.space.names),
+        config=json.dumps(kept),
+        **half,
+    )
+
+
+def minilm_task(path: Path) -> vd.Task:
+    """The sentence classifier on the prepared snippets."""
+    from transformers import BertConfig, BertModel
+
+    from veridical.tasks.rotten_tomatoes import SentenceClassifier
+
+    stored = np.load(path, allow_pickle=False)
+    config = BertConfig(**json.loads(str(stored["config"])))
+    pad = int(stored["pad"])
+    encoder = BertModel(config)
+    model = SentenceClassifier(encoder, config.hidden_size, 2, pad).eval()
+    weights = {
+        name.removeprefix("weights/"): torch.from_numpy(stored[name]).float()
+        for name in stored.files
+        if name.startswith("weights/")
+    }
+    missing, unknown = model.load_state_dict(weights, strict=False)
+    if unknown or any("position_ids" not in name for name in missing):
+        raise SystemExit(f"the stored weights are not the model's: {missing} {unknown}")
+    tokens = torch.from_numpy(stored["tokens"])
+    names = json.loads(str(stored["names"]))
+    space = vd.Space.tokens(tokens.shape[1], torch.from_numpy(stored["valid"]), names)
+    labels = torch.from_numpy(stored["labels"])
+    name = "MiniLM with a linear head, film snippets"
+    return vd.Task(model, tokens, labels=labels, space=space, fill=vd.fill.Token(pad), name=name)
+
+
+def task_of(which: str, folder: Path, device: str | None = None) -> vd.Task:
     """The network on its data."""
     if which == "minilm":
-        task = vd.tasks.load("rotten_tomatoes_minilm")[:samples]
-        return task if device is None else task.to(device)
-    if folder is None:
-        raise SystemExit("give --data FOLDER with the prepared photos")
-    task = photos_task(folder / FILE, samples, device)
-    return task.with_space(vd.Space.patches(tuple(task.inputs.shape[1:]), 16), vd.fill.Blur(16))
+        task = minilm_task(folder / MINILM)
+    else:
+        task = photos_task(folder / FILE, PHOTOS, None)
+        task = task.with_space(vd.Space.patches(tuple(task.inputs.shape[1:]), 16), vd.fill.Blur(16))
+        task = task._derive(name="EfficientNet-lite0, ImageNet photos")
+    return task if device is None else task.to(device)
+
+
+# --- results that travel --------------------------------------------------------------------------------
+
+
+class _Pickler(pickle.Pickler):
+    """Everything but the task and its model, which are made again where the result is read."""
+
+    def persistent_id(self, obj: Any) -> str | None:
+        return "task" if isinstance(obj, vd.Task) else "model" if isinstance(obj, torch.nn.Module) else None
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, torch.Tensor) and obj.is_cuda:
+            return obj.detach().cpu().__reduce_ex__(4)
+        return (
+            torch.device.__reduce__(torch.device("cpu")) if isinstance(obj, torch.device) else NotImplemented
+        )
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: Any, task: vd.Task) -> None:
+        super().__init__(file)
+        self.task = task
+
+    def persistent_load(self, pid: str) -> Any:
+        return self.task if pid == "task" else self.task.model
+
+
+def keep(result: Audit, path: Path) -> None:
+    """Store a result of our own to be rendered elsewhere."""
+    with path.open("wb") as file:
+        _Pickler(file, protocol=4).dump(result)
+
+
+def kept(path: Path, task: vd.Task) -> Audit:
+    """A result that `keep` wrote; read your own only, since a pickle runs what it says."""
+    with path.open("rb") as file:
+        found: Audit = _Unpickler(file, task).load()
+    return found
+
+
+def run(given: argparse.Namespace) -> None:
+    """Audit, print, keep."""
+    label = given.label or f"{given.which}_{given.effort}"
+    task = task_of(given.which, given.data, given.device)
+    named = {"photos": CHEAP, "minilm": FEW} if given.cheap else {"photos": FULL, "minilm": None}
+    start, cpu = time.perf_counter(), time.process_time()
+    result = vd.audit(
+        task, explainers=named[given.which], effort=given.effort, samples=given.samples, progress=False
+    )
+    took = {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu}
+    print(result)
+    print({k: round(v, 1) for k, v in {**took, **result.seconds}.items()}, flush=True)
+    given.out.mkdir(parents=True, exist_ok=True)
+    where = {
+        "device": str(task.device),
+        "threads": torch.get_num_threads(),
+        "cores": len(os.sched_getaffinity(0)),
+    }
+    told = {**result.to_json(), **took, **where}
+    (given.out / f"{label}.json").write_text(json.dumps(told, indent=1))
+    keep(result, given.out / f"{label}.pkl")
+
+
+def render(given: argparse.Namespace) -> None:
+    """Write a page for every result that was kept."""
+    for path in sorted(given.out.glob("*.pkl")):
+        which = path.stem.split("_")[0]
+        seen = json.loads(path.with_suffix(".json").read_text())
+        task = some_of(task_of(which, given.data), seen["effort"]["samples"], seen["seed"])
+        print(kept(path, task).report(path.with_suffix(".html")))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("which", choices=["photos", "minilm"])
-    parser.add_argument("--data", type=Path)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("which", choices=["prepare", "photos", "minilm", "render"])
+    parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--effort", default="quick")
-    parser.add_argument("--samples", type=int, default=64)
+    parser.add_argument("--samples", type=int)
     parser.add_argument("--device")
     parser.add_argument("--cheap", action="store_true", help="leave out methods of many rows a map")
+    parser.add_argument("--label", help="name of the files; begins with photos_ or minilm_")
     parser.add_argument("--out", type=Path, default=Path("audit"))
     given = parser.parse_args()
-    task = task_of(given.which, given.data, given.samples, given.device)
-    explainers = None if given.which == "minilm" else CHEAP if given.cheap else FULL
-    start = time.perf_counter()
-    result = vd.audit(task, explainers=explainers, effort=given.effort, samples=given.samples)
-    print(result)
-    print(f"{time.perf_counter() - start:.0f} s", {k: round(v, 1) for k, v in result.seconds.items()})
-    given.out.mkdir(parents=True, exist_ok=True)
-    (given.out / f"{given.which}.json").write_text(json.dumps(result.to_json(), indent=1))
+    if given.which == "prepare":
+        prepare(given.data)
+    elif given.which == "render":
+        render(given)
+    else:
+        run(given)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import veridical as vd
 from veridical.errors import InputError, ShapeError
-from veridical.space import Space
+from veridical.space import Reduction, Space
 
 SEGMENTS = torch.tensor([[0, 0, 1, -1], [0, 2, 1, 1]])
 TWO_MAPS = torch.stack([SEGMENTS, SEGMENTS.clamp(max=1)])
@@ -238,3 +238,13 @@ def test_a_map_of_another_shape_is_refused() -> None:
 
 def test_spaces_are_public() -> None:
     assert vd.Space is Space
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "abs_max"])
+def test_pooling_over_channels_is_pooling_over_labels(reduce: Reduction) -> None:
+    direct = Space.pixels((3, 4, 5))
+    # the same features in another order, which have to be gathered one by one
+    order = torch.randperm(20, generator=torch.Generator().manual_seed(0))
+    gathered = Space("pixel", (3, 4, 5), 20, order.reshape(1, 4, 5))
+    maps = torch.randn(6, 3, 4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(direct.pool(maps, reduce), gathered.pool(maps, reduce)[:, order])

@@ -24,8 +24,10 @@ import veridical as vd
 from veridical.explainers.smoothing import SmoothGradSquared
 from veridical.fidelity import RankingStudy
 from veridical.fidelity.correlations import PAIRS, agreement, micro_ranks
+from veridical.fidelity.metrics import LEVELS
+from veridical.fidelity.ranking import default_metrics
 
-STAGES = ("robustness", "boundary", "ranking", "roar", "sensitivity", "explainers", "maps")
+STAGES = ("robustness", "boundary", "ranking", "roar", "sensitivity", "explainers", "maps", "case")
 PUBLISHED = "smoothgrad_squared_ig"
 """SmoothGrad-squared over integrated gradients, as the published program takes it."""
 
@@ -106,7 +108,8 @@ def correlations(study: RankingStudy) -> dict[str, Any]:
 
 
 def make_task(which: str, per_class: int, train_rows: int | None, rows: int | None, device: str) -> vd.Task:
-    plan = vd.Plan(rows=rows, tf32=device.startswith("cuda"))
+    on_gpu = device.startswith("cuda")
+    plan = vd.Plan(rows=rows, tf32=on_gpu, channels_last=on_gpu and which == "cifar")
     if which in sequences.NAMES:
         return sequences.make_task(data.folder(), which, per_class, train_rows, plan).to(device)
     if which == "cifar":
@@ -141,6 +144,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--beta", type=float, default=0.1)
     parser.add_argument("--rows", type=int, default=None, help="rows a chunk")
     parser.add_argument("--explainer", default="smoothgrad_squared", help=f"a name, or {PUBLISHED}")
+    parser.add_argument("--without", nargs="*", default=[], help="metrics left out of the ranking")
     parser.add_argument("--explainers", nargs="+", default=["gradcam", "saliency"])
     parser.add_argument("--cache", type=Path, default=Path(".cache/f_fidelity"))
     parser.add_argument("--roar-epochs", type=int, default=2)
@@ -191,11 +195,13 @@ def run_stage(
             "one FFid+",
             {"alone": time.time() - began, "evaluations": plus.cost.forward, "mean": plus.mean(True)},
         )
+        asked = default_metrics(tuned, LEVELS, given.draws)
+        asked = {name: metric for name, metric in asked.items() if name not in given.without}
         studies = []
         for repeat in range(given.repeats):
             studies.append(
                 fidelity.ranking_study(
-                    task, explanation, finetuned=tuned, repeats=1, draws=given.draws, seed=repeat
+                    task, explanation, metrics=asked, repeats=1, draws=given.draws, seed=repeat
                 )
             )
             study = pooled(studies)
@@ -214,10 +220,14 @@ def run_stage(
             yield stage, {"notes": dict(study.notes), **correlations(study)}
     elif stage == "sensitivity":
         explanation = vd.explain(explainer, task)
-        for which, values in [("draws", (10, 20, 50, 100)), ("betas", (0.05, 0.2)), ("alphas", (0.3, 0.8))]:
+        values = {"draws": (50, 20, 10, 100), "betas": (0.05, 0.15, 0.2), "alphas": (0.3, 0.7, 0.9)}
+        for which, value in [(name, v) for name, kept in values.items() for v in kept]:
             none = {"draws": (), "betas": (), "alphas": ()}
-            found = fidelity.sensitivity(task, explanation, **{**none, which: values}, **settings)
-            yield f"sensitivity to {which}", {"shown": repr(found).split("\n")}
+            found = fidelity.sensitivity(task, explanation, **{**none, which: (value,)}, **settings)
+            yield (
+                f"sensitivity to {which} {value}",
+                {"shown": repr(found).split("\n"), "rows": found.to_frame().to_dict("records")},
+            )
     elif stage == "explainers":
         chosen = [explainer_of(name) for name in given.explainers]
         for same in (False, True):
@@ -232,6 +242,13 @@ def run_stage(
             )
             rows = found.to_frame().to_dict("records")
             yield f"explainers, {found.mode}", {"rows": rows, "shown": repr(found).split("\n")}
+    elif stage == "case":
+        for sample in range(3):
+            found = fidelity.case_study(task, sample, explainer, finetuned=tuned, draws=given.draws)
+            rows = {
+                name: {sign: v.tolist() for sign, v in kept.items()} for name, kept in found.falls.items()
+            }
+            yield f"case {sample}", {"shown": repr(found).split("\n"), "falls": rows}
     else:
         agree = fidelity.map_agreement(task, tuned, explainer)
         yield stage, {"rank correlation of maps before and after": float(agree.nanmean())}

@@ -11,6 +11,8 @@ import json
 import time
 from pathlib import Path
 
+import torch
+
 import veridical as vd
 from veridical.tasks.known_images import colour_digits
 
@@ -21,17 +23,19 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=120)
     parser.add_argument("--shares", type=float, nargs="+", default=[0.10, 0.15, 0.20, 0.25])
     parser.add_argument("--explainers", nargs="*", default=["integrated_gradients"])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--cache", type=Path, default=Path(".cache/f_fidelity"))
     given = parser.parse_args()
     sizes = tuple(percent / 100 for percent in range(1, 61))
     found = {}
     for share in given.shares:
         known = colour_digits(given.samples, 0, share)
-        tuned = vd.fidelity.finetune(known.task, beta=0.25, epochs=6, rate=1e-3, cache=given.cache)
+        task = known.task.to(given.device)
+        tuned = vd.fidelity.finetune(task, beta=0.25, epochs=6, rate=1e-3, cache=given.cache)
         for name in ["object mask", *given.explainers]:
             began = time.time()
             maps = known.truth if name == "object mask" else name
-            size = vd.fidelity.explanation_size(known.task, maps, finetuned=tuned, sizes=sizes)
+            size = vd.fidelity.explanation_size(task, maps, finetuned=tuned, sizes=sizes)
             found[f"{share:.2f} {name}"] = {
                 "estimate": size.estimate,
                 "interval": size.interval,

@@ -25,7 +25,21 @@ PARTS = (
         ("--samples", "2", "--draws", "1"),
         in_quick=False,
     ),
-    Part("ablation", (*RUN, "ablation"), MNIST_TRAIN, ("--samples", "8"), in_quick=False),
+    Part(
+        "pictures",
+        ("-m", "replications.gef.pictures", "--data", "{data}", "--out", "{out}"),
+        ("efficientnet.npz",),
+        ("--steps", "5", "--classes", "2", "--draws", "1"),
+        in_quick=False,
+    ),
+    Part(
+        "llm",
+        ("-m", "replications.gef.llm", "--out", "{out}"),
+        ("sms_spam/SMSSpamCollection",),
+        ("--samples", "2", "--new-tokens", "8"),
+        in_quick=False,
+    ),
+    Part("ablation", (*RUN, "ablation"), (*MNIST_TRAIN, *AVILA), ("--samples", "8"), in_quick=False),
 )
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from veridical.tasks.networks import LeNet
 
 
 def folder() -> Path:
-    """Where the data lie: $VERIDICAL_DATA, with mnist/ and avila/ as README.md describes them."""
+    """Where the data lie: $VERIDICAL_DATA, with the folders that README.md describes."""
     given = os.environ.get("VERIDICAL_DATA")
     if not given or not Path(given).is_dir():
         raise SystemExit("set VERIDICAL_DATA to the folder that holds mnist/ and avila/ (see README.md)")
@@ -64,6 +64,54 @@ def avila(samples: int) -> vd.Task:
     net = _fitted(nn.Sequential(nn.Linear(10, 100), nn.ReLU(), nn.Linear(100, 12)), train, train_labels)
     chosen = some(samples, len(test), "avila")
     return vd.Task(net, test[chosen], labels=labels[chosen], train=train[:512], name="Avila MLP")
+
+
+ADULT_NUMBERS = (0, 2, 4, 10, 11, 12)
+
+
+def adult(samples: int, linear: bool = False) -> vd.Task:
+    """The published 3-layer MLP on Adult (13 features, as OpenXAI makes them), or a logistic regression.
+
+    Six numbers (age, fnlwgt, education-num, capital gain and loss, hours) and seven truth values (private
+    work, not married, another occupation than managerial or professional, not a husband, white, male, United
+    States), each brought to [0, 1] over the set. The regression is trained here.
+    """
+    train, train_labels = _adult("adult.data")
+    test, labels = _adult("adult.test")
+    both = torch.cat([train, test])
+    low, high = both.amin(0), both.amax(0)
+    train, test = (train - low) / (high - low), (test - low) / (high - low)
+    if linear:
+        net = _fitted(nn.Linear(13, 2), train, train_labels, epochs=20)
+    else:
+        net = nn.Sequential(nn.Linear(13, 100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 2))
+        path = folder() / "tabular_ann_weights" / "ann_adult.pt"
+        weights = torch.load(path, map_location="cpu", weights_only=True)
+        net.load_state_dict({name.removeprefix("network."): value for name, value in weights.items()})
+    chosen, name = some(samples, len(test), "adult"), "Adult LR" if linear else "Adult MLP"
+    return vd.Task(net.eval(), test[chosen], labels=labels[chosen], train=train[:512], name=name)
+
+
+def _adult(name: str) -> tuple[Tensor, Tensor]:
+    """Rows (n, 13), unscaled, and whether each earns more than 50,000."""
+    lines = (folder() / "adult" / name).read_text().splitlines()
+    rows = [[word.strip() for word in line.split(",")] for line in lines]
+    rows = [row for row in rows if len(row) == 15]
+    numbers = [[float(row[i]) for i in ADULT_NUMBERS] for row in rows]
+    truths = [
+        [
+            row[1] == "Private",
+            not row[5].startswith("Married"),
+            row[6] not in ("Exec-managerial", "Prof-specialty"),
+            row[7] != "Husband",
+            row[8] == "White",
+            row[9] == "Male",
+            row[13] == "United-States",
+        ]
+        for row in rows
+    ]
+    features = torch.cat([torch.tensor(numbers), torch.tensor(truths).float()], 1)
+    return features, torch.tensor([">50K" in row[14] for row in rows]).long()
 
 
 def _fitted(net: nn.Module, x: Tensor, y: Tensor, epochs: int = 60) -> nn.Module:

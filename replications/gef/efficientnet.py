@@ -150,6 +150,7 @@ def main() -> None:
     parser.add_argument("--exact", nargs="+", default=list(EXACT), choices=list(METHODS))
     parser.add_argument("--path", default="published", choices=["published", "isotonic"])
     parser.add_argument("--device", default=None)
+    parser.add_argument("--rows", type=int, help="rows a chunk, where others use the card too")
     parser.add_argument("--minutes", type=float, default=0, help="start no further cell after so long")
     given = parser.parse_args()
     if given.prepare:
@@ -161,6 +162,8 @@ def main() -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     begin = time.perf_counter()
     task = photos_task(given.data / FILE, given.samples, given.device)
+    if given.rows:
+        task = task.with_plan(vd.Plan(rows=given.rows))
     accuracy = float((task.predictions == task.labels).double().mean())
     start = time.perf_counter()
     path = vd.FastGEF(path=given.path).noise_path(task)

@@ -8,6 +8,7 @@ Every part writes its own JSON as soon as it is done; README.md says where the d
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import time
 from collections.abc import Callable
@@ -17,10 +18,11 @@ from typing import Any
 import torch
 
 import veridical as vd
-from replications.gef.data import accuracy, avila, mnist
+from replications.gef.data import accuracy, adult, avila, mnist
 from veridical.explainers import as_explainer
 from veridical.functional import kendall_tau_b, spearman
 from veridical.gef import DeepViz, Fourier, Maco, class_task
+from veridical.gef.path import even_levels
 
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "SMG": ("smoothgrad", {"samples": 10}),
@@ -58,10 +60,14 @@ def row(scores: vd.Scores) -> dict[str, Any]:
 
 
 def table(task: vd.Task, metric: vd.GEF, labels: tuple[str, ...]) -> dict[str, Any]:
-    out = {}
+    out: dict[str, Any] = {}
     for label in labels:
         start = time.perf_counter()
-        out[label] = row(vd.score(metric, task, explainer(label)))
+        try:
+            out[label] = row(vd.score(metric, task, explainer(label)))
+        except vd.errors.NotApplicableError as error:
+            out[label] = {"does not apply": str(error)}
+            continue
         out[label]["seconds"] = round(time.perf_counter() - start, 2)
         print(f"  {label}: {out[label]['mean']:.3f} in {out[label]['seconds']} s", flush=True)
     return out
@@ -93,9 +99,29 @@ def forms(samples: int) -> dict[str, Any]:
     out["spearman of fast and arc"] = float(spearman(fast, arc))
     out["kendall of fast and arc"] = float(kendall_tau_b(fast, arc))
     few = task[: min(32, samples)]
-    out["reference"] = table(few, vd.GEF(form="reference"), ("GRAD", "RAN"))
     # K = 2C explanations a step: one draw is enough to see what it does to random maps
     out["jacobian"] = table(few, vd.GEF(form="jacobian", draws=1), ("GRAD", "RAN"))
+    out["reference"] = table(task, vd.GEF(form="reference"), (*EIGHT, "RAN"))
+    out["agreement"] = agreements({form: out[form] for form in ("fast", "arc", "reference")}, EIGHT)
+    return out
+
+
+def agreements(tables: dict[str, Any], labels: tuple[str, ...]) -> dict[str, Any]:
+    """How far forms rank explainers alike (figure A.9): rank correlations, and each form's order."""
+    kept = [label for label in labels if all("mean" in own.get(label, {}) for own in tables.values())]
+    means = {
+        form: torch.tensor([own[label]["mean"] for label in kept], dtype=torch.float64)
+        for form, own in tables.items()
+    }
+    out: dict[str, Any] = {
+        f"order by {form}": [kept[i] for i in own.argsort(descending=True).tolist()]
+        for form, own in means.items()
+    }
+    for a, b in itertools.combinations(means, 2):
+        out[f"{a} and {b}"] = {
+            "spearman": float(spearman(means[a], means[b])),
+            "kendall": float(kendall_tau_b(means[a], means[b])),
+        }
     return out
 
 
@@ -131,7 +157,7 @@ def global_methods(samples: int) -> dict[str, Any]:
     task = class_task(mnist(samples))
     out = {}
     for kind, label in ((DeepViz, "DV"), (Fourier, "FO"), (Maco, "MACO")):
-        for steps in (50, 100):
+        for steps in (50, 100, 250):
             scores = vd.score(vd.FastGEF(path="published"), task, kind(steps=steps))
             out[f"{label}-{steps}"] = row(scores)
             print(f"  {label}-{steps}: {out[f'{label}-{steps}']['mean']:.3f}", flush=True)
@@ -140,50 +166,78 @@ def global_methods(samples: int) -> dict[str, Any]:
 
 
 def tabular(samples: int) -> dict[str, Any]:
-    """Table A.4, Avila column: GEF as programmed, and the other forms beside it."""
-    task = avila(samples)
-    labels = ("SMG", "SAL", "RAN", "IXG", "INTG", "GRAD")
-    out: dict[str, Any] = {"accuracy": accuracy(task)}
-    for form in ("reference", "fast", "arc"):
-        out[form] = table(task, vd.GEF(form=form, path="published"), labels)
+    """Table A.4, Avila and Adult columns: GEF as programmed, and the other forms beside it."""
+    out: dict[str, Any] = {}
+    for make in (avila, adult, lambda count: adult(count, linear=True)):
+        try:
+            task = make(samples)
+        except FileNotFoundError as error:
+            print(f"  left out: {error.filename} is not there", flush=True)
+            continue
+        print(task.name, flush=True)
+        own: dict[str, Any] = {"accuracy": accuracy(task)}
+        for form in ("reference", "fast", "arc"):
+            metric = vd.GEF(form=form, path="published")
+            own["path"] = str(metric.noise_path(task))
+            own[form] = table(task, metric, tuple(METHODS))
+        forms = {form: own[form] for form in ("reference", "fast", "arc")}
+        own["agreement"] = agreements(forms, tuple(label for label in METHODS if label != "RAN"))
+        # figure A.9 is made with one draw
+        single = {
+            form: table(task, vd.GEF(form=form, path="published", draws=1), tuple(METHODS))
+            for form in ("reference", "fast")
+        }
+        own["agreement, one draw"] = agreements(single, tuple(own["agreement"]["order by fast"]))
+        out[task.name] = own
     return out
+
+
+VALUES = (1, 3, 5, 10, 20)
+ABLATION: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
+    "SAL, Avila": ("SAL", {"reference": ("levels", "draws", "steps", "output_draws")}),
+    "RAN, MNIST": ("RAN", {"reference": ("levels", "draws", "steps", "output_draws")}),
+    "GRAD, MNIST": ("GRAD", {"fast": ("levels", "draws"), "arc": ("steps",)}),
+}
 
 
 def ablation(samples: int) -> dict[str, Any]:
-    """Figures A.1 and A.8: the score and its time over Z, M and T for the gradient and random maps."""
-    task = mnist(min(samples, 32))
-    path = vd.FastGEF().noise_path(task)
-    out: dict[str, Any] = {}
-    for who in ("gradient", "random"):
-        for what, values in {
-            "levels": (3, 5, 10, 20),
-            "draws": (1, 2, 5, 10),
-            "steps": (1, 2, 5, 10),
-        }.items():
-            for value in values:
-                settings: dict[str, Any] = {what: value}
-                metric = vd.GEF(form="arc" if what == "steps" else "fast", **settings)
-                task.calibrated(_label(metric), lambda path=path, m=metric: _respaced(path, m.levels))
+    """Figures A.1 and A.8: score, spread and seconds over Z, M, T and K, the others at 5."""
+    tasks = {"Avila": avila(samples), "MNIST": mnist(samples)}
+    ends = {name: vd.FastGEF().noise_path(task).sigma_max for name, task in tasks.items()}
+    out: dict[str, Any] = {"sigma_max": ends}
+    for label, (who, forms_of) in ABLATION.items():
+        where = label.split(", ")[1]
+        for form, settings in forms_of.items():
+            for what, value in itertools.product(settings, VALUES):
+                if what == "levels" and value < 3:
+                    continue
+                path = even_levels(ends[where], value if what == "levels" else 5)
+                other = {} if what == "levels" else {what: value}
+                metric = vd.GEF(form=form, path=path, **other)
                 start = time.perf_counter()
-                scores = vd.score(metric, task, who)
-                out[f"{who}, {what} = {value}"] = {
+                scores = vd.score(metric, tasks[where], explainer(who))
+                cell = {
                     "mean": scores.mean(),
                     "std": float(scores.values.std()),
                     "seconds": round(time.perf_counter() - start, 3),
+                    "rows": [scores.cost.forward, scores.cost.backward],
                 }
+                if what == "levels":
+                    cell |= model_path(scores.details["model_distortion"])
+                out[f"{label}, {form}, {what} = {value}"] = cell
+                print(f"  {label}, {form}, {what} = {value}: {cell['mean']:.3f}", flush=True)
     return out
 
 
-def _label(metric: vd.GEF) -> str:
-    return f"gef path {metric.levels} {metric.path} {metric.perturb} 0"
-
-
-def _respaced(path: Any, levels: int) -> Any:
-    from dataclasses import replace
-
-    from veridical.gef.path import even_levels
-
-    return replace(path, levels=even_levels(path.sigma_max, levels))
+def model_path(distortion: torch.Tensor) -> dict[str, Any]:
+    """Figure A.1: model distortion over its largest value by level, and how many paths ever fall."""
+    share = distortion / distortion.amax(-1, keepdim=True)
+    flat = share.flatten(0, 1)
+    return {
+        "model distortion by level": flat.mean(0).tolist(),
+        "its deviation": flat.std(0).tolist(),
+        "paths that fall somewhere": float((flat.diff(dim=-1) < 0).any(-1).double().mean()),
+    }
 
 
 PARTS: dict[str, Callable[[int], dict[str, Any]]] = {

@@ -25,7 +25,8 @@ def folder() -> Path:
     return Path(given)
 
 
-def _idx(path: Path) -> np.ndarray:
+def idx(path: Path) -> np.ndarray:
+    """The array of an idx file."""
     raw = gzip.decompress(path.read_bytes())
     dims = raw[3]
     shape = [int.from_bytes(raw[4 + 4 * i : 8 + 4 * i], "big") for i in range(dims)]
@@ -56,8 +57,8 @@ def lenet() -> torch.nn.Module:
 def mnist(samples: int) -> vd.Task:
     """Test images drawn by key, explained for the predicted class."""
     here = folder() / "mnist"
-    images = torch.tensor(_idx(here / "t10k-images-idx3-ubyte.gz")).float()[:, None] / 255
-    labels = torch.tensor(_idx(here / "t10k-labels-idx1-ubyte.gz")).long()
+    images = torch.tensor(idx(here / "t10k-images-idx3-ubyte.gz")).float()[:, None] / 255
+    labels = torch.tensor(idx(here / "t10k-labels-idx1-ubyte.gz")).long()
     order = rng.permutation(vd.Key(0) / "metaquantus", torch.zeros(1, dtype=torch.int64), 0, len(images))[0]
     rows = order[:samples]
     x = images[rows]

@@ -1,12 +1,15 @@
-"""QGE's tables: python -m replications.qge --data FOLDER --out FOLDER [--quick]"""
+"""QGE's tables: python -m replications.qge --data FOLDER --out FOLDER [--device cuda] [--quick]"""
 
 import sys
 
-from replications.common import AVILA, CIFAR, MNIST, Part, main
+from replications.common import AVILA, CIFAR_TRAIN, MNIST_TRAIN, Part, main
 
 TABULAR = ("-m", "replications.qge.tabular", "--out", "{out}/%s", "--set")
-SAMPLED = ("-m", "replications.qge.sampled", "--out", "{out}/%s", "--only")
-FEW = ("--inputs", "2", "--rankings", "40", "--few", "20")
+SAMPLED = ("-m", "replications.qge.sampled", "--out", "{out}/%s", "--photos", "{data}", "--only")
+ONE = ("--inputs", "1", "--draws", "1", "--models", "trained")
+FEW = ("--inputs", "2", "--rankings", "20", "--epochs", "3", "--rows", "1500")
+TEXT = ("trec/TREC.train.all", "trec/TREC.test.all", "sms_spam/SMSSpamCollection")
+PHOTOS = ("efficientnet.npz",)
 
 
 def part(
@@ -17,14 +20,18 @@ def part(
 
 
 PARTS = (
-    part("wine9", TABULAR, (), ("--inputs", "1", "--draws", "1", "--models", "mlp")),
-    part("avila", TABULAR, AVILA, ("--inputs", "1", "--draws", "1", "--models", "mlp"), False),
+    part("wine9", TABULAR, (), ONE),
+    part("avila", TABULAR, AVILA, ONE, False),
     part("embedded", SAMPLED, (), FEW),
+    part("tables", SAMPLED, (), FEW),
     part("faithfulness", SAMPLED, (), FEW),
-    part("mnist", SAMPLED, MNIST, FEW),
-    part("localisation", SAMPLED, MNIST, FEW),
-    part("cifar", SAMPLED, CIFAR, FEW, False),
+    part("mnist", SAMPLED, MNIST_TRAIN, FEW),
+    part("localisation", SAMPLED, MNIST_TRAIN, FEW),
+    part("text", SAMPLED, TEXT, FEW),
+    part("cifar", SAMPLED, CIFAR_TRAIN, FEW, False),
+    part("imagenet", SAMPLED, PHOTOS, FEW, False),
+    part("photos", SAMPLED, PHOTOS, FEW, False),
 )
 
 if __name__ == "__main__":
-    sys.exit(main(__doc__ or "", PARTS))
+    sys.exit(main(__doc__ or "", PARTS, takes_device=True))

@@ -2,29 +2,28 @@
 
     python -m replications.qge.sampled --data $VERIDICAL_DATA --out results [--only mnist cifar ...]
 
-Needs the folders `mnist` (LeNet weights and the idx test set) and `cifar10` (JPEG test images, ResNet-20
-weights) for the parts of that name; digits, breast cancer and reviews come with the package.
+Needs the folders `mnist` (idx test set, npz train set, LeNet weights), `cifar10` (JPEG images, ResNet-20
+weights), `trec` and `sms_spam` for the parts of those names, and for `imagenet` what
+`python -m replications.gef.efficientnet --prepare FOLDER` writes (`--photos FOLDER`); the others come with
+packages. A line of sampled.jsonl is written for each row as soon as it is there.
 """
 
 from __future__ import annotations
 
 import argparse
-import gzip
-import io
 import json
 import os
-import tarfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import veridical as vd
-from replications.qge.networks import ResNet20
-from veridical.tasks.networks import LeNet
+from replications.qge import data, networks
+from replications.qge.models import VARIANTS, Recipe, Variant, accuracy, chosen_inputs, fitted, perceptron
 
 KEPT = vd.qge.KeptFeatures(levels=20)
 FAITHFULNESS = {
@@ -35,6 +34,13 @@ FAITHFULNESS = {
     "monotonicity correlation, shared draws": ("monotonicity_correlation", False),
     "monotonicity correlation, own draws": ("monotonicity_correlation", True),
 }
+# rankings on photos, fewer where every one costs many evaluations of a larger network
+ON_PHOTOS = {
+    "faithfulness correlation, shared subsets": 1000,
+    "faithfulness estimate": 200,
+    "monotonicity correlation, shared draws": 100,
+    "faithfulness correlation, own subsets": 100,
+}
 LOCALISATION = (
     "attribution_localisation",
     "top_k_intersection",
@@ -42,6 +48,7 @@ LOCALISATION = (
     "relevance_mass_accuracy",
     "localisation_auc",
 )
+IN_ORDER = "values 1..D"
 
 
 def confident(task: vd.Task, count: int) -> vd.Task:
@@ -50,170 +57,245 @@ def confident(task: vd.Task, count: int) -> vd.Task:
     return task[(own >= 0.75).nonzero()[:count, 0]]
 
 
-def mnist(folder: Path, count: int, **options: object) -> vd.Task:
-    """LeNet on test images in random order, one feature a pixel."""
-    raw = gzip.decompress((folder / "mnist" / "t10k-images-idx3-ubyte.gz").read_bytes())
-    images = torch.tensor(np.frombuffer(raw, np.uint8, offset=16).reshape(-1, 1, 28, 28) / 255.0).float()
-    raw = gzip.decompress((folder / "mnist" / "t10k-labels-idx1-ubyte.gz").read_bytes())
-    labels = torch.tensor(np.frombuffer(raw, np.uint8, offset=8).astype(np.int64))
-    weights = torch.load(folder / "mnist" / "mnist_lenet.pt", weights_only=True, map_location="cpu")
-    names = {"fc1": "dense1", "fc2": "dense2", "fc3": "head"}
-    net = LeNet()
-    net.load_state_dict({_renamed(name, names): value for name, value in weights.items()})
-    pick = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[: 4 * count]
-    x = images[pick]
-    masks = torch.stack([_box(image[0] > 0) for image in x])
-    return confident(
-        vd.Task(net.eval(), x, targets=labels[pick], masks=masks, fill=0.0, ids=pick, name="MNIST"), count
-    )
+def boxes(images: Tensor) -> Tensor:
+    """The bounding box of what is not black in each image (N, 1, H, W)."""
+    masks = torch.zeros_like(images[:, 0], dtype=torch.bool)
+    for mask, image in zip(masks, images[:, 0] > 0, strict=True):
+        down, across = image.any(1).nonzero()[:, 0], image.any(0).nonzero()[:, 0]
+        mask[down.min() : down.max() + 1, across.min() : across.max() + 1] = True
+    return masks
 
 
-def _renamed(name: str, names: dict[str, str]) -> str:
-    layer, _, kind = name.rpartition(".")
-    return f"{names.get(layer, layer)}.{kind}"
+def space_of(shape: torch.Size, grain: int) -> vd.Space | None:
+    """Squares of pixels, pixels, or (None) columns."""
+    if len(shape) == 1:
+        return None
+    return vd.Space.patches(tuple(shape), grain) if grain > 1 else vd.Space.pixels(tuple(shape))
 
 
-def _box(pixels: Tensor) -> Tensor:
-    """The bounding box of an object."""
-    down, across = pixels.any(1).nonzero()[:, 0], pixels.any(0).nonzero()[:, 0]
-    box = torch.zeros_like(pixels)
-    box[down.min() : down.max() + 1, across.min() : across.max() + 1] = True
-    return box
+class Study:
+    """Asks for rows, one after the other, and writes each of them."""
 
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.file = args.out / "sampled.jsonl"
 
-def cifar(folder: Path, count: int, patch: int = 4) -> vd.Task:
-    """ResNet-20 on test images in random order, one feature a patch of 4 x 4 pixels."""
-    from PIL import Image
+    def row(
+        self,
+        facts: dict[str, Any],
+        task: vd.Task,
+        metric: Any = KEPT,
+        independent: bool = False,
+        plain: bool = False,
+        rankings: int | None = None,
+    ) -> None:
+        """One line: gains over QRAND_1, their spread over inputs and the 95% interval of their mean."""
+        start = time.perf_counter()
+        # random explanations as the paper has them: uniform values in a random order
+        found = vd.qge.sampled_study(
+            task,
+            metric,
+            rankings=rankings or self.args.rankings,
+            draws=10,
+            explanation=None if plain else vd.explain("random", task),
+            independent_draws=independent,
+            progress=False,
+        )
+        out = {
+            **facts,
+            "inputs": len(task),
+            "rankings": found.rankings,
+            "features": task.space.n_features,
+            "gain_tau": spread(found.gain_tau),
+            "gain_rho": spread(found.gain_rho),
+            "sigma": found.spread.mean().item(),
+            "tau": found.tau.nanmean(0).tolist(),
+            "rho": found.rho.nanmean(0).tolist(),
+            "evaluations": found.cost.forward,
+            "seconds": round(time.perf_counter() - start, 1),
+            "device": str(task.device),
+        }
+        print(json.dumps({k: v for k, v in out.items() if k not in ("tau", "rho")}), flush=True)
+        with self.file.open("a") as file:
+            file.write(json.dumps({**out, "study": found.to_json()}) + "\n")
 
-    classes = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
-    generator = torch.Generator().manual_seed(0)
-    images, labels = [], []
-    with tarfile.open(folder / "cifar10" / "cifar10_jpg_test10k.tar.gz") as archive:
-        members = [m for m in archive.getmembers() if m.name.endswith(".jpg")]
-        for at in sorted(torch.randperm(len(members), generator=generator)[: 4 * count].tolist()):
-            file = archive.extractfile(members[at])
-            assert file is not None
-            picture = np.asarray(Image.open(io.BytesIO(file.read())).convert("RGB"))
-            images.append(torch.tensor(picture / 255.0).float().movedim(-1, 0))
-            labels.append(classes.index(members[at].name.split("/")[-2]))
-    x = torch.stack(images)
-    mean = torch.tensor([0.4914, 0.4822, 0.4465]).reshape(3, 1, 1)
-    std = torch.tensor([0.2470, 0.2435, 0.2616]).reshape(3, 1, 1)
-    net = ResNet20()
-    saved = torch.load(folder / "cifar10" / "resnet20-12fca82f.th", weights_only=True, map_location="cpu")[
-        "state_dict"
-    ]
-    net.load_state_dict({name.removeprefix("module."): value for name, value in saved.items()})
-    shuffled = torch.randperm(len(x), generator=generator)
-    x, targets = ((x - mean) / std)[shuffled], torch.tensor(labels)[shuffled]
-    space = vd.Space.patches((3, 32, 32), patch) if patch > 1 else vd.Space.pixels((3, 32, 32))
-    return confident(
-        vd.Task(net.eval(), x, targets=targets, space=space, fill=0.0, name=f"CIFAR patch {patch}"), count
-    )
-
-
-def untrained(task: vd.Task) -> vd.Task:
-    """The same task with the weights a fresh model of this kind has."""
-    torch.manual_seed(0)
-    net = LeNet()
-    return vd.Task(net.eval(), task.inputs, targets=task.targets, fill=0.0, ids=task.ids, name="untrained")
-
-
-def shipped(name: str, count: int) -> vd.Task:
-    return confident(vd.tasks.load(name), count)
-
-
-def row(what: str, task: vd.Task, metric: object, rankings: int, independent: bool = False) -> dict:
-    start = time.time()
-    # random explanations as the paper has them: uniform values in a random order
-    found = vd.qge.sampled_study(
-        task,
-        metric,
-        rankings=rankings,
-        explanation=vd.explain("random", task),
-        independent_draws=independent,
-        progress=False,
-    )
-    out = {
-        "what": what,
-        "inputs": len(task),
-        "rankings": rankings,
-        "features": task.space.n_features,
-        "tau": found.tau.mean(0).tolist(),
-        "gain_tau": [found.gain_tau.nanmean().item(), found.gain_tau.std(correction=0).item()],
-        "gain_rho": [found.gain_rho.nanmean().item(), found.gain_rho.std(correction=0).item()],
-        "spread": found.spread.mean().item(),
-        "evaluations": found.cost.forward,
-        "seconds": round(time.time() - start, 1),
-    }
-    print(json.dumps(out), flush=True)
-    return out
-
-
-def parts(args: argparse.Namespace) -> dict[str, Callable[[], list[dict]]]:
-    count, rankings = args.inputs, args.rankings
-
-    def on_mnist() -> list[dict]:
-        task = mnist(args.data, count)
-        return [
-            row("Table 1: MNIST, LeNet, pixels", task, KEPT, rankings),
-            row("MNIST, untrained LeNet, pixels", untrained(task), KEPT, rankings),
-        ]
-
-    def localisation() -> list[dict]:
-        task = mnist(args.data, count)
-        return [row(f"Table 4: MNIST boxes, {name}", task, name, rankings) for name in LOCALISATION]
-
-    def on_cifar() -> list[dict]:
-        few = min(rankings, args.few)
-        return [
-            row(
-                f"{'Table 1' if patch > 1 else 'Table 6'}: CIFAR, ResNet-20, {patch} x {patch}",
-                task,
-                KEPT,
-                few,
+    def models(
+        self,
+        table: data.Table,
+        name: str,
+        recipe: Recipe,
+        variants: tuple[Variant, ...] = VARIANTS,
+        also_stop_at: float | None = None,
+    ) -> None:
+        """A row for each variant of one network on one set."""
+        full, trained_rows = 1.0, torch.arange(0)
+        wanted = [(variant, "") for variant in variants]
+        wanted += [("trained", f"stopped at {also_stop_at}")] if also_stop_at else []
+        for variant, how in wanted:
+            stop_at = {"undertrained": 0.7 * full}.get(variant, also_stop_at if how else None)
+            net = fitted(table, variant, recipe, stop_at=stop_at)
+            rows = chosen_inputs(net, table, self.args.inputs)
+            if variant == "trained" and not how:
+                full, trained_rows = accuracy(net, table), rows
+            # a model without confidence is asked about the inputs of the trained one
+            own = len(rows) == self.args.inputs
+            rows = rows if own else trained_rows
+            if not len(rows):
+                print(f"{table.name}, {name}, {variant}: no input of probability .75", flush=True)
+                continue
+            shape = table.train.shape[1:]
+            task = vd.Task(
+                net,
+                table.test[rows.to(table.test.device)],
+                targets=table.test_labels[rows.to(table.test.device)],
+                train=table.train[:2000],
+                fill="mean" if variant == "ood-mean" else 0.0,
+                space=space_of(shape, recipe.grain),
+                ids=rows.to(table.test.device),
+                name=table.name,
             )
-            for patch in (4, 1)
-            for task in [cifar(args.data, count, patch)]
-        ]
+            facts = {
+                "set": table.name,
+                "network": name,
+                "model": f"{variant} {how}".strip(),
+                "grain": recipe.grain if len(shape) > 1 else None,
+                "accuracy": accuracy(net, table),
+                "inputs of": "this model" if own else "the trained model",
+            }
+            self.row(facts, task)
 
-    def embedded() -> list[dict]:
-        names = {"digits": "pixels", "breast_cancer": "30 columns", "reviews": "words"}
-        return [row(f"{name}, {kind}", shipped(name, count), KEPT, rankings) for name, kind in names.items()]
 
-    def faithfulness() -> list[dict]:
-        task = shipped("digits", count)
-        few = min(rankings, args.few)
-        return [
-            row(f"Table 3: digits, {name}", task, metric, few, independent)
-            for name, (metric, independent) in FAITHFULNESS.items()
-        ]
+def spread(values: Tensor) -> dict[str, float]:
+    """Mean, standard deviation and 95% interval of the mean over inputs (Student's t)."""
+    from scipy.stats import t
+
+    kept = values[~values.isnan()]
+    error = kept.std().item() / len(kept) ** 0.5 if len(kept) > 1 else float("nan")
+    half = float(t.ppf(0.975, max(1, len(kept) - 1))) * error
+    mean = kept.mean().item()
+    return {"mean": mean, "sd": kept.std(correction=0).item(), "low": mean - half, "high": mean + half}
+
+
+def parts(args: argparse.Namespace) -> dict[str, Callable[[], None]]:
+    study = Study(args)
+
+    def here(table: data.Table) -> data.Table:
+        return table.first(args.rows).to(args.device)
+
+    def mnist() -> None:
+        table = here(data.mnist(args.data))
+        study.models(table, "MLP", networks.digits_perceptron(args.epochs or 10), also_stop_at=0.93)
+        study.models(table, "LeNet", networks.lenet(args.data, args.epochs or 10), also_stop_at=0.93)
+
+    def cifar() -> None:
+        table = here(data.cifar(args.data))
+        for grain in (4, 1):
+            study.models(table, "ResNet-20", networks.resnet20(args.data, grain, args.epochs or 20))
+
+    def text() -> None:
+        for table in (here(data.trec(args.data)), here(data.sms(args.data))):
+            columns, classes = table.train.shape[1], table.classes
+            study.models(
+                table, "MLP over words", Recipe(_mlp(columns, classes, 128), args.epochs or 10, 2e-3)
+            )
+
+    def tables() -> None:
+        table = here(data.breast_cancer())
+        study.models(table, "MLP", Recipe(_mlp(30, 2, 32), args.epochs or 100))
+
+    def embedded() -> None:
+        for name in ("digits", "breast_cancer", "reviews"):
+            task = confident(vd.tasks.load(name), args.inputs).to(args.device)
+            study.row({"set": f"{name} (embedded)", "network": "shipped", "model": "trained"}, task)
+
+    def imagenet() -> None:
+        for model, grain, task in _photos(args):
+            facts = {"set": "ImageNet", "network": "EfficientNet-lite0", "model": model, "grain": grain}
+            study.row(facts, task)
+
+    def localisation() -> None:
+        table = data.mnist(args.data)
+        net = networks.given_lenet(args.data).eval()
+        rows = chosen_inputs(net, table, args.inputs)
+        x = table.test[rows]
+        task = vd.Task(net, x, targets=table.test_labels[rows], masks=boxes(x), fill=0.0, ids=rows)
+        for name in LOCALISATION:
+            for plain in (False, True):
+                values = IN_ORDER if plain else "uniform values"
+                facts = {"set": "MNIST boxes", "network": "none asked", "metric": name, "values": values}
+                study.row(facts, task.to(args.device), name, plain=plain)
+
+    def faithfulness() -> None:
+        digits = confident(vd.tasks.load("digits"), args.inputs).to(args.device)
+        for name, (metric, independent) in FAITHFULNESS.items():
+            facts = {"set": "digits (embedded)", "network": "shipped", "metric": name}
+            study.row(facts, digits, metric, independent)
+
+    def photos() -> None:
+        _, _, patches = next(_photos(args))
+        for name, rankings in ON_PHOTOS.items():
+            facts = {"set": "ImageNet", "network": "EfficientNet-lite0", "grain": 32, "metric": name}
+            metric, independent = FAITHFULNESS[name]
+            study.row(facts, patches, metric, independent, rankings=min(rankings, args.rankings))
 
     return {
-        "localisation": localisation,
-        "mnist": on_mnist,
+        "mnist": mnist,
+        "text": text,
+        "tables": tables,
         "embedded": embedded,
+        "cifar": cifar,
+        "imagenet": imagenet,
+        "photos": photos,
+        "localisation": localisation,
         "faithfulness": faithfulness,
-        "cifar": on_cifar,
     }
+
+
+def _mlp(columns: int, classes: int, width: int) -> Callable[[int], nn.Module]:
+    return lambda seed: perceptron(columns, classes, width, seed)
+
+
+def _photos(args: argparse.Namespace) -> Iterator[tuple[str, int, vd.Task]]:
+    """EfficientNet-lite0, trained and not, on photos it is sure of: 32 x 32 squares, then pixels."""
+    from replications.gef.efficientnet import FILE, photos_task
+    from veridical.tasks.efficientnet import EfficientNetLite0
+
+    every = photos_task(args.photos / FILE, 10 * args.inputs, args.device)
+    shape = tuple(every.inputs.shape[1:])
+    assert every.labels is not None
+    torch.manual_seed(0)
+    fresh = EfficientNetLite0(shape[-1]).eval().to(args.device)
+    sure = confident(vd.Task(every.model, every.inputs, targets=every.labels), args.inputs)
+    for grain in (32, 1):
+        for model, net in (("trained", every.model), ("untrained", fresh)):
+            space = space_of(torch.Size(shape), grain)
+            yield (
+                model,
+                grain,
+                vd.Task(net, sure.inputs, targets=sure.targets, fill=0.0, space=space, ids=sure.ids),
+            )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--data", type=Path, default=os.environ.get("VERIDICAL_DATA"))
+    parser.add_argument("--photos", type=Path, help="folder with the prepared photos and weights")
     parser.add_argument("--out", type=Path, default=Path("results"))
     parser.add_argument("--inputs", type=int, default=5)
     parser.add_argument("--rankings", type=int, default=1000)
-    parser.add_argument("--few", type=int, default=200, help="rankings where a map costs many evaluations")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--only", nargs="*", default=None)
+    parser.add_argument("--epochs", type=int, help="fewer of them for a trial")
+    parser.add_argument("--rows", type=int, help="fewer rows of each set for a trial")
     args = parser.parse_args()
     args.data = None if args.data is None else Path(args.data)
     args.out.mkdir(parents=True, exist_ok=True)
-    results: list[dict] = []
     for name, run in parts(args).items():
         if args.only is None or name in args.only:
-            results += run()
-            (args.out / "sampled.json").write_text(json.dumps(results, indent=1))
+            if name in ("imagenet", "photos") and args.photos is None:
+                print(f"{name} is left out: it needs --photos")
+                continue
+            run()
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,9 @@ import veridical as vd
 from replications.surf import data, prepared, trained
 from veridical import surf
 from veridical.errors import NotApplicableError
+from veridical.surf.sanity_check import LEARNED
 
 COUNT = 5
-LEARNED = ("C-SHAP-Eval (CEL)", "C-SHAP-Eval (L1)")
 Note = Callable[[str, object], None]
 
 
@@ -41,7 +42,7 @@ def sanity(head: surf.Head, test: surf.Embeddings, train: surf.Embeddings, draws
         },
     )
     few = train.take(torch.arange(0, len(train), max(1, len(train) // 500)))
-    table = surf.sanity_of_head(head, test, few, draws=draws, measures=LEARNED)
+    table = surf.sanity_of_head(head, test, few, draws=draws, measures=LEARNED, learned_draws=draws)
     print(table, flush=True)
     note("table3_learned", table.to_frame().to_dict("records"))
 
@@ -87,16 +88,31 @@ def all_methods(**common: Any) -> list[surf.ConceptMethod]:
 
 
 def image_head(task: vd.Task, crop: int, draws: int, note: Note) -> None:
-    """Both tables for an image classifier: CRAFT sees crops, SAE unpooled embeddings."""
+    """Both tables for an image classifier: CRAFT sees crops, SAE unpooled embeddings.
+
+    The model runs where the task lies; concepts are fitted and judged on the CPU.
+    """
     note("accuracy", float((task.predictions == task.labels).double().mean()))
     parts = surf.split(task)
-    train, test, head = parts.train(), parts.test(), parts.head
-    unpooled = parts.train(spatial=True) if parts.map_layer is not None else train
+    train, test, head = here(parts.train()), here(parts.test()), at_home(parts.head)
+    unpooled = here(parts.train(spatial=True)) if parts.map_layer is not None else train
     assert task.train is not None
-    crops = surf.crop_embeddings(parts, task.train[:: max(1, len(task.train) // 1000)], crop)
+    crops = here(surf.crop_embeddings(parts, task.train[:: max(1, len(task.train) // 1000)], crop))
+    note("collected", {"train": len(train), "test": len(test), "crops": len(crops)})
     plan = [(method, unpooled if method.name == "sae" else train) for method in all_methods()]
-    methods([*plan, (surf.CRAFT(COUNT), crops)], train, test, head, note)
     sanity(head, test, train, draws, note)
+    methods([*plan, (surf.CRAFT(COUNT), crops)], train, test, head, note)
+
+
+def here(embeddings: surf.Embeddings) -> surf.Embeddings:
+    """The embeddings on the CPU."""
+    labels = None if embeddings.labels is None else embeddings.labels.cpu()
+    return surf.Embeddings(embeddings.values.cpu(), embeddings.outputs.cpu(), embeddings.ids.cpu(), labels)
+
+
+def at_home(head: surf.Head) -> surf.Head:
+    """The head on the CPU."""
+    return replace(head, weight=head.weight.cpu(), bias=head.bias.cpu())
 
 
 def given_head(train: surf.Embeddings, test: surf.Embeddings, head: surf.Head, note: Note) -> None:
@@ -148,7 +164,7 @@ def main() -> None:
     parser.add_argument("names", nargs="+", choices=names)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
-    parser.add_argument("--device", default="cpu", help="where the VGG is trained")
+    parser.add_argument("--device", default="cpu", help="where image models run")
     given = parser.parse_args()
     given.out.mkdir(exist_ok=True, parents=True)
     for name in given.names:
@@ -168,7 +184,7 @@ def run(name: str, given: argparse.Namespace) -> None:
     if name in ("mnist", "cifar", "vgg"):
         note("rows", list(sizes))
         task = trained.vgg(*sizes, given.device) if name == "vgg" else getattr(data, name)(*sizes)
-        image_head(task, 14 if name == "mnist" else 16, 1 if given.quick else 3, note)
+        image_head(task.to(given.device), 14 if name == "mnist" else 16, 1 if given.quick else 3, note)
     elif name == "trec":
         train, test, head = prepared.trec()
         note("accuracy", float((test.outputs.argmax(1) == test.labels).double().mean()))

@@ -54,6 +54,16 @@ class Fill(Settings):
         """Fill rows x (R, *shape) where `removed` (broadcast over x); only if `looks_at_mask`."""
         raise NotApplicableError(f"fill '{self.name}' has a background and does not look at the mask")
 
+    def impute_masks(self, x: Tensor, removed: Tensor, ids: Tensor, key: Key) -> Tensor:
+        """Fill samples x (n, *shape) under several masks each, `removed` (n, m, *shape or 1): (n, m, *shape).
+
+        A fill that can share work between the masks of a sample does so here.
+        """
+        count = removed.shape[1]
+        rows = x[:, None].expand(-1, count, *x.shape[1:]).flatten(0, 1)
+        filled = self.impute(rows, removed.flatten(0, 1), ids.repeat_interleave(count), key)
+        return filled.unflatten(0, removed.shape[:2])
+
 
 @revivable
 @dataclass(frozen=True)

@@ -2,10 +2,11 @@
 
 The missing pixels v of an image solve (D - W) v = W x_kept, a sparse symmetric system with its own shape for
 every mask. All images are solved together by conjugate gradients, preconditioned by one multigrid cycle:
-errors that reach far die out on coarser grids, so a dozen iterations do for holes of any size. No matrix is
-ever formed. Images lie along the last axis, (height, width, images), where shifted sums run over contiguous
-memory. Buffers are few, made once and used again, so that a block of images stays in a processor's cache:
-both allocating and fetching would cost several times the arithmetic.
+errors that reach far die out on coarser grids, so a few iterations do for holes of any size. They start from
+an answer made in one way from the coarsest grid to the finest, where a pixel is known if any of its four
+finer ones is. No matrix is ever formed. Images lie along the last axis, (height, width, images), where
+shifted sums run over contiguous memory. Buffers are few, made once and used again, so that a block of images
+stays in a processor's cache: both allocating and fetching would cost several times the arithmetic.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ from torch import Tensor
 
 # The neighbours' weights 1 2 1 / 2 . 2 / 1 2 1 are a product of (1 2 1) with itself, less 4 in the middle
 _MIDDLE = 4.0
-_SMOOTHING = 0.8
+_NEIGHBOURS = 12.0
 # What a coarse grid says is taken at less than its word: its pixels are blocks, not linear pieces
 _TRUST = 0.9
 _SMALLEST_GRID = 7
+# Smoothing steps: on every grid for the first answer, and on the smallest, where they cost little
+_SETTLING = 3
+_COARSEST = 6
 
 
 Sums = tuple[tuple[Tensor, Tensor, Tensor], ...]
@@ -42,8 +46,8 @@ class _Grid:
         self._shape = (height, width, images)
         self.result, self.spare = self._view(self._two), self._view(self._one)
         # on small grids making a view costs as much as using it, so all of them are made here
-        self.value, self._sums = self.framed(like)
-        self.hole, self._relaxed_hole = buffer(), buffer()
+        self.value, self.sums = self.framed(like)
+        self.hole, self.known, self._share = buffer(), buffer(), buffer()
         # an odd side is rounded up by pixels that hold nothing
         self._padded = buffer(*even) if odd else None
         whole = self.result if self._padded is None else self._padded
@@ -55,7 +59,8 @@ class _Grid:
         blocks = self.value if self._doubled is None else self._doubled
         self._blocks = blocks.unflatten(0, (half_down, 2)).unflatten(2, (half_across, 2))
         weights = degree(height, width, like)[..., None]
-        self._diagonal, self._relaxed = weights + _MIDDLE, _SMOOTHING / weights
+        self._diagonal = weights + _MIDDLE
+        self._over_diagonal = 1 / self._diagonal
 
     def _view(self, memory: Tensor, down: int | None = None, across: int | None = None) -> Tensor:
         height, width, images = self._shape
@@ -89,19 +94,39 @@ class _Grid:
 
     def loaded(self) -> None:
         """To be called when `hole` has changed."""
-        torch.mul(self.hole, self._relaxed, out=self._relaxed_hole)
+        torch.mul(self.hole, self._over_diagonal, out=self._share)
 
-    def begin(self, right: Tensor) -> None:
-        """Smooth once, from nothing: `right` over the diagonal."""
-        torch.mul(right, self._relaxed, out=self.value)
+    def begin(self, right: Tensor) -> Tensor:
+        """Smooth once, from nothing, and give what that leaves of `right`.
 
-    def left_over(self, right: Tensor) -> Tensor:
-        """What `value` does not explain of `right`; what lies outside the hole means nothing."""
-        return self.apply(self.value, self._sums).add_(right)
+        A pixel becomes the blurred image at its place: Jacobi's step, damped by 3/4. From nothing it takes
+        the share that lies in the middle, so what is left is what its neighbours blur into it; what lies
+        outside the hole means nothing.
+        """
+        torch.mul(right, self._over_diagonal, out=self.value)
+        return self.blurred(self.sums)
 
     def relax(self, right: Tensor) -> None:
-        """Smooth `value` once."""
-        self.value.addcmul_(self.left_over(right), self._relaxed_hole)
+        """Smooth `value`, which is zero outside the hole, once."""
+        torch.mul(self.blurred(self.sums).add_(right), self._share, out=self.value)
+
+    def settle(self) -> None:
+        """Bring every missing pixel of `value` nearer to the mean of its neighbours."""
+        torch.addcmul(self.known, self.blurred(self.sums), self._share, out=self.value)
+
+    def start(self, coarse: Tensor | None) -> None:
+        """Put what is known into `value`, and into the hole what a coarser grid says, or the mean."""
+        if coarse is None:
+            kept = torch.sub(1, self.hole, out=self.spare)
+            count = kept.sum((0, 1)).clamp_(min=1)
+            torch.mul(self.hole, self.known.sum((0, 1)) / count, out=self.value)
+        elif self._doubled is None:
+            self._blocks.copy_(coarse[:, None, :, None])
+            self.value.mul_(self.hole)
+        else:
+            self._blocks.copy_(coarse[:, None, :, None])
+            torch.mul(self._doubled[: self._shape[0], : self._shape[1]], self.hole, out=self.value)
+        self.value.add_(self.known)
 
     def fold(self, values: Tensor) -> Tensor:
         """Sums over blocks of two by two, in `quarter`."""
@@ -129,13 +154,13 @@ def _cycle(grids: list[_Grid], level: int, right: Tensor) -> Tensor:
     the hole, and so is the answer.
     """
     grid = grids[level]
-    grid.begin(right)
+    rest = grid.begin(right)
     if level == len(grids) - 1:
-        grid.relax(right)
-        grid.relax(right)
+        for _ in range(_COARSEST):
+            grid.relax(right)
         return grid.value
     # the coarse hole leaves out every block that is not missing whole
-    coarse = grid.fold(grid.left_over(right)).mul_(grids[level + 1].hole)
+    coarse = grid.fold(rest).mul_(grids[level + 1].hole)
     grid.add_unfolded(_cycle(grids, level + 1, coarse))
     grid.relax(right)
     return grid.value
@@ -159,46 +184,68 @@ class Workspace:
     def _dot(self, a: Tensor, b: Tensor) -> Tensor:
         return torch.mul(a, b, out=self._grids[0].spare).sum((0, 1))
 
-    def _carry_holes_down(self) -> None:
-        """A coarse pixel is missing where all four finer ones are."""
+    def _carry_down(self) -> None:
+        """A coarse pixel is missing where all four finer ones are, else the mean of those that are there."""
         for finer, coarser in pairwise(self._grids):
+            coarser.known.copy_(finer.fold(finer.known))
             kept = torch.sub(1, finer.hole, out=finer.result)
-            torch.eq(finer.fold(kept), 0, out=coarser.hole)
+            there = finer.fold(kept)
+            torch.eq(there, 0, out=coarser.hole)
+            coarser.known.div_(there.clamp_(min=1))
         for grid in self._grids:
             grid.loaded()
 
-    def solve(self, tolerance: float, iterations: int) -> Tensor:
-        """Fill the holes of `value`.
+    def _guess(self) -> None:
+        """A first answer, in the first grid's `value`: from coarse to fine, smoothed a little on each."""
+        coarse = None
+        for grid in reversed(self._grids):
+            grid.start(coarse)
+            for _ in range(_SETTLING if coarse is not None else 2 * _SETTLING):
+                grid.settle()
+            coarse = grid.value
 
-        An image is done when its residual is below `tolerance` times its right-hand side, and stays as it is
-        from then on, so that its answer does not depend on the images beside it. An image without a single
-        pixel left is filled with zeros, the smallest of its many solutions.
+    def _goal(self, tolerance: float) -> Tensor:
+        """The sum of squares that a residual must come below: `tolerance` times the range of the known."""
+        known, missing = self._grids[0].known, self.hole.sum((0, 1))
+        return (known.amax((0, 1)) - known.amin((0, 1))).mul_(tolerance * _NEIGHBOURS).square_().mul_(missing)
+
+    def solve(self, iterations: int, tolerance: float | None = None) -> Tensor:
+        """Fill the holes of `value` in so many iterations.
+
+        With a tolerance an image is done when its missing pixels differ from the means of their neighbours,
+        as root mean square, by less than so many times the range of its values (0 among them); it then stays
+        as it is, so that its answer does not depend on the images beside it. An image without a single pixel
+        left is filled with zeros, the smallest of its many solutions.
         """
-        self._carry_holes_down()
         grids, grid = self._grids, self._grids[0]
         value, rest, direction = self.value, self._rest, self._direction
         tiny = torch.finfo(value.dtype).tiny
-        value.addcmul_(value, self.hole, value=-1)
-        direction.copy_(value)
-        torch.mul(grid.blurred(self._sums), self.hole, out=rest)
-        size = self._dot(rest, rest)
-        goal = tolerance**2 * size
-        direction.copy_(_cycle(grids, 0, rest))
-        along = self._dot(rest, direction)
-        for _ in range(iterations):
-            active = size > goal
-            moved = grid.apply(direction, self._sums).mul_(self.hole)
-            length = active * (along / -self._dot(direction, moved).clamp_(max=-tiny))
-            value.addcmul_(direction, length)
-            rest.addcmul_(moved, length)
-            size = self._dot(rest, rest)
+        torch.addcmul(value, value, self.hole, value=-1, out=grid.known)
+        self._carry_down()
+        goal = None if tolerance is None else self._goal(tolerance)
+        self._guess()
+        value.copy_(grid.value)
+        torch.mul(grid.apply(grid.value, grid.sums), self.hole, out=rest)
+        along: Tensor | None = None
+        for step in range(iterations):
+            active = None if goal is None else self._dot(rest, rest) > goal
             # looking waits for a GPU, where running on costs less
-            if not value.is_cuda and not bool((size > goal).any()):
+            if active is not None and not value.is_cuda and not bool(active.any()):
                 break
-            step = _cycle(grids, 0, rest)
-            renewed = self._dot(rest, step)
-            direction.mul_(active * (renewed / along.clamp(min=tiny))).add_(step)
+            better = _cycle(grids, 0, rest)
+            renewed = self._dot(rest, better)
+            if along is None:
+                direction.copy_(better)
+            else:
+                direction.mul_(renewed / along.clamp_(min=tiny)).add_(better)
             along = renewed
+            moved = grid.apply(direction, self._sums).mul_(self.hole)
+            length = along / -self._dot(direction, moved).clamp_(max=-tiny)
+            if active is not None:
+                length.mul_(active)
+            value.addcmul_(direction, length)
+            if step < iterations - 1:
+                rest.addcmul_(moved, length)
         return value
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from threading import get_ident
 from typing import Any
@@ -71,6 +71,10 @@ class Meter:
     def cost(self) -> Cost:
         return Cost(self.forward, self.backward)
 
+    def count_backward(self, gradient: Tensor) -> None:
+        """Count the rows of a gradient that comes back through a model's outputs."""
+        self.backward += len(gradient)
+
 
 class _CountBackward(torch.autograd.Function):
     """Identity whose backward pass counts its rows."""
@@ -106,7 +110,10 @@ class CountedModel(nn.Module):
                 f"expected ({len(x)}, outputs). Pass output=... to turn its answer into that"
             )
         self._meter.forward += len(x)
-        if outputs.requires_grad:
+        if outputs.grad_fn is not None:
+            outputs.register_hook(self._meter.count_backward)
+        elif outputs.requires_grad:
+            # a model that answers with its very input: a hook would stay on the caller's tensor
             counted: Tensor = _CountBackward.apply(outputs, self._meter)  # type: ignore[no-untyped-call]
             return counted
         return outputs
@@ -164,25 +171,24 @@ class Predictor:
             with torch.set_grad_enabled(grad):
                 yield self.view
             return
-        flags = [(module, module.training) for module in self.model.modules()]
+        modules = list(_modules(self.model))
+        training = [module for module in modules if module.training]
         threads = torch.get_num_threads()
-        recurrent = grad and any(isinstance(module, nn.RNNBase) for module, _ in flags)
+        recurrent = grad and any(isinstance(module, nn.RNNBase) for module in modules)
         cudnn_on = torch.backends.cudnn.enabled
         try:
             self._open[thread] = grad
-            for module, training in flags:
-                if training:
-                    module.training = False
+            for module in training:
+                module.training = False
             if recurrent:
                 # cuDNN refuses the backward pass of a recurrent layer in eval mode
                 torch.backends.cudnn.enabled = False
             if self.plan.threads is not None and self.plan.threads != threads:
                 torch.set_num_threads(self.plan.threads)
-            dtype = None if self.plan.autocast is None else getattr(torch, self.plan.autocast)
             with (
                 _float32_products(self.plan.tf32) if self.device.type == "cuda" else nullcontext(),
                 torch.set_grad_enabled(grad),
-                torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None),
+                self._precision(),
             ):
                 yield self.view
         finally:
@@ -193,9 +199,17 @@ class Predictor:
             torch.backends.cudnn.enabled = cudnn_on
             if torch.get_num_threads() != threads:
                 torch.set_num_threads(threads)
-            for module, training in flags:
-                if module.training != training:
-                    module.training = training
+            before = set(map(id, training))
+            for module in modules:
+                if module.training != (id(module) in before):
+                    module.training = not module.training
+
+    def _precision(self) -> AbstractContextManager[None]:
+        """The plan's autocast; where it asks for none, that of a caller is kept out."""
+        kind = self.device.type
+        if self.plan.autocast is not None:
+            return torch.autocast(kind, dtype=getattr(torch, self.plan.autocast))
+        return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
     def outputs(self, x: Tensor, side: Side = ()) -> Tensor:
         """All outputs (rows, C) for rows of any number, chunk by chunk, without gradients."""
@@ -238,6 +252,18 @@ class Predictor:
         if self.plan.channels_last and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         return call(self.view, x, side)
+
+
+def _modules(model: nn.Module) -> Iterator[nn.Module]:
+    """Every module of a model once; without their names, which cost more than a small model's layer."""
+    seen, ahead = {id(model)}, [model]
+    while ahead:
+        module = ahead.pop()
+        yield module
+        for child in module._modules.values():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                ahead.append(child)
 
 
 def call(model: nn.Module, x: Tensor, side: Side = ()) -> Tensor:

@@ -163,8 +163,9 @@ def probe(
     fill = fill or task.fill
     if rule.count < 1:
         raise InputError("the mask rule makes no masks, so there is nothing to ask")
-    matters = None if all_outputs else _features_that_matter(task, fill, key)
-    asked, same = _ask(task, rule, fill, key, response, all_outputs, matters)
+    behind = _Backgrounds(task, fill, key)
+    matters = None if all_outputs else _features_that_matter(task, behind)
+    asked, same = _ask(task, rule, behind, response, all_outputs, matters)
     check_finite(asked)
     clean = task.respond(task.outputs, response)
     if all_outputs:
@@ -186,15 +187,44 @@ def _tie(asked: Tensor, clean: Tensor, signature: Tensor) -> Tensor:
     return torch.where(signature == 0, clean, asked.gather(-1, leader))
 
 
-def _features_that_matter(task: Task, fill: Fill, key: Key) -> Tensor | None:
+class _Backgrounds:
+    """What shows through removed features, made for as many samples at once as fill a chunk.
+
+    Blocks ask for a few samples, and often for the same ones again; drawing noise or blurring for each of
+    them would take longer than building their rows.
+    """
+
+    def __init__(self, task: Task, fill: Fill, key: Key) -> None:
+        self.fill, self.key = fill, key
+        self.state = fill_state(task, fill)
+        self._task = task
+        self._few = max(1, task.predictor.rows // fill.repeats)
+        self._start = self._stop = 0
+        self._made: Tensor | None = None
+
+    def __call__(self, rows: slice) -> Tensor:
+        """(samples or 1, repeats, *input shape)."""
+        if self._made is None or rows.start < self._start or rows.stop > self._stop:
+            task = self._task
+            self._start = rows.start
+            self._stop = min(len(task), max(rows.stop, rows.start + self._few))
+            some = slice(self._start, self._stop)
+            self._made = self.fill.background(self.state, task.inputs[some], task.ids[some], self.key)
+        if len(self._made) == 1:
+            return self._made
+        return self._made[rows.start - self._start : rows.stop - self._start]
+
+
+def _features_that_matter(task: Task, behind: _Backgrounds) -> Tensor | None:
     """(N, V): whether removing a feature changes its input at all; None where that depends on the mask."""
+    fill = behind.fill
     if fill.looks_at_mask:
         return None
-    state, few = fill_state(task, fill), max(1, task.predictor.rows // fill.repeats)
+    few = max(1, task.predictor.rows // fill.repeats)
     changes = []
     for at in range(0, len(task), few):
-        x, ids = task.inputs[at : at + few], task.ids[at : at + few]
-        changes.append((x[:, None] != fill.background(state, x, ids, key)).any(1))
+        rows = slice(at, min(len(task), at + few))
+        changes.append((task.inputs[rows, None] != behind(rows)).any(1))
     matters = task.space.pool(torch.cat(changes).to(torch.float32), "max") > 0
     return matters if task.space.valid is None else matters & task.space.valid
 
@@ -209,15 +239,14 @@ def fill_state(task: Task, fill: Fill) -> Tensor | None:
 def _ask(
     task: Task,
     rule: MaskRule,
-    fill: Fill,
-    key: Key,
+    behind: _Backgrounds,
     response: Response,
     all_outputs: bool,
     matters: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
     """Answers (N, M, C or none) and, for rules that cannot tell, which masks change nothing (N, M)."""
+    fill, key, predictor = behind.fill, behind.key, task.predictor
     samples, masks, repeats = len(task), rule.count, fill.repeats
-    predictor, state = task.predictor, fill_state(task, fill)
     shape = task.inputs.shape[1:]
     width = task.n_outputs if all_outputs else 1
     result: Tensor | None = None
@@ -247,13 +276,10 @@ def _ask(
                 buffer = task.inputs.new_zeros(padded, *shape)
             filled = buffer[:total].view(count, across, repeats, *shape)
             if fill.looks_at_mask:
-                ids = task.ids[rows].repeat_interleave(across)
-                flat = removed.expand(count, across, 1, *removed.shape[3:]).flatten(0, 2)
-                repeated = x[:, None].expand(count, across, *shape).flatten(0, 1)
-                filled.copy_(fill.impute(repeated, flat, ids, key).view_as(filled))
+                each = removed[:, :, 0].expand(count, across, *removed.shape[3:])
+                filled.copy_(fill.impute_masks(x, each, task.ids[rows], key).view_as(filled))
             else:
-                background = fill.background(state, x, task.ids[rows], key)[:, None]
-                _put(removed, background, x[:, None, None], filled)
+                _put(removed, behind(rows)[:, None], x[:, None, None], filled)
             side = repeat_side(take_side(task.side, rows), across * repeats)
             outputs = predictor.chunk(buffer[:padded], side, total)
             answers = task.respond(outputs, response)

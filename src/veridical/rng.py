@@ -61,8 +61,11 @@ class Key:
     @property
     def state(self) -> int:
         """64 bits that stand for this key (signed, as torch has no unsigned arithmetic)."""
-        text = repr((self.seed, *self.path)).encode()
-        return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little", signed=True)
+        return _state((self.seed, *self.path))
+
+
+def _state(parts: tuple[str | int, ...]) -> int:
+    return name_id(repr(parts))
 
 
 def as_key(seed: int | Key) -> Key:
@@ -358,5 +361,5 @@ def content_ids(x: Tensor) -> Tensor:
 
 def parameter_noise(key: Key, name: str, shape: torch.Size, out: Tensor | None = None) -> Tensor:
     """Draw N(0, 1) for one parameter on the CPU, keyed by its name, whatever device it lives on."""
-    generator = torch.Generator().manual_seed((key / name).state & (2**63 - 1))
+    generator = torch.Generator().manual_seed(_state((key.seed, *key.path, name)) & (2**63 - 1))
     return torch.randn(shape, generator=generator, out=out)

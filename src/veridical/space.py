@@ -236,6 +236,8 @@ class Space:
                 f"map of shape {tuple(maps.shape)} does not lie over inputs (N, "
                 f"{', '.join(map(str, self.input_shape))})"
             )
+        if self._direct:
+            return self._shared(maps, reduce).reshape(len(maps), self.n_features)
         labels = self.labels.to(maps.device)
         full = (
             labels.expand(len(maps), *self.input_shape)
@@ -252,6 +254,20 @@ class Space:
         source = flat.abs() if reduce == "abs_max" else flat
         out.scatter_reduce_(1, index, source, mode, include_self=False)
         return out[:, :-1]
+
+    def _shared(self, maps: Tensor, reduce: Reduction) -> Tensor:
+        """Gather over the axes along which a feature is one, such as the channels of a pixel."""
+        source = maps.abs() if reduce == "abs_max" else maps
+        over = [
+            i
+            for i, (own, full) in enumerate(zip(self.labels.shape, self.input_shape, strict=True), 1)
+            if own != full
+        ]
+        if not over:
+            return source
+        if reduce in ("max", "abs_max"):
+            return source.amax(over)
+        return source.sum(over) if reduce == "sum" else source.mean(over)
 
     def take(self, index: Tensor | slice) -> Space:
         """The space of a subset of the samples."""

@@ -7,10 +7,13 @@ other tensors in the place of its parameters inside `forward` only.
 from __future__ import annotations
 
 import copy
+import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 import torch
@@ -43,47 +46,117 @@ def noisy(
     `step` in (0, 1] walks the straight path from the user's weights to the noisy ones; `layer` limits the
     noise to one submodule. The draw depends on the key and the parameter's name only.
     """
-    chosen = parameters(model)
-    if layer is not None:
-        chosen = {n: p for n, p in chosen.items() if n == layer or n.startswith(layer + ".")}
-        if not chosen:
-            raise unknown_name("layer with parameters", layer, layers(model))
-    factors = _factors(chosen, step * sigma, key)
-    return {name: value.detach() * factors[name] for name, value in chosen.items()}
+    laid = Layout.of(model, layer)
+    return laid.moved(laid.noise(key), step * sigma).tensors()
 
 
-def _factors(chosen: Weights, size: float, key: Key) -> dict[str, Tensor]:
-    """1 + size * noise for every parameter, where it lives and as it is."""
-    out: dict[str, Tensor] = {}
-    kinds = dict.fromkeys((value.device, value.dtype) for value in chosen.values())
-    for device, dtype in kinds:
-        alike = {n: v for n, v in chosen.items() if (v.device, v.dtype) == (device, dtype)}
-        # all of them in one piece: a GPU then fetches once, and waits for nothing
-        drawn = _drawn(alike, key, pinned=device.type == "cuda")
-        moved = drawn.to(device=device, dtype=dtype, non_blocking=True).mul_(size).add_(1.0)
-        sizes = [value.numel() for value in alike.values()]
-        parts = zip(alike.items(), moved.split(sizes), strict=True)
-        out |= {name: part.view(value.shape) for (name, value), part in parts}
-    return out
+Noise = tuple[Tensor, ...]
 
 
-def _drawn(chosen: Weights, key: Key, pinned: bool) -> Tensor:
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """Parameters of one device and dtype, end to end."""
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """The parameters of a model laid end to end, so that noise on all of them is one operation.
+
+    One draw of noise serves every strength: `layout.moved(noise, size)` is the layout of the same model with
+    theta * (1 + size * noise), and `.view()` the model that runs with it.
+    """
+
+    module: nn.Module
+    runs: tuple[_Run, ...]
+    values: tuple[Tensor, ...]
+    slots: tuple[Slot, ...]
+    trained: frozenset[str]
+
+    @classmethod
+    def of(cls, model: nn.Module, layer: str | None = None) -> Layout:
+        """The layout of a model, or of one layer of it; of a view, that of the weights it runs with."""
+        if layer is None and isinstance(model, WeightView) and model.layout is not None:
+            return model.layout
+        chosen = parameters(model)
+        if layer is not None:
+            chosen = {n: p for n, p in chosen.items() if n == layer or n.startswith(layer + ".")}
+            if not chosen:
+                raise unknown_name("layer with parameters", layer, layers(model))
+        module, _ = _unwrapped(model)
+        alike: dict[tuple[torch.device, torch.dtype], dict[str, Tensor]] = {}
+        for name, value in chosen.items():
+            alike.setdefault((value.device, value.dtype), {})[name] = value.detach()
+        return cls(
+            module,
+            tuple(
+                _Run(tuple(own), tuple(v.shape for v in own.values()), tuple(v.numel() for v in own.values()))
+                for own in alike.values()
+            ),
+            tuple(torch.cat([value.reshape(-1) for value in own.values()]) for own in alike.values()),
+            slots(module, chosen),
+            frozenset(name for name, value in chosen.items() if value.requires_grad),
+        )
+
+    def noise(self, key: Key) -> Noise:
+        """N(0, 1) for every parameter, drawn by name on the CPU and brought to where the weights are."""
+        # in one piece: a GPU then fetches once, and waits for nothing
+        return tuple(
+            _drawn(run, key, pinned=value.device.type == "cuda").to(
+                device=value.device, dtype=value.dtype, non_blocking=True
+            )
+            for run, value in zip(self.runs, self.values, strict=True)
+        )
+
+    def moved(self, noise: Noise, size: float) -> Layout:
+        """The same model with every weight multiplied by 1 + size * noise."""
+        values = zip(self.values, noise, strict=True)
+        return replace(self, values=tuple((drawn * size).add_(1.0).mul_(value) for value, drawn in values))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The weights by name."""
+        out: dict[str, Tensor] = {}
+        for run, value in zip(self.runs, self.values, strict=True):
+            for name, shape, part in zip(run.names, run.shapes, value.split(run.sizes), strict=True):
+                out[name] = part.view(shape)
+        return out
+
+    def view(self) -> WeightView:
+        """The user's module, run with these weights."""
+        return WeightView(self.module, self.tensors(), self)
+
+
+def _drawn(run: _Run, key: Key, pinned: bool) -> Tensor:
     """The noise of every parameter end to end; of large models in several threads: draws stand alone."""
-    total = sum(value.numel() for value in chosen.values())
+    total = sum(run.sizes)
     flat = torch.empty(total, pin_memory=pinned)
-    places = dict(zip(chosen, flat.split([value.numel() for value in chosen.values()]), strict=True))
+    places = list(zip(run.names, flat.split(run.sizes), strict=True))
 
-    def draw(name: str) -> None:
-        shape = chosen[name].shape
-        parameter_noise(key, name, shape, places[name].view(shape))
+    def draw(place: tuple[str, Tensor]) -> None:
+        name, out = place
+        parameter_noise(key, name, out.shape, out)
 
     if total < 2**20:
-        for name in chosen:
-            draw(name)
+        for place in places:
+            draw(place)
     else:
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(draw, chosen))
+        # the largest first, so that none is left alone at the end
+        places.sort(key=lambda place: -place[1].numel())
+        list(_pool().map(draw, places))
     return flat
+
+
+@lru_cache(maxsize=1)
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="veridical noise")
+
+
+if hasattr(os, "register_at_fork"):
+    # a thread does not survive a fork, nor does the pool that waits for it
+    os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
 def _unwrapped(model: nn.Module) -> tuple[nn.Module, Weights]:
@@ -107,19 +180,55 @@ def randomised(model: nn.Module, names: Sequence[str], key: Key) -> dict[str, Te
     A layer without `reset_parameters`, or whose weight is computed from others (weight and spectral norm),
     gets normal weights with the spread of its present ones. Tied weights go by the first of their names.
     """
+    return {name: value for layer in drawing(model, names, key)().values() for name, value in layer.items()}
+
+
+def drawing(model: nn.Module, names: Sequence[str], key: Key) -> Callable[[], dict[str, dict[str, Tensor]]]:
+    """Begin to draw what `randomised` gives; the call that comes back waits for it: weights by layer, name.
+
+    Large layers are drawn in other threads, so that a GPU need not wait while it has something else to do.
+    """
     model, _ = _unwrapped(model)
     modules = dict(model.named_modules())
-    first_names = {id(p): name for name, p in model.named_parameters()}
-    out: dict[str, Tensor] = {}
     for name in names:
         if name not in modules:
             raise unknown_name("layer", name, layers(model))
-        original = modules[name]
-        fresh = _fresh(original, key / name)
-        for leaf, value in original.named_parameters(recurse=False):
-            if value.is_floating_point():
-                out[first_names[id(value)]] = fresh[leaf].to(device=value.device, dtype=value.dtype)
-    return out
+    first_names = {id(p): name for name, p in model.named_parameters()}
+    chosen = {name: modules[name] for name in names}
+    begun = {
+        name: _pool().submit(_initialised, module, key / name)
+        for name, module in chosen.items()
+        if type(module) in _INITIALISED and sum(p.numel() for p in module.parameters(recurse=False)) >= 2**16
+    }
+
+    def collect() -> dict[str, dict[str, Tensor]]:
+        out: dict[str, dict[str, Tensor]] = {}
+        for name, module in chosen.items():
+            fresh = begun[name].result() if name in begun else _fresh(module, key / name)
+            out[name] = {
+                first_names[id(value)]: fresh[leaf].to(value.device, value.dtype, non_blocking=True)
+                for leaf, value in module.named_parameters(recurse=False)
+                if value.is_floating_point()
+            }
+        return out
+
+    return collect
+
+
+_INITIALISED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+"""Layers whose own initialisation is known here: it can then use a generator that is not everybody's."""
+
+
+def _initialised(module: nn.Module, key: Key) -> dict[str, Tensor]:
+    """What `reset_parameters` of a linear or convolutional layer draws, to the bit."""
+    pinned = any(p.is_cuda for p in module.parameters(recurse=False))
+    own = {n: torch.empty(p.shape, pin_memory=pinned) for n, p in module.named_parameters(recurse=False)}
+    generator = torch.Generator().manual_seed(key.state & (2**63 - 1))
+    nn.init.kaiming_uniform_(own["weight"], a=math.sqrt(5), generator=generator)
+    if "bias" in own:
+        bound = own["weight"][0].numel() ** -0.5
+        nn.init.uniform_(own["bias"], -bound, bound, generator=generator)
+    return own
 
 
 def _fresh(module: nn.Module, key: Key) -> dict[str, Tensor]:
@@ -128,6 +237,8 @@ def _fresh(module: nn.Module, key: Key) -> dict[str, Tensor]:
     if reset is None or hasattr(module, "parametrizations") or module._forward_pre_hooks:
         spread = {n: p.detach().float().std(correction=0) if p.numel() > 1 else 1.0 for n, p in own.items()}
         return {n: parameter_noise(key, n, p.shape) * spread[n] for n, p in own.items()}
+    if type(module) in _INITIALISED:
+        return _initialised(module, key)
     twin = copy.deepcopy(module).float().cpu()
     with torch.random.fork_rng(devices=[]):
         # initialisers draw from the global generator; it is put back as it was
@@ -151,13 +262,28 @@ def cascade(model: nn.Module, order: Literal["top_down", "bottom_up", "independe
 
 
 class WeightView(nn.Module):
-    """The child module, run with `tensors` in the place of the parameters of those names."""
+    """The child module, run with `tensors` in the place of the parameters of those names.
 
-    def __init__(self, module: nn.Module, tensors: Weights) -> None:
+    The tensors are copied, unless they come with the layout they were made by: those are nobody else's. With
+    `copied=False` it is for the caller to leave them alone.
+    """
+
+    def __init__(
+        self, module: nn.Module, tensors: Weights, layout: Layout | None = None, copied: bool = True
+    ) -> None:
         super().__init__()
         if isinstance(module, WeightView):
             tensors = {**module.tensors, **tensors}
             module = module.module
+        self.module: nn.Module = module
+        self.tensors: dict[str, Tensor]
+        self.scripted = isinstance(module, torch.jit.ScriptModule)
+        self.layout = layout
+        if layout is not None and not self.scripted:
+            self.tensors = dict(tensors)
+            for name in layout.trained:
+                self.tensors[name].requires_grad_()
+            return
         owners = dict(module.named_parameters())
         for name, value in tensors.items():
             if name not in owners:
@@ -166,7 +292,6 @@ class WeightView(nn.Module):
                 raise InputError(
                     f"parameter '{name}' has shape {tuple(owners[name].shape)}, got {tuple(value.shape)}"
                 )
-        self.scripted = isinstance(module, torch.jit.ScriptModule)
         if self.scripted:
             # compiled code reads its own storage: the noise goes into a copy
             module = copy.deepcopy(module)
@@ -174,9 +299,11 @@ class WeightView(nn.Module):
                 for name, value in module.named_parameters():
                     if name in tensors:
                         value.copy_(tensors[name])
-        self.module: nn.Module = module
-        self.tensors: dict[str, Tensor] = {
-            name: value.detach().clone().requires_grad_(owners[name].requires_grad)
+        self.module = module
+        self.tensors = {
+            name: (value.detach().clone() if copied else value.detach()).requires_grad_(
+                owners[name].requires_grad
+            )
             for name, value in tensors.items()
         }
 
@@ -187,48 +314,67 @@ class WeightView(nn.Module):
             name: fn(value.detach()).requires_grad_(value.requires_grad)
             for name, value in self.tensors.items()
         }
+        self.layout = None
         return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        # parts of one long tensor would each be written with the whole of it
+        own = {name: value.detach().clone() for name, value in self.tensors.items()}
+        kept = {name: own[name].requires_grad_(value.requires_grad) for name, value in self.tensors.items()}
+        return {**self.__dict__, "layout": None, "tensors": kept}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self.scripted:
             return self.module(*args, **kwargs)
-        with swapped(self.module, self.tensors):
+        places = None if self.layout is None else self.layout.slots
+        with swapped(self.module, self.tensors, places):
             return self.module(*args, **kwargs)
 
 
+Slot = tuple[nn.Module, str, str]
+"""A module, the name under which it holds a parameter, and the parameter's name in the whole model."""
+
+
+def slots(module: nn.Module, names: Iterable[str]) -> tuple[Slot, ...]:
+    """Where the parameters of these names are held; tied ones sit in several slots."""
+    wanted = set(names)
+    found = {id(parameter): name for name, parameter in module.named_parameters() if name in wanted}
+    return tuple(
+        (owner, leaf, found[id(parameter)])
+        for owner in module.modules()
+        for leaf, parameter in owner._parameters.items()
+        if parameter is not None and id(parameter) in found
+    )
+
+
 @contextmanager
-def swapped(module: nn.Module, tensors: Weights) -> Iterator[None]:
+def swapped(module: nn.Module, tensors: Weights, places: Sequence[Slot] | None = None) -> Iterator[None]:
     """Put tensors in the place of parameters and back, also when the body raises.
 
-    Three cases need more than the parameter's own slot: tied weights sit in several slots; a recurrent
-    layer reads a flat list made when it was built; the older weight and spectral norm leave the weight they
-    computed as a plain attribute behind.
+    Two cases need more than the parameter's own slot: a recurrent layer reads a flat list made when it was
+    built; the older weight and spectral norm leave the weight they computed as a plain attribute behind.
     """
-    by_identity = {
-        id(parameter): tensors[name] for name, parameter in module.named_parameters() if name in tensors
-    }
-    slots: list[tuple[dict[str, Any], str, Any]] = []
+    places = slots(module, tensors) if places is None else places
+    kept: list[tuple[dict[str, Any], str, Any]] = []
     flat: list[tuple[nn.RNNBase, list[Any], list[Any]]] = []
     left_behind: list[tuple[nn.Module, str, Tensor]] = []
     try:
-        for owner in module.modules():
-            hit = False
-            for leaf, parameter in owner._parameters.items():
-                if parameter is not None and id(parameter) in by_identity:
-                    slots.append((owner._parameters, leaf, parameter))
-                    owner._parameters[leaf] = by_identity[id(parameter)]  # type: ignore[assignment]
-                    hit = True
-            if hit and isinstance(owner, nn.RNNBase):
+        for owner, leaf, name in places:
+            table: dict[str, Any] = owner._parameters
+            kept.append((table, leaf, table[leaf]))
+            table[leaf] = tensors[name]
+        for owner in dict.fromkeys(owner for owner, _, _ in places):
+            if isinstance(owner, nn.RNNBase):
                 flat.append((owner, owner._flat_weights, owner._flat_weight_refs))
                 owner._flat_weights = [getattr(owner, leaf, None) for leaf in owner._flat_weights_names]
-            if hit and owner._forward_pre_hooks:
+            if owner._forward_pre_hooks:
                 attributes = [(n, v) for n, v in owner.__dict__.items() if isinstance(v, Tensor)]
                 left_behind += [(owner, n, v) for n, v in attributes]
         yield
     finally:
-        for table, leaf, parameter in slots:
+        for table, leaf, parameter in kept:
             table[leaf] = parameter
         for owner, weights, refs in flat:
             owner._flat_weights, owner._flat_weight_refs = weights, refs
-        for kept, name, value in left_behind:
-            kept.__dict__[name] = value
+        for holder, name, value in left_behind:
+            holder.__dict__[name] = value

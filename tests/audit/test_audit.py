@@ -14,7 +14,7 @@ import veridical as vd
 from veridical.audit import EFFORTS, audit, check_model, cost
 from veridical.audit.cost import estimated_rows
 from veridical.audit.panel import choose_explainers, choose_judges
-from veridical.audit.run import _unscored
+from veridical.audit.scoring import unscored
 from veridical.errors import InputError, NotApplicableError, UnknownNameError
 from veridical.evaluation import Evaluation, Failure
 
@@ -225,7 +225,7 @@ def test_cells_without_a_score_are_said():
         Failure("random", "gef", "", ""),
         Failure("occlusion", "sparseness", "", ""),
     ]
-    said = list(_unscored(Evaluation(task, {}, {}, failures, True, 0), seats, panel))
+    said = list(unscored(Evaluation(task, {}, {}, failures, True, 0), seats, panel))
     assert len(said) == 3
     assert "interrupted" in said[0]
     assert said[1].startswith("gef failed on saliency, which counts as last")

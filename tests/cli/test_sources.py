@@ -53,7 +53,7 @@ def test_the_signature_other_commands_rely_on():
 
 
 def test_without_a_model_an_embedded_task_is_meant():
-    assert chosen(samples=3).content_hash() == vd.tasks.load("digits")[:3].content_hash()
+    assert chosen(samples=3).content_hash() == vd.tasks.load("digits", samples=3).content_hash()
     assert len(chosen(task="wine", device="cpu")) == 44
 
 
@@ -111,3 +111,11 @@ def test_a_text_classifier_is_explained_from_a_shell(tmp_path):
     text = run("explain", "integrated_gradients", *own, "--picture", tmp_path / "maps.png")
     assert "2 samples x 4 token features" in text
     assert "film: " in text
+
+
+def test_samples_of_an_embedded_task_are_a_fixed_random_choice():
+    some, again, all_of_it = chosen(samples=20), chosen(samples=20), chosen()
+    assert some.ids.tolist() == again.ids.tolist()
+    assert set(some.ids.tolist()) <= set(all_of_it.ids.tolist())
+    assert some.ids.tolist() != all_of_it.ids[:20].tolist()
+    assert len(some.labels.unique()) > 5

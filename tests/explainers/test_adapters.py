@@ -2,7 +2,6 @@
 
 import copy
 import json
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -10,8 +9,11 @@ import torch
 from captum import attr
 from torch import nn
 
+import veridical as vd
+from tests.reference.composite_double import EpsilonPlus
+from tests.reference.epsilon_plus import relevance
 from veridical.errors import InputError
-from veridical.explainers import LrpEpsilon, from_captum, from_shap, from_zennit
+from veridical.explainers import Lrp, from_captum, from_shap, from_zennit
 from veridical.fill import Constant
 from veridical.predictor import Plan
 from veridical.rng import Key
@@ -96,59 +98,73 @@ def test_captum_with_named_side_inputs_on_text():
     assert torch.allclose(found, truth, atol=1e-9)
 
 
-class EpsilonComposite:
-    """A stand-in for zennit: hooks that turn gradients of linear layers into shares of relevance."""
+def waves(*shape: int, pace: float) -> torch.Tensor:
+    """Weights anyone can write down again."""
+    return torch.sin(pace * torch.arange(1, 1 + int(np.prod(shape)), dtype=torch.float64)).reshape(shape)
 
-    def __init__(self, epsilon: float = 1e-9) -> None:
-        self.epsilon = epsilon
 
-    @contextmanager
-    def context(self, module: nn.Module):
-        handles, kept = [], {}
+def fixed_network() -> nn.Sequential:
+    model = nn.Sequential(
+        nn.Conv2d(1, 2, 2), nn.ReLU(), nn.Conv2d(2, 2, 2), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3)
+    ).double()
+    with torch.no_grad():
+        for pace, value in zip((1.7, 0.9, 2.3, 1.1, 0.7, 1.9), model.parameters(), strict=True):
+            value.copy_(waves(*value.shape, pace=pace) / (4 if value.dim() == 1 else 2))
+    return model
 
-        def before(layer, inputs):
-            kept[layer] = inputs[0].detach()
 
-        def backward(layer, _grad_inputs, grad_outputs):
-            # like zennit, this reads the layer's weights in the backward pass
-            a = kept[layer].requires_grad_(True)
-            with torch.enable_grad():
-                z = layer.forward(a)
-                push = torch.where(z >= 0, self.epsilon, -self.epsilon)
-                (g,) = torch.autograd.grad(z, a, grad_outputs[0] / (z + push))
-            return (a.detach() * g,)
+def by_loops(task: Task, model: nn.Sequential) -> torch.Tensor:
+    first, second, head = (
+        (layer.weight.detach().numpy(), layer.bias.detach().numpy())
+        for layer in (model[0], model[2], model[5])
+    )
+    pairs = zip(task.inputs.numpy(), task.targets.tolist(), strict=True)
+    slow = [relevance(x, [first, second], head, target) for x, target in pairs]
+    return torch.from_numpy(np.stack(slow)).flatten(1)
 
-        def keep(_layer, _grad_inputs, grad_outputs):
-            return (grad_outputs[0],)
 
-        for layer in module.modules():
-            if isinstance(layer, nn.Linear):
-                handles += [
-                    layer.register_forward_pre_hook(before),
-                    layer.register_full_backward_hook(backward),
-                ]
-            elif isinstance(layer, nn.ReLU):
-                handles.append(layer.register_full_backward_hook(keep))
-        try:
-            yield module
-        finally:
-            for handle in handles:
-                handle.remove()
+# the first sample's relevance by zennit's arithmetic for EpsilonPlus, worked out by the loops of
+# tests/reference/epsilon_plus.py
+RECORDED = [
+    [0.001074365, 0.008555317, 0.012843594, 0.0],
+    [0.014755426, 0.014071201, -0.020874807, 0.002786381],
+    [0.002716079, 0.010214245, -0.048072137, -0.002527102],
+    [0.020316904, -0.021598497, -0.006361838, 0.0],
+]
 
 
 def test_zennit_composites_by_their_interface():
-    torch.manual_seed(3)
-    model = nn.Sequential(nn.Linear(6, 7), nn.ReLU(), nn.Linear(7, 3)).double()
-    task = Task(model, torch.randn(4, 6).double())
-    ours, theirs = LrpEpsilon(1e-9), from_zennit(EpsilonComposite())
-    for given in (task, task.with_noise(0.3, Key(1))):
-        y = given.outputs.gather(1, given.targets[:, None])
-        assert torch.allclose(
-            theirs(given).values * y, ours(given).values, atol=1e-7
-        )  # relevance starts at 1
-    assert theirs.name == "zennit EpsilonComposite"
+    model = fixed_network()
+    task = Task(model, waves(3, 1, 4, 4, pace=0.37), space=Space.elements((1, 4, 4)))
+    kept, values = list(model.parameters()), [p.detach().clone() for p in model.parameters()]
+    theirs = from_zennit(EpsilonPlus())
+    found = theirs(task)
+    assert torch.allclose(found.values, by_loops(task, model), atol=1e-10)
+    assert torch.allclose(found.values[0], torch.tensor(RECORDED, dtype=torch.float64).flatten(), atol=1e-8)
+    assert found.cost == vd.Cost(3, 3)
+    # the rules exchange parameters: the caller's own objects are there again, and no hook is left
+    assert all(a is b for a, b in zip(kept, model.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(values, model.parameters(), strict=True))
+    assert not any(layer._forward_hooks or layer._forward_pre_hooks for layer in model.modules())
+    assert theirs.name == "zennit EpsilonPlus"
+    # ours by the same rules starts at the output's value
+    ours = Lrp(first="z_plus")(task).values
+    y = task.outputs.gather(1, task.targets[:, None])
+    assert torch.allclose(found.values * y, ours, atol=1e-4)
     with pytest.raises(InputError, match="context"):
         from_zennit(object())
+
+
+def test_zennit_composites_see_noisy_weights_in_the_backward_pass():
+    task = Task(fixed_network(), waves(3, 1, 4, 4, pace=0.37), space=Space.elements((1, 4, 4)))
+    noisy = task.with_noise(0.3, Key(1))
+    copied = copy.deepcopy(task.model)
+    with torch.no_grad():
+        for name, value in noisy.model.tensors.items():
+            copied.get_parameter(name).copy_(value)
+    found = from_zennit(EpsilonPlus())(noisy).values
+    assert torch.allclose(found, by_loops(noisy, copied), atol=1e-10)
+    assert not torch.allclose(found, by_loops(task, task.model), atol=1e-3)
 
 
 class LinearShap:

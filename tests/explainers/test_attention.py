@@ -114,3 +114,24 @@ def test_other_models_are_refused():
     assert "text" in (GradientXAttention().why_not(Task(nn.Linear(3, 2), torch.rand(2, 3))) or "")
     with pytest.raises(InputError):
         AttentionRollout("middle")
+
+
+@pytest.mark.extras
+@pytest.mark.parametrize("explainer", [AttentionRollout(), GradientXAttention()])
+def test_maps_at_the_embeddings_are_those_at_the_tokens(explainer):
+    task = bert_task(bert())
+    for world in (task, task.with_noise(0.1, Key(3))):
+        at_ids, at_embeddings = explainer(world, Key(0)), explainer(world.at_embeddings(), Key(0))
+        torch.testing.assert_close(at_embeddings.values, at_ids.values)
+    moved = task.at_embeddings()
+    moved = moved.with_inputs(moved.inputs + torch.linspace(-1, 1, 16))  # a constant would be normalised away
+    assert not torch.allclose(explainer(moved, Key(0)).values, explainer(task, Key(0)).values)
+
+
+@pytest.mark.extras
+def test_sensitivity_of_attention_is_a_number():
+    from veridical.metrics import registry
+
+    scores = registry.make("avg_sensitivity", draws=2)(bert_task(bert()), AttentionRollout(), Key(0))
+    assert scores.values.isfinite().all()
+    assert (scores.values > 0).all()

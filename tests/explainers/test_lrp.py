@@ -260,8 +260,6 @@ class Refused(nn.Module):
             return torch.exp(h)
         if self.how == "softmax":
             return h.softmax(-1)
-        if self.how == "branch":
-            return h if h.sum() > 0 else -h
         if self.how == "rnn":
             return self.rnn(h[:, None])[0][:, 0]
         h.mul_(2.0)  # in place, and its result thrown away
@@ -270,7 +268,7 @@ class Refused(nn.Module):
 
 @pytest.mark.parametrize(
     ("how", "named"),
-    [("product", "'mul'"), ("exp", "'exp'"), ("softmax", "logits"), ("branch", "traced"),
+    [("product", "'mul'"), ("exp", "'exp'"), ("softmax", "logits"),
      ("rnn", "'rnn' .LSTM"), ("in place", "in place")],
 )  # fmt: skip
 def test_what_has_no_rule_is_refused_by_name(how, named):

@@ -243,6 +243,8 @@ def test_roar_joins_the_ranking_study(studied) -> None:
         ratios=(0.0, 0.5, 1.0), cache=folder,
     )  # fmt: skip
     assert study.notes["retrainings"] == 3 * 2 * 2
+    assert "ROAR took 12 retrainings over" in repr(study)
+    assert study.notes["rows trained"] > 0
     assert set(study.agreements) == {"Fid", "ROAR"}
     with pytest.raises(InputError, match="ROAR explains the training rows"):
         ranking_study(task, true_maps(task), metrics={}, roar=roar)

@@ -13,12 +13,13 @@ import veridical as vd
 from tests.reference import fidelity as reference
 from veridical import testing
 from veridical.errors import InputError
-from veridical.fidelity import FFid, Fid, RFid
+from veridical.fidelity import FFid, Fid, RFid, removal
 from veridical.fidelity.measuring import evaluations, measure
 from veridical.fidelity.metrics import LEVELS, NO_SIZE, NOTHING_REMOVED, OTHER_CLASS
 from veridical.fidelity.removal import (
     Removals,
     budget,
+    counted_last_tickets,
     explanation_sizes,
     removal_counts,
     smallest_beta,
@@ -134,6 +135,45 @@ def test_blocks_do_not_change_masks() -> None:
             for at in range(0, rule.count, step)
         ]
         assert torch.equal(torch.cat(pieces, 1), whole[2:5])
+
+
+def test_neither_tiles_nor_what_is_kept_of_them_change_masks(monkeypatch) -> None:
+    whole = rule_of().removed(slice(0, 5), slice(0, rule_of().count))
+    for cells, kept in ((400, 2**24), (45, 200), (1, 1)):
+        monkeypatch.setitem(removal.CELLS_AT_ONCE, "cpu", cells)
+        monkeypatch.setattr(removal, "CELLS_KEPT", kept)
+        rule = rule_of()
+        for samples, masks in ((slice(1, 4), slice(5, 17)), (slice(0, 5), slice(0, rule.count))):
+            assert torch.equal(rule.removed(samples, masks), whole[samples, masks])
+
+
+def removes_alike(counted, samples: int, features: int, unequal: bool, cap: float | None) -> bool:
+    """Whether the way of a GPU, by running counts, removes the same features as that of a CPU."""
+    generator = torch.Generator().manual_seed(samples * features)
+    n = torch.full((samples,), features)
+    if unequal:
+        n = torch.randint(2, features + 1, (samples,), generator=generator)
+    sizes = explanation_sizes(n, [0.1, 0.4, 0.8])
+    most = None if cap is None else budget(n, cap)
+    counts = tuple(removal_counts(sizes, n, sign, 0.5, most) for sign in ("plus", "minus"))
+    ranks = torch.stack(
+        [torch.cat([torch.randperm(int(k), generator=generator), torch.arange(int(k), features)]) for k in n]
+    )
+    rule = Removals(Key(1), torch.arange(samples), ranks, n, sizes, counts, draws=3)
+    tickets, limits = rule._tickets(0, 0)
+    found = counted(tickets, rule.ranks, rule._edges, rule._counts)
+    begin, end = rule._edges.unsqueeze(-1)
+    part = ((rule.ranks[:, None] >= begin) & (rule.ranks[:, None] < end))[:, None]
+    masks = [(tickets[:, :, None] <= last[..., None]) & part for last in (limits, found)]
+    return torch.equal(*masks)
+
+
+@pytest.mark.parametrize("unequal", [False, True])
+@pytest.mark.parametrize("cap", [None, 0.1])
+def test_the_gpu_way_of_counting_removes_the_same_features(unequal: bool, cap: float | None) -> None:
+    assert removes_alike(counted_last_tickets, 6, 40, unequal, cap)
+    assert not removes_alike(lambda t, r, e, c: counted_last_tickets(t, r, e, c + 1), 6, 40, unequal, cap)
+    assert not removes_alike(lambda t, r, e, c: counted_last_tickets(t, 39 - r, e, c), 6, 40, unequal, cap)
 
 
 def test_every_feature_of_a_part_is_removed_equally_often() -> None:

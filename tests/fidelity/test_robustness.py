@@ -5,11 +5,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from matplotlib import pyplot
 from torch import nn
 
 import veridical as vd
 from veridical.errors import InputError
-from veridical.fidelity import RobustnessTable, boundary_study, finetune, map_agreement, robustness_table
+from veridical.fidelity import (
+    RobustnessTable,
+    boundary_study,
+    finetune,
+    map_agreement,
+    maps_side_by_side,
+    robustness_table,
+)
 from veridical.fidelity.robustness import CONTROL, ORIGINAL, TUNED, masked_answers
 from veridical.rng import Key
 
@@ -97,6 +105,11 @@ def test_boundary_study_follows_the_masked_share(tmp_path: Path) -> None:
     assert list(study.accuracy) == ["original", "fine-tuned, beta 0.1", "fine-tuned, beta 0.3"]
     assert study.accuracy["original"] == (1.0, 1.0, pytest.approx(1 / 3))
     assert "50%" in repr(study)
+    frame = study.to_frame()
+    assert len(frame) == 3 * 3
+    assert set(frame.columns) == {"model", "masked", "accuracy", "agreement"}
+    assert len(study.plot().get_lines()) == 2 * 3
+    pyplot.close("all")
 
 
 def test_maps_of_the_same_model_agree_and_of_another_do_not(tmp_path: Path) -> None:
@@ -107,3 +120,18 @@ def test_maps_of_the_same_model_agree_and_of_another_do_not(tmp_path: Path) -> N
     assert torch.allclose(map_agreement(task, same), torch.ones(10, dtype=torch.float64))
     other = finetune(task, epochs=20, rate=0.3, cache=tmp_path)
     assert map_agreement(task, other).mean() < 0.99
+
+
+def test_maps_lie_side_by_side_with_their_rank_correlation(tmp_path: Path) -> None:
+    x = torch.rand(30, 1, 6, 6, generator=torch.Generator().manual_seed(0))
+    model = nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.Tanh(), nn.Linear(8, 3))
+    task = vd.Task(model, x[:6], train=x, fill="zero")
+    pair = maps_side_by_side(task, finetune(task, epochs=3, rate=0.05, cache=tmp_path))
+    assert torch.equal(
+        pair.correlation, map_agreement(task, finetune(task, epochs=3, rate=0.05, cache=tmp_path))
+    )
+    assert pair.before.explainer == pair.after.explainer == "saliency"
+    figure = pair.plot(task.inputs, samples=3)
+    assert len(figure.axes) == 6
+    assert figure.axes[0].get_title() == f"rank corr. {float(pair.correlation[0]):+.2f}"
+    assert "6 samples" in repr(pair)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from matplotlib import pyplot
 from torch import nn
 
 import veridical as vd
@@ -89,6 +90,15 @@ def test_a_model_that_needs_nothing_has_no_size(tmp_path: Path) -> None:
     assert found.estimate is None
     assert "changes nothing" in found.answer
     assert "changes nothing" in repr(found)
+
+
+def test_the_picture_shows_every_curve_and_the_estimate(tmp_path: Path) -> None:
+    found = found_size(20, tmp_path)
+    ax = found.plot()
+    labels = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert labels[-1] == f"estimate {found.estimate:.3f}"
+    assert len(labels) == len(found.curves) + 1
+    pyplot.close("all")
 
 
 def test_betas_above_the_fine_tuning_are_refused(tmp_path: Path) -> None:

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from matplotlib import pyplot
 from torch import nn
 
 import veridical as vd
-from veridical.errors import InputError
+from veridical.errors import InputError, UnknownNameError
 from veridical.explainers.gradients import InputXGradient
 from veridical.fidelity import case_study, compare_explainers, finetune, sensitivity
 from veridical.fidelity.comparing import OTHER_ROWS, SAME_ROWS
@@ -65,6 +66,11 @@ def test_sensitivity_varies_one_setting_at_a_time(task: vd.Task, folder: Path) -
     # the map is exact: better removal must follow its degradation, whatever the settings
     assert all(values[0] < -0.8 for values in found.macro("beta").values())
     assert "beta" in repr(found)
+    ax = found.plot("beta")
+    assert [list(line.get_xdata()) for line in ax.get_lines()[:3]] == [[0.1, 0.3]] * 3
+    pyplot.close("all")
+    with pytest.raises(UnknownNameError, match="no setting is called 'gamma'"):
+        found.plot("gamma")
 
 
 def test_sensitivity_needs_something_to_vary(task: vd.Task) -> None:
@@ -124,6 +130,12 @@ def test_rows_that_were_trained_on_are_counted(folder: Path) -> None:
     )
     table = compare_explainers(mixed, ["random"], draws=2, cache=folder, progress=False, **QUICK)
     assert "5 of 24" in table.mode
+
+
+def test_a_model_at_chance_ranks_no_explainers(task: vd.Task, folder: Path) -> None:
+    wrong = vd.Task(task.model, task.inputs, labels=1 - task.labels, train=task.train, fill="zero")
+    with pytest.raises(InputError, match="at chance"):
+        compare_explainers(wrong, ["random"], draws=2, cache=folder, progress=False, **QUICK)
 
 
 def test_two_models_at_once_are_refused(task: vd.Task, folder: Path) -> None:

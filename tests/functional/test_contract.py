@@ -12,6 +12,7 @@ from tests.functional import cases
 
 ONE_ROW = [
     "average_ranks",
+    "centred_ranks",
     "has_spread",
     "area_under_curve",
     "rms_normalise",
@@ -24,7 +25,7 @@ ONE_ROW = [
     "bootstrap_interval",
     "round_to_grid",
 ]
-TWO_ROWS = ["pearson", "spearman", "kendall_tau_b", "euclidean", "cosine_distance", "signed_rank"]
+TWO_ROWS = ["pearson", "spearman", "kendall_tau_b", "euclidean", "cosine", "cosine_distance", "signed_rank"]
 SPECIAL = ["positions", "partial_rank_correlation", "ssim", "Interval", "SignedRank"]
 CALLS = [(name, 1) for name in ONE_ROW] + [(name, 2) for name in TWO_ROWS]
 

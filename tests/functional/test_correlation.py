@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from tests.functional import cases
 from tests.reference import functional_ranking as reference
 from veridical.errors import ShapeError
-from veridical.functional import has_spread, partial_rank_correlation, pearson, spearman
+from veridical.functional import (
+    centred_ranks,
+    cosine,
+    has_spread,
+    partial_rank_correlation,
+    pearson,
+    spearman,
+)
 
 PAIRS = [
     (cases.smooth(6, 20), cases.smooth(6, 20, seed=1)),
@@ -34,6 +41,15 @@ def check_spearman(function):
 def test_agree_with_scipy():
     check_pearson(pearson)
     check_spearman(spearman)
+
+
+def test_ranks_taken_once_give_the_same_correlation():
+    check_spearman(lambda x, y: cosine(centred_ranks(x), centred_ranks(y)))
+    x, y, where = cases.tied(6, 23), cases.smooth(6, 23), cases.mask(6, 23)
+    masked = cosine(centred_ranks(x, where), centred_ranks(y, where), where)
+    cases.assert_same(masked, spearman(x, y, where))
+    with pytest.raises(AssertionError):  # of values that are not ranked
+        check_spearman(cosine)
 
 
 def min_rank_spearman(x, y):

@@ -8,7 +8,7 @@ from hypothesis import given
 from tests.functional import cases
 from tests.reference import functional_ranking as reference
 from veridical.errors import InputError, ShapeError
-from veridical.functional import average_ranks, positions
+from veridical.functional import average_ranks, positions, ranks
 
 
 def check_ranks(function):
@@ -40,6 +40,15 @@ def test_masked_entries_do_not_exist():
     where = cases.mask(8, 15)
     cases.assert_mask_means_absent(average_ranks, cases.tied(8, 15), where=where)
     assert torch.equal(average_ranks(cases.tied(8, 15), where).isnan(), ~where)
+
+
+def test_counting_by_bisection_gives_the_ranks_that_sorting_gives():
+    for x in (cases.smooth(6, 23), cases.tied(6, 23), cases.tied(2, 3, 9)):
+        where = cases.mask(*x.shape)
+        x[..., 0] = torch.inf
+        hidden = torch.where(where, x, torch.nan)
+        got = ranks._counted_by_bisection(hidden, where)
+        cases.assert_same(got[where], average_ranks(x, where)[where])
 
 
 def test_infinities_rank_before_masked_entries():

@@ -104,3 +104,17 @@ def test_every_kind_of_input_is_watched_and_drawn(modality: str) -> None:
 def test_a_regression_is_refused() -> None:
     with pytest.raises(vd.errors.NotApplicableError, match="no class"):
         vd.gef.assumptions(vd.Task(nn.Linear(3, 1), torch.rand(4, 3), head="regression"))
+
+
+def test_layers_in_groups_end_at_the_same_model() -> None:
+    """Fewer steps of the cascade: the last is still the model with all layers randomised."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 3)]
+    small = vd.Task(nn.Sequential(*layers), torch.randn(12, 6))
+    whole = vd.gef.assumptions(small, levels=3, draws=2, mask_steps=2, search_draws=2)
+    grouped = vd.gef.assumptions(small, levels=3, draws=2, mask_steps=2, search_draws=2, layer_steps=2)
+    assert [w.levels for w in whole.layers] == [(0.25, 0.5, 0.75, 1.0)] * 2
+    assert [w.levels for w in grouped.layers] == [(0.5, 1.0)] * 2
+    for all_steps, some in zip(whole.layers, grouped.layers, strict=True):
+        assert torch.equal(all_steps.distortion[..., [1, 3]], some.distortion)
+    assert torch.equal(whole.sensitivity_fails, grouped.sensitivity_fails)

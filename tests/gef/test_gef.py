@@ -169,7 +169,7 @@ def test_arc_of_normalised_maps_is_at_least_the_chord() -> None:
 def check_reference(task: vd.Task, got: torch.Tensor) -> None:
     """The running mean of ||de||^4, remade from the same noise by hand."""
     from veridical.gef.distortion import Setting
-    from veridical.gef.worlds import disturbed
+    from veridical.gef.worlds import Worlds
 
     levels, steps = (0.05, 0.1, 0.2), 3
     explainer = vd.explainers() and vd.api.as_explainer("gradient")
@@ -180,7 +180,7 @@ def check_reference(task: vd.Task, got: torch.Tensor) -> None:
         for z, sigma in enumerate(levels):
             strengths = np.linspace(1e-4, sigma, steps)
             keys = [setting.noise_key(0, z) / "step" / t for t in range(steps)]
-            worlds = [disturbed(task, s, k) for s, k in zip(strengths, keys, strict=True)]
+            worlds = [Worlds(task).at(s, k) for s, k in zip(strengths, keys, strict=True)]
             maps.append([setting.explain(world, 0, z).numpy()[sample] for world in worlds])
         noisy = [[[moved] * 5 for moved in level] for level in maps]
         expected = reference.program_distortion(clean[sample], maps, noisy)

@@ -9,6 +9,7 @@ from torch import nn
 import veridical as vd
 from veridical.gef import GEF, FastGEF, find_path, gef_score
 from veridical.gef.path import GRID, _agreements, _crossing, agreement
+from veridical.gef.worlds import Worlds
 from veridical.testing import tiny_task
 
 
@@ -107,7 +108,7 @@ def test_coarse_search_ends_where_asking_every_level_would() -> None:
     task = vd.tasks.load("digits")[:48]
     path = find_path(task, 5)
     key = vd.Key(0) / "path"
-    means = [_agreements(task, GRID[i], 20, "weights", key / i).mean() for i in range(40)]
+    means = [_agreements(task, Worlds(task), GRID[i], 20, key / i).mean() for i in range(40)]
     grid = torch.tensor(GRID[:40], dtype=torch.float64)
     whole = GRID[int(_crossing(torch.stack(means), grid, 0.1, 0.01)[0])]
     assert abs(path.sigma_max - whole) <= 0.4

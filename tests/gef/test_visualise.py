@@ -6,7 +6,14 @@ import torch
 
 import veridical as vd
 from veridical.gef import DeepViz, Fourier, Maco, class_task
-from veridical.gef.feature_visualisation import METHODS, blurred, mean_magnitude, seen_from
+from veridical.gef.feature_visualisation import (
+    METHODS,
+    blurred,
+    colours,
+    in_colour,
+    mean_magnitude,
+    seen_from,
+)
 from veridical.gef.visualise import noise_images
 from veridical.testing import tiny_task
 
@@ -59,6 +66,7 @@ def test_maco_keeps_the_magnitudes_before_its_squash() -> None:
     phase = explainer.start(task, vd.Key(0))
     magnitude = mean_magnitude(task)
     plain = torch.fft.irfft2(torch.polar(magnitude.expand_as(phase), phase), s=(6, 6))
+    plain = in_colour(plain, task)
     image = explainer.image(phase, task)
     low, high = task.train.amin((0, 2, 3)), task.train.amax((0, 2, 3))  # type: ignore[union-attr]
     share = (image - low[:, None, None]) / (high - low)[:, None, None]
@@ -66,6 +74,49 @@ def test_maco_keeps_the_magnitudes_before_its_squash() -> None:
         plain.std((1, 2, 3), keepdim=True, correction=0) + 1e-6
     )
     assert torch.allclose(torch.logit(share), standard, atol=1e-6)
+
+
+def check_colours(root: torch.Tensor, rows: torch.Tensor) -> None:
+    """Independent channels mixed by this root have the covariance of the rows' channels, but for a factor."""
+    flat = rows.movedim(1, 0).flatten(1)
+    found, expected = root @ root.T, flat.cov(correction=0)
+    assert torch.allclose(found / found.trace(), expected / expected.trace(), atol=1e-9)
+
+
+def test_channels_go_together_as_in_real_images() -> None:
+    task = tiny_task("image")
+    rows = task.train.clone()  # type: ignore[union-attr]
+    rows[:, 1] = 0.8 * rows[:, 0] + 0.2 * rows[:, 1]
+    task = class_task(vd.Task(task.model, task.inputs, train=rows))
+    root = colours(task)
+    check_colours(root, rows)
+    with pytest.raises(AssertionError):
+        check_colours(torch.eye(2, dtype=rows.dtype), rows)
+    assert float(root.norm(dim=1).max()) == pytest.approx(1.0)
+    # the colours that `mean_magnitude` takes apart are those that `in_colour` puts together
+    apart = torch.einsum("dc,nchw->ndhw", torch.linalg.inv(root), rows)
+    assert torch.allclose(in_colour(apart, task), rows, atol=1e-9)
+
+
+def test_one_channel_has_no_colours(digits: vd.Task) -> None:
+    on = class_task(digits)
+    assert colours(on).shape == (1, 1)
+    images = torch.rand(2, 1, 8, 8)
+    assert in_colour(images, on) is images
+
+
+def test_views_show_parts_no_smaller_than_asked() -> None:
+    task = class_task(tiny_task("image", 40))
+    ramp = torch.linspace(0, 1, 64, dtype=torch.float64).expand(len(task), 1, 64, 64)
+    for smallest in (0.25, 0.8):
+        seen = seen_from(ramp, task, 32, vd.Key(1), smallest)
+        # away from the mirrored edge the slope of a ramp is the share of the image that is shown
+        slope = (seen[..., 1:] - seen[..., :-1]).abs().amax((1, 2, 3)) * 63
+        assert float(slope.min()) >= smallest - 1e-6
+        assert float(slope.min()) < smallest + 0.2
+        assert float(slope.max()) <= 1 + 1e-6
+    with pytest.raises(vd.errors.InputError, match="smallest view"):
+        Maco(smallest=0)
 
 
 def test_blur_keeps_constants_and_spreads_a_point() -> None:

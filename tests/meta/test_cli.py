@@ -36,17 +36,16 @@ def run(*words: str) -> str:
 
 def test_benchmark_writes_every_table_and_picture(tmp_path):
     metrics = ["-m", "sparseness", "-m", "complexity", "-m", "pixel_flipping"]
-    asked = ["--convergence", "--explainer-sets", "-t", "digits", "-o", str(tmp_path)]
-    said = run("benchmark", *asked, *metrics, *SMALL)
+    said = run("benchmark", "-t", "digits", "-o", str(tmp_path), *metrics, *SMALL)
     assert "dependence" in said
     names = {path.name for path in tmp_path.iterdir()}
-    tables = {"reliability", "by_category", "pairs", "convergence", "explainer_sets"}
-    pictures = {"areas", "scatter", "convergence", "explainer_sets"}
-    assert names == {f"{t}.csv" for t in tables} | {f"{p}.png" for p in pictures}
+    tables, pictures = {"reliability", "by_category", "pairs"}, {"areas", "scatter"}
+    scores = {"meta.safetensors"}
+    assert names == {f"{t}.csv" for t in tables} | {f"{p}.png" for p in pictures} | scores
     frame = pd.read_csv(tmp_path / "reliability.csv")
     assert set(frame["test"]) == {"ipt", "mpt", "mean"}
     direct = vd.meta_evaluate(
-        vd.tasks.load("digits")[:16],
+        vd.tasks.load("digits", 16),
         ["sparseness", "complexity", "pixel_flipping"],
         ["gradient", "saliency", "input_x_gradient"],
         draws=1,
@@ -56,7 +55,26 @@ def test_benchmark_writes_every_table_and_picture(tmp_path):
     mine = frame[frame["test"] == "mean"].set_index("metric")["mc"]
     for metric in direct.metrics:
         assert mine[metric] == pytest.approx(direct.mc(metric), nan_ok=True)
-    assert len(pd.read_csv(tmp_path / "explainer_sets.csv")) == 3 * 4
+    _uses_of_stored_scores(tmp_path)
+
+
+def _uses_of_stored_scores(folder):
+    """Every further question is answered from the file, by its folder or its own path."""
+    stored = folder / "meta.safetensors"
+    said = run("convergence", str(folder), "-o", str(folder / "more"))
+    assert "inside categories" in said
+    assert len(pd.read_csv(folder / "more" / "convergence.csv")) == 3
+    run("explainers", str(stored), "-o", str(folder / "more"))
+    assert len(pd.read_csv(folder / "more" / "explainer_sets.csv")) == 3 * 4
+    said = run("explainers", str(stored), "--set", "gradient, saliency", "-o", str(folder / "one"))
+    assert "permuted maps change" in said
+    assert set(pd.read_csv(folder / "one" / "explainer_sets.csv")["explainers"]) == {"gradient, saliency"}
+    run("compare", "-r", f"a={stored}", "-r", f"b={folder}", "-o", str(folder / "both"))
+    assert set(pd.read_csv(folder / "both" / "side_by_side.csv")["world"]) == {"a", "b"}
+    averages = pd.read_csv(folder / "both" / "categories.csv")
+    assert set(averages["category"]) == {"complexity", "faithfulness"}
+    for path in ("more/convergence", "more/explainer_sets", "both/areas", "both/categories"):
+        assert (folder / f"{path}.png").stat().st_size > 1000
 
 
 def test_search_names_the_best_setting(tmp_path):
@@ -91,7 +109,8 @@ def test_compare_puts_tasks_side_by_side(tmp_path):
     [
         (["search", "sparseness", "--settings", "[1]"], "list of values"),
         (["search", "sparseness", "--settings", "{"], "not JSON"),
-        (["compare", "-t", "digits"], "two tasks"),
+        (["compare", "-t", "digits", *SMALL], "two results or tasks"),
+        (["compare", "-r", "file"], "NAME=FILE"),
         (["benchmark", "-e", "gradient"], "at least two"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -311,3 +312,42 @@ def test_altered_explanations_keep_missing_maps_missing(table):
     values[3] = torch.nan
     made = altered(explanation.with_values(values), "permuted", Key(0))
     assert made.missing.tolist() == [i == 3 for i in range(len(table))]
+
+
+@dataclass(frozen=True)
+class Watch(Metric):
+    """Counts the maps that are alive whenever one is scored; `number` tells several of them apart."""
+
+    number: int = 0
+    hoards: bool = False
+    name: ClassVar[str] = "watch"
+    category: ClassVar[str] = "own"
+    seen: ClassVar[list[weakref.ref[torch.Tensor]]] = []
+    kept: ClassVar[list[torch.Tensor]] = []
+    most: ClassVar[list[int]] = []
+
+    def evaluate(self, task, explanation, key):
+        self.seen.append(weakref.ref(explanation.values))
+        self.kept.extend([explanation.values] * self.hoards)
+        self.most.append(len({id(found) for ref in self.seen if (found := ref()) is not None}))
+        return Outcome(explanation.values.double().sum(-1))
+
+
+def alive_at_most(metrics, draws, hoards=False):
+    """The most maps that were alive at once while so many metrics visited so many worlds."""
+    for record in (Watch.seen, Watch.kept, Watch.most):
+        record.clear()
+    watchers = {f"watch {number}": Watch(number, hoards) for number in range(metrics)}
+    names = ["gradient", "saliency", "input_x_gradient"]
+    meta_evaluate(small_table(), watchers, names, draws=draws, iterations=1, ar="published", resamples=0)
+    Watch.kept.clear()
+    return max(Watch.most)
+
+
+def test_memory_grows_neither_with_metrics_nor_with_worlds():
+    one = alive_at_most(1, 1)
+    # the maps of one world, the last ones of the world before, and an altered one of the dependence check
+    assert one <= 2 * 3 + 1
+    assert alive_at_most(6, 1) == one
+    assert alive_at_most(1, 4) == one
+    assert alive_at_most(1, 4, hoards=True) > one, "a metric that keeps maps must be noticed"

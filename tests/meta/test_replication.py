@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 import veridical as vd
+from replications.metaquantus.cmnist import NETWORKS, pasted
 from replications.metaquantus.data import bounding_boxes
-from replications.metaquantus.printed import TABLE_3
-from replications.metaquantus.run import other_table, whole_draws
-from replications.metaquantus.tables import OTHERS, ten
+from replications.metaquantus.parts import load_part, save_part, whole_draws
+from replications.metaquantus.printed import TABLE_3, TABLE_4, TABLE_5
+from replications.metaquantus.report import report
+from replications.metaquantus.tables import A_5_2, OTHERS, SIX, grid, seven, ten
+from replications.metaquantus.texts import other_table
+from veridical.meta import MetaEvaluation, joined
+from veridical.meta.scoring import Book
+from veridical.meta.worlds import Amount
+from veridical.scores import Direction
 
 
 def unpacked(name):
@@ -35,8 +44,9 @@ def test_a_box_spans_two_lit_pixels():
     assert torch.equal(bounding_boxes(image)[0, 0], box)
 
 
-def test_printed_rows_average_to_their_mc():
-    for metric, rows in TABLE_3.items():
+@pytest.mark.parametrize("printed", [TABLE_3, TABLE_4, TABLE_5])
+def test_printed_rows_average_to_their_mc(printed):
+    for metric, rows in printed.items():
         for test in ("mpt", "ipt"):
             mc, *vector = rows[test]
             if mc == mc:
@@ -62,16 +72,14 @@ def test_the_ten_estimators_are_those_of_table_3():
 
 def test_of_an_interrupted_run_the_whole_draws_are_kept(table):
     result = vd.meta_evaluate(
-        table, ["sparseness"], ["gradient", "saliency"], draws=3, iterations=2, ar="published", resamples=0
+        table, ["sparseness"], ["gradient", "saliency"], draws=3, iterations=1, ar="published", resamples=0
     )
     books = result.books["sparseness"].scores
     full = books["ipt", "nr"].clone()
     for place, scores in books.items():
         scores[0, 2 if place == ("ipt", "nr") else 1 :] = torch.nan  # the second draw stopped half-way
-        scores[1] = torch.nan
     part = whole_draws(result)
-    kept = part.books["sparseness"].scores["ipt", "nr"]
-    assert torch.equal(kept, full[:1, :1])
+    assert torch.equal(part.books["sparseness"].scores["ipt", "nr"], full[:, :1])
     assert part.kept["ipt", "nr"].shape[:2] == (1, 1)
     for scores in books.values():
         scores[:] = torch.nan
@@ -87,3 +95,74 @@ def test_a_table_of_another_paper_stands_beside_what_is_printed(table):
     lines = other_table(chosen, {("published", "six methods"): [frame]}).splitlines()
     assert [line.split(" | ")[0] for line in lines[2:]] == ["| PF", "| QGE PF"]
     assert "| 0.801 |" in lines[3]
+
+
+def test_digits_lie_in_their_boxes_on_the_photograph():
+    g = torch.Generator().manual_seed(0)
+    digit, photograph = torch.rand(3, 1, 16, 16, generator=g), torch.rand(3, 3, 32, 32, generator=g)
+    top, left = torch.tensor([0, 5, 16]), torch.tensor([16, 2, 0])
+    image, box = pasted(digit, photograph, top, left)
+    assert box.sum((1, 2, 3)).tolist() == [256] * 3
+    assert torch.equal(torch.where(box, 0.0, image), torch.where(box, 0.0, photograph))
+    corner, under = image[1, :, 5:21, 2:18], photograph[1, :, 5:21, 2:18]
+    assert torch.allclose(corner, under + (1 - under) * digit[1])
+    assert not torch.allclose(image[1, :, 2:18, 5:21], under + (1 - under) * digit[1]), "transposed"
+
+
+@pytest.mark.parametrize("name", list(NETWORKS))
+def test_networks_of_colour_mnist_answer_ten_classes(name):
+    assert NETWORKS[name][0]().eval()(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+
+
+def test_the_grid_has_the_twelve_settings_of_figure_10():
+    found = grid()
+    assert [label.split()[0] for label in found] == [f"P{number}" for number in range(1, 13)]
+    assert found["P11 mean, 102"].subset_size == 102
+    x = torch.arange(8.0).reshape(2, 1, 2, 2)
+    filled = found["P11 mean, 102"].fill.background(None, x, torch.arange(2), vd.Key(0))
+    assert filled.shape == (2, 1, 1, 2, 2)
+    assert filled[:, 0, 0, 0, 0].tolist() == [1.5, 5.5]
+
+
+def test_explainers_and_sets_are_those_of_the_paper():
+    names = [explainer if isinstance(explainer, str) else explainer.name for explainer in seven(True)]
+    assert tuple(names[:6]) == SIX
+    assert all(set(some) <= set(names) for some in A_5_2)
+
+
+def test_a_report_is_made_of_the_parts_of_several_processes(tmp_path):
+    for number in (1, 0):
+        save_part(_made_up(number), tmp_path / "parts" / f"table3_paper_{number}.npz")
+    read = load_part(tmp_path / "parts" / "table3_paper_1.npz")
+    assert torch.equal(read.books["mprt"].base["ipt"], _made_up(1).books["mprt"].base["ipt"])
+    report(tmp_path, "3", quick=True, neighbours=2)
+    text = (tmp_path / "table3.md").read_text()
+    assert text.count("\n| sparseness |") == 3
+    frame = pd.read_csv(tmp_path / "table3_paper.csv")
+    both = joined([_made_up(0), _made_up(1)]).with_explainers(SIX)
+    row = frame[(frame["metric"] == "mprt") & (frame["test"] == "mean")].iloc[0]
+    assert row["mc"] == pytest.approx(both.mc("mprt"))
+    assert len(pd.read_csv(tmp_path / "table3_sets_paper.csv")) == 10 * len(A_5_2)
+    assert (tmp_path / "table3_areas_paper.png").stat().st_size > 1000
+    # the same from the vectors alone, which is all that is kept of a large run
+    shutil.rmtree(tmp_path / "parts")
+    (tmp_path / "table3_areas_paper.png").unlink()
+    report(tmp_path, "3", quick=True, neighbours=2)
+    assert (tmp_path / "table3.md").read_text() == text
+    assert (tmp_path / "table3_areas_paper.png").stat().st_size > 1000
+
+
+def _made_up(number):
+    """One iteration of the ten estimators with made-up scores of seven explainers."""
+    g = torch.Generator().manual_seed(number)
+    places = [(test, mode) for test in ("ipt", "mpt") for mode in ("nr", "ar")]
+    books = {}
+    for place, metric in enumerate(TABLE_3):
+        book = Book(metric, f"category {place // 2}", Direction.HIGHER, permuted=[1.0])
+        book.base = {test: torch.rand(7, 20, generator=g) for test in ("ipt", "mpt")}
+        book.scores = {where: torch.rand(1, 2, 7, 20, generator=g) for where in places}
+        books[metric] = book
+    kept = {where: torch.ones(1, 2, 20, dtype=torch.bool) for where in places}
+    amounts = dict.fromkeys(places, Amount(0.1))
+    names = (*SIX, "input_x_gradient")
+    return MetaEvaluation(books, kept, names, ("ipt", "mpt"), amounts, resamples=0, iterations=(number,))

@@ -104,6 +104,19 @@ def test_evaluations_are_shared(small: vd.Task) -> None:
     assert vd.score("qge:qge:pixel_flipping", small, e).cost.forward == n * (2 * D - 1)
     assert vd.score(vd.QRand("pixel_flipping", draws=3), small, e).cost.forward == n * (4 * (D - 1) + 1)
     assert vd.score("qge:sparseness", small, e).cost.forward == 0
+    # random subsets know nothing of the map: the same answers serve the inverse and every random ranking
+    runs = 20
+    subsets = registry.make("faithfulness_correlation", runs=runs)
+    for metric in (subsets, vd.QGE(subsets), vd.QRand(subsets, draws=3)):
+        assert vd.score(metric, small, e).cost.forward == n * runs
+    assert vd.score(vd.QGE(subsets, independent_draws=True), small, e).cost.forward == 2 * n * runs
+
+
+def test_shared_answers_are_those_of_two_calls(small: vd.Task) -> None:
+    subsets = registry.make("faithfulness_correlation", runs=20)
+    e = vd.explain("gradient", small)
+    apart = vd.score(subsets, small, e).values - vd.score(subsets, small, e.inverted()).values
+    assert torch.allclose(vd.score(vd.QGE(subsets), small, e).values, apart, atol=1e-12)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from tests.qge.conftest import respond, table
 from tests.reference import qge as reference
 from veridical import testing
 from veridical.errors import InputError
+from veridical.metrics.base import registry
 from veridical.qge.relative import IDENTICALLY_ZERO
 from veridical.qge.standing import interval, pairing, places
 
@@ -166,6 +167,23 @@ def test_missing_maps_and_metrics_without_a_standing() -> None:
         vd.qge.standing(table(16, 1), "pixel_flipping", "gradient", exact=True)
 
 
+def test_what_a_standing_costs_by_default() -> None:
+    task = table(14, 3)
+    place = vd.qge.standing(task, "pixel_flipping", "input_x_gradient", exact=False)
+    # 100 rankings of D - 1 steps and one empty input, beside the map, its inverse and theirs
+    assert place.sample.shape == (3, 100)
+    if "plain" not in place.method:
+        assert place.cost.forward == 3 * (100 * 13 + 1 + 2 * 13 + 1)
+    assert float((place.high - place.low).max()) <= 0.2
+    many = vd.qge.standing(task, "pixel_flipping", "input_x_gradient", exact=False, draws=1000)
+    assert float((many.high - many.low).max()) <= 0.063
+    # questions that do not depend on the map are asked once, not once a ranking
+    subsets = registry.make("faithfulness_correlation", runs=30)
+    shared = vd.qge.standing(task, subsets, "input_x_gradient")
+    again = 30 * shared.method.count("plain")
+    assert shared.cost.forward == 3 * 30 + again
+
+
 def test_results_do_not_depend_on_the_batch() -> None:
     task = table(13, 4)
     e = vd.explain("gradient", task)
@@ -185,6 +203,12 @@ def test_frames_repr_and_pictures() -> None:
     found = vd.qge.standing(task, "pixel_flipping", "gradient")
     assert len(found.to_frame()) == 2
     assert "2 exact" in repr(found)
+    assert "points at" not in repr(found)
+    assert found.sample.shape == (2, 1000)  # looked up, so many of them cost nothing
+    assert found.cost.forward == 2 * (2**5 - 1) + 2 * (2 * 5 - 1)
+    guessed = vd.qge.standing(task, "pixel_flipping", "gradient", exact=False, draws=20, level=0.9)
+    half = 50 * float((guessed.high - guessed.low).mean())
+    assert f"(+-{half:.1f} points at 90%)" in repr(guessed)
     _, ax = pyplot.subplots()
     assert found.plot(1, ax=ax) is ax
     assert "better than" in ax.get_title()
@@ -194,6 +218,9 @@ def test_frames_repr_and_pictures() -> None:
         assert draw(ax=ax) is ax
         assert ax.get_xlabel()
     study.plot(rho=True)
+    study.plot(stratum=0)
+    with pytest.raises(InputError, match="stratum is 0 to 4"):
+        study.plot(stratum=5)
     study.plot_distribution(of="quality")
     with pytest.raises(InputError, match="QRAND_1 to QRAND_2"):
         study.plot_strata(draws=3)

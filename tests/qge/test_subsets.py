@@ -1,6 +1,7 @@
 """All rankings from all subsets, against one ranking after another; the paper's R1 and R2."""
 
 import itertools
+import json
 import math
 
 import numpy as np
@@ -12,6 +13,7 @@ from tests.qge.conftest import respond, table
 from tests.reference import qge as reference
 from veridical.errors import InputError
 from veridical.functional import kendall_tau_b
+from veridical.metrics.base import registry
 from veridical.qge.agreement import above_random, order_kept, order_kept_by_stratum
 from veridical.qge.subsets import RankingScores, all_rankings, sampled_scores, share_below, subset_responses
 
@@ -184,6 +186,23 @@ def test_exhaustive_study_reports() -> None:
     assert float(study.spread[0]) == pytest.approx(q.std(), abs=1e-8)
     again = vd.qge.exhaustive_study(task[1], draws=3, progress=False)
     assert torch.equal(again.tau[0], study.tau[1])
+
+
+def test_a_study_is_plain_data() -> None:
+    study = vd.qge.exhaustive_study(table(4, 2), draws=2, progress=False)
+    again = vd.qge.RankingStudy.from_json(json.loads(json.dumps(study.to_json())))
+    assert repr(again) == repr(study)
+    for name in ("ids", "tau", "rho", "spread"):
+        assert torch.equal(getattr(again, name), getattr(study, name))
+    assert torch.allclose(again.stratum_tau, study.stratum_tau, equal_nan=True)
+    for own, other in zip(again.gap_histogram, study.gap_histogram, strict=True):
+        assert torch.equal(own, other)
+
+
+def test_sampled_study_asks_about_subsets_once_for_all_rankings() -> None:
+    task = table(6, 2)
+    subsets = registry.make("faithfulness_correlation", runs=30)
+    assert vd.qge.sampled_study(task, subsets, rankings=10, progress=False).cost.forward == 2 * 30
 
 
 def test_sampled_study_approaches_the_exhaustive_one() -> None:

@@ -4,18 +4,35 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from veridical.audit import Audit, Effort, audit
+from veridical.audit import EFFORTS, Audit, audit
 from veridical.testing import tiny_task
 
 SCRIPT = "</script><img src=x onerror=alert(1)>"
 FORMULA = '=cmd("|calc")'
 QUOTE = "\"><svg onload='alert(2)'>"
 HOSTILE = SCRIPT + QUOTE + "`|[x](y)"
-TINY = Effort("tiny", 10, 64, False, 2, 2, (0.2, 0.6), 4, 8, 2, 10, 2, 1, 1, 2, 20, 500, 5)
+TINY = replace(
+    EFFORTS["glance"],
+    name="tiny",
+    samples=10,
+    dearest=64,
+    gef_draws=2,
+    layer_steps=2,
+    removal_draws=2,
+    removal_sizes=(0.2, 0.6),
+    flip_steps=4,
+    subset_runs=8,
+    meta_samples=10,
+    standing_samples=2,
+    standing_draws=20,
+    training_rows=500,
+    training_epochs=5,
+)
 KEPT = frozenset({"kind", "status", "tone", "picture", "input", "mode", "test", "bibtex"})
 """Keys whose values are ours: words that choose a style, and pictures."""
 

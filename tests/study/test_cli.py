@@ -80,3 +80,22 @@ def test_a_failed_cell_and_forbidden_code_are_told_by_the_exit_status(code, tmp_
     assert failed.exit_code == 1
     assert "failed whole / flipped / Breaks / 0: ValueError: it had to be" in failed.output
     assert call("status", tmp_path / "code_study").exit_code == 1
+
+
+def test_cells_of_one_side_are_counted_and_some_named(file, small, tmp_path):
+    call("run", file, "-o", tmp_path / "a", "-w", 1)
+    other = tmp_path / "other.yaml"
+    other.write_text(yaml.safe_dump({**small, "seeds": [7]}))
+    call("run", other, "-o", tmp_path / "b", "-w", 1)
+    found = call("diff", tmp_path / "a", tmp_path / "b")
+    assert found.exit_code == 1
+    assert "only in a:" in found.output
+    assert "only in b:" in found.output
+    assert "nan" not in found.output
+
+
+def test_where_an_export_goes_is_an_argument_or_an_option(file, tmp_path):
+    call("run", file, "-o", tmp_path / "a", "-w", 1)
+    assert call("export", tmp_path / "a", "-o", tmp_path / "y.csv").exit_code == 0
+    assert (tmp_path / "y.csv").stat().st_size > 0
+    assert call("export", tmp_path / "a").exit_code == 2

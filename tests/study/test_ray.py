@@ -188,6 +188,26 @@ def test_a_killed_node_costs_nothing_but_its_jobs(cluster, held, tmp_path):
     assert files(tmp_path / "one") == files(tmp_path / "two")
 
 
+def test_cells_that_ask_for_a_gpu_go_where_one_is_declared(cluster, held, tmp_path):
+    """A GPU as the scheduler sees it: the node says it has one, and no cell touches it."""
+    held["metrics"][2]["resources"] = {"gpus": 1, "memory_mib": 64}
+    run(held, tmp_path / "one")
+    node, seen = cluster.add_node(**cluster.extra, num_gpus=1), []
+
+    def noted(where: str) -> bool:
+        seen.append(where)
+        return True
+
+    try:
+        with Meanwhile(tmp_path / "held", noted, lambda _: None) as held_once:
+            run(held, tmp_path / "two", RayExecutor())
+    finally:
+        cluster.remove_node(node)
+    assert held_once.acted
+    assert set(seen) == {node.node_id}
+    assert files(tmp_path / "one") == files(tmp_path / "two")
+
+
 def test_what_no_node_has_is_a_failure_and_not_a_long_wait(cluster, held, tmp_path):
     held["metrics"][0] = {"name": "sparseness", "resources": {"gpus": 1}}
     made = studies.run(held, tmp_path, executor=RayExecutor(), progress=False, allow_code=True)

@@ -21,7 +21,14 @@ from veridical.surf import (
     random_concepts,
     random_importances,
 )
-from veridical.surf.agreement import absolute_error, moved_mass
+from veridical.surf.agreement import (
+    LinearSurrogate,
+    _of_head,
+    _side_by_side,
+    absolute_error,
+    moved_mass,
+    settled,
+)
 from veridical.surf.complexity import cshap_flops, cshap_parameters, ice_flops, surf_flops
 from veridical.surf.sanity_check import SETTINGS, sanity_of_head
 
@@ -71,6 +78,39 @@ def test_a_perfect_explanation_scores_exactly_zero(head, test):
     for found in (judge(perfect(head), test, head), ice_eval(perfect(head), test, head)):
         assert (found.mae, found.emd, found.norm_l1, found.top1, found.rank) == (0, 0, 0, 1, 1)
         assert found.normalised_accuracy == 1
+
+
+def columns_agree(side_by_side, kind: str) -> bool:
+    """Whether the quick way for few outputs gives what the plain one gives, value by value."""
+    head = Head(draw(21, 6, 9), draw(22, 6), kind=kind)
+    y, guess = draw(23, 50, 6), draw(24, 50, 6)
+    guess[:5] = y[:5] * (1 + 1e-15)
+    guess[5] = y[5]
+    y[6, :], guess[6, :] = 0, 0  # all tie
+    y[7, 2] = y[7, 4] = 9  # the first of two largest counts
+    wanted = _of_head(y, settled(guess, y), head, None, companions=False)
+    found = side_by_side(torch.cat([y, guess], 1), head)
+    same = [torch.allclose(found[name], wanted[name], rtol=1e-12, atol=1e-15) for name in wanted]
+    return found.keys() == wanted.keys() and all(same) and not bool(found["mae"][:6].any())
+
+
+@pytest.mark.parametrize("kind", ["multiclass", "binary", "multilabel", "regression"])
+def test_few_outputs_are_compared_in_columns_with_the_same_result(kind):
+    assert columns_agree(_side_by_side, kind)
+
+    def swapped(answers, head):
+        y, guess = answers.chunk(2, 1)
+        return _side_by_side(torch.cat([y, guess.roll(1, 1)], 1), head)
+
+    assert not columns_agree(swapped, kind)
+
+
+def test_narrow_products_of_float32_embeddings_do_not_depend_on_their_pieces(monkeypatch):
+    rows, surrogate = draw(25, 37, 9).float(), LinearSurrogate(draw(26, 5, 9), draw(27, 5))
+    wanted = rows.double() @ surrogate.weight.T + surrogate.constant
+    for cells in (2**17, 90, 1):
+        monkeypatch.setattr("veridical.surf.agreement._CACHED", cells)
+        torch.testing.assert_close(surrogate(rows), wanted, rtol=1e-13, atol=1e-13)
 
 
 def check_order(answers) -> None:

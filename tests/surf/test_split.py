@@ -130,6 +130,18 @@ def test_sanity_of_a_task_prints_table_three():
         surf.sanity(task, measures=("SURFF",))
 
 
+def test_what_learns_is_asked_in_fewer_draws_and_the_table_says_so():
+    task = vd.tasks.load("digits")[:20]
+    table = surf.sanity(task, draws=3, measures=("C-SHAP-Eval (L1)", "SURF"), training_rows=32)
+    assert len(table.draws["Full-Rand", "C-SHAP-Eval (L1)"]) == 1
+    assert len(table.draws["Full-Rand", "SURF"]) == 3
+    assert "3 draws, of C-SHAP-Eval (L1) 1;" in repr(table)
+    same = [table.value(setting, "C-SHAP-Eval (L1)", "mae") for setting in ("Perfect", "Rand-Imp")]
+    assert same[0] == same[1]
+    with pytest.raises(InputError, match="0 for those that learn"):
+        surf.sanity(task, learned_draws=0)
+
+
 def test_rows_to_learn_on_are_drawn_not_the_first(monkeypatch):
     """Train rows often come sorted by class; the first of them would hold one class only."""
     torch.manual_seed(0)

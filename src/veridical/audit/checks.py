@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from veridical.audit.panel import Effort
+from veridical.audit.effort import Effort
+from veridical.audit.sampling import some_of
 from veridical.errors import NotApplicableError
 from veridical.fidelity.judging import accuracy, at_chance, check_labels, own_answers
 from veridical.fidelity.removal import smallest_beta
@@ -108,9 +109,18 @@ def _masking(task: Task, key: Key) -> tuple[float, list[Check]]:
 
 def _assumptions(task: Task, effort: Effort, seed: int) -> Assumptions | None:
     try:
-        few = task[: min(len(task), effort.meta_samples)]
+        few = some_of(task, effort.meta_samples, seed)
         patches = (max(1, _side(task) // 8),)
-        return assumptions(few, levels=5, draws=2, patches=patches, mask_steps=5, seed=seed)
+        return assumptions(
+            few,
+            levels=5,
+            draws=2,
+            patches=patches,
+            mask_steps=5,
+            seed=seed,
+            search_draws=effort.search_draws,
+            layer_steps=effort.layer_steps,
+        )
     except NotApplicableError:
         return None
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 from veridical.api import labelled
-from veridical.errors import InputError, unknown_name
+from veridical.audit.effort import Effort
+from veridical.errors import InputError
 from veridical.explainers import Explainer, as_explainer
 from veridical.explainers import registry as explainer_registry
 from veridical.fidelity import FFid, Finetuned, RFid
@@ -16,51 +17,6 @@ from veridical.metrics import AnyMetric
 from veridical.metrics import registry as metric_registry
 from veridical.qge import QGE
 from veridical.task import Task
-
-EffortName = Literal["glance", "quick", "standard", "thorough"]
-
-
-@dataclass(frozen=True)
-class Effort:
-    """How much an audit does.
-
-    `dearest` is the most rows that one map of an explainer may ask for; `training_rows` the most that
-    F-Fidelity fine-tunes on, none at 0.
-    """
-
-    name: str
-    samples: int
-    dearest: int
-    variants: bool
-    gef_draws: int
-    removal_draws: int
-    removal_sizes: tuple[float, ...]
-    flip_steps: int
-    subset_runs: int
-    noise_draws: int
-    meta_samples: int
-    meta_explainers: int
-    meta_draws: int
-    meta_iterations: int
-    standing_samples: int
-    standing_draws: int
-    training_rows: int
-    training_epochs: int
-
-
-COARSE = (0.1, 0.5, 0.9)
-SIZES = (0.1, 0.3, 0.5, 0.7, 0.9)
-FINE = tuple(percent / 100 for percent in range(5, 100, 5))
-EFFORTS: Mapping[str, Effort] = {
-    "glance": Effort("glance", 24, 16, False, 3, 4, COARSE, 8, 24, 2, 12, 2, 1, 1, 0, 0, 0, 0),
-    "quick": Effort("quick", 64, 64, False, 5, 10, SIZES, 16, 50, 5, 32, 3, 2, 1, 4, 200, 2000, 10),
-    "standard": Effort(
-        "standard", 200, 600, False, 5, 20, SIZES, 24, 100, 10, 100, 3, 2, 2, 8, 1000, 10_000, 30
-    ),
-    "thorough": Effort(
-        "thorough", 1000, 10**9, True, 5, 50, FINE, 50, 100, 10, 1000, 6, 5, 3, 16, 1000, 10**9, 30
-    ),
-}
 
 FAMILIES = (
     "saliency",
@@ -82,15 +38,6 @@ FAMILIES = (
 CONTROLS = ("random", "sobel")
 DECIDING = frozenset({"GEF", "F-Fidelity", "QGE"})
 """The systems that measure faithfulness, and so decide; all others describe."""
-
-
-def effort_of(given: str | Effort) -> Effort:
-    """The effort of this name, or the caller's own."""
-    if isinstance(given, Effort):
-        return given
-    if given not in EFFORTS:
-        raise unknown_name("effort", str(given), get_args(EffortName))
-    return EFFORTS[given]
 
 
 @dataclass(frozen=True)

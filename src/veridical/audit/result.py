@@ -8,19 +8,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from veridical.audit.checks import Checks
-from veridical.audit.panel import Effort
+from veridical.audit.effort import Effort
 from veridical.audit.verdict import Place, Verdict
 from veridical.evaluation import Evaluation
 from veridical.fidelity import RobustnessTable
 from veridical.meta import MetaEvaluation
 from veridical.qge import Standing
 from veridical.scores import Cost
-from veridical.surf import Comparison
 from veridical.task import Task
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
+
+    from veridical.surf import Comparison
 
 
 @dataclass(frozen=True, eq=False, repr=False)

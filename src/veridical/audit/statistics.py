@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -51,7 +52,10 @@ def _even(x: Tensor) -> Tensor:
 
 
 class Resampled(NamedTuple):
-    """Scores (E,), their intervals (E,), the chance of each candidate to be best, ranks' intervals (E,)."""
+    """Scores (E,), their intervals (E,), the chance of each candidate to be best, ranks' intervals (E,).
+
+    `gap_low` and `gap_high` (E, E) are the ends of the interval of each row's score above each column's.
+    """
 
     score: Tensor
     low: Tensor
@@ -60,6 +64,8 @@ class Resampled(NamedTuple):
     rank: Tensor
     rank_low: Tensor
     rank_high: Tensor
+    gap_low: Tensor
+    gap_high: Tensor
 
 
 def resampled_scores(
@@ -68,6 +74,7 @@ def resampled_scores(
     candidates: Tensor,
     *,
     weight_draws: Tensor | None = None,
+    redrawn: Mapping[int, Tensor] | None = None,
     level: float = 0.95,
     resamples: int = 2000,
     seed: int = 0,
@@ -76,6 +83,8 @@ def resampled_scores(
 
     In every resample N samples are drawn with replacement, the same for all methods and metrics, and one row
     of `weight_draws` (B, M) replaces the weights, so that doubt about the metrics enters the verdict too.
+    `redrawn` holds, for a metric whose draws all samples share, its shares (K, E, N) had these fallen
+    otherwise: a resample takes one of them, since other samples would not move what they have in common.
     `candidates` (E,) marks the methods that compete for the first place; controls are scored alongside.
     """
     table = weighed(shares, weights)
@@ -91,6 +100,10 @@ def resampled_scores(
     # a metric without a value in a sample says there what the others say
     filled = torch.where(shares.isnan(), table[:, None], shares)[:, :, usable]
     by_metric = torch.einsum("bn,emn->bem", counts, filled)
+    for metric, others in (redrawn or {}).items():
+        by_metric[:, :, metric] = _over_redraws(
+            counts, _filled(others, shares[:, metric], table)[:, :, usable]
+        )
     now = weights.double()[None]
     if weight_draws is not None:
         heard = weight_draws.sum(1) > 0
@@ -98,6 +111,7 @@ def resampled_scores(
     drawn = _even((by_metric * (now / now.sum(1, keepdim=True))[:, None]).sum(-1))
     ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
     low, high = torch.nanquantile(drawn, ends, dim=0)
+    gaps = torch.stack([torch.nanquantile(_even(one[:, None] - drawn), ends, dim=0) for one in drawn.T], 1)
     rivals = drawn.masked_fill(~candidates, -torch.inf)
     first = (rivals == rivals.amax(1, keepdim=True)) & candidates
     best = (first.double() / first.sum(1, keepdim=True)).mean(0)
@@ -114,7 +128,21 @@ def resampled_scores(
         places.masked_fill(outside, torch.nan),
         rank_low.masked_fill(outside, torch.nan),
         rank_high.masked_fill(outside, torch.nan),
+        *gaps,
     )
+
+
+def _filled(others: Tensor, own: Tensor, table: Tensor) -> Tensor:
+    """Re-drawn shares (K, E, N) without gaps: what all draws say, or, where silent, what other metrics do."""
+    return torch.where(others.isnan(), torch.where(own.isnan(), table, own), others)
+
+
+def _over_redraws(counts: Tensor, others: Tensor) -> Tensor:
+    """Mean shares (B, E) of resamples (B, N), each under one of the re-drawings (K, E, N)."""
+    # in runs, where resampled weights go round in a cycle: the two do not march in step
+    turn = torch.arange(len(counts)) * len(others) // len(counts)
+    parts = [counts[turn == k] @ others[k].T for k in range(len(others))]
+    return torch.cat(parts)
 
 
 def _places(scores: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from veridical.audit.redraws import redrawn_shares
 from veridical.audit.statistics import (
     Agreement,
     above_controls,
@@ -87,10 +88,16 @@ class Pair:
     p: float
     p_holm: float
     rank_biserial: float
+    low: float = math.nan
+    high: float = math.nan
 
     @property
     def significant(self) -> bool:
-        return self.p_holm < ALPHA
+        """Whether the test over samples says so, and draws that all samples share could not undo it.
+
+        `low` and `high` are the ends of the interval of the difference over resamples and re-drawings.
+        """
+        return self.p_holm < ALPHA and not self.low <= 0 <= self.high
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,7 +197,8 @@ def decide(
 
     Every metric turns into the share of rivals an explainer beats in each sample; each system has one voice,
     divided among its metrics in proportion to their reliability. `weight_draws` holds resampled reliabilities
-    of the metrics, by which their own uncertainty reaches the ranking.
+    of the metrics, by which their own uncertainty reaches the ranking; GEF's noisy weights, which all samples
+    share, are drawn again among those that were.
     """
     methods = [*explainers, *controls]
     if len(set(methods)) < len(methods):
@@ -207,8 +215,20 @@ def decide(
         return _silent(methods, controls, heard, table_of, shares.shape[-1], level)
     draws = _weight_draws(heard, weight_draws)
     candidates = torch.tensor([who in explainers for who in methods])
+    redrawn = {
+        m: drawn
+        for m, judge in enumerate(heard)
+        if judge.weight > 0 and (drawn := redrawn_shares(scores, methods, judge.metric, seed)) is not None
+    }
     found = resampled_scores(
-        shares, weights, candidates, weight_draws=draws, level=level, resamples=resamples, seed=seed
+        shares,
+        weights,
+        candidates,
+        weight_draws=draws,
+        redrawn=redrawn,
+        level=level,
+        resamples=resamples,
+        seed=seed,
     )
     table = weighed(shares, weights)
     count = len(explainers)
@@ -239,7 +259,16 @@ def decide(
         tuple(sorted(places, key=lambda p: (p.control, -p.score))),
         heard,
         tuple(
-            Pair(methods[a], methods[b], *(float(part[i]) for part in tests[1:]))
+            Pair(
+                methods[a],
+                methods[b],
+                float(tests.difference[i]),
+                float(tests.p[i]),
+                float(tests.p_holm[i]),
+                float(tests.rank_biserial[i]),
+                float(found.gap_low[a, b]),
+                float(found.gap_high[a, b]),
+            )
             for i, (a, b) in enumerate(tests.members.tolist())
         ),
         *_agreement(agreement, [heard[m].metric for m in voices]),

@@ -41,7 +41,7 @@ AllowCode = Annotated[
 ]
 Samples = Annotated[
     int | None,
-    typer.Option("--samples", "-n", help="Use only N samples; of your own data, a fixed random N.", min=1),
+    typer.Option("--samples", "-n", help="Use only N samples, a fixed random choice.", min=1),
 ]
 Device = Annotated[str | None, typer.Option("--device", help="Where to compute, such as cpu or cuda.")]
 Seed = Annotated[int, typer.Option("--seed", help="All randomness follows from this number.")]
@@ -66,9 +66,7 @@ def task_from_options(
         given = [option for option, value in own.items() if value is not None]
         if given:
             raise InputError(f"{' and '.join(given)} describe your own model's data; name it with --model")
-        chosen = vd.tasks.load(task or DEFAULT_TASK)
-        if samples is not None and samples < len(chosen):
-            chosen = chosen[:samples]
+        chosen = vd.tasks.load(task or DEFAULT_TASK, samples)
         place = checked_device(device)
         return chosen if place is None else chosen.to(place)
     if task is not None:

@@ -29,6 +29,7 @@ AllowCode = Annotated[
     bool, typer.Option("--allow-code", help="Import what the study names as code: module:attribute.")
 ]
 LogJson = Annotated[bool, typer.Option("--log-json", help="Write what happens as JSON lines to stderr.")]
+SHOWN = 3
 FolderName = Annotated[str, typer.Argument(help="Folder of a study: a path or an fsspec URL.")]
 
 
@@ -107,10 +108,10 @@ def diff_studies(a: FolderName, b: FolderName) -> None:
     table = Table(box=None)
     for column in ("cell", "mean of a", "mean of b", "unequal", "largest", "also"):
         table.add_column(column, justify="left" if column in ("cell", "also") else "right")
+    alone = {side: [cell for cell in found.cells if cell.only == side] for side in ("a", "b")}
     for cell in found.cells:
-        if not cell.same:
+        if not cell.same and not cell.only:
             also = [name for name in ("flags", "cost") if getattr(cell, name)]
-            also += [f"only {cell.only}"] * bool(cell.only)
             table.add_row(
                 escape(" / ".join(map(str, cell.name))),
                 f"{cell.mean_a:.4f}",
@@ -121,6 +122,11 @@ def diff_studies(a: FolderName, b: FolderName) -> None:
             )
     if table.row_count:
         out.print(table)
+    for side, cells in alone.items():
+        if cells:
+            named = "; ".join(" / ".join(map(str, cell.name)) for cell in cells[:SHOWN])
+            more = f"; and {len(cells) - SHOWN} more" if len(cells) > SHOWN else ""
+            out.print(escape(f"only in {side}: {len(cells)} cells: {named}{more}"), soft_wrap=True)
     same = sum(cell.same for cell in found.cells)
     out.print(f"{same} of {len(found.cells)} cells have the same values, flags and costs")
     if not found.same:
@@ -129,10 +135,18 @@ def diff_studies(a: FolderName, b: FolderName) -> None:
 
 @app.command("export")
 def export_study(
-    folder: FolderName, path: Annotated[Path, typer.Argument(help="Where to: .csv or .parquet.")]
+    folder: FolderName,
+    path: Annotated[Path | None, typer.Argument(help="Where to: .csv or .parquet.")] = None,
+    also: Annotated[Path | None, typer.Option("--out", "-o", help="The same, as an option.")] = None,
 ) -> None:
-    """Write all scores of a study as one table, a row a sample."""
-    out.print(f"scores written to {studies.open(folder).export(path)}", soft_wrap=True)
+    """Write all scores of a study as one table, a row a sample.
+
+    Example: veridical export study scores.csv
+    """
+    place = path or also
+    if place is None:
+        raise typer.BadParameter("say where to: veridical export FOLDER scores.csv")
+    out.print(f"scores written to {studies.open(folder).export(place)}", soft_wrap=True)
 
 
 def _estimate(file: Path, folder: str | None, workers: int, allow_code: bool) -> None:

@@ -216,8 +216,9 @@ def _shap_values(explainer: Any, rows: Any, kwargs: dict[str, Any]) -> Any:
 class ZennitExplainer(_Adapter):
     """The gradient of the explained output while a composite's rules stand in for the layers' own.
 
-    Relevance starts at 1, as zennit's attributors do by default. Weight noise stays in place until the
-    backward pass is over, since the rules read the weights there.
+    Relevance starts at 1 for the explained output and 0 for the others, as with a one-hot `attr_output` in
+    zennit. Its rules read the weights in the backward pass, and exchange the parameters of a layer for others
+    there: weight noise stays in place until then, and all of it happens on stand-ins for the caller's own.
     """
 
     composite: Any = None
@@ -233,6 +234,11 @@ class ZennitExplainer(_Adapter):
         with ExitStack() as stack:
             for owner, tensors in views:
                 stack.enter_context(swapped(owner, tensors))
+            stand_ins = {
+                name: nn.Parameter(value.detach(), requires_grad=False)
+                for name, value in module.named_parameters()
+            }
+            stack.enter_context(swapped(module, stand_ins))
             stack.enter_context(self.composite.context(module))
             model = stack.enter_context(task.session(grad=True))
             total = selected(call(model, x, task.side), task.targets).sum()

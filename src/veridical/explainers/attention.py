@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from veridical.embeddings import EmbeddingView
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer, register, selected
 from veridical.predictor import call
@@ -47,8 +48,6 @@ class _AttentionExplainer(Explainer):
                 "it reads the attention weights of a Hugging Face transformer (extra: pip install "
                 "'veridical[text]'), and this model is none"
             )
-        if task.inputs.is_floating_point():
-            return "it works on token ids, and inputs are embeddings"
         worked_on = self.prepared(task)[:1]
         found: list[Tensor] = task.uncounted(lambda: _run(worked_on, grad=False)[1])
         size = task.space.n_features
@@ -135,6 +134,8 @@ def _eager(model: nn.Module) -> nn.Module:
     inner = _transformer(model)
     if inner is None or inner.config._attn_implementation == "eager":  # type: ignore[union-attr]
         return model
+    if isinstance(model, EmbeddingView):
+        return EmbeddingView(_eager(model.module), model.layer)
     tensors: dict[str, Tensor] | None = None
     if isinstance(model, WeightView):
         tensors = dict(model.tensors)

@@ -88,22 +88,11 @@ class Explainer(Settings):
     def __call__(self, task: Task, key: Key = Key(0)) -> Explanation:  # noqa: B008 (frozen)
         """Explain every sample of the task."""
         self.check(task)
-        # asked before anything hooks into the model
-        targets = task.targets
         before = replace(task.predictor.meter)
-        own = key / self.name
-        parts = []
-        worked_on = self.prepared(task)
-        with worked_on.session(grad="gradient" in self.needs):
-            for piece in worked_on.chunks(self.rows_per_sample(worked_on)):
-                parts.append(self._maps(piece, own))
-        values, space = torch.cat(parts), self.space_of(task)
-        if space.valid is not None:
-            values = values.masked_fill(~space.valid, 0.0)
         return Explanation(
-            values,
-            space,
-            targets,
+            self.maps(task, key),
+            self.space_of(task),
+            task.targets,
             task.ids,
             self.name,
             cost=task.predictor.meter.cost - before.cost,
@@ -114,6 +103,19 @@ class Explainer(Settings):
                 "halvings": task.predictor.meter.halvings - before.halvings,
             },
         )
+
+    def maps(self, task: Task, key: Key) -> Tensor:
+        """The values (N, V) alone, unchecked: for callers that explain a task in many worlds."""
+        # asked before anything hooks into the model
+        _ = task.targets
+        own = key / self.name
+        parts = []
+        worked_on = self.prepared(task)
+        with worked_on.session(grad="gradient" in self.needs):
+            for piece in worked_on.chunks(self.rows_per_sample(worked_on)):
+                parts.append(self._maps(piece, own))
+        values, valid = torch.cat(parts) if len(parts) > 1 else parts[0], self.space_of(task).valid
+        return values if valid is None else values.masked_fill(~valid, 0.0)
 
     def _maps(self, piece: Task, key: Key) -> Tensor:
         """The maps of one piece, cut in two and tried again when memory runs out."""

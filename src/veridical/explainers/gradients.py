@@ -22,8 +22,10 @@ def gradient(task: Task, x: Tensor | None = None) -> Tensor:
     times = len(x) // len(task)
     with task.session(grad=True) as model:
         x = x.detach().requires_grad_(True)
-        outputs = call(model, x, repeat_side(task.side, times) if times > 1 else task.side)
-        total = selected(outputs, task.targets.repeat_interleave(times)).sum()
+        side, targets = task.side, task.targets
+        if times > 1:
+            side, targets = repeat_side(side, times), targets.repeat_interleave(times)
+        total = selected(call(model, x, side), targets).sum()
         if not total.requires_grad:
             raise InputError("the model's outputs do not depend on its inputs through torch operations")
         (slope,) = torch.autograd.grad(total, x)

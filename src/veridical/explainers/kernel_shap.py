@@ -17,6 +17,8 @@ from veridical.explainers.coalitions import (
     SizedSubsets,
     least_squares,
     sample_blocks,
+    shared_counts,
+    solved,
     written_out,
 )
 from veridical.probe import MaskRule, probe
@@ -147,7 +149,7 @@ def _deviations(removed: Tensor, answers: Tensor, total: Tensor, valid: Tensor, 
     mean over features, so half the difference of their answers stands for both.
     """
     there = valid.sum(-1, keepdim=True).double()
-    kept = (valid[:, None] & ~removed).view(torch.uint8)
+    kept = valid[:, None] & ~removed
     size = kept.sum(-1).double()
     share = size / there
     half = (answers[:, 0::2] - answers[:, 1::2]) / 2 - (share - 0.5) * total
@@ -155,14 +157,15 @@ def _deviations(removed: Tensor, answers: Tensor, total: Tensor, valid: Tensor, 
     # with fewer sets than features the smallest solution is taken: a vanishing ridge
     ridge = 1e-11 * scale[:, 0]
     if valid.shape[-1] > removed.shape[-2]:
-        # products of truth values are counts, which float32 holds exactly
-        shown, root = kept.float(), weights.sqrt()
-        gram = (shown @ shown.mT).double().sub_(size[..., None] * share[:, None])
+        root = weights.sqrt()
+        gram = shared_counts(kept).sub_(size[..., None] * share[:, None])
         gram.mul_(root[..., None]).mul_(root[:, None])
         gram.diagonal(dim1=-2, dim2=-1).add_(ridge[:, None])
-        dual = torch.cholesky_solve((half * root)[..., None], torch.linalg.cholesky(gram))[..., 0] * root
-        return (dual[:, None] @ kept.double())[:, 0] - (dual * share).sum(-1, keepdim=True) * valid
-    rows = (kept.double() - share[..., None]).mul_(valid[:, None])
+        dual = solved(gram, half * root) * root
+        return (dual[:, None] @ kept.view(torch.uint8).double())[:, 0] - (dual * share).sum(
+            -1, keepdim=True
+        ) * valid
+    rows = (kept.view(torch.uint8).double() - share[..., None]).mul_(valid[:, None])
     # no row says anything on "all alike"; one more that asks it to be 0 changes nothing else
     rows = torch.cat([rows, valid[:, None] / there[..., None].sqrt()], 1)
     half = torch.cat([half, torch.zeros_like(scale)], 1)

@@ -11,7 +11,13 @@ from torch import Tensor
 from veridical import rng
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer, register
-from veridical.explainers.coalitions import IndependentCoins, sample_blocks, written_out
+from veridical.explainers.coalitions import (
+    IndependentCoins,
+    sample_blocks,
+    shared_counts,
+    solved,
+    written_out,
+)
 from veridical.probe import probe
 from veridical.rng import Key
 from veridical.task import Task
@@ -59,19 +65,23 @@ class Lime(Explainer):
         out = answers.new_empty(len(task), features)
         for some in sample_blocks(len(task), (self.draws + 1) * min(features, self.draws + 1)):
             removed = rule.masks[some] if valid is None else rule.masks[some] & valid[some, None]
-            kept = torch.cat([torch.ones_like(removed[:, :1]), ~removed], 1)
-            share = removed.sum(-1) / there[some]
-            share = torch.cat([torch.zeros_like(share[:, :1]), share], 1)
-            weights = torch.exp(-((share / self.kernel_width) ** 2))
-            out[some] = ridge_fit(kept, answers[some], weights, self.ridge)
+            kept = removed.new_ones(len(removed), self.draws + 1, features)  # the input itself in front
+            torch.logical_not(removed, out=kept[:, 1:])
+            gram = shared_counts(kept) if features > self.draws + 1 else None
+            # how many of its own features a mask keeps stands on the diagonal
+            gone = (~kept).sum(-1) if gram is None else features - gram.diagonal(dim1=-2, dim2=-1)
+            weights = torch.exp(-((gone / there[some] / self.kernel_width) ** 2))
+            out[some] = ridge_fit(kept, answers[some], weights, self.ridge, gram)
         return out.to(task.outputs.dtype)
 
 
-def ridge_fit(kept: Tensor, answers: Tensor, weights: Tensor, ridge: float) -> Tensor:
+def ridge_fit(
+    kept: Tensor, answers: Tensor, weights: Tensor, ridge: float, gram: Tensor | None = None
+) -> Tensor:
     """Weighted ridge regression (B, V) of answers (B, M) on truth values (B, M, V), the intercept left free.
 
     The free intercept drops out when everything is measured from its weighted mean. Solved over the smaller
-    of masks and features; products of truth values are counts, which float32 holds exactly.
+    of masks and features; `gram` is `shared_counts(kept)` if it is known, and is written over.
     """
     total = weights.sum(-1, keepdim=True)
     share, root = weights / total, weights.sqrt()
@@ -82,14 +92,14 @@ def ridge_fit(kept: Tensor, answers: Tensor, weights: Tensor, ridge: float) -> T
         mean = scaled.mT @ root[..., None] / total[..., None]
         gram = (scaled.mT @ scaled).baddbmm_(mean, (mean * total[..., None]).mT, alpha=-1)
         gram.diagonal(dim1=-2, dim2=-1).add_(ridge)
-        right = scaled.mT @ (answers * root)[..., None]
-        return torch.cholesky_solve(right, torch.linalg.cholesky(gram))[..., 0]
-    shown = ones.float()
-    gram = (shown @ shown.mT).double()
+        return solved(gram, (scaled.mT @ (answers * root)[..., None])[..., 0])
+    gram = shared_counts(kept) if gram is None else gram
     inner = gram @ share[..., None]
-    gram.sub_(inner).sub_(inner.mT).add_(share[:, None] @ inner)
+    inner.sub_(share[:, None] @ inner / 2)
+    ends = torch.cat([inner, torch.ones_like(inner)], -1)
+    gram.baddbmm_(ends, ends.flip(-1).mT, alpha=-1)
     gram.mul_(root[..., None]).mul_(root[:, None])
     gram.diagonal(dim1=-2, dim2=-1).add_(ridge)
-    dual = torch.cholesky_solve((answers * root)[..., None], torch.linalg.cholesky(gram))[..., 0] * root
+    dual = solved(gram, answers * root) * root
     mean, fitted = (torch.stack([share, dual], 1) @ ones.double()).unbind(1)
     return fitted - mean * dual.sum(-1, keepdim=True)

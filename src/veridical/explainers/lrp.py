@@ -10,9 +10,10 @@ from torch import Tensor, fx
 from veridical.errors import NotApplicableError, ShapeError
 from veridical.explainers.base import Explainer, register
 from veridical.explainers.gradients import gradient
+from veridical.explainers.lrp_flow import RelevanceFlow
 from veridical.explainers.lrp_graph import RelevanceGraph, traced, unwrapped
 from veridical.explainers.lrp_rules import RuleName, Rules
-from veridical.predictor import call, take_side
+from veridical.predictor import Predictor, call, plain_output, take_side
 from veridical.rng import Key
 from veridical.task import Task
 
@@ -22,7 +23,8 @@ class _Propagation(Explainer):
     """Base of the LRP explainers: a subclass says which rules hold where.
 
     The model is traced by torch.fx, so functional activations, reused modules, residual sums and
-    concatenations are followed; what has no stated rule is refused by name. Activations hand relevance on
+    concatenations are followed; one that cannot be traced, as those of Hugging Face, is followed while it
+    runs. What has no stated rule is refused by name. Activations hand relevance on
     as it is; maximum pooling gives it to the winner; averages and sums share it in proportion; a batch norm
     is folded into the layer before it; attention weights and the spread of a layer norm are constants.
     """
@@ -56,34 +58,40 @@ class _Propagation(Explainer):
     def prepared(self, task: Task) -> Task:
         targets = task.targets
         task = task.at_embeddings()
-        view = RelevanceGraph(task.predictor.model, self._graph(task), self.rules())
-        return task._derive(model=view, predictor=task.predictor.with_model(view), _targets=targets)
+        predictor = self._predictor(task)
+        return task._derive(model=predictor.model, predictor=predictor, _targets=targets)
 
     def attribute(self, task: Task, key: Key) -> Tensor:
         return gradient(task)
 
+    def _predictor(self, task: Task) -> Predictor:
+        """The task's model as one whose gradient is relevance: by its graph, or as it runs if it has none."""
+        model, output, graph = task.predictor.model, task.predictor.output, self._graph(task)
+        if graph is None:
+            return task.predictor.with_model(RelevanceFlow(model, output, self.rules()), plain_output)
+        return task.predictor.with_model(RelevanceGraph(model, graph, self.rules()))
+
     @staticmethod
-    def _graph(task: Task) -> fx.Graph:
+    def _graph(task: Task) -> fx.Graph | None:
         module, _, embedding = unwrapped(task.predictor.model)
         named = set(task.side) if isinstance(task.side, dict) else set()
         given = 1 if isinstance(task.side, dict) else 1 + len(task.side) - (embedding is not None)
 
-        def trace() -> fx.Graph:
+        def trace() -> fx.Graph | None:
             with task.session():
                 return traced(module, given, named)
 
-        graph: fx.Graph = task.reference.cached(f"graph of {id(module)}", trace)
+        graph: fx.Graph | None = task.reference.cached(f"graph of {id(module)}", trace)
         return graph
 
     def _tried(self, task: Task) -> None:
         """Run one row through the rules, and compare with the model's own answer."""
-        view = RelevanceGraph(task.predictor.model, self._graph(task), self.rules())
+        ours_by = self._predictor(task)
         row, side = task.inputs[:1].detach().requires_grad_(True), take_side(task.side, slice(0, 1))
 
         def ask() -> tuple[Tensor, Tensor]:
             with task.session(grad=True):
-                predictor = task.predictor
-                return tuple(call(p.view, row, side) for p in (predictor.with_model(view), predictor))  # type: ignore[return-value]
+                return call(ours_by.view, row, side), call(task.predictor.view, row, side)
 
         try:
             ours, theirs = task.uncounted(ask)
@@ -92,8 +100,8 @@ class _Propagation(Explainer):
         size = theirs.detach().abs().max().clamp(min=1e-6)
         if not bool(((ours - theirs).detach().abs() <= 1e-3 * size).all()):
             raise NotApplicableError(
-                "the graph that torch.fx traced answers otherwise than the model: its forward pass depends "
-                "on more than its inputs, or changes tensors in place that it uses again"
+                "the model answers otherwise when its operations are followed one by one: its forward pass "
+                "depends on more than its inputs, or changes tensors in place that it uses again"
             )
 
 

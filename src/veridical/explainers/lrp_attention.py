@@ -28,7 +28,7 @@ class AttentionRules:
 
     def __call__(self, node: fx.Node, module: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if module is None:
-            return _scaled_dot_product(*args, **kwargs)
+            return scaled_dot_product(*args, **kwargs)
         if isinstance(module, nn.TransformerEncoder):
             return self.encoder(module, *args, **kwargs)
         if isinstance(module, nn.TransformerEncoderLayer):
@@ -108,25 +108,33 @@ class AttentionRules:
         return out if block.batch_first else out.transpose(0, 1), weights.mean(1)
 
     def norm(self, module: Any, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
-        """Layer norm with its spread held constant: subtract the mean, scale, shift."""
-        if module is not None:
-            x, shape, weight, bias, eps = (
-                args[0],
-                module.normalized_shape,
-                module.weight,
-                module.bias,
-                module.eps,
-            )
-        else:
-            names = ("input", "normalized_shape", "weight", "bias", "eps")
-            given = {**dict(zip(names, args, strict=False)), **kwargs}
-            x, shape, weight, bias = (given.get(name) for name in names[:4])
-            eps = given.get("eps", 1e-5)
-        axes = tuple(range(-len(shape), 0))
-        spread = torch.rsqrt(x.detach().var(axes, correction=0, keepdim=True) + eps)
-        scale = spread if weight is None else spread * weight.detach()
-        shift = None if bias is None else bias.detach()
-        return proportional(lambda t: (t - t.mean(axes, keepdim=True)) * scale, x, shift)
+        """A layer norm, as a module or as a function."""
+        if module is None:
+            return layer_norm(*args, **kwargs)
+        return layer_norm(args[0], module.normalized_shape, module.weight, module.bias, module.eps)
+
+
+def layer_norm(
+    input: Tensor,
+    normalized_shape: Any,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Layer norm with its spread held constant: subtract the mean, scale, shift."""
+    axes = tuple(range(-len(normalized_shape), 0))
+    spread = torch.rsqrt(input.detach().var(axes, correction=0, keepdim=True) + eps)
+    scale = spread if weight is None else spread * weight.detach()
+    shift = None if bias is None else bias.detach()
+    return proportional(lambda t: (t - t.mean(axes, keepdim=True)) * scale, input, shift)
+
+
+def normalized(
+    input: Tensor, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, out: Tensor | None = None
+) -> Tensor:
+    """A vector brought to length 1, its length held constant as the spread of a layer norm is."""
+    length = input.detach().norm(p, dim, keepdim=True).clamp(min=eps)
+    return proportional(lambda t: t / length, input)
 
 
 def _joined(mask: Any, padding: Any, rows: int, heads: int) -> Tensor | None:
@@ -153,7 +161,7 @@ def _weights(q: Tensor, k: Tensor, mask: Tensor | None, scale: float | None = No
     return (scores if mask is None else scores + mask.to(scores)).softmax(-1)
 
 
-def _scaled_dot_product(
+def scaled_dot_product(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -163,12 +171,15 @@ def _scaled_dot_product(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
+    """Fused attention: relevance goes through the values, by weights held constant."""
     if enable_gqa:
         raise NotApplicableError("LRP has no rule for attention with grouped queries")
     with torch.no_grad():
-        mask = _joined(attn_mask, None, len(query), 1) if attn_mask is not None else None
+        mask = attn_mask
         if is_causal:
-            ones = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device)
-            mask = torch.zeros_like(ones, dtype=query.dtype).masked_fill(~ones.tril(), -torch.inf)
+            mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+        if mask is not None and mask.dtype == torch.bool:
+            # here, unlike in nn.MultiheadAttention, True is for what may be attended to
+            mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, -torch.inf)
         weights = _weights(query.detach(), key.detach(), mask, scale)
     return proportional(lambda t: weights @ t, value)

@@ -20,11 +20,14 @@ from torch.nn import functional as F
 from veridical.embeddings import EmbeddingView
 from veridical.errors import NotApplicableError
 from veridical.explainers import lrp_kinds as kinds
-from veridical.explainers.lrp_attention import AttentionRules
+from veridical.explainers.lrp_attention import AttentionRules, normalized
 from veridical.explainers.lrp_rules import (
+    Layer,
     Linear,
     Rules,
     as_relevance,
+    batch_norm,
+    fold,
     pass_on,
     proportional,
     route,
@@ -76,8 +79,8 @@ def unwrapped(
     return model, views, embedding
 
 
-def traced(module: nn.Module, given: int, named: set[str]) -> fx.Graph:
-    """The graph of a module called with `given` inputs by position and others by name."""
+def traced(module: nn.Module, given: int, named: set[str]) -> fx.Graph | None:
+    """The graph of a module called with `given` inputs by position and others by name, if torch.fx can."""
     if isinstance(module, torch.jit.ScriptModule | ArrayModel | FunctionModel):
         raise NotApplicableError(
             "LRP reads the layers of a torch module, and this model is compiled or a plain function"
@@ -90,10 +93,8 @@ def traced(module: nn.Module, given: int, named: set[str]) -> fx.Graph:
     }
     try:
         return fx.Tracer().trace(module, constants)
-    except Exception as error:  # tracing runs the user's code with stand-ins: anything may go wrong there
-        raise NotApplicableError(
-            f"LRP follows the model's graph, and {type(module).__name__} cannot be traced: {error}"
-        ) from error
+    except Exception:  # tracing runs the user's code with stand-ins: anything may go wrong there
+        return None
 
 
 class _Run:
@@ -135,16 +136,27 @@ class _Run:
 
     def _reached(self, graph: fx.Graph) -> set[fx.Node]:
         """Nodes that the output depends on otherwise than through the weights a softmax makes."""
-        found: set[fx.Node] = set()
         waiting = [node for node in graph.nodes if node.op == "output"]
-        while waiting:
-            node = waiting.pop()
-            if node in found:
-                continue
-            found.add(node)
-            if kinds.kind_of(node, self._module_of(node)) != "softmax":
-                waiting += node.all_input_nodes
-        return found
+        facts = waiting[0].meta
+        if "lrp reached" not in facts:
+            found: set[fx.Node] = set()
+            while waiting:
+                node = waiting.pop()
+                if node in found:
+                    continue
+                found.add(node)
+                if self._kind_of(node) != "softmax":
+                    waiting += node.all_input_nodes
+            facts["lrp reached"] = found
+        reached: set[fx.Node] = facts["lrp reached"]
+        return reached
+
+    def _kind_of(self, node: fx.Node) -> str:
+        """The rule of a node: looked up once a graph, since a small model runs faster than the look."""
+        if "lrp kind" not in node.meta:
+            node.meta["lrp kind"] = kinds.kind_of(node, self._module_of(node))
+        kind: str = node.meta["lrp kind"]
+        return kind
 
     def _module_of(self, node: fx.Node) -> Any:
         return self.module.get_submodule(str(node.target)) if node.op == "call_module" else None
@@ -188,16 +200,16 @@ class _Run:
     def _by_rule(
         self, node: fx.Node, module: nn.Module | None, function: Any, args: list[Any], kwargs: dict[str, Any]
     ) -> Any:
-        kind = kinds.kind_of(node, module)
+        kind = self._kind_of(node)
         if not args and "input" in kwargs:
             args = [kwargs.pop("input")]
         a: Any = args[0] if args else None
         if kind == "structure":
             return function(*args, **kwargs)
         if kind in ("activation", "gate"):
+            given = a.detach().clone() if kinds.may_work_in_place(node, module) else a.detach()
             with torch.no_grad():
-                # the copy is for functions that work in place
-                value = function(a.detach().clone(), *args[1:], **kwargs)
+                value = function(given, *args[1:], **kwargs)
             return pass_on(value, a)
         if kind == "pool":
             return proportional(lambda x: function(x, *args[1:], **kwargs), a)
@@ -211,8 +223,10 @@ class _Run:
             return self.attention(node, module, args, kwargs)
         if kind == "layer_norm":
             return self.attention.norm(module, args, kwargs)
+        if kind == "length":
+            return normalized(*args, **kwargs)
         if kind == "batch_norm":
-            return _diagonal(module, a)
+            return batch_norm(a, *_facts(module))
         if kind == "linear":
             return self._layer(node, module, function, args, kwargs)
         raise self._refused(node, kind)
@@ -223,7 +237,7 @@ class _Run:
         self, node: fx.Node, module: Any, function: Any, args: list[Any], kwargs: dict[str, Any]
     ) -> Tensor:
         a = args[0]
-        linear: Linear = _dense
+        linear: Linear = F.linear
         if module is None:
             given = {**dict(zip(("weight", "bias"), args[1:3], strict=False)), **kwargs}
             w, b = given.pop("weight"), given.pop("bias", None)
@@ -231,8 +245,8 @@ class _Run:
                 raise self._refused(node, "its weights depend on the input")
             rest = args[3:]
 
-            def as_called(x: Tensor, v: Tensor) -> Tensor:
-                return function(x, v, None, *rest, **given)
+            def as_called(x: Tensor, v: Tensor, c: Tensor | None) -> Tensor:
+                return function(x, v, c, *rest, **given)
 
             linear = as_called
             convolution = "conv" in kinds.name_of(node)
@@ -240,16 +254,15 @@ class _Run:
             w, b = module.weight.detach(), None if module.bias is None else module.bias.detach()
             convolution = not isinstance(module, nn.Linear)
             if convolution:
-                linear = partial(_convolve, module)
+                linear = module._conv_forward  # with the module's own stride, padding and groups
             norm = self._norm_after(node, a, convolution)
             if norm is not None:
-                w, b = _fold(norm, w, b)
+                w, b = fold(w, b, *_facts(norm))
         rule = self.rules.convolution if convolution else self.rules.dense
         positive = bool(node.all_input_nodes) and node.all_input_nodes[0] in self.positive
         if convolution and node.all_input_nodes[0] in self.raw:
             rule = self.rules.first
-        lay = partial(_channels_last, b) if not convolution else partial(_channels_second, b)
-        return self.weighted(rule, linear, a, w, lay, positive)
+        return self.weighted(rule, linear, a, w, b, 1 if convolution else -1, positive)
 
     def weighted(
         self,
@@ -257,21 +270,17 @@ class _Run:
         linear: Linear,
         a: Tensor,
         w: Tensor,
-        lay: Callable[[Tensor], Tensor | None],
+        b: Tensor | None,
+        channels: int = -1,
         positive: bool = False,
     ) -> Tensor:
-        """A linear layer under a rule; `lay` gives its bias the shape of an answer."""
-        held = a.detach()
-        with torch.no_grad():
-            z = linear(held, w)
-            bias = lay(z)
-            z = z if bias is None else z + bias
-        rules = self.rules
-        return route(z, lambda R: (rules.back(rule, linear, held, w, bias, z, R, positive),), a)
+        """A linear layer under a rule, its inputs' channels along the axis `channels`."""
+        layer, rules = Layer.at(linear, a, w, b, channels, positive), self.rules
+        return route(layer.z, lambda R: (rules.back(rule, layer, R),), a)
 
     def dense(self, a: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
         """A linear layer inside a block that is handled whole."""
-        return self.weighted(self.rules.dense, _dense, a, w.detach(), partial(_channels_last, b))
+        return self.weighted(self.rules.dense, F.linear, a, w.detach(), None if b is None else b.detach())
 
     def _norm_after(self, node: fx.Node, a: Tensor, convolution: bool) -> Any:
         """The batch norm that is this layer's only user, and so can be folded into its weights."""
@@ -322,13 +331,13 @@ class _Run:
         if _is_explained(b):
             return proportional(lambda x: a @ x, b)
         if b.dim() == 2:
-            return self.weighted(self.rules.dense, torch.matmul, a, b, lambda _z: None)
+            return self.weighted(self.rules.dense, F.linear, a, b.mT, None)
         return proportional(lambda x: x @ b, a)
 
     # --- what is known of a node's values -------------------------------------------------------------
 
     def _note(self, node: fx.Node, module: nn.Module | None) -> None:
-        kind = kinds.kind_of(node, module)
+        kind = self._kind_of(node)
         sources = [n for n in node.all_input_nodes if _explained(self.values[n])]
         if kinds.is_positive(node, module) or (
             kind in ("structure", "pool", "sum")
@@ -370,38 +379,6 @@ def _explained(value: Any) -> bool:
     return found
 
 
-def _convolve(module: Any, x: Tensor, w: Tensor) -> Tensor:
-    convolved: Tensor = module._conv_forward(x, w, None)  # the module's own stride, padding and groups
-    return convolved
-
-
-def _dense(x: Tensor, w: Tensor) -> Tensor:
-    return F.linear(x, w)
-
-
-def _channels_second(b: Tensor | None, z: Tensor) -> Tensor | None:
-    return None if b is None else b.detach().reshape(1, -1, *[1] * (z.dim() - 2))
-
-
-def _channels_last(b: Tensor | None, z: Tensor) -> Tensor | None:
-    return None if b is None else b.detach()
-
-
-def _scale_and_shift(norm: Any) -> tuple[Tensor, Tensor]:
-    spread = torch.rsqrt(norm.running_var + norm.eps)
-    scale = spread if norm.weight is None else spread * norm.weight.detach()
-    shift = -norm.running_mean * scale
-    return scale, shift if norm.bias is None else shift + norm.bias.detach()
-
-
-def _fold(norm: Any, w: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Weight and bias of a layer with the batch norm that follows it: on tensors, never in the module."""
-    scale, shift = _scale_and_shift(norm)
-    folded = w * scale.reshape(-1, *[1] * (w.dim() - 1))
-    return folded, shift if b is None else shift + b * scale
-
-
-def _diagonal(norm: Any, a: Tensor) -> Tensor:
-    """A batch norm with no layer to fold into: a linear layer that keeps channels apart."""
-    scale, shift = (v.reshape(1, -1, *[1] * (a.dim() - 2)) for v in _scale_and_shift(norm))
-    return proportional(lambda x: x * scale, a, shift)
+def _facts(norm: Any) -> tuple[Any, ...]:
+    """A batch norm's statistics and weights, as the rules take them."""
+    return norm.running_mean, norm.running_var, norm.weight, norm.bias, norm.eps

@@ -46,19 +46,24 @@ _NAMES: dict[str, str] = {
         "structure": "flatten view reshape permute transpose squeeze unsqueeze contiguous cat concat "
         "stack chunk split tensor_split unbind getitem narrow select index_select expand expand_as repeat "
         "clone concatenate to float double half t swapaxes movedim roll flip unflatten view_as reshape_as "
-        "dropout dropout1d dropout2d max_pool1d max_pool2d max_pool3d adaptive_max_pool1d "
+        "T mT dropout dropout1d dropout2d max_pool1d max_pool2d max_pool3d adaptive_max_pool1d "
         "adaptive_max_pool2d amax pad pixel_shuffle type_as gather max",
         "pool": "avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d"
         " mean sum interpolate neg masked_fill",
-        "sum": "add add_ iadd sub sub_ isub rsub",
-        "product": "mul mul_ imul multiply truediv div div_ true_divide itruediv",
+        "batch_norm": "batch_norm",
+        "length": "normalize",
+        "sum": "add add_ iadd radd sub sub_ isub rsub",
+        "product": "mul mul_ imul rmul multiply truediv div div_ true_divide itruediv",
         "matmul": "matmul bmm mm",
         "softmax": "softmax",
     }.items()
     for name in names.split()
 }
 _POSITIVE_MODULES = (nn.ReLU, nn.ReLU6, nn.Sigmoid, nn.Hardsigmoid, nn.Softplus)
-_POSITIVE_NAMES = frozenset({"relu", "relu_", "relu6", "sigmoid", "sigmoid_", "hardsigmoid", "softplus"})
+POSITIVE = frozenset({"relu", "relu_", "relu6", "sigmoid", "sigmoid_", "hardsigmoid", "softplus"})
+"""Functions whose values are at least 0 whatever goes in."""
+TURNING = frozenset({"sub", "sub_", "isub", "rsub", "neg", "pad", "interpolate"})
+"""Sums, pools and moves that can give negative values although all that goes in is at least 0."""
 
 
 def name_of(node: fx.Node) -> str:
@@ -86,23 +91,50 @@ def kind_of(node: fx.Node, module: nn.Module | None) -> str:
     kind = _NAMES.get(name_of(node))
     if kind is None and node.op == "call_method" and str(node.target) in ("size", "dim", "numel", "type"):
         return "structure"
-    if kind == "pool" and name_of(node) == "masked_fill" and node.args[2:] not in ((0,), (0.0,)):
+    return _limited(name_of(node), node.args, node.kwargs) or kind or "this operation has no stated rule"
+
+
+def plain_name(function: Any) -> str:
+    """The plain name of a torch function, method, operator or attribute as it is called."""
+    if function in _POOLS:
+        return _POOLS[function]
+    name = str(getattr(function, "__name__", function))
+    if name == "__get__":
+        name = str(function.__self__.__name__)
+    return name.strip("_")
+
+
+def kind_of_call(name: str, args: Any, kwargs: Any) -> str:
+    """The kind of rule of a function call by its plain name, or the reason why there is none."""
+    return _limited(name, args, kwargs) or _NAMES.get(name) or "this operation has no stated rule"
+
+
+def _limited(name: str, args: Any, kwargs: Any) -> str | None:
+    """Why a rule that there is does not cover this call, or None if it does."""
+    if name == "masked_fill" and args and args[2:] not in ((0,), (0.0,)):
         return "only masked_fill with 0 has a stated rule"
-    if kind == "structure" and name_of(node) == "max" and len(node.args) < 2 and "dim" not in node.kwargs:
+    if name == "max" and len(args) == 1 and "dim" not in kwargs:
         return "a maximum over the whole batch mixes samples"
-    return kind or "this operation has no stated rule"
+    return None
 
 
 def is_positive(node: fx.Node, module: nn.Module | None) -> bool:
     """Whether the node's values are at least 0 whatever goes in."""
     if module is not None:
         return isinstance(module, _POSITIVE_MODULES)
-    return name_of(node) in _POSITIVE_NAMES
+    return name_of(node) in POSITIVE
+
+
+def may_work_in_place(node: fx.Node, module: nn.Module | None) -> bool:
+    """Whether an activation may write into its own input."""
+    if module is not None:
+        return bool(getattr(module, "inplace", False))
+    return name_of(node).endswith("_") or True in node.args or True in node.kwargs.values()
 
 
 def may_turn_negative(node: fx.Node) -> bool:
     """Whether a sum, pool or move can give negative values although all that goes in is at least 0."""
-    return name_of(node) in ("sub", "sub_", "isub", "rsub", "neg", "pad", "interpolate")
+    return name_of(node) in TURNING
 
 
 # pooling functions that choose between two bodies at run time all carry the same name

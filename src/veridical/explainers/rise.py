@@ -100,8 +100,9 @@ class _SmoothMasks:
         """(samples, masks, length, grid + 1): how far each place lies towards each coin."""
         place = (torch.arange(length, device=shift.device) + 0.5) * (self.grid / length)
         place = (place + shift[..., None] - 0.5).clamp(0, self.grid)
-        coin = torch.arange(self.grid + 1, device=shift.device)
-        return (1 - (place[..., None] - coin).abs()).clamp(min=0)
+        coin = torch.arange(self.grid + 1, dtype=place.dtype, device=shift.device)
+        weights: Tensor = (place[..., None] - coin).abs_().neg_().add_(1).clamp_(min=0)
+        return weights
 
 
 def _ask_smooth(task: Task, masks: _SmoothMasks, key: Key) -> tuple[Tensor, Tensor, Tensor]:
@@ -113,7 +114,9 @@ def _ask_smooth(task: Task, masks: _SmoothMasks, key: Key) -> tuple[Tensor, Tens
     repeats = fill.repeats
     state = fill_state(task, fill)
     total = torch.zeros(len(task), 1, dtype=torch.float64, device=task.device)
-    covered, weighted = total.new_zeros(2, len(task), task.space.n_features)
+    sums = total.new_zeros(len(task), 2, task.space.n_features)
+    # new memory for every block would cost more than what is written there
+    mixed, wide = task.inputs.new_empty(0), total.new_empty(0)
     with task.session():
         for rows, columns in blocks(len(task), masks.draws, max(1, predictor.rows // repeats)):
             x, across = task.inputs[rows], columns.stop - columns.start
@@ -121,15 +124,19 @@ def _ask_smooth(task: Task, masks: _SmoothMasks, key: Key) -> tuple[Tensor, Tens
             shown = visible.unflatten(-1, (1, 1, *masks.size)).to(x.dtype)
             background = fill.background(state, x, task.ids[rows], key)[:, None]
             # repeats of the fill run fastest, so that each mask's answers lie together
-            mixed = background + shown * (x[:, None, None] - background)
-            flat = mixed.expand(len(x), across, repeats, *shape).flatten(0, 2)
+            count = len(x) * across * repeats
+            if len(mixed) < count:
+                mixed, wide = x.new_empty(count, *shape), total.new_empty(visible.shape)
+            filled = mixed[:count].view(len(x), across, repeats, *shape)
+            torch.addcmul(background, shown, x[:, None, None] - background, out=filled)
             side = repeat_side(take_side(task.side, rows), across * repeats)
-            answers = task.respond(predictor.chunk(flat, side), "logit")
+            answers = task.respond(predictor.chunk(mixed[:count], side), "logit")
             target = task.targets[rows].repeat_interleave(across * repeats)
             own = answers.gather(1, target[:, None]).view(len(x), across, repeats)
             mean = own.double().mean(-1)
             total[rows] += mean.sum(-1, keepdim=True)
-            covered[rows] += visible.sum(1, dtype=torch.float64)
-            weighted[rows] += _weighted(mean, visible.double())
+            both = torch.stack([torch.ones_like(mean), mean], 1)
+            sums[rows] += both @ (wide.copy_(visible) if wide.shape == visible.shape else visible.double())
     check_finite(total)
+    covered, weighted = sums.unbind(1)
     return total / masks.draws, covered, weighted

@@ -8,7 +8,13 @@ from veridical.fidelity.degradation import degraded
 from veridical.fidelity.finetuning import finetune
 from veridical.fidelity.measuring import measure
 from veridical.fidelity.metrics import FFid, Fid, RFid
-from veridical.fidelity.preservation import BoundaryStudy, boundary_study, map_agreement
+from veridical.fidelity.preservation import (
+    BoundaryStudy,
+    MapPair,
+    boundary_study,
+    map_agreement,
+    maps_side_by_side,
+)
 from veridical.fidelity.ranking import RankingStudy, ranking_study
 from veridical.fidelity.roar import ROAR
 from veridical.fidelity.robustness import RobustnessTable, robustness_table
@@ -25,6 +31,7 @@ __all__ = [
     "FFid",
     "Fid",
     "Finetuned",
+    "MapPair",
     "RFid",
     "RankingStudy",
     "RobustnessTable",
@@ -36,6 +43,7 @@ __all__ = [
     "explanation_size",
     "finetune",
     "map_agreement",
+    "maps_side_by_side",
     "measure",
     "ranking_study",
     "robustness_table",

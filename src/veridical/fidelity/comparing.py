@@ -11,7 +11,7 @@ from veridical.api import as_explanation
 from veridical.errors import InputError
 from veridical.fidelity.artefact import Finetuned, shared_rows
 from veridical.fidelity.finetuning import finetune
-from veridical.fidelity.judging import Reference, judged_answers
+from veridical.fidelity.judging import Reference, judged_answers, refuse_chance
 from veridical.fidelity.metrics import LEVELS, FFid
 from veridical.fidelity.removal import SIGNS
 from veridical.rng import Key
@@ -91,6 +91,7 @@ def compare_explainers(
     if on_evaluated and finetuned is not None:
         raise InputError("give either finetuned=... or on_evaluated=True, not both")
     truth = judged_answers(task, reference)
+    refuse_chance(task, reference, truth)
     judged = task.with_targets(truth) if task.head in ("multiclass", "binary") else task
     made = {"beta": beta, "cache": cache, "progress": progress, **settings}
     if on_evaluated:

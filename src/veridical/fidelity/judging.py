@@ -119,3 +119,15 @@ def at_chance(outputs: Tensor, truth: Tensor, task: Task) -> str | None:
         f"it is right on {reached:.1%} of {len(truth)} rows, and always giving the commonest answer on "
         f"{level:.1%}"
     )
+
+
+def refuse_chance(task: Task, reference: Reference | None, truth: Tensor) -> None:
+    """Refuse to rank explainers by a model that answers no better than chance."""
+    if task.labels is None or reference == "prediction":
+        return
+    reason = at_chance(task.outputs, truth, task)
+    if reason is not None:
+        raise InputError(
+            f"explainers cannot be ranked by a model whose answers are at chance: {reason}. Removing "
+            "features cannot make such answers worse; give a trained model, or labels in its order"
+        )

@@ -76,8 +76,9 @@ def measure(
     probability: list[Tensor] = []
     for at in range(0, len(task), size):
         piece = slice(at, at + size)
-        part = task if size >= len(task) else task[piece]
-        answers = probe(part, _take(rule, piece), key=key, with_clean=True, all_outputs=True)
+        whole = size >= len(task)
+        part, some = (task, rule) if whole else (task[piece], _take(rule, piece))
+        answers = probe(part, some, key=key, with_clean=True, all_outputs=True)
         right, chance = rightness(answers, truth[piece], part)
         for kept, answers in ((indicator, right), (probability, chance)):
             values = round_to_grid(answers)

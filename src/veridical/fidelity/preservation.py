@@ -5,18 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from veridical.explainers.function import as_explainer
+from veridical.explanation import Explanation
 from veridical.fidelity.artefact import Finetuned
 from veridical.fidelity.finetuning import finetune
 from veridical.fidelity.judging import Reference
-from veridical.fidelity.robustness import ORIGINAL, answer_shares
+from veridical.fidelity.robustness import ORIGINAL, answer_shares, answers_frame
 from veridical.functional import spearman
 from veridical.rng import Key
 from veridical.task import Task
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 MASKED = tuple(percent / 100 for percent in range(5, 55, 5))
 
@@ -28,6 +34,16 @@ class BoundaryStudy:
     shares: tuple[float, ...]
     accuracy: Mapping[str, tuple[float, ...]]
     agreement: Mapping[str, tuple[float, ...]]
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row a model and masked share."""
+        return answers_frame(self.shares, self.accuracy, self.agreement)
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Accuracy and agreement over the masked share (figure 1)."""
+        from veridical.fidelity.plots import plot_boundary
+
+        return plot_boundary(self, ax)
 
     def __repr__(self) -> str:
         width = max(map(len, self.accuracy))
@@ -59,8 +75,37 @@ def boundary_study(
     return BoundaryStudy(tuple(shares), right, same)
 
 
-def map_agreement(task: Task, finetuned: Finetuned, explainer: Any = "saliency", seed: int = 0) -> Tensor:
-    """Rank correlation (N,) of the maps of the original and of the fine-tuned model for the same targets."""
+@dataclass(frozen=True, eq=False, repr=False)
+class MapPair:
+    """Maps of the original and of the fine-tuned model for the same targets, and their rank correlation."""
+
+    before: Explanation
+    after: Explanation
+    correlation: Tensor
+
+    def plot(self, inputs: Tensor | None = None, samples: int = 5) -> Figure:
+        """The maps of the first samples side by side, over their inputs where these are given."""
+        from veridical.fidelity.plots import plot_maps
+
+        return plot_maps(self, inputs, samples)
+
+    def __repr__(self) -> str:
+        mean, low = float(self.correlation.nanmean()), float(self.correlation.nan_to_num(1.0).min())
+        return (
+            f"Maps of {self.before.explainer} before and after fine-tuning: rank correlation {mean:+.3f} on "
+            f"average over {len(self.before)} samples, {low:+.3f} at least"
+        )
+
+
+def maps_side_by_side(
+    task: Task, finetuned: Finetuned, explainer: Any = "saliency", seed: int = 0
+) -> MapPair:
+    """Explain the original and the fine-tuned model alike: does fine-tuning change what is explained?"""
     method = as_explainer(explainer)
     before, after = method(task, Key(seed)), method(finetuned.on(task), Key(seed))
-    return spearman(before.values, after.values, where=before.valid)
+    return MapPair(before, after, spearman(before.values, after.values, where=before.valid))
+
+
+def map_agreement(task: Task, finetuned: Finetuned, explainer: Any = "saliency", seed: int = 0) -> Tensor:
+    """Rank correlation (N,) of the maps of the original and of the fine-tuned model for the same targets."""
+    return maps_side_by_side(task, finetuned, explainer, seed).correlation

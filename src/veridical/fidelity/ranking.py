@@ -17,7 +17,7 @@ from veridical.fidelity.artefact import Finetuned
 from veridical.fidelity.correlations import PAIRS, Agreement, agreement, micro_ranks
 from veridical.fidelity.degradation import RATIOS, degraded
 from veridical.fidelity.finetuning import finetune
-from veridical.fidelity.judging import Reference, at_chance, judged_answers
+from veridical.fidelity.judging import Reference, judged_answers, refuse_chance
 from veridical.fidelity.measuring import area_over_sizes, measure
 from veridical.fidelity.metrics import LEVELS, FFid, Fid, Fidelity, RFid, Variant
 from veridical.fidelity.removal import SIGNS
@@ -98,6 +98,11 @@ class RankingStudy:
         for pair in PAIRS:
             cells = ["{:.2f} ±{:.2f}".format(*self.ranks[n][pair]) for n in names]
             lines.append(f"{f'micro rank {pair}':<32}" + "".join(f"{c:>{width}}" for c in cells))
+        if "retrainings" in self.notes:
+            lines.append(
+                "ROAR took {retrainings} retrainings over {rows trained} rows, and explained {training rows "
+                "explained} training rows".format(**self.notes)
+            )
         return "\n".join(lines)
 
 
@@ -143,7 +148,7 @@ def ranking_study(
     if repeats < 1:
         raise InputError(f"repeats is at least 1, got {repeats}")
     truth = judged_answers(task, reference)
-    _refuse_chance(task, reference, truth)
+    refuse_chance(task, reference, truth)
     if metrics is None:
         finetuned = finetuned or finetune(task, beta=beta, cache=cache, progress=progress)
         metrics = default_metrics(finetuned, tuple(sizes), draws)
@@ -170,9 +175,10 @@ def ranking_study(
     levels = {name: metric.sizes for name, metric in metrics.items()}
     notes: dict[str, Any] = {"draws": draws, "variant": variant, "repeats": repeats}
     if roar is not None:
-        per_sample["ROAR"], notes["retrainings"] = _roar_falls(
+        per_sample["ROAR"], cost = _roar_falls(
             roar, judged, explainer, base, truth, ratios, repeats, variant, key, progress
         )
+        notes |= cost
         levels["ROAR"] = roar.sizes
     return _summed(per_sample, levels, tuple(ratios), base.explainer, len(task), notes)
 
@@ -185,17 +191,6 @@ def default_metrics(finetuned: Finetuned, sizes: tuple[float, ...], draws: int) 
         "FFid": FFid(sizes=sizes, draws=draws, finetuned=finetuned, beta=finetuned.beta),
         ABLATION: Fid(sizes=sizes, finetuned=finetuned),
     }
-
-
-def _refuse_chance(task: Task, reference: Reference | None, truth: Tensor) -> None:
-    if task.labels is None or reference == "prediction":
-        return
-    reason = at_chance(task.outputs, truth, task)
-    if reason is not None:
-        raise InputError(
-            f"explainers cannot be ranked by a model whose answers are at chance: {reason}. Removing "
-            "features cannot make such answers worse; give a trained model, or labels in its order"
-        )
 
 
 def asked(
@@ -223,14 +218,14 @@ def _roar_falls(
     variant: str,
     key: Key,
     progress: bool | None,
-) -> tuple[dict[str, list[list[Tensor]]], int]:
-    """ROAR's falls for every repeat and ratio; the training set is explained once and degraded alike."""
+) -> tuple[dict[str, list[list[Tensor]]], dict[str, int]]:
+    """ROAR's falls for every repeat and ratio, and its cost; the training set is explained once."""
     if isinstance(explainer, Explanation | Tensor):
         raise InputError("ROAR explains the training rows: give an explainer, not finished maps")
     learnt = as_explanation(explainer, train_task(task), key.seed)
     how = Retraining(roar.epochs, roar.rate, roar.batch, start=roar.start)
     out: dict[str, list[list[Tensor]]] = {sign: [] for sign in SIGNS}
-    count = 0
+    cost = {"retrainings": 0, "rows trained": 0, "training rows explained": len(learnt)}
     for repeat in range(repeats):
         for sign in SIGNS:
             row: list[Tensor] = []
@@ -249,10 +244,11 @@ def _roar_falls(
                     key=key / "roar",
                     progress=progress,
                 )
-                count += found.retrainings
+                cost["retrainings"] += found.retrainings
+                cost["rows trained"] += found.rows_trained
                 row.append(found.indicator if variant == "indicator" else found.probability)
             out[sign].append(row)
-    return out, count
+    return out, cost
 
 
 def _summed(

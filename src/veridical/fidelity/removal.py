@@ -20,8 +20,10 @@ from veridical.rng import Key
 
 Sign = Literal["plus", "minus"]
 SIGNS: tuple[Sign, ...] = ("plus", "minus")
-CELLS_AT_ONCE = 2**20
-"""Cells (samples x masks x features) worked out together: small enough for a cache, large enough to pay."""
+CELLS_AT_ONCE = {"cpu": 2**18, "cuda": 2**26}
+"""Cells worked out together: tickets that stay in a CPU's cache, or masks that a GPU is busy with."""
+CELLS_KEPT = 2**24
+"""Tickets (samples x draws x features) kept for chunks to come: 64 MiB, eight times that on a GPU."""
 LAST_TICKET = 2**31 - 1
 """What features outside a part hold, so that they come after all others."""
 SLACK = 1e-9
@@ -97,10 +99,9 @@ class Removals:
     signs: tuple[Sign, ...] = SIGNS
     draws: int = 1
     bernoulli: bool = False
-    _kept: dict[tuple[int, int, int], Tensor] = field(default_factory=dict, init=False, repr=False)
+    _kept: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False)
     _edges: Tensor = field(init=False, repr=False)
     _counts: Tensor = field(init=False, repr=False)
-    _order: Tensor = field(init=False, repr=False)
     _whole: bool = field(init=False, repr=False)
     _shared: tuple[tuple[int, int, int], ...] | None = field(init=False, repr=False)
 
@@ -111,7 +112,6 @@ class Removals:
         edges, counts = torch.cat([self._part(sign) for sign in self.signs], -1), torch.cat(self.counts, -1)
         object.__setattr__(self, "_edges", edges.to(small))
         object.__setattr__(self, "_counts", counts)
-        object.__setattr__(self, "_order", self.ranks.argsort(-1))
         all_of_it = bool((counts == edges[1] - edges[0]).all())
         object.__setattr__(self, "_whole", all_of_it)
         # where all samples have as many features, each part is the same stretch of every ranking
@@ -133,49 +133,98 @@ class Removals:
 
     def removed(self, samples: slice, masks: slice) -> Tensor:
         """(samples, masks, V) bool: True where a feature is removed."""
-        # small chunks of a model must not draw the same tickets again and again: some draws are worked
-        # out together and kept until other ones are asked for
-        width = len(self.signs) * self.sizes.shape[-1]
-        cells = max(1, (samples.stop - samples.start) * width * self.ranks.shape[-1])
-        step = width * max(1, CELLS_AT_ONCE // cells)
-        parts = []
-        for first in range(masks.start // step * step, masks.stop, step):
-            place = (samples.start, samples.stop, first)
-            if place not in self._kept:
-                self._kept.clear()
-                self._kept[place] = self._removed(
-                    samples, first // width, min(self.count, first + step) // width
-                )
-            parts.append(self._kept[place][:, max(0, masks.start - first) : masks.stop - first])
-        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
-
-    def _removed(self, samples: slice, first: int, last: int) -> Tensor:
-        """The masks of whole draws, `first` to `last` - 1."""
+        width = self._counts.shape[-1]
+        first, last = masks.start // width, -(-masks.stop // width)
         begin, end = self._edges[:, samples].unsqueeze(-1)
         ranks = self.ranks[samples, None]
         part = ((ranks >= begin) & (ranks < end))[:, None]
         if self._whole:
-            return part.expand(-1, last - first, -1, -1).flatten(1, 2)
-        draws = torch.arange(first, last, device=self.ids.device)
-        counts, features = self._counts[samples], self.ranks.shape[-1]
-        if self.bernoulli:
-            share = rng.uniform(self.key / "bernoulli", self.ids[samples], draws, features)
-            rate = counts[..., None] / (end - begin).clamp(min=1)
-            return (part & (share[:, :, None] < rate[:, None])).flatten(1, 2)
-        tickets = rng.tickets(self.key, self.ids[samples], draws, features)
-        limit = self._last_tickets(samples, tickets, part, counts)
-        return (tickets[:, :, None] <= limit[..., None]).logical_and_(part).flatten(1, 2)
+            found = part.expand(-1, last - first, -1, -1)
+        elif self.bernoulli:
+            draws = torch.arange(first, last, device=self.ids.device)
+            share = rng.uniform(self.key / "bernoulli", self.ids[samples], draws, ranks.shape[-1])
+            rate = self._counts[samples, :, None] / (end - begin).clamp(min=1)
+            found = part & (share[:, :, None] < rate[:, None])
+        else:
+            found = self._drawn(samples, first, last, part)
+        return found.flatten(1, 2)[:, masks.start - first * width : masks.stop - first * width]
 
-    def _last_tickets(self, samples: slice, tickets: Tensor, part: Tensor, counts: Tensor) -> Tensor:
+    def _drawn(self, samples: slice, first: int, last: int, part: Tensor) -> Tensor:
+        """Exact counts of each part (samples, 1, signs x sizes, V), for the draws `first` to `last` - 1."""
+        shape = (len(part), last - first, *part.shape[2:])
+        found = torch.empty(shape, dtype=torch.bool, device=part.device)
+        tall, wide = self._tile
+        for top in range(samples.start // tall * tall, samples.stop, tall):
+            for left in range(first // wide * wide, last, wide):
+                tickets, limits = self._tickets(top, left)
+                down = slice(max(samples.start, top), min(samples.stop, top + tall))
+                across = slice(max(first, left), min(last, left + wide))
+                own = (
+                    slice(down.start - top, down.stop - top),
+                    slice(across.start - left, across.stop - left),
+                )
+                place = (
+                    slice(down.start - samples.start, down.stop - samples.start),
+                    slice(across.start - first, across.stop - first),
+                )
+                torch.le(tickets[own][:, :, None], limits[own][..., None], out=found[place])
+        return found.logical_and_(part)
+
+    @property
+    def _tile(self) -> tuple[int, int]:
+        """Samples and draws whose tickets are worked out together."""
+        features = max(1, self.ranks.shape[-1])
+        cells = CELLS_AT_ONCE.get(self.ids.device.type, CELLS_AT_ONCE["cuda"])
+        if self.ids.device.type != "cpu":
+            cells //= max(1, self._counts.shape[-1])  # there every part is counted through at once
+        wide = min(self.draws, max(1, cells // features))
+        return max(1, cells // (features * wide)), wide
+
+    def _tickets(self, top: int, left: int) -> tuple[Tensor, Tensor]:
+        """Tickets (samples, draws, V) of one tile and the last that is removed (samples, draws, parts).
+
+        Kept, since small chunks of a model must not draw the same tickets again and again.
+        """
+        if (top, left) not in self._kept:
+            tall, wide = self._tile
+            features, room = self.ranks.shape[-1], CELLS_KEPT * (1 if self.ids.device.type == "cpu" else 8)
+            if (len(self._kept) + 1) * tall * wide * features > room:
+                self._kept.clear()
+            samples = slice(top, min(len(self.ids), top + tall))
+            draws = torch.arange(left, min(self.draws, left + wide), device=self.ids.device)
+            tickets = rng.tickets(self.key, self.ids[samples], draws, features)
+            self._kept[top, left] = tickets, self._last_tickets(samples, tickets)
+        return self._kept[top, left]
+
+    def _last_tickets(self, samples: slice, tickets: Tensor) -> Tensor:
         """The largest ticket that is removed in each part: (samples, draws, signs x sizes)."""
+        if tickets.device.type != "cpu":
+            edges, ranks = self._edges[:, samples], self.ranks[samples]
+            return counted_last_tickets(tickets, ranks, edges, self._counts[samples])
         shape = tickets.shape[:2]
         if self._shared is None:
-            outside = ~part.expand(-1, shape[1], -1, -1)
+            begin, end = self._edges[:, samples].unsqueeze(-1)
+            ranks = self.ranks[samples, None]
+            outside = ((ranks < begin) | (ranks >= end))[:, None].expand(-1, shape[1], -1, -1)
             inside = tickets[:, :, None].expand(outside.shape).masked_fill(outside, LAST_TICKET)
-            many = counts[:, None, :, None].expand(*shape, -1, -1)
+            many = self._counts[samples, None, :, None].expand(*shape, -1, -1)
             return rng.smallest(inside.flatten(0, 2), many.flatten(0, 2)).view(*shape, -1)
         # in the order of the ranking a part lies together, and only the part is searched
-        order = self._order[samples, None].expand_as(tickets)
+        order = self.ranks[samples].argsort(-1)[:, None].expand_as(tickets)
         ranked = tickets.gather(-1, order).flatten(0, 1)
         limits = [rng.smallest(ranked[:, begin:end], count) for begin, end, count in self._shared]
         return torch.cat(limits, -1).view(*shape, -1)
+
+
+def counted_last_tickets(tickets: Tensor, ranks: Tensor, edges: Tensor, counts: Tensor) -> Tensor:
+    """The same by one sort and a running count of each part, in few steps for a device that has many hands.
+
+    In the order of the tickets (N, K, V) a part holds its count of features up to some place: that ticket.
+    """
+    ordered, order = tickets.sort(-1)
+    ranked = ranks[:, None].expand_as(order).gather(-1, order)[:, :, None]
+    begin, end = edges[:, :, None, :, None]
+    running = ((ranked >= begin) & (ranked < end)).cumsum(-1, dtype=ranks.dtype)
+    place = (running < counts[:, None, :, None]).sum(-1)
+    last = ordered.gather(-1, place.clamp(max=ordered.shape[-1] - 1))
+    return last.masked_fill(counts[:, None] < 1, -LAST_TICKET - 1)

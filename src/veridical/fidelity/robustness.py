@@ -77,14 +77,7 @@ class RobustnessTable:
 
     def to_frame(self) -> pd.DataFrame:
         """One row a model and masked share."""
-        import pandas as pd
-
-        rows = [
-            {"model": name, "masked": share, "accuracy": right, "agreement": same}
-            for name in self.accuracy
-            for share, right, same in zip(self.shares, self.accuracy[name], self.agreement[name], strict=True)
-        ]
-        return pd.DataFrame(rows)
+        return answers_frame(self.shares, self.accuracy, self.agreement)
 
     def __repr__(self) -> str:
         width = max(map(len, self.accuracy))
@@ -95,6 +88,22 @@ class RobustnessTable:
             cells = "  ".join(f"{100 * a:5.1f} {100 * b:5.1f}" for a, b in pairs)
             lines.append(f"{name:<{width}}  {cells}")
         return "\n".join([*lines, self.advice])
+
+
+def answers_frame(
+    shares: Sequence[float],
+    accuracy: Mapping[str, Sequence[float]],
+    agreement: Mapping[str, Sequence[float]],
+) -> pd.DataFrame:
+    """One row a model and masked share: right answers, and answers equal to the original's."""
+    import pandas as pd
+
+    rows = [
+        {"model": name, "masked": share, "accuracy": right, "agreement": same}
+        for name in accuracy
+        for share, right, same in zip(shares, accuracy[name], agreement[name], strict=True)
+    ]
+    return pd.DataFrame(rows)
 
 
 def robustness_table(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from veridical.api import as_explanation
-from veridical.errors import InputError
+from veridical.errors import InputError, unknown_name
 from veridical.fidelity.correlations import PAIRS
 from veridical.fidelity.finetuning import finetune
 from veridical.fidelity.judging import Reference, judged_answers
@@ -18,6 +18,7 @@ from veridical.task import Task
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
 
 DRAWS, BETA, ALPHA = 50, 0.1, 0.5
 """The settings that stay while another one varies: the paper's defaults."""
@@ -46,6 +47,14 @@ class Sensitivity:
             for (name, value), study in self.studies.items()
             if name == setting
         }
+
+    def plot(self, setting: str, ax: Axes | None = None) -> Axes:
+        """Macro correlations over the values of one setting: "draws", "beta" or "alpha" (figure 5)."""
+        from veridical.fidelity.plots import plot_sensitivity
+
+        if not self.macro(setting):
+            raise unknown_name("setting", setting, {name for name, _ in self.studies})
+        return plot_sensitivity(self, setting, ax)
 
     def __repr__(self) -> str:
         lines = [f"{'setting':<8}{'value':>7}  " + "  ".join(f"{pair:>12}" for pair in PAIRS)]

@@ -29,6 +29,7 @@ from veridical.task import Task
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
 
 LEVELS = tuple(percent / 100 for percent in range(1, 100))
 CANDIDATE_STEP = 0.0025
@@ -71,6 +72,12 @@ class ExplanationSize:
             for size, fall in zip(self.sizes, curve.tolist(), strict=True)
         ]
         return pd.DataFrame(rows)
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """The curves with their onsets, the estimate and its interval (figure 4)."""
+        from veridical.fidelity.plots import plot_size
+
+        return plot_size(self, ax)
 
     def __repr__(self) -> str:
         moves = "; ".join(f"beta {b:.3g}: {at:.3f}" for b, (_, at) in self.onsets.items())

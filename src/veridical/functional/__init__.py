@@ -2,7 +2,7 @@
 
 from .bootstrap import Interval, bootstrap_interval
 from .concentration import entropy, gini, histogram_entropy
-from .correlation import has_spread, partial_rank_correlation, pearson, spearman
+from .correlation import centred_ranks, cosine, has_spread, partial_rank_correlation, pearson, spearman
 from .curves import area_under_curve
 from .distances import cosine_distance, euclidean, rms_normalise
 from .grid import round_to_grid
@@ -19,6 +19,8 @@ __all__ = [
     "area_under_curve",
     "average_ranks",
     "bootstrap_interval",
+    "centred_ranks",
+    "cosine",
     "cosine_distance",
     "entropy",
     "euclidean",

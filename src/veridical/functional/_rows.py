@@ -38,7 +38,9 @@ def align(where: Tensor | None, **named: Tensor) -> tuple[Tensor, ...]:
             )
         shapes["where"] = tuple(where.shape)
     try:
-        shape = torch.broadcast_shapes(*shapes.values())
+        # shapes are alike nearly always, and torch takes longer to say so than most of what follows
+        alike = len(set(shapes.values())) == 1
+        shape = next(iter(shapes.values())) if alike else torch.broadcast_shapes(*shapes.values())
     except RuntimeError as error:
         raise ShapeError(f"shapes {shapes} do not broadcast against each other") from error
     device = next(iter(doubles.values())).device

@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from ._rows import align, nan_where
+from ._sorting import stable_argsort, stable_argsort_of_runs
 from .correlation import has_spread
 from .ranks import run_begins
 
-# Inversions inside short blocks are counted by comparing all pairs: their values fit in int8, and a hundred
-# passes over bytes cost less than further rounds of partitioning.
-_LONGEST_BLOCK = 128
+# Inversions inside short blocks are counted by comparing all pairs: their values fit in int8, and some
+# dozens of passes over bytes cost less than further rounds of partitioning.
+_LONGEST_BLOCK = 64
 
 # Rounds over pieces of this many entries stay in the processor's cache, several times faster than in memory.
 _PIECE = 2**17
@@ -34,18 +35,21 @@ def kendall_tau_b(x: Tensor, y: Tensor, where: Tensor | None = None) -> Tensor:
     pairs = counted * (counted - 1) // 2
 
     # Masked entries become NaN: last in every sort below, tied with nothing, in one order throughout.
-    sorted_x, by_x = torch.sort(nan_where(~valid, x), dim=-1, stable=True)
-    sorted_y, by_y = torch.sort(nan_where(~valid, y).gather(-1, by_x), dim=-1, stable=True)
-    x_begins, y_begins = run_begins(sorted_x), run_begins(sorted_y)
-    del sorted_x, sorted_y  # a row of millions: what is not needed is not held
+    shown_x, shown_y = (t if where is None else nan_where(~valid, t) for t in (x, y))
+    by_x = stable_argsort(shown_x)
+    shown_y = shown_y.gather(-1, by_x)
+    by_y = stable_argsort(shown_y)
+    x_begins, y_begins = run_begins(shown_x.gather(-1, by_x)), run_begins(shown_y.gather(-1, by_y))
+    del shown_x, shown_y, by_x  # a row of millions: what is not needed is not held
 
     # Runs are numbered so that both sorts can break ties by the other variable: a pair tied in either then
     # never looks inverted.
     number = torch.int32 if n < 2**30 else torch.int64
-    x_run = x_begins.cumsum(-1, dtype=number).gather(-1, by_y)
+    ordered_run = x_begins.cumsum(-1, dtype=number)
+    x_run = ordered_run.gather(-1, by_y)
     both_begin = y_begins.clone()
     both_begin[..., 1:] |= x_run[..., 1:] != x_run[..., :-1]
-    discordant = _inversions(torch.argsort(x_run, dim=-1, stable=True).to(number))
+    discordant = _inversions(stable_argsort_of_runs(x_run, ordered_run).to(number))
 
     tied_x, tied_y, tied_both = (_tied_pairs(begins) for begins in (x_begins, y_begins, both_begin))
     difference = pairs - tied_x - tied_y + tied_both - 2 * discordant

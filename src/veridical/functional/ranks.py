@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -48,13 +49,57 @@ def average_ranks(x: Tensor, where: Tensor | None = None) -> Tensor:
     >>> average_ranks(torch.tensor([10.0, 30.0, 10.0, 20.0])).tolist()
     [1.5, 4.0, 1.5, 3.0]
     """
-    x, valid = align(where, x=x)
-    unknown = (valid & x.isnan()).any(-1, keepdim=True)
+    wide, valid = align(where, x=x)
+    # single precision has the same order in half the bytes
+    x = x.detach().expand(wide.shape) if x.dtype == torch.float32 else wide
+    if where is None:
+        return nan_where(x.isnan().any(-1, keepdim=True), _shared_ranks(x, None))
+    unknown = (valid & wide.isnan()).any(-1, keepdim=True)
     # Masked entries become NaN because NaN alone sorts behind a valid infinity.
-    order, first, last = tied_runs(nan_where(~valid, x))
-    shared = (first + last).to(torch.float64) / 2 + 1
-    ranks = torch.empty_like(shared).scatter_(-1, order, shared)
-    return nan_where(~valid | unknown, ranks)
+    return nan_where(~valid | unknown, _shared_ranks(nan_where(~valid, x), valid))
+
+
+def _shared_ranks(x: Tensor, valid: Tensor | None) -> Tensor:
+    """The mean of the ranks each entry's equals cover; what NaN gets means nothing."""
+    if x.shape[-1] == 0:
+        return x.double()
+    if x.device.type == "cpu":
+        flat = np.ascontiguousarray(x.numpy()).reshape(-1, x.shape[-1])
+        return torch.from_numpy(_sorted_by_numpy(flat)).reshape(x.shape)
+    return _counted_by_bisection(x, valid)
+
+
+def _counted_by_bisection(x: Tensor, valid: Tensor | None) -> Tensor:
+    """Shared ranks without a scan along the rows, at which a GPU is slow."""
+    x = torch.where(x.isnan(), torch.inf, x).contiguous()
+    ordered = x.sort(-1).values
+    below = torch.searchsorted(ordered, x, out_int32=True)
+    up_to = torch.searchsorted(ordered, x, right=True, out_int32=True)
+    if valid is not None:
+        up_to = torch.minimum(up_to, valid.sum(-1, keepdim=True, dtype=torch.int32))
+    return (below + up_to + 1).to(torch.float64) / 2
+
+
+def _sorted_by_numpy(x: np.ndarray) -> np.ndarray:
+    """Shared ranks of rows (R, V): numpy's vectorised sort takes a fifth of the time of torch's."""
+    rows, size = x.shape
+    order = np.argsort(x, -1)
+    order += np.arange(0, rows * size, size)[:, None]
+    ordered = x.reshape(-1)[order]
+    alike = ordered[:, 1:] == ordered[:, :-1]
+    place = np.arange(size)
+    ranks = np.empty(rows * size)
+    if not alike.any():
+        ranks[order] = place + 1.0
+        return ranks
+    first, last = np.zeros((rows, size), np.int32), np.full((rows, size), size - 1, np.int32)
+    first[:, 1:] = np.where(alike, 0, place[1:])
+    last[:, :-1] = np.where(alike, size, place[:-1])
+    first = np.maximum.accumulate(first, -1)
+    # a run ends one before the next begins, which is found from the far end
+    last = np.minimum.accumulate(last[:, ::-1], -1)[:, ::-1]
+    ranks[order] = (first + last) * 0.5 + 1.0
+    return ranks
 
 
 def positions(order: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from veridical.errors import InputError, NotApplicableError
 from veridical.fill import Constant, Fill
 from veridical.functional import round_to_grid
 from veridical.gef.path import NoisePath, find_path
-from veridical.gef.worlds import disturbed
+from veridical.gef.worlds import Worlds
 from veridical.probe import RankThreshold, flip_counts, probe
 from veridical.rng import Key
 from veridical.scores import Cost
@@ -135,12 +135,15 @@ def assumptions(
     patches: Sequence[int] = (1, 2, 4, 8),
     mask_steps: int = 10,
     seed: int = 0,
+    search_draws: int = 20,
+    layer_steps: int | None = None,
 ) -> Assumptions:
     """Watch a model under the perturbations that metrics use, and count where their assumptions fail.
 
-    Input noise in `levels` levels up to chance; layers randomised one after the other from the output down
-    and from the input up; features masked cumulatively in random order in `mask_steps` steps, in `patches` on
-    images, filled with the smallest, the largest and the mean value of the reference rows.
+    Input noise in `levels` levels up to chance, looked for with `search_draws` draws a level; layers
+    randomised one after the other from the output down and from the input up, or in `layer_steps` groups;
+    features masked cumulatively in random order in `mask_steps` steps, in `patches` on images, filled with
+    the smallest, the largest and the mean value of the reference rows.
     """
     if task.head == "regression":
         raise NotApplicableError("a regression has no class that could change or stay")
@@ -152,10 +155,12 @@ def assumptions(
         raise InputError(f"at least 2 levels, 1 draw and 2 mask steps, got {levels}, {draws}, {mask_steps}")
     key = Key(seed) / "assumptions"
     before = task.predictor.meter.cost
-    path = find_path(task, levels, perturb="input", key=key)
+    path = find_path(task, levels, perturb="input", draws=search_draws, key=key)
     noise = _watch_noise(task, path, draws, key / "noise")
     kept = 1 - noise.changed.double().mean(0)
-    layers = tuple(_watch_layers(task, order, draws, key / "layers") for order in ("top_down", "bottom_up"))
+    layers = tuple(
+        _watch_layers(task, order, draws, key / "layers", layer_steps) for order in ("top_down", "bottom_up")
+    )
     masking = tuple(_watch_masking(task, patches, mask_steps, draws, key / "masking"))
     return Assumptions(
         noise,
@@ -186,17 +191,23 @@ def _watched(
 
 
 def _watch_noise(task: Task, path: NoisePath, draws: int, key: Key) -> Watched:
+    worlds = Worlds(task, "input")
+
     def cell(draw: int, level: int) -> tuple[Tensor, Tensor]:
-        world = disturbed(task, path.levels[level], key / draw / level, "input")
+        world = worlds.at(path.levels[level], key / draw / level)
         return _moved(task, world.predictor.outputs(world.inputs, world.side))
 
     cells = [[cell(draw, level) for level in range(len(path.levels))] for draw in range(draws)]
     return _watched("noise", f"N(0, s^2), s up to {path.sigma_max:g}", path.levels, cells)
 
 
-def _watch_layers(task: Task, order: Literal["top_down", "bottom_up"], draws: int, key: Key) -> Watched:
+def _watch_layers(
+    task: Task, order: Literal["top_down", "bottom_up"], draws: int, key: Key, groups: int | None
+) -> Watched:
     model = task.predictor.model
-    steps = cascade(model, order)
+    all_steps = cascade(model, order)
+    count = min(groups or len(all_steps), len(all_steps))
+    steps = [all_steps[len(all_steps) * (i + 1) // count - 1] for i in range(count)]
 
     def cell(draw: int, names: list[str]) -> tuple[Tensor, Tensor]:
         # a layer's new weights depend on the draw and its name alone: both orders end at the same model
@@ -204,7 +215,7 @@ def _watch_layers(task: Task, order: Literal["top_down", "bottom_up"], draws: in
         return _moved(task, world.predictor.outputs(world.inputs, world.side))
 
     cells = [[cell(draw, names) for names in steps] for draw in range(draws)]
-    shares = [(i + 1) / len(steps) for i in range(len(steps))]
+    shares = [len(names) / len(all_steps) for names in steps]
     return _watched("layers", order.replace("_", " "), shares, cells)
 
 

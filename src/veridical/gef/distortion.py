@@ -6,7 +6,8 @@ unperturbed world. Explanations are compared after division by their root mean s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -14,7 +15,9 @@ from torch import Tensor
 
 from veridical.explainers import Explainer
 from veridical.functional import cosine_distance, euclidean, rms_normalise, round_to_grid
-from veridical.gef.worlds import Perturbation, disturbed, with_output_noise
+from veridical.gef.together import SharedWorld
+from veridical.gef.watch import Watch
+from veridical.gef.worlds import Perturbation, Worlds, with_output_noise
 from veridical.rng import Key
 from veridical.space import Space
 from veridical.task import Task
@@ -41,6 +44,8 @@ class Setting:
     steps: int = 5
     output_draws: int = 5
     output_noise: float = 1e-3
+    latest: SharedWorld = field(default_factory=SharedWorld)
+    watch: Watch = field(default_factory=Watch)
 
     def noise_key(self, draw: int, level: int) -> Key:
         """Noise is drawn afresh for every (draw, level); along one direction it is the draw's own."""
@@ -49,7 +54,11 @@ class Setting:
 
     def world(self, sigma: float, key: Key, step: float = 1.0) -> Task:
         """The task under noise of strength sigma, or a share `step` of the straight way there."""
-        return disturbed(self.task, sigma, key, self.perturb, step, share=step * sigma / self.sigma_max)
+        share = step * sigma / self.sigma_max
+        return self.latest.world(
+            (sigma, key, step),
+            lambda: self.latest.around(self.task, self.perturb).at(step * sigma, key, share),
+        )
 
     def explain(self, world: Task, *where: str | int) -> Tensor:
         """The map of a world (N, V), NaN where there is none; `where` keys a stochastic explainer.
@@ -59,7 +68,11 @@ class Setting:
         key = self.key / "explainer"
         for part in () if self.explainer.one_key else where:
             key = key / part
-        values = self.explainer(world, key).values.double()
+        if type(self.explainer).__call__ is Explainer.__call__:
+            values = self.explainer.maps(world, key).double()
+            self.watch.map(values, self.space.valid, self.explainer.name)
+        else:
+            values = self.explainer(world, key).values.double()
         return rms_normalise(values, where=self.space.valid) if self.normalise else values
 
     @property
@@ -74,9 +87,14 @@ class Setting:
 
     def outputs(self, world: Task) -> Tensor:
         """What a world's model says to the judged rows."""
-        if self.task.members is None:
-            return world.predictor.outputs(world.inputs, world.side)
-        return world.predictor.outputs(self.judged.inputs, self.judged.side)
+        return self.latest.outputs(world, lambda: self._asked(world))
+
+    def _asked(self, world: Task) -> Tensor:
+        rows = world if self.task.members is None else self.judged
+        with world.session():
+            outputs = world.predictor.chunk(rows.inputs, rows.side)
+        self.watch.outputs(outputs)
+        return outputs
 
     def per_sample(self, values: Tensor) -> Tensor:
         """Values of the judged rows as one a sample: a class has the mean over its rows."""
@@ -87,24 +105,44 @@ class Setting:
 
     def between(self, a: Tensor, b: Tensor) -> Tensor:
         """The distance between two maps; NaN where one of them is missing."""
-        measure = euclidean if self.distance == "euclidean" else cosine_distance
-        apart = measure(a, b, where=self.space.valid)
+        if self.distance == "euclidean":
+            return euclidean(a, b, where=self.space.valid)
+        apart = cosine_distance(a, b, where=self.space.valid)
+        # to which a missing map beside one of zeros is as far as can be
         return torch.where((a.isnan() | b.isnan()).any(-1), torch.nan, apart)
 
     def model_distortion(self, outputs: Tensor) -> Tensor:
-        """D_f: |y_c - y_hat_c|, or the Euclidean distance over all outputs. Equal answers tie."""
-        clean = self.judged.outputs.to(outputs.dtype)
+        """D_f of answers (rows, Z, C): |y_c - y_hat_c|, or the Euclidean distance over all outputs (N, Z).
+
+        Equal answers tie.
+        """
+        clean = self.judged.outputs.to(outputs.dtype)[:, None].expand_as(outputs)
         if self.model_distance == "logit":
-            place = self.judged.targets[:, None]
-            clean, outputs = clean.gather(1, place), outputs.gather(1, place)
-        pair = round_to_grid(torch.cat([clean, outputs], 1))
-        width = clean.shape[1]
-        return self.per_sample((pair[:, :width] - pair[:, width:]).square().sum(-1).sqrt())
+            place = self.judged.targets[:, None, None].expand(-1, outputs.shape[1], 1)
+            clean, outputs = clean.gather(2, place), outputs.gather(2, place)
+        pair = round_to_grid(torch.cat([clean, outputs], 2))
+        width = clean.shape[2]
+        return self.per_sample((pair[..., :width] - pair[..., width:]).square().sum(-1).sqrt())
+
+    def gathered(self, cells: Sequence[Moved]) -> Moved:
+        """The levels of one draw, checked and measured together: apart, each would wait for the device."""
+        self.watch.settle()
+
+        def table(what: str) -> Tensor | None:
+            parts = [getattr(cell, what) for cell in cells]
+            return None if parts[0] is None else torch.stack(parts, 1)
+
+        moved = torch.stack([cell.explanation for cell in cells], 1)
+        model = self.model_distortion(torch.stack([cell.model for cell in cells], 1))
+        return Moved(model, moved, table("fit"), table("in_span"))
 
 
 @dataclass(frozen=True, eq=False)
 class Moved:
-    """Distortions of model and explanation at one level (N,), and what the form has to say about itself."""
+    """What the model answers and how far the map moved at one level, and what the form says about itself.
+
+    Of a whole draw: the distortions of model and explanation (N, Z).
+    """
 
     model: Tensor
     explanation: Tensor
@@ -116,7 +154,7 @@ def fast(setting: Setting, sigma: float, draw: int, level: int, clean: Tensor) -
     """The distance between the maps of the clean and the perturbed world (GEF eq. 6)."""
     world = setting.world(sigma, setting.noise_key(draw, level))
     moved = setting.explain(world, draw, level)
-    return Moved(setting.model_distortion(setting.outputs(world)), setting.between(clean, moved))
+    return Moved(setting.outputs(world), setting.between(clean, moved))
 
 
 def arc(setting: Setting, sigma: float, draw: int, level: int, clean: Tensor) -> Moved:
@@ -132,7 +170,7 @@ def arc(setting: Setting, sigma: float, draw: int, level: int, clean: Tensor) ->
         now = setting.explain(world, *_path_key(setting, draw, level, t))
         length = length + setting.between(before, now)
         before = now
-    return Moved(setting.model_distortion(setting.outputs(world)), length)
+    return Moved(setting.outputs(world), length)
 
 
 def jacobian(setting: Setting, sigma: float, draw: int, level: int, clean: Tensor) -> Moved:
@@ -154,9 +192,10 @@ def jacobian(setting: Setting, sigma: float, draw: int, level: int, clean: Tenso
         outputs = setting.per_sample(answers.double())
         here = setting.explain(world, *_path_key(setting, draw, level, t))
         moved_outputs, moved_maps = [], []
+        around = Worlds(world, setting.perturb)
         for k in range(count):
             key = setting.noise_key(draw, level) / "jacobian" / t / k
-            near = disturbed(world, SMALL_STEP, key, setting.perturb)
+            near = around.at(SMALL_STEP, key)
             moved_outputs.append(setting.per_sample(setting.outputs(near).double()) - outputs)
             maps = setting.explain(near, *_path_key(setting, draw, level, t, k))
             moved_maps.append(maps - here)
@@ -170,7 +209,7 @@ def jacobian(setting: Setting, sigma: float, draw: int, level: int, clean: Tenso
         spans.append(in_span)
         before = outputs
     return Moved(
-        setting.model_distortion(answers),
+        answers,
         setting.steps * energy,
         torch.stack(fits).mean(0),
         torch.stack(spans).mean(0),
@@ -211,6 +250,7 @@ class RunningReference:
     def __init__(self) -> None:
         self.sums: dict[int, Tensor] = {}
         self.counts: dict[int, Tensor] = {}
+        self.reached: bool | None = None
 
     def __call__(self, setting: Setting, sigma: float, draw: int, level: int, clean: Tensor) -> Moved:
         low = 1e-4
@@ -228,14 +268,22 @@ class RunningReference:
         self.sums[draw], self.counts[draw] = total, count
         world = setting.world(sigma, setting.noise_key(draw, level))
         moved = torch.where(count > 0, total / count.clamp(min=1), torch.nan)
-        return Moved(setting.model_distortion(setting.outputs(world)), moved)
+        return Moved(setting.outputs(world), moved)
 
-    @staticmethod
-    def _mean_change(
-        setting: Setting, world: Task, clean: Tensor, change: Tensor, draw: int, level: int, t: int
-    ) -> Tensor:
+    def _reaches(self, setting: Setting, world: Task) -> bool:
+        """Whether noise on the outputs can change a map at all."""
         explainer = setting.explainer
-        if not (explainer.reads_outputs or explainer.stochastic):
+        if explainer.stochastic or not explainer.reads_outputs:
+            return explainer.stochastic
+        # LRP hands back what the model's own graph computes; noise behind that graph is no part of it
+        return explainer.why_not(with_output_noise(world, setting.output_noise, setting.key)) is None
+
+    def _mean_change(
+        self, setting: Setting, world: Task, clean: Tensor, change: Tensor, draw: int, level: int, t: int
+    ) -> Tensor:
+        if self.reached is None:
+            self.reached = self._reaches(setting, world)
+        if not self.reached:
             return change
         total = torch.zeros_like(change)
         for k in range(setting.output_draws):

@@ -30,6 +30,8 @@ class FeatureVisualisation(Explainer):
     steps: int = 100
     rate: float = 0.05
     views: int = 4
+    smallest: float = 0.8
+    """The smallest share of a side that a view shows at full size; 1 only shifts."""
     modalities: ClassVar[frozenset[str]] = frozenset({"image"})
     needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
     stochastic: ClassVar[bool] = True
@@ -41,6 +43,8 @@ class FeatureVisualisation(Explainer):
                 f"steps and views count from 1 and the rate is positive, got {self.steps}, {self.views}, "
                 f"{self.rate}"
             )
+        if not 0 < self.smallest <= 1:
+            raise InputError(f"the smallest view is a share in (0, 1], got {self.smallest}")
 
     def why_not(self, task: Task) -> str | None:
         if task.members is None:
@@ -69,7 +73,9 @@ class FeatureVisualisation(Explainer):
         first, second = torch.zeros_like(parameters), torch.zeros_like(parameters)
         for step in range(self.steps):
             parameters = parameters.detach().requires_grad_(True)
-            seen = seen_from(self.image(parameters, task), task, self.views, key / "view" / step)
+            seen = seen_from(
+                self.image(parameters, task), task, self.views, key / "view" / step, self.smallest
+            )
             outputs = call(task.predictor.view, seen)
             logits = selected(outputs, task.targets.repeat_interleave(self.views))
             (gradient,) = torch.autograd.grad(logits.sum() / self.views, parameters)
@@ -128,7 +134,10 @@ class DeepViz(FeatureVisualisation):
 
 @dataclass(frozen=True)
 class Fourier(FeatureVisualisation):
-    """Ascent on the Fourier coefficients, each weighted by one over its frequency (FO)."""
+    """Ascent on the Fourier coefficients, each weighted by one over its frequency (FO).
+
+    Channels go together as they do in the reference rows.
+    """
 
     name: ClassVar[str] = "fourier"
     summary: ClassVar[str] = "Fourier coefficients optimised for a class"
@@ -146,14 +155,15 @@ class Fourier(FeatureVisualisation):
         spectrum = torch.view_as_complex(parameters.contiguous()) / frequency
         plain = torch.fft.irfft2(spectrum, s=(height, width), norm="ortho")
         low, high = value_range(task)
-        return low + (high - low) * torch.sigmoid(plain)
+        return low + (high - low) * torch.sigmoid(in_colour(plain, task))
 
 
 @dataclass(frozen=True)
 class Maco(FeatureVisualisation):
     """Ascent on the phases only; the magnitudes are those of the mean spectrum of the reference rows (MACO).
 
-    The picture is brought to the value range by a sigmoid of its standardised values.
+    Magnitudes are those of colours made independent, and the picture has the colours put together again; it
+    is brought to the value range by a sigmoid of its standardised values.
     """
 
     rate: float = 0.1
@@ -169,6 +179,7 @@ class Maco(FeatureVisualisation):
         height, width = task.inputs.shape[2:]
         magnitude = mean_magnitude(task)
         plain = torch.fft.irfft2(torch.polar(magnitude.expand_as(parameters), parameters), s=(height, width))
+        plain = in_colour(plain, task)
         middle = plain.mean((1, 2, 3), keepdim=True)
         spread = plain.std((1, 2, 3), keepdim=True, correction=0) + 1e-6
         low, high = value_range(task)
@@ -178,15 +189,16 @@ class Maco(FeatureVisualisation):
 METHODS: dict[str, type[FeatureVisualisation]] = {kind.name: kind for kind in (DeepViz, Fourier, Maco)}
 
 
-def seen_from(images: Tensor, task: Task, views: int, key: Key) -> Tensor:
-    """Each image `views` times, shifted a little and enlarged by up to a quarter, keyed by its class.
+def seen_from(images: Tensor, task: Task, views: int, key: Key, smallest: float = 0.8) -> Tensor:
+    """Each image `views` times, each a part of it at full size, keyed by its class.
 
-    A single view is the image itself.
+    A part has between `smallest` and 1 of the image's sides and lies anywhere in it, or a little beyond its
+    edge. A single view is the image itself.
     """
     if views == 1:
         return images
     drawn = rng.uniform(key, task.ids, torch.arange(views, device=task.device), 3, images.dtype)
-    shrink = 1 - 0.2 * drawn[..., 0]
+    shrink = 1 - (1 - smallest) * drawn[..., 0]
     shift = (drawn[..., 1:] * 2 - 1) * (1 - shrink + 0.05)[..., None]
     theta = torch.zeros(*drawn.shape[:2], 2, 3, dtype=images.dtype, device=images.device)
     theta[..., 0, 0] = theta[..., 1, 1] = shrink
@@ -208,11 +220,44 @@ def value_range(task: Task) -> tuple[Tensor, Tensor]:
 
 
 def mean_magnitude(task: Task) -> Tensor:
-    """The mean over the reference rows of the magnitude of their spectra (C, H, W // 2 + 1)."""
-    found: Tensor = task.from_train(
-        "mean magnitude of spectra", lambda: torch.fft.rfft2(_reference_rows(task)).abs().mean(0)
-    )
+    """The mean over the reference rows of the magnitude of their spectra (C, H, W // 2 + 1).
+
+    Of channels made independent first, as `in_colour` puts them together again.
+    """
+
+    def find() -> Tensor:
+        rows = _reference_rows(task)
+        apart = torch.einsum("dc,nchw->ndhw", torch.linalg.inv(colours(task)), rows)
+        return torch.fft.rfft2(apart).abs().mean(0)
+
+    found: Tensor = task.from_train("mean magnitude of spectra", find)
     return found
+
+
+def colours(task: Task) -> Tensor:
+    """The square root (C, C) of the covariance of the channels over the reference rows, its largest row 1.
+
+    Neighbouring values of real images differ little between channels; a picture whose channels are
+    optimised apart is a rainbow. With one channel there is nothing to put together.
+    """
+
+    def find() -> Tensor:
+        rows = _reference_rows(task)
+        flat = rows.movedim(1, 0).flatten(1).double()
+        apart = flat - flat.mean(1, keepdim=True)
+        values, vectors = torch.linalg.eigh(apart @ apart.mT / apart.shape[1])
+        root = vectors * values.clamp(min=1e-6 * float(values.max()) + 1e-12).sqrt()
+        return (root / root.norm(dim=1).max()).to(rows.dtype)
+
+    if task.inputs.shape[1] == 1:
+        return torch.ones(1, 1, dtype=task.inputs.dtype, device=task.device)
+    found: Tensor = task.from_train("colours", find)
+    return found
+
+
+def in_colour(images: Tensor, task: Task) -> Tensor:
+    """Images (n, C, H, W) of independent channels with the channels put together as in real ones."""
+    return images if images.shape[1] == 1 else torch.einsum("cd,ndhw->nchw", colours(task), images)
 
 
 def _reference_rows(task: Task) -> Tensor:

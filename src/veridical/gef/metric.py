@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Literal
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from veridical.embeddings import embedding_layer
-from veridical.errors import InputError
+from veridical.errors import InputError, VeridicalWarning
 from veridical.explainers import Explainer
 from veridical.functional import has_spread, partial_rank_correlation, pearson, spearman
 from veridical.gef.distortion import (
@@ -25,16 +26,21 @@ from veridical.gef.distortion import (
     jacobian,
 )
 from veridical.gef.path import NoisePath, Rule, find_path
+from veridical.gef.together import Company, SharedWorld
 from veridical.gef.worlds import Perturbation
 from veridical.metrics.base import ExplainerMetric, Outcome, register
 from veridical.predictor import memory_budget
 from veridical.rng import Key
-from veridical.scores import Curve, Direction
+from veridical.scores import Curve, Direction, Scores
 from veridical.task import Task
 
 BLOCK_BYTES = 2**22
 """Bytes of maps held at once for each MiB that a chunk's activations may take on the device."""
 ZERO = 1e-6
+DEAF = (
+    "weight noise changes no output of this model: its forward pass does not use the parameters that torch "
+    "lists for it"
+)
 WEAK_FIT = 0.1
 FEWEST = 3
 
@@ -127,8 +133,11 @@ class GEF(ExplainerMetric):
             return "noise cannot be added to whole numbers and the model has no embedding layer"
         return None
 
-    def noise_path(self, task: Task, key: Key = Key(0)) -> NoisePath:  # noqa: B008 (frozen)
-        """The path of this task, found once and shared by all explainers; its cost is counted apart."""
+    def noise_path(self, task: Task, key: Key = Key(0), draws: int = 20) -> NoisePath:  # noqa: B008 (frozen)
+        """The path of this task, found once and shared by all explainers; its cost is counted apart.
+
+        `draws` are made a level when it is looked for; it is then the task's, whoever asks.
+        """
         if isinstance(self.path, tuple):
             return NoisePath.given(self.path)
         rule: Rule = self.path
@@ -137,7 +146,7 @@ class GEF(ExplainerMetric):
 
         def search() -> NoisePath:
             path: NoisePath = task.uncounted(
-                lambda: find_path(task, self.levels, rule, self.perturb, key=root)
+                lambda: find_path(task, self.levels, rule, self.perturb, draws, root)
             )
             return path
 
@@ -145,14 +154,48 @@ class GEF(ExplainerMetric):
         return found
 
     def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
+        (found,) = self._outcomes(task, Company({self.name: explainer}), key).values()
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def score_all(
+        self,
+        task: Task,
+        explainers: Mapping[str, Explainer],
+        key: Key = Key(0),  # noqa: B008 (frozen)
+    ) -> dict[str, Scores | Exception]:
+        """Score several explainers in the same noisy worlds, each drawn and asked once for all of them."""
+        self.check(task)
+        company = Company(explainers)
+        for who in company:
+            with company.at_work(who, task):
+                explainers[who].check(task)
+        before = replace(task.predictor.meter)
+        outcomes = self._outcomes(task, company, key / self.name)
+        out: dict[str, Scores | Exception] = {}
+        for who, explainer in explainers.items():
+            found = outcomes[who]
+            if isinstance(found, Exception):
+                out[who] = found
+                continue
+            scores = self._scores(task, found, explainer.name, key, before, explainer.to_json())
+            out[who] = replace(scores, cost=company.costs[who])
+        return out
+
+    def _outcomes(self, task: Task, company: Company, key: Key) -> dict[str, Outcome | Exception]:
         path = self.noise_path(task, key)
         # under input noise tokens move at their embeddings, so the unperturbed map is made there too
         where = task if self.perturb == "weights" else task.at_embeddings()
-        found = self._distortions(where, explainer, path, key)
-        explanation = torch.where(
-            found.explanation <= self._nothing(found.size)[:, None, None], 0.0, found.explanation
-        )
-        return self._outcome(path, replace(found, explanation=explanation))
+        found = self._distortions(where, company, path, key)
+        out: dict[str, Outcome | Exception] = dict(company.errors)
+        for who, moved in found.items():
+            if self.perturb == "weights" and bool((moved.model == 0).all()):
+                warnings.warn(DEAF, VeridicalWarning, stacklevel=2)
+            nothing = self._nothing(moved.size)[:, None, None]
+            explanation = torch.where(moved.explanation <= nothing, 0.0, moved.explanation)
+            out[who] = self._outcome(path, replace(moved, explanation=explanation))
+        return out
 
     def _nothing(self, size: Tensor) -> Tensor:
         """What counts as no movement for a map of this length: 1e-6 of it, as each form measures."""
@@ -195,23 +238,45 @@ class GEF(ExplainerMetric):
         )
         return Outcome(score, flags, curve, details, {"path": path.to_json()})
 
-    def _distortions(self, task: Task, explainer: Explainer, path: NoisePath, key: Key) -> Found:
+    def _distortions(self, task: Task, company: Company, path: NoisePath, key: Key) -> dict[str, Found]:
         """Distortions (N, M, Z), some samples at a time so that memory does not grow with their number."""
-        width = explainer.space_of(task).n_features
+        widths = [company.members[who].space_of(task).n_features for who in company]
         room = BLOCK_BYTES * memory_budget(task.device)
-        size = max(1, room // (8 * width * (8 if self.form == "jacobian" else 3)))
+        # the clean maps of all, and what one is at work on
+        maps = sum(widths) + (7 if self.form == "jacobian" else 2) * max(widths, default=0)
+        size = max(1, room // (8 * max(1, maps)))
         if size >= len(task):
-            return self._block(task, explainer, path, key)
-        parts = [self._block(task[at : at + size], explainer, path, key) for at in range(0, len(task), size)]
-        joined = {
-            name: torch.cat([getattr(part, name) for part in parts])
-            for name in (field.name for field in fields(Found))
-            if getattr(parts[0], name) is not None
-        }
-        return Found(**joined)
+            return self._block(task, company, path, key)
+        parts = [self._block(task[at : at + size], company, path, key) for at in range(0, len(task), size)]
+        return {who: Found.joined([part[who] for part in parts]) for who in company}
 
-    def _block(self, task: Task, explainer: Explainer, path: NoisePath, key: Key) -> Found:
-        setting = Setting(
+    def _block(self, task: Task, company: Company, path: NoisePath, key: Key) -> dict[str, Found]:
+        forms = {"fast": fast, "arc": arc, "jacobian": jacobian}
+        latest = SharedWorld()
+        settings: dict[str, Setting] = {}
+        clean: dict[str, Tensor] = {}
+        cells: dict[str, list[Moved]] = {who: [] for who in company}
+        rows: dict[str, list[Moved]] = {who: [] for who in company}
+        measures = {who: forms.get(self.form) or RunningReference() for who in company}
+        for who in company:
+            with company.at_work(who, task):
+                settings[who] = self._setting(task, company.members[who], path, key, latest)
+                clean[who] = settings[who].explain(task, "clean")
+        for draw in range(self.draws):
+            for z, sigma in enumerate(path.levels):
+                for who in company:
+                    with company.at_work(who, task):
+                        cells[who].append(measures[who](settings[who], sigma, draw, z, clean[who]))
+            for who in company:
+                with company.at_work(who, task):
+                    rows[who].append(settings[who].gathered(cells[who]))
+                    cells[who] = []
+        return {who: self._found(task, settings[who], rows[who], clean[who]) for who in company}
+
+    def _setting(
+        self, task: Task, explainer: Explainer, path: NoisePath, key: Key, latest: SharedWorld
+    ) -> Setting:
+        return Setting(
             task,
             explainer,
             key,
@@ -224,17 +289,12 @@ class GEF(ExplainerMetric):
             self.steps,
             self.output_draws,
             self.output_noise,
+            latest,
         )
-        forms = {"fast": fast, "arc": arc, "jacobian": jacobian}
-        measure = forms.get(self.form) or RunningReference()
-        clean = setting.explain(task, "clean")
-        rows: list[list[Moved]] = [
-            [measure(setting, sigma, draw, z, clean) for z, sigma in enumerate(path.levels)]
-            for draw in range(self.draws)
-        ]
 
+    def _found(self, task: Task, setting: Setting, rows: list[Moved], clean: Tensor) -> Found:
         def table(what: str) -> Tensor:
-            return torch.stack([torch.stack([getattr(cell, what) for cell in row], -1) for row in rows], 1)
+            return torch.stack([getattr(row, what) for row in rows], 1)
 
         if self.normalise:
             length = setting.space.counts(len(task)).double().sqrt().to(task.device)
@@ -255,6 +315,12 @@ class Found:
     size: Tensor
     fit: Tensor | None = None
     in_span: Tensor | None = None
+
+    @classmethod
+    def joined(cls, parts: Sequence[Found]) -> Found:
+        """What was found of some samples after the other."""
+        names = [field.name for field in fields(cls) if getattr(parts[0], field.name) is not None]
+        return cls(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
 
 
 def FastGEF(**settings: object) -> GEF:  # noqa: N802 (reads as the class it makes)

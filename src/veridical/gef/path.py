@@ -11,7 +11,7 @@ from torch import Tensor
 from veridical import rng
 from veridical.errors import InputError
 from veridical.functional import isotonic_fit
-from veridical.gef.worlds import Perturbation, disturbed
+from veridical.gef.worlds import Perturbation, Worlds
 from veridical.rng import Key
 from veridical.task import Task
 
@@ -101,7 +101,7 @@ def find_path(
     few = task if len(task) <= MAX_SAMPLES else task[_some(task, key)]
     before = task.predictor.meter.cost
     search = _isotonic if rule == "isotonic" else _published
-    found = search(few, perturb, draws, key / "path")
+    found = search(few, Worlds(few, perturb), draws, key / "path")
     rows = (task.predictor.meter.cost - before).forward
     return NoisePath(
         levels=even_levels(found["sigma_max"], levels), rule=rule, chance=_chance(task)[0], rows=rows, **found
@@ -137,22 +137,22 @@ def agreement(task: Task, outputs: Tensor) -> Tensor:
     return ((outputs.argmax(-1) == clean.argmax(-1)) & finite).double().mean()
 
 
-def _agreements(task: Task, sigma: float, draws: int, perturb: Perturbation, key: Key) -> Tensor:
+def _agreements(task: Task, worlds: Worlds, sigma: float, draws: int, key: Key) -> Tensor:
     out = []
     for draw in range(draws):
-        world = disturbed(task, sigma, key / draw, perturb)
+        world = worlds.at(sigma, key / draw)
         with world.session():
             out.append(agreement(task, world.predictor.chunk(world.inputs, world.side)))
     return torch.stack(out)
 
 
-def _isotonic(task: Task, perturb: Perturbation, draws: int, key: Key) -> dict[str, Any]:
+def _isotonic(task: Task, worlds: Worlds, draws: int, key: Key) -> dict[str, Any]:
     chance, slack = _chance(task)
     seen: dict[int, Tensor] = {}
 
     def look(place: int) -> None:
         if place not in seen:
-            seen[place] = _agreements(task, GRID[place], draws, perturb, key / place)
+            seen[place] = _agreements(task, worlds, GRID[place], draws, key / place)
 
     def table() -> tuple[Tensor, Tensor]:
         order = sorted(seen)
@@ -215,12 +215,12 @@ def _interval(table: Tensor, sigmas: Tensor, chance: float, slack: float, key: K
     return int(ordered[RESAMPLES // 40]), int(ordered[-1 - RESAMPLES // 40])
 
 
-def _published(task: Task, perturb: Perturbation, draws: int, key: Key) -> dict[str, Any]:
+def _published(task: Task, worlds: Worlds, draws: int, key: Key) -> dict[str, Any]:
     chance, slack = _chance(task)
     ends, stopped = [], 0
     for run in range(5):
         for sigma in GRID[:100]:
-            level = float(_agreements(task, sigma, 1, perturb, key / run / str(sigma))[0])
+            level = float(_agreements(task, worlds, sigma, 1, key / run / str(sigma))[0])
             near = level <= 0 if task.head == "regression" else abs(level - chance) <= slack
             if near:
                 stopped += 1

@@ -10,32 +10,45 @@ from veridical import rng
 from veridical.errors import InputError
 from veridical.rng import Key
 from veridical.task import Task
+from veridical.weights import Layout, Noise
 
 Perturbation = Literal["weights", "input"]
 
 
-def disturbed(
-    task: Task,
-    sigma: float,
-    key: Key,
-    perturb: Perturbation = "weights",
-    step: float = 1.0,
-    share: float = 0.0,
-) -> Task:
-    """The task a share `step` of the way to noise of strength sigma (a standard deviation).
+class Worlds:
+    """The worlds around one task. Noise is drawn once a key, and scaled to every strength asked for.
 
-    Weight noise multiplies, N(1, sigma^2); input noise adds N(0, sigma^2), on text at its embeddings. `share`
-    says how far along a path this is, for explainers that are told.
+    Weight noise multiplies, N(1, sigma^2); input noise adds N(0, sigma^2), on text at its embeddings.
     """
-    if perturb == "weights":
-        world = task.with_noise(sigma, key, step=step)
-    elif perturb == "input":
-        at = task.at_embeddings()
-        noise = rng.normal(key / "input", at.ids, 0, at.inputs[0].numel(), at.inputs.dtype)
-        world = at.with_inputs(at.inputs + step * sigma * noise.reshape(at.inputs.shape))
-    else:
-        raise InputError(f"perturb is 'weights' or 'input', got {perturb!r}")
-    return world._derive(noise_share=share) if share else world
+
+    def __init__(self, task: Task, perturb: Perturbation = "weights") -> None:
+        if perturb not in ("weights", "input"):
+            raise InputError(f"perturb is 'weights' or 'input', got {perturb!r}")
+        self.origin = task
+        self.task = task if perturb == "weights" else task.at_embeddings()
+        self._layout = Layout.of(task.predictor.model) if perturb == "weights" else None
+        self._last: tuple[Key, Noise] | None = None
+
+    def at(self, size: float, key: Key, share: float = 0.0) -> Task:
+        """The task under noise of strength `size` (a standard deviation).
+
+        `share` says how far along a path this is, for explainers that are told.
+        """
+        if self._last is None or self._last[0] != key:
+            self._last = key, self._noise(key)
+        noise = self._last[1]
+        if self._layout is not None:
+            world = self.task.with_module(self._layout.moved(noise, size).view())
+        else:
+            world = self.task.with_inputs(self.task.inputs + size * noise[0])
+        return world._derive(noise_share=share) if share else world
+
+    def _noise(self, key: Key) -> Noise:
+        if self._layout is not None:
+            return self._layout.noise(key)
+        inputs = self.task.inputs
+        drawn = rng.normal(key / "input", self.task.ids, 0, inputs[0].numel(), inputs.dtype)
+        return (drawn.reshape(inputs.shape),)
 
 
 class OutputNoise(nn.Module):

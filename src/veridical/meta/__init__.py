@@ -2,10 +2,13 @@
 
 from veridical.meta.consistency import Consistencies, consistencies, meta_consistency
 from veridical.meta.evaluate import meta_evaluate
+from veridical.meta.keeping import joined, load
+from veridical.meta.plots import area_grid
 from veridical.meta.result import ENTRIES, MetaEvaluation, Reliability
 from veridical.meta.sanity import Different, PredictionHolds, Same
 from veridical.meta.strength import calibrate
 from veridical.meta.use_plots import (
+    plot_categories,
     plot_convergence,
     plot_explainer_sets,
     plot_settings,
@@ -14,6 +17,7 @@ from veridical.meta.use_plots import (
 )
 from veridical.meta.uses import (
     by_category,
+    category_averages,
     category_convergence,
     explainer_dependence,
     ranking_consistency,
@@ -29,13 +33,18 @@ __all__ = [
     "PredictionHolds",
     "Reliability",
     "Same",
+    "area_grid",
     "by_category",
     "calibrate",
+    "category_averages",
     "category_convergence",
     "consistencies",
     "explainer_dependence",
+    "joined",
+    "load",
     "meta_consistency",
     "meta_evaluate",
+    "plot_categories",
     "plot_convergence",
     "plot_explainer_sets",
     "plot_settings",

@@ -27,7 +27,7 @@ def meta_evaluate(
     *,
     tests: Sequence[str] = ("ipt", "mpt"),
     draws: int = 5,
-    iterations: int = 3,
+    iterations: int | Sequence[int] = 3,
     seed: int = 0,
     nr: Strength = "published",
     ar: Strength | None = None,
@@ -50,6 +50,8 @@ def meta_evaluate(
     follows the published program where it departs from its paper, with its strengths.
     A metric draws its own random numbers anew in every world, since what they contribute to a score is part
     of how far it can be trusted; `same_draws` (for all metrics, or some labels) repeats them instead.
+    `iterations` is their number, or the numbers of those to visit, as range(2, 3): parts visited apart, in
+    other processes say, are put together by `vd.meta.joined`.
     `after_iteration` is called with the result so far whenever an iteration is done, to store a long run.
 
     >>> import veridical as vd
@@ -75,9 +77,9 @@ def meta_evaluate(
             f"the task has {len(task)} samples; a signed-rank test needs at least {FEWEST} whose prediction "
             "changed, so give it some dozens"
         )
-    for what, count in (("draws", draws), ("iterations", iterations)):
-        if not isinstance(count, int) or count < 1:
-            raise InputError(f"{what} counts from 1, got {count!r}")
+    if not isinstance(draws, int) or draws < 1:
+        raise InputError(f"draws counts from 1, got {draws!r}")
+    numbers = _numbers(iterations)
     if resamples < 0 or not 0 < level < 1:
         raise InputError(f"resamples is at least 0 and level between 0 and 1, got {resamples} and {level}")
     chosen = check_tests(tests, task)
@@ -90,9 +92,9 @@ def meta_evaluate(
     if ar is None:
         ar = "published" if published else "calibrated"
     noise, remarks = amounts(task, chosen, {"nr": nr, "ar": ar}, epsilon, seed)
-    worlds = plan(chosen, noise, iterations, draws)
+    worlds = plan(chosen, noise, numbers, draws)
     visit = Visit(
-        task, judges, methods, chosen, Key(seed) / "meta", (iterations, draws), published, epsilon, fixed
+        task, judges, methods, chosen, Key(seed) / "meta", numbers, draws, published, epsilon, fixed
     )
 
     def result(done: int) -> MetaEvaluation:
@@ -113,11 +115,28 @@ def meta_evaluate(
             level=level,
             seed=seed,
             interrupted=visit.interrupted,
+            iterations=numbers[:done],
         )
 
     tell = None if after_iteration is None else lambda done: after_iteration(result(done))
     visit.run(worlds, progress, tell)
-    return result(iterations)
+    return result(len(numbers))
+
+
+def _numbers(iterations: int | Sequence[int]) -> tuple[int, ...]:
+    """The numbers of the iterations to visit, each once and in order."""
+    if isinstance(iterations, int) and iterations >= 1:
+        return tuple(range(iterations))
+    numbers = tuple(iterations) if isinstance(iterations, Sequence) else ()
+    if (
+        not numbers
+        or len(set(numbers)) < len(numbers)
+        or not all(isinstance(n, int) and n >= 0 for n in numbers)
+    ):
+        raise InputError(
+            f"iterations counts from 1, or is the numbers of some, from 0 and each once; got {iterations!r}"
+        )
+    return tuple(sorted(numbers))
 
 
 def _labels(given: bool | Sequence[str], judges: Mapping[str, Any]) -> frozenset[str]:

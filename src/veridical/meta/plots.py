@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from veridical.errors import InputError
 from veridical.plots import COLOURS, axes
 
 if TYPE_CHECKING:
@@ -42,8 +44,9 @@ def area_chart(result: MetaEvaluation, metric: str, ax: Axes | None = None) -> A
     dependence = result.books[metric].dependence
     blind = ", blind" if dependence.blind else ""
     name, reads = metric.replace("_", " "), f"permuted maps change {dependence.permuted:.0%}{blind}"
+    mc = result.mc(metric)
     ax.set_title(
-        f"{name} ({result.mc(metric):.3f})\n{reads}",
+        f"{name} ({f'{mc:.3f}' if mc == mc else 'no value'})\n{reads}",
         fontsize=8,
         color="#d55e00" if dependence.blind else "black",
     )
@@ -75,12 +78,38 @@ def area_charts(result: MetaEvaluation) -> Any:
     return grid
 
 
+def area_grid(results: Mapping[str, MetaEvaluation]) -> Any:
+    """The area charts of the same metrics in several results, one row a result (figures 8 and 15, left)."""
+    from matplotlib import pyplot
+
+    labels = list(dict.fromkeys(label for result in results.values() for label in result.metrics))
+    if not labels:
+        raise InputError("give at least one result with metrics, as {'resnet': result}")
+    _, grid = pyplot.subplots(
+        len(results),
+        len(labels),
+        figsize=(2.3 * len(labels) + 0.4, 2.5 * len(results)),
+        squeeze=False,
+        layout="constrained",
+    )
+    for row, (name, result) in zip(grid, results.items(), strict=True):
+        for ax, label in zip(row, labels, strict=True):
+            if label in result.books:
+                area_chart(result, label, ax)
+            else:
+                ax.set_axis_off()
+        row[0].text(-1.75, 0.0, name, rotation=90, ha="center", va="center", fontsize=9)
+    grid[0, 0].legend(fontsize=7, loc="lower left", frameon=False)
+    return grid
+
+
 def scatter(result: MetaEvaluation, ax: Axes | None = None) -> Axes:
     """Resilience (x) against reactivity (y): filled for IAC, open for IEC; colours are metrics (figure 5)."""
-    ax = axes(ax, 5.0, 4.0)
+    ax = axes(ax, 8.0, 4.0)
+    colours = _distinct(len(result.metrics))
     marks = dict(zip(("ipt", "mpt", "combined"), ("o", "s", "^"), strict=True))
     for place, label in enumerate(result.metrics):
-        colour = COLOURS[place % len(COLOURS)]
+        colour = colours[place]
         share = result.books[label].dependence.permuted
         for test in result.tests:
             iac_nr, iac_ar, iec_nr, iec_ar = result[label, test].vector.tolist()
@@ -92,5 +121,15 @@ def scatter(result: MetaEvaluation, ax: Axes | None = None) -> Axes:
     ax.set_xlabel("noise resilience")
     ax.set_ylabel("adversary reactivity")
     ax.set_title("filled: IAC, open: IEC; circle: IPT, square: MPT, triangle: both", fontsize=8)
-    ax.legend(fontsize=6, loc="best", frameon=False)
+    ax.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     return ax
+
+
+def _distinct(count: int) -> list[Any]:
+    """As many colours as there are metrics, each once up to twenty."""
+    if count <= len(COLOURS):
+        return list(COLOURS)
+    from matplotlib import colormaps
+
+    many = [colormaps["tab20"](place) for place in range(20)]
+    return [many[place % 20] for place in range(count)]

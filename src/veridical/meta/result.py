@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -98,6 +99,7 @@ class MetaEvaluation:
     level: float = 0.95
     seed: int = 0
     interrupted: bool = False
+    iterations: tuple[int, ...] = ()
 
     @property
     def metrics(self) -> list[str]:
@@ -269,6 +271,12 @@ class MetaEvaluation:
             for label, book in self.books.items()
         }
         return replace(self, books=books, explainers=tuple(explainers))
+
+    def save(self, path: str | Path) -> Path:
+        """Write all scores to one safetensors file; `vd.meta.load` reads it."""
+        from veridical.meta.keeping import save
+
+        return save(self, path)
 
     # --- pictures and text --------------------------------------------------------------------------
 

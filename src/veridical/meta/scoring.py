@@ -26,10 +26,12 @@ from veridical.meta.worlds import Mode, Test, World, unperturbed
 from veridical.metrics.base import AnyMetric, ExplainerMetric, Metric
 from veridical.progress import track
 from veridical.rng import Key
-from veridical.scores import Cost, Direction
+from veridical.scores import Cost, Direction, Scores
+from veridical.sharing import sharing
 from veridical.task import Task
 
 T = TypeVar("T")
+Joint = dict[tuple[str, str], Scores | Exception]
 
 
 @dataclass(eq=False)
@@ -61,7 +63,8 @@ class Visit:
     explainers: Mapping[str, Explainer]
     tests: tuple[Test, ...]
     root: Key
-    shape: tuple[int, int]
+    iterations: tuple[int, ...]
+    draws: int
     published: bool = False
     epsilon: float | None = None
     fixed: frozenset[str] = frozenset()
@@ -80,14 +83,15 @@ class Visit:
     ) -> None:
         """Score the unperturbed world, then every perturbed one, an iteration after the other."""
         self._open(worlds)
-        ends = {w.iteration: place for place, w in enumerate(worlds)}
+        last = {world.iteration: place for place, world in enumerate(worlds)}
+        ends = {place: row for row, place in enumerate(last.values(), 1)}
         try:
             for base, tests in self._distinct_bases():
                 self._score_base(base, tests)
             for place, world in enumerate(track(worlds, "meta-evaluating", progress)):
                 self._score_world(world)
-                if after_iteration is not None and place == ends[world.iteration]:
-                    after_iteration(world.iteration + 1)
+                if after_iteration is not None and place in ends:
+                    after_iteration(ends[place])
         except KeyboardInterrupt:
             self.interrupted = True
             warnings.warn("interrupted; the finished worlds are kept", VeridicalWarning, stacklevel=3)
@@ -106,10 +110,14 @@ class Visit:
 
     def _open(self, worlds: list[World]) -> None:
         samples, device = len(self.task), self.task.device
-        shape = (*self.shape, len(self.explainers), samples)
+        runs = (len(self.iterations), self.draws)
+        shape = (*runs, len(self.explainers), samples)
         places = dict.fromkeys((world.test, world.mode) for world in worlds)
-        self.kept = {p: torch.zeros((*self.shape, samples), dtype=torch.bool, device=device) for p in places}
+        self.kept = {p: torch.zeros((*runs, samples), dtype=torch.bool, device=device) for p in places}
         self.bases = {test: unperturbed(self.task, test) for test in self.tests}
+        for base in self.bases.values():
+            # what was calibrated on tokens holds at their embeddings
+            base.__dict__["_calibrations"].update(self.task.__dict__["_calibrations"])
         for label, metric in list(self.metrics.items()):
             book = Book(label, metric.category, metric.better)
             for test in self.tests:
@@ -135,18 +143,24 @@ class Visit:
     def _score_base(self, base: Task, tests: list[Test]) -> None:
         key = self.root / UNPERTURBED
         first = tests[0] == self.tests[0]
-        for place, (who, explainer) in enumerate(self.explainers.items()):
-            explanation = self._explain(explainer, base, key)
-            if self.published and base is self.bases.get("ipt"):
-                self.old_maps[who] = explanation
-            for label in list(self.metrics):
-                values = self._score(label, who, base, explainer, explanation, key)
-                if values is None:
-                    continue
-                for test in tests:
-                    self.books[label].base[test][place] = values
-                if first:
-                    self._test_dependence(label, who, base, explainer, explanation, key, values)
+        with sharing(base):
+            joint = self._score_together(base, self.explainers, key)
+            permuted: Joint = {}
+            if first:
+                dealt = {who: Altered(explainer, "permuted") for who, explainer in self.explainers.items()}
+                permuted = self._score_together(base, dealt, key, counting=False)
+            for place, (who, explainer) in enumerate(self.explainers.items()):
+                explanation = self._explain(explainer, base, key)
+                if self.published and base is self.bases.get("ipt"):
+                    self.old_maps[who] = explanation
+                for label in list(self.metrics):
+                    values = self._score(label, who, base, explainer, explanation, key, joint)
+                    if values is None:
+                        continue
+                    for test in tests:
+                        self.books[label].base[test][place] = values
+                    if first:
+                        self._test_dependence(label, who, base, explainer, explanation, key, values, permuted)
 
     def _score_world(self, world: World) -> None:
         base, key = self.bases[world.test], world.key(self.root)
@@ -156,7 +170,8 @@ class Visit:
         outputs = answers(made)
         same, finite = held(self.task, outputs, self.epsilon), outputs.isfinite().all(-1)
         kept = (same if world.mode == "nr" else ~same) & finite
-        self.kept[world.test, world.mode][world.iteration, world.draw] = kept
+        row = self.iterations.index(world.iteration)
+        self.kept[world.test, world.mode][row, world.draw] = kept
         if not bool(finite.all()):
             name = f"{world.test} {world.mode}, iteration {world.iteration}, draw {world.draw}"
             self.broken.append(f"{name}: the model answers NaN or infinity and cannot be scored")
@@ -164,19 +179,24 @@ class Visit:
         for metric in self.metrics.values():
             carry(metric, self.task, made, lambda task: world.of(task, self.root, self.published))
         keep_maps = self.published and world.test == "ipt"
-        for place, (who, explainer) in enumerate(self.explainers.items()):
+        explanations: dict[str, Explanation] = {}
+        judged: dict[str, Explainer] = {}
+        for who, explainer in self.explainers.items():
             if not keep_maps:
-                explanation, judged = self._explain(explainer, made, key), explainer
+                explanations[who], judged[who] = self._explain(explainer, made, key), explainer
             else:
                 explanation = self.old_maps[who]
                 if explainer.draws_on(base):
                     explanation = self._explain(explainer, base, key)
-                judged = Recalled(explainer, explanation, made)
-            for label in list(self.metrics):
-                values = self._score(label, who, made, judged, explanation, key)
-                if values is not None:
-                    here = self.books[label].scores[world.test, world.mode]
-                    here[world.iteration, world.draw, place] = values
+                explanations[who], judged[who] = explanation, Recalled(explainer, explanation, made)
+        with sharing(made):
+            joint = self._score_together(made, judged, key)
+            for place, who in enumerate(self.explainers):
+                for label in list(self.metrics):
+                    values = self._score(label, who, made, judged[who], explanations[who], key, joint)
+                    if values is not None:
+                        here = self.books[label].scores[world.test, world.mode]
+                        here[row, world.draw, place] = values
 
     def _explain(self, explainer: Explainer, task: Task, key: Key) -> Explanation:
         explanation = explainer(task, key / "explain")
@@ -184,14 +204,44 @@ class Visit:
         self.shared_cost = self.shared_cost + explanation.cost
         return explanation
 
+    def _own_key(self, label: str, key: Key) -> Key:
+        """The key of a metric's own draws in a world."""
+        return (self.root / UNPERTURBED if label in self.fixed else key) / "score"
+
+    def _score_together(
+        self, task: Task, explainers: Mapping[str, Explainer], key: Key, counting: bool = True
+    ) -> Joint:
+        """The scores of metrics that share work between explainers, made before the others."""
+        out: Joint = {}
+        for label, metric in self.metrics.items():
+            if not isinstance(metric, ExplainerMetric) or type(metric).score_all is ExplainerMetric.score_all:
+                continue
+            own = self.books[label].own if counting else Tally()
+            methods = {who: counted(explainer, own) for who, explainer in explainers.items()}
+            found = metric.score_all(task, methods, self._own_key(label, key))
+            out |= {(label, who): scores for who, scores in found.items()}
+        return out
+
     def _score(
-        self, label: str, who: str, task: Task, explainer: Explainer, explanation: Explanation, key: Key
+        self,
+        label: str,
+        who: str,
+        task: Task,
+        explainer: Explainer,
+        explanation: Explanation,
+        key: Key,
+        joint: Joint | None = None,
     ) -> Tensor | None:
         metric, book = self.metrics[label], self.books[label]
 
         def score() -> Tensor:
-            own = (self.root / UNPERTURBED if label in self.fixed else key) / "score"
-            if isinstance(metric, ExplainerMetric):
+            own = self._own_key(label, key)
+            ready = (joint or {}).get((label, who))
+            if isinstance(ready, Exception):
+                raise ready
+            if ready is not None:
+                scores = ready
+            elif isinstance(metric, ExplainerMetric):
                 scores = metric(task, counted(explainer, book.own), own)
             elif isinstance(metric, Metric):
                 scores = metric(task, explanation, own)
@@ -221,14 +271,15 @@ class Visit:
         explanation: Explanation,
         key: Key,
         before: Tensor,
+        permuted: Joint,
     ) -> None:
         book = self.books[label]
         own, cost = Tally(book.own.calls, book.own.samples), book.cost
 
         def changed(how: str) -> float | None:
-            after = self._score(
-                label, who, task, Altered(explainer, how), altered(explanation, how, self.root / how), key
-            )
+            maps = altered(explanation, how, self.root / how)
+            ready = permuted if how == "permuted" else None
+            after = self._score(label, who, task, Altered(explainer, how), maps, key, ready)
             return None if after is None else share_of_changes(before, after)
 
         share = changed("permuted")

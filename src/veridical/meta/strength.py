@@ -38,21 +38,32 @@ class Calibrated:
     reached: bool
 
 
-def share_changed_by(task: Task, test: Test, amount: float, epsilon: float | None, key: Key) -> float:
-    """The share of predictions that noise of this amount changes, mean over 20 draws."""
+def share_changed_by(
+    task: Task, test: Test, amount: float, epsilon: float | None, key: Key, draws: int = DRAWS
+) -> float:
+    """The share of predictions that noise of this amount changes, mean over draws."""
     noise = Amount(inputs=amount) if test == "ipt" else Amount(weights=amount)
     # the same draws at every amount, so that the share rises smoothly with it
     shares = [
         share_changed(held(task, answers(perturbed(task, noise, key / draw)), epsilon))
-        for draw in range(DRAWS)
+        for draw in range(draws)
     ]
     return float(torch.stack(shares).mean())
 
 
-def calibrate(task: Task, test: Test, mode: Mode, epsilon: float | None = None, seed: int = 0) -> Calibrated:
+def calibrate(
+    task: Task,
+    test: Test,
+    mode: Mode,
+    epsilon: float | None = None,
+    seed: int = 0,
+    draws: int = DRAWS,
+    disrupted: float | None = None,
+) -> Calibrated:
     """The smallest noise that disrupts (AR), or the largest that changes at most 5% (NR).
 
-    Disrupted means that the mean share of changed predictions reaches min(0.5, 0.8 (1 - 1/C)). The amount
+    Disrupted means that the mean share of changed predictions reaches min(0.5, 0.8 (1 - 1/C)), or the share
+    `disrupted`. The amount
     doubles from 1/4096 of the largest allowed until it is passed, then the interval is halved four times (on
     a log scale). Asked of at most 256 samples; found once a task.
     """
@@ -63,10 +74,10 @@ def calibrate(task: Task, test: Test, mode: Mode, epsilon: float | None = None, 
             order = rng.bits(Key(seed) / "meta samples", task.ids, 0, 1)[:, 0].argsort()
             few = task[order[:SAMPLES].sort().values]
         key = Key(seed) / "meta strength" / test
-        target = changes_that_matter(task) if mode == "ar" else SLIGHT
+        target = (disrupted or changes_that_matter(task)) if mode == "ar" else SLIGHT
 
         def passed(amount: float) -> tuple[bool, float]:
-            changed = share_changed_by(few, test, amount, epsilon, key)
+            changed = share_changed_by(few, test, amount, epsilon, key, draws)
             return (changed >= target if mode == "ar" else changed > target), changed
 
         low, low_changed = MOST[test] / 2**HALVINGS, 0.0
@@ -89,7 +100,9 @@ def calibrate(task: Task, test: Test, mode: Mode, epsilon: float | None = None, 
             return Calibrated(high, high_changed, target, True)
         return Calibrated(low, low_changed, target, low_changed <= target)
 
-    found: Calibrated = task.calibrated(f"meta strength {test} {mode} {epsilon} {seed}", search)
+    found: Calibrated = task.calibrated(
+        f"meta strength {test} {mode} {epsilon} {seed} {draws} {disrupted}", search
+    )
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from veridical.plots import COLOURS, axes
@@ -13,15 +14,27 @@ if TYPE_CHECKING:
     from veridical.meta.result import MetaEvaluation
 
 
+SHARE = "in brackets: share of scores that permuted maps change"
+"""No MC without it."""
+
+
+def _with_share(names: Sequence[str], table: pd.DataFrame, by: str = "metric") -> list[str]:
+    """Names with the share of scores that permuted maps change, mean over what the table holds of each."""
+    shares = table.groupby(by)["dependence"].mean()
+    return [f"{name} ({shares[name]:.0%})" for name in names]
+
+
 def plot_settings(result: MetaEvaluation, ax: Axes | None = None) -> Axes:
     """MC of every setting that was tried, with its spread over iterations, best on top (figure 10, left)."""
     ax = axes(ax, height=1.0 + 0.35 * len(result.metrics))
     frame = result.to_frame()
     frame = frame[frame["test"] == "mean"].sort_values("mc")
     colours = ["0.75" if result.books[label].dependence.blind else COLOURS[0] for label in frame["metric"]]
-    ax.barh(frame["metric"], frame["mc"], xerr=frame["mc_std"], color=colours, height=0.6)
+    names = _with_share(list(frame["metric"]), frame)
+    ax.barh(names, frame["mc"], xerr=frame["mc_std"], color=colours, height=0.6)
     ax.set_xlim(0, 1)
-    ax.set_xlabel("meta-consistency (grey: does not read the map)")
+    ax.set_xlabel("meta-consistency; grey: does not read the map")
+    ax.set_title(SHARE, fontsize=8)
     return ax
 
 
@@ -34,9 +47,10 @@ def plot_convergence(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
         mean = float(part["spearman"].mean())
         ax.plot(mean, place, "o", color=colour, label=f"{where}: mean {mean:.2f} of {len(part)}")
     ax.set_yticks(range(table["where"].nunique()), list(dict.fromkeys(table["where"])))
+    ax.set_ylim(-0.6, table["where"].nunique() - 0.4)
     ax.set_xlim(-1.05, 1.05)
     ax.set_xlabel("Spearman of the profiles of two metrics")
-    ax.legend(fontsize=7)
+    ax.legend(fontsize=7, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
     return ax
 
 
@@ -51,36 +65,54 @@ def plot_explainer_sets(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
         ax.plot(
             at, part["mc"], "o", color=COLOURS[place % len(COLOURS)], markersize=3, label=f"{size} explainers"
         )
-    ax.set_xticks(range(len(labels)), labels, rotation=20, ha="right", fontsize=8)
-    ax.set_ylim(0, 1)
-    ax.set_ylabel("meta-consistency")
-    ax.legend(fontsize=7)
+    _name_columns(ax, labels, table, "metric")
     return ax
 
 
 def plot_side_by_side(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
     """MC of the same metrics on several models or data sets, with their spread (figure 8)."""
-    labels, worlds = (list(dict.fromkeys(table[name])) for name in ("metric", "world"))
-    ax = axes(ax, width=1.5 + 0.9 * len(labels))
+    return _bars(table, "metric", ax)
+
+
+def plot_categories(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
+    """Mean MC of each category, one bar a world, and their mean over worlds as a line (figure 6)."""
+    ax = _bars(table, "category", ax)
+    values = table.groupby("category", sort=False)["mc"]
+    for number, (mean, top) in enumerate(zip(values.mean(), values.max(), strict=True)):
+        ax.plot([number - 0.42, number + 0.42], [mean, mean], color="black", linewidth=1)
+        ax.text(number, top + 0.02, f"mean {mean:.2f}", ha="center", fontsize=7)
+    return ax
+
+
+def _bars(table: pd.DataFrame, by: str, ax: Axes | None) -> Axes:
+    """A group of bars for everything named in column `by`, one bar a world, with its spread where known."""
+    names, worlds = (list(dict.fromkeys(table[column])) for column in (by, "world"))
+    ax = axes(ax, width=1.5 + 1.0 * len(names))
     width = 0.8 / len(worlds)
     for place, world in enumerate(worlds):
-        part = table[table["world"] == world].set_index("metric").reindex(labels)
-        at = [number + (place + 0.5) * width - 0.4 for number in range(len(labels))]
-        ax.bar(at, part["mc"], width, yerr=part["mc_std"], color=COLOURS[place % len(COLOURS)], label=world)
-    ax.set_xticks(range(len(labels)), labels, rotation=20, ha="right", fontsize=8)
+        part = table[table["world"] == world].set_index(by).reindex(names)
+        at = [number + (place + 0.5) * width - 0.4 for number in range(len(names))]
+        spread = part.get("mc_std")
+        ax.bar(at, part["mc"], width, yerr=spread, color=COLOURS[place % len(COLOURS)], label=world)
+    _name_columns(ax, names, table, by)
+    return ax
+
+
+def _name_columns(ax: Axes, names: list[str], table: pd.DataFrame, by: str) -> None:
+    ax.set_xticks(range(len(names)), _with_share(names, table, by), rotation=20, ha="right", fontsize=8)
     ax.set_ylim(0, 1)
     ax.set_ylabel("meta-consistency")
+    ax.set_title(SHARE, fontsize=8)
     ax.legend(fontsize=7)
-    return ax
 
 
 def plot_wins(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
     """How often each metric leads its category, and how often by two standard deviations (figure 15)."""
     names = [f"{row.metric} ({row.category})" for row in table.itertuples()]
-    ax = axes(ax, height=1.0 + 0.35 * len(names))
+    ax = axes(ax, 6.0, 1.2 + 0.35 * len(names))
     ax.barh(names, table["first"] / table["results"], color="0.8", height=0.6, label="first")
     ax.barh(names, table["wins"] / table["results"], color=COLOURS[2], height=0.35, label="by 2 deviations")
     ax.set_xlim(0, 1)
     ax.set_xlabel("share of results")
-    ax.legend(fontsize=7)
+    ax.legend(fontsize=7, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
     return ax

@@ -160,6 +160,35 @@ def side_by_side(results: Mapping[str, MetaEvaluation], test: str = MEAN) -> pd.
     return pd.concat(frames, ignore_index=True)
 
 
+def category_averages(results: Mapping[str, MetaEvaluation], test: str = MEAN) -> pd.DataFrame:
+    """MC of each category in each result, mean over its metrics (figure 6); `blind` counts those left out.
+
+    A metric that does not read the explanation says nothing about its category. `dependence` is the mean
+    share of scores that permuted maps change.
+    """
+    import pandas as pd
+
+    rows = []
+    for name, result in results.items():
+        for category, labels in _categories(result).items():
+            seeing = [label for label in labels if not result.books[label].dependence.blind]
+            values = torch.tensor([result.mc(label, test) for label in seeing], dtype=torch.float64)
+            shares = [result.books[label].dependence.permuted for label in seeing]
+            rows.append(
+                {
+                    "category": category,
+                    "world": name,
+                    "mc": float(values.nanmean()),
+                    "dependence": float(torch.tensor(shares, dtype=torch.float64).nanmean()),
+                    "metrics": len(seeing),
+                    "blind": len(labels) - len(seeing),
+                }
+            )
+    if not rows:
+        raise InputError("give at least one result, as {'mnist': result}")
+    return pd.DataFrame(rows)
+
+
 def ranking_consistency(results: Mapping[str, MetaEvaluation], test: str = MEAN) -> pd.DataFrame:
     """How often each metric wins its category over several results, by 2 standard deviations (figure 15)."""
     import pandas as pd

@@ -70,12 +70,15 @@ def unperturbed(task: Task, test: Test) -> Task:
 
 
 def plan(
-    tests: Sequence[Test], amounts: dict[tuple[Test, Mode], Amount], iterations: int, draws: int
+    tests: Sequence[Test],
+    amounts: dict[tuple[Test, Mode], Amount],
+    iterations: int | Sequence[int],
+    draws: int,
 ) -> list[World]:
     """All worlds, in the order they are visited: what is interrupted has whole iterations of every test."""
     return [
         World(test, mode, iteration, draw, amounts[test, mode])
-        for iteration in range(iterations)
+        for iteration in (range(iterations) if isinstance(iterations, int) else iterations)
         for draw in range(draws)
         for test in tests
         for mode in MODES

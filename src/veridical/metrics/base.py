@@ -159,6 +159,21 @@ class ExplainerMetric(AnyMetric):
         outcome = self.evaluate(task, explainer, key / self.name)
         return self._scores(task, outcome, explainer.name, key, before, explainer.to_json())
 
+    def score_all(
+        self,
+        task: Task,
+        explainers: Mapping[str, Explainer],
+        key: Key = Key(0),  # noqa: B008 (frozen)
+    ) -> dict[str, Scores | Exception]:
+        """The scores of several methods, or what a method raised; a metric may share work between them."""
+        out: dict[str, Scores | Exception] = {}
+        for who, explainer in explainers.items():
+            try:
+                out[who] = self(task, explainer, key)
+            except Exception as error:
+                out[who] = error
+        return out
+
 
 registry: Registry[AnyMetric] = Registry("metric", "veridical.metrics")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -37,24 +38,53 @@ def touched(task: Task) -> Tensor:
     return space.labels >= 0 if space.per_sample else (space.labels >= 0)[None]
 
 
-def uniform_noise(task: Task, key: Key, draw: int) -> Tensor:
-    """U[-1, 1) in every touched element, 0 elsewhere."""
-    share = _by_element(task, rng.uniform(key, task.ids, draw, task.inputs[0].numel(), task.inputs.dtype))
-    return (2.0 * share - 1.0) * touched(task)
+def uniform_draws(task: Task, key: Key, draws: range) -> Tensor:
+    """U[-1, 1) in every touched element, 0 elsewhere: (draws, N, *input shape)."""
+    share = _drawn(
+        task, draws, lambda which, size: rng.uniform(key, task.ids, which, size, task.inputs.dtype)
+    )
+    return share.mul_(2.0).sub_(1.0).mul_(touched(task))
 
 
-def gaussian_noise(task: Task, key: Key, draw: int) -> Tensor:
-    """N(0, 1) in every touched element, 0 elsewhere, by Box and Muller.
+def gaussian_draws(task: Task, key: Key, draws: range) -> Tensor:
+    """N(0, 1) in every touched element, 0 elsewhere, by Box and Muller: (draws, N, *input shape).
 
     Radius and angle come from two streams, so that the draw of an element does not depend on how many
     elements there are.
     """
-    count = task.inputs[0].numel()
-    radius, angle = (
-        rng.uniform(key / part, task.ids, draw, count, torch.float64) for part in ("radius", "angle")
-    )
-    normal = torch.sqrt(-2.0 * torch.log1p(-radius)) * torch.cos(2.0 * math.pi * angle)
-    return _by_element(task, normal.to(task.inputs.dtype)) * touched(task)
+
+    def normal(which: Tensor, size: int) -> Tensor:
+        radius, angle = (
+            rng.uniform(key / part, task.ids, which, size, torch.float64) for part in ("radius", "angle")
+        )
+        radius.neg_().log1p_().mul_(-2.0).sqrt_()
+        return radius.mul_(angle.mul_(2.0 * math.pi).cos_()).to(task.inputs.dtype)
+
+    return _drawn(task, draws, normal).mul_(touched(task))
+
+
+def uniform_noise(task: Task, key: Key, draw: int) -> Tensor:
+    """One of the `uniform_draws` (N, *input shape)."""
+    return uniform_draws(task, key, range(draw, draw + 1))[0]
+
+
+def gaussian_noise(task: Task, key: Key, draw: int) -> Tensor:
+    """One of the `gaussian_draws` (N, *input shape)."""
+    return gaussian_draws(task, key, range(draw, draw + 1))[0]
+
+
+def _drawn(task: Task, draws: range, draw: Callable[[Tensor, int], Tensor]) -> Tensor:
+    """`draw(numbers of draws (K,), elements)` as (N, K, elements) for all draws, a few at a time."""
+    size = task.inputs[0].numel()
+    out = task.inputs.new_empty(len(draws), len(task), size)
+    # a hash takes several numbers of 64 bits on its way: on a CPU they should stay in its cache
+    cells = 2**20 if task.device.type == "cpu" else 2**24
+    few = max(1, cells // (len(task) * size))
+    for at in range(0, len(draws), few):
+        some = draws[at : at + few]
+        which = torch.arange(some.start, some.stop, device=task.device)
+        out[at : at + few] = draw(which, size).transpose(0, 1)
+    return _by_element(task, out)
 
 
 def _by_element(task: Task, draws: Tensor) -> Tensor:
@@ -63,8 +93,8 @@ def _by_element(task: Task, draws: Tensor) -> Tensor:
     if space.valid is not None and not space.per_sample:
         labels = space.labels.expand(space.input_shape).reshape(-1)
         by_feature = torch.argsort(labels, stable=True)
-        draws = torch.empty_like(draws).index_copy_(1, by_feature, draws)
-    return draws.reshape(task.inputs.shape)
+        draws = torch.empty_like(draws).index_copy_(-1, by_feature, draws)
+    return draws.reshape(len(draws), *task.inputs.shape)
 
 
 def own_range(task: Task) -> Tensor:
@@ -83,6 +113,6 @@ def reference_range(task: Task) -> Tensor:
 
 
 def touched_norm(task: Task, of: Tensor) -> Tensor:
-    """The Euclidean norm of each row of a tensor shaped like the inputs, over touched elements."""
-    kept = torch.where(touched(task), of.double(), 0.0)
-    return kept.flatten(1).square().sum(-1).sqrt()
+    """The Euclidean norm of each row of a tensor (..., *shape of the inputs), over touched elements."""
+    kept = torch.where(touched(task), of, 0.0).flatten(1 - task.inputs.dim())
+    return torch.linalg.vector_norm(kept, dim=-1, dtype=torch.float64)

@@ -29,13 +29,16 @@ def above_random(quality: Tensor, pool: Tensor, key: Key, draws: int) -> list[Te
 
 def order_kept(quality: Tensor, transformed: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Kendall's tau-b and Spearman's rho of the quality (n,) with each transformed one, (T,) each."""
-    # sorted once for all: what follows sorts again, and a sorted row quickly
+    # sorted once for all: what follows sorts again, and a sorted row quickly; one at a time, since a row of
+    # all rankings takes 29 MB
     quality, order = quality.sort()
-    transformed = [t[order] for t in transformed]
     ranks = average_ranks(quality)
-    tau = torch.stack([kendall_tau_b(quality, t) for t in transformed])
-    rho = torch.stack([pearson(ranks, average_ranks(t)) for t in transformed])
-    return tau, rho
+    tau, rho = [], []
+    for other in transformed:
+        ordered = other[order]
+        tau.append(kendall_tau_b(quality, ordered))
+        rho.append(pearson(ranks, average_ranks(ordered)))
+    return torch.stack(tau), torch.stack(rho)
 
 
 def order_kept_by_stratum(quality: Tensor, transformed: list[Tensor]) -> Tensor:
@@ -55,5 +58,5 @@ def histogram(values: Tensor, bins: int = 60) -> tuple[Tensor, Tensor]:
     low, high = float(values.min()), float(values.max())
     high = high if high > low else low + 1.0
     edges = torch.linspace(low, high, bins + 1, dtype=torch.float64)
-    counts = torch.histc(values.cpu(), bins, low, high)
+    counts = torch.histc(values, bins, low, high).cpu()
     return edges, counts / counts.sum() / (edges[1] - edges[0])

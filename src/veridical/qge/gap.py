@@ -17,6 +17,7 @@ from veridical.qge.paths import RankPath, path_of, responses_along
 from veridical.qge.relative import Relative, add_wrapper, joined, undefined, unmoved_by_inversion
 from veridical.rng import Key
 from veridical.scores import Curve
+from veridical.sharing import sharing
 from veridical.task import Task
 
 
@@ -131,7 +132,7 @@ def paired(
     """The outcomes of a map and of its inverse under the same draws, sharing what they can.
 
     A metric that knows both at once offers `pair(task, explanation, inverse, key)`; one that walks a path
-    of nested sets shares its ends; all others are asked twice.
+    of nested sets shares its ends; all others are asked twice, and what they ask whatever the map, once.
     """
     offered = getattr(metric, "pair", None)
     if callable(offered):
@@ -139,7 +140,8 @@ def paired(
         return outcomes
     path = path_of(metric, task)
     if path is None:
-        return metric.evaluate(task, explanation, key), metric.evaluate(task, inverse, key)
+        with sharing(task):
+            return metric.evaluate(task, explanation, key), metric.evaluate(task, inverse, key)
     both = torch.stack([explanation.order, inverse.order], 1)
     responses = responses_along(task, path, both, key)
     values = path.score(responses)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from veridical.qge.standing import Standing
     from veridical.qge.study import RankingStudy
 
+STRATUM_NAMES = (*(f"[{low:g}, {high:g})" for low, high in pairwise(STRATA)), f">= {STRATA[-1]:g}")
+
 
 def plot_standing(standing: Standing, sample: int = 0, ax: Axes | None = None) -> Axes:
     """The distribution of quality over random rankings, this explanation's place and that of its inverse."""
@@ -35,11 +37,16 @@ def plot_standing(standing: Standing, sample: int = 0, ax: Axes | None = None) -
     return ax
 
 
-def plot_agreement(study: RankingStudy, ax: Axes | None = None, rho: bool = False) -> Axes:
-    """tau(q, QRAND_K) over K and tau(q, QGE), mean and standard deviation over inputs (figures 2 and 5)."""
+def plot_agreement(
+    study: RankingStudy, ax: Axes | None = None, rho: bool = False, stratum: int | None = None
+) -> Axes:
+    """tau(q, QRAND_K) over K and tau(q, QGE), mean and deviation over inputs (figures 2, 3 and 5)."""
+    if stratum is not None and (rho or not 0 <= stratum < len(STRATA)):
+        raise InputError(f"a stratum is 0 to {len(STRATA) - 1} and has a tau only, got {stratum}, rho={rho}")
     ax = axes(ax)
-    table = (study.rho if rho else study.tau).cpu()
-    mean, std = table.mean(0), table.std(0, correction=0)
+    table = (study.rho if rho else study.tau).cpu() if stratum is None else study.stratum_tau[:, stratum]
+    mean = table.nanmean(0)
+    std = ((table - mean) ** 2).nanmean(0).sqrt()
     k = range(1, table.shape[1])
     ax.fill_between(k, mean[1:] - std[1:], mean[1:] + std[1:], color=COLOURS[0], alpha=0.2, linewidth=0)
     ax.plot(k, mean[1:], color=COLOURS[0], marker="o", label="QRAND$_K$")
@@ -63,8 +70,7 @@ def plot_strata(study: RankingStudy, ax: Axes | None = None, draws: int = 1) -> 
         std = ((table - mean) ** 2).nanmean(0).sqrt()
         ax.fill_between(STRATA, mean - std, mean + std, color=colour, alpha=0.2, linewidth=0)
         ax.plot(STRATA, mean, color=colour, marker="o", label=label)
-    names = [f"[{low:g}, {high:g})" for low, high in pairwise(STRATA)]
-    ax.set_xticks(STRATA, [*names, f">= {STRATA[-1]:g}"], fontsize=7)
+    ax.set_xticks(STRATA, STRATUM_NAMES, fontsize=7)
     ax.set_xlabel("standard deviations of q above its mean")
     ax.set_ylabel("Kendall's tau with q")
     ax.legend(fontsize=8)

@@ -18,6 +18,7 @@ from veridical.qge.paths import path_of, scores_along
 from veridical.qge.rankings import digest, random_orders, reranked
 from veridical.qge.relative import Relative, add_wrapper, joined, undefined
 from veridical.rng import Key
+from veridical.sharing import sharing
 from veridical.task import Task
 
 
@@ -57,10 +58,10 @@ class MapAboveRandom(_AboveRandom, Metric):
         drawn = orders_for(explanation, task.ids, key, self.draws)
         path = path_of(self.metric, task)
         if path is None:
-            randoms = [
-                self.metric.evaluate(task, reranked(explanation, drawn[:, k]), own) for k in range(self.draws)
-            ]
-            return self.above(self.metric.evaluate(task, explanation, own), randoms)
+            maps = [explanation, *(reranked(explanation, drawn[:, k]) for k in range(self.draws))]
+            with sharing(task):
+                first, *randoms = [self.metric.evaluate(task, map_, own) for map_ in maps]
+            return self.above(first, randoms)
         orders = torch.cat([explanation.order[:, None], drawn], 1)
         values = scores_along(task, path, lambda at, n: orders[:, at : at + n], self.draws + 1, own)
         flags = {UNORDERED: unordered(explanation)}

@@ -20,6 +20,7 @@ from veridical.qge.relative import IDENTICALLY_ZERO
 from veridical.qge.subsets import LARGEST_COUNT, sampled_scores, share_below, subset_responses
 from veridical.rng import Key
 from veridical.scores import Cost, Direction
+from veridical.sharing import sharing
 from veridical.task import Task
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 LARGEST_BY_DEFAULT = 12
+LOOKED_UP = 1000
+"""Rankings that show the distribution where the percentile is exact: they cost no evaluation."""
 _GRID = {torch.float64: 1e-9, torch.float32: 1e-6}
 
 
@@ -35,9 +38,9 @@ class Standing:
     """For each sample: the share of all rankings that score lower (ties half), with its interval.
 
     `quality` and `sample` are negated where lower is better, so that higher always means better. `sample`
-    (N, draws) holds scores of random rankings. `variance_ratio` is the variance of the estimate with
-    antithetic pairs over that of as many plain draws: below 1, pairing helps. `method` says how each
-    percentile was found: "exact", "antithetic" or "plain".
+    (N, draws; at least 1000 where exact) holds scores of random rankings. `variance_ratio` is the variance
+    of the estimate with antithetic pairs over that of as many plain draws: below 1, pairing helps. `method`
+    says how each percentile was found: "exact", "antithetic" or "plain".
     """
 
     metric: str
@@ -83,10 +86,12 @@ class Standing:
         ways = ", ".join(f"{self.method.count(way)} {way}" for way in dict.fromkeys(self.method))
         middle = float(self.percentile.nanmedian()) if len(self) else float("nan")
         above = int((self.low > 0.5).sum())
+        half = 50 * float((self.high - self.low).nanmean()) if len(self) else 0.0
+        sure = f" (+-{half:.1f} points at {self.level:.0%})" if half > 0 else ""
         notes = "".join(f"; {int(mask.sum())} flagged '{why}'" for why, mask in self.flags.items())
         return (
-            f"Standing of {self.explainer} under {self.metric}: median percentile {100 * middle:.1f}, above "
-            f"average for certain in {above} of {len(self)} samples ({ways}{notes}), cost {self.cost}"
+            f"Standing of {self.explainer} under {self.metric}: median percentile {100 * middle:.1f}{sure}, "
+            f"above average for certain in {above} of {len(self)} samples ({ways}{notes}), cost {self.cost}"
         )
 
 
@@ -95,7 +100,7 @@ def standing(
     metric: Any,
     explanation: Any,
     *,
-    draws: int = 1000,
+    draws: int = 100,
     seed: int = 0,
     level: float = 0.95,
     exact: bool | None = None,
@@ -106,6 +111,9 @@ def standing(
     over at most 12 features (14 with `exact=True`): 2^D - 1 evaluations stand for all D! rankings. Otherwise
     `draws` random rankings in antithetic pairs (r, r_inv); the pair is the sampling unit. Where pairing would
     raise the variance, half as many plain draws again replace the inverses.
+
+    Every draw costs one evaluation of the metric. A hundred put the percentile within 10 points either way
+    at 95%, mostly within 5; a thousand within 3.
 
     >>> import veridical as vd
     >>> task = vd.Task(torch.nn.Linear(4, 3), torch.ones(2, 4), fill=0.0)
@@ -125,14 +133,16 @@ def standing(
     if exact and (path is None or most > LARGEST_COUNT):
         reason = f"{most} features" if path is not None else "a metric that does not walk one path of sets"
         raise InputError(f"the exact standing of {reason} is out of reach; use exact=False")
-    pair = paired(judge, task, explained, explained.inverted(), own)
-    sign = 1.0 if judge.better is Direction.HIGHER else -1.0
-    quality, inverse = (sign * outcome.values.double() for outcome in pair)
-    draw = _Draws(judge, explained, path, sign, Key(seed) / "standing", own)
-    if exact and path is not None:
-        found = _exactly(task, path, explained, quality, draw, draws)
-    else:
-        found = _sampled(task, quality, draw, draws, level)
+    # what a metric asks whatever the map, such as random subsets, is asked once for all rankings
+    with sharing(task):
+        pair = paired(judge, task, explained, explained.inverted(), own)
+        sign = 1.0 if judge.better is Direction.HIGHER else -1.0
+        quality, inverse = (sign * outcome.values.double() for outcome in pair)
+        draw = _Draws(judge, explained, path, sign, Key(seed) / "standing", own)
+        if exact and path is not None:
+            found = _exactly(task, path, explained, quality, draw, max(draws, LOOKED_UP))
+        else:
+            found = _sampled(task, quality, draw, draws, level)
     unknown = missing | quality.isnan()
     flags = {"no explanation": missing, "the metric has no value": quality.isnan() & ~missing}
     if judge.permutation_invariant:
@@ -210,10 +220,11 @@ class _Draws:
                 task, path, lambda at, n: self.orders(task, first + at, n), count, self.own
             )
         orders = self.orders(task, first, count)
-        columns = [
-            self.metric.evaluate(task, reranked(explanation, orders[:, k]), self.own).values.double()
-            for k in range(count)
-        ]
+        with sharing(task):
+            columns = [
+                self.metric.evaluate(task, reranked(explanation, orders[:, k]), self.own).values.double()
+                for k in range(count)
+            ]
         return self.sign * torch.stack(columns, 1)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -21,11 +23,15 @@ from veridical.qge.rankings import random_orders, reranked, reversed_orders
 from veridical.qge.subsets import LARGEST_ENUMERATION, RankingScores, all_rankings, rounded, subset_responses
 from veridical.rng import Key
 from veridical.scores import Cost, Direction
+from veridical.sharing import sharing
 from veridical.task import Task
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
+
+_AGREEMENT = ("tau", "rho", "stratum_tau", "spread")
+_HISTOGRAMS = ("quality_histogram", "gap_histogram")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -102,14 +108,32 @@ class RankingStudy:
         ]
         return pd.DataFrame(rows)
 
-    def plot(self, ax: Axes | None = None, rho: bool = False) -> Axes:
-        """Draw tau (or rho) over K beside that of QGE: figure 2 (5)."""
+    def to_json(self) -> dict[str, Any]:
+        """The study as plain data: its pictures can be drawn later, and elsewhere."""
+        plain = {f.name: getattr(self, f.name) for f in fields(self)}
+        tensors = {name: value.tolist() for name, value in plain.items() if isinstance(value, Tensor)}
+        histograms = {name: [part.tolist() for part in plain[name]] for name in _HISTOGRAMS}
+        return {**plain, **tensors, **histograms, "cost": [self.cost.forward, self.cost.backward]}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The study that `to_json` described."""
+        numbers = {n: torch.tensor(data[n], dtype=torch.float64) for n in _AGREEMENT}
+        histograms = {
+            n: tuple(torch.tensor(part, dtype=torch.float64) for part in data[n]) for n in _HISTOGRAMS
+        }
+        return cls(
+            **{**data, **numbers, **histograms, "ids": torch.tensor(data["ids"]), "cost": Cost(*data["cost"])}
+        )
+
+    def plot(self, ax: Axes | None = None, rho: bool = False, stratum: int | None = None) -> Axes:
+        """Draw tau (or rho) over K beside that of QGE: figure 2 (5), or 3 among a stratum of quality."""
         from veridical.qge.plots import plot_agreement
 
-        return plot_agreement(self, ax, rho)
+        return plot_agreement(self, ax, rho, stratum)
 
     def plot_strata(self, ax: Axes | None = None, draws: int = 1) -> Axes:
-        """Draw tau by stratum of quality: figure 3."""
+        """Draw tau over the strata of quality: figure 3 at a glance."""
         from veridical.qge.plots import plot_strata
 
         return plot_strata(self, ax, draws)
@@ -172,9 +196,9 @@ def rankings_of(task: Task, metric: Any = None, seed: int = 0) -> RankingScores:
     if len(task) != 1:
         raise InputError(f"all rankings are scored for one sample at a time, got {len(task)}; use task[i]")
     features = torch.arange(task.space.n_features, device=task.device)[None]
-    responses = subset_responses(task, path, features, Key(seed) / judge.name)[0].cpu()
+    responses = subset_responses(task, path, features, Key(seed) / judge.name)[0]
     sign = 1.0 if judge.better is Direction.HIGHER else -1.0
-    return all_rankings(responses, sign * path.dense_weights(0, task.space.n_features).cpu())
+    return all_rankings(responses, sign * path.dense_weights(0, task.space.n_features).to(task.device))
 
 
 def sampled_study(
@@ -237,15 +261,17 @@ def _sampled(
         plain = torch.arange(1.0, features + 1, dtype=torch.float64, device=task.device)
         explanation = Explanation(plain.expand(len(task), -1), task.space, task.targets, task.ids)
     columns = []
-    for k in track(range(rankings), "rankings", progress):
-        map_ = reranked(explanation, drawn(k, 1)[:, 0])
-        if independent:
-            outcomes = tuple(
-                judge.evaluate(task, m, own / k / i) for i, m in enumerate((map_, map_.inverted()))
-            )
-        else:
-            outcomes = paired(judge, task, map_, map_.inverted(), own)
-        columns.append(torch.stack([o.values.double() for o in outcomes]))
+    # what a metric asks whatever the map, such as random subsets under one key, serves all rankings
+    with nullcontext() if independent else sharing(task):
+        for k in track(range(rankings), "rankings", progress):
+            map_ = reranked(explanation, drawn(k, 1)[:, 0])
+            if independent:
+                outcomes = tuple(
+                    judge.evaluate(task, m, own / k / i) for i, m in enumerate((map_, map_.inverted()))
+                )
+            else:
+                outcomes = paired(judge, task, map_, map_.inverted(), own)
+            columns.append(torch.stack([o.values.double() for o in outcomes]))
     values = rounded(sign * torch.stack(columns, -1).cpu())
     return values[0], values[1]
 
@@ -265,7 +291,7 @@ class _Gatherer:
 
     def __init__(self, task: Task, judge: Metric, draws: int, key: Key) -> None:
         self.task, self.judge, self.draws, self.key = task, judge, draws, key / "partners"
-        self.rows: dict[str, list[Tensor]] = {n: [] for n in ("tau", "rho", "stratum_tau", "spread")}
+        self.rows: dict[str, list[Tensor]] = {n: [] for n in _AGREEMENT}
         self.histograms: dict[str, list[tuple[Tensor, Tensor]]] = {"quality": [], "gap": []}
         self.rankings = 0
 
@@ -285,7 +311,7 @@ class _Gatherer:
     def study(self, exhaustive: bool, cost: Cost) -> RankingStudy:
         def stacked(name: str) -> tuple[Tensor, Tensor]:
             edges, density = zip(*self.histograms[name], strict=True)
-            return torch.stack(edges), torch.stack(density)
+            return torch.stack(edges), torch.stack(density).cpu()
 
         return RankingStudy(
             self.judge.name,
@@ -295,5 +321,5 @@ class _Gatherer:
             quality_histogram=stacked("quality"),
             gap_histogram=stacked("gap"),
             cost=cost,
-            **{name: torch.stack(rows) for name, rows in self.rows.items()},
+            **{name: torch.stack(rows).cpu() for name, rows in self.rows.items()},
         )

@@ -21,6 +21,12 @@ _NEAR = 2**16
 _FEW = 64
 """Outputs up to which rows are short: torch's own reductions then cost more than products with ones."""
 
+_ROUNDING = 1e-12
+"""A difference below this share of a row's largest output is none."""
+
+_CACHED = 2**17
+"""Numbers of embeddings turned into float64 at a time: 1 MiB, which a product finds in the cache."""
+
 Surrogate = Callable[[Tensor], Tensor]
 
 
@@ -34,7 +40,16 @@ class LinearSurrogate:
     def __call__(self, h: Tensor) -> Tensor:
         if h.dim() == 3:
             h = h.mean(1)
-        return torch.addmm(self.constant, h.double(), self.weight.T)
+        if h.device.type != "cpu" or h.dtype == torch.float64 or len(self.weight) > 2 * _FEW:
+            return torch.addmm(self.constant, h.double(), self.weight.T)
+        # so narrow a product costs little more than reading what it multiplies, which must stay in the cache
+        rows = max(1, _CACHED // max(1, h.shape[1]))
+        found = torch.empty(len(h), len(self.weight), dtype=torch.float64)
+        near = torch.empty(min(rows, len(h)), h.shape[1], dtype=torch.float64)
+        turned = self.weight.T.contiguous()
+        for few, answers in zip(h.split(rows), found.split(rows), strict=True):
+            torch.addmm(self.constant, near[: len(few)].copy_(few), turned, out=answers)
+        return found
 
 
 def chunks(count: int, width: int, most: int = _ELEMENTS) -> Iterator[slice]:
@@ -80,7 +95,7 @@ def settled(guess: Tensor, y: Tensor) -> Tensor:
 
     A perfect explanation then scores exactly 0, and no last bit decides a rank.
     """
-    rounding = 1e-12 * y.abs().amax(-1, keepdim=True)
+    rounding = _ROUNDING * y.abs().amax(-1, keepdim=True)
     return torch.where((guess - y).abs_() <= rounding, y, guess)
 
 
@@ -99,17 +114,26 @@ def compare(
     """
     kept: dict[str, list[Tensor]] = {}
     each = embeddings.values.shape[1] if positions else 1
-    widest = max(embeddings.values[0].numel(), head.n_outputs, width * each)
     both = _joined(surrogate, head, positions)
+    widest = max(embeddings.values[0].numel(), head.n_outputs, width * each)
+    if both is not None and not embeddings.spatial and embeddings.values.device.type == "cpu":
+        widest = 2 * head.n_outputs  # embeddings are read where they lie
     for piece in chunks(len(embeddings), widest):
         part = embeddings.take(piece)
-        h = (part.values if positions and part.spatial else part.pooled).double()
-        if both is None:
+        if both is not None and not companions:
+            answers = both(part.pooled)
+            for near in chunks(len(answers), head.n_outputs, _NEAR):
+                for name, values in _side_by_side(answers[near], head).items():
+                    kept.setdefault(name, []).append(values)
+            continue
+        if both is not None:
+            y, guess = (side.contiguous() for side in both(part.pooled).chunk(2, 1))
+            straight = None
+        else:
+            h = (part.values if positions and part.spatial else part.pooled).double()
             y = head.outputs(h) if head.exact else part.outputs.double()
             guess = surrogate(h)
-        else:
-            y, guess = (side.contiguous() for side in both(h).chunk(2, 1))
-        straight = None if head.exact else head.outputs(h)
+            straight = None if head.exact else head.outputs(h)
         for near in chunks(len(y), head.n_outputs, _NEAR if y.device.type == "cpu" else _ELEMENTS):
             labels = None if part.labels is None else part.labels[near]
             own = settled(guess[near], y[near])
@@ -122,6 +146,36 @@ def compare(
             for name, values in found.items():
                 kept.setdefault(name, []).append(values)
     return {name: torch.cat(values) for name, values in kept.items()}
+
+
+def _side_by_side(answers: Tensor, head: Head) -> dict[str, Tensor]:
+    """All but the companions, for outputs of the model beside those of its surrogate (N, 2C), few of them.
+
+    Samples run fastest here: steps over a handful of outputs are then as long as there are samples.
+    """
+    both = answers.T.contiguous().view(2, head.n_outputs, -1)
+    y, guess = both
+    largest = torch.maximum(y.amax(0), y.amin(0).neg_())
+    away = (y - guess).abs_()
+    rounding = away <= largest.mul_(_ROUNDING)
+    torch.where(rounding, y, guess, out=guess)
+    away.masked_fill_(rounding, 0)
+    found = {"mae": away.mean(0)}
+    found["squared"] = away.square_().mean(0)
+    if head.kind == "multilabel":
+        found["attributes"] = ((y > 0) == (guess > 0)).double().mean(0)
+    if not head.classifies:
+        return found
+    top = both.amax(1, keepdim=True)
+    # the first of the largest, as argmax has it: its own steps are slower than these, which move single bytes
+    last_to_first = torch.arange(head.n_outputs, 0, -1, dtype=torch.uint8, device=both.device)
+    own, guessed = (both == top).view(torch.uint8).mul_(last_to_first[:, None]).amax(1)
+    found["top1"] = (own == guessed).double()
+    both.sub_(top)
+    (both.div_(2) if head.kind == "binary" else both).exp_()
+    p, q = both.div_(both.sum(1, keepdim=True))
+    found["emd"] = p.sub_(q).abs_().sum(0).div_(2)
+    return found
 
 
 def _joined(surrogate: Surrogate, head: Head, positions: bool) -> LinearSurrogate | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,9 @@ from veridical.surf.head import Head
 from veridical.surf.judgement import LABELS
 from veridical.surf.parsimony_curve import Parsimony
 
+SMALL = 48
+"""Pixels below which a patch is smoothed."""
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -23,12 +27,18 @@ if TYPE_CHECKING:
 def plot_parsimony(
     curve: Parsimony, name: str = "mae", ax: Axes | None = None, color: str | None = None
 ) -> Axes:
-    """An error over the number of concepts, the plateau marked with a ring (figure 2)."""
+    """An error over the number of concepts, the plateau marked with a ring (figure 2).
+
+    Several curves on one `ax` get colours of their own; `ax.legend()` names them.
+    """
     ax = axes(ax)
-    errors = curve.errors(name)
-    (line,) = ax.plot(curve.counts, errors, "o-", color=color, markersize=3, label=curve.method)
-    at = curve.counts.index(curve.suggested(name))
-    ax.plot(curve.counts[at], errors[at], "o", markersize=10, fillstyle="none", color=line.get_color())
+    errors, best = curve.errors(name), curve.suggested(name)
+    color = color or COLOURS[len(ax.get_lines()) // 2 % len(COLOURS)]
+    ax.plot(curve.counts, errors, "o-", color=color, markersize=3, label=f"{curve.method} (K = {best})")
+    at = curve.counts.index(best)
+    ax.plot(curve.counts[at], errors[at], "o", markersize=10, fillstyle="none", color=color)
+    ax.set_xticks(curve.counts)
+    ax.spines[["top", "right"]].set_visible(False)
     ax.set_xlabel("concepts an output")
     ax.set_ylabel(LABELS.get(name, name))
     return ax
@@ -65,11 +75,12 @@ def concept_grid(
     patches: int = 6,
     most: int = 5,
     figure: Figure | None = None,
+    names: Sequence[str] | None = None,
 ) -> Figure:
     """One output's concepts: the patches that activate each most, its importance, and its logits.
 
     Collect `embeddings` with positions to see patches; without them whole images are shown. A row is a
-    concept, the most important by magnitude on top.
+    concept, the most important by magnitude on top. `names` are those of the outputs.
     """
     if not 0 <= output < head.n_outputs:
         raise InputError(f"the head has outputs 0 to {head.n_outputs - 1}, got {output}")
@@ -87,31 +98,52 @@ def concept_grid(
     if not len(order):
         raise InputError(f"output {output} has no concepts: {concepts.flags.get(output, 'none were found')}")
     shown = min(patches, len(embeddings))
+    if figure is None:
+        figure = pyplot.figure(figsize=(shown + 5.4, len(order) + 0.9), layout="constrained")
+    grid = figure.add_gridspec(len(order), shown + 5)
     samples, where = strongest(concepts, embeddings, output, shown)
     positions = embeddings.values.shape[1] if embeddings.spatial else 1
-    if figure is None:
-        figure = pyplot.figure(figsize=(1.05 * shown + 5.2, 1.1 * len(order) + 0.5), layout="constrained")
-    grid = figure.add_gridspec(len(order), shown + 5)
     for row, k in enumerate(order.tolist()):
         for column in range(shown):
             ax = figure.add_subplot(grid[row, column])
-            image = inputs[int(samples[k, column])]
-            picture = as_image(patch(image, int(where[k, column]), positions))
-            ax.imshow(picture.numpy(), cmap="gray" if picture.dim() == 2 else None)
-            ax.set_xticks([])
-            ax.set_yticks([])
+            _show_patch(ax, inputs[int(samples[k, column])], int(where[k, column]), positions)
             if column == 0:
                 ax.set_ylabel(f"concept {k}", fontsize=8)
     bars = figure.add_subplot(grid[:, shown : shown + 2])
-    heights = weights[order].tolist()
-    bars.barh(range(len(order)), heights, color=[COLOURS[1] if w >= 0 else COLOURS[0] for w in heights])
-    bars.invert_yaxis()
-    bars.axvline(0, color="0.7", linewidth=0.8)
-    bars.set_yticks([])
-    bars.set_xlabel("importance", fontsize=8)
+    _importance_bars(bars, weights[order].tolist())
     surrogate_against_model(concepts, embeddings, head, output, figure.add_subplot(grid[:, shown + 2 :]))
-    figure.suptitle(f"{concepts.method}: concepts of output {output}", fontsize=10)
+    title = f"output {output}" if names is None else names[output]
+    figure.suptitle(f"{concepts.method}: concepts of {title}", fontsize=10)
     return figure
+
+
+def _show_patch(ax: Axes, image: Tensor, where: int, positions: int) -> None:
+    """The part of an image that activates a concept, in the colours it has in the image as a whole."""
+    whole = as_image(image)
+    channels = whole[None] if whole.dim() == 2 else whole.movedim(-1, 0)
+    part = patch(channels, where, positions).movedim(0, -1).squeeze(-1)
+    # a dozen pixels are a mosaic that the eye cannot read
+    smooth = "bilinear" if len(part) < SMALL else "antialiased"
+    grey: dict[str, Any] = {"cmap": "gray", "vmin": 0, "vmax": 1} if part.dim() == 2 else {}
+    ax.imshow(part.numpy(), interpolation=smooth, **grey)
+    ax.set_xticks([])
+    ax.set_yticks([])
+    ax.spines[:].set_visible(False)
+
+
+def _importance_bars(ax: Axes, heights: list[float]) -> None:
+    """Importances with their values, each bar beside its row of patches."""
+    drawn = ax.barh(
+        range(len(heights)), heights, 0.6, color=[COLOURS[1] if w >= 0 else COLOURS[0] for w in heights]
+    )
+    ax.bar_label(drawn, [f" {height:.3g} " for height in heights], fontsize=7)
+    ax.set_ylim(len(heights) - 0.5, -0.5)
+    ax.margins(x=0.3)
+    ax.axvline(0, color="0.7", linewidth=0.8)
+    ax.set_yticks([])
+    ax.tick_params(labelsize=7)
+    ax.spines[["top", "right", "left"]].set_visible(False)
+    ax.set_xlabel("importance", fontsize=8)
 
 
 def surrogate_against_model(
@@ -120,14 +152,20 @@ def surrogate_against_model(
     """The surrogate's logit over the model's, a point a sample; faithful concepts lie on the diagonal."""
     ax = axes(ax, 3.2, 3.2)
     h = embeddings.pooled
-    y, guess = head.outputs(h)[:, output], concepts.surrogate(h, head)[:, output]
-    own = head.membership(head.outputs(h))[:, output]
-    for mask, color, label in ((~own, COLOURS[7], "others"), (own, COLOURS[1], "predicted as it")):
+    wanted = head.outputs(h)
+    y, guess = wanted[:, output], concepts.surrogate(h, head)[:, output]
+    own = head.membership(wanted)[:, output]
+    yes = {"multilabel": "held true", "regression": "all"}.get(head.kind, "predicted as it")
+    for mask, color, label in ((~own, COLOURS[7], "others"), (own, COLOURS[1], yes)):
         if bool(mask.any()):
             ax.plot(y[mask].tolist(), guess[mask].tolist(), ".", markersize=3, color=color, label=label)
     both = torch.cat([y, guess])
     ends = [float(both.min()), float(both.max())]
-    ax.plot(ends, ends, color="0.4", linewidth=0.8)
+    ax.plot(ends, ends, color="0.4", linewidth=0.8, zorder=0)
+    ax.set_title(f"MAE {float((y - guess).abs().mean()):.3g}", fontsize=8)
+    ax.set_box_aspect(1)
+    ax.tick_params(labelsize=7)
+    ax.spines[["top", "right"]].set_visible(False)
     ax.set_xlabel("model's output", fontsize=8)
     ax.set_ylabel("surrogate's", fontsize=8)
     ax.legend(fontsize=7, frameon=False)

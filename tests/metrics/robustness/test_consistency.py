@@ -67,3 +67,15 @@ def test_a_sample_does_not_depend_on_the_others_and_needs_reference_rows() -> No
         vd.score("consistency", mlp_task(), "gradient")
     with pytest.raises(vd.errors.NotApplicableError, match="regression"):
         vd.score("consistency", mlp_task(head="regression", train=TRAIN), "gradient")
+
+
+def test_the_top_features_are_those_of_a_stable_sort():
+    g = torch.Generator().manual_seed(0)
+    for values in (
+        torch.randn(20, 50, generator=g),
+        torch.randn(20, 50, generator=g).round(),
+        torch.zeros(3, 9),
+        torch.tensor([[1e-38, 0.0, 3e38, -1e-38]]),
+    ):
+        single, double = (explanation_codes(values.to(kind), 3) for kind in (torch.float32, torch.float64))
+        assert torch.equal(single, double)

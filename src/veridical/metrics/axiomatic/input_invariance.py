@@ -12,6 +12,8 @@ from veridical.errors import InputError
 from veridical.explainers.base import Explainer
 from veridical.functional import euclidean, rms_normalise
 from veridical.metrics.base import ExplainerMetric, Outcome, register
+from veridical.metrics.blocks import in_blocks
+from veridical.metrics.explaining import explaining
 from veridical.metrics.input_noise import movable, why_no_noise
 from veridical.rng import Key
 from veridical.scores import Direction
@@ -41,6 +43,13 @@ def shifted(task: Task, shift: float, compensate: bool) -> Task:
     twin = twin._derive(train=train, _train_facts={})
     twin.__dict__["reference"] = twin
     return twin
+
+
+def gap_and_size(before: Tensor, after: Tensor, valid: Tensor | None) -> Tensor:
+    """How far normalised maps lie apart in units of the first one's length, and that length (N, 2)."""
+    before, after = (rms_normalise(maps, where=valid) for maps in (before, after))
+    size = before.norm(dim=-1)
+    return torch.stack([euclidean(before, after) / torch.where(size == 0, torch.nan, size), size], -1)
 
 
 @register
@@ -76,11 +85,10 @@ class InputInvariance(ExplainerMetric):
     def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
         start = movable(task)
         # one key for both: the axiom is about the shift, not about an explainer's own noise
-        before, after = (
-            rms_normalise(explainer(world, key).values, where=task.space.valid)
-            for world in (start, shifted(start, self.shift, self.compensate))
-        )
-        size = before.norm(dim=-1)
-        gap = euclidean(before, after) / torch.where(size == 0, torch.nan, size)
+        with explaining(explainer, start) as explain:
+            before, after = (
+                explain(world, key) for world in (start, shifted(start, self.shift, self.compensate))
+            )
+        gap, size = in_blocks(gap_and_size, before, after, task.space.valid).unbind(-1)
         missing = before.isnan().any(-1) | after.isnan().any(-1)
         return Outcome(gap, {"the map is all zeros": size == 0, "no explanation": missing})

@@ -17,6 +17,7 @@ from veridical.metrics.faithfulness.masks import Summing, existing_values
 from veridical.probe import MaskRule, RandomSubsets, probe
 from veridical.rng import Key
 from veridical.scores import Direction
+from veridical.sharing import shared
 from veridical.task import Response, Task
 
 
@@ -64,7 +65,17 @@ class FaithfulnessCorrelation(Metric):
 
     def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         rule = Summing(self._subsets(task, key), existing_values(explanation))
-        responses = probe(task, rule, response=self.response, fill=self.fill, key=key, with_clean=True)
+        asked = False
+
+        def ask() -> Tensor:
+            nonlocal asked
+            asked = True
+            return probe(task, rule, response=self.response, fill=self.fill, key=key, with_clean=True)
+
+        # the subsets know nothing of the map, so their answers serve every map of the task
+        responses = shared(task, (self, key), ask)
+        if not asked:
+            rule.add_up(task.predictor.rows)
         falls = responses[:, :1] - responses[:, 1:]
         flat = ~has_spread(rule.sums) | ~has_spread(falls)
         return Outcome(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
@@ -40,18 +40,20 @@ class RandomSquares:
     shape: tuple[int, int]
     side: int
     count: int
+    _first: Tensor = field(init=False)
+    """The upper left corners (2, N, count, 1)."""
+
+    def __post_init__(self) -> None:
+        draws = torch.arange(self.count, device=self.ids.device)
+        corner = rng.uniform(self.key / "corner", self.ids, draws, 2, torch.float64)
+        free = torch.tensor([size - min(self.side, size) + 1 for size in self.shape], device=corner.device)
+        object.__setattr__(self, "_first", (corner * free).floor().long().movedim(-1, 0)[..., None])
 
     def removed(self, samples: slice, masks: slice) -> Tensor:
-        height, width = self.shape
-        ids = self.ids[samples]
-        draws = torch.arange(masks.start, masks.stop, device=ids.device)
-        corner = rng.uniform(self.key / "corner", ids, draws, 2, torch.float64)
         inside = []
-        for axis, size in enumerate((height, width)):
-            side = min(self.side, size)
-            first = (corner[..., axis] * (size - side + 1)).floor().long()[..., None]
-            place = torch.arange(size, device=ids.device)
-            inside.append((place >= first) & (place < first + side))
+        for size, first in zip(self.shape, self._first[:, samples, masks], strict=True):
+            way = torch.arange(size, device=first.device) - first
+            inside.append((way >= 0) & (way < self.side))
         return (inside[0][..., :, None] & inside[1][..., None, :]).flatten(-2)
 
 

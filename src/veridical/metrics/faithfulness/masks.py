@@ -10,7 +10,7 @@ from torch import Tensor
 from veridical.errors import InputError
 from veridical.explanation import Explanation
 from veridical.functional import has_spread
-from veridical.probe import MaskRule, flip_counts
+from veridical.probe import MaskRule, blocks, flip_counts
 from veridical.task import Task
 
 UNORDERED = "constant map: the order is that of the features"
@@ -80,6 +80,11 @@ class Summing:
         removed = self.rule.removed(samples, masks)
         self.sums[samples, masks] = masked_sums(removed, self.weights[samples])
         return removed
+
+    def add_up(self, rows: int) -> None:
+        """Add up over all masks without asking the model, in the blocks of a plan of `rows` rows."""
+        for samples, masks in blocks(len(self.weights), self.count, rows):
+            self.removed(samples, masks)
 
 
 def masked_sums(removed: Tensor, weights: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from veridical.errors import InputError
 from veridical.explainers.base import Explainer
 from veridical.functional import histogram_entropy
 from veridical.metrics.base import ExplainerMetric, Outcome, register
+from veridical.metrics.explaining import explaining
 from veridical.metrics.randomisation.layerwise import fully_randomised
 from veridical.rng import Key
 from veridical.scores import Direction
@@ -51,13 +52,15 @@ class EfficientMprt(ExplainerMetric):
             raise InputError(f"draws must be at least 1, got {self.draws}")
 
     def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
-        clean = explainer(task, key / "clean").values
-        before = histogram_entropy(clean, self.bins, where=task.space.valid)
         after = []
-        for draw in range(self.draws):
-            world = fully_randomised(task, key / "weights" / draw)
-            values = explainer(world, key / "explain" / draw).values
-            after.append(histogram_entropy(values, self.bins, where=task.space.valid))
+        with explaining(explainer, task) as explain:
+            first = fully_randomised(task, key / "weights" / 0)
+            clean = explain(task, key / "clean")
+            before = histogram_entropy(clean, self.bins, where=task.space.valid)
+            for draw in range(self.draws):
+                world = fully_randomised(task, key / "weights" / draw) if draw else first
+                values = explain(world(), key / "explain" / draw)
+                after.append(histogram_entropy(values, self.bins, where=task.space.valid))
         risen = torch.stack(after, -1).mean(-1)
         missing = clean.isnan().any(-1)
         flags = {

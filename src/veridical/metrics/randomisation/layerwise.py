@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from veridical.rng import Key
 from veridical.scores import Curve
 from veridical.task import Task
-from veridical.weights import WeightView, cascade, layers, randomised
+from veridical.weights import WeightView, cascade, drawing, layers
 
 Order = Literal["top_down", "bottom_up", "independent"]
 
@@ -25,20 +25,30 @@ def _own_module(task: Task) -> nn.Module:
 def randomised_worlds(task: Task, order: Order, key: Key) -> Iterator[Task]:
     """The task at each step of the cascade; a layer keeps its fresh weights through later steps.
 
-    The unrandomised model is not among them.
+    The unrandomised model is not among them. Weights begin to be drawn at once, whenever they are asked for.
     """
     module = _own_module(task)
-    fresh: dict[str, dict[str, Tensor]] = {}
-    for names in cascade(module, order):
-        # a layer is initialised once, however many steps of the cascade it takes part in
-        fresh |= {name: randomised(module, [name], key) for name in names if name not in fresh}
-        yield task.with_weights({n: value for name in names for n, value in fresh[name].items()})
+    steps = cascade(module, order)
+    drawn = drawing(module, list(dict.fromkeys(name for names in steps for name in names)), key)
+
+    def worlds() -> Iterator[Task]:
+        fresh = drawn()
+        for names in steps:
+            yield _under(task, {n: value for name in names for n, value in fresh[name].items()})
+
+    return worlds()
 
 
-def fully_randomised(task: Task, key: Key) -> Task:
-    """The task with every layer randomised."""
+def fully_randomised(task: Task, key: Key) -> Callable[[], Task]:
+    """The task with every layer randomised, once it is called for; its weights begin to be drawn at once."""
     module = _own_module(task)
-    return task.with_weights(randomised(module, layers(module), key))
+    drawn = drawing(module, layers(module), key)
+    return lambda: _under(task, {n: v for layer in drawn().values() for n, v in layer.items()})
+
+
+def _under(task: Task, fresh: dict[str, Tensor]) -> Task:
+    """`task.with_weights` without its copy: nobody else has these, and copying large weights takes long."""
+    return task.with_module(WeightView(task.predictor.model, fresh, copied=False))
 
 
 def similarity_by_layer(
@@ -53,10 +63,12 @@ def similarity_by_layer(
 
     `explain` gives maps ready to be compared, so that the clean one is ranked once.
     """
+    worlds = randomised_worlds(task, order, key / "weights" / 0)
     clean = explain(task, key / "clean")
     rows = []
     for draw in range(draws):
-        worlds = randomised_worlds(task, order, key / "weights" / draw)
+        if draw:
+            worlds = randomised_worlds(task, order, key / "weights" / draw)
         own = key / "explain" / draw
         rows.append(torch.stack([alike(clean, explain(w, own / step)) for step, w in enumerate(worlds)], -1))
     return clean, torch.stack(rows, 1)
@@ -70,7 +82,7 @@ def layer_curve(table: Tensor, order: Order, y_label: str) -> Curve:
 
 def layer_flags(clean: Tensor, table: Tensor) -> dict[str, Tensor]:
     """Which samples have layers without a similarity, and why."""
-    missing = clean.isnan().all(-1)
+    missing = clean.isnan().any(-1)
     undefined = table.isnan()
     return {
         "no explanation": missing,

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from torch import Tensor
-
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer
 from veridical.metrics.base import ExplainerMetric, Outcome, register
+from veridical.metrics.explaining import Explain, explaining
 from veridical.metrics.randomisation.layerwise import Order, layer_curve, layer_flags, similarity_by_layer
 from veridical.metrics.randomisation.similarity import (
     Similarity,
@@ -53,24 +52,21 @@ class LayerRandomisation(ExplainerMetric):
     def why_not(self, task: Task) -> str | None:
         return super().why_not(task) or why_not_similar(self.similarity, task)
 
-    def explain(self, explainer: Explainer, task: Task, key: Key, shared: Key) -> Tensor:
-        """The map of a task under whatever weights it has (N, V); `shared` is the same for all of them."""
-        return explainer(task, key).values
+    def mapping(self, explainer: Explainer, explain: Explain, task: Task, key: Key) -> Explain:
+        """How a task is mapped under whatever weights it has: `mapping(world, key of its own)` is (N, V)."""
+        return explain
 
     def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
-        clean, table = similarity_by_layer(
-            task,
-            self.order,
-            self.draws,
-            key,
-            lambda world, own: comparable(
-                self.similarity,
-                self.explain(explainer, world, own, key / "shared"),
-                task.space,
-                self.absolute,
-            ),
-            lambda a, b: compare(self.similarity, a, b, task.space),
-        )
+        with explaining(explainer, task) as explain:
+            mapped = self.mapping(explainer, explain, task, key / "shared")
+            clean, table = similarity_by_layer(
+                task,
+                self.order,
+                self.draws,
+                key,
+                lambda world, own: comparable(self.similarity, mapped(world, own), task.space, self.absolute),
+                lambda a, b: compare(self.similarity, a, b, task.space),
+            )
         judged = table if self.aggregate == "mean" else table[..., -1:]
         return Outcome(
             judged.flatten(1).nanmean(-1),

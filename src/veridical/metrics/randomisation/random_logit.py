@@ -12,6 +12,7 @@ from veridical import rng
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer
 from veridical.metrics.base import ExplainerMetric, Outcome, register
+from veridical.metrics.explaining import explaining
 from veridical.metrics.randomisation.similarity import (
     Similarity,
     check_similarity,
@@ -28,6 +29,13 @@ def other_targets(task: Task, key: Key, draws: int) -> Tensor:
     """Outputs other than the explained one (N, draws): a keyed permutation of the others, so all distinct."""
     ranks = rng.permutation(key, task.ids, 0, task.n_outputs - 1)[:, :draws]
     return ranks + (ranks >= task.targets[:, None])
+
+
+def _for_others(task: Task, targets: Tensor) -> Task:
+    """`task.with_targets` without its check, which would wait for a GPU: these are outputs of the model."""
+    twin = task._derive(_targets=targets)
+    twin.__dict__["_cache"]["outputs"] = task.outputs
+    return twin
 
 
 @register
@@ -61,14 +69,15 @@ class RandomLogit(ExplainerMetric):
         return super().why_not(task) or why_not_similar(self.similarity, task)
 
     def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
-        clean = explainer(task, key / "clean").values
         others = other_targets(task, key / "outputs", self.draws)
-        mine = comparable(self.similarity, clean, task.space, self.absolute)
         columns = []
-        for draw in range(self.draws):
-            theirs = explainer(task.with_targets(others[:, draw]), key / "explain" / draw).values
-            theirs = comparable(self.similarity, theirs, task.space, self.absolute)
-            columns.append(compare(self.similarity, mine, theirs, task.space))
+        with explaining(explainer, task) as explain:
+            clean = explain(task, key / "clean")
+            mine = comparable(self.similarity, clean, task.space, self.absolute)
+            for draw in range(self.draws):
+                theirs = explain(_for_others(task, others[:, draw]), key / "explain" / draw)
+                theirs = comparable(self.similarity, theirs, task.space, self.absolute)
+                columns.append(compare(self.similarity, mine, theirs, task.space))
         table = torch.stack(columns, -1)
         missing = clean.isnan().any(-1)
         flags = {"no explanation": missing, "a map has no spread": table.isnan().any(-1) & ~missing}

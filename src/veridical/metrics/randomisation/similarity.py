@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError
-from veridical.functional import average_ranks, has_spread, pearson, rms_normalise, ssim
+from veridical.functional import centred_ranks, cosine, has_spread, pearson, rms_normalise, ssim
 from veridical.space import Space
 from veridical.task import Task
 
@@ -37,11 +37,11 @@ def why_not_similar(kind: Similarity, task: Task) -> str | None:
 def comparable(kind: Similarity, maps: Tensor, space: Space, absolute: bool = False) -> Tensor:
     """Maps (N, V) made ready for `compare`: done once for a map that is compared with many others.
 
-    Ranks for "spearman", the values for "pearson", values over their root mean square for "ssim".
+    Centred ranks for "spearman", the values for "pearson", values over their root mean square for "ssim".
     """
     maps = maps.abs() if absolute else maps
     if kind == "spearman":
-        return average_ranks(maps, where=space.valid)
+        return centred_ranks(maps, where=space.valid)
     return maps if kind == "pearson" else rms_normalise(maps, where=space.valid)
 
 
@@ -51,8 +51,10 @@ def compare(kind: Similarity, a: Tensor, b: Tensor, space: Space) -> Tensor:
     "ssim" lays the maps back over the image and takes the mean over channels where these are features of
     their own.
     """
-    if kind != "ssim":
-        return pearson(a, b, where=space.valid)  # of ranks: Spearman's
+    if kind == "spearman":
+        return cosine(a, b)
+    if kind == "pearson":
+        return pearson(a, b, where=space.valid)
     height, width = space.input_shape[-2:]
     images = [space.expand(m) for m in (a, b)]
     full = [image.expand(*image.shape[:-2], height, width) for image in images]

@@ -11,11 +11,15 @@ from torch import Tensor
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer
 from veridical.metrics.base import register
-from veridical.metrics.input_noise import gaussian_noise, movable, own_range, why_no_noise
+from veridical.metrics.explaining import Explain, at_once, stacked
+from veridical.metrics.input_noise import gaussian_draws, movable, own_range, why_no_noise
 from veridical.metrics.randomisation.layerwise import Order
 from veridical.metrics.randomisation.mprt import LayerRandomisation
 from veridical.rng import Key
 from veridical.task import Task
+
+# noisy inputs are the same for every model: up to so many numbers they are kept, beyond that drawn again
+_KEPT = {"cpu": 2**26, "cuda": 2**28}
 
 
 @register
@@ -47,12 +51,29 @@ class SmoothMprt(LayerRandomisation):
     def why_not(self, task: Task) -> str | None:
         return super().why_not(task) or why_no_noise(task)
 
-    def explain(self, explainer: Explainer, task: Task, key: Key, shared: Key) -> Tensor:
-        # token ids are noised at the embeddings that this world's weights give them
-        world = movable(task)
-        spread = self.noise_level * own_range(world)
-        total = torch.zeros((), dtype=torch.float64, device=world.device)
-        for draw in range(self.noise_draws):
-            x = world.inputs + spread * gaussian_noise(world, shared, draw)
-            total = total + explainer(world.with_inputs(x), key / draw).values.double()
-        return total / self.noise_draws
+    def mapping(self, explainer: Explainer, explain: Explain, task: Task, key: Key) -> Explain:
+        kept: dict[int, Tensor] = {}
+
+        def noisy(world: Task, draws: range) -> Tensor:
+            """The inputs under some draws (draws * N, *shape); those of token ids follow the weights."""
+            if draws.start in kept:
+                return kept[draws.start]
+            x = world.inputs + self.noise_level * own_range(world) * gaussian_draws(world, key, draws)
+            room = _KEPT.get(task.device.type, 0)
+            if world.inputs is task.inputs and self.noise_draws * task.inputs.numel() <= room:
+                kept[draws.start] = x.flatten(0, 1)
+            return x.flatten(0, 1)
+
+        def smooth(world: Task, own: Key) -> Tensor:
+            # token ids are noised at the embeddings that this world's weights give them
+            world = movable(world)
+            times = at_once(explainer, world, self.noise_draws)
+            total = torch.zeros((), dtype=torch.float64, device=world.device)
+            for first in range(0, self.noise_draws, times):
+                draws = range(first, min(first + times, self.noise_draws))
+                near = stacked(world, len(draws)).with_inputs(noisy(world, draws))
+                values = explain(near, own / first).unflatten(0, (len(draws), -1))
+                total = total + values.sum(0, dtype=torch.float64)
+            return total / self.noise_draws
+
+        return smooth

@@ -24,9 +24,19 @@ def explanation_codes(values: Tensor, top: int) -> Tensor:
 
     Ties go to the feature that comes first.
     """
-    chosen = torch.argsort(values.abs(), dim=-1, descending=True, stable=True)[:, :top]
+    chosen = _largest(values.abs(), top)
     sign = values.gather(-1, chosen).sign().long()
     return (3 * chosen + sign + 1).sort(-1).values
+
+
+def _largest(size: Tensor, top: int) -> Tensor:
+    """Where the `top` largest of rows of numbers that are not negative lie; the first of equals first."""
+    if size.dtype != torch.float32:
+        return torch.argsort(size, dim=-1, descending=True, stable=True)[:, :top]
+    # the bits of such numbers are ordered as they are; the place behind them tells equals apart
+    place = torch.arange(size.shape[-1] - 1, -1, -1, device=size.device)
+    both = (size.contiguous().view(torch.int32).long() << 32) | place
+    return both.topk(top, dim=-1).indices
 
 
 def agreement_among_matches(codes: Tensor, classes: Tensor, other_codes: Tensor, others: Tensor) -> Tensor:

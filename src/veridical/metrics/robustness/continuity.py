@@ -12,6 +12,7 @@ from veridical.errors import InputError
 from veridical.explainers.base import Explainer
 from veridical.functional import rms_normalise
 from veridical.metrics.base import ExplainerMetric, Outcome, register
+from veridical.metrics.explaining import at_once, explaining, stacked
 from veridical.metrics.robustness.neighbourhood import map_flags, nan_where_any, worst
 from veridical.rng import Key
 from veridical.scores import Curve, Direction
@@ -68,22 +69,26 @@ class Continuity(ExplainerMetric):
         fill = task.fill
         state = task.from_train(f"background of {fill!r}", lambda: fill.prepare(task.train, task.space))
         background = fill.background(state, task.inputs, task.ids, key / "fill")[:, 0]
-        clean = self._maps(explainer, task, key / "clean")
-        columns = []
-        for step in range(1, self.steps + 1):
-            near = task.with_inputs(translated(task.inputs, background, step * self.pixels))
-            change = (self._maps(explainer, near, key / "explain" / step) - clean).abs().sum(-1)
-            way = (near.inputs - task.inputs).double().flatten(1).norm(dim=1)
-            columns.append(change / torch.where(way == 0, torch.nan, way))
-        table = torch.stack(columns, -1)
+        times = at_once(explainer, task, self.steps)
+        rows = []
+        with explaining(explainer, task) as explain:
+            clean = self._comparable(explain(task, key / "clean"), task)
+            for first in range(1, self.steps + 1, times):
+                moves = range(first, min(first + times, self.steps + 1))
+                near = torch.stack([translated(task.inputs, background, t * self.pixels) for t in moves])
+                world = stacked(task, len(moves)).with_inputs(near.flatten(0, 1))
+                moved = explain(world, key / "explain" / first).unflatten(0, (-1, len(task)))
+                change = (self._comparable(moved, task) - clean).abs().sum(-1)
+                way = torch.linalg.vector_norm((near - task.inputs).flatten(2), dim=-1, dtype=torch.float64)
+                rows.append(change / torch.where(way == 0, torch.nan, way))
+        table = torch.cat(rows).T.contiguous()
         flags = map_flags(clean)
         flags["no translation changes the image"] = table.isnan().all(-1) & ~flags["no explanation"]
         moved = torch.arange(1, self.steps + 1, device=task.device) * self.pixels
         curve = Curve(moved, table, "pixels moved", "change of the map over that of the image")
         return Outcome(nan_where_any(worst(table), flags), flags, curve)
 
-    def _maps(self, explainer: Explainer, task: Task, key: Key) -> Tensor:
-        values = explainer(task, key).values
+    def _comparable(self, values: Tensor, task: Task) -> Tensor:
         if self.normalise:
             return rms_normalise(values, where=task.space.valid)
         values = values.double()

@@ -45,7 +45,8 @@ class LocalLipschitz(NeighbourMetric):
         start = movable(task)
 
         def slope(near: Task, before: Tensor, after: Tensor) -> Tensor:
-            moved = touched_norm(start, near.inputs - start.inputs)
+            way = near.inputs.unflatten(0, (-1, len(start))) - start.inputs
+            moved = touched_norm(start, way)
             return distance(before, after) / torch.where(moved == 0, torch.nan, moved)
 
         clean, table = explained_pairs(self, start, explainer, key, slope)

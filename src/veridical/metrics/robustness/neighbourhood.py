@@ -12,18 +12,20 @@ from veridical.errors import InputError
 from veridical.explainers.base import Explainer
 from veridical.functional import rms_normalise
 from veridical.metrics.base import ExplainerMetric
-from veridical.metrics.input_noise import movable, reference_range, uniform_noise, why_no_noise
+from veridical.metrics.explaining import at_once, explaining, stacked
+from veridical.metrics.input_noise import movable, reference_range, uniform_draws, why_no_noise
 from veridical.rng import Key
 from veridical.task import Task
 
 
 @dataclass(frozen=True)
 class NeighbourMetric(ExplainerMetric):
-    """Base of metrics that explain `draws` neighbours x + u of every input, one batched call a draw.
+    """Base of metrics that explain `draws` neighbours x + u of every input.
 
-    u is uniform on [-radius, radius] in every element, in the model's input space or, with `in_ranges`, in
-    units of each element's range over the reference rows; token ids are moved at their embeddings. Maps are
-    divided by their root mean square before they are compared unless `normalise` is off.
+    As many draws as fit one chunk are explained in one batched call. u is uniform on [-radius, radius] in
+    every element, in the model's input space or, with `in_ranges`, in units of each element's range over the
+    reference rows; token ids are moved at their embeddings. Maps are divided by their root mean square before
+    they are compared unless `normalise` is off.
     """
 
     draws: int = 10
@@ -42,15 +44,16 @@ class NeighbourMetric(ExplainerMetric):
             return "in_ranges takes each element's range from reference rows; give the task train=..."
         return super().why_not(task) or why_no_noise(task)
 
-    def neighbours(self, task: Task, key: Key) -> Iterator[Task]:
-        """The movable task at each draw's neighbours."""
+    def neighbours(self, task: Task, key: Key, times: int = 1) -> Iterator[Task]:
+        """The movable task at its neighbours, `times` draws of all samples after each other in one task."""
         reach = self.radius * reference_range(task) if self.in_ranges else self.radius
-        for draw in range(self.draws):
-            yield task.with_inputs(task.inputs + reach * uniform_noise(task, key / "neighbour", draw))
+        for first in range(0, self.draws, times):
+            count = min(times, self.draws - first)
+            near = task.inputs + reach * uniform_draws(task, key / "neighbour", range(first, first + count))
+            yield stacked(task, count).with_inputs(near.flatten(0, 1))
 
-    def maps(self, explainer: Explainer, task: Task, key: Key) -> Tensor:
-        """The maps at a task in float64, normalised or not; 0 at features that do not exist."""
-        values = explainer(task, key).values
+    def comparable(self, values: Tensor, task: Task) -> Tensor:
+        """Maps (..., N, V) of a task in float64, normalised or not; 0 at features that do not exist."""
         if self.normalise:
             return rms_normalise(values, where=task.space.valid)
         values = values.double()
@@ -62,20 +65,24 @@ def explained_pairs(
 ) -> tuple[Tensor, Tensor]:
     """The clean maps (N, V) and `compare(near task, clean maps, near maps)` for every draw (N, draws).
 
-    The explainer gets a fresh key each time, as a stochastic one is judged with its own noise.
+    As many draws as fit a chunk are explained together: the near task holds k times the samples, the maps
+    are (k, N, V), and `compare` gives (k, N). A method with draws of its own gets a fresh key each time, as
+    it is judged with its own noise.
     """
     task = movable(task)
-    clean = metric.maps(explainer, task, key / "clean")
-    columns = []
-    for draw, near in enumerate(metric.neighbours(task, key)):
-        moved = metric.maps(explainer, near, key / "explain" / draw)
-        columns.append(compare(near, clean, moved))
-    return clean, torch.stack(columns, -1)
+    times = at_once(explainer, task, metric.draws)
+    rows = []
+    with explaining(explainer, task) as explain:
+        clean = metric.comparable(explain(task, key / "clean"), task)
+        for step, near in enumerate(metric.neighbours(task, key, times)):
+            moved = explain(near, key / "explain" / step).unflatten(0, (-1, len(task)))
+            rows.append(compare(near, clean, metric.comparable(moved, task)))
+    return clean, torch.cat(rows).T.contiguous()
 
 
 def distance(before: Tensor, after: Tensor) -> Tensor:
     """Euclidean distance of rows that are float64 and 0 where features do not exist, as `maps` gives them."""
-    return (before - after).square().sum(-1).sqrt()
+    return torch.linalg.vector_norm(before - after, dim=-1)
 
 
 def map_flags(clean: Tensor) -> dict[str, Tensor]:

@@ -19,6 +19,7 @@ from veridical.metrics.robustness.neighbourhood import (
     nan_where_any,
     worst,
 )
+from veridical.predictor import check_finite
 from veridical.rng import Key
 from veridical.scores import Direction
 from veridical.task import Task
@@ -28,13 +29,22 @@ def relative_change(before: Tensor, after: Tensor, epsilon: float) -> Tensor:
     """‖(before - after) / (before + epsilon sign(before))‖ of each row, with sign(0) = 1, in float64."""
     before, after = before.double(), after.double()
     away = torch.where(before < 0, -epsilon, epsilon)
-    return ((before - after) / (before + away)).square().sum(-1).sqrt()
+    return torch.linalg.vector_norm((before - after).div_(before + away), dim=-1)
+
+
+def unchecked_outputs(task: Task) -> Tensor:
+    """All outputs (N, C), counted; looking at them would wait for a GPU at every draw."""
+    with task.session():
+        return task.predictor.chunk(task.inputs, task.side)
 
 
 def same_prediction(task: Task, before: Tensor, after: Tensor) -> Tensor:
-    """Whether two sets of outputs predict alike: one class, or all labels; a regression always does."""
+    """Whether two sets of outputs (N, C) and (..., N, C) predict alike: one class, or all labels.
+
+    A regression always does.
+    """
     if task.head == "regression":
-        return torch.ones(len(before), dtype=torch.bool, device=before.device)
+        return torch.ones(after.shape[:-1], dtype=torch.bool, device=before.device)
     if task.head == "multilabel":
         return ((before > 0) == (after > 0)).all(-1)
     return before.argmax(-1) == after.argmax(-1)
@@ -60,8 +70,8 @@ class RelativeStability(NeighbourMetric):
             raise InputError(f"epsilon must be positive, got {self.epsilon}")
 
     def reading(self, task: Task, clean: bool) -> tuple[Tensor, Tensor]:
-        """What the map's change is held against (N, K), and the outputs (N, C)."""
-        outputs = task.outputs if clean else task.predictor.outputs(task.inputs, task.side)
+        """What the map's change is held against (N, K), and the outputs (N, C), which the caller checks."""
+        outputs = task.outputs if clean else unchecked_outputs(task)
         return outputs, outputs
 
     def moved(self, before: Tensor, after: Tensor) -> Tensor:
@@ -71,18 +81,21 @@ class RelativeStability(NeighbourMetric):
     def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
         start = movable(task)
         before, answers = self.reading(start, True)
-        kept = []
+        kept: list[Tensor] = []
+        sound: list[Tensor] = []
 
         def ratio(near: Task, clean: Tensor, after: Tensor) -> Tensor:
-            reading, outputs = self.reading(near, False)
+            reading, outputs = (part.unflatten(0, (-1, len(start))) for part in self.reading(near, False))
             same = same_prediction(task, answers, outputs)
             kept.append(same)
+            sound.append(outputs.isfinite().all(-1) & reading.isfinite().all(-1))
             change = relative_change(clean, after, self.epsilon)
             moved = self.moved(before, reading).clamp(min=self.epsilon)
             return torch.where(same, change / moved, torch.nan)
 
         clean, table = explained_pairs(self, start, explainer, key, ratio)
-        share = torch.stack(kept, -1).double().mean(-1)
+        check_finite(torch.where(torch.cat(sound).all(0), 0.0, torch.nan))
+        share = torch.cat(kept).double().mean(0)
         flags = map_flags(clean)
         flags["every draw changed the prediction"] = share == 0
         values = nan_where_any(worst(table), flags)

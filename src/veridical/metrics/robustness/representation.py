@@ -24,13 +24,15 @@ def why_no_layer(task: Task, layer: str | None) -> str | None:
 
 
 def representations(task: Task, layer: str | None = None) -> tuple[Tensor, Tensor]:
-    """(N, K) activations and (N, C) outputs from one counted pass.
+    """(N, K) activations and (N, C) outputs from one counted pass, which the caller checks.
 
     The activations are the answer of the named layer or, with None, what goes into the linear layer that
     is called last.
     """
     view = _Reading(task.predictor.model, layer)
-    both = task.predictor.with_model(view, _Joined(task.predictor.output)).outputs(task.inputs, task.side)
+    reader = task.predictor.with_model(view, _Joined(task.predictor.output))
+    with reader.session():
+        both = reader.chunk(task.inputs, task.side)
     return both[:, : -task.n_outputs], both[:, -task.n_outputs :]
 
 

@@ -77,7 +77,8 @@ def crop_embeddings(split: Split, inputs: Tensor, size: int, outputs: Tensor | N
     found = split.collect(whole)
     if outputs is None:
         outputs = split.collect(inputs).outputs
-    return Embeddings(found.values.reshape(count, high * wide, -1), outputs, torch.arange(count))
+    ids = torch.arange(count, device=inputs.device)
+    return Embeddings(found.values.reshape(count, high * wide, -1), outputs, ids)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,160 @@
+"""The paper's figures from what the other programs wrote.
+
+    python -m replications.qge.figures --results results --out figures [--meta FILE.csv]
+
+Reads tabular.jsonl (figures 2 to 6) and, for figure 7, the table of consistencies that
+`replications.metaquantus.run --table qge-5` writes; figure 1 is told with the embedded digits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+import veridical as vd
+from veridical.meta.plots import CORNERS, ORDER
+from veridical.plots import COLOURS
+from veridical.qge.agreement import STRATA
+from veridical.qge.plots import STRATUM_NAMES
+
+NAMES = {"avila": "Avila, 10!", "wine9": "wine, 9!"}
+
+
+def read(path: Path) -> dict[tuple[str, str], vd.qge.RankingStudy]:
+    """The studies by set and model; of lines that repeat, the last."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return {(row["set"], row["model"]): vd.qge.RankingStudy.from_json(row["study"]) for row in lines}
+
+
+def panels(rows: int, columns: int, width: float = 3.4, height: float = 2.8) -> tuple[Figure, Any]:
+    """A figure and its axes (rows, columns)."""
+    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def figure_1() -> Figure:
+    """Two explanations of about the same quality whose places among all rankings differ most."""
+    task = vd.tasks.load("digits")[:32].with_space(vd.Space.patches((1, 8, 8), (4, 2)))
+    place = vd.qge.standing(task, vd.qge.KeptFeatures(), "gradient")
+    apart = (place.percentile[:, None] - place.percentile).abs()
+    alike = (place.quality[:, None] - place.quality).abs() < 0.01
+    best = int((apart * alike).argmax())
+    figure, grid = panels(1, 4, 2.6, 2.6)
+    for column, sample in enumerate((best // len(task), best % len(task))):
+        grid[0, 2 * column].imshow(task.inputs[sample, 0], cmap="gray")
+        grid[0, 2 * column].set_axis_off()
+        grid[0, 2 * column].set_title(f"quality {float(place.quality[sample]):.3f}", fontsize=9)
+        ax = place.plot(sample, grid[0, 2 * column + 1])
+        ax.get_legend().remove()
+        ax.set_xlabel("quality: kept features", fontsize=9)
+        ax.set_title(
+            f"better than {100 * float(place.percentile[sample]):.0f}% of rankings\n"
+            f"QGE {float(place.gap[sample]):+.3f}",
+            fontsize=9,
+        )
+    figure.legend(
+        *ax.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8, frameon=False
+    )
+    return figure
+
+
+def over_k(studies: dict[tuple[str, str], vd.qge.RankingStudy], rho: bool) -> Figure:
+    """Figures 2 and 5: agreement over K beside that of QGE."""
+    figure, grid = panels(1, len(NAMES))
+    for ax, (name, title) in zip(grid[0], NAMES.items(), strict=True):
+        studies[name, "trained"].plot(ax, rho=rho).set_title(title, fontsize=9)
+    return figure
+
+
+def by_stratum(studies: dict[tuple[str, str], vd.qge.RankingStudy]) -> Figure:
+    """Figure 3: tau among the rankings of each stratum of quality."""
+    figure, grid = panels(len(NAMES), len(STRATA), 2.4, 2.3)
+    for row, (name, title) in zip(grid, NAMES.items(), strict=True):
+        for place, ax in enumerate(row):
+            study = studies[name, "trained"]
+            there = int((~study.stratum_tau[:, place, 0].isnan()).sum())
+            if not there:
+                ax.set_axis_off()
+                continue
+            study.plot(ax, stratum=place)
+            ax.set_title(f"{title}, q in {STRATUM_NAMES[place]} sd ({there} inputs)", fontsize=7)
+            ax.set_ylim(-0.25, 1)
+            if place:
+                ax.set_ylabel("")
+                ax.get_legend().remove()
+    return figure
+
+
+def gaps(studies: dict[tuple[str, str], vd.qge.RankingStudy]) -> Figure:
+    """Figure 4: the density of QGE over all rankings."""
+    figure, grid = panels(1, len(NAMES))
+    for ax, (name, title) in zip(grid[0], NAMES.items(), strict=True):
+        studies[name, "trained"].plot_distribution(ax).set_title(title, fontsize=9)
+    return figure
+
+
+def qualities(studies: dict[tuple[str, str], vd.qge.RankingStudy]) -> Figure:
+    """Figure 6: the density of q under three models."""
+    models = ("trained", "ood-mean", "untrained")
+    figure, grid = panels(len(NAMES), len(models))
+    for row, (name, title) in zip(grid, NAMES.items(), strict=True):
+        for ax, model in zip(row, models, strict=True):
+            studies[name, model].plot_distribution(ax, of="quality").set_title(
+                f"{title}, {model}", fontsize=9
+            )
+    return figure
+
+
+def areas(path: Path) -> Figure:
+    """Figure 7: the four consistencies of each metric, alone, less a random partner, less its inverse."""
+    with path.open() as file:
+        rows = {(row["metric"], row["test"]): row for row in csv.DictReader(file)}
+    figure, grid = panels(3, 3, 2.2, 2.4)
+    for line, prefix in zip(grid, ("", "QRAND-1 ", "QGE "), strict=True):
+        for ax, metric in zip(line, ("PF", "RRA", "RMA"), strict=True):
+            ax.fill([x for _, x, _ in CORNERS], [y for *_, y in CORNERS], color="0.92")
+            for test, colour in (("ipt", COLOURS[0]), ("mpt", COLOURS[1])):
+                row = rows[f"{prefix}{metric}", test]
+                vector = [float(row[entry]) for entry in ("iac_nr", "iac_ar", "iec_nr", "iec_ar")]
+                corners = zip(ORDER, CORNERS, strict=True)
+                xs, ys = zip(*((vector[at] * x, vector[at] * y) for at, (_, x, y) in corners), strict=True)
+                ax.fill(xs, ys, color=colour, alpha=0.35, label={"ipt": "inputs", "mpt": "model"}[test])
+            for name, x, y in CORNERS:
+                ax.text(1.2 * x, 1.2 * y, name, ha="center", va="center", fontsize=7)
+            score = sum(float(rows[f"{prefix}{metric}", test]["mc"]) for test in ("ipt", "mpt")) / 2
+            ax.set_title(f"{prefix}{metric} ({score:.3f})", fontsize=8)
+            ax.set(xlim=(-1.4, 1.4), ylim=(-1.4, 1.4), aspect="equal")
+            ax.set_axis_off()
+    grid[0, 0].legend(fontsize=7, frameon=False, loc="lower left")
+    return figure
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--results", type=Path, default=Path("results"))
+    parser.add_argument("--out", type=Path, default=Path("figures"))
+    parser.add_argument("--meta", type=Path, help="consistencies of qge-5, for figure 7")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    studies = read(args.results / "tabular.jsonl")
+    drawn = {
+        "figure1": figure_1(),
+        "figure2": over_k(studies, rho=False),
+        "figure3": by_stratum(studies),
+        "figure4": gaps(studies),
+        "figure5": over_k(studies, rho=True),
+        "figure6": qualities(studies),
+    }
+    if args.meta is not None:
+        drawn["figure7"] = areas(args.meta)
+    for name, figure in drawn.items():
+        figure.savefig(args.out / f"{name}.png", dpi=110)
+
+
+if __name__ == "__main__":
+    main()

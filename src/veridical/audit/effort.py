@@ -1,0 +1,174 @@
+"""How much an audit does, by name; less of it where a model is heavy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from veridical.errors import unknown_name
+from veridical.task import Task
+
+EffortName = Literal["glance", "quick", "standard", "thorough"]
+HEAVY_PARAMETERS = 2_000_000
+LARGE_INPUT = 10_000
+"""A model of more parameters, or inputs of more values, is heavy: a row takes tens of milliseconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """How much an audit does.
+
+    `dearest` is the most rows that one map of an explainer may ask for; `search_draws` the draws a level when
+    noise strengths are looked for; `layer_steps` the groups in which layers are randomised to check the
+    model; `training_rows` the most that F-Fidelity fine-tunes on, none at 0.
+    """
+
+    name: str
+    samples: int
+    dearest: int
+    variants: bool
+    gef_draws: int
+    search_draws: int
+    layer_steps: int
+    removal_draws: int
+    removal_sizes: tuple[float, ...]
+    flip_steps: int
+    subset_runs: int
+    noise_draws: int
+    meta_samples: int
+    meta_explainers: int
+    meta_draws: int
+    meta_iterations: int
+    standing_samples: int
+    standing_draws: int
+    training_rows: int
+    training_epochs: int
+
+
+COARSE = (0.1, 0.5, 0.9)
+SIZES = (0.1, 0.3, 0.5, 0.7, 0.9)
+FINE = tuple(percent / 100 for percent in range(5, 100, 5))
+ALL = 10**9
+GLANCE = Effort(
+    name="glance",
+    samples=24,
+    dearest=16,
+    variants=False,
+    gef_draws=3,
+    search_draws=4,
+    layer_steps=1,
+    removal_draws=4,
+    removal_sizes=COARSE,
+    flip_steps=8,
+    subset_runs=24,
+    noise_draws=2,
+    meta_samples=24,
+    meta_explainers=2,
+    meta_draws=1,
+    meta_iterations=1,
+    standing_samples=0,
+    standing_draws=0,
+    training_rows=0,
+    training_epochs=0,
+)
+QUICK = Effort(
+    name="quick",
+    samples=64,
+    dearest=64,
+    variants=False,
+    gef_draws=5,
+    search_draws=8,
+    layer_steps=1,
+    removal_draws=10,
+    removal_sizes=SIZES,
+    flip_steps=16,
+    subset_runs=50,
+    noise_draws=5,
+    meta_samples=32,
+    meta_explainers=3,
+    meta_draws=2,
+    meta_iterations=1,
+    standing_samples=4,
+    standing_draws=200,
+    training_rows=2000,
+    training_epochs=10,
+)
+STANDARD = replace(
+    QUICK,
+    name="standard",
+    samples=200,
+    dearest=600,
+    search_draws=20,
+    layer_steps=4,
+    removal_draws=20,
+    flip_steps=24,
+    subset_runs=100,
+    noise_draws=10,
+    meta_samples=100,
+    meta_iterations=2,
+    standing_samples=8,
+    standing_draws=1000,
+    training_rows=10_000,
+    training_epochs=30,
+)
+THOROUGH = replace(
+    STANDARD,
+    name="thorough",
+    samples=1000,
+    dearest=ALL,
+    variants=True,
+    layer_steps=10,
+    removal_draws=50,
+    removal_sizes=FINE,
+    flip_steps=50,
+    meta_samples=1000,
+    meta_explainers=6,
+    meta_draws=5,
+    meta_iterations=3,
+    standing_samples=16,
+    training_rows=ALL,
+)
+EFFORTS: Mapping[str, Effort] = {e.name: e for e in (GLANCE, QUICK, STANDARD, THOROUGH)}
+ON_HEAVY: Mapping[str, Effort] = {
+    "glance": replace(GLANCE, samples=16, meta_samples=12, removal_draws=3),
+    "quick": replace(
+        GLANCE,
+        name="quick",
+        samples=32,
+        meta_samples=12,
+        removal_draws=3,
+        standing_samples=1,
+        standing_draws=50,
+    ),
+    "standard": replace(
+        STANDARD,
+        search_draws=8,
+        layer_steps=1,
+        removal_draws=10,
+        noise_draws=5,
+        meta_samples=24,
+        meta_draws=1,
+        meta_iterations=1,
+        standing_samples=4,
+        standing_draws=100,
+    ),
+}
+"""What an effort is instead where the model is heavy, so that its name still tells how long one waits."""
+
+
+def effort_of(given: str | Effort, task: Task | None = None) -> Effort:
+    """The effort of this name, lighter where the task's model is heavy; or the caller's own."""
+    if isinstance(given, Effort):
+        return given
+    if given not in EFFORTS:
+        raise unknown_name("effort", str(given), get_args(EffortName))
+    if task is not None and heavy(task):
+        return ON_HEAVY.get(given, EFFORTS[given])
+    return EFFORTS[given]
+
+
+def heavy(task: Task) -> bool:
+    """Whether a row of this task takes long, by what anyone can count: no clock decides what is done."""
+    size = 0 if task.inputs is None else task.inputs[0].numel()
+    return size > LARGE_INPUT or sum(p.numel() for p in task.model.parameters()) > HEAVY_PARAMETERS

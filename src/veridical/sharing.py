@@ -1,0 +1,40 @@
+"""Work that several scores share: kept while one task is scored again and again, and then let go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from veridical.task import Task
+
+T = TypeVar("T")
+_PLACE = "shared work"
+
+
+@contextmanager
+def sharing(task: Task) -> Iterator[None]:
+    """While this is open, what `shared` names is made once for this very task (not for tasks made of it).
+
+    Rows that serve several scores are counted where they were first asked.
+    """
+    kept = task.__dict__["_cache"]
+    if _PLACE in kept:
+        yield
+        return
+    kept[_PLACE] = {}
+    try:
+        yield
+    finally:
+        kept.pop(_PLACE, None)
+
+
+def shared(task: Task, name: Hashable, make: Callable[[], T]) -> T:
+    """What `make` gives, or gave before to the same name while the task's work is shared."""
+    kept = task.__dict__["_cache"].get(_PLACE)
+    if kept is None:
+        return make()
+    if name not in kept:
+        kept[name] = make()
+    found: T = kept[name]
+    return found

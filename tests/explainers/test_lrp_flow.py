@@ -1,0 +1,228 @@
+"""Relevance in models that cannot be traced: the same maps as by their graph, and Hugging Face's models."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import veridical as vd
+from tests.explainers.test_lrp import EVERY, Residual, explained
+from veridical.errors import NotApplicableError
+from veridical.explainers import Lrp, LrpEpsilon
+from veridical.explainers.lrp_flow import RelevanceFlow
+from veridical.space import Space
+from veridical.task import Task
+
+
+class Branching(nn.Module):
+    """Asks something of its input that a tracer cannot know, then does what the inner model does."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x, *side):
+        if bool(x.isnan().any()):
+            raise ValueError("NaN")
+        return self.inner(x, *side)
+
+
+class Gated(nn.Module):
+    """Attention written out, a layer norm, a sigmoid gate, differences, a functional batch norm, a join."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.gate = (nn.Linear(4, 4) for _ in range(4))
+        self.norm, self.batch = nn.LayerNorm(4), nn.BatchNorm1d(4)
+        self.head = nn.Linear(8, 2)
+        self.batch.running_var.uniform_(0.5, 2.0)
+        self.batch.running_mean.normal_()
+
+    def forward(self, x):
+        weights = torch.softmax(self.q(x) @ self.k(x).transpose(1, 2) / 2.0, -1)
+        mixed = self.norm(x + weights @ self.v(x))
+        kept = mixed * torch.sigmoid(self.gate(x)) - 0.5 * x
+        scaled = self.batch(kept.transpose(1, 2)).transpose(1, 2)
+        unit = F.normalize(F.gelu(scaled).mean(1), dim=-1)
+        return self.head(torch.cat([unit, x.mean(1)], -1))
+
+
+def both_ways(inner: nn.Module, x: torch.Tensor, space: Space) -> tuple[Task, Task]:
+    return Task(inner, x, space=space), Task(Branching(inner), x, space=space)
+
+
+@pytest.mark.parametrize("explainer", [*EVERY, Lrp(first="z_box", low=-4.0, high=4.0), Lrp(dense="flat")])
+def test_following_a_run_gives_what_following_the_graph_gives(explainer):
+    torch.manual_seed(2)
+    cases = [
+        both_ways(
+            Residual(True).double().eval(), torch.randn(3, 2, 8, 8).double(), Space.elements((2, 8, 8))
+        ),
+        both_ways(Gated().double().eval(), torch.randn(3, 5, 4).double(), Space.elements((5, 4))),
+    ]
+    for traced, run in cases:
+        assert isinstance(explainer.prepared(run).predictor.model, RelevanceFlow)
+        assert not isinstance(explainer.prepared(traced).predictor.model, RelevanceFlow)
+        assert torch.allclose(explainer(run).values, explainer(traced).values, rtol=1e-9, atol=1e-9)
+
+
+def test_weight_noise_is_explained_as_in_a_noisy_copy():
+    torch.manual_seed(3)
+    task = Task(Branching(Residual(True).double().eval()), torch.randn(2, 2, 8, 8).double())
+    noisy = task.with_noise(0.3, vd.Key(5))
+    copied = copy.deepcopy(task.model)
+    with torch.no_grad():
+        for name, value in noisy.model.tensors.items():
+            copied.get_parameter(name).copy_(value)
+    alone = Task(copied, task.inputs, targets=task.targets)
+    for explainer in (Lrp(), LrpEpsilon()):
+        assert torch.allclose(explainer(noisy).values, explainer(alone).values, atol=1e-10)
+        assert not torch.allclose(explainer(noisy).values, explainer(task).values, atol=1e-4)
+
+
+class Refused(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.lin = how, nn.Linear(4, 4)
+
+    def forward(self, x):
+        h = self.lin(x)
+        if bool(h.isnan().any()):
+            raise ValueError("NaN")
+        if self.how == "leak":
+            return self.lin((h * self.lin(h)).clone())
+        if self.how == "answer":
+            return h * self.lin(h)
+        if self.how == "exp":
+            return torch.exp(h)
+        if self.how == "softmax":
+            return h.softmax(-1)
+        if self.how == "divide":
+            return 1.0 / h
+        if self.how == "batch":
+            return F.batch_norm(h[..., None].expand(-1, -1, 2), None, None, training=True)[..., 0]
+        h.mul_(2.0)
+        return h
+
+
+@pytest.mark.parametrize(
+    ("how", "named"),
+    [("leak", "two activations"), ("answer", "two activations"), ("exp", "'exp'"), ("softmax", "logits"),
+     ("divide", "'rdiv'|'rtruediv'"), ("batch", "mixes samples"), ("in place", "in place")],
+)  # fmt: skip
+def test_what_has_no_rule_is_refused_by_name(how, named):
+    torch.manual_seed(6)
+    task = Task(Refused(how), torch.randn(3, 4))
+    with pytest.raises(NotApplicableError, match=named) as refusal:
+        LrpEpsilon()(task)
+    assert "gradient" in str(refusal.value)  # and it names what applies
+
+
+# --- Hugging Face -----------------------------------------------------------------------------------------
+
+
+def without_constants(model: nn.Module) -> nn.Module:
+    """No biases, no position or class tokens: nothing but the input can receive relevance."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            constant = name.endswith(("bias", "cls_token", "position_embeddings"))
+            constant |= "position_embeddings.weight" in name or "token_type" in name
+            if constant:
+                value.zero_()
+            elif value.dim() > 1:
+                value.normal_(0, value[0].numel() ** -0.5, generator=generator)
+    return model.double().eval()
+
+
+def image_model(name: str) -> Task:
+    import transformers as hf
+
+    torch.manual_seed(0)
+    small = {"num_labels": 3}
+    made = {
+        "vit": lambda: hf.ViTForImageClassification(
+            hf.ViTConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
+                         image_size=16, patch_size=4, **small)
+        ),
+        "resnet": lambda: hf.ResNetForImageClassification(
+            hf.ResNetConfig(embedding_size=6, hidden_sizes=[6, 8], depths=[1, 1], layer_type="basic", **small)
+        ),
+        "convnext": lambda: hf.ConvNextForImageClassification(
+            hf.ConvNextConfig(hidden_sizes=[6, 8], depths=[1, 1], num_stages=2, layer_scale_init_value=0.5,
+                              **small)
+        ),
+        "mobilenet": lambda: hf.MobileNetV2ForImageClassification(
+            hf.MobileNetV2Config(depth_multiplier=0.1, min_depth=8, **small)
+        ),
+    }  # fmt: skip
+    size = 16 if name == "vit" else 32
+    x = torch.randn(3, 3, size, size, generator=torch.Generator().manual_seed(1)).double()
+    return Task(without_constants(made[name]()), x, space=Space.elements((3, size, size)))
+
+
+def text_model(name: str, attention: str = "sdpa") -> Task:
+    import transformers as hf
+
+    torch.manual_seed(0)
+    made = {
+        "bert": lambda: hf.BertForSequenceClassification(
+            hf.BertConfig(vocab_size=40, hidden_size=12, num_hidden_layers=2, num_attention_heads=2,
+                          intermediate_size=20, max_position_embeddings=12, num_labels=3,
+                          attn_implementation=attention)
+        ),
+        "distilbert": lambda: hf.DistilBertForSequenceClassification(
+            hf.DistilBertConfig(vocab_size=40, dim=12, n_layers=2, n_heads=2, hidden_dim=20,
+                                max_position_embeddings=12, num_labels=3, attn_implementation=attention)
+        ),
+    }  # fmt: skip
+    ids = torch.randint(1, 40, (3, 7), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones(3, 7, dtype=torch.int64)
+    mask[1, 4:] = 0
+    return Task(
+        without_constants(made[name]()), ids, side={"attention_mask": mask}, space=Space.tokens(7, mask > 0)
+    )
+
+
+@pytest.mark.extras
+@pytest.mark.parametrize("name", ["vit", "resnet", "convnext", "mobilenet"])
+def test_image_models_of_hugging_face_keep_their_relevance(name):
+    task = image_model(name)
+    found = LrpEpsilon(1e-12)(task).values
+    assert conserves(found, task)
+    assert not conserves(vd.explain("input_x_gradient", task).values, task) or name in ("resnet", "mobilenet")
+    one_by_one = torch.cat([LrpEpsilon(1e-12)(task[[i]]).values for i in range(3)])
+    assert torch.allclose(found, one_by_one, rtol=1e-7, atol=1e-9)
+    # the composite runs as well; where no contribution is positive, z+ has nothing to give relevance to
+    assert bool(Lrp()(task).values.isfinite().all())
+
+
+def conserves(values: torch.Tensor, task: Task) -> bool:
+    return torch.allclose(values.sum(-1), explained(task), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.extras
+@pytest.mark.parametrize("name", ["bert", "distilbert"])
+def test_text_models_of_hugging_face_keep_their_relevance_at_the_embeddings(name):
+    task = text_model(name)
+    found = LrpEpsilon(1e-12)(task).values
+    assert found.shape == (3, 7)
+    assert conserves(found, task)
+    assert not conserves(vd.explain("input_x_gradient", task).values, task)
+    assert bool((found[1, 4:] == 0).all())  # padding
+    eager = text_model(name, "eager")
+    assert torch.allclose(LrpEpsilon(1e-12)(eager).values, found, atol=1e-8)
+
+
+@pytest.mark.extras
+def test_a_language_model_without_a_rule_is_refused_by_name():
+    import transformers as hf
+
+    config = hf.GPT2Config(vocab_size=40, n_embd=12, n_layer=1, n_head=2, n_positions=12, num_labels=3,
+                           pad_token_id=0, bos_token_id=1, eos_token_id=2)  # fmt: skip
+    ids = torch.randint(3, 40, (2, 6), generator=torch.Generator().manual_seed(1))
+    task = Task(hf.GPT2ForSequenceClassification(config).eval(), ids)
+    with pytest.raises(NotApplicableError, match=r"'addmm'.*These do:.*gradient"):
+        LrpEpsilon()(task)

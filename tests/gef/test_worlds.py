@@ -1,0 +1,171 @@
+"""Noisy worlds: one draw serves all strengths, checks wait for the end of a draw, nothing is left behind."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import veridical as vd
+from veridical import weights
+from veridical.errors import InputError, ModelError, VeridicalWarning
+from veridical.gef.watch import Watch
+from veridical.gef.worlds import Worlds
+from veridical.testing import tiny_task
+
+KEY = vd.Key(3) / "noise"
+PATH = (0.1, 0.5, 1.0)
+
+
+def drawn_per_score(metric: vd.GEF, samples: int = 4) -> int:
+    """How many parameters had noise drawn for them during one score."""
+    task = tiny_task("image", samples)
+    with mock.patch.object(weights, "parameter_noise", wraps=weights.parameter_noise) as draw:
+        vd.score(metric, task, "gradient")
+    return int(draw.call_count) // len(weights.parameters(task.model))
+
+
+@pytest.mark.parametrize(
+    ("settings", "draws"),
+    [
+        ({"form": "fast"}, 2 * 3),
+        ({"form": "arc", "steps": 4}, 2 * 3),  # one draw walks all four steps
+        ({"form": "fast", "same_direction": True}, 2),  # one draw serves all levels
+        ({"form": "reference", "steps": 4}, 2 * 3 * (4 + 1)),
+    ],
+)
+def test_noise_is_drawn_once_a_direction(settings: dict[str, object], draws: int) -> None:
+    assert drawn_per_score(vd.GEF(path=PATH, draws=2, **settings)) == draws  # type: ignore[arg-type]
+
+
+def test_worlds_have_the_weights_that_noisy_makes() -> None:
+    task = tiny_task("image", 4)
+    worlds = Worlds(task)
+    for sigma in (0.3, 1.7):
+        view = worlds.at(sigma, KEY).predictor.model
+        expected = weights.noisy(task.model, sigma, KEY)
+        assert {n: torch.equal(v, expected[n]) for n, v in view.tensors.items()} == dict.fromkeys(
+            expected, True
+        )  # type: ignore[union-attr]
+
+
+def test_worlds_answer_as_the_task_with_that_noise_does() -> None:
+    task = tiny_task("image", 4)
+    before = copy.deepcopy(task.model.state_dict())
+    world, plain = Worlds(task).at(0.4, KEY), task.with_noise(0.4, KEY)
+    assert torch.equal(world.predictor.outputs(world.inputs), plain.predictor.outputs(plain.inputs))
+    assert all(torch.equal(v, before[n]) for n, v in task.model.state_dict().items())
+
+
+def test_noise_around_a_noisy_world_multiplies() -> None:
+    task = tiny_task("image", 4)
+    world = Worlds(task).at(0.4, KEY)
+    near = Worlds(world).at(1e-3, KEY / "near")
+    here = world.predictor.model.tensors  # type: ignore[union-attr]
+    for name, value in near.predictor.model.tensors.items():  # type: ignore[union-attr]
+        ratio = (value / here[name])[here[name] != 0].detach()
+        assert float((ratio - 1).abs().max()) < 6e-3
+        assert not torch.equal(value, here[name])
+
+
+def test_input_noise_is_scaled_not_redrawn() -> None:
+    task = tiny_task("image", 4)
+    worlds = Worlds(task, "input")
+    small, large = (worlds.at(s, KEY).inputs - task.inputs for s in (0.1, 0.2))
+    torch.testing.assert_close(2 * small, large, atol=1e-6, rtol=0)
+    with pytest.raises(InputError, match="'weights' or 'input'"):
+        Worlds(task, "labels")  # type: ignore[arg-type]
+
+
+def test_a_view_of_a_layout_is_pickled_without_its_neighbours() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 2))
+    laid = weights.Layout.of(model)
+    view = laid.moved(laid.noise(KEY), 0.3).view()
+    size = sum(p.numel() for p in model.parameters()) * 4
+    written = pickle.dumps(view)
+    assert len(written) < 3 * size
+    x = torch.randn(3, 64)
+    assert torch.equal(pickle.loads(written)(x), view(x))
+    assert torch.equal(copy.deepcopy(view)(x), view(x))
+
+
+def test_large_models_draw_the_same_noise_in_threads() -> None:
+    model = nn.Sequential(nn.Linear(1024, 1100), nn.Linear(1100, 3))
+    drawn = weights.noisy(model, 0.5, KEY)
+    for name, value in model.named_parameters():
+        alone = 1 + 0.5 * weights.parameter_noise(KEY, name, value.shape)
+        torch.testing.assert_close(drawn[name], value.detach() * alone)
+
+
+class Bursting(nn.Module):
+    """Answers infinity as soon as its weight is not what it was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = (x * self.weight).sum(-1, keepdim=True)
+        burst = torch.where((self.weight - 1).abs().max() > 1e-9, torch.inf, 1.0)
+        return torch.cat([total, -total], 1) * burst
+
+
+def test_infinite_answers_under_noise_are_refused_with_their_rows() -> None:
+    task = vd.Task(Bursting(), torch.rand(5, 4) + 1)
+    with pytest.raises(ModelError, match="NaN or infinity in 5 rows"):
+        vd.score(vd.FastGEF(path=PATH, draws=1), task, "random")
+
+
+def test_watch_tells_missing_maps_from_broken_ones() -> None:
+    watch, maps = Watch(), torch.rand(3, 4, dtype=torch.float64)
+    missing = maps.index_fill(0, torch.tensor([1]), torch.nan)
+    watch.map(maps, None, "method")
+    watch.map(missing, None, "method")
+    watch.settle()
+    broken = maps.clone()
+    broken[2, 1] = torch.nan
+    watch.map(broken, None, "method")
+    with pytest.raises(InputError, match=r"map of 'method' is NaN or infinite in samples \[2\]"):
+        watch.settle()
+    watch.settle()
+    valid = torch.ones(3, 4, dtype=torch.bool)
+    valid[2, 1] = False
+    watch.map(broken, valid, "method")
+    watch.settle()
+
+
+def test_weights_that_reach_nothing_are_named() -> None:
+    class Deaf(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.unused = nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x[:, :2] * 2
+
+    task = vd.Task(Deaf(), torch.rand(5, 4))
+    with pytest.warns(VeridicalWarning, match="weight noise changes no output"):
+        scores = vd.score(vd.FastGEF(path=PATH), task, "gradient")
+    assert bool(scores.flags["the model does not move"].all())
+
+
+def test_output_noise_does_not_reach_a_map_made_inside_the_model() -> None:
+    task = tiny_task("image", 3)
+    metric = vd.GEF(form="reference", path=PATH, draws=1, steps=2)
+    scores = vd.score(metric, task, "lrp_epsilon")
+    # clean map, then one map a step and one answer a level: no copies with output noise
+    assert scores.cost.backward == 3 * (1 + 3 * 2)
+    assert not scores.values.isnan().any()
+
+
+def test_maps_alone_are_those_of_the_explanation() -> None:
+    from veridical.explainers import as_explainer
+
+    task = tiny_task("image", 5)
+    for name in ("gradient", "smoothgrad", "random"):
+        method = as_explainer(name)
+        assert torch.equal(method.maps(task, KEY), method(task, KEY).values)

@@ -1,0 +1,82 @@
+"""Results on disk, and iterations that were visited apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import veridical as vd
+from tests.meta.conftest import small_table
+from veridical.errors import InputError
+
+NAMES = (["sparseness", "max_sensitivity", vd.meta.Same()], ["gradient", "saliency"])
+ASKED = {"draws": 2, "tests": ("mpt",), "ar": "published", "resamples": 0}
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return vd.meta_evaluate(small_table(), *NAMES, iterations=3, **ASKED)
+
+
+@pytest.fixture(scope="module")
+def parts():
+    task = small_table()
+    return [vd.meta_evaluate(task, *NAMES, iterations=some, **ASKED) for some in ([2], range(2))]
+
+
+def same(a, b):
+    assert a.metrics == b.metrics
+    assert a.iterations == b.iterations
+    for label in a.books:
+        for place, scores in a.books[label].scores.items():
+            assert torch.equal(scores, b.books[label].scores[place])
+    assert all(torch.equal(kept, b.kept[place]) for place, kept in a.kept.items())
+
+
+def test_iterations_visited_apart_are_those_of_one_run(whole, parts):
+    together = vd.meta.joined(parts)
+    same(together, whole)
+    assert together.to_frame().equals(whole.to_frame())
+    assert together.iterations == (0, 1, 2)
+    # each part explains its own unperturbed world
+    assert together.shared.calls == whole.shared.calls + 2
+    assert together.books["max_sensitivity"].own.calls > whole.books["max_sensitivity"].own.calls
+
+
+def test_another_iteration_is_another_draw(parts):
+    third, others = parts
+    place = ("mpt", "ar")
+    first = others.books["sparseness"].scores[place][0]
+    assert not torch.equal(third.books["sparseness"].scores[place][0], first), "a mutant that redraws"
+
+
+def test_what_does_not_belong_together_is_refused(whole, parts):
+    with pytest.raises(InputError, match="in two of the results"):
+        vd.meta.joined([whole, parts[0]])
+    with pytest.raises(InputError, match="differ in seed"):
+        vd.meta.joined([parts[0], replace(parts[1], seed=1)])
+    with pytest.raises(InputError, match="at least one"):
+        vd.meta.joined([])
+
+
+@pytest.mark.parametrize("given", [[], [0, 0], [-1], ["1"]])
+def test_iterations_are_checked(given):
+    with pytest.raises(InputError, match="from 0 and each once"):
+        vd.meta_evaluate(small_table(), *NAMES, iterations=given, **ASKED)
+
+
+def test_a_saved_result_is_read_again_whole(whole, tmp_path):
+    read = vd.meta.load(whole.save(tmp_path / "meta.safetensors"))
+    same(read, whole)
+    assert read.to_frame().equals(whole.to_frame())
+    assert repr(read) == repr(whole)
+    assert read.amounts == whole.amounts
+    assert read.shared == whole.shared
+    assert read.books["sparseness"].dependence == whole.books["sparseness"].dependence
+
+
+def test_a_metric_that_failed_in_one_part_is_left_out(parts):
+    books = {label: book for label, book in parts[0].books.items() if label != "sparseness"}
+    assert "sparseness" not in vd.meta.joined([replace(parts[0], books=books), parts[1]]).metrics

@@ -1,0 +1,72 @@
+"""'qge:pixel_flipping' is a metric's name wherever one is asked for, with the same values everywhere."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from typer.testing import CliRunner
+
+import veridical as vd
+from veridical import study as studies
+from veridical.cli.app import app
+from veridical.metrics.base import registry
+
+SAMPLES = 6
+NAMES = ["qge:pixel_flipping", "qrand:pixel_flipping", "qge:qge:insertion", "qge:max_sensitivity"]
+
+
+@pytest.fixture(scope="module")
+def plain() -> vd.Task:
+    return vd.tasks.load("known/linear", samples=SAMPLES)
+
+
+def directly(plain: vd.Task, name: str) -> torch.Tensor:
+    return vd.score(name, plain, "input_x_gradient").values
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_in_an_evaluation(plain: vd.Task, name: str) -> None:
+    table = vd.evaluate(plain, ["input_x_gradient", "random"], [name])
+    assert not table.failures
+    assert torch.equal(table.scores["input_x_gradient", name].values, directly(plain, name))
+
+
+def test_in_a_study_file(plain: vd.Task, tmp_path: Path) -> None:
+    spec = {
+        "name": "relative",
+        "tasks": [{"name": "known/linear", "samples": SAMPLES}],
+        "explainers": ["input_x_gradient"],
+        "metrics": [*NAMES, {"name": "qge:pixel_flipping", "settings": {"steps": 2}}],
+    }
+    (tmp_path / "relative.yaml").write_text(yaml.safe_dump(spec))
+    words = ["run", tmp_path / "relative.yaml", "--out", tmp_path / "out", "--executor", "in-process"]
+    done = CliRunner().invoke(app, [str(word) for word in words])
+    assert done.exit_code == 0, done.output
+    found = studies.open(tmp_path / "out").frame()
+    for name in NAMES:
+        kept = torch.tensor(found[found["metric"] == name].sort_values("id")["value"].to_numpy())
+        expected = directly(plain, name)[plain.ids.argsort()]
+        assert torch.allclose(kept.double(), expected.double(), atol=1e-6), name
+    assert (found["metric"] == "qge:pixel_flipping (steps=2)").sum() == SAMPLES
+
+
+def test_in_a_shell(tmp_path: Path) -> None:
+    words = ["evaluate", "--task", "known/linear", "-e", "input_x_gradient", "--samples", str(SAMPLES)]
+    metrics = [word for name in NAMES for word in ("-m", name)]
+    done = CliRunner().invoke(app, [*words, *metrics], env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    for name in NAMES:
+        assert name in done.output
+    unknown = CliRunner().invoke(app, [*words, "-m", "qge:pixel_fliping"])
+    assert unknown.exit_code != 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_in_json(name: str) -> None:
+    metric = registry.make(name)
+    again = vd.qge.metric_from_json(json.loads(json.dumps(metric.to_json())))
+    assert again == metric
