@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import veridical as vd
 from veridical import study as studies
-from veridical.cli.app import app
+from veridical.cli.app import app, out
 from veridical.metrics.base import registry
 
 SAMPLES = 6
@@ -54,10 +54,11 @@ def test_in_a_study_file(plain: vd.Task, tmp_path: Path) -> None:
     assert (found["metric"] == "qge:pixel_flipping (steps=2)").sum() == SAMPLES
 
 
-def test_in_a_shell(tmp_path: Path) -> None:
+def test_in_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(out, "width", 200)
     words = ["evaluate", "--task", "known/linear", "-e", "input_x_gradient", "--samples", str(SAMPLES)]
     metrics = [word for name in NAMES for word in ("-m", name)]
-    done = CliRunner().invoke(app, [*words, *metrics], env={"COLUMNS": "200"})
+    done = CliRunner().invoke(app, [*words, *metrics])
     assert done.exit_code == 0, done.output
     for name in NAMES:
         assert name in done.output
