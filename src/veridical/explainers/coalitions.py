@@ -108,7 +108,7 @@ def shared_counts(truths: Tensor) -> Tensor:
     float32 up to 2^24.
     """
     ones = truths.view(torch.uint8)
-    if ones.device.type == "cpu":
+    if ones.device.type == "cpu" and hasattr(torch, "_int_mm"):  # torch does not promise it
         return torch.stack([_products(each.view(torch.int8)) for each in ones]).double()
     shown = ones.float()
     return (shown @ shown.mT).double()
