@@ -17,8 +17,9 @@ from veridical.multigrid import Workspace
 from veridical.rng import Key
 from veridical.settings import revivable
 
-# Iterations that leave an error below the noise of the fill
+# Iterations that leave an error below the noise of the fill; holes of larger images reach further
 _QUICK = 2
+_QUICK_UP_TO = 32  # pixels a side
 _KEPT = threading.local()
 # Rows solved together on a core: few enough for their buffers to stay in its cache
 _TOGETHER = 64
@@ -52,8 +53,8 @@ class NoisyLinear(Fill):
     Direct neighbours weigh twice the diagonal ones, so the removed pixels v of a row solve the sparse system
     (D - W) v = W x_kept. With `tolerance` a row is done when its pixels differ from those means by less, as
     root mean square in units of the row's range. Without, float64 is solved to 1e-12; float32 takes two
-    steps, which leave an error below the noise: of the range of a smooth image 0.0001 to 0.001 where a tenth
-    is removed, 0.002 to 0.009 where nine tenths are.
+    steps, above 32 pixels three, which leave an error below the noise: of the range of a smooth image 0.0007
+    at most where half is removed, 0.0002 to 0.004 where nine tenths are.
     """
 
     noise: float = 0.01
@@ -98,7 +99,8 @@ def solve_holes(
         if found is not None:
             return found
     # what is not asked to be exact takes as many steps whatever the image, and need not be looked at
-    iterations = iterations or (_QUICK if tolerance is None else 200)
+    quick = _QUICK if max(height, width) <= _QUICK_UP_TO else _QUICK + 1
+    iterations = iterations or (quick if tolerance is None else 200)
     count = len(x) * x.shape[1]
     # each thread takes its share of a block
     block = _TOGETHER * min(8, torch.get_num_threads()) * 28 * 28 // (height * width)

@@ -68,6 +68,27 @@ def test_following_a_run_gives_what_following_the_graph_gives(explainer):
         assert torch.allclose(explainer(run).values, explainer(traced).values, rtol=1e-9, atol=1e-9)
 
 
+class Turning(nn.Module):
+    """Turns its answer round or not, by what the input says: no graph holds both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = nn.Linear(3, 2, bias=False)
+
+    def forward(self, x):
+        h = self.dense(x)
+        return h if x.sum() > 0 else -h
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_branch_that_was_taken_is_followed(sign):
+    torch.manual_seed(0)
+    model, x = Turning(), sign * torch.rand(4, 3)
+    task = Task(model, x, targets=torch.tensor([0, 1, 0, 1]))
+    expected = sign * x * model.dense.weight.detach()[task.targets]
+    torch.testing.assert_close(LrpEpsilon(epsilon=1e-9)(task).values, expected, rtol=1e-4, atol=1e-6)
+
+
 def test_weight_noise_is_explained_as_in_a_noisy_copy():
     torch.manual_seed(3)
     task = Task(Branching(Residual(True).double().eval()), torch.randn(2, 2, 8, 8).double())
