@@ -1,9 +1,10 @@
 """Every explainer that applies: rows asked, seconds, seconds of the bare rows, and their ratio.
 
 Bare rows are as many as the explainer's meter counted, in chunks of the same plan: forward passes, or forward
-and backward passes of the plain model where it asks for gradients. Two families do more arithmetic than that
-by definition: LRP's rules need further passes through a layer (counted in `veridical.explainers.lrp_rules`),
-and DeepLIFT compares every activation with a baseline's, whose row rides along.
+and backward passes of the plain model where it asks for gradients. The meter counts all an explainer runs:
+the row of DeepLIFT's baseline, and the further passes of LRP's rules as the rows of the whole model that they
+amount to (`veridical.explainers.lrp_work`). Each of those goes through other weights, so that no more rows
+than there are samples can share a call; their bare rows are asked in such calls.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ def measure(
     On a CPU the clock counts what this process computed, whatever else the machine does.
     """
     on_cpu = device == "cpu"
-    task = tasks(device, size, samples or (64 if on_cpu and size == "lenet" else None))
+    few = {"lenet": 64, "resnet18": 2}[size] if on_cpu else None
+    task = tasks(device, size, samples or few)
     skipped, chosen = left_out(size, on_cpu), settings(size, on_cpu)
     out = []
     for name in names or [name for name in applicable(task) if name not in skipped]:
@@ -67,7 +69,8 @@ def measure(
         def work(explainer: Explainer = explainer) -> vd.Cost:
             return vd.explain(explainer, task).cost
 
-        timing = compare(name, work, task, rounds, clock=clock or ("cpu" if on_cpu else "wall"))
+        batch = len(task) if name.startswith("lrp") else None
+        timing = compare(name, work, task, rounds, batch, clock or ("cpu" if on_cpu else "wall"))
         if timing.forward:
             out.append(timing)
             print(f"  {name}: {timing.seconds:.3f} s, overhead {timing.overhead:.2f}", flush=True)

@@ -9,20 +9,29 @@ missing, never guessed.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
+import veridical as vd
 from benchmarks import explainers, maps, masks, scaling
 from benchmarks.launches import costliest, counted
 from benchmarks.metrics import FINE_TUNED, cases, tasks, timings
 from benchmarks.results import Results
-from benchmarks.timing import bare, seconds
+from benchmarks.timing import bare, compare, seconds
+from veridical.explainers import Explainer, registry
+from veridical.explainers import applicable as known
 from veridical.metrics import applicable
 
 MANY = 8192
+UNSEEN = [
+    *("relative_input_stability", "relative_representation_stability", "region_perturbation", "rfid_plus"),
+    *("rfid_minus", "selectivity", "sensitivity_n", "sufficiency"),
+]
+"""Metrics that runs cut off before their turn: first at ResNet-18 size."""
 SHORT = [
     *("road", "completeness", "max_sensitivity", "mprt", "efficient_mprt", "random_logit", "consistency"),
     *("relative_output_stability", "input_invariance", "continuity", "sufficiency"),
@@ -35,7 +44,7 @@ CHANNELS_LAST = ("pixel_flipping", "max_sensitivity", "deletion", "irof")
 
 def metrics_at_resnet18(results: Results, device: str) -> None:
     """Every metric at ResNet-18 size."""
-    _metrics(results, device, "resnet18", None, None)
+    _metrics(results, device, "resnet18", None, None, UNSEEN)
 
 
 def metrics_at_lenet(results: Results, device: str) -> None:
@@ -61,12 +70,19 @@ def road(results: Results, device: str) -> None:
         _metrics(results, device, "lenet", samples, ["road"])
 
 
-def _metrics(results: Results, device: str, size: str, samples: int | None, names: list[str] | None) -> None:
+def _metrics(
+    results: Results,
+    device: str,
+    size: str,
+    samples: int | None,
+    names: list[str] | None,
+    first: Sequence[str] = (),
+) -> None:
     task = tasks(device, size, samples)
     if names is None:
         # those that have lost most come first, in case that time runs out
         rest = [name for name in applicable(task) if name not in FINE_TUNED]
-        names = [*LOSING, *(name for name in rest if name not in LOSING)]
+        names = list(dict.fromkeys([*first, *LOSING, *rest]))
     title = f"{task.name}, {len(task)} samples, {task.predictor.rows} rows a chunk"
     for timing in timings(task, size, names):
         results.timing(title, timing)
@@ -84,8 +100,20 @@ def probe_alone(results: Results, device: str) -> None:
 def explaining(results: Results, device: str) -> None:
     """Every explainer."""
     for size in ("resnet18", "lenet"):
-        for timing in explainers.measure(device, size):
-            results.timing(f"Explainers, {size}", timing)
+        task = tasks(device, size)
+        skipped, chosen = explainers.left_out(size, device == "cpu"), explainers.settings(size)
+        for name in known(task):
+            if name in skipped:
+                continue
+            explainer = registry.make(name, **chosen.get(name, {}))
+            work = partial(_cost_of, explainer, task)
+            results.timing(f"Explainers, {size}", compare(name, work, task))
+            if results.late:
+                return
+
+
+def _cost_of(explainer: Explainer, task: vd.Task) -> vd.Cost:
+    return vd.explain(explainer, task).cost
 
 
 def many_maps(results: Results, device: str) -> None:
@@ -151,17 +179,28 @@ def growing(results: Results, device: str) -> None:
 
 
 PARTS: dict[str, Callable[[Results, str], None]] = {
+    "road": road,
+    "resnet18": metrics_at_resnet18,
     "lenet": metrics_at_lenet,
     "short": short_metrics,
-    "resnet18": metrics_at_resnet18,
     "channels-last": channels_last,
     "maps": many_maps,
+    "explainers": explaining,
     "scaling": growing,
     "probe": probe_alone,
-    "explainers": explaining,
     "operations": where_time_goes,
 }
-EXTRA = {"quick": quick, "road": road}
+SHARES = {
+    "road": 0.06,
+    "resnet18": 0.4,
+    "lenet": 0.2,
+    "short": 0.08,
+    "channels-last": 0.06,
+    "maps": 0.08,
+    "explainers": 0.12,
+}
+"""How much of `--seconds` a part may take, where it is not the last; what it leaves others have."""
+EXTRA = {"quick": quick}
 """Not part of everything: for a first look."""
 
 
@@ -178,7 +217,10 @@ def main() -> None:
         if results.late:
             print(f"no time left for {name}", flush=True)
             continue
+        share = SHARES.get(name)
+        results.begin(None if share is None or given.seconds is None else share * given.seconds)
         (PARTS | EXTRA)[name](results, given.device)
+        results.begin(None)
         if given.device != "cpu":
             torch.cuda.empty_cache()
     print(results.markdown())

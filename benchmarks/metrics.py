@@ -28,12 +28,15 @@ def tasks(device: str, size: str, samples: int | None = None) -> vd.Task:
         masks = torch.zeros(count, 28, 28, dtype=torch.bool)
         masks[:, 8:20, 8:20] = True
         return vd.Task(lenet(), x, masks=masks, train=x[: count // 2], name="LeNet, 28 px").to(device)
-    count = samples or (64 if on_gpu else 2)
+    # not fewer than 8 rows, to which a plan fills up short chunks: bare rows are not filled up
+    count = samples or (64 if on_gpu else 8)
     x = torch.randn(count, 3, 224, 224, generator=generator)
     masks = torch.zeros(count, 224, 224, dtype=torch.bool)
     masks[:, 64:160, 64:160] = True
     name = "ResNet-18 size, 224 px"
-    return vd.Task(resnet18(), x, masks=masks, train=x[: max(1, count // 2)], name=name).to(device)
+    return vd.Task(resnet18(), x, masks=masks, train=x[: max(min(8, count), count // 2)], name=name).to(
+        device
+    )
 
 
 def settings(size: str, brief: bool = False) -> dict[str, dict[str, object]]:
@@ -59,20 +62,24 @@ def settings(size: str, brief: bool = False) -> dict[str, dict[str, object]]:
     steps = {"steps": 28}
     if brief:
         one: dict[str, object] = {"draws": 1}
+        four: dict[str, object] = {"draws": 4}
+        eight: dict[str, object] = {"steps": 8}
+        near = ("max_sensitivity", "avg_sensitivity", "local_lipschitz")
+        relative = [f"relative_{what}_stability" for what in ("input", "output", "representation")]
+        curves = ("pixel_flipping", "faithfulness_estimate", "monotonicity", "insertion", "deletion")
         return {
             **dict.fromkeys(("rfid_plus", "rfid_minus"), one),
-            **dict.fromkeys(("pixel_flipping", "faithfulness_estimate", "monotonicity"), steps),
-            "insertion": {"steps": 24},
-            "deletion": {"steps": 24},
-            "region_perturbation": {"regions": 24},
-            "selectivity": {"patch": 32},
-            "irof": {"segments": 24},
-            "kept_features": {"levels": 28},
-            "monotonicity_correlation": {"steps": 6},
-            "non_sensitivity": {"group": 7168},
+            **dict.fromkeys(curves, eight),
+            **dict.fromkeys((*near, *relative), four),
+            "region_perturbation": {"regions": 8},
+            "selectivity": {"patch": 75},
+            "irof": {"segments": 9},
+            "kept_features": {"levels": 8},
+            "monotonicity_correlation": {"steps": 4},
+            "non_sensitivity": {"group": 6272, "draws": 1},
             "sensitivity_n": {"draws": 3},
-            "infidelity": {"draws": 24},
-            "faithfulness_correlation": {"runs": 24},
+            "infidelity": {"draws": 8},
+            "faithfulness_correlation": {"runs": 8},
             "smooth_mprt": {"noise_draws": 1},
             "gef": {"draws": 1},
         }

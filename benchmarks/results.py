@@ -54,13 +54,19 @@ class Results:
         self.facts = machine(device)
         self.tables: dict[str, list[dict[str, Any]]] = {}
         self._end = None if seconds is None else time.monotonic() + seconds
+        self._part_end: float | None = None
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
 
     @property
     def late(self) -> bool:
-        """Whether the time given is over."""
-        return self._end is not None and time.monotonic() > self._end
+        """Whether the time given is over, or that of the part now running."""
+        now = time.monotonic()
+        return any(end is not None and now > end for end in (self._end, self._part_end))
+
+    def begin(self, seconds: float | None) -> None:
+        """From now on a part runs, for so many seconds at most."""
+        self._part_end = None if seconds is None else time.monotonic() + seconds
 
     def add(self, table: str, **row: Any) -> None:
         """Keep and print one row."""
@@ -80,6 +86,7 @@ class Results:
                 "what": timing.name,
                 "rows forward": timing.forward,
                 "rows backward": timing.backward,
+                "rows computed": timing.computed,
                 "seconds": timing.seconds,
                 "bare seconds": timing.bare_seconds,
                 "overhead": round(timing.overhead, 3),

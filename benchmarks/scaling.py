@@ -33,7 +33,7 @@ from veridical.metrics import ExplainerMetric, registry
 SAMPLES = (16, 64, 256, 1024)
 SIDES = (28, 56, 112, 224)
 DRAWS = (10, 40, 160)
-WORKERS = (1, 2, 4)
+WORKERS = (1, 2, 4, 8)
 STUDY = {"samples": 2048, "steps": 98}
 CURVES: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "samples": [

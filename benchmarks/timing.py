@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -14,8 +16,8 @@ from veridical.explainers.gradients import gradient
 
 LEAST = 0.05
 """Seconds that one reading lasts at least: shorter work is repeated within it."""
-LONG = 0.15
-"""Seconds of work on a GPU that nobody else uses after which one reading is enough."""
+LONG = {"cuda": 0.15, "cpu": 4.0}
+"""Seconds of work after which one reading is enough: on a GPU that nobody else uses, and on a processor."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,8 @@ class Timing:
     backward: int
     seconds: float
     bare_seconds: float
+    computed: int = 0
+    """Rows that went through the model: those asked, and those that fill short chunks up to 8."""
 
     @property
     def overhead(self) -> float:
@@ -79,6 +83,21 @@ def _repeated(task: vd.Task, rows: int) -> vd.Task:
     return task[torch.arange(rows, device=task.device) % len(task)]
 
 
+@contextmanager
+def _rows_through(task: vd.Task) -> Iterator[list[int]]:
+    """The rows of every call of the model while this is open, padding among them."""
+    seen: list[int] = []
+
+    def count(_module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
+        seen.append(len(inputs[0]))
+
+    hook = task.predictor.model.register_forward_pre_hook(count)
+    try:
+        yield seen
+    finally:
+        hook.remove()
+
+
 def compare(
     name: str,
     work: Callable[[], vd.Cost],
@@ -94,7 +113,9 @@ def compare(
         nonlocal cost
         cost = work()
 
-    warm = seconds(first, task.device)
+    _ = task.outputs  # what a task asks for itself is nobody's
+    with _rows_through(task) as computed:
+        warm = seconds(first, task.device)
     if not cost.forward:
         return Timing(name, 0, 0, warm, 0.0)
     evaluations = bare(task, cost, batch)
@@ -102,7 +123,7 @@ def compare(
     if max(guess) < LEAST:
         # what is prepared once is there now, and how long one call takes can be known
         guess = [seconds(run, task.device) for run in (work, evaluations)]
-    if task.device.type == "cuda" and min(guess) > LONG:
+    if min(guess) > LONG.get(task.device.type, 4.0):
         rounds = 1
     times = [max(1, min(50, round(LEAST / max(each, 1e-6)))) for each in guess]
     pairs = [
@@ -111,21 +132,21 @@ def compare(
     ]
     pairs.sort(key=lambda pair: pair[0] / max(pair[1], 1e-12))
     middle = pairs[len(pairs) // 2]
-    return Timing(name, cost.forward, cost.backward, *middle)
+    return Timing(name, cost.forward, cost.backward, *middle, computed=sum(computed))
 
 
 def table(timings: list[Timing]) -> str:
     """The timings as a Markdown table."""
     lines = [
-        "| what | rows forward | rows backward | seconds | bare seconds | overhead |",
-        "|---|---|---|---|---|---|",
+        "| what | rows forward | rows backward | rows computed | seconds | bare seconds | overhead |",
+        "|---|---|---|---|---|---|---|",
     ]
     lines += [
-        f"| {t.name} | {t.forward} | {t.backward} | {t.seconds:.4f} "
+        f"| {t.name} | {t.forward} | {t.backward} | {t.computed} | {t.seconds:.4f} "
         f"| {t.bare_seconds:.4f} | {t.overhead:.2f} |"
         for t in timings
     ]
     if timings:
         ratios = [t.overhead for t in timings if t.overhead == t.overhead]
-        lines.append(f"| median | | | | | {statistics.median(ratios):.2f} |" if ratios else "")
+        lines.append(f"| median | | | | | | {statistics.median(ratios):.2f} |" if ratios else "")
     return "\n".join(lines)

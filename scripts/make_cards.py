@@ -17,11 +17,14 @@ import torch
 import veridical as vd
 from veridical.explainers import Explainer
 from veridical.explainers import registry as explainers
+from veridical.meta.dependence import BLIND, PLACELESS
 from veridical.metrics import AnyMetric, ExplainerMetric
 from veridical.metrics import registry as metrics
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 ORDER = ["faithfulness", "robustness", "randomisation", "complexity", "localisation", "axiomatic"]
+TASKS = ("digits", "breast_cancer", "known/planted_window", "reviews")
+"""An image, a table, a series and a text, as scripts/measure_reliability.py measures them."""
 QUESTIONS = {
     "faithfulness": "does the model's answer move when what the map calls relevant is removed?",
     "robustness": "does the map stay the same when the input hardly changes?",
@@ -55,10 +58,44 @@ def metric_cost(metric: AnyMetric, task: vd.Task) -> str:
     return cost_line(vd.score(metric, task, subject).cost, len(task))
 
 
-def reliability_lines(name: str) -> list[str]:
-    """What scripts/measure_reliability.py found: MC a task, never without its dependence on the map."""
+def stored_reliability() -> dict[str, dict[str, dict[str, Any]]]:
+    """What scripts/measure_reliability.py found, by metric and task."""
     path = DOCS / "reliability.json"
-    stored = json.loads(path.read_text()) if path.is_file() else {}
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def reliability_table(made: dict[str, AnyMetric]) -> list[str]:
+    """Every metric on every task side by side: MC, and the share of scores that permuted maps change."""
+    stored = stored_reliability()
+    tasks = [task for task in TASKS if any(task in found for found in stored.values())]
+    lines = [
+        "## Reliability side by side",
+        "",
+        f"| metric | {' | '.join(tasks)} |",
+        "|---" * (1 + len(tasks)) + "|",
+    ]
+    for name in sorted(
+        made,
+        key=lambda name: ORDER.index(made[name].category) if made[name].category in ORDER else len(ORDER),
+    ):
+        found = stored.get(name, {})
+        lines.append(f"| [`{name}`](#{name}) | {' | '.join(_short(found.get(task)) for task in tasks)} |")
+    return [*lines, ""]
+
+
+def _short(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return ""
+    if found["mc"] is None:
+        return "no value"
+    share = "?" if found["dependence"] is None else f"{found['dependence']:.0%}"
+    mark = {BLIND: ", blind", PLACELESS: ", values"}.get(found.get("remark", ""), "")
+    return f"{found['mc']:.2f} ({share}{mark})"
+
+
+def reliability_lines(name: str) -> list[str]:
+    """What was found of one metric: MC a task, never without its dependence on the map."""
+    stored = stored_reliability()
     lines = [
         f"| reliable on {task} | {_reliability(found)} |" for task, found in stored.get(name, {}).items()
     ]
@@ -90,6 +127,11 @@ def metrics_page() -> str:
         "",
         "Reliability is meta-consistency ([how it is measured](how-to/reliability.md)) on the small tasks",
         "that are named, as an example: ask it of your own model and explainers with `vd.meta_evaluate`.",
+        "",
+        *reliability_table(made),
+        "In brackets: the share of scores that permuted maps change. *Blind*: on this task the metric does",
+        "not read the map, and its MC says nothing. *Values*: it reads the values of a map, not its places.",
+        "Where a metric does not apply to a task, there is no entry.",
         "",
     ]
     for category in [*ORDER, *sorted({m.category for m in made.values()} - set(ORDER))]:
@@ -123,11 +165,16 @@ def metrics_page() -> str:
 EXPLAINERS_NOTE = """\
 *Reads values* says whether a method looks at the outputs themselves or only at their gradients.
 
-## Beyond rows
+## What counts as a row
 
-A row is one forward pass, and one backward pass where gradients are asked for. Two families do more than that
-by definition. DeepLIFT compares every activation with that of a baseline, whose row rides along with each
-chunk uncounted, as padding does. LRP goes through a layer again where its rule changes the weights:
+A row is one pass of one input forward through the whole model, or back. Everything a method runs is counted.
+DeepLIFT compares every activation with that of a baseline, which is asked forward once a call, or once a
+sample where samples have side inputs: with eight digits that is an eighth of a row more for each. LRP goes
+through a layer again where its rule changes the weights. Each such pass counts by what the layer weighs in
+the model: its multiplications over those of all layers with weights. The sum over the layers is a number of
+further passes through the whole model, and the rows of a call are rounded once, so that counts do not depend
+on chunks. A rule that holds in every layer so takes as many rows a sample as the table has passes; `lrp`,
+which holds `z_plus` in its inner convolutions alone, takes between 1 and 2 forward.
 
 | rule | passes forward | passes back | inputs of any sign |
 |---|---|---|---|
@@ -146,9 +193,10 @@ Face, is followed while it runs: each torch operation on what depends on the inp
 kind. Both ways give the same maps. Sums share relevance in proportion; a batch norm is folded into the layer
 before it; an activation hands relevance on; attention weights and the spread of a layer norm are held
 constant, so that relevance flows through the values (Ali et al. 2022); a sigmoid gate gives all to the
-signal. ViT, ResNet, ConvNeXt, MobileNet, BERT and DistilBERT keep their relevance but for what biases and
-position embeddings take. An operation without a stated rule (GPT-2's `addmm` and its own GELU, say) is
-refused by name."""
+signal; a vector brought to length 1 has its length held constant. ViT, ResNet, ConvNeXt, MobileNet, BERT,
+DistilBERT and the sentence transformer MiniLM keep their relevance but for what biases and position
+embeddings take. Where a model has no convolution, `lrp` is `lrp_epsilon`. An operation without a stated rule
+(GPT-2's `addmm` and its own GELU, say) is refused by name."""
 
 
 def explainers_page() -> str:

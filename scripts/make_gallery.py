@@ -15,11 +15,21 @@ ASSETS = Path(__file__).resolve().parents[1] / "docs" / "assets" / "gallery"
 SUBJECTS = {
     "photo": ("imagenet_photos", 0),
     "digit": ("digits", 3),
-    "sentence": ("reviews", 1),
+    "sentence": ("reviews", 0),
     "transformer": ("rotten_tomatoes_minilm", 0),
     "series": ("basic_motions_cnn", 0),
     "table": ("wine", 0),
 }
+
+
+def sentence(task: vd.Task) -> str:
+    """The words of the first sample in their order: bars stand by strength."""
+    valid = task.space.valid
+    return " ".join(
+        task.space.feature_name(i, 0)
+        for i in range(task.space.n_features)
+        if valid is None or bool(valid[0, i])
+    )
 
 
 def draw(name: str) -> Path:
@@ -34,6 +44,8 @@ def draw(name: str) -> Path:
     columns, width, height = (6, 2.2, 2.3) if image else (4, 4.6, 2.6)
     rows = -(-panels // columns)
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    if task.modality == "text":
+        figure.suptitle(f'"{sentence(task)}", explained: output {int(task.targets[0])}', fontsize=11)
     plots = figure.subplots(rows, columns, squeeze=False).reshape(-1)
     for ax in plots[panels:]:
         ax.set_axis_off()

@@ -28,6 +28,8 @@ from veridical.metrics import registry as metrics
 FILE = Path(__file__).resolve().parents[1] / "docs" / "reliability.json"
 EXPLAINERS = ["gradient", "saliency", "input_x_gradient"]
 DRAWS, ITERATIONS = 2, 2
+FEW = 4
+"""Metrics that go together, so that a run that is cut short loses little."""
 
 
 def digits(samples: int) -> vd.Task:
@@ -57,7 +59,7 @@ def _between(line: torch.Tensor) -> torch.Tensor:
 
 
 def groups(task: vd.Task, wanted: list[str] | None) -> list[list[str]]:
-    """Map metrics of a category share their explanations and go together; the others go one by one."""
+    """Map metrics of a category share their explanations and go together, a few at a time; others alone."""
     made = {n: metrics.make(n) for n in metrics if not wanted or n in wanted}
     together: dict[str, list[str]] = {}
     for name, metric in made.items():
@@ -65,7 +67,7 @@ def groups(task: vd.Task, wanted: list[str] | None) -> list[list[str]]:
             # what fine-tunes a copy of the model should hold up nobody
             dear = isinstance(metric, ExplainerMetric) or name.startswith("ffid")
             together.setdefault(name if dear else metric.category, []).append(name)
-    return list(together.values())
+    return [names[at : at + FEW] for names in together.values() for at in range(0, len(names), FEW)]
 
 
 def measured(task: vd.Task, label: str, names: list[str]) -> Cards:
@@ -73,9 +75,13 @@ def measured(task: vd.Task, label: str, names: list[str]) -> Cards:
     result = vd.meta_evaluate(
         task, names, EXPLAINERS, draws=DRAWS, iterations=ITERATIONS, resamples=0, progress=False
     )
+    for failure in result.failures:
+        print(f"  {failure.metric} failed: {failure.message}", flush=True)
+    out: Cards = {}
+    if not result.metrics:
+        return out
     frame = result.to_frame()
     rows = frame[frame["test"] == "mean"].set_index("metric")
-    out: Cards = {}
     for name in result.metrics:
         row = rows.loc[name]
         about = ("mc", "mc_std", *vd.meta.ENTRIES, "dependence")
@@ -92,8 +98,6 @@ def measured(task: vd.Task, label: str, names: list[str]) -> Cards:
             **({"why": str(row["flags"])} if figures["mc"] is None else {}),
         }
         out[name] = {label: found}
-    for failure in result.failures:
-        print(f"  {failure.metric} failed: {failure.message}", flush=True)
     return out
 
 

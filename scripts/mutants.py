@@ -54,8 +54,8 @@ MUTANTS = (
     Mutant(
         "ranks: ties take their first rank",
         "functional/ranks.py",
-        "ranks[order] = (first + last) * 0.5 + 1.0",
-        "ranks[order] = first + 1.0",
+        "np.repeat(first % size + (length + 1) * 0.5, length)",
+        "np.repeat(first % size + 1.0, length)",
         "functional/test_ranks.py",
     ),
     Mutant(
@@ -150,8 +150,8 @@ MUTANTS = (
     Mutant(
         "gef: the arc is only its last step",
         "gef/distortion.py",
-        "length = length + setting.between(before, now)",
-        "length = setting.between(before, now)",
+        "steps.all().cumsum(0)[-1]",
+        "steps.all()[-1]",
         "gef/test_gef.py",
         "arc",
     ),

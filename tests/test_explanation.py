@@ -223,3 +223,14 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     path = scores.save(tmp_path / "s.safetensors")
     with pytest.raises(FormatError, match="holds a scores, expected a explanation"):
         vd.Explanation.load(path)
+
+
+def test_whether_every_sample_was_explained_is_known_from_the_check():
+    space, ids = Space.columns(3), torch.arange(2)
+    values = torch.tensor([[1.0, -2.0, 0.0], [0.5, 0.0, 1.0]])
+    assert vd.Explanation(values, space, ids, ids).whole
+    values[1] = torch.nan
+    gap = vd.Explanation(values, space, ids, ids)
+    assert not gap.whole
+    assert gap.missing.tolist() == [False, True]
+    assert gap.take(slice(0, 1)).whole

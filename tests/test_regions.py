@@ -50,3 +50,9 @@ def test_superpixels_follow_colour_edges():
     assert torch.equal(superpixels(image[:1], 9).labels.view(12, 12), labels[0])
     with pytest.raises(InputError):
         superpixels(image, 1)
+
+
+def test_squares_are_made_once_and_the_largest_number_of_regions_is_known():
+    assert squares(Space.pixels((3, 5, 4)), 2) is squares(Space.pixels((3, 5, 4)), 2)
+    assert squares(Space.pixels((3, 5, 4)), 2).most == 6
+    assert Regions(torch.tensor([[0, 1, 1], [0, 2, -1]]), 4).most == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -37,6 +38,8 @@ class Explanation:
     order: Tensor = field(default_factory=lambda: None)  # type: ignore[assignment]
     cost: Cost = field(default_factory=Cost)
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    whole: bool = field(default=True, init=False)
+    """Whether every sample could be explained; known from the check of the values."""
 
     def __post_init__(self) -> None:
         shape = (len(self.ids), self.space.n_features)
@@ -45,20 +48,29 @@ class Explanation:
                 f"explanation has shape {tuple(self.values.shape)}, expected {shape}: "
                 f"{shape[0]} samples x {shape[1]} {self.space.kind} features"
             )
+        # NaN and infinity both show in the largest size, so that one look at it is enough as a rule
+        whole = self.valid is None and self.values.numel() > 0
+        whole = whole and math.isfinite(float(self.values.abs().amax()))
+        object.__setattr__(self, "whole", whole or self._checked())
+        if self.order is None:
+            # sorting costs more than many methods do, and not every metric ranks: it waits until asked for
+            object.__delattr__(self, "order")
+
+    def _checked(self) -> bool:
+        """Whether every sample could be explained; raises where a map is neither finite nor all NaN."""
         infinite = ~torch.isfinite(self.values)
         if self.valid is not None:
             infinite = infinite & self.valid
         # NaN is how an explainer says that it failed on a whole sample; a partial NaN is a mistake
-        wrong = infinite.any(-1) & ~self.missing
+        missing = self.missing
+        wrong = infinite.any(-1) & ~missing
         if bool(wrong.any()):
             bad = wrong.nonzero().reshape(-1)[:5].tolist()
             raise InputError(
                 f"the map of '{self.explainer}' is NaN or infinite in samples {bad}; "
                 "a map must be finite (or NaN throughout, to say that a sample could not be explained)"
             )
-        if self.order is None:
-            # sorting costs more than many methods do, and not every metric ranks: it waits until asked for
-            object.__delattr__(self, "order")
+        return not bool(missing.any())
 
     def __getattr__(self, name: str) -> Tensor:
         if name != "order" or "values" not in self.__dict__:
@@ -68,7 +80,7 @@ class Explanation:
         return order
 
     def _argsort(self) -> Tensor:
-        values = self.values.masked_fill(self.missing[:, None], 0.0)
+        values = self.values if self.whole else self.values.masked_fill(self.missing[:, None], 0.0)
         if self.valid is not None:
             values = values.masked_fill(~self.valid, torch.inf)
         return torch.argsort(values, dim=-1, stable=True)
@@ -90,7 +102,10 @@ class Explanation:
     @property
     def ranks(self) -> Tensor:
         """The place of each feature in `order`: 0 for the least relevant. Invalid features come last."""
-        return positions(self.order)
+        if "_places" not in self.__dict__:
+            object.__setattr__(self, "_places", positions(self.order))
+        places: Tensor = self.__dict__["_places"]
+        return places
 
     @property
     def descending_ranks(self) -> Tensor:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from threading import get_ident
 from typing import Any
 
@@ -56,7 +57,7 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """The plan as plain data, for the provenance."""
-        return asdict(self)
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
 @dataclass
@@ -274,10 +275,11 @@ def call(model: nn.Module, x: Tensor, side: Side = ()) -> Tensor:
 
 def check_finite(outputs: Tensor) -> None:
     """Refuse NaN and infinite answers: no score could be made of them."""
+    if not outputs.numel() or math.isfinite(float(outputs.abs().amax())):
+        return
     bad = ~torch.isfinite(outputs).reshape(len(outputs), -1).all(-1)
-    if bool(bad.any()):
-        rows = bad.nonzero().reshape(-1)[:5].tolist()
-        raise ModelError(f"the model answered NaN or infinity in {int(bad.sum())} rows (first: {rows})")
+    rows = bad.nonzero().reshape(-1)[:5].tolist()
+    raise ModelError(f"the model answered NaN or infinity in {int(bad.sum())} rows (first: {rows})")
 
 
 def take_side(side: Side, index: Tensor | slice) -> Side:

@@ -15,12 +15,14 @@ import torch
 from torch import Tensor
 
 from veridical import rng
+from veridical.distinct import ask_once, one_hides_all
 from veridical.errors import InputError, ShapeError
 from veridical.explanation import Explanation
 from veridical.fill import Fill
 from veridical.functional import round_to_grid
 from veridical.predictor import MIN_ROWS, check_finite, repeat_side, take_side
 from veridical.rng import Key
+from veridical.sharing import asks_once
 from veridical.task import Response, Task
 
 _STREAMS_KEPT = 2**20  # (sample, draw)s of a rule whose 64 bits are kept: 8 MB
@@ -89,11 +91,17 @@ class RankThreshold:
         counts = self.counts[None, masks] if self.counts.dim() == 1 else self.counts[samples, masks]
         return self.ranks[samples, None, :] < counts[..., None]
 
+    def picked(self, samples: Tensor, masks: Tensor) -> Tensor:
+        """(R, V): what mask `masks[r]` of sample `samples[r]` removes."""
+        counts = self.counts[masks] if self.counts.dim() == 1 else self.counts[samples, masks]
+        return self.ranks[samples] < counts[:, None]
+
     def signature(self, matters: Tensor) -> Tensor:
         """Equal for two masks of a sample that remove the same features among those that matter (N, V)."""
-        order = self.ranks.to(torch.int64).argsort(-1)
-        gone = matters.gather(-1, order).cumsum(-1)
-        gone = torch.cat([torch.zeros_like(gone[:, :1]), gone], -1)
+        features = self.ranks.shape[-1]
+        # one place further on, so that what stands there after the sum has a rank below it
+        place = self.ranks.to(torch.int64).clamp(max=features) + 1
+        gone = place.new_zeros(len(place), features + 2).scatter_add_(-1, place, matters.long()).cumsum(-1)
         counts = self.counts.to(torch.int64).expand(len(self.ranks), -1)
         return gone.gather(-1, counts)
 
@@ -113,16 +121,16 @@ class RandomSubsets:
     sizes: Tensor
     among: Tensor | None = None
     _only: int | None = field(default=None, init=False)
-    _streams: Tensor | None = field(default=None, init=False)
+    _halves: rng.Halves | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         # one size for all is the common case, and needs no order among the features it takes
-        alike = self.sizes.shape[-1] == 1 and len(self.sizes.unique()) == 1
+        alike = self.sizes.shape[-1] == 1 and (self.sizes.numel() == 1 or len(self.sizes.unique()) == 1)
         object.__setattr__(self, "_only", int(self.sizes.flatten()[0]) if alike else None)
         if len(self.ids) * self.draws <= _STREAMS_KEPT:
             # once for all blocks: of one block they are so few that asking for them is what they cost
             draws = torch.arange(self.draws, device=self.ids.device)
-            object.__setattr__(self, "_streams", rng.streams(self.key, self.ids, draws))
+            object.__setattr__(self, "_halves", rng.halves(self.key, self.ids, draws))
 
     @property
     def count(self) -> int:
@@ -135,12 +143,14 @@ class RandomSubsets:
         if isinstance(counts, Tensor) and counts.dim() == 2:
             counts = counts[samples]
         among = None if self.among is None else self.among[samples]
-        if self._streams is not None:
-            streams = self._streams[samples, first:last]
+        if self._halves is not None:
+            factor, shift = (half[samples, first:last] for half in self._halves)
         else:
             draws = torch.arange(first, last, device=self.ids.device)
-            streams = rng.streams(self.key, self.ids[samples], draws)
-        chosen = rng.subsets_of(streams, self.n_features, counts, among)
+            factor, shift = rng.halves(self.key, self.ids[samples], draws)
+        chosen = rng.subsets_of((factor, shift), self.n_features, counts, among)
+        if width == 1:
+            return chosen
         return chosen[:, masks.start - first * width : masks.stop - first * width]
 
 
@@ -165,7 +175,20 @@ def probe(
         raise InputError("the mask rule makes no masks, so there is nothing to ask")
     behind = _Backgrounds(task, fill, key)
     matters = None if all_outputs else _features_that_matter(task, behind)
-    asked, same = _ask(task, rule, behind, response, all_outputs, matters)
+    signature = rule.signature(matters) if matters is not None and isinstance(rule, Signed) else None
+    same: Tensor | None = None
+    if (
+        matters is not None
+        and signature is not None
+        and isinstance(rule, RankThreshold)
+        and asks_once(task)
+        and one_hides_all(task, behind(slice(0, 2)))
+    ):
+        name = "without features", repr(fill), key
+        whole = matters.sum(-1, keepdim=True)
+        asked = ask_once(task, rule, behind(slice(0, 2)), response, signature, whole, name)
+    else:
+        asked, same = _ask(task, rule, behind, response, all_outputs, matters)
     check_finite(asked)
     clean = task.respond(task.outputs, response)
     if all_outputs:
@@ -173,8 +196,8 @@ def probe(
     own = clean.gather(1, task.targets[:, None]).to(asked.dtype)
     if same is not None:
         asked = torch.where(same, own, asked)
-    elif matters is not None and isinstance(rule, Signed):
-        asked = _tie(asked, own, rule.signature(matters))
+    elif signature is not None:
+        asked = _tie(asked, own, signature)
     responses = round_to_grid(torch.cat([own, asked], 1))
     return responses if with_clean else responses[:, 1:]
 
@@ -250,9 +273,9 @@ def _ask(
     shape = task.inputs.shape[1:]
     width = task.n_outputs if all_outputs else 1
     result: Tensor | None = None
-    same: Tensor | None = None
+    touched: Tensor | None = None
     if matters is not None and not isinstance(rule, Signed):
-        same = torch.empty(samples, masks, dtype=torch.bool, device=task.device)
+        touched = torch.empty(samples, masks, dtype=_widest_word(matters.shape[-1]), device=task.device)
     buffer = task.inputs.new_empty(0)
     with task.session():
         for rows, columns in blocks(samples, masks, max(1, predictor.rows // repeats)):
@@ -267,8 +290,8 @@ def _ask(
             if task.space.valid is not None:
                 # padding and special tokens are never removed, whatever a rule says
                 removed = removed & task.space.valid[rows, None]
-            if same is not None and matters is not None:
-                same[rows, columns] = ~_touches(removed, matters[rows, None])
+            if touched is not None and matters is not None:
+                _touch(removed, matters[rows, None], touched[rows, columns])
             removed = task.space.expand(removed.expand(count, -1, -1), rows)[:, :, None]
             total = count * across * repeats
             padded = total + (-total % MIN_ROWS)
@@ -283,15 +306,15 @@ def _ask(
             side = repeat_side(take_side(task.side, rows), across * repeats)
             outputs = predictor.chunk(buffer[:padded], side, total)
             answers = task.respond(outputs, response)
+            answers = answers.reshape(count, across, repeats, -1)
             if not all_outputs:
-                target = task.targets[rows].repeat_interleave(across * repeats)
-                answers = answers.gather(1, target[:, None])
-            answers = answers.view(count, across, repeats, width)
+                target = task.targets[rows].view(-1, 1, 1, 1).expand(count, across, repeats, 1)
+                answers = answers.gather(3, target)
             if result is None:
                 result = answers.new_empty(samples, masks, width)
             result[rows, columns] = answers.mean(2) if repeats > 1 else answers[:, :, 0]
     assert result is not None
-    return (result if all_outputs else result[..., 0]), same
+    return (result if all_outputs else result[..., 0]), None if touched is None else touched == 0
 
 
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -302,21 +325,24 @@ def _put(removed: Tensor, background: Tensor, x: Tensor, out: Tensor) -> None:
     if out.device.type != "cpu" or not out.dtype == x.dtype == background.dtype:
         torch.where(removed, background, x, out=out)
         return
-    # x ^ (all ones where removed & (x ^ background)), on the bits, whatever they mean
+    # x ^ ((x ^ background) where removed, else 0), on the bits, whatever they mean
     word = _WORDS[out.itemsize]
     bits, own = out.view(word), x.view(word)
     bits.copy_(removed.view(torch.uint8))
-    bits.neg_().bitwise_and_(own ^ background.view(word)).bitwise_xor_(own)
+    bits.mul_(own ^ background.view(word)).bitwise_xor_(own)
 
 
-def _touches(removed: Tensor, matters: Tensor) -> Tensor:
-    """Whether a mask removes any feature that matters: (n, M, V), (n, 1, V) -> (n, M)."""
-    # truth values lie a byte each: eight of them at a time are one comparison of a word
-    for word in (torch.int64, torch.int32, torch.int16):
-        if removed.shape[-1] % word.itemsize == 0 and removed.is_contiguous():
-            # no byte is more than 1, so no word is negative, and the largest tells: faster than `any`
-            return (removed.view(word) & matters.contiguous().view(word)).amax(-1) > 0
-    return (removed & matters).any(-1)
+def _touch(removed: Tensor, matters: Tensor, out: Tensor) -> None:
+    """Write a number above 0 for masks that remove a feature that matters: (n, M, V), (n, 1, V) -> (n, M)."""
+    # truth values lie a byte each, and no byte is more than 1: no word of them is negative, and the largest
+    # tells whether there is any
+    both = removed.contiguous().view(out.dtype) & matters.contiguous().view(out.dtype)
+    torch.amax(both, -1, out=out)
+
+
+def _widest_word(features: int) -> torch.dtype:
+    """The largest integers that so many bytes are a whole number of."""
+    return _WORDS[max(size for size in _WORDS if features % size == 0)]
 
 
 def blocks(samples: int, masks: int, rows: int) -> Iterator[tuple[slice, slice]]:
@@ -361,7 +387,8 @@ def match(task: Task, explanation: Explanation) -> Explanation:
             f"{explanation.space.kind} features, the task {len(task)} samples x {task.space.n_features} "
             f"{task.space.kind} features; explain this task, or aggregate with `space.pool(map)`"
         )
-    if not torch.equal(explanation.ids.to(task.device), task.ids):
+    own = explanation.ids is task.ids  # to compare would wait for the device
+    if not own and not torch.equal(explanation.ids.to(task.device), task.ids):
         raise InputError(
             "the explanation's ids are not the task's: it explains other samples, or these in another order; "
             "bring them together with explanation.take(index) or task[index]"

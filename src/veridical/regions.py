@@ -7,6 +7,7 @@ not asked again) to look at it through coarser features.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -25,20 +26,28 @@ class Regions:
 
     def sizes(self, samples: int) -> Tensor:
         """Features in each region (N, R); 0 where a sample does not have the region."""
-        labels = self.labels.expand(samples, -1)
-        out = labels.new_zeros(samples, self.count + 1)
-        return out.scatter_add_(1, self._slots(labels), torch.ones_like(labels))[:, :-1]
+        return self._sizes.expand(samples, -1)
+
+    @cached_property
+    def most(self) -> int:
+        """How many regions the sample that has most of them has."""
+        return int((self._sizes > 0).sum(-1).max())
+
+    @cached_property
+    def slots(self) -> Tensor:
+        """The labels with a spare slot, which is cut off again, for features of no region."""
+        return torch.where(self.labels < 0, self.count, self.labels)
+
+    @cached_property
+    def _sizes(self) -> Tensor:
+        out = self.labels.new_zeros(len(self.labels), self.count + 1)
+        return out.scatter_add_(1, self.slots, torch.ones_like(self.labels))[:, :-1]
 
     def relevance(self, values: Tensor, mean: bool = False) -> Tensor:
         """The relevance of each region (N, R): the sum over its features, or their mean."""
-        labels = self.labels.expand(len(values), -1)
         total = values.new_zeros(len(values), self.count + 1, dtype=torch.float64)
-        total = total.scatter_add_(1, self._slots(labels), values.double())[:, :-1]
+        total = total.scatter_add_(1, self.slots.expand(len(values), -1), values.double())[:, :-1]
         return total / self.sizes(len(values)).clamp(min=1) if mean else total
-
-    def _slots(self, labels: Tensor) -> Tensor:
-        # features of no region go to a spare slot that is cut off again
-        return torch.where(labels < 0, self.count, labels)
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,8 +76,7 @@ def removal(regions: Regions, relevance: Tensor, least_first: bool = False) -> R
     order = worth.argsort(dim=-1, stable=True)
     gone = sizes.gather(-1, order).cumsum(-1)
     place = torch.cat([positions(order), order.new_full((len(order), 1), regions.count)], -1)
-    labels = regions.labels.expand(len(relevance), -1)
-    of_feature = place.gather(-1, torch.where(labels < 0, regions.count, labels))
+    of_feature = place.gather(-1, regions.slots.expand(len(relevance), -1))
     return Removal(positions(of_feature.argsort(dim=-1, stable=True)), gone, exists.sum(-1))
 
 
@@ -78,9 +86,15 @@ def squares(space: Space, side: int) -> Regions:
         raise InputError(f"a square needs a side of at least one pixel, got {side}")
     if space.kind != "pixel" or space.valid is not None:
         return each_feature(space)
-    height, width = space.input_shape[-2:]
-    patches = Space.patches(space.input_shape, (min(side, height), min(side, width)))
-    return Regions(patches.labels.reshape(1, -1).to(space.labels.device), patches.n_features)
+    return _squares(space.input_shape, side, space.labels.device)
+
+
+@lru_cache(maxsize=32)
+def _squares(shape: tuple[int, ...], side: int, device: torch.device) -> Regions:
+    height, width = shape[-2:]
+    with torch.inference_mode(False):
+        patches = Space.patches(shape, (min(side, height), min(side, width)))
+        return Regions(patches.labels.reshape(1, -1).to(device), patches.n_features)
 
 
 def each_feature(space: Space) -> Regions:

@@ -24,18 +24,22 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from veridical import fused
+
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 _LOW_31 = 2**31 - 1
 _TICKET_MIX = -749064809  # 0xD35A2D97, odd
 _TICKET_MIX_32 = np.int32(_TICKET_MIX)
-_CELLS_AT_ONCE = 2**16  # tickets of one step on a CPU: they stay in its second cache
+_CELLS_AT_ONCE = 2**15  # tickets of one step on a CPU: they and what they become stay in its second cache
 _FEW_THREADS = 4  # up to which numpy's vectorised selection, on one thread, beats torch's on all
 
 _KEPT = threading.local()
 
 Array = npt.NDArray[Any]
+Halves = tuple[Tensor, Tensor]
+Room = tuple[Tensor, Tensor] | None
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,11 @@ def _shift(x: Tensor, bits: int) -> Tensor:
 
 
 def _mix(x: Tensor) -> Tensor:
+    once = fused.kernel(fused.MIX, _mix_steps, torch.int64, x.device)
+    return _mix_steps(x) if once is None else once(x)
+
+
+def _mix_steps(x: Tensor) -> Tensor:
     x = (x ^ _shift(x, 30)) * _MIX_1
     x = (x ^ _shift(x, 27)) * _MIX_2
     return x ^ _shift(x, 31)
@@ -96,6 +105,8 @@ def _wrapped(number: int) -> int:
 
 def _mix_in_place(x: Tensor) -> Tensor:
     """The same hash without a new tensor for each step: on large draws allocating costs most."""
+    if x.device.type != "cpu":
+        return _mix(x)
     spare = torch.empty_like(x)
     for bits, factor in ((30, _MIX_1), (27, _MIX_2), (31, None)):
         torch.bitwise_right_shift(x, bits, out=spare)
@@ -170,40 +181,56 @@ def tickets(key: Key, ids: Tensor, draws: Tensor | int, size: int) -> Tensor:
     other, which makes any two tickets of a row independent; a round of mixing does the rest. Every step is
     one to one, so a row has no ties, and -2^31 never occurs. The i-th ticket does not depend on the size.
     """
-    stream = streams(key, ids, draws)
-    x = torch.empty(*stream.shape, size, dtype=torch.int32, device=ids.device)
-    _tickets(_halves(stream.flatten()), size, x.view(-1, size), torch.empty_like(x).view(-1, size))
-    return x
+    factor, shift = halves(key, ids, draws)
+    return _tickets((factor.view(-1, 1), shift.view(-1, 1)), size).view(*factor.shape, size)
 
 
-def _room(rows: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Two arrays to draw tickets in. On a CPU a thread keeps its own: new memory costs what hashing does."""
-    cells = rows * size
-    if device.type != "cpu" or cells > _CELLS_AT_ONCE:
-        x, spare = torch.empty(2, rows, size, dtype=torch.int32, device=device)
-        return x, spare
-    if not hasattr(_KEPT, "room"):
-        with torch.inference_mode(False):
-            _KEPT.room = torch.empty(2, _CELLS_AT_ONCE, dtype=torch.int32)
-    x, spare = _KEPT.room[:, :cells].view(2, rows, size)
+def _room(rows: int, size: int, device: torch.device) -> Room:
+    """Two arrays to draw tickets in on a CPU, as often as is needed."""
+    if device.type != "cpu":
+        return None
+    if rows * size <= _CELLS_AT_ONCE:
+        x, spare = map(torch.from_numpy, _room_kept(rows, size))
+    else:
+        x, spare = torch.empty(2, rows, size, dtype=torch.int32)
     return x, spare
 
 
-def _halves(stream: Tensor) -> tuple[Tensor, Tensor]:
-    """What each stream (R,) multiplies and adds, (R, 1) each: its two halves, the first made odd."""
-    return (stream & _LOW_31 | 1).to(torch.int32)[:, None], (stream >> 32).to(torch.int32)[:, None]
+def _room_kept(rows: int, size: int) -> Array:
+    """(2, rows, size) that a thread keeps for itself: new memory costs what hashing does."""
+    if not hasattr(_KEPT, "room"):
+        _KEPT.room = np.empty((2, _CELLS_AT_ONCE), np.int32)
+    room: Array = _KEPT.room[:, : rows * size].reshape(2, rows, size)
+    return room
 
 
-def _tickets(halves: tuple[Tensor, Tensor], size: int, x: Tensor, spare: Tensor) -> Tensor:
-    """The tickets of streams given by their halves, written into the first rows of `x`."""
-    factor, shift = halves
-    x, spare = x[: len(factor)], spare[: len(factor)]
-    if _alone(x):
-        # so small an array is no work for several threads, and waking them costs more than the work
-        places = _places(size, x.device).numpy()
-        _tickets_alone(places, factor.numpy(), shift.numpy(), x.numpy(), spare.numpy())
-        return x
-    torch.mul(_places(size, x.device), factor, out=x)
+def halves(key: Key, ids: Tensor, draws: Tensor | int) -> Halves:
+    """What each stream multiplies and adds: its two halves, the first made odd; (N,) or (N, K) each."""
+    stream = streams(key, ids, draws)
+    return (stream & _LOW_31 | 1).to(torch.int32), (stream >> 32).to(torch.int32)
+
+
+def _tickets(columns: Halves, size: int, room: Room = None) -> Tensor:
+    """The tickets of streams given by their halves, (R, 1) each, in the first rows of the room if any."""
+    factor, shift = columns
+    places = _places(size, factor.device)
+    once = fused.kernel(fused.TICKET, _ticket_steps, torch.int32, factor.device)
+    if once is not None:
+        return once(places, factor, shift)
+    if room is None:
+        return _ticket_steps(places, factor, shift)
+    x, spare = (half[: len(factor)] for half in room)
+    if not _alone(x):
+        return _ticket_steps(places, factor, shift, x, spare)
+    # so small an array is no work for several threads, and waking them costs more than the work
+    _tickets_alone(places.numpy(), factor.numpy(), shift.numpy(), x.numpy(), spare.numpy())
+    return x
+
+
+def _ticket_steps(
+    places: Tensor, factor: Tensor, shift: Tensor, x: Tensor | None = None, spare: Tensor | None = None
+) -> Tensor:
+    x = torch.mul(places, factor, out=x)
     x.add_(shift)
     # without its sign a number may be shifted as it is: torch shifts signs in
     x.bitwise_and_(_LOW_31)
@@ -237,43 +264,48 @@ def subsets(
     `counts` is one number, (S,), (N, S) where samples differ, or (N, K, S) where draws differ too; with
     `valid` (N, V) only valid features are drawn. The subsets of one (sample, draw) are nested.
     """
-    return subsets_of(streams(key, ids, draws), size, counts, valid)
+    return subsets_of(halves(key, ids, draws), size, counts, valid)
 
 
-def subsets_of(stream: Tensor, size: int, counts: int | Tensor, valid: Tensor | None = None) -> Tensor:
-    """`subsets` of (sample, draw)s whose `streams` (N, K) are known already."""
-    shape, flat, device = stream.shape, stream.flatten(), stream.device
+def subsets_of(drawn: Halves, size: int, counts: int | Tensor, valid: Tensor | None = None) -> Tensor:
+    """`subsets` of (sample, draw)s whose `halves` (N, K) are known already."""
+    shape, device = drawn[0].shape, drawn[0].device
+    factor, shift = (half.reshape(-1, 1) for half in drawn)
     if isinstance(counts, Tensor):
         counts = counts.to(device)
         counts = (counts[:, None] if counts.dim() == 2 else counts).expand(*shape, -1).flatten(0, 1)
     width = 1 if isinstance(counts, int) else counts.shape[-1]
-    out = torch.empty(len(flat), width, size, dtype=torch.bool, device=device)
-    step = _step(len(flat), size, device)
-    room, (factor, shift) = _room(step, size, device), _halves(flat)
-    if isinstance(counts, int) and 0 < counts < size and valid is None and _alone(flat):
-        _equal_subsets(factor.numpy(), shift.numpy(), counts, room, out[:, 0].numpy())
+    out = torch.empty(len(factor), width, size, dtype=torch.bool, device=device)
+    if isinstance(counts, int) and 0 < counts < size and valid is None and _alone(factor):
+        _equal_subsets(factor.numpy(), shift.numpy(), counts, out.numpy()[:, 0])
         return out.view(shape[0], -1, size)
-    for at in range(0, len(flat), step):
-        rows = slice(at, min(len(flat), at + step))
-        drawn = _tickets((factor[rows], shift[rows]), size, *room)
+    step = _step(len(factor), size, device)
+    room = _room(step, size, device)
+    for at in range(0, len(factor), step):
+        rows = slice(at, min(len(factor), at + step))
+        found = _tickets((factor[rows], shift[rows]), size, room)
         inside = None
         if valid is not None:
             inside = valid[torch.arange(rows.start, rows.stop, device=device) // shape[1]]
-            drawn.masked_fill_(~inside, _LOW_31)
-        last = smallest(drawn, counts if isinstance(counts, int) else counts[rows], room[1])
-        if _alone(drawn):
-            np.less_equal(drawn.numpy()[:, None], last.numpy()[..., None], out=out[rows].numpy())
+            found.masked_fill_(~inside, _LOW_31)
+        last = smallest(found, counts if isinstance(counts, int) else counts[rows], room and room[1])
+        if _alone(found):
+            np.less_equal(found.numpy()[:, None], last.numpy()[..., None], out=out[rows].numpy())
         else:
-            torch.le(drawn[:, None], last[..., None], out=out[rows])
+            torch.le(found[:, None], last[..., None], out=out[rows])
         if inside is not None:
             out[rows].logical_and_(inside[:, None])
     return out.view(shape[0], -1, size)
 
 
-def _equal_subsets(factor: Array, shift: Array, count: int, room: tuple[Tensor, Tensor], out: Array) -> None:
+def _equal_subsets(factor: Array, shift: Array, count: int, out: Array) -> None:
     """Subsets of one size among all features, in as few calls as can be: it is what most metrics draw."""
-    step, size = room[0].shape
-    x, ordered, places = room[0].numpy(), room[1].numpy(), _places(size, room[0].device).numpy()
+    cpu = torch.device("cpu")
+    many, size = out.shape
+    step = _step(many, size, cpu)
+    places = _places(size, cpu).numpy()
+    small = step * size <= _CELLS_AT_ONCE
+    x, ordered = _room_kept(step, size) if small else np.empty((2, step, size), np.int32)
     # numpy copies short rows through a buffer when it stretches one number over each: twice the time
     usual = np.setbufsize(16)
     try:
@@ -319,16 +351,17 @@ def smallest(values: Tensor, counts: int | Tensor, spare: Tensor | None = None) 
 
 def coins(key: Key, ids: Tensor, draws: Tensor, size: int, chance: float | Tensor) -> Tensor:
     """Toss (N, K, size) independent coins that fall True with `chance`: one number, or one a (N, K)."""
-    stream = streams(key, ids, draws)
-    share = torch.as_tensor(chance, dtype=torch.float64, device=ids.device).expand(stream.shape)
+    factor, shift = halves(key, ids, draws)
+    share = torch.as_tensor(chance, dtype=torch.float64, device=ids.device).expand(factor.shape)
     limit = ((share * 2.0**32).round() - (2.0**31 + 1)).clamp(min=-(2.0**31)).to(torch.int32)
-    out = torch.empty(*stream.shape, size, dtype=torch.bool, device=ids.device)
+    out = torch.empty(*factor.shape, size, dtype=torch.bool, device=ids.device)
     flat, limit = out.flatten(0, 1), limit.flatten()[:, None]
+    factor, shift = factor.view(-1, 1), shift.view(-1, 1)
     step = _step(len(flat), size, ids.device)
-    room, (factor, shift) = _room(step, size, ids.device), _halves(stream.flatten())
+    room = _room(step, size, ids.device)
     for at in range(0, len(flat), step):
         rows = slice(at, at + step)
-        tossed = _tickets((factor[rows], shift[rows]), size, *room)
+        tossed = _tickets((factor[rows], shift[rows]), size, room)
         if _alone(tossed):
             np.less_equal(tossed.numpy(), limit[rows].numpy(), out=flat[rows].numpy())
         else:

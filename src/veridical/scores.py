@@ -78,8 +78,7 @@ class Scores:
         if tuple(self.values.shape) != (len(self.ids),):
             raise ShapeError(f"scores have shape {tuple(self.values.shape)}, expected ({len(self.ids)},)")
         object.__setattr__(self, "values", self.values.detach().to(torch.float64))
-        raised = {reason: mask.bool() for reason, mask in self.flags.items() if bool(mask.any())}
-        object.__setattr__(self, "flags", raised)
+        object.__setattr__(self, "flags", _raised(self.flags))
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -195,6 +194,16 @@ class Scores:
 
         rows = [(str(i), f"{v:.4g}") for i, v in zip(self.ids.tolist(), self.values.tolist(), strict=True)]
         return html_summary(repr(self), ("sample", "value"), rows[:10])
+
+
+def _raised(flags: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The flags that any sample carries; looked at together, as every look waits for a GPU."""
+    masks = {reason: mask.bool() for reason, mask in flags.items()}
+    if len({(mask.shape, mask.device) for mask in masks.values()}) == 1 and len(masks) > 1:
+        seen = torch.stack([*masks.values()]).flatten(1).any(-1).tolist()
+    else:
+        seen = [bool(mask.any()) for mask in masks.values()]
+    return {reason: mask for (reason, mask), some in zip(masks.items(), seen, strict=True) if some}
 
 
 def _column(value: Tensor) -> Any:

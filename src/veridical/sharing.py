@@ -10,23 +10,30 @@ from veridical.task import Task
 
 T = TypeVar("T")
 _PLACE = "shared work"
+_ONCE = "sets are asked once"
 
 
 @contextmanager
-def sharing(task: Task) -> Iterator[None]:
+def sharing(task: Task, once: bool = False) -> Iterator[None]:
     """While this is open, what `shared` names is made once for this very task (not for tasks made of it).
 
-    Rows that serve several scores are counted where they were first asked.
+    Rows that serve several scores are counted where they were first asked. `once`: masks that come to the
+    same set are asked as one, too (`veridical.distinct`), so that rows depend on what the inputs show.
     """
     kept = task.__dict__["_cache"]
     if _PLACE in kept:
         yield
         return
-    kept[_PLACE] = {}
+    kept[_PLACE] = {_ONCE: once}
     try:
         yield
     finally:
         kept.pop(_PLACE, None)
+
+
+def asks_once(task: Task) -> bool:
+    """Whether masks that come to the same set are asked as one."""
+    return bool(task.__dict__["_cache"].get(_PLACE, {}).get(_ONCE, False))
 
 
 def shared(task: Task, name: Hashable, make: Callable[[], T]) -> T:

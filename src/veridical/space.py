@@ -85,6 +85,11 @@ class Space:
         )
         object.__setattr__(self, "_direct", counts_through)
 
+    @property
+    def covers_inputs(self) -> bool:
+        """Whether every element of an input is known to belong to a feature."""
+        return self._direct
+
     # --- constructors -------------------------------------------------------------------------------
 
     @classmethod

@@ -295,8 +295,10 @@ def test_binary_heads_explain_the_side_that_was_asked_for():
 
 def test_counts_and_settings():
     task = residual_task(bias=True)
-    found = Lrp()(task)
-    assert (found.cost.forward, found.cost.backward) == (3, 3)
+    cost = LrpEpsilon()(task).cost
+    assert (cost.forward, cost.backward) == (3, 3)
+    cost = Lrp()(task).cost  # two of its convolutions follow z_plus, which goes through them once more
+    assert (cost.forward, cost.backward) == (4, 3)
     for wrong in ({"first": "zeta"}, {"epsilon": -1.0}, {"alpha": 0.5}, {"low": 2.0, "high": 1.0}):
         with pytest.raises(InputError):
             Lrp(**wrong)

@@ -82,6 +82,31 @@ def test_a_row_scores_the_same_in_any_batch(name, rows):
             torch.testing.assert_close(got, torch.cat(pieces), atol=1e-12, rtol=1e-12, equal_nan=True)
 
 
+@pytest.mark.parametrize(("name", "rows"), CALLS)
+@pytest.mark.parametrize(
+    "kind", ["smooth", "tied", "constant", "zero", "tiny", "far", "gaps", "strided", "long"]
+)
+def test_a_mask_of_everything_is_no_mask(name, rows, kind):
+    function = getattr(functional, name)
+    x = {
+        "smooth": cases.smooth(5, 12),
+        "tied": cases.tied(5, 12),
+        "constant": torch.full((5, 12), 0.1),
+        "zero": torch.zeros(5, 12),
+        "tiny": cases.smooth(5, 12).double() * 1e-200,
+        "far": cases.smooth(5, 12).double() + 1e7,
+        "gaps": cases.smooth(5, 12),
+        "strided": cases.smooth(12, 5).T,
+        "long": cases.smooth(20, 60 if name in ("isotonic_fit", "bootstrap_interval") else 500),
+    }[kind]
+    if kind == "gaps":
+        x[0, 3], x[1, 0], x[2, -1] = torch.nan, torch.inf, -torch.inf
+    given = [x, x.flip(-1)][:rows]
+    plain, masked = function(*given), function(*given, where=torch.ones(x.shape, dtype=torch.bool))
+    for a, b in zip(outputs(plain), outputs(masked), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-14, atol=0.0, equal_nan=True)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize(("name", "rows"), CALLS)

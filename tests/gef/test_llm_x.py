@@ -327,3 +327,43 @@ def test_a_small_language_model_answers() -> None:
     reply = vd.gef.LocalModel(str(file.parent), gguf_file=file.name, new_tokens=8)("Say hello.")
     assert isinstance(reply, str)
     assert reply.strip()
+
+
+class Letters:
+    """A tokenizer whose tokens are letters."""
+
+    pad_token_id, eos_token_id = 0, 0
+
+    def __call__(self, text: str, **_: Any) -> Any:
+        rows = torch.tensor([[ord(letter) for letter in text]])
+        return type("Encoded", (dict,), {"to": lambda self, _: self})(input_ids=rows)
+
+    def decode(self, row: torch.Tensor, **_: Any) -> str:
+        return "".join(map(chr, row.tolist()))
+
+
+class Parrot:
+    """A model that goes on with a fixed text, a letter at a time, until it is stopped."""
+
+    device = torch.device("cpu")
+    text = 'free", "2": "win"}} and so on'
+
+    def generate(
+        self, input_ids: torch.Tensor, max_new_tokens: int, stopping_criteria: Any = (), **_: Any
+    ) -> torch.Tensor:
+        for letter in self.text[:max_new_tokens]:
+            input_ids = torch.cat([input_ids, torch.tensor([[ord(letter)]])], 1)
+            if any(bool(stop(input_ids, None).all()) for stop in stopping_criteria):
+                break
+        return input_ids
+
+
+def test_a_local_reply_can_be_begun_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("veridical.gef.llm.local._loaded", lambda *_: (Letters(), Parrot()))
+    model = vd.gef.LocalModel("somewhere", begin='{"tokens": {"1": "', stop="}")
+    assert model("Which words?") == '{"tokens": {"1": "free", "2": "win"}'
+    assert parse_reply(model("Which words?"), 5) == ["free", "win"]
+    assert vd.gef.LocalModel("somewhere", new_tokens=4)("Which words?") == "free"
+    for wrong in ({"new_tokens": 0}, {"stop": ""}, {"repetition_penalty": 0.0}):
+        with pytest.raises(vd.errors.InputError):
+            vd.gef.LocalModel("somewhere", **wrong)  # type: ignore[arg-type]

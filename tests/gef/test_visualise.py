@@ -193,3 +193,13 @@ def test_settings_survive_json(method: str) -> None:
     assert type(explainer).from_json(explainer.to_json()) == explainer
     with pytest.raises(vd.errors.InputError):
         METHODS[method](steps=0)
+
+
+@pytest.mark.parametrize(("side", "views"), [(32, 4), (64, 16)])
+def test_large_pictures_are_looked_at_from_more_sides(side: int, views: int) -> None:
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.AvgPool2d(side // 4), torch.nn.Flatten(), torch.nn.Linear(48, 2))
+    task = vd.Task(net, torch.rand(6, 3, side, side))
+    class_ = int(task.predictions[0])
+    assert vd.visualise(task, class_, steps=3).cost.backward == 3 * views
+    assert vd.visualise(task, class_, steps=3, views=2).cost.backward == 3 * 2

@@ -18,8 +18,10 @@ from veridical.meta.consistency import consistencies
 from veridical.meta.dependence import BLIND, PLACELESS, altered, permuted
 from veridical.meta.published import Recalled
 from veridical.meta.worlds import Amount, perturbed
-from veridical.metrics import FaithfulnessCorrelation, MaxSensitivity, Metric, Outcome
+from veridical.metrics import FaithfulnessCorrelation, MaxSensitivity, Metric, Outcome, PixelFlipping
+from veridical.predictor import Predictor
 from veridical.rng import Key
+from veridical.task import Task
 
 METHODS = ["gradient", "input_x_gradient", "occlusion"]
 QUICK = {"draws": 2, "iterations": 2, "resamples": 20, "ar": {"ipt": 1.0, "mpt": 2.0}}
@@ -99,6 +101,37 @@ def test_explanations_are_shared_and_those_of_metrics_counted_apart(table):
     }
     assert f"explanations: {few.shared.calls} shared" in repr(many)
     assert few["sparseness", "mpt"].vector.tolist() == many["sparseness", "mpt"].vector.tolist()
+
+
+def test_a_worlds_own_answers_are_asked_once(table, monkeypatch):
+    asked = []
+    plain = Predictor.outputs
+
+    def outputs(self, x, side=()):
+        asked.append(len(x))
+        return plain(self, x, side)
+
+    monkeypatch.setattr(Predictor, "outputs", outputs)
+    result = quick(table, ["pixel_flipping"], resamples=0)
+    # the unperturbed one's at most; elsewhere a curve begins with what said whether the prediction held
+    assert asked.count(len(table)) <= 1
+    assert not result.failures
+
+
+def test_masks_that_come_to_the_same_are_asked_once_and_score_the_same():
+    lit = torch.rand(24, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 0.5
+    x = torch.cat([lit, torch.zeros(24, 6, dtype=torch.float64)], 1)
+    task = Task(torch.nn.Linear(12, 3, dtype=torch.float64), x)
+    metric = PixelFlipping(response="logit")
+    result = quick(task, [metric], tests=("mpt",), resamples=0)
+    base = result.books["pixel_flipping"]
+    worlds = 1 + 2 * 2 * 2
+    # of twelve steps six change something, and after the last of these nothing is left
+    assert base.cost.forward == worlds * (len(METHODS) * len(task) * 5 + 1)
+    for place, who in enumerate(METHODS):
+        alone = metric(task, as_explainer(who)(task))
+        assert torch.allclose(base.base["mpt"][place], alone.values, rtol=0, atol=1e-12)
+        assert alone.cost.forward == len(task) * 12
 
 
 @dataclass(frozen=True)

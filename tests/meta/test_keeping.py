@@ -80,3 +80,18 @@ def test_a_saved_result_is_read_again_whole(whole, tmp_path):
 def test_a_metric_that_failed_in_one_part_is_left_out(parts):
     books = {label: book for label, book in parts[0].books.items() if label != "sparseness"}
     assert "sparseness" not in vd.meta.joined([replace(parts[0], books=books), parts[1]]).metrics
+
+
+def test_last_bits_of_another_process_are_no_change(parts):
+    """Unperturbed scores that differ by a bit, as those of two processes on a GPU may."""
+    second, first = parts
+    label = first.metrics[0]
+    book = second.books[label]
+    off = {test: base + 1e-12 for test, base in book.base.items()}
+    # as in IPT with old maps: every score is the unperturbed one
+    same = {p: off[p[0]].expand_as(scores).clone() for p, scores in book.scores.items()}
+    books = {**second.books, label: replace(book, base=off, scores=same)}
+    whole = vd.meta.joined([first, replace(second, books=books)]).books[label]
+    for (test, mode), scores in whole.scores.items():
+        assert torch.equal(scores[2:], first.books[label].base[test].expand_as(scores[2:]))
+        assert torch.equal(scores[:2], first.books[label].scores[test, mode])

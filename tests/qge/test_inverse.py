@@ -44,6 +44,27 @@ def test_inverse_reverses_the_ranking_and_keeps_the_values(maps: np.ndarray) -> 
     assert bool((along.diff(dim=-1) >= 0).all())
 
 
+SPACES = {
+    "pixels": vd.Space.pixels((3, 2, 4)),
+    "patches": vd.Space.patches((1, 4, 8), 2),
+    "columns": vd.Space.columns(8),
+    "groups": vd.Space.column_groups([0, 0, 1, 2, 3, 3, 4, 5, 6, 7]),
+    "concepts": vd.Space.concepts(8),
+}
+
+
+@given(arrays.arrays(np.float64, (2, 8), elements=FEW), st.sampled_from(sorted(SPACES)))
+def test_in_any_space(maps: np.ndarray, kind: str) -> None:
+    values, space = torch.tensor(maps), SPACES[kind]
+    e = vd.Explanation(values, space, torch.zeros(2, dtype=torch.int64), torch.arange(2))
+    back = e.inverted().inverted()
+    assert torch.equal(back.values, values)
+    assert torch.equal(back.order, e.order)
+    # each sample's own: alone it is inverted as it is among others
+    alone = e.take(slice(1, 2)).inverted()
+    assert torch.equal(alone.values[0], e.inverted().values[1])
+
+
 def test_the_paper_s_example() -> None:
     e = explanation(torch.tensor([[0.1, -0.1, 9.0, 4.0]]))
     assert torch.equal(e.inverted().values, torch.tensor([[4.0, 9.0, -0.1, 0.1]]))

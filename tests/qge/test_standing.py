@@ -14,6 +14,7 @@ from tests.reference import qge as reference
 from veridical import testing
 from veridical.errors import InputError
 from veridical.metrics.base import registry
+from veridical.qge.rankings import random_orders, reranked
 from veridical.qge.relative import IDENTICALLY_ZERO
 from veridical.qge.standing import interval, pairing, places
 
@@ -109,6 +110,8 @@ def test_pairing_removes_variance_where_inverses_oppose() -> None:
     middling = (found.percentile - 0.5).abs() < 0.25
     assert bool(middling.any())
     assert bool((found.variance_ratio[middling] < 0.9).all())
+    assert torch.allclose(found.variance_removed, 1 - found.variance_ratio, equal_nan=True)
+    assert "of the variance" in repr(found)
 
 
 def test_variance_ratio_by_hand() -> None:
@@ -116,6 +119,7 @@ def test_variance_ratio_by_hand() -> None:
     alike = torch.tensor([[[1.0, 1.0], [0.0, 0.0], [1.0, 1.0], [0.0, 0.0]]]).double()
     free = torch.tensor([[[1.0, 1.0], [0.0, 0.0], [1.0, 0.0], [0.0, 1.0]]]).double()
     assert [float(pairing(p)) for p in (opposed, alike, free)] == [0.0, 2.0, 1.0]
+    assert bool(pairing(torch.ones(1, 4, 2).double()).isnan())  # no variance, so none to remove
 
 
 def test_plain_draws_where_pairing_would_hurt() -> None:
@@ -177,11 +181,35 @@ def test_what_a_standing_costs_by_default() -> None:
     assert float((place.high - place.low).max()) <= 0.2
     many = vd.qge.standing(task, "pixel_flipping", "input_x_gradient", exact=False, draws=1000)
     assert float((many.high - many.low).max()) <= 0.063
-    # questions that do not depend on the map are asked once, not once a ranking
-    subsets = registry.make("faithfulness_correlation", runs=30)
-    shared = vd.qge.standing(task, subsets, "input_x_gradient")
-    again = 30 * shared.method.count("plain")
-    assert shared.cost.forward == 3 * 30 + again
+
+
+@pytest.mark.parametrize(
+    ("metric", "rows"),
+    [
+        (registry.make("faithfulness_correlation", runs=30), 30),
+        (registry.make("sensitivity_n", draws=10, shares=(0.2, 0.5, 0.8)), 30),
+        (registry.make("infidelity", draws=30, units="contribution", scaling="optimal"), 30),
+    ],
+)
+def test_questions_that_do_not_depend_on_the_map_are_asked_once(metric: vd.Metric, rows: int) -> None:
+    task = table(14, 3)
+    e = vd.explain("input_x_gradient", task)
+    assert vd.score(metric, task, e).cost.forward == 3 * rows
+    place = vd.qge.standing(task, metric, e)
+    # not once a ranking; those that get plain draws are a task of their own
+    assert place.cost.forward == 3 * rows + rows * place.method.count("plain")
+    assert vd.score(vd.QGE(metric), task, e).cost.forward == 3 * rows
+    # answers and masks that are shared give what a ranking gets when it is asked about alone
+    sign = 1.0 if metric.better is vd.Direction.HIGHER else -1.0
+    assert torch.allclose(place.quality, sign * vd.score(metric, task, e).values, atol=1e-12)
+    key = vd.Key(0) / "standing"
+    ids = task.ids
+    kept = torch.tensor([i for i, how in enumerate(place.method) if how == "antithetic"])
+    for pair in (0, 7):
+        order = random_orders(key, ids, pair, 14)
+        for at, map_ in enumerate((reranked(e, order), reranked(e, order).inverted())):
+            alone = sign * vd.score(metric, task, map_).values
+            assert torch.allclose(place.sample[kept, 2 * pair + at], alone[kept], atol=1e-12)
 
 
 def test_results_do_not_depend_on_the_batch() -> None:

@@ -13,12 +13,14 @@ from torch import Tensor, nn
 from veridical.errors import NotApplicableError, unknown_name
 from veridical.explainers.base import Explainer, register, selected
 from veridical.explainers.grid import as_features, over_input, resized, spatial_axes, spatial_size
+from veridical.explainers.hooks import ELEMENTWISE
 from veridical.predictor import call, repeat_side, take_side
 from veridical.probe import blocks
 from veridical.rng import Key
 from veridical.task import Task
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+FOLLOWERS = (*ELEMENTWISE, nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.Dropout, nn.Identity)
 
 
 @dataclass(frozen=True)
@@ -144,14 +146,21 @@ class ScoreCam(Cam):
     """max(0, sum_k a_k A_k), a = softmax over channels of y_c when the input is seen through channel k only.
 
     The input is multiplied by the channel, upsampled and scaled to [0, 1] (Algorithm 1). A channel that is
-    flat shows nothing and gets no weight. Rows a sample: one, and one a channel.
+    flat shows nothing and gets no weight. Its weights are shares of 1 and say nothing of a channel's size or
+    sign, so that by default A is taken behind the norm and the activation that follow the last convolution.
+    Rows a sample: one, and one a channel.
     """
 
     name: ClassVar[str] = "scorecam"
-    summary: ClassVar[str] = "last convolution weighted by the output through each channel"
+    version: ClassVar[int] = 2
+    summary: ClassVar[str] = "last activation of convolutions weighted by the output through each channel"
     paper: ClassVar[str] = "Wang et al. 2020, Algorithm 1"
     needs: ClassVar[frozenset[str]] = frozenset({"convolution"})
     reads_outputs: ClassVar[bool] = True
+
+    def layer_name(self, task: Task) -> str:
+        found = super().layer_name(task)
+        return found if self.layer is not None else _activated(task, found)
 
     def coarse(self, task: Task, key: Key) -> Tensor:
         with task.session(), _watched(task, self.layer_name(task)) as seen:
@@ -218,6 +227,18 @@ def _last_convolution(task: Task) -> str | None:
         and torch.Size(shapes[0][2:]).numel() > 1
     ]
     return fitting[-1] if fitting else None
+
+
+def _activated(task: Task, convolution: str) -> str:
+    """The last of the norms and activations that run right behind a convolution and keep its shape."""
+    layers, shapes = dict(task.reference.predictor.model.named_modules()), layer_shapes(task)
+    ran = [name for name in shapes if not list(layers[name].children())]
+    last = convolution
+    for name in ran[ran.index(convolution) + 1 :]:
+        if not isinstance(layers[name], FOLLOWERS) or shapes[name] != shapes[convolution]:
+            break
+        last = name
+    return last
 
 
 def _no_convolution(task: Task) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -15,7 +16,7 @@ from veridical.errors import InputError, NotApplicableError
 from veridical.explainers.base import Explainer, register, selected
 from veridical.explainers.gradients import baseline_row, check_baseline, no_baseline
 from veridical.explainers.hooks import ELEMENTWISE, POOLS, hooked, why_not_rescale
-from veridical.predictor import call, take_side
+from veridical.predictor import call
 from veridical.rng import Key
 from veridical.task import Task
 
@@ -27,9 +28,8 @@ class DeepLift(Explainer):
 
     An activation multiplies what comes from above by (f(z) - f(z0)) / (z - z0), its slope between baseline
     and input, and by its gradient where z and z0 agree. Max-pooling gives its change to the winners of both
-    sides. Every activation and pooling must be a layer that runs once. Rows: each
-    x; x0 rides along once a chunk and, like padding, is not counted, or once a sample, counted, where samples
-    have side inputs of their own.
+    sides. Every activation and pooling must be a layer that runs once. Rows: each x forward and backward, and
+    x0 forward, once a call, or once a sample where samples have side inputs of their own.
     """
 
     baseline: float | str = 0.0
@@ -47,95 +47,121 @@ class DeepLift(Explainer):
     def why_not(self, task: Task) -> str | None:
         return super().why_not(task) or no_baseline(task, self.baseline) or why_not_rescale(task)
 
+    def prepared(self, task: Task) -> Task:
+        # a task of this call alone, whose chunks share what the baseline did in every layer
+        own = super().prepared(task)._derive()
+        own.calibrated(SHARED, dict)
+        return own
+
     def attribute(self, task: Task, key: Key) -> Tensor:
         start = baseline_row(task, self.baseline)
         return (task.inputs - start) * multipliers(task, start)
 
 
-def multipliers(task: Task, start: Tensor) -> Tensor:
-    """The share of each element's difference to `start` (1, ...) that arrives at the explained output.
+SHARED = "the baseline in every layer"
 
-    One baseline row behind the samples serves them all, unless they have side inputs of their own.
-    """
-    count, targets = len(task), task.targets  # asked for now: they may need the model without its hooks
-    order = torch.cat([torch.arange(n, device=task.device) for n in (count, count if task.side else 1)])
-    kept: dict[nn.Module, Tensor] = {}
 
-    def before(layer: nn.Module, inputs: Any) -> None:
-        # an in-place layer overwrites its input
-        kept[layer] = inputs[0].detach().clone() if getattr(layer, "inplace", False) else inputs[0].detach()
+@dataclass(frozen=True)
+class _Run:
+    """What a layer was given and answered, rows first, and where a pooling's windows had their largest."""
 
-    def after(layer: nn.Module, inputs: Any, output: Tensor) -> Tensor | None:
-        z = kept.pop(layer)
-        if len(z) % len(order):
+    z: Tensor
+    y: Tensor
+    winners: Tensor
+    pooled: int
+    """How many of the last axes a pooling goes over."""
+
+    @classmethod
+    def of(cls, layer: nn.Module, z: Tensor, output: Tensor, rows: int) -> _Run:
+        if len(z) % rows:
             raise NotApplicableError(
                 f"explainer 'deeplift' needs layers whose first axis counts rows; a {type(layer).__name__} "
-                f"got shape {tuple(z.shape)} for {len(order)} rows"
+                f"got shape {tuple(z.shape)} for {rows} rows"
             )
-        rows = _Rows(count, len(order))
+        y = output.detach()
+        winners = _winners(layer, z, output) if isinstance(layer, POOLS) else y
+        if len(z) == rows:
+            return cls(z, y, winners, z.dim() - 2)
+        # a model may lay several things of one row along the first axis
+        apart = (rows, len(z) // rows)
+        return cls(z.unflatten(0, apart), y.unflatten(0, apart), winners.unflatten(0, apart), z.dim() - 2)
+
+
+def multipliers(task: Task, start: Tensor) -> Tensor:
+    """The share of each element's difference to `start` (1, ...) that arrives at the explained output."""
+    targets = task.targets  # asked for now: they may need the model without its hooks
+    shared: dict[str, dict[nn.Module, _Run]] = {} if task.side else task.calibrated(SHARED, dict)
+    if SHARED not in shared:
+        shared[SHARED] = _baseline(task, start)
+    known = shared[SHARED]
+
+    def passed_back(layer: nn.Module, z: Tensor, inputs: Any, output: Tensor) -> Tensor | None:
+        own, base = _Run.of(layer, z, output, len(task)), known[layer]
         if isinstance(layer, POOLS):
-            winners = _winners(layer, z, output)
-            pooled: Tensor = _Pool.apply(inputs[0], output.detach(), winners, rows)  # type: ignore[no-untyped-call]
+            pooled: Tensor = _Pool.apply(inputs[0], output.detach(), own, base)  # type: ignore[no-untyped-call]
             return pooled
         back: Callable[[Tensor, Tensor], Tensor]
         if isinstance(layer, nn.ReLU):
-            back = partial(_through_rectifier, rows, z)
+            back = partial(_through_rectifier, own.z, base.z)
         else:
             # taken now: the next layer may work in place and overwrite the answers
-            back = partial(_through_activation, rows, z, torch.sub(*rows.apart(output.detach())))
+            back = partial(_through_activation, own.z, base.z, own.y - base.y)
         if output.grad_fn is not None:
             output.grad_fn.register_hook(lambda plain, above: (back(plain[0], above[0]),))
         return None
 
-    with (
-        task.session(grad=True) as model,
-        hooked(task.predictor.model, (*ELEMENTWISE, *POOLS), after, before),
-    ):
+    with task.session(grad=True) as model, _watched(task, passed_back):
         x = task.inputs.detach().clone().requires_grad_(True)
-        rows = torch.cat([x, start.expand(len(order) - count, *x.shape[1:])])
-        outputs = call(model, rows, take_side(task.side, order))
-        total = selected(outputs[:count], targets).sum()
+        total = selected(call(model, x, task.side), targets).sum()
         if not total.requires_grad:
             raise InputError("the model's outputs do not depend on its inputs through torch operations")
         (slope,) = torch.autograd.grad(total, x)
-    if not task.side:
-        task.predictor.meter.forward -= 1
-        task.predictor.meter.backward -= 1
     return slope.detach()
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """Which rows of a chunk are samples: the first `count`; the baselines come behind them."""
+def _baseline(task: Task, start: Tensor) -> dict[nn.Module, _Run]:
+    """Every layer at the baseline: one row, or one for each sample that has side inputs of its own."""
+    rows = len(task) if task.side else 1
+    runs: dict[nn.Module, _Run] = {}
 
-    count: int
-    rows: int
+    def keep(layer: nn.Module, z: Tensor, _inputs: Any, output: Tensor) -> None:
+        # a copy: the next layer may work in place
+        runs[layer] = _Run.of(layer, z, output.clone(), rows)
 
-    def apart(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Values of the samples (count, ...) and of the baselines (count or 1, ...), which stand for all."""
-        each = values.unflatten(0, (self.rows, -1))
-        return each[: self.count], each[self.count :]
+    with task.session() as model, _watched(task, keep):
+        call(model, start.expand(rows, *start.shape[1:]), task.side)
+    return runs
 
 
-def _through_rectifier(rows: _Rows, z: Tensor, plain: Tensor, above: Tensor) -> Tensor:
-    """What a ReLU passes back: above times max(z, z0) / |z - z0|, held between 0 and 1."""
-    own, base = rows.apart(z)
+@contextmanager
+def _watched(task: Task, look: Callable[[nn.Module, Tensor, Any, Tensor], Tensor | None]) -> Iterator[None]:
+    """Call `look` with each activation and pooling that runs, and what it was given before it ran."""
+    given: dict[nn.Module, Tensor] = {}
+
+    def before(layer: nn.Module, inputs: Any) -> None:
+        # an in-place layer overwrites its input
+        z = inputs[0].detach()
+        given[layer] = z.clone() if getattr(layer, "inplace", False) else z
+
+    def after(layer: nn.Module, inputs: Any, output: Tensor) -> Tensor | None:
+        return look(layer, given.pop(layer), inputs, output)
+
+    with hooked(task.predictor.model, (*ELEMENTWISE, *POOLS), after, before):
+        yield
+
+
+def _through_rectifier(z: Tensor, z0: Tensor, plain: Tensor, above: Tensor) -> Tensor:
+    """What a ReLU passes back: above times its slope, (z+ + z0+) / (|z| + |z0|), 1 or 0 where z is z0."""
     # the smallest number keeps 0 / 0 at 0 where both are 0, and changes nothing else
-    away = torch.sub(own, base).abs_().add_(torch.finfo(z.dtype).tiny)
-    slope = torch.maximum(own, base).div_(away).clamp_(0, 1)
-    out = torch.empty_like(plain)
-    passed, rest = rows.apart(out)
-    torch.mul(slope, rows.apart(above)[0], out=passed)
-    rest.zero_()
-    return out
+    size = z.abs().add_(z0.abs().add_(torch.finfo(z.dtype).tiny))
+    # the plain gradient is not needed, its memory is
+    slope = torch.clamp(z, min=0, out=plain.view_as(z)).add_(z0.clamp(min=0)).div_(size)
+    return slope.view_as(above).mul_(above)
 
 
-def _through_activation(rows: _Rows, z: Tensor, rise: Tensor, plain: Tensor, above: Tensor) -> Tensor:
+def _through_activation(z: Tensor, z0: Tensor, rise: Tensor, plain: Tensor, above: Tensor) -> Tensor:
     """What an activation passes back: its slope between baseline and input in the gradient's place."""
-    out = torch.zeros_like(plain)
-    away = torch.sub(*rows.apart(z))
-    rows.apart(out)[0].copy_(_over(rows.apart(above)[0] * rise, away, rows.apart(plain)[0]))
-    return out
+    return _over(rise.view_as(above) * above, (z - z0).view_as(above), plain)
 
 
 def _over(given: Tensor, away: Tensor, plain: Tensor) -> Tensor:
@@ -162,27 +188,23 @@ class _Pool(torch.autograd.Function):
     """Max-pooling's output, passing its change back to the winners at the input and at the baseline."""
 
     @staticmethod
-    def forward(ctx: Any, z: Tensor, output: Tensor, winners: Tensor, rows: _Rows) -> Tensor:
-        ctx.save_for_backward(z, output)
-        ctx.winners, ctx.rows = winners, rows
-        return output.clone()
+    def forward(ctx: Any, z: Tensor, output: Tensor, own: _Run, base: _Run) -> Tensor:
+        ctx.own, ctx.base, ctx.shape = own, base, z.shape
+        return output.clone()  # the next layer may work in place
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        rows: _Rows = ctx.rows
-        z, output = ctx.saved_tensors
-        places = z.dim() - 2  # rows, channels, and the pooled axes
-        own, base = (part.flatten(-places) for part in rows.apart(ctx.winners))
-        base = base.expand_as(own)
-        y, y0 = (part.flatten(-places) for part in rows.apart(output))
-        above = rows.apart(grads[0])[0].flatten(-places)
-        mine, other = (part.flatten(-places) for part in rows.apart(z))
+        own, base = ctx.own, ctx.base
+        at, at0, y, y0, z, z0 = (
+            part.flatten(-own.pooled) for part in (own.winners, base.winners, own.y, base.y, own.z, base.z)
+        )
+        above, at0 = grads[0].reshape(y.shape), at0.expand_as(at)
         rise = y - y0
-        # only winners get anything: what the input's adds above the baseline, at its own place, and what is
-        # lost where the baseline was higher, at the baseline's
-        at_own = _over(above * rise.clamp(min=0), y - other.expand_as(mine).gather(-1, own), above)
-        at_base = _over(above * rise.clamp(max=0), mine.gather(-1, base) - y0, torch.zeros_like(above))
-        out = z.new_zeros(z.shape)  # laid out so that flattening it is a view
-        given = rows.apart(out)[0].flatten(-places)
-        given.scatter_add_(-1, own, at_own).scatter_add_(-1, base, at_base)
-        return out, None, None, None
+        # only winners get anything: what the input's adds above the baseline, at its own place (all of it
+        # where nothing changes, as in a gradient), and what is lost where the baseline was higher, at the
+        # baseline's
+        more = rise.clamp(min=0).div_(z0.expand_as(z).gather(-1, at).neg_().add_(y)).nan_to_num_(1.0)
+        less = rise.clamp_(max=0).div_(z.gather(-1, at0).sub_(y0).sub_(torch.finfo(y.dtype).tiny))
+        out = z.new_zeros(z.shape)
+        out.scatter_add_(-1, at, more.mul_(above)).scatter_add_(-1, at0, less.mul_(above))
+        return out.reshape(ctx.shape), None, None, None

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from veridical.errors import NotApplicableError
 from veridical.explainers.lrp_rules import pass_on, proportional, split_sum
+from veridical.explainers.lrp_work import Work, multiplications
 
 Dense = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
@@ -23,8 +24,8 @@ Dense = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 class AttentionRules:
     """The rules of whole attention blocks, given the rule of a dense layer."""
 
-    def __init__(self, dense: Dense) -> None:
-        self.dense = dense
+    def __init__(self, dense: Dense, work: Work) -> None:
+        self.dense, self.work = dense, work
 
     def __call__(self, node: fx.Node, module: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if module is None:
@@ -101,6 +102,7 @@ class AttentionRules:
 
         with torch.no_grad():
             q, k = split(F.linear(query, wq, biases[0])), split(F.linear(key, wk, biases[1]))
+            self.work.plain += multiplications(q, wq) + multiplications(k, wk)
             weights = _weights(q, k, _joined(attn_mask, key_padding_mask, len(query), heads))
         v = split(self.dense(value, wv, biases[2]))
         mixed = proportional(lambda t: weights @ t, v).transpose(1, 2).flatten(-2)

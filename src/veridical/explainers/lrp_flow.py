@@ -29,26 +29,33 @@ from veridical.explainers.lrp_rules import (
     fold,
     pass_on,
     proportional,
-    route,
     split_sum,
 )
+from veridical.explainers.lrp_work import Further, Work, multiplications
 from veridical.predictor import Output
 
 
 class RelevanceFlow(nn.Module):
-    """A model, read by its output rule, whose gradient with respect to its input is LRP's relevance."""
+    """A model, read by its output rule, whose gradient with respect to its input is LRP's relevance.
 
-    def __init__(self, model: nn.Module, output: Output, rules: Rules) -> None:
+    `positive` if no input is below 0.
+    """
+
+    def __init__(self, model: nn.Module, output: Output, rules: Rules, positive: bool = False) -> None:
         super().__init__()
         self.model = model
         self._output = output
         self._rules = rules
+        self._positive = positive
+        self.work = Work()
+        self.further = Further()
 
     def forward(self, x: Tensor, *side: Any, **named: Any) -> Tensor:
         """What the model answers to x, as (rows, outputs)."""
         if not (x.requires_grad and torch.is_grad_enabled()):
             return self._output(self.model(x, *side, **named))
-        flow = _Flow(self._rules, x)
+        flow = _Flow(self._rules, x, self._positive)
+        self.work = flow.work
         try:
             with flow:
                 answer = self._output(self.model(x, *side, **named))
@@ -69,12 +76,12 @@ class RelevanceFlow(nn.Module):
 class _Flow(TorchFunctionMode):
     """Puts the rule of its kind in the place of every operation on what depends on x."""
 
-    def __init__(self, rules: Rules, x: Tensor) -> None:
+    def __init__(self, rules: Rules, x: Tensor, positive: bool) -> None:
         super().__init__()
-        self.rules, self.x = rules, x
+        self.rules, self.x, self.work = rules, x, Work()
         self.refusal: NotApplicableError | None = None
         self.raw = _Marks([x])  # the input itself, perhaps reshaped or rescaled
-        self.positive = _Marks()  # known to be at least 0
+        self.positive = _Marks([x] if positive else [])  # known to be at least 0
         self.gates = _Marks()  # answers of a sigmoid: they weigh a signal
         self.scores = _Marks()  # products of two activations: fit for a softmax alone
         self.layers: WeakIdKeyDictionary = WeakIdKeyDictionary()  # how a linear layer's answer was made
@@ -162,7 +169,7 @@ class _Flow(TorchFunctionMode):
         if convolution and a in self.raw:
             rule = self.rules.first
         layer = Layer.at(linear, a, w, b, 1 if convolution else -1, a in self.positive)
-        value = route(layer.z, lambda R: (self.rules.back(rule, layer, R),), a)
+        value = self.work.through(layer, rule, self.rules, a)
         self.layers[value] = (linear, a, w, b, convolution)
         return value
 
@@ -182,6 +189,10 @@ class _Flow(TorchFunctionMode):
         made = self.layers.get(x)
         if made is not None and (made[4] or x.dim() == 2):
             linear, a, w, b, convolution = made
+            # the layer runs a second time, which is no part of the model's own work
+            size = multiplications(x, w)
+            self.work.plain -= size
+            self.work.forward += size
             return self._weighted(linear, a, *fold(w, b, mean, var, weight, bias, eps), convolution)
         return batch_norm(x, mean, var, weight, bias, eps)
 

@@ -27,12 +27,11 @@ from veridical.explainers.lrp_rules import (
     Rules,
     as_relevance,
     batch_norm,
-    fold,
     pass_on,
     proportional,
-    route,
     split_sum,
 )
+from veridical.explainers.lrp_work import Further, Work
 from veridical.models import ArrayModel, FunctionModel
 from veridical.weights import Weights, WeightView, swapped
 
@@ -41,14 +40,17 @@ class RelevanceGraph(nn.Module):
     """The user's model, whose gradient with respect to its input is LRP's relevance.
 
     The value it computes is the model's own. Weights are read through the views around the module each time
-    it runs, so that a noisy view is explained with its noise.
+    it runs, so that a noisy view is explained with its noise. `positive` if no input is below 0.
     """
 
-    def __init__(self, model: nn.Module, graph: fx.Graph, rules: Rules) -> None:
+    def __init__(self, model: nn.Module, graph: fx.Graph, rules: Rules, positive: bool = False) -> None:
         super().__init__()
         self.module, self._views, self._embedding = unwrapped(model)
         self._graph = graph
         self._rules = rules
+        self._positive = positive
+        self.work = Work()
+        self.further = Further()
 
     def forward(self, x: Tensor, *side: Any, **named: Any) -> Any:
         """What the model answers to x."""
@@ -61,7 +63,9 @@ class RelevanceGraph(nn.Module):
         with ExitStack() as stack:
             for module, tensors in self._views:
                 stack.enter_context(swapped(module, tensors))
-            return _Run(self.module, self._rules, x, self._embedding).through(self._graph, bound)
+            run = _Run(self.module, self._rules, x, self._embedding, self._positive)
+            self.work = run.work
+            return run.through(self._graph, bound)
 
 
 def unwrapped(
@@ -100,15 +104,22 @@ def traced(module: nn.Module, given: int, named: set[str]) -> fx.Graph | None:
 class _Run:
     """One forward pass through the graph."""
 
-    def __init__(self, module: nn.Module, rules: Rules, x: Tensor, embedding: nn.Module | None) -> None:
+    def __init__(
+        self, module: nn.Module, rules: Rules, x: Tensor, embedding: nn.Module | None, positive: bool
+    ) -> None:
         self.module, self.rules, self.x, self.embedding = module, rules, x, embedding
+        self.work, self.above_zero = Work(), positive
         self.values: dict[fx.Node, Any] = {}
         self.positive: set[fx.Node] = set()  # known to be at least 0
         self.raw: set[fx.Node] = set()  # the input itself, perhaps reshaped or rescaled
         self.gates: set[fx.Node] = set()  # answers of a sigmoid: they weigh a signal
         self.folded: set[fx.Node] = set()  # batch norms that their layer has taken over
         self.carrying: set[fx.Node] = set()  # relevance reaches it: not only through a softmax
-        self.attention = AttentionRules(self.dense)
+
+    @property
+    def attention(self) -> AttentionRules:
+        """Made when asked for: one that is kept would hold this run, and its activations, in a cycle."""
+        return AttentionRules(self.dense, self.work)
 
     def through(self, graph: fx.Graph, bound: dict[str, Any]) -> Any:
         first = True
@@ -120,6 +131,8 @@ class _Run:
                 if first and self.embedding is None:
                     value = self.x
                     self.raw.add(node)
+                    if self.above_zero:
+                        self.positive.add(node)
                 first = False
                 self.values[node] = value
             elif node.op == "get_attr":
@@ -236,7 +249,7 @@ class _Run:
     def _layer(
         self, node: fx.Node, module: Any, function: Any, args: list[Any], kwargs: dict[str, Any]
     ) -> Tensor:
-        a = args[0]
+        a, norm = args[0], None
         linear: Linear = F.linear
         if module is None:
             given = {**dict(zip(("weight", "bias"), args[1:3], strict=False)), **kwargs}
@@ -256,13 +269,12 @@ class _Run:
             if convolution:
                 linear = module._conv_forward  # with the module's own stride, padding and groups
             norm = self._norm_after(node, a, convolution)
-            if norm is not None:
-                w, b = fold(w, b, *_facts(norm))
         rule = self.rules.convolution if convolution else self.rules.dense
         positive = bool(node.all_input_nodes) and node.all_input_nodes[0] in self.positive
         if convolution and node.all_input_nodes[0] in self.raw:
             rule = self.rules.first
-        return self.weighted(rule, linear, a, w, b, 1 if convolution else -1, positive)
+        facts = None if norm is None else _facts(norm)
+        return self.weighted(rule, linear, a, w, b, 1 if convolution else -1, positive, facts)
 
     def weighted(
         self,
@@ -273,10 +285,11 @@ class _Run:
         b: Tensor | None,
         channels: int = -1,
         positive: bool = False,
+        norm: Any = None,
     ) -> Tensor:
         """A linear layer under a rule, its inputs' channels along the axis `channels`."""
-        layer, rules = Layer.at(linear, a, w, b, channels, positive), self.rules
-        return route(layer.z, lambda R: (rules.back(rule, layer, R),), a)
+        layer = Layer.at(linear, a, w, b, channels, positive, norm)
+        return self.work.through(layer, rule, self.rules, a)
 
     def dense(self, a: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
         """A linear layer inside a block that is handled whole."""

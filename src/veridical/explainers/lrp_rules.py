@@ -4,10 +4,7 @@ Every rule of a linear layer z = a w + b gives input i the share of its (modifie
 (modified) pre-activation, R_i = sum_j [a_i w_ij]' / (sum_k [a_k w_kj]' + b') R_j. Rules differ in the
 modification alone; each is written as terms (a', w') whose products add up to it.
 
-What a rule costs is counted in passes through the layer, forward (F) and back (B); a gradient takes F + B.
-Where inputs are at least 0: epsilon and flat F + B, z_plus 2F + B, gamma 2F + 2B, w_square 2F + B,
-alpha_beta 3F + 2B. Inputs of any sign have two products in the place of each w+ or w-: z_plus 3F + 2B, gamma
-3F + 3B, alpha_beta 5F + 4B; z_box takes 4F + 3B.
+How often a rule goes through a layer is told and counted in `lrp_work`.
 """
 
 from __future__ import annotations
@@ -91,6 +88,7 @@ class Layer:
     """A linear layer at one input: its map, its weights, and its answer z with the graph that made it.
 
     `positive` if the inputs are known to be at least 0; `channels` is the axis along which weights differ.
+    Where a batch norm follows, `b` is folded and z is the norm's answer; `scale` is what is not yet in `w`.
     """
 
     linear: Linear
@@ -100,24 +98,49 @@ class Layer:
     z: Tensor
     channels: int
     positive: bool = False
+    scale: Tensor | None = None
 
     @classmethod
     def at(
-        cls, linear: Linear, a: Tensor, w: Tensor, b: Tensor | None, channels: int, positive: bool = False
+        cls,
+        linear: Linear,
+        a: Tensor,
+        w: Tensor,
+        b: Tensor | None,
+        channels: int,
+        positive: bool = False,
+        norm: Any = None,
     ) -> Layer:
-        """Run the layer on a, apart from the graph that a belongs to."""
+        """Run the layer on a, apart from the graph that a belongs to, and the batch norm behind it."""
         leaf = leaf_of(a)
-        with torch.enable_grad():
-            return cls(linear, leaf, w, b, linear(leaf, w, b), channels, positive)
+        scale = None
+        if norm is not None and a.numel() < w.numel():
+            # few rows: scaling what comes out is less work than scaling the weights
+            factor, shift = _scale_and_shift(*norm)
+            scale, b = factor, shift if b is None else shift + b * factor
+            shape = (-1, *[1] * (a.dim() - 1 - channels if channels > 0 else 0))
+            with torch.enable_grad():
+                z = torch.addcmul(b.reshape(shape), linear(leaf, w, None), scale.reshape(shape))
+        else:
+            w, b = (w, b) if norm is None else fold(w, b, *norm)
+            with torch.enable_grad():
+                z = linear(leaf, w, b)
+        return cls(linear, leaf, w, b, z, channels, positive, scale)
+
+    @property
+    def weights(self) -> Tensor:
+        """The weights with the batch norm folded in."""
+        return self.w if self.scale is None else _scaled(self.w, self.scale)
 
     def signed(self, raising: bool) -> tuple[list[Term], Tensor | None]:
         """Terms whose products are the positive (or negative) contributions, and that part of the bias."""
         up, down = ({"min": 0.0}, {"max": 0.0}) if raising else ({"max": 0.0}, {"min": 0.0})
         bias = None if self.b is None else self.b.clamp(**up)
+        w = self.weights
         if self.positive or self._has_no_negative():
-            return [(self.a, self.w.clamp(**up))], bias
+            return [(self.a, w.clamp(**up))], bias
         a = self.a.detach()
-        return [(a.clamp(min=0), self.w.clamp(**up)), (a.clamp(max=0), self.w.clamp(**down))], bias
+        return [(a.clamp(min=0), w.clamp(**up)), (a.clamp(max=0), w.clamp(**down))], bias
 
     def _has_no_negative(self) -> bool:
         # on a CPU a look is cheaper than the products with zeros it spares; on a GPU it would wait
@@ -160,9 +183,9 @@ class Rules:
         if rule == "flat":
             return _flat(layer, R)
         if rule == "w_square":
-            return shares(layer.linear, [(torch.ones_like(layer.a), layer.w.square())], None, R)
+            return shares(layer.linear, [(torch.ones_like(layer.a), layer.weights.square())], None, R)
         if rule == "z_box":
-            a, w = layer.a, layer.w
+            a, w = layer.a, layer.weights
             low, high = torch.full_like(a, -self.low), torch.full_like(a, -self.high)
             terms = [(a, w), (low, w.clamp(min=0)), (high, w.clamp(max=0))]
             return shares(layer.linear, terms, None, R)
@@ -226,8 +249,12 @@ def fold(
 ) -> tuple[Tensor, Tensor]:
     """Weight and bias of a layer with the batch norm that follows it: on tensors, never in the module."""
     scale, shift = _scale_and_shift(mean, var, weight, bias, eps)
-    folded = w * scale.reshape(-1, *[1] * (w.dim() - 1))
-    return folded, shift if b is None else shift + b * scale
+    return _scaled(w, scale), shift if b is None else shift + b * scale
+
+
+def _scaled(w: Tensor, scale: Tensor) -> Tensor:
+    """Weights times one number an output."""
+    return w * scale.reshape(-1, *[1] * (w.dim() - 1))
 
 
 def batch_norm(

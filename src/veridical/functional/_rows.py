@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -44,8 +46,15 @@ def align(where: Tensor | None, **named: Tensor) -> tuple[Tensor, ...]:
     except RuntimeError as error:
         raise ShapeError(f"shapes {shapes} do not broadcast against each other") from error
     device = next(iter(doubles.values())).device
-    valid = torch.ones((), dtype=torch.bool, device=device) if where is None else where
+    valid = _true(device) if where is None else where
     return (*(x.expand(shape) for x in doubles.values()), valid.expand(shape))
+
+
+@lru_cache(maxsize=16)
+def _true(device: torch.device) -> Tensor:
+    """One truth value to be spread over rows of which every entry is valid; never written to."""
+    with torch.inference_mode(False):
+        return torch.ones((), dtype=torch.bool, device=device)
 
 
 def largest_magnitude(x: Tensor, valid: Tensor) -> Tensor:
@@ -53,6 +62,14 @@ def largest_magnitude(x: Tensor, valid: Tensor) -> Tensor:
     if x.shape[-1] == 0:  # amax refuses empty rows
         return x.new_zeros((*x.shape[:-1], 1))
     return torch.where(valid, x.abs(), 0.0).amax(-1, keepdim=True)
+
+
+def whole_largest(x: Tensor) -> Tensor:
+    """The same where every entry is valid; NaN in gives NaN out."""
+    if x.is_cpu:
+        # torch's own norm looks at one number at a time there; the two ends of a row are found by eights
+        return torch.maximum(x.amax(-1, keepdim=True), x.amin(-1, keepdim=True).neg_())
+    return torch.linalg.vector_norm(x, torch.inf, -1, keepdim=True)
 
 
 def over_largest(x: Tensor, valid: Tensor) -> Tensor:

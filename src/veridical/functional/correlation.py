@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._rows import align, largest_magnitude, nan_where, over_largest
+from ._rows import align, largest_magnitude, nan_where, over_largest, whole_largest
 from .ranks import average_ranks
 
 # A mean of equal numbers, or one sum taken in two orders, is off by a few units in the last place; a row that
@@ -30,8 +30,16 @@ def has_spread(x: Tensor, where: Tensor | None = None) -> Tensor:
     x, valid = align(where, x=x)
     if x.shape[-1] == 0:
         return torch.zeros(x.shape[:-1], dtype=torch.bool, device=x.device)
+    if where is None:
+        return _varies(x)
     span = torch.where(valid, x, -torch.inf).amax(-1) - torch.where(valid, x, torch.inf).amin(-1)
     return span > _NOISE * largest_magnitude(x, valid).squeeze(-1).clamp(max=_LARGEST_FINITE)
+
+
+def _varies(x: Tensor) -> Tensor:
+    """The same where every entry is valid, in half the steps."""
+    low, high = x.aminmax(dim=-1)
+    return high - low > torch.maximum(high, -low).clamp_(max=_LARGEST_FINITE).mul_(_NOISE)
 
 
 def pearson(x: Tensor, y: Tensor, where: Tensor | None = None) -> Tensor:
@@ -44,6 +52,14 @@ def pearson(x: Tensor, y: Tensor, where: Tensor | None = None) -> Tensor:
     1.0
     """
     x, y, valid = align(where, x=x, y=y)
+    if where is None and x.shape[-1]:
+        if not (x.is_contiguous() and y.is_contiguous()):
+            # sums depend in their last bit on how rows lie in memory, so these are left where they are
+            r = _cosine(_whole_deviation(x), _whole_deviation(y))
+            return r.masked_fill_(~(_varies(x) & _varies(y)), torch.nan)
+        # both rows of a pair go through every step together: what a small row costs is its steps
+        both = torch.stack([x, y])
+        return _cosine(*_whole_deviation(both)).masked_fill_(~_varies(both).all(0), torch.nan)
     r = _cosine(_deviation(x, valid), _deviation(y, valid))
     return nan_where(~(has_spread(x, valid) & has_spread(y, valid)), r)
 
@@ -57,6 +73,9 @@ def spearman(x: Tensor, y: Tensor, where: Tensor | None = None) -> Tensor:
     0.5
     """
     x, y, valid = align(where, x=x, y=y)
+    if where is None and x.shape[-1]:
+        both = torch.stack([x, y])
+        return _cosine(*centred_ranks(both)).masked_fill_(~_varies(both).all(0), torch.nan)
     r = _cosine(_rank_deviation(x, valid), _rank_deviation(y, valid))
     return nan_where(~(has_spread(x, valid) & has_spread(y, valid)), r)
 
@@ -94,6 +113,19 @@ def _deviation(x: Tensor, valid: Tensor) -> Tensor:
         mean = deviation.sum(-1, keepdim=True) / count
         deviation = torch.where(valid, deviation - mean, 0.0)
     return over_largest(deviation, valid)
+
+
+def _whole_deviation(x: Tensor) -> Tensor:
+    """The same where every entry is valid."""
+    deviation = _over_whole(x)
+    for _ in range(2):
+        deviation = deviation - deviation.mean(-1, keepdim=True)
+    return _over_whole(deviation)
+
+
+def _over_whole(x: Tensor) -> Tensor:
+    largest = whole_largest(x)
+    return x / largest.masked_fill_(largest == 0, 1.0)
 
 
 def centred_ranks(x: Tensor, where: Tensor | None = None) -> Tensor:

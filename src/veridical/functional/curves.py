@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._rows import align, nan_where, valid_first
+from ._rows import align, as_double, nan_where, valid_first
 
 
 def area_under_curve(y: Tensor, x: Tensor | None = None, where: Tensor | None = None) -> Tensor:
@@ -20,6 +20,10 @@ def area_under_curve(y: Tensor, x: Tensor | None = None, where: Tensor | None = 
     >>> area_under_curve(torch.tensor([0.0, 1.0, 1.0]), torch.tensor([0.0, 0.5, 1.0])).item()
     0.75
     """
+    if where is None and x is None and y.dim() and y.shape[-1] > 1:
+        return _whole_area(as_double(y, "y"), None)
+    if where is None and x is not None and y.shape == x.shape and y.dim() and y.shape[-1] > 1:
+        return _whole_area(as_double(y, "y"), as_double(x, "x").diff(dim=-1))
     if x is None:
         y, valid = align(where, y=y)
         points, step = y, torch.ones((), dtype=y.dtype, device=y.device)
@@ -34,3 +38,9 @@ def area_under_curve(y: Tensor, x: Tensor | None = None, where: Tensor | None = 
     segment = torch.arange(1, max(y.shape[-1], 1), device=y.device) < count.unsqueeze(-1)
     area = torch.where(segment, step * (y[..., 1:] + y[..., :-1]) / 2, 0.0).sum(-1)
     return nan_where(count < 2, area)
+
+
+def _whole_area(y: Tensor, step: Tensor | None) -> Tensor:
+    """The same where every point counts, in a third of the steps."""
+    middle = y[..., 1:] + y[..., :-1]
+    return (middle if step is None else middle.mul_(step)).div_(2).sum(-1)

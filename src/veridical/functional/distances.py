@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._rows import align, as_double, largest_magnitude, over_largest
+from ._rows import align, as_double, largest_magnitude, over_largest, whole_largest
 
 
 def rms_normalise(e: Tensor, where: Tensor | None = None) -> Tensor:
@@ -28,10 +28,10 @@ def rms_normalise(e: Tensor, where: Tensor | None = None) -> Tensor:
 
 def _over_rms(e: Tensor) -> Tensor:
     """The same where every entry is valid, in half the steps."""
-    largest = torch.linalg.vector_norm(e, torch.inf, -1, keepdim=True)
-    scaled = e / torch.where(largest == 0, 1.0, largest)
+    largest = whole_largest(e)
+    scaled = e / largest.masked_fill_(largest == 0, 1.0)
     rms = torch.linalg.vector_norm(scaled, 2, -1, keepdim=True) / e.shape[-1] ** 0.5
-    return scaled.div_(torch.where(rms == 0, 1.0, rms))
+    return scaled.div_(rms.masked_fill_(rms == 0, 1.0))
 
 
 def euclidean(a: Tensor, b: Tensor, where: Tensor | None = None) -> Tensor:
@@ -67,8 +67,8 @@ def cosine_distance(a: Tensor, b: Tensor, where: Tensor | None = None) -> Tensor
 
 
 def _whole_length(x: Tensor) -> Tensor:
-    largest = torch.linalg.vector_norm(x, torch.inf, -1, keepdim=True)
-    scaled = x / torch.where(largest == 0, 1.0, largest)
+    largest = whole_largest(x)
+    scaled = x / largest.masked_fill_(largest == 0, 1.0)
     return torch.linalg.vector_norm(scaled, 2, -1) * largest[..., 0]
 
 

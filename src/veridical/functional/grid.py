@@ -7,7 +7,7 @@ from torch import Tensor
 
 from veridical.errors import InputError
 
-from ._rows import align, largest_magnitude, nan_where
+from ._rows import align, largest_magnitude, nan_where, whole_largest
 
 _STEPS = {torch.float64: 1e9, torch.float32: 1e6, torch.float16: 1e3, torch.bfloat16: 1e3}
 
@@ -28,6 +28,8 @@ def round_to_grid(
     """
     dtype = responses.dtype if like is None else like.dtype if isinstance(like, Tensor) else like
     values, valid = align(where, responses=responses)
+    if where is None and dtype in _STEPS and values.shape[-1]:
+        return _whole(values, _STEPS[dtype])
     if dtype.is_floating_point:
         if dtype not in _STEPS:
             raise InputError(
@@ -39,3 +41,11 @@ def round_to_grid(
         # is what makes a second rounding leave everything in place.
         values = torch.where(scale == 0, values, (values / scale * steps).round() / steps * scale)
     return nan_where(~valid, values)
+
+
+def _whole(values: Tensor, steps: float) -> Tensor:
+    """The same where every entry is valid, in half the steps."""
+    finite = values.nan_to_num(0.0, 0.0, 0.0)
+    scale = whole_largest(finite)
+    rounded = (values / scale).mul_(steps).round_().div_(steps).mul_(scale)
+    return torch.where(scale == 0, values, rounded)

@@ -6,8 +6,9 @@ unperturbed world. Explanations are compared after division by their root mean s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -17,7 +18,7 @@ from veridical.explainers import Explainer
 from veridical.functional import cosine_distance, euclidean, rms_normalise, round_to_grid
 from veridical.gef.together import SharedWorld
 from veridical.gef.watch import Watch
-from veridical.gef.worlds import Perturbation, Worlds, with_output_noise
+from veridical.gef.worlds import Perturbation, Worlds
 from veridical.rng import Key
 from veridical.space import Space
 from veridical.task import Task
@@ -26,6 +27,14 @@ Form = Literal["fast", "reference", "jacobian", "arc"]
 Distance = Literal["euclidean", "cosine"]
 ModelDistance = Literal["logit", "outputs"]
 SMALL_STEP = 1e-3
+CPU_TOGETHER, GPU_TOGETHER = 2**17, 2**22
+"""Numbers of maps measured together: on a CPU what its cache holds; a GPU wants more to do at once."""
+
+
+def noise_key(key: Key, draw: int, level: int | None) -> Key:
+    """The key of a world's noise: of a draw and level, or (level None) of the draw's one direction."""
+    own = key / "noise" / draw
+    return own if level is None else own / level
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,8 +58,7 @@ class Setting:
 
     def noise_key(self, draw: int, level: int) -> Key:
         """Noise is drawn afresh for every (draw, level); along one direction it is the draw's own."""
-        own = self.key / "noise" / draw
-        return own if self.same_direction else own / level
+        return noise_key(self.key, draw, None if self.same_direction else level)
 
     def world(self, sigma: float, key: Key, step: float = 1.0) -> Task:
         """The task under noise of strength sigma, or a share `step` of the straight way there."""
@@ -61,21 +69,32 @@ class Setting:
         )
 
     def explain(self, world: Task, *where: str | int) -> Tensor:
-        """The map of a world (N, V), NaN where there is none; `where` keys a stochastic explainer.
+        """The map of a world (N, V) as it is compared, NaN where there is none (see `values`)."""
+        return self.comparable([self.values(world, *where)])[0]
+
+    def values(self, world: Task, *where: str | int) -> Tensor:
+        """The map of a world (N, V) as the explainer gives it; `where` keys a stochastic one.
 
         Controls draw anew at every call; an optimisation starts from the same key in every world.
         """
         key = self.key / "explainer"
         for part in () if self.explainer.one_key else where:
             key = key / part
-        if type(self.explainer).__call__ is Explainer.__call__:
-            values = self.explainer.maps(world, key).double()
+        return self.explainer.maps(world, key) if self.plain else self.explainer(world, key).values
+
+    def comparable(self, maps: Sequence[Tensor]) -> Tensor:
+        """Maps of some worlds (worlds, N, V), checked, in double precision, divided by their size."""
+        values = (maps[0][None] if len(maps) == 1 else torch.stack(list(maps))).double()
+        if self.plain:
             self.watch.map(values, self.space.valid, self.explainer.name)
-        else:
-            values = self.explainer(world, key).values.double()
         return rms_normalise(values, where=self.space.valid) if self.normalise else values
 
-    @property
+    @cached_property
+    def plain(self) -> bool:
+        """Whether the maps can be had without the checks of a whole explanation."""
+        return type(self.explainer).__call__ is Explainer.__call__
+
+    @cached_property
     def space(self) -> Space:
         """The features of the maps: the task's, or the explainer's own."""
         return self.explainer.space_of(self.task)
@@ -92,9 +111,7 @@ class Setting:
     def _asked(self, world: Task) -> Tensor:
         rows = world if self.task.members is None else self.judged
         with world.session():
-            outputs = world.predictor.chunk(rows.inputs, rows.side)
-        self.watch.outputs(outputs)
-        return outputs
+            return world.predictor.chunk(rows.inputs, rows.side)
 
     def per_sample(self, values: Tensor) -> Tensor:
         """Values of the judged rows as one a sample: a class has the mean over its rows."""
@@ -124,17 +141,22 @@ class Setting:
         width = clean.shape[2]
         return self.per_sample((pair[..., :width] - pair[..., width:]).square().sum(-1).sqrt())
 
-    def gathered(self, cells: Sequence[Moved]) -> Moved:
-        """The levels of one draw, checked and measured together: apart, each would wait for the device."""
+    def gathered(self, cells: Sequence[Moved], moved: Tensor | None) -> Moved:
+        """The levels of one draw, checked and measured together: apart, each would wait for the device.
+
+        `moved` are the distortions of the explanation (Z, N) where the cells do not hold them.
+        """
+        answers = torch.stack([cell.model for cell in cells])
+        self.watch.outputs(answers)
         self.watch.settle()
 
         def table(what: str) -> Tensor | None:
             parts = [getattr(cell, what) for cell in cells]
             return None if parts[0] is None else torch.stack(parts, 1)
 
-        moved = torch.stack([cell.explanation for cell in cells], 1)
-        model = self.model_distortion(torch.stack([cell.model for cell in cells], 1))
-        return Moved(model, moved, table("fit"), table("in_span"))
+        explanation = table("explanation") if moved is None else moved.mT
+        model = self.model_distortion(answers.transpose(0, 1))
+        return Moved(model, explanation, table("fit"), table("in_span"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,16 +167,56 @@ class Moved:
     """
 
     model: Tensor
-    explanation: Tensor
+    explanation: Tensor | None = None
     fit: Tensor | None = None
     in_span: Tensor | None = None
 
 
-def fast(setting: Setting, sigma: float, draw: int, level: int, clean: Tensor) -> Moved:
+class Pending:
+    """Maps that wait to be measured together: what small ones cost is the steps, not the numbers.
+
+    `measure` turns maps (some, N, V) into a number a map and sample (some, N).
+    """
+
+    def __init__(self, setting: Setting, measure: Callable[[Tensor], Tensor]) -> None:
+        self._setting, self._measure = setting, measure
+        self._maps: list[Tensor] = []
+        self._found: list[Tensor] = []
+
+    def add(self, values: Tensor) -> None:
+        """One more map (N, V); when as many as are worth keeping wait, they are measured."""
+        self._maps.append(values)
+        if (len(self._maps) + 1) * values.numel() > (CPU_TOGETHER if values.is_cpu else GPU_TOGETHER):
+            self._flush()
+
+    def all(self) -> Tensor:
+        """What was measured of every map since the last time, in their order."""
+        self._flush()
+        found, self._found = self._found, []
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    def _flush(self) -> None:
+        maps, self._maps = self._maps, []
+        if maps:
+            self._found.append(self._measure(self._setting.comparable(maps)))
+
+
+class Fast:
     """The distance between the maps of the clean and the perturbed world (GEF eq. 6)."""
-    world = setting.world(sigma, setting.noise_key(draw, level))
-    moved = setting.explain(world, draw, level)
-    return Moved(setting.outputs(world), setting.between(clean, moved))
+
+    def __init__(self) -> None:
+        self._pending: Pending | None = None
+
+    def __call__(self, setting: Setting, sigma: float, draw: int, level: int, clean: Tensor) -> Moved:
+        if self._pending is None:
+            self._pending = Pending(setting, lambda maps: setting.between(clean.expand_as(maps), maps))
+        world = setting.world(sigma, setting.noise_key(draw, level))
+        self._pending.add(setting.values(world, draw, level))
+        return Moved(setting.outputs(world))
+
+    def moved(self) -> Tensor | None:
+        """The distances since the last time (Z, N)."""
+        return None if self._pending is None else self._pending.all()
 
 
 def arc(setting: Setting, sigma: float, draw: int, level: int, clean: Tensor) -> Moved:
@@ -163,14 +225,17 @@ def arc(setting: Setting, sigma: float, draw: int, level: int, clean: Tensor) ->
     sum_t ||e_t - e_{t-1}|| over `steps` steps; one key serves the whole path of a stochastic explainer.
     """
     before = _path_start(setting, draw, level, clean)
-    length = torch.zeros(len(before), dtype=torch.float64, device=before.device)
-    world = setting.task
+
+    def onwards(maps: Tensor) -> Tensor:
+        nonlocal before
+        from_here, before = torch.cat([before[None], maps[:-1]]), maps[-1]
+        return setting.between(from_here, maps)
+
+    steps, world = Pending(setting, onwards), setting.task
     for t in range(1, setting.steps + 1):
         world = setting.world(sigma, setting.noise_key(draw, level), step=t / setting.steps)
-        now = setting.explain(world, *_path_key(setting, draw, level, t))
-        length = length + setting.between(before, now)
-        before = now
-    return Moved(setting.outputs(world), length)
+        steps.add(setting.values(world, *_path_key(setting, draw, level, t)))
+    return Moved(setting.outputs(world), steps.all().cumsum(0)[-1])
 
 
 def jacobian(setting: Setting, sigma: float, draw: int, level: int, clean: Tensor) -> Moved:
@@ -181,7 +246,7 @@ def jacobian(setting: Setting, sigma: float, draw: int, level: int, clean: Tenso
     """
     task = setting.task
     narrow = task.n_outputs > 20
-    count = 5 if narrow else max(5, 2 * task.n_outputs)
+    count = neighbours(task)
     energy = torch.zeros(len(task), dtype=torch.float64, device=task.device)
     fits, spans = [], []
     before = setting.per_sample(setting.judged.outputs.double())
@@ -190,20 +255,21 @@ def jacobian(setting: Setting, sigma: float, draw: int, level: int, clean: Tenso
         world = setting.world(sigma, setting.noise_key(draw, level), step=t / setting.steps)
         answers = setting.outputs(world)
         outputs = setting.per_sample(answers.double())
-        here = setting.explain(world, *_path_key(setting, draw, level, t))
-        moved_outputs, moved_maps = [], []
-        around = Worlds(world, setting.perturb)
+        maps = [setting.values(world, *_path_key(setting, draw, level, t))]
+        near_answers = []
+        around = Worlds(world, setting.perturb, setting.latest.draw)
         for k in range(count):
-            key = setting.noise_key(draw, level) / "jacobian" / t / k
-            near = around.at(SMALL_STEP, key)
-            moved_outputs.append(setting.per_sample(setting.outputs(near).double()) - outputs)
-            maps = setting.explain(near, *_path_key(setting, draw, level, t, k))
-            moved_maps.append(maps - here)
-        response = torch.stack(moved_outputs, 1)
+            near = around.at(SMALL_STEP, near_key(setting.noise_key(draw, level), t, k))
+            near_answers.append(setting.outputs(near))
+            maps.append(setting.values(near, *_path_key(setting, draw, level, t, k)))
+        setting.watch.outputs(torch.stack(near_answers))
+        response = torch.stack([setting.per_sample(y.double()) for y in near_answers], 1) - outputs[:, None]
         step = outputs - before
         if narrow:
             response, step = (_own(task, value) for value in (response, step))
-        length, fit, in_span = least_squares_step(response, torch.stack(moved_maps, 1), step)
+        here, *around_here = setting.comparable(maps)
+        moved = torch.stack(around_here, 1).sub_(here[:, None])
+        length, fit, in_span = least_squares_step(response, moved, step)
         energy = energy + length.square()
         fits.append(fit)
         spans.append(in_span)
@@ -214,6 +280,16 @@ def jacobian(setting: Setting, sigma: float, draw: int, level: int, clean: Tenso
         torch.stack(fits).mean(0),
         torch.stack(spans).mean(0),
     )
+
+
+def neighbours(task: Task) -> int:
+    """How many perturbations around a point show how the map responds to the outputs."""
+    return 5 if task.n_outputs > 20 else max(5, 2 * task.n_outputs)
+
+
+def near_key(key: Key, t: int, k: int) -> Key:
+    """The key of the noise around the t-th step of a path."""
+    return key / "jacobian" / t / k
 
 
 def least_squares_step(outputs: Tensor, maps: Tensor, step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -237,60 +313,6 @@ def least_squares_step(outputs: Tensor, maps: Tensor, step: Tensor) -> tuple[Ten
     whole = step.square().sum(-1)
     in_span = torch.where(whole > 0, reached.square().sum(-1) / whole.clamp(min=1e-300), torch.nan)
     return length, fit, in_span
-
-
-class RunningReference:
-    """GEF as its authors programmed it: a running mean over levels of (de . j)^2.
-
-    de = e - e_t for a fresh draw at each of T noise strengths from 1e-4 to the level's; j the mean of
-    e - e_tk over K copies of that model with N(0, s) added to its output. Where the explainer reads no output
-    values and is deterministic, every e_tk equals e_t, and the mean is that of ||de||^4.
-    """
-
-    def __init__(self) -> None:
-        self.sums: dict[int, Tensor] = {}
-        self.counts: dict[int, Tensor] = {}
-        self.reached: bool | None = None
-
-    def __call__(self, setting: Setting, sigma: float, draw: int, level: int, clean: Tensor) -> Moved:
-        low = 1e-4
-        nothing = torch.zeros(len(clean), dtype=torch.float64, device=clean.device)
-        total, count = self.sums.get(draw, nothing), self.counts.get(draw, nothing)
-        for t in range(setting.steps):
-            share = t / (setting.steps - 1) if setting.steps > 1 else 1.0
-            strength = low + (sigma - low) * share
-            world = setting.world(strength, setting.noise_key(draw, level) / "step" / t)
-            change = clean - setting.explain(world, draw, level, t)
-            towards = self._mean_change(setting, world, clean, change, draw, level, t)
-            product = (change * towards).sum(-1).square()
-            # a missing map joins no mean
-            total, count = total + product.nan_to_num(0.0), count + ~product.isnan()
-        self.sums[draw], self.counts[draw] = total, count
-        world = setting.world(sigma, setting.noise_key(draw, level))
-        moved = torch.where(count > 0, total / count.clamp(min=1), torch.nan)
-        return Moved(setting.outputs(world), moved)
-
-    def _reaches(self, setting: Setting, world: Task) -> bool:
-        """Whether noise on the outputs can change a map at all."""
-        explainer = setting.explainer
-        if explainer.stochastic or not explainer.reads_outputs:
-            return explainer.stochastic
-        # LRP hands back what the model's own graph computes; noise behind that graph is no part of it
-        return explainer.why_not(with_output_noise(world, setting.output_noise, setting.key)) is None
-
-    def _mean_change(
-        self, setting: Setting, world: Task, clean: Tensor, change: Tensor, draw: int, level: int, t: int
-    ) -> Tensor:
-        if self.reached is None:
-            self.reached = self._reaches(setting, world)
-        if not self.reached:
-            return change
-        total = torch.zeros_like(change)
-        for k in range(setting.output_draws):
-            key = setting.key / "output" / draw / level / t / k
-            noisy = with_output_noise(world, setting.output_noise, key)
-            total = total + (clean - setting.explain(noisy, draw, level, t, k))
-        return total / setting.output_draws
 
 
 def _path_key(setting: Setting, draw: int, level: int, *where: int) -> tuple[str | int, ...]:

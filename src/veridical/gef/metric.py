@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Literal
 
@@ -14,18 +14,22 @@ from veridical.embeddings import embedding_layer
 from veridical.errors import InputError, VeridicalWarning
 from veridical.explainers import Explainer
 from veridical.functional import has_spread, partial_rank_correlation, pearson, spearman
+from veridical.gef.ahead import NoiseAhead
 from veridical.gef.distortion import (
     Distance,
+    Fast,
     Form,
     ModelDistance,
     Moved,
-    RunningReference,
     Setting,
     arc,
-    fast,
     jacobian,
+    near_key,
+    neighbours,
+    noise_key,
 )
 from veridical.gef.path import NoisePath, Rule, find_path
+from veridical.gef.running import RunningReference, step_key
 from veridical.gef.together import Company, SharedWorld
 from veridical.gef.worlds import Perturbation
 from veridical.metrics.base import ExplainerMetric, Outcome, register
@@ -33,6 +37,7 @@ from veridical.predictor import memory_budget
 from veridical.rng import Key
 from veridical.scores import Curve, Direction, Scores
 from veridical.task import Task
+from veridical.weights import Layout
 
 BLOCK_BYTES = 2**22
 """Bytes of maps held at once for each MiB that a chunk's activations may take on the device."""
@@ -45,6 +50,12 @@ WEAK_FIT = 0.1
 FEWEST = 3
 
 
+def _known(explanation: Tensor) -> Tensor | None:
+    """Where there is an explanation; None for everywhere, as it nearly always is."""
+    known = ~explanation.isnan()
+    return None if bool(known.all()) else known
+
+
 def gef_score(
     model: Tensor, explanation: Tensor, correlation: Callable[..., Tensor] = spearman
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -54,8 +65,8 @@ def gef_score(
     move is left out; a sample with no draw left is empty and NaN. Levels without an explanation (NaN) are
     passed over, and a draw with fewer than three others is left out.
     """
-    known = ~explanation.isnan()
-    enough = known.sum(-1) >= FEWEST
+    known = _known(explanation)
+    enough = known.sum(-1) >= FEWEST if known is not None else explanation.shape[-1] >= FEWEST
     still = ~has_spread(explanation, known) & enough
     kept = has_spread(model, known) & enough
     each = torch.where(still, 0.0, correlation(model, explanation, known))
@@ -211,12 +222,17 @@ class GEF(ExplainerMetric):
         score, degenerate, empty = gef_score(
             judged_model, judged, spearman if self.correlation == "spearman" else pearson
         )
-        known = ~explanation.isnan()
+        known = _known(explanation)
         lost = ((~judged.isnan()).sum(-1) < FEWEST).all(-1)
         sigma = torch.tensor(path.levels, dtype=torch.float64, device=model.device).expand(model.shape)
+        follow = (
+            (spearman(sigma, model), spearman(sigma, explanation, known))
+            if known is not None
+            else spearman(sigma.expand(2, *sigma.shape), torch.stack([model, explanation]))
+        )
         details = {
-            "ceiling": spearman(sigma, model).nanmean(-1),
-            "rho_sigma_explanation": spearman(sigma, explanation, known).nanmean(-1),
+            "ceiling": follow[0].nanmean(-1),
+            "rho_sigma_explanation": follow[1].nanmean(-1),
             "partial": partial_rank_correlation(model, explanation, sigma, known).nanmean(-1),
             "model_distortion": model,
             "explanation_distortion": explanation,
@@ -225,7 +241,7 @@ class GEF(ExplainerMetric):
             "the explanation does not move": degenerate,
             "the model does not move": empty & ~lost,
             "no explanation": lost,
-            "no explanation at some levels": ~known.all(-1).all(-1) & ~lost,
+            "no explanation at some levels": explanation.isnan().any(-1).any(-1) & ~lost,
         }
         if found.fit is not None and found.in_span is not None:
             details |= {"fit": found.fit, "in_span": found.in_span}
@@ -251,13 +267,40 @@ class GEF(ExplainerMetric):
         return {who: Found.joined([part[who] for part in parts]) for who in company}
 
     def _block(self, task: Task, company: Company, path: NoisePath, key: Key) -> dict[str, Found]:
-        forms = {"fast": fast, "arc": arc, "jacobian": jacobian}
-        latest = SharedWorld()
+        if self.perturb == "input":
+            return self._walk(task, company, path, key, SharedWorld())
+        layout = Layout.of(task.predictor.model)
+        with NoiseAhead(layout, self._noise_keys(task, path, key)) as draw:
+            return self._walk(task, company, path, key, SharedWorld(draw))
+
+    def _noise_keys(self, task: Task, path: NoisePath, key: Key) -> Iterator[Key]:
+        """The keys of weight noise in the order in which the form asks for them."""
+        last = None
+        for draw in range(self.draws):
+            for z in range(len(path.levels)):
+                own = noise_key(key, draw, None if self.same_direction else z)
+                if self.form == "reference":
+                    yield from (step_key(own, t) for t in range(self.steps))
+                if own != last:
+                    yield own
+                last = own
+                if self.form == "jacobian":
+                    for t in range(1, self.steps + 1):
+                        yield from (near_key(own, t, k) for k in range(neighbours(task)))
+
+    def _walk(
+        self, task: Task, company: Company, path: NoisePath, key: Key, latest: SharedWorld
+    ) -> dict[str, Found]:
+        forms: dict[str, Callable[..., Moved]] = {"arc": arc, "jacobian": jacobian}
+        making: dict[str, Callable[[], Callable[..., Moved]]] = {
+            "fast": Fast,
+            "reference": RunningReference,
+        }
         settings: dict[str, Setting] = {}
         clean: dict[str, Tensor] = {}
         cells: dict[str, list[Moved]] = {who: [] for who in company}
         rows: dict[str, list[Moved]] = {who: [] for who in company}
-        measures = {who: forms.get(self.form) or RunningReference() for who in company}
+        measures = {who: forms.get(self.form) or making[self.form]() for who in company}
         for who in company:
             with company.at_work(who, task):
                 settings[who] = self._setting(task, company.members[who], path, key, latest)
@@ -269,7 +312,9 @@ class GEF(ExplainerMetric):
                         cells[who].append(measures[who](settings[who], sigma, draw, z, clean[who]))
             for who in company:
                 with company.at_work(who, task):
-                    rows[who].append(settings[who].gathered(cells[who]))
+                    measure = measures[who]
+                    moved = measure.moved() if isinstance(measure, Fast) else None
+                    rows[who].append(settings[who].gathered(cells[who], moved))
                     cells[who] = []
         return {who: self._found(task, settings[who], rows[who], clean[who]) for who in company}
 

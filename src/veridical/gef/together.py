@@ -10,14 +10,20 @@ from typing import Any
 from torch import Tensor
 
 from veridical.gef.worlds import Perturbation, Worlds
+from veridical.rng import Key
 from veridical.scores import Cost
 from veridical.task import Task
+from veridical.weights import Noise
 
 
 @dataclass(eq=False)
 class SharedWorld:
-    """The latest world and what its model answered; the next one takes its place in memory."""
+    """The latest world and what its model answered; the next one takes its place in memory.
 
+    `draw` gives weight noise by key (see `Worlds`).
+    """
+
+    draw: Callable[[Key], Noise] | None = None
     _around: Worlds | None = None
     _name: Any = None
     _world: Task | None = None
@@ -26,7 +32,7 @@ class SharedWorld:
     def around(self, task: Task, perturb: Perturbation) -> Worlds:
         """The worlds around this task: its weights are laid out once for all of them."""
         if self._around is None or self._around.origin is not task:
-            self._around = Worlds(task, perturb)
+            self._around = Worlds(task, perturb, self.draw)
         return self._around
 
     def world(self, name: Any, make: Callable[[], Task]) -> Task:

@@ -17,31 +17,33 @@ class Watch:
         self._who = ""
 
     def outputs(self, outputs: Tensor) -> None:
-        """Look at a model's answers (rows, C)."""
-        self._outputs.append(outputs.sum(-1, dtype=torch.float64))
+        """Look at a model's answers in some worlds (..., rows, C)."""
+        self._outputs.append(outputs.sum(-1, dtype=torch.float64).reshape(-1, outputs.shape[-2]))
 
     def map(self, values: Tensor, valid: Tensor | None, who: str) -> None:
-        """Look at maps (N, V); NaN throughout is how an explainer says that it failed on a sample."""
+        """Look at maps (..., N, V); NaN throughout is how an explainer says that it failed on a sample."""
         self._who = who
         kept = values if valid is None else torch.where(valid, values, 0.0)
         # a sum is finite just where all of its terms are: one pass instead of four
         wrong = ~kept.sum(-1).isfinite()
+        if wrong.device.type == "cpu" and not bool(wrong.any()):
+            return
         absent = values.isnan() if valid is None else values.isnan() | ~valid
-        self._maps.append(wrong & ~absent.all(-1))
+        self._maps.append((wrong & ~absent.all(-1)).reshape(-1, values.shape[-2]))
 
     def settle(self) -> None:
         """Refuse what was not finite since the last time."""
         outputs, maps = self._outputs, self._maps
         self._outputs, self._maps = [], []
         if outputs:
-            bad = _rows(~torch.stack(outputs).isfinite())
+            bad = _rows(~torch.cat(outputs).isfinite())
             if bad:
                 raise ModelError(
                     f"the model answered NaN or infinity in {len(bad)} rows (first: {bad[:5]}) under noise; "
                     "give a shorter path"
                 )
         if maps:
-            bad = _rows(torch.stack(maps))
+            bad = _rows(torch.cat(maps))
             if bad:
                 raise InputError(
                     f"the map of '{self._who}' is NaN or infinite in samples {bad[:5]}; "

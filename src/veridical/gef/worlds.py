@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -19,14 +20,18 @@ class Worlds:
     """The worlds around one task. Noise is drawn once a key, and scaled to every strength asked for.
 
     Weight noise multiplies, N(1, sigma^2); input noise adds N(0, sigma^2), on text at its embeddings.
+    `draw` gives weight noise by key, where something else than the layout's own way is wanted.
     """
 
-    def __init__(self, task: Task, perturb: Perturbation = "weights") -> None:
+    def __init__(
+        self, task: Task, perturb: Perturbation = "weights", draw: Callable[[Key], Noise] | None = None
+    ) -> None:
         if perturb not in ("weights", "input"):
             raise InputError(f"perturb is 'weights' or 'input', got {perturb!r}")
         self.origin = task
         self.task = task if perturb == "weights" else task.at_embeddings()
         self._layout = Layout.of(task.predictor.model) if perturb == "weights" else None
+        self._draw = draw
         self._last: tuple[Key, Noise] | None = None
 
     def at(self, size: float, key: Key, share: float = 0.0) -> Task:
@@ -38,14 +43,20 @@ class Worlds:
             self._last = key, self._noise(key)
         noise = self._last[1]
         if self._layout is not None:
-            world = self.task.with_module(self._layout.moved(noise, size).view())
-        else:
-            world = self.task.with_inputs(self.task.inputs + size * noise[0])
+            view = self._layout.moved(noise, size).view()
+            # what `with_module` makes, with the share in the same step
+            return self.task._derive(
+                model=view,
+                predictor=self.task.predictor.with_model(view),
+                _targets=self.task.targets,
+                noise_share=share or self.task.noise_share,
+            )
+        world = self.task.with_inputs(self.task.inputs + size * noise[0])
         return world._derive(noise_share=share) if share else world
 
     def _noise(self, key: Key) -> Noise:
         if self._layout is not None:
-            return self._layout.noise(key)
+            return self._layout.noise(key) if self._draw is None else self._draw(key)
         inputs = self.task.inputs
         drawn = rng.normal(key / "input", self.task.ids, 0, inputs[0].numel(), inputs.dtype)
         return (drawn.reshape(inputs.shape),)

@@ -16,7 +16,7 @@ from veridical.evaluation import Failure
 from veridical.meta.result import MetaEvaluation
 from veridical.meta.scoring import Book
 from veridical.meta.tally import Tally
-from veridical.meta.worlds import Amount
+from veridical.meta.worlds import Amount, Mode, Test
 from veridical.scores import Cost, Direction
 
 KIND = "meta-evaluation"
@@ -129,9 +129,20 @@ def joined(results: Sequence[MetaEvaluation]) -> MetaEvaluation:
 
 
 def _joined_book(books: list[Book]) -> Book:
+    """One book of all iterations, beside the unperturbed scores of the first.
+
+    Another process may have got those with other last bits. What equals them there equals them here: a score
+    that no noise can change must not look changed.
+    """
+    first = books[0]
+
+    def scores(book: Book, test: Test, mode: Mode) -> Tensor:
+        found, own = book.scores[test, mode], book.base[test]
+        return torch.where(found == own, first.base[test], found)
+
     return replace(
-        books[0],
-        scores={place: torch.cat([book.scores[place] for book in books]) for place in books[0].scores},
+        first,
+        scores={place: torch.cat([scores(book, *place) for book in books]) for place in first.scores},
         own=_total([book.own for book in books]),
         cost=sum((book.cost for book in books), Cost()),
     )

@@ -143,7 +143,10 @@ class Visit:
     def _score_base(self, base: Task, tests: list[Test]) -> None:
         key = self.root / UNPERTURBED
         first = tests[0] == self.tests[0]
-        with sharing(base):
+        if base is not self.task:
+            for metric in self.metrics.values():
+                carry(metric, self.task, base, lambda task: unperturbed(task, tests[0]))
+        with sharing(base, once=True):
             joint = self._score_together(base, self.explainers, key)
             permuted: Joint = {}
             if first:
@@ -176,6 +179,8 @@ class Visit:
             name = f"{world.test} {world.mode}, iteration {world.iteration}, draw {world.draw}"
             self.broken.append(f"{name}: the model answers NaN or infinity and cannot be scored")
             return
+        # what the prediction was judged by is the world's own answer to its inputs, and not asked again
+        made.cached("outputs", lambda: outputs)
         for metric in self.metrics.values():
             carry(metric, self.task, made, lambda task: world.of(task, self.root, self.published))
         keep_maps = self.published and world.test == "ipt"
@@ -189,7 +194,7 @@ class Visit:
                 if explainer.draws_on(base):
                     explanation = self._explain(explainer, base, key)
                 explanations[who], judged[who] = explanation, Recalled(explainer, explanation, made)
-        with sharing(made):
+        with sharing(made, once=True):
             joint = self._score_together(made, judged, key)
             for place, who in enumerate(self.explainers):
                 for label in list(self.metrics):

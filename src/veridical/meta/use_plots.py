@@ -103,7 +103,8 @@ def _name_columns(ax: Axes, names: list[str], table: pd.DataFrame, by: str) -> N
     ax.set_ylim(0, 1)
     ax.set_ylabel("meta-consistency")
     ax.set_title(SHARE, fontsize=8)
-    ax.legend(fontsize=7)
+    # beside the marks, where it can hide none of them
+    ax.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
 
 
 def plot_wins(table: pd.DataFrame, ax: Axes | None = None) -> Axes:

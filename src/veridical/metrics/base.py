@@ -129,12 +129,12 @@ class Metric(AnyMetric):
         self.check(task)
         explanation = match(task, explanation)
         before = replace(task.predictor.meter)
-        missing = explanation.missing
-        if bool(missing.any()):
+        missing = None if explanation.whole else explanation.missing
+        if missing is not None:
             zeros = explanation.values.masked_fill(missing[:, None], 0.0)
             explanation = replace(explanation, values=zeros)
         outcome = self.evaluate(task, explanation, key / self.name)
-        if bool(missing.any()):
+        if missing is not None:
             values = outcome.values.double().masked_fill(missing, torch.nan)
             # what the stand-in map was flagged for is not the sample's doing
             flags = {reason: flag & ~missing for reason, flag in outcome.flags.items()}

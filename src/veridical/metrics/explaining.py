@@ -23,7 +23,8 @@ def explaining(explainer: Explainer, task: Task) -> Iterator[Explain]:
     A map must be finite, or NaN throughout to say that a sample could not be explained. Looking waits for a
     GPU, so what was wrong with any of the maps is raised when the block ends.
     """
-    fine = torch.ones(len(task), dtype=torch.bool, device=task.device)
+    sizes: list[Tensor] = []
+    gaps: list[Tensor] = []
 
     def explain(world: Task, key: Key) -> Tensor:
         # whoever transforms maps does so in its call
@@ -31,11 +32,15 @@ def explaining(explainer: Explainer, task: Task) -> Iterator[Explain]:
         values = explainer.maps(world, key) if plain else explainer(world, key).values
         absent, valid = values.isnan(), explainer.space_of(world).valid
         absent = absent if valid is None else absent | ~valid
-        sound = values.isfinite().all(-1) | absent.all(-1)
-        fine.logical_and_(sound.unflatten(0, (-1, len(task))).all(0))
+        gaps.append(absent.all(-1))
+        # NaN and infinity both show in the largest size
+        sizes.append(values.abs().amax(-1))
         return values
 
     yield explain
+    if not sizes:
+        return
+    fine = ((torch.cat(sizes) < torch.inf) | torch.cat(gaps)).unflatten(0, (-1, len(task))).all(0)
     if not bool(fine.all()):
         bad = fine.logical_not().nonzero().reshape(-1)[:5].tolist()
         raise InputError(
@@ -59,4 +64,14 @@ def stacked(task: Task, times: int) -> Task:
     """The samples of a task `times` over, one copy of all after the other."""
     if times == 1:
         return task
-    return task[torch.arange(len(task), device=task.device).repeat(times)]
+    if task.side or task.reference is not task or task.space.take(slice(None)) is not task.space:
+        return task[torch.arange(len(task), device=task.device).repeat(times)]
+    held = {name: getattr(task, name) for name in ("inputs", "ids", "masks", "labels", "targets")}
+    again = {
+        name: None if value is None else value.repeat(times, *[1] * (value.dim() - 1))
+        for name, value in held.items()
+    }
+    calibrations = dict(task.__dict__["_calibrations"])
+    copies = task._derive(_targets=again.pop("targets"), _calibrations=calibrations, **again)
+    copies.__dict__["reference"] = copies
+    return copies

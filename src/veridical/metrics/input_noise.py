@@ -38,12 +38,18 @@ def touched(task: Task) -> Tensor:
     return space.labels >= 0 if space.per_sample else (space.labels >= 0)[None]
 
 
+def _everywhere(task: Task) -> bool:
+    """Whether every element belongs to a feature that exists, as far as that is known without looking."""
+    return task.space.valid is None and task.space.covers_inputs
+
+
 def uniform_draws(task: Task, key: Key, draws: range) -> Tensor:
     """U[-1, 1) in every touched element, 0 elsewhere: (draws, N, *input shape)."""
     share = _drawn(
         task, draws, lambda which, size: rng.uniform(key, task.ids, which, size, task.inputs.dtype)
     )
-    return share.mul_(2.0).sub_(1.0).mul_(touched(task))
+    share.mul_(2.0).sub_(1.0)
+    return share if _everywhere(task) else share.mul_(touched(task))
 
 
 def gaussian_draws(task: Task, key: Key, draws: range) -> Tensor:
@@ -60,7 +66,8 @@ def gaussian_draws(task: Task, key: Key, draws: range) -> Tensor:
         radius.neg_().log1p_().mul_(-2.0).sqrt_()
         return radius.mul_(angle.mul_(2.0 * math.pi).cos_()).to(task.inputs.dtype)
 
-    return _drawn(task, draws, normal).mul_(touched(task))
+    noise = _drawn(task, draws, normal)
+    return noise if _everywhere(task) else noise.mul_(touched(task))
 
 
 def uniform_noise(task: Task, key: Key, draw: int) -> Tensor:
@@ -99,8 +106,10 @@ def _by_element(task: Task, draws: Tensor) -> Tensor:
 
 def own_range(task: Task) -> Tensor:
     """The largest less the smallest touched element of each sample, shaped to broadcast over inputs."""
-    where = touched(task).expand(task.inputs.shape)
     axes = tuple(range(1, task.inputs.dim()))
+    if _everywhere(task):
+        return task.inputs.amax(axes, keepdim=True) - task.inputs.amin(axes, keepdim=True)
+    where = touched(task).expand(task.inputs.shape)
     high = torch.where(where, task.inputs, -torch.inf).amax(axes, keepdim=True)
     low = torch.where(where, task.inputs, torch.inf).amin(axes, keepdim=True)
     return high - low
@@ -114,5 +123,5 @@ def reference_range(task: Task) -> Tensor:
 
 def touched_norm(task: Task, of: Tensor) -> Tensor:
     """The Euclidean norm of each row of a tensor (..., *shape of the inputs), over touched elements."""
-    kept = torch.where(touched(task), of, 0.0).flatten(1 - task.inputs.dim())
-    return torch.linalg.vector_norm(kept, dim=-1, dtype=torch.float64)
+    kept = of if _everywhere(task) else torch.where(touched(task), of, 0.0)
+    return torch.linalg.vector_norm(kept.flatten(1 - task.inputs.dim()), dim=-1, dtype=torch.float64)

@@ -19,6 +19,13 @@ def why_no_references(task: Task) -> str | None:
     return None
 
 
+def for_predictions(task: Task) -> Task:
+    """`task.with_targets(task.predictions)` without its check, which would wait for a GPU."""
+    twin = task._derive(_targets=task.predictions)
+    twin.__dict__["_cache"]["outputs"] = task.outputs
+    return twin
+
+
 def reference_task(task: Task, count: int) -> Task:
     """The first `count` reference rows as samples of a task of their own, explained for their predictions."""
     assert task.train is not None

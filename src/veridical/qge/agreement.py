@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 
 import torch
@@ -13,44 +14,44 @@ from veridical.rng import Key
 
 STRATA = (0.5, 1.0, 1.5, 2.0, 2.5)
 """Lower edges of the strata, in standard deviations of q above its mean; the last one is open."""
+_DRAWN_AT_ONCE = 2**16
+"""Draws of so many rows stay in a processor's cache; each row's are its own, however they are cut."""
 
 
-def above_random(quality: Tensor, pool: Tensor, key: Key, draws: int) -> list[Tensor]:
-    """QRAND_1..QRAND_draws (n,) of explanations with this quality, r_k drawn from the pool for each anew."""
-    ids = torch.arange(len(quality), device=quality.device)
+def above_random(quality: Tensor, pool: Tensor, key: Key, draws: int) -> Iterator[Tensor]:
+    """QRAND_1..QRAND_draws (n,) of explanations with this quality, r_k drawn from the pool for each anew.
+
+    One after the other, since all rankings of ten features take 29 MB each time.
+    """
     total = torch.zeros_like(quality)
-    out = []
+    at_once = _DRAWN_AT_ONCE if quality.device.type == "cpu" else len(quality)
+    ids = torch.arange(len(quality), device=quality.device).split(at_once)
     for k in range(draws):
-        picked = rng.integers(key / "rankings", ids, k, 1, len(pool))[:, 0]
-        total = total + pool[picked]
-        out.append(quality - total / (k + 1))
-    return out
+        for some, part in zip(ids, total.split(at_once), strict=True):
+            part += pool[rng.integers(key / "rankings", some, k, 1, len(pool))[:, 0]]
+        yield quality - total / (k + 1)
 
 
-def order_kept(quality: Tensor, transformed: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Kendall's tau-b and Spearman's rho of the quality (n,) with each transformed one, (T,) each."""
-    # sorted once for all: what follows sorts again, and a sorted row quickly; one at a time, since a row of
-    # all rankings takes 29 MB
-    quality, order = quality.sort()
-    ranks = average_ranks(quality)
-    tau, rho = [], []
-    for other in transformed:
-        ordered = other[order]
-        tau.append(kendall_tau_b(quality, ordered))
-        rho.append(pearson(ranks, average_ranks(ordered)))
-    return torch.stack(tau), torch.stack(rho)
+class KeptOrder:
+    """Compares the order of one quality (n,) with that of others, after sorting it once for all."""
 
+    def __init__(self, quality: Tensor) -> None:
+        z = (quality - quality.mean()) / quality.std(correction=0)
+        # what is in order already, the comparisons need not sort again
+        ordered, self.order = quality.sort()
+        self.ranks = average_ranks(ordered)
+        edges = torch.tensor([*STRATA, torch.inf], dtype=z.dtype, device=z.device)
+        self.edges: list[int] = torch.searchsorted(z[self.order], edges).tolist()
 
-def order_kept_by_stratum(quality: Tensor, transformed: list[Tensor]) -> Tensor:
-    """Kendall's tau-b (S, T) among the explanations of each stratum of quality; NaN for fewer than two."""
-    z = (quality - quality.mean()) / quality.std(correction=0)
-    edges = (*STRATA, torch.inf)
-    rows = []
-    for low, high in pairwise(edges):
-        inside = (z >= low) & (z < high)
-        few = quality[inside]
-        rows.append(torch.stack([kendall_tau_b(few, t[inside]) for t in transformed]))
-    return torch.stack(rows)
+    def compare(self, other: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Kendall's tau-b, Spearman's rho, and tau-b inside each stratum of quality (S,).
+
+        NaN for a stratum of fewer than two.
+        """
+        # ranks tie where values do, and have few digits: they are the faster to sort for tau
+        ranks = average_ranks(other[self.order])
+        inside = [kendall_tau_b(self.ranks[low:high], ranks[low:high]) for low, high in pairwise(self.edges)]
+        return kendall_tau_b(self.ranks, ranks), pearson(self.ranks, ranks), torch.stack(inside)
 
 
 def histogram(values: Tensor, bins: int = 60) -> tuple[Tensor, Tensor]:

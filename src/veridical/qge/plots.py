@@ -48,6 +48,7 @@ def plot_agreement(
     mean = table.nanmean(0)
     std = ((table - mean) ** 2).nanmean(0).sqrt()
     k = range(1, table.shape[1])
+    ax.set_xticks(k[:: 1 + len(k) // 6])
     ax.fill_between(k, mean[1:] - std[1:], mean[1:] + std[1:], color=COLOURS[0], alpha=0.2, linewidth=0)
     ax.plot(k, mean[1:], color=COLOURS[0], marker="o", label="QRAND$_K$")
     ax.axhline(float(mean[0]), color=COLOURS[1], label="QGE")

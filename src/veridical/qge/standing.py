@@ -39,8 +39,9 @@ class Standing:
 
     `quality` and `sample` are negated where lower is better, so that higher always means better. `sample`
     (N, draws; at least 1000 where exact) holds scores of random rankings. `variance_ratio` is the variance
-    of the estimate with antithetic pairs over that of as many plain draws: below 1, pairing helps. `method`
-    says how each percentile was found: "exact", "antithetic" or "plain".
+    of the estimate with antithetic pairs over that of as many plain draws: below 1, pairing helps; NaN where
+    all rankings drawn stand on one side, so that there is none. `method` says how each percentile was found:
+    "exact", "antithetic" or "plain".
     """
 
     metric: str
@@ -60,6 +61,11 @@ class Standing:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def variance_removed(self) -> Tensor:
+        """The share of the variance (N,) that antithetic pairs take away; negative where they add to it."""
+        return 1 - self.variance_ratio
 
     def to_frame(self) -> pd.DataFrame:
         """One row a sample."""
@@ -88,10 +94,13 @@ class Standing:
         above = int((self.low > 0.5).sum())
         half = 50 * float((self.high - self.low).nanmean()) if len(self) else 0.0
         sure = f" (+-{half:.1f} points at {self.level:.0%})" if half > 0 else ""
+        removed = 100 * float(self.variance_removed.nanmean()) if len(self) else float("nan")
+        pairs = f"; pairs remove {removed:.0f}% of the variance" if removed == removed else ""
         notes = "".join(f"; {int(mask.sum())} flagged '{why}'" for why, mask in self.flags.items())
         return (
             f"Standing of {self.explainer} under {self.metric}: median percentile {100 * middle:.1f}{sure}, "
-            f"above average for certain in {above} of {len(self)} samples ({ways}{notes}), cost {self.cost}"
+            f"above average for certain in {above} of {len(self)} samples ({ways}{pairs}{notes}), "
+            f"cost {self.cost}"
         )
 
 
@@ -249,8 +258,8 @@ def places(sample: Tensor, quality: Tensor, tolerance: Tensor | float) -> Tensor
 def pairing(place: Tensor) -> Tensor:
     """The variance (N,) of a pair's mean over half that of one draw, of places in pairs (N, K, 2)."""
     single = place.var(dim=(1, 2), correction=0)
-    paired_variance = place.mean(-1).var(-1, correction=0)
-    return torch.where(single > 0, paired_variance / (single / 2), 0.0)
+    # 0 / 0, which is NaN, where nothing varies
+    return place.mean(-1).var(-1, correction=0) / (single / 2)
 
 
 def interval(units: Tensor, level: float) -> tuple[Tensor, Tensor]:

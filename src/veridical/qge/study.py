@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -15,7 +16,7 @@ from veridical.errors import InputError
 from veridical.explanation import Explanation
 from veridical.metrics.base import Metric
 from veridical.progress import track
-from veridical.qge.agreement import STRATA, above_random, histogram, order_kept, order_kept_by_stratum
+from veridical.qge.agreement import STRATA, KeptOrder, above_random, histogram
 from veridical.qge.gap import paired
 from veridical.qge.kept_features import KeptFeatures
 from veridical.qge.paths import path_of, scores_along
@@ -298,11 +299,13 @@ class _Gatherer:
     def add(self, quality: Tensor, inverse: Tensor, pool: Tensor) -> None:
         gap = rounded(quality - inverse)
         key = self.key / int(self.task.ids[len(self.rows["tau"])])
-        transformed = [gap, *above_random(quality, pool, key, self.draws)]
-        tau, rho = order_kept(quality, transformed)
+        kept = KeptOrder(quality)
+        transformed = chain([gap], above_random(quality, pool, key, self.draws))
+        found = zip(*map(kept.compare, transformed), strict=True)
+        tau, rho, inside = (torch.stack(column) for column in found)
         self.rows["tau"].append(tau)
         self.rows["rho"].append(rho)
-        self.rows["stratum_tau"].append(order_kept_by_stratum(quality, transformed))
+        self.rows["stratum_tau"].append(inside.T)
         self.rows["spread"].append(quality.std(correction=0))
         self.histograms["quality"].append(histogram(quality))
         self.histograms["gap"].append(histogram(gap))

@@ -25,7 +25,7 @@ _ROUNDING = 1e-12
 """A difference below this share of a row's largest output is none."""
 
 _CACHED = 2**17
-"""Numbers of embeddings turned into float64 at a time: 1 MiB, which a product finds in the cache."""
+"""Numbers of embeddings that a thread turns into float64 at a time: 1 MiB, which its cache holds."""
 
 Surrogate = Callable[[Tensor], Tensor]
 
@@ -43,7 +43,7 @@ class LinearSurrogate:
         if h.device.type != "cpu" or h.dtype == torch.float64 or len(self.weight) > 2 * _FEW:
             return torch.addmm(self.constant, h.double(), self.weight.T)
         # so narrow a product costs little more than reading what it multiplies, which must stay in the cache
-        rows = max(1, _CACHED // max(1, h.shape[1]))
+        rows = max(1, _CACHED * torch.get_num_threads() // max(1, h.shape[1]))
         found = torch.empty(len(h), len(self.weight), dtype=torch.float64)
         near = torch.empty(min(rows, len(h)), h.shape[1], dtype=torch.float64)
         turned = self.weight.T.contiguous()
@@ -155,25 +155,28 @@ def _side_by_side(answers: Tensor, head: Head) -> dict[str, Tensor]:
     """
     both = answers.T.contiguous().view(2, head.n_outputs, -1)
     y, guess = both
-    largest = torch.maximum(y.amax(0), y.amin(0).neg_())
+    own_top = y.amax(0)
+    largest = torch.maximum(own_top, y.amin(0).neg_())
     away = (y - guess).abs_()
-    rounding = away <= largest.mul_(_ROUNDING)
-    torch.where(rounding, y, guess, out=guess)
-    away.masked_fill_(rounding, 0)
+    largest.mul_(_ROUNDING)
+    if y.device.type != "cpu" or not bool(away.amin() > largest.amax()):  # on a CPU a look costs little
+        rounding = away <= largest
+        torch.where(rounding, y, guess, out=guess)
+        away.masked_fill_(rounding, 0)
     found = {"mae": away.mean(0)}
     found["squared"] = away.square_().mean(0)
     if head.kind == "multilabel":
         found["attributes"] = ((y > 0) == (guess > 0)).double().mean(0)
     if not head.classifies:
         return found
-    top = both.amax(1, keepdim=True)
+    top = torch.stack([own_top, guess.amax(0)])[:, None]
     # the first of the largest, as argmax has it: its own steps are slower than these, which move single bytes
     last_to_first = torch.arange(head.n_outputs, 0, -1, dtype=torch.uint8, device=both.device)
     own, guessed = (both == top).view(torch.uint8).mul_(last_to_first[:, None]).amax(1)
     found["top1"] = (own == guessed).double()
     both.sub_(top)
     (both.div_(2) if head.kind == "binary" else both).exp_()
-    p, q = both.div_(both.sum(1, keepdim=True))
+    p, q = both.mul_(both.sum(1, keepdim=True).reciprocal_())
     found["emd"] = p.sub_(q).abs_().sum(0).div_(2)
     return found
 

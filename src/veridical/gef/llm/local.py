@@ -17,16 +17,26 @@ class LocalModel:
 
     `source` is a local folder or, if it is none, a name on the hub; `gguf_file` the file inside it for a
     model in that format. It loads at the first prompt. Code that comes with a model never runs.
+    `begin` is put into the model's mouth: a small one that is told to answer in JSON chats on, unless its
+    reply has begun as JSON. The reply ends behind `stop`, if that comes before `new_tokens`. A
+    `repetition_penalty` above 1 keeps it from going round in circles (transformers' own).
     """
 
     source: str
     gguf_file: str | None = None
     new_tokens: int = 128
+    begin: str = ""
+    stop: str | None = None
+    repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "source", str(self.source))
         if self.new_tokens < 1:
             raise InputError(f"a reply has at least one token, got new_tokens={self.new_tokens}")
+        if self.repetition_penalty <= 0:
+            raise InputError(f"a repetition penalty is positive, got {self.repetition_penalty}")
+        if self.stop == "":
+            raise InputError("every reply holds the empty text: stop is some text, or None")
 
     def __call__(self, prompt: str) -> str:
         import torch
@@ -36,16 +46,30 @@ class LocalModel:
         if getattr(tokenizer, "chat_template", None):
             message = [{"role": "user", "content": prompt}]
             text = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
-        asked = tokenizer(text, return_tensors="pt", add_special_tokens=text is prompt).to(model.device)
+        asked = tokenizer(text + self.begin, return_tensors="pt", add_special_tokens=text is prompt).to(
+            model.device
+        )
+        start = asked["input_ids"].shape[1]
+
+        def said(answer: Any) -> str:
+            return str(tokenizer.decode(answer[0, start:], skip_special_tokens=True))
+
+        def ended(answer: Any, _scores: Any, **_: Any) -> Any:
+            return torch.full((1,), self.stop in said(answer), device=answer.device)  # type: ignore[operator]
+
         with torch.no_grad():
             answer = model.generate(
                 **asked,
                 max_new_tokens=self.new_tokens,
                 do_sample=False,
+                repetition_penalty=self.repetition_penalty,
                 pad_token_id=tokenizer.pad_token_id or tokenizer.eos_token_id,
+                **({} if self.stop is None else {"stopping_criteria": [ended]}),
             )
-        reply: str = tokenizer.decode(answer[0, asked["input_ids"].shape[1] :], skip_special_tokens=True)
-        return reply
+        reply = said(answer)
+        if self.stop is not None:
+            reply = "".join(reply.partition(self.stop)[:2])
+        return self.begin + reply
 
 
 @lru_cache(maxsize=2)

@@ -11,13 +11,12 @@ from torch import Tensor
 from veridical.errors import InputError
 from veridical.explanation import Explanation
 from veridical.fill import Fill
-from veridical.functional import has_spread, pearson
+from veridical.functional import pearson
 from veridical.metrics.base import Metric, Outcome, register
-from veridical.metrics.faithfulness.masks import Summing, existing_values
-from veridical.probe import MaskRule, RandomSubsets, probe
+from veridical.metrics.faithfulness.masks import asked_and_summed, existing_values
+from veridical.probe import MaskRule, RandomSubsets
 from veridical.rng import Key
 from veridical.scores import Direction
-from veridical.sharing import shared
 from veridical.task import Response, Task
 
 
@@ -55,30 +54,29 @@ class FaithfulnessCorrelation(Metric):
 
     def sizes(self, task: Task) -> Tensor:
         """Features in a subset, for each sample (N,): at least one, and not all."""
-        counts = task.space.counts(len(task))
+        return self._sizes(task.space.counts(len(task)))
+
+    def _sizes(self, counts: Tensor) -> Tensor:
         wanted = counts * self.subset_size if self.subset_size < 1 else counts * 0 + int(self.subset_size)
         return torch.minimum(wanted.round().long().clamp(min=1), (counts - 1).clamp(min=1))
 
     def _subsets(self, task: Task, key: Key) -> MaskRule:
-        count, sizes = task.space.n_features, self.sizes(task)[:, None]
-        return RandomSubsets(key, task.ids, count, self.runs, sizes, task.space.valid)
+        count, valid = task.space.n_features, task.space.valid
+        # one size for all is known here, without asking a GPU for it
+        sizes = self._sizes(torch.tensor([count])) if valid is None else self.sizes(task)[:, None]
+        return RandomSubsets(key, task.ids, count, self.runs, sizes, valid)
 
     def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
-        rule = Summing(self._subsets(task, key), existing_values(explanation))
-        asked = False
-
-        def ask() -> Tensor:
-            nonlocal asked
-            asked = True
-            return probe(task, rule, response=self.response, fill=self.fill, key=key, with_clean=True)
-
-        # the subsets know nothing of the map, so their answers serve every map of the task
-        responses = shared(task, (self, key), ask)
-        if not asked:
-            rule.add_up(task.predictor.rows)
-        falls = responses[:, :1] - responses[:, 1:]
-        flat = ~has_spread(rule.sums) | ~has_spread(falls)
-        return Outcome(
-            subset_correlation(rule.sums, falls),
-            flags={"no spread: all subsets alike": flat},
+        responses, sums = asked_and_summed(
+            task,
+            self._subsets(task, key),
+            existing_values(explanation),
+            (self, key),
+            response=self.response,
+            fill=self.fill,
+            key=key,
         )
+        falls = responses[:, :1] - responses[:, 1:]
+        values = subset_correlation(sums, falls)
+        # of finite numbers a correlation is NaN where one side has no spread, and nowhere else
+        return Outcome(values, flags={"no spread: all subsets alike": values.isnan()})

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from veridical.explanation import Explanation
 from veridical.fill import Fill
-from veridical.functional import has_spread, pearson
+from veridical.functional import pearson
 from veridical.metrics.base import Metric, Outcome, register
 from veridical.metrics.faithfulness.masks import RankBands, check_steps, step_counts
 from veridical.probe import probe
@@ -46,9 +46,7 @@ class FaithfulnessEstimate(Metric):
         responses = probe(task, rule, response=self.response, fill=self.fill, key=key, with_clean=True)
         falls = responses[:, :1] - responses[:, 1:]
         relevance = rule.sums(explanation.values)
-        exists = rule.edges.expand(len(task), -1).diff(dim=-1) > 0
-        flat = ~has_spread(relevance, exists) | ~has_spread(falls, exists)
-        return Outcome(
-            pearson(relevance, falls, where=exists),
-            flags={"no spread: all groups alike": flat},
-        )
+        exists = rule.taken(len(task))
+        values = pearson(relevance, falls, where=exists)
+        # of finite numbers a correlation is NaN where one side has no spread, and nowhere else
+        return Outcome(values, flags={"no spread: all groups alike": values.isnan()})

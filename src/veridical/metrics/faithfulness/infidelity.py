@@ -14,9 +14,9 @@ from veridical.explanation import Explanation
 from veridical.fill import Fill
 from veridical.functional import round_to_grid
 from veridical.metrics.base import Metric, Outcome, register
-from veridical.metrics.faithfulness.masks import Summing, existing_values
+from veridical.metrics.faithfulness.masks import asked_and_summed, existing_values
 from veridical.predictor import check_finite, repeat_side, take_side
-from veridical.probe import MaskRule, RandomSubsets, blocks, probe
+from veridical.probe import MaskRule, RandomSubsets, blocks
 from veridical.rng import Key
 from veridical.scores import Direction
 from veridical.task import Response, Task
@@ -138,9 +138,10 @@ class Infidelity(Metric):
         weights = existing_values(explanation)
         if self.units == "gradient":
             weights = weights * self._taken_away(task, fill, key)
-        rule = Summing(self._rule(task, key), weights)
-        responses = probe(task, rule, response=self.response, fill=fill, key=key, with_clean=True)
-        return rule.sums, responses[:, :1] - responses[:, 1:]
+        responses, sums = asked_and_summed(
+            task, self._rule(task, key), weights, (self, key), response=self.response, fill=fill, key=key
+        )
+        return sums, responses[:, :1] - responses[:, 1:]
 
     def _rule(self, task: Task, key: Key) -> MaskRule:
         space = task.space

@@ -62,7 +62,7 @@ class Irof(Metric):
             # a segment's value is the sum over its pixels; the order is by their mean
             values = values.double() / _pixels(task).clamp(min=1)
         order = removal(regions, regions.relevance(values, mean=True))
-        most = int(order.regions.max())
+        most = regions.most
         rule = RankThreshold(order.ranks, order.gone[:, :most])
         fill = self.fill or (task.fill if task.train is None else Mean())
         responses = probe(task, rule, response=self.response, fill=fill, key=key, with_clean=True)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from veridical.errors import InputError
 from veridical.explanation import Explanation
+from veridical.fill import Fill
 from veridical.functional import has_spread
-from veridical.probe import MaskRule, blocks, flip_counts
-from veridical.task import Task
+from veridical.probe import MaskRule, blocks, flip_counts, probe
+from veridical.rng import Key
+from veridical.sharing import shared
+from veridical.task import Response, Task
 
+_MASKS_KEPT = 2**26  # features of all masks of a task that are kept while several maps meet them: 64 MB
 UNORDERED = "constant map: the order is that of the features"
 
 
@@ -25,22 +31,34 @@ class RankBands:
 
     ranks: Tensor
     counts: Tensor
+    edges: Tensor = field(init=False)
+    """Where bands begin and end (N or 1, M + 1)."""
+    _small: tuple[Tensor, Tensor] = field(init=False)
 
     @property
     def count(self) -> int:
         return self.counts.shape[-1]
 
-    @property
-    def edges(self) -> Tensor:
-        """Where bands begin and end (N or 1, M + 1)."""
+    def __post_init__(self) -> None:
         ends = self.counts if self.counts.dim() == 2 else self.counts[None]
-        return torch.cat([torch.zeros_like(ends[:, :1]), ends], -1)
+        edges = torch.cat([torch.zeros_like(ends[:, :1]), ends], -1)
+        # 16 bits move a quarter of the memory of 64, and memory is what building a mask costs
+        small = torch.int16 if self.ranks.shape[-1] < 2**15 else torch.int32
+        object.__setattr__(self, "edges", edges)
+        object.__setattr__(self, "_small", (self.ranks.to(small), edges.to(small)))
 
     def removed(self, samples: slice, masks: slice) -> Tensor:
-        edges = self.edges if self.counts.dim() == 1 else self.edges[samples]
+        ranks, edges = self._small
+        edges = edges if self.counts.dim() == 1 else edges[samples]
         begin, end = edges[:, :-1][:, masks], edges[:, 1:][:, masks]
-        ranks = self.ranks[samples, None]
-        return (ranks >= begin[..., None]) & (ranks < end[..., None])
+        ranks = ranks[samples, None]
+        return (ranks >= begin[..., None]).logical_and_(ranks < end[..., None])
+
+    def taken(self, samples: int) -> Tensor | None:
+        """Which bands hold a feature (N, M), or None where all do: a step takes one at least."""
+        if self.counts.dim() == 1:
+            return None
+        return self.edges.expand(samples, -1).diff(dim=-1) > 0
 
     def signature(self, matters: Tensor) -> Tensor:
         """0 for a band none of whose features matter, so that it ties with the clean input."""
@@ -87,12 +105,65 @@ class Summing:
             self.removed(samples, masks)
 
 
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """Masks that lie there in full (N, M, V)."""
+
+    masks: Tensor
+
+    @property
+    def count(self) -> int:
+        return self.masks.shape[1]
+
+    def removed(self, samples: slice, masks: slice) -> Tensor:
+        return self.masks[samples, masks]
+
+
+@dataclass(eq=False)
+class _Asked:
+    """What masks that know nothing of a map have given so far."""
+
+    responses: Tensor | None = None
+    drawn: Drawn | None = None
+
+
+def asked_and_summed(
+    task: Task,
+    rule: MaskRule,
+    weights: Tensor,
+    name: Hashable,
+    *,
+    response: Response,
+    fill: Fill | None,
+    key: Key,
+) -> tuple[Tensor, Tensor]:
+    """Responses (N, M + 1), the clean one first, and the sums (N, M) of `weights` over what masks remove.
+
+    The masks know nothing of the map: while the task's work is shared the model is asked once under a name,
+    and maps after the second meet masks that are drawn already.
+    """
+    asked = shared(task, name, _Asked)
+    summing = Summing(asked.drawn or rule, weights)
+    if asked.responses is None:
+        asked.responses = probe(task, summing, response=response, fill=fill, key=key, with_clean=True)
+        return asked.responses, summing.sums
+    rows = task.predictor.rows
+    if asked.drawn is None and weights.numel() * rule.count <= _MASKS_KEPT:
+        masks = weights.new_empty(len(weights), rule.count, weights.shape[-1], dtype=torch.bool)
+        for samples, some in blocks(len(weights), rule.count, rows):
+            masks[samples, some] = rule.removed(samples, some)
+        asked.drawn = Drawn(masks)
+        summing = Summing(asked.drawn, weights)
+    summing.add_up(rows)
+    return asked.responses, summing.sums
+
+
 def masked_sums(removed: Tensor, weights: Tensor) -> Tensor:
     """Add up weights (n, V) over masks (n or 1, m, V), in float64, a piece at a time to bound memory."""
     samples, masks, features = len(weights), removed.shape[-2], weights.shape[-1]
     out = weights.new_empty(samples, masks, dtype=torch.float64)
     # a CPU adds up what its cache holds, a GPU what keeps it busy
-    step = max(1, (2**17 if weights.device.type == "cpu" else 2**22) // features)
+    step = max(1, (2**17 if weights.device.type == "cpu" else 2**24) // features)
     few = max(1, step // masks)
     # read as bytes: torch turns these into floats several times faster than truth values
     ones, values = removed.view(torch.uint8), weights.double()[..., None]
@@ -121,13 +192,29 @@ def check_order(order: str) -> None:
 
 def step_counts(task: Task, steps: int | None, per_step: int | None) -> Tensor:
     """Features gone after each step, never more steps than features: (M,) or (N, M)."""
+    if task.space.valid is None:
+        return _even_counts(task.space.n_features, steps, per_step, task.device)
     if steps is not None:
         steps = min(steps, int(task.space.counts(len(task)).max()))
     return flip_counts(task, steps, per_step)
 
 
+@lru_cache(maxsize=64)
+def _even_counts(features: int, steps: int | None, per_step: int | None, device: torch.device) -> Tensor:
+    """`flip_counts` of samples that all have as many features: (M,), made once and never written to."""
+    if steps is None:
+        steps = -(-features // (per_step or 1))
+    steps = min(steps, features)
+    gone = [min(k * per_step if per_step else k * features // steps, features) for k in range(1, steps + 1)]
+    with torch.inference_mode(False):
+        return torch.tensor(gone, device=device)
+
+
 def removed_share(task: Task, counts: Tensor) -> Tensor:
     """The share of its features a sample has lost after 0 and after each of `counts` (N, M + 1)."""
+    if task.space.valid is None and counts.dim() == 1:
+        share = counts / torch.full((), task.space.n_features, dtype=torch.float64, device=counts.device)
+        return torch.cat([share.new_zeros(1), share]).expand(len(task), -1)
     gone = counts.expand(len(task), -1) / task.space.counts(len(task))[:, None].clamp(min=1).double()
     return torch.cat([torch.zeros_like(gone[:, :1]), gone], -1)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from veridical.errors import InputError
 from veridical.explanation import Explanation
 from veridical.fill import Fill, Marginal, UniformNoise
-from veridical.functional import has_spread, spearman
+from veridical.functional import spearman
 from veridical.metrics.base import Metric, Outcome, register
 from veridical.metrics.faithfulness.masks import RankBands, check_steps, step_counts
 from veridical.probe import probe
@@ -53,12 +53,10 @@ class MonotonicityCorrelation(Metric):
         rule = RankBands(explanation.descending_ranks, counts)
         change = self._change(task, rule, key)
         relevance = rule.sums(explanation.values).abs()
-        exists = rule.edges.expand(len(task), -1).diff(dim=-1) > 0
-        flat = ~has_spread(relevance, exists) | ~has_spread(change, exists)
-        return Outcome(
-            spearman(relevance, change, where=exists),
-            flags={"no spread: all groups alike": flat},
-        )
+        exists = rule.taken(len(task))
+        values = spearman(relevance, change, where=exists)
+        # of finite numbers a correlation is NaN where one side has no spread, and nowhere else
+        return Outcome(values, flags={"no spread: all groups alike": values.isnan()})
 
     def _change(self, task: Task, rule: RankBands, key: Key) -> Tensor:
         """The mean squared change of the response for every group (N, M)."""

@@ -65,7 +65,7 @@ class RegionPerturbation(Metric):
         regions = squares(task.space, self.patch)
         order = removal(regions, regions.relevance(explanation.values), self.order == "lerf")
         # as far as the largest sample goes: asking about steps that nobody has would be wasted
-        most = min(self.regions, int(order.regions.max()))
+        most = min(self.regions, regions.most)
         rule = RankThreshold(order.ranks, order.gone[:, :most])
         responses = probe(task, rule, response=self.response, fill=self.fill, key=key, with_clean=True)
         falls = responses[:, :1] - responses

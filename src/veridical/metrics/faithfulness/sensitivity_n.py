@@ -11,10 +11,10 @@ from torch import Tensor
 from veridical.errors import InputError
 from veridical.explanation import Explanation
 from veridical.fill import Fill
-from veridical.functional import has_spread, pearson
+from veridical.functional import pearson
 from veridical.metrics.base import Metric, Outcome, register
-from veridical.metrics.faithfulness.masks import Summing, existing_values
-from veridical.probe import RandomSubsets, probe
+from veridical.metrics.faithfulness.masks import asked_and_summed, existing_values
+from veridical.probe import RandomSubsets
 from veridical.rng import Key
 from veridical.scores import Curve, Direction
 from veridical.task import Response, Task
@@ -58,19 +58,29 @@ class SensitivityN(Metric):
 
     def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         sizes, count = self.sizes(task), task.space.n_features
-        drawn = RandomSubsets(key, task.ids, count, self.draws, sizes, task.space.valid)
-        rule = Summing(drawn, existing_values(explanation))
-        responses = probe(task, rule, response=self.response, fill=self.fill, key=key, with_clean=True)
+        valid = task.space.valid
+        drawn = RandomSubsets(key, task.ids, count, self.draws, sizes[0] if valid is None else sizes, valid)
+        responses, sums = asked_and_summed(
+            task,
+            drawn,
+            existing_values(explanation),
+            (self, key),
+            response=self.response,
+            fill=self.fill,
+            key=key,
+        )
         by_size = (len(task), self.draws, len(self.shares))
         falls = (responses[:, :1] - responses[:, 1:]).view(by_size).mT
-        relevance = rule.sums.view(by_size).mT
-        flat = ~has_spread(relevance) | ~has_spread(falls)
+        relevance = sums.view(by_size).mT
         correlations = pearson(relevance, falls)
+        # of finite numbers a correlation is NaN where one side has no spread, and nowhere else
+        flat = correlations.isnan()
+        none = flat.all(-1)
         return Outcome(
             correlations.nanmean(-1),
             flags={
-                "no spread: all subsets alike": flat.all(-1),
-                "no spread at some sizes": flat.any(-1) & ~flat.all(-1),
+                "no spread: all subsets alike": none,
+                "no spread at some sizes": flat.any(-1) & ~none,
             },
             curve=Curve(
                 torch.tensor(self.shares, dtype=torch.float64), correlations, "share removed", "correlation"

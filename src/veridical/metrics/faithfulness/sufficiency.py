@@ -11,7 +11,7 @@ from torch import Tensor
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer
 from veridical.metrics.base import ExplainerMetric, Outcome, register
-from veridical.metrics.reference_rows import reference_task, why_no_references
+from veridical.metrics.reference_rows import for_predictions, reference_task, why_no_references
 from veridical.rng import Key
 from veridical.scores import Direction
 from veridical.task import Task
@@ -59,9 +59,7 @@ class Sufficiency(ExplainerMetric):
 
     def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
         others = reference_task(task, self.reference_rows)
-        mine, failed, empty = _directions(
-            explainer(task.with_targets(task.predictions), key / "samples").values
-        )
+        mine, failed, empty = _directions(explainer(for_predictions(task), key / "samples").values)
         theirs, *unusable = _directions(explainer(others, key / "references").values)
         barred = unusable[0] | unusable[1]
         values = []

@@ -52,15 +52,17 @@ class EfficientMprt(ExplainerMetric):
             raise InputError(f"draws must be at least 1, got {self.draws}")
 
     def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
-        after = []
+        after: list[Tensor] = []
         with explaining(explainer, task) as explain:
             first = fully_randomised(task, key / "weights" / 0)
             clean = explain(task, key / "clean")
-            before = histogram_entropy(clean, self.bins, where=task.space.valid)
             for draw in range(self.draws):
                 world = fully_randomised(task, key / "weights" / draw) if draw else first
                 values = explain(world(), key / "explain" / draw)
-                after.append(histogram_entropy(values, self.bins, where=task.space.valid))
+                # the clean maps are counted together with the first others, in the same steps
+                maps = values[None] if draw else torch.stack([clean, values])
+                after.extend(histogram_entropy(maps, self.bins, where=task.space.valid))
+        before = after.pop(0)
         risen = torch.stack(after, -1).mean(-1)
         missing = clean.isnan().any(-1)
         flags = {

@@ -13,7 +13,7 @@ from veridical.explainers.base import Explainer
 from veridical.explanation import Explanation
 from veridical.metrics.base import ExplainerMetric, Outcome, register
 from veridical.metrics.blocks import in_blocks
-from veridical.metrics.reference_rows import reference_task, why_no_references
+from veridical.metrics.reference_rows import for_predictions, reference_task, why_no_references
 from veridical.rng import Key
 from veridical.scores import Direction
 from veridical.task import Task
@@ -85,7 +85,7 @@ class Consistency(ExplainerMetric):
 
     def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
         others = reference_task(task, self.reference_rows)
-        samples = task.with_targets(task.predictions)
+        samples = for_predictions(task)
         mine = explainer(samples, key / "samples")
         theirs = explainer(others, key / "references")
         codes = [self._codes(e) for e in (mine, theirs)]

@@ -80,7 +80,7 @@ class Continuity(ExplainerMetric):
                 moved = explain(world, key / "explain" / first).unflatten(0, (-1, len(task)))
                 change = (self._comparable(moved, task) - clean).abs().sum(-1)
                 way = torch.linalg.vector_norm((near - task.inputs).flatten(2), dim=-1, dtype=torch.float64)
-                rows.append(change / torch.where(way == 0, torch.nan, way))
+                rows.append(change / way.masked_fill_(way == 0, torch.nan))
         table = torch.cat(rows).T.contiguous()
         flags = map_flags(clean)
         flags["no translation changes the image"] = table.isnan().all(-1) & ~flags["no explanation"]

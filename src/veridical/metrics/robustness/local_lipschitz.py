@@ -47,7 +47,7 @@ class LocalLipschitz(NeighbourMetric):
         def slope(near: Task, before: Tensor, after: Tensor) -> Tensor:
             way = near.inputs.unflatten(0, (-1, len(start))) - start.inputs
             moved = touched_norm(start, way)
-            return distance(before, after) / torch.where(moved == 0, torch.nan, moved)
+            return distance(before, after) / moved.masked_fill_(moved == 0, torch.nan)
 
         clean, table = explained_pairs(self, start, explainer, key, slope)
         flags = map_flags(clean)

@@ -57,7 +57,7 @@ class Sensitivity(NeighbourMetric):
             flags["the input is all zeros"] = scale == 0
         else:
             scale = clean.norm(dim=-1)
-        return table / torch.where(scale == 0, torch.nan, scale)[:, None], flags
+        return table / scale.masked_fill_(scale == 0, torch.nan)[:, None], flags
 
 
 @register

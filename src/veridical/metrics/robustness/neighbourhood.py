@@ -92,13 +92,12 @@ def map_flags(clean: Tensor) -> dict[str, Tensor]:
 
 
 def worst(table: Tensor) -> Tensor:
-    """The largest entry of each row that is a number; NaN where none is."""
-    largest = torch.where(table.isnan(), -torch.inf, table).amax(-1)
-    return torch.where(table.isnan().all(-1), torch.nan, largest)
+    """The largest entry of each row of distances that is a number; NaN where none is."""
+    largest = table.nan_to_num(-torch.inf, torch.inf, -torch.inf).amax(-1)
+    return largest.masked_fill_(largest == -torch.inf, torch.nan)
 
 
 def nan_where_any(values: Tensor, flags: dict[str, Tensor]) -> Tensor:
     """`values` with NaN where one of the flags is raised."""
-    for raised in flags.values():
-        values = torch.where(raised, torch.nan, values)
-    return values
+    any_raised = torch.stack([*flags.values()]).any(0)
+    return values.masked_fill(any_raised, torch.nan)

@@ -82,19 +82,22 @@ class RelativeStability(NeighbourMetric):
         start = movable(task)
         before, answers = self.reading(start, True)
         kept: list[Tensor] = []
-        sound: list[Tensor] = []
+        sizes: list[Tensor] = []
 
         def ratio(near: Task, clean: Tensor, after: Tensor) -> Tensor:
-            reading, outputs = (part.unflatten(0, (-1, len(start))) for part in self.reading(near, False))
+            parts = self.reading(near, False)
+            # NaN and infinity both show in the largest size, which is looked at when all is done
+            looked_at = parts if parts[0] is not parts[1] else parts[:1]
+            sizes.extend(torch.linalg.vector_norm(part, torch.inf, -1) for part in looked_at)
+            reading, outputs = (part.unflatten(0, (-1, len(start))) for part in parts)
             same = same_prediction(task, answers, outputs)
             kept.append(same)
-            sound.append(outputs.isfinite().all(-1) & reading.isfinite().all(-1))
             change = relative_change(clean, after, self.epsilon)
             moved = self.moved(before, reading).clamp(min=self.epsilon)
             return torch.where(same, change / moved, torch.nan)
 
         clean, table = explained_pairs(self, start, explainer, key, ratio)
-        check_finite(torch.where(torch.cat(sound).all(0), 0.0, torch.nan))
+        check_finite(torch.cat(sizes).unflatten(0, (-1, len(start))).T)
         share = torch.cat(kept).double().mean(0)
         flags = map_flags(clean)
         flags["every draw changed the prediction"] = share == 0

@@ -1,0 +1,77 @@
+"""What relevance propagation asks of a model beyond a gradient, as rows of the whole model.
+
+A rule that changes a layer's weights goes through the layer again. Each such pass weighs what the layer
+weighs in the model: its multiplications over those of all layers with weights. Summed over the layers that is
+a number of further passes through the whole model a row, which the meter counts like any other row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from veridical.explainers.lrp_rules import Layer, Rules, route
+from veridical.predictor import Meter
+
+FURTHER: dict[str, tuple[int, int]] = {
+    "epsilon": (0, 0),
+    "flat": (0, 0),
+    "w_square": (1, 0),
+    "z_plus": (1, 0),
+    "gamma": (1, 1),
+    "alpha_beta": (2, 1),
+    "z_box": (3, 2),
+}
+"""Passes forward and back that a rule adds to a gradient's, where the inputs are at least 0."""
+FURTHER_SIGNED: dict[str, tuple[int, int]] = {"z_plus": (2, 1), "gamma": (2, 2), "alpha_beta": (4, 3)}
+"""The same where inputs have any sign: two products stand in the place of one."""
+
+
+def multiplications(z: Tensor, w: Tensor) -> int:
+    """Multiplications of a layer with the weights w, whose first axis is its outputs, that answered z."""
+    return z.numel() * (w.numel() // len(w))
+
+
+@dataclass
+class Work:
+    """Multiplications of one run: those of the model itself, and what the rules add forward and back."""
+
+    plain: int = 0
+    forward: int = 0
+    backward: int = 0
+
+    def through(self, layer: Layer, rule: str, rules: Rules, a: Tensor) -> Tensor:
+        """The answer of a layer, whose relevance goes back to `a` by a rule; both are noted."""
+        size = multiplications(layer.z, layer.w)
+        self.plain += size
+
+        def back(R: Tensor) -> tuple[Tensor]:
+            # here, since no relevance may come: not through queries and keys
+            name = "z_plus" if rule == "alpha_beta" and rules.alpha == 1 else rule
+            signed = FURTHER if layer.positive else FURTHER | FURTHER_SIGNED
+            forward, backward = signed[name]
+            self.forward += forward * size
+            self.backward += backward * size
+            return (rules.back(rule, layer, R),)
+
+        return route(layer.z, back, a)
+
+
+@dataclass
+class Further:
+    """Counts the further rows of many runs: their sum, rounded once, however the rows are cut into runs."""
+
+    rows: int = 0
+    forward: float = 0.0
+    backward: float = 0.0
+
+    def count(self, rows: int, work: Work, meter: Meter) -> None:
+        """Note that so many rows took this work."""
+        if not work.plain:
+            return
+        before = round(self.forward), round(self.backward)
+        self.forward += rows * work.forward / work.plain
+        self.backward += rows * work.backward / work.plain
+        meter.forward += round(self.forward) - before[0]
+        meter.backward += round(self.backward) - before[1]

@@ -1,0 +1,131 @@
+"""What every registered explainer promises: weight noise, declared facts, rows, honest refusals."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import veridical as vd
+from tests.reference.small_nets import conv_net, image_task, noisy_copy, series_task
+from veridical.errors import MissingExtraError, NotApplicableError
+from veridical.explainers import applicable, registry
+from veridical.predictor import Plan
+
+EVERY = sorted(registry)
+PACKAGE = {"partition_shap"}
+TEXT = {"attention_rollout", "gradient_x_attention"}
+FEW: dict[str, dict[str, int]] = {
+    "lime": {"draws": 40},
+    "rise": {"draws": 40},
+    "kernel_shap": {"budget": 140},
+}
+
+
+def made(name: str, task: vd.Task) -> vd.Explainer:
+    explainer = registry.make(name, **FEW.get(name, {}))
+    if explainer.why_not(task) is not None:
+        assert name in PACKAGE | TEXT, explainer.why_not(task)
+        pytest.skip(f"{name} needs a package or text")
+    return explainer
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_under_weight_noise_equals_a_noisy_deep_copy(name: str) -> None:
+    task = image_task(samples=3)
+    explainer = made(name, task)
+    noisy, twin = noisy_copy(task, 0.3, vd.Key(4))
+    found = explainer(noisy, vd.Key(1)).values
+    torch.testing.assert_close(found, explainer(twin, vd.Key(1)).values, rtol=0, atol=1e-9)
+    assert explainer.control == torch.equal(found, explainer(task, vd.Key(1)).values)
+
+
+class Raised(nn.Module):
+    """The same gradients, other values."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x) + 3.0
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_who_says_it_reads_no_values_reads_none(name: str) -> None:
+    task = image_task(samples=3)
+    explainer = made(name, task)
+    raised = vd.Task(
+        Raised(task.model), task.inputs, targets=task.targets, train=task.train, plan=Plan(rows=64)
+    )
+    same = torch.allclose(explainer(raised).values, explainer(task).values, atol=1e-9)
+    if not explainer.reads_outputs:
+        assert same
+    elif name == "rise":
+        assert not same  # the others take differences, a softmax, or a constant's share off
+
+
+class Watched(nn.Module):
+    """Notes how many rows it is given at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = conv_net()
+        self.most = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.most = max(self.most, len(x))
+        return self.net(x)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_no_call_is_larger_than_the_plan(name: str) -> None:
+    net = Watched()
+    task = image_task(net, plan=Plan(rows=8), samples=20)
+    explainer = made(name, task)
+    net.most = 0
+    cost = explainer(task).cost
+    assert net.most <= 8
+    assert bool(cost.backward) == ("gradient" in explainer.needs)
+    assert bool(cost.forward) != explainer.control
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_plain_function_is_explained_without_gradients_or_refused(name: str) -> None:
+    weights = torch.randn(128, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64).numpy()
+    like = image_task(samples=3)
+    task = vd.Task(lambda x: x.reshape(len(x), -1) @ weights, like.inputs.numpy(), train=like.train.numpy())
+    explainer = registry.make(name, **FEW.get(name, {}))
+    needs = explainer.needs & {"gradient", "convolution", "attention"}
+    if not needs and name not in PACKAGE:
+        assert bool(explainer(task).values.isfinite().all())
+    elif needs:
+        with pytest.raises(NotApplicableError, match="These do:") as refusal:
+            explainer(task)
+        told = str(refusal.value).split("These do: ")[1].split(", ")
+        assert told == applicable(task)
+        assert name not in told
+
+
+@pytest.mark.parametrize("task", [image_task(samples=2), series_task()], ids=["image", "series"])
+def test_what_is_listed_runs_and_what_is_not_says_why(task: vd.Task) -> None:
+    listed = applicable(task)
+    for name in EVERY:
+        explainer = registry.make(name, **FEW.get(name, {}))
+        if name in listed:
+            assert explainer(task).values.shape == (len(task), task.space.n_features)
+        else:
+            with pytest.raises((NotApplicableError, MissingExtraError), match=r"These do: |pip install"):
+                explainer(task)
+
+
+def test_by_name_by_object_and_by_function() -> None:
+    task = image_task(samples=2)
+
+    def mine(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+        x = inputs.detach().requires_grad_(True)
+        return torch.autograd.grad(model(x).gather(1, targets[:, None]).sum(), x)[0]
+
+    by_name = vd.explain("gradient", task)
+    for other in (registry.make("gradient"), mine):
+        found = vd.explain(other, task)
+        torch.testing.assert_close(found.values, by_name.values, rtol=0, atol=1e-12)
+        assert found.cost == by_name.cost
