@@ -12,14 +12,23 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
+
+import torch
 
 import veridical as vd
 from replications.gef.sms import tasks
 from veridical.explainers import IntegratedGradients, RandomK, TopK
+from veridical.functional import bootstrap_interval
 from veridical.gef import LLMx, LocalModel
+from veridical.gef.llm import parse_reply
+
+BEGIN = '{"tokens": {"1": "'
+"""What every reply begins with."""
 
 
 class OutOfTimeError(Exception):
@@ -43,6 +52,22 @@ class Remembered:
         return self.replies[name]
 
 
+def summary(found: list[vd.Scores]) -> dict[str, Any]:
+    """Mean with a bootstrap interval over messages, and why some have no value."""
+    values = torch.cat([scores.values for scores in found])
+    kept = values[~values.isnan()]
+    low, high = bootstrap_interval(kept) if len(kept) > 1 else (math.nan, math.nan)
+    flags = Counter(name for scores in found for name, hit in scores.flags.items() if bool(hit.any()))
+    return {
+        "values": [None if value != value else round(value, 4) for value in values.tolist()],
+        "mean": float(kept.mean()) if len(kept) else None,
+        "interval": [float(low), float(high)] if len(kept) > 1 else None,
+        "messages": len(values),
+        "with a value": len(kept),
+        "flagged": dict(flags),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -58,7 +83,10 @@ def main() -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     _, task, accuracy = next(tasks(given.samples))
     file = vd.tasks.smollm2_file()
-    model = LocalModel(str(file.parent), gguf_file=file.name, new_tokens=given.new_tokens)
+    # left to itself it chats (of 25 replies 3 were JSON), and once begun as JSON it goes round in circles
+    model = LocalModel(
+        str(file.parent), file.name, given.new_tokens, begin=BEGIN, stop="}", repetition_penalty=1.15
+    )
     said = Remembered(model, given.out / "llm_replies.json", 60 * given.minutes)
     metric = vd.FastGEF(levels=given.levels, draws=given.draws)
     explainers = {
@@ -69,20 +97,19 @@ def main() -> None:
     out: dict[str, Any] = {"accuracy": accuracy, "path": str(metric.noise_path(task)), "k": given.k}
     start = time.perf_counter()
     for who, explainer in explainers.items():
-        try:
-            scores = vd.score(metric, task, explainer)
-        except OutOfTimeError:
-            raise SystemExit(f"{len(said.replies)} replies so far; run again to go on") from None
-        kept = scores.values[~scores.values.isnan()]
-        out[who] = {
-            "mean": float(kept.mean()) if len(kept) else None,
-            "error": float(kept.std() / len(kept) ** 0.5) if len(kept) > 1 else None,
-            "with a value": len(kept),
-            "flagged": scores.flagged,
-            "seconds": round(time.perf_counter() - start, 1),
-        }
-        print(who, json.dumps(out[who]), flush=True)
-    out["replies"] = len(said.replies)
+        found: list[vd.Scores] = []
+        # one message at a time, so that those it was asked about stay when the time is over
+        for i in range(len(task)):
+            try:
+                found.append(vd.score(metric, task[i], explainer))
+            except OutOfTimeError:
+                print(f"{len(said.replies)} replies so far; run again to go on", flush=True)
+                break
+            out[who] = summary(found) | {"seconds": round(time.perf_counter() - start, 1)}
+            (given.out / "llm.json").write_text(json.dumps(out, indent=1))
+        print(who, json.dumps(out.get(who)), flush=True)
+    unread = sum(parse_reply(reply, given.k) is None for reply in said.replies.values())
+    out |= {"replies": len(said.replies), "replies that are no JSON": unread}
     (given.out / "llm.json").write_text(json.dumps(out, indent=1))
 
 

@@ -61,7 +61,8 @@ def faithfulness(task: vd.Task, method: str, steps: int, classes: int, draws: in
     on = class_task(task, own)
     metric = vd.FastGEF(path="published", draws=draws)
     start = time.perf_counter()
-    scores = vd.score(metric, on, METHODS[method](steps=steps))
+    explainer = METHODS[method](steps=steps)
+    scores = vd.score(metric, on, explainer)
     kept = scores.values[~scores.values.isnan()]
     return {
         "mean": float(kept.mean()),
@@ -70,6 +71,7 @@ def faithfulness(task: vd.Task, method: str, steps: int, classes: int, draws: in
         "partial": float(scores.details["partial"].nanmean()),
         "classes": len(on),
         "draws": draws,
+        "settings": explainer.to_json(),
         "paper (ResNet-18)": PAPER.get((method, steps)),
         "rows": [scores.cost.forward, scores.cost.backward],
         "seconds": round(time.perf_counter() - start, 1),

@@ -149,8 +149,8 @@ class VisionTransformer(nn.Module):
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "ResNet-9": (resnet9, 4),
-    "LeNet": (lenet, 6),
-    "ViT": (VisionTransformer, 16),
+    "LeNet": (lenet, 30),
+    "ViT": (VisionTransformer, 60),
 }
 """How each network is built, and for how many epochs it is trained."""
 

@@ -2,8 +2,9 @@
 
     python -m replications.qge.figures --results results --out figures [--meta FILE.csv]
 
-Reads tabular.jsonl (figures 2 to 6) and, for figure 7, the table of consistencies that
-`replications.metaquantus.run --table qge-5` writes; figure 1 is told with the embedded digits.
+Reads tabular.jsonl (figures 2 to 6), sampled.csv (the gains of Tables 1 and 6 with their intervals) and, for
+figure 7, the table of consistencies that `replications.metaquantus.run --table qge-5` writes; figure 1 is
+told with the embedded digits.
 """
 
 from __future__ import annotations
@@ -110,6 +111,60 @@ def qualities(studies: dict[tuple[str, str], vd.qge.RankingStudy]) -> Figure:
     return figure
 
 
+# what the paper prints for the network of a set: set, network and side of a patch, then mean and deviation
+PRINTED = {
+    ("MNIST", "LeNet", "1"): [(0.214, 0.04)],
+    ("CIFAR-10", "ResNet-20", "4"): [(0.054, 0.04)],
+    ("CIFAR-10", "ResNet-20", "1"): [(0.054, 0.03)],
+    ("ImageNet", "EfficientNet-lite0", "32"): [
+        (0.110, 0.02),
+        (0.150, 0.03),
+        (0.108, 0.08),
+        (0.139, 0.03),
+        (0.132, 0.08),
+    ],
+    ("ImageNet", "EfficientNet-lite0", "1"): [
+        (0.018, 0.01),
+        (0.019, 0.01),
+        (0.016, 0.01),
+        (0.040, 0.02),
+        (0.017, 0.02),
+    ],
+}
+
+
+def gains(path: Path) -> Figure:
+    """Tables 1 and 6: the gain in tau of every set and model with its interval, and what is printed."""
+    with path.open() as file:
+        rows = [r for r in csv.DictReader(file) if r["metric"] == "kept features (eq. 6)" and r["gain tau"]]
+    groups: dict[tuple[str, str, str], list[dict[str, str]]] = {}
+    for row in rows:
+        if "embedded" not in row["set"]:
+            groups.setdefault((row["set"], row["network"], row["grain"]), []).append(row)
+    figure = Figure(figsize=(7, 0.17 * (len(rows) + 2 * len(groups))), layout="constrained")
+    ax = figure.subplots()
+    place, names = 0.0, {}
+    for group, members in groups.items():
+        side = f", {group[2]} x {group[2]}" if group[2] not in ("", "1") else ""
+        names[place] = f"{group[0]}, {group[1]}{side}"
+        for printed, deviation in PRINTED.get(group, ()):
+            ax.errorbar(printed, place, xerr=deviation, color="0.55", marker="D", markersize=4, linewidth=1)
+        place += 1
+        for row in members:
+            mean, low, high = (float(row[name]) for name in ("gain tau", "low (tau)", "high (tau)"))
+            ax.plot([low, high], [place, place], color=COLOURS[0], linewidth=2)
+            ax.plot(mean, place, color=COLOURS[0], marker="o", markersize=4)
+            names[place] = f"{row['model']} ({row['inputs']})"
+            place += 1
+        place += 0.6
+    ax.axvline(0, color="0.6", linewidth=0.8)
+    ax.set_yticks(list(names), list(names.values()), fontsize=7)
+    ax.set_ylim(place, -1)
+    what = "blue: ours (inputs) and the 95% interval of the mean; grey: printed, with its deviation"
+    ax.set_xlabel(f"tau(q, QGE) - tau(q, QRAND$_1$)\n{what}", fontsize=8)
+    return figure
+
+
 def areas(path: Path) -> Figure:
     """Figure 7: the four consistencies of each metric, alone, less a random partner, less its inverse."""
     with path.open() as file:
@@ -150,6 +205,8 @@ def main() -> None:
         "figure5": over_k(studies, rho=True),
         "figure6": qualities(studies),
     }
+    if (args.results / "sampled.csv").is_file():
+        drawn["gains"] = gains(args.results / "sampled.csv")
     if args.meta is not None:
         drawn["figure7"] = areas(args.meta)
     for name, figure in drawn.items():

@@ -56,10 +56,10 @@ def curves(name: str, out: Path, device: str, sizes: tuple[int, int], chosen: li
 
 
 def picture(names: list[str], folder: Path) -> None:
-    """One panel a head and measure, the plateau of every method ringed."""
+    """One panel a head and measure, the plateau of every method ringed; errors of 0 have no place there."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(4.2 * len(names), 6.4), layout="constrained")
+    figure = Figure(figsize=(4.2 * len(names) + 1, 6.4), layout="constrained")
     grid = figure.subplots(2, len(names), squeeze=False)
     for column, name in enumerate(names):
         found = json.loads((folder / f"parsimony_{name}.json").read_text())
@@ -78,7 +78,7 @@ def picture(names: list[str], folder: Path) -> None:
             ax.set_title(f"{name}: {surf.judgement.LABELS[measure]}", fontsize=9)
             ax.spines[["top", "right"]].set_visible(False)
             ax.set_xlabel("concepts an output")
-    grid[0, -1].legend(fontsize=7, frameon=False)
+    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside right upper", frameon=False)
     figure.savefig(folder / "parsimony.svg", metadata={"Date": None})
 
 
