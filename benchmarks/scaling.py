@@ -205,7 +205,13 @@ def picture(files: list[Path], out: Path) -> None:
     grid[1][0].set_ylabel("peak memory, MiB")
     handles = {line.get_label(): line for row in grid for ax in row for line in ax.get_lines()}
     figure.legend(
-        handles.values(), handles.keys(), loc="outside lower center", ncols=3, fontsize=7, frameon=False
+        handles.values(),
+        handles.keys(),
+        loc="outside lower center",
+        ncols=3,
+        fontsize=7,
+        frameon=False,
+        handlelength=3.5,
     )
     figure.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None)
 

@@ -15,8 +15,8 @@ from veridical.surf.head import Head
 
 _ELEMENTS = 2**20
 """Numbers of the widest tensor of a chunk: 8 MiB in float64, enough rows for products to be efficient."""
-_NEAR = 2**16
-"""Outputs that are compared at a time: 512 KiB, which stay in a processor's cache from step to step."""
+_NEAR = 2**18
+"""Outputs that are compared at a time: 2 MiB, few enough for a processor's cache and many enough to share."""
 
 _FEW = 64
 """Outputs up to which rows are short: torch's own reductions then cost more than products with ones."""
@@ -44,11 +44,12 @@ class LinearSurrogate:
             return torch.addmm(self.constant, h.double(), self.weight.T)
         # so narrow a product costs little more than reading what it multiplies, which must stay in the cache
         rows = max(1, _CACHED * torch.get_num_threads() // max(1, h.shape[1]))
-        found = torch.empty(len(h), len(self.weight), dtype=torch.float64)
+        # laid out as comparisons want it, a column an output, while the answers are still at hand
+        found = torch.empty(len(self.weight), len(h), dtype=torch.float64).T
         near = torch.empty(min(rows, len(h)), h.shape[1], dtype=torch.float64)
         turned = self.weight.T.contiguous()
         for few, answers in zip(h.split(rows), found.split(rows), strict=True):
-            torch.addmm(self.constant, near[: len(few)].copy_(few), turned, out=answers)
+            answers.copy_(torch.addmm(self.constant, near[: len(few)].copy_(few), turned))
         return found
 
 
@@ -155,8 +156,8 @@ def _side_by_side(answers: Tensor, head: Head) -> dict[str, Tensor]:
     """
     both = answers.T.contiguous().view(2, head.n_outputs, -1)
     y, guess = both
-    own_top = y.amax(0)
-    largest = torch.maximum(own_top, y.amin(0).neg_())
+    own_least, own_top = y.aminmax(dim=0)
+    largest = torch.maximum(own_top, own_least.neg_())
     away = (y - guess).abs_()
     largest.mul_(_ROUNDING)
     if y.device.type != "cpu" or not bool(away.amin() > largest.amax()):  # on a CPU a look costs little
@@ -174,9 +175,7 @@ def _side_by_side(answers: Tensor, head: Head) -> dict[str, Tensor]:
     last_to_first = torch.arange(head.n_outputs, 0, -1, dtype=torch.uint8, device=both.device)
     own, guessed = (both == top).view(torch.uint8).mul_(last_to_first[:, None]).amax(1)
     found["top1"] = (own == guessed).double()
-    both.sub_(top)
-    (both.div_(2) if head.kind == "binary" else both).exp_()
-    p, q = both.mul_(both.sum(1, keepdim=True).reciprocal_())
+    p, q = torch.softmax(both.div_(2) if head.kind == "binary" else both, 1)
     found["emd"] = p.sub_(q).abs_().sum(0).div_(2)
     return found
 
