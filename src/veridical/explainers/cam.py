@@ -75,7 +75,7 @@ class GradientCam(Cam):
     """Base of those that weigh activations A (n, channels, *grid) by the gradient g = dy_c/dA."""
 
     def coarse(self, task: Task, key: Key) -> Tensor:
-        targets = task.targets  # asked for now: they may need the model unwatched
+        targets = task.targets  # before the watching begins: they may need the model without it
         with task.session(grad=True) as model, _watched(task, self.layer_name(task)) as seen:
             x = task.inputs.detach().clone().requires_grad_(True)
             total = selected(call(model, x, task.side), targets).sum()

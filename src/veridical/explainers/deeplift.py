@@ -89,7 +89,7 @@ class _Run:
 
 def multipliers(task: Task, start: Tensor) -> Tensor:
     """The share of each element's difference to `start` (1, ...) that arrives at the explained output."""
-    targets = task.targets  # asked for now: they may need the model without its hooks
+    targets = task.targets  # before the hooks are set: they may need the model without them
     shared: dict[str, dict[nn.Module, _Run]] = {} if task.side else task.calibrated(SHARED, dict)
     if SHARED not in shared:
         shared[SHARED] = _baseline(task, start)

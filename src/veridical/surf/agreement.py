@@ -156,8 +156,8 @@ def _side_by_side(answers: Tensor, head: Head) -> dict[str, Tensor]:
     """
     both = answers.T.contiguous().view(2, head.n_outputs, -1)
     y, guess = both
-    own_least, own_top = y.aminmax(dim=0)
-    largest = torch.maximum(own_top, own_least.neg_())
+    own_top = y.amax(0)
+    largest = torch.maximum(own_top, y.amin(0).neg_())
     away = (y - guess).abs_()
     largest.mul_(_ROUNDING)
     if y.device.type != "cpu" or not bool(away.amin() > largest.amax()):  # on a CPU a look costs little
