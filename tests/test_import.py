@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import veridical as vd
 
 HEAVY = ("sklearn", "scipy", "pandas", "matplotlib", "duckdb", "pyarrow", "captum", "transformers")
@@ -50,3 +52,60 @@ def test_everything_public_is_there() -> None:
     assert all(hasattr(vd, name) for name in vd.__all__)
     promised = "Task Explanation Scores Space explain score evaluate explainers metrics tasks register fill"
     assert set(promised.split()) <= set(vd.__all__)
+
+
+LATER = (
+    "gef.metric",
+    "fidelity",
+    "meta",
+    "qge",
+    "audit.run",
+    "study",
+    "surf",
+    "metrics.every",
+    "explainers.every",
+)
+
+
+def test_the_systems_are_loaded_when_they_are_first_asked_for() -> None:
+    show = f"import sys; print(*[name for name in {LATER!r} if 'veridical.' + name in sys.modules])"
+    assert loaded(f"import veridical as vd\n{show}") == []
+    assert loaded(f"import veridical as vd\nvd.GEF\n{show}") == ["gef.metric"]
+    assert {"metrics.every", "fidelity", "qge", "gef.metric"} <= set(
+        loaded(f"import veridical as vd\nvd.metrics()\n{show}")
+    )
+
+
+def test_a_verb_stays_a_verb_whichever_part_of_its_package_is_imported_first() -> None:
+    parts = "import veridical.audit.run, veridical.explainers.lrp, veridical.metrics.faithfulness.deletion"
+    ask = "import veridical as vd; print(vd.audit.__name__, vd.explainers.__name__, vd.metrics.__name__)"
+    assert loaded(f"{parts}\n{ask}") == ["audit", "explainers", "metrics"]
+    assert loaded(f"{ask}") == ["audit", "explainers", "metrics"]
+
+
+def test_names_of_parts_are_found_listed_and_missed() -> None:
+    from veridical import explainers as _verb
+    from veridical.explainers.lrp import Lrp
+
+    package = sys.modules["veridical.explainers"]
+    assert callable(_verb)
+    assert package.Lrp is Lrp
+    assert {"Lrp", "every", "registry"} <= set(dir(package))
+    assert package.lrp_graph is sys.modules["veridical.explainers.lrp_graph"]
+    for module, name in ((package, "Lpr"), (vd, "gfe"), (vd.fidelity, "fid")):
+        with pytest.raises(AttributeError, match=f"has no attribute '{name}'"):
+            getattr(module, name)
+
+
+def test_a_name_of_ours_is_taken_before_ours_are_loaded() -> None:
+    code = """
+import veridical as vd
+from dataclasses import dataclass
+class Mine(vd.Metric):
+    name = "deletion"
+try:
+    vd.register(Mine)
+except vd.errors.InputError as error:
+    print("taken" if "registered already" in str(error) else error)
+"""
+    assert loaded(code) == ["taken"]

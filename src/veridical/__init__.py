@@ -1,41 +1,44 @@
 """veridical: how faithful is this explanation to the model it explains, and can that number be trusted?"""
 
-from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING
 
-from veridical import errors, fidelity, fill, functional, gef, meta, qge, tasks
+from veridical import errors, fill, functional
 from veridical._version import __version__
 from veridical.api import evaluate, explain, explainers, metrics, register, score
-from veridical.audit import Audit, audit
+from veridical.audit import audit
 from veridical.evaluation import Evaluation
-from veridical.explainers import Explainer, applicable
+from veridical.explainers.base import Explainer, applicable
 from veridical.explanation import Explanation
-from veridical.gef import GEF, FastGEF, visualise
-from veridical.meta import meta_evaluate
+from veridical.first_use import on_first_use
 from veridical.metrics.base import ExplainerMetric, Metric, Outcome
 from veridical.predictor import Plan
-from veridical.qge import QGE, QRand
 from veridical.rng import Key
 from veridical.scores import Cost, Curve, Direction, Scores
 from veridical.space import Space
 from veridical.task import Task
 
 if TYPE_CHECKING:
-    from veridical import loading, study, surf
+    from veridical import fidelity, gef, loading, meta, qge, study, surf, tasks
+    from veridical.audit import Audit
+    from veridical.gef import GEF, FastGEF
+    from veridical.gef.visualise import visualise
+    from veridical.meta import meta_evaluate
+    from veridical.qge import QGE, QRand
 
-_ON_FIRST_USE = ("loading", "study", "surf")  # nothing else here needs them, and importing takes its time
-
-
-def __getattr__(name: str) -> ModuleType:
-    if name in _ON_FIRST_USE:
-        return import_module(f"{__name__}.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_ON_FIRST_USE})
-
+__getattr__, __dir__ = on_first_use(
+    __name__,
+    {
+        "audit": ("Audit",),
+        "fidelity": (),
+        "gef": ("GEF", "FastGEF", "visualise"),
+        "loading": (),
+        "meta": ("meta_evaluate",),
+        "qge": ("QGE", "QRand"),
+        "study": (),
+        "surf": (),
+        "tasks": (),
+    },
+)
 
 __all__ = [
     "GEF",

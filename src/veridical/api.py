@@ -13,11 +13,12 @@ import torch
 from veridical.cache import ExplanationCache
 from veridical.errors import InputError, VeridicalWarning
 from veridical.evaluation import Evaluation, Failure
-from veridical.explainers import Explainer, as_explainer
-from veridical.explainers import registry as explainer_registry
+from veridical.explainers.base import Explainer
+from veridical.explainers.base import registry as explainer_registry
+from veridical.explainers.function import as_explainer
 from veridical.explanation import Explanation
-from veridical.metrics import AnyMetric, ExplainerMetric, Metric
-from veridical.metrics import registry as metric_registry
+from veridical.metrics.base import AnyMetric, ExplainerMetric, Metric
+from veridical.metrics.base import registry as metric_registry
 from veridical.progress import track
 from veridical.registry import Catalogue
 from veridical.rng import Key

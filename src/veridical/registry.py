@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar
 
@@ -21,11 +22,15 @@ class Catalogue(dict[str, str]):
 
 
 class Registry(Generic[T]):
-    """A table from name to the class (or factory) that makes the default object of that name."""
+    """A table from name to the class (or factory) that makes the default object of that name.
 
-    def __init__(self, kind: str, group: str) -> None:
+    Ours are in the modules `homes`, which are imported when a name is first asked for.
+    """
+
+    def __init__(self, kind: str, group: str, homes: Sequence[str] = ()) -> None:
         self.kind = kind
         self.group = group
+        self.homes = tuple(homes)
         self._makers: dict[str, Callable[..., T]] = {}
         self._prefixes: dict[str, Callable[[T], T]] = {}
         self._searched = False
@@ -34,6 +39,8 @@ class Registry(Generic[T]):
         """Register a maker under a name."""
         if not name or ":" in name:
             raise InputError(f"a {self.kind} needs a name without ':', got {name!r}")
+        if not maker.__module__.startswith("veridical."):
+            self._load_ours()  # so that a name of ours is found to be taken
         known = self._makers.get(name)
         if known is not None and not replace and _source(known) != _source(maker):
             raise InputError(f"{self.kind} '{name}' is registered already, by {known}; choose another name")
@@ -45,12 +52,12 @@ class Registry(Generic[T]):
 
     def make(self, name: str, **settings: Any) -> T:
         """The object of this name with these settings."""
+        self._search()
         prefix, colon, rest = name.partition(":")
         if colon:
             if prefix not in self._prefixes:
                 raise unknown_name(f"{self.kind} prefix", prefix, self._prefixes)
             return self._prefixes[prefix](self.make(rest, **settings))
-        self._search()
         if name not in self._makers:
             raise unknown_name(self.kind, name, self._makers)
         try:
@@ -75,10 +82,15 @@ class Registry(Generic[T]):
         self._search()
         return name in self._makers
 
+    def _load_ours(self) -> None:
+        for home in self.homes:
+            import_module(home)
+
     def _search(self) -> None:
         if self._searched:
             return
         self._searched = True
+        self._load_ours()
         for point in entry_points(group=self.group):
             if point.name not in self._makers:
                 try:

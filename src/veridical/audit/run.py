@@ -1,4 +1,4 @@
-"""The verb: audit a model's explanations with all five systems."""
+"""The stages of an audit, one after the other, each with its seconds and its rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 from veridical._version import __version__
 from veridical.audit.checks import check_model
 from veridical.audit.cost import warning
-from veridical.audit.effort import Effort, EffortName, effort_of
+from veridical.audit.effort import Effort
 from veridical.audit.judge import finetuned_judge
 from veridical.audit.panel import Seat, choose_explainers, choose_judges
 from veridical.audit.reliability import reliability_of, voices
@@ -38,41 +38,16 @@ if TYPE_CHECKING:
     from veridical.surf import Comparison, ConceptMethod
 
 
-def audit(
+def run(
     task: Task,
-    train: Any = None,
-    explainers: Sequence[Any] | Mapping[str, Any] | None = None,
-    effort: EffortName | Effort = "quick",
-    seed: int = 0,
-    *,
-    concepts: Sequence[ConceptMethod] = (),
-    samples: int | None = None,
-    device: str | torch.device | None = None,
-    progress: bool | None = None,
+    train: Any,
+    explainers: Sequence[Any] | Mapping[str, Any] | None,
+    plan: Effort,
+    seed: int,
+    concepts: Sequence[ConceptMethod],
+    progress: bool | None,
 ) -> Audit:
-    """Audit the explanations of a model: which explainer to use, which not to trust, and how sure that is.
-
-    The model is checked, explained by every applicable explainer and by controls that know nothing of it,
-    scored by GEF, F-Fidelity, QGE and descriptive metrics, and the metrics themselves are meta-evaluated on
-    this very task; the verdict weighs them by what they proved worth. `train` (rows, or rows with labels)
-    lets F-Fidelity fine-tune where masks disturb the model. `concepts` asks for a comparison of concept
-    methods by SURF. `effort` sets samples and draws; `samples` overrides the number of samples.
-
-    >>> import veridical as vd
-    >>> task = vd.tasks.load("known/linear")
-    >>> vd.audit(task, explainers=["input_x_gradient", "saliency"], samples=32).best
-    'input_x_gradient'
-    """
-    if samples is not None and samples < 2:
-        raise InputError(f"an audit compares samples and needs at least two, got samples={samples}")
-    if task.members is not None:
-        raise InputError("the samples of this task are classes; an audit explains inputs")
-    if len(task) < 2:
-        raise InputError("an audit compares samples and needs at least two")
-    task = task if device is None else task.to(device)
-    plan = effort_of(effort, task)
-    if samples is not None:
-        plan = replace(plan, samples=samples, meta_samples=min(samples, plan.meta_samples))
+    """All stages of an audit on the samples that its effort affords; `verb.audit` says what they are."""
     task = some_of(task, plan.samples, seed)
     clock = _Clock(task)
     notes: list[str] = []
@@ -85,7 +60,7 @@ def audit(
     seats, refused = choose_judges(task, plan, finetuned)
     long = warning(task, panel, seats, plan)
     if long is not None:
-        warnings.warn(long, VeridicalWarning, stacklevel=2)
+        warnings.warn(long, VeridicalWarning, stacklevel=3)
     with clock("noise"):
         path = _noise_path(task, seats, plan, seed)
     if path is not None:
@@ -172,8 +147,7 @@ def _concepts(
     if not methods:
         return None
     try:
-        # on first use: few audits ask for concepts, and everybody who imports veridical would wait for it
-        from veridical.surf import compare
+        from veridical.surf import compare  # few audits ask for concepts
 
         return compare(task, list(methods), seed)
     except Exception as error:

@@ -147,7 +147,9 @@ def _embeds(task: Task) -> bool:
     return embedding_layer(task.predictor.model) is not None
 
 
-registry: Registry[Explainer] = Registry("explainer", "veridical.explainers")
+registry: Registry[Explainer] = Registry(
+    "explainer", "veridical.explainers", ["veridical.explainers.every"]
+)
 
 
 def register(cls: type[Explainer]) -> type[Explainer]:

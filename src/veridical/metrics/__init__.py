@@ -1,102 +1,17 @@
 """Metrics: one file a metric, each a short function of responses or maps."""
 
-from veridical.metrics.axiomatic import Completeness, InputInvariance, NonSensitivity
-from veridical.metrics.base import (
-    AnyMetric,
-    ExplainerMetric,
-    Metric,
-    Outcome,
-    applicable,
-    register,
-    registry,
-)
-from veridical.metrics.complexity import Complexity, EffectiveComplexity, Sparseness
-from veridical.metrics.faithfulness import (
-    Comprehensiveness,
-    Deletion,
-    FaithfulnessCorrelation,
-    FaithfulnessEstimate,
-    Infidelity,
-    Insertion,
-    Irof,
-    Monotonicity,
-    MonotonicityCorrelation,
-    PixelFlipping,
-    RegionPerturbation,
-    Road,
-    Selectivity,
-    SensitivityN,
-    Sufficiency,
-    TextSufficiency,
-)
-from veridical.metrics.localisation import (
-    AttributionLocalisation,
-    Focus,
-    LocalisationAuc,
-    PointingGame,
-    RelevanceMassAccuracy,
-    RelevanceRankAccuracy,
-    TopKIntersection,
-)
-from veridical.metrics.randomisation import EfficientMprt, Mprt, RandomLogit, SmoothMprt
-from veridical.metrics.robustness import (
-    AvgSensitivity,
-    Consistency,
-    Continuity,
-    LocalLipschitz,
-    MaxSensitivity,
-    RelativeInputStability,
-    RelativeOutputStability,
-    RelativeRepresentationStability,
-)
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "AnyMetric",
-    "AttributionLocalisation",
-    "AvgSensitivity",
-    "Completeness",
-    "Complexity",
-    "Comprehensiveness",
-    "Consistency",
-    "Continuity",
-    "Deletion",
-    "EffectiveComplexity",
-    "EfficientMprt",
-    "ExplainerMetric",
-    "FaithfulnessCorrelation",
-    "FaithfulnessEstimate",
-    "Focus",
-    "Infidelity",
-    "InputInvariance",
-    "Insertion",
-    "Irof",
-    "LocalLipschitz",
-    "LocalisationAuc",
-    "MaxSensitivity",
-    "Metric",
-    "Monotonicity",
-    "MonotonicityCorrelation",
-    "Mprt",
-    "NonSensitivity",
-    "Outcome",
-    "PixelFlipping",
-    "PointingGame",
-    "RandomLogit",
-    "RegionPerturbation",
-    "RelativeInputStability",
-    "RelativeOutputStability",
-    "RelativeRepresentationStability",
-    "RelevanceMassAccuracy",
-    "RelevanceRankAccuracy",
-    "Road",
-    "Selectivity",
-    "SensitivityN",
-    "SmoothMprt",
-    "Sparseness",
-    "Sufficiency",
-    "TextSufficiency",
-    "TopKIntersection",
-    "applicable",
-    "register",
-    "registry",
-]
+from veridical.first_use import on_first_use
+from veridical.metrics.base import AnyMetric as AnyMetric
+from veridical.metrics.base import ExplainerMetric as ExplainerMetric
+from veridical.metrics.base import Metric as Metric
+from veridical.metrics.base import Outcome as Outcome
+from veridical.metrics.base import applicable as applicable
+from veridical.metrics.base import register as register
+from veridical.metrics.base import registry as registry
+
+if TYPE_CHECKING:
+    from veridical.metrics.every import *  # noqa: F403 (what the next line finds when it is asked for)
+
+__getattr__, __dir__ = on_first_use(__name__, {"every": ("*",)})

@@ -175,7 +175,11 @@ class ExplainerMetric(AnyMetric):
         return out
 
 
-registry: Registry[AnyMetric] = Registry("metric", "veridical.metrics")
+registry: Registry[AnyMetric] = Registry(
+    "metric",
+    "veridical.metrics",
+    ["veridical.metrics.every", "veridical.fidelity.metrics", "veridical.gef.metric", "veridical.qge"],
+)
 
 
 def register(cls: type[Any]) -> type[Any]:
