@@ -7,20 +7,24 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import veridical as vd
 from benchmarks.metrics import cases, tasks
+from veridical import deferred
 
 WAITS = {
     f"aten.{name}.default"
     for name in ("_local_scalar_dense", "_unique2", "equal", "is_nonzero", "masked_select", "nonzero")
-} | {"aten.unique_consecutive.default", "aten.unique_dim.default"}
-"""Operations whose result the host must have before it goes on."""
+} | {"aten.unique_consecutive.default", "aten.unique_dim.default", "host.tensor", "host.tolist", "host.cpu"}
+"""Operations whose result the host must have before it goes on, and copies between it and the device."""
+_TRIPS = {torch.tensor: "host.tensor", torch.Tensor.tolist: "host.tolist", torch.Tensor.cpu: "host.cpu"}
 
 
 class Counting(TorchDispatchMode):
@@ -38,12 +42,37 @@ class Counting(TorchDispatchMode):
     @property
     def operations(self) -> int:
         """All of them but views, which start nothing."""
-        return sum(count for name, count in self.seen.items() if not _is_view(name))
+        return sum(n for name, n in self.seen.items() if name.startswith("aten.") and not _is_view(name))
 
     @property
     def waits(self) -> int:
         """Times the host waited."""
         return sum(count for name, count in self.seen.items() if name in WAITS)
+
+
+class _Trips(TorchFunctionMode):
+    """Counts, as "host...", what would go to a device or come from it: on a CPU nothing does."""
+
+    def __init__(self, seen: Counter[str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen = seen
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Count, then do as asked."""
+        if func in _TRIPS and (func is not torch.tensor or "device" in (kwargs or {})):
+            self.seen[_TRIPS[func]] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def as_on_a_gpu() -> Iterator[None]:
+    """While this is open, what a GPU's scores leave to their readers is left to them on a CPU, too."""
+    kinds = set(deferred.AT_ONCE)
+    deferred.AT_ONCE.clear()
+    try:
+        yield
+    finally:
+        deferred.AT_ONCE.update(kinds)
 
 
 def _is_view(name: str) -> bool:
@@ -65,7 +94,7 @@ def _is_view(name: str) -> bool:
 def counted(run: Callable[[], object]) -> Counting:
     """The operations of one call."""
     mode = Counting()
-    with mode:
+    with as_on_a_gpu(), _Trips(mode.seen), mode:
         run()
     return mode
 

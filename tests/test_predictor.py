@@ -10,7 +10,8 @@ import veridical as vd
 from tests.reference.small_models import Convolution, Recurrent, mlp
 from veridical.errors import InputError, ModelError, ShapeError
 from veridical.explainers import Gradient, IntegratedGradients
-from veridical.predictor import Meter, Plan, Predictor, _float32_products, plain_output
+from veridical.predictor import Meter, Plan, Predictor, plain_output
+from veridical.sessions import _float32_products
 
 ROWS = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
 

@@ -253,6 +253,12 @@ def test_blocks_cover_every_cell_exactly_once_within_the_plan(samples: int, mask
     assert bool((seen == 1).all())
 
 
+def test_blocks_that_share_a_chunk_are_as_few_and_then_as_small_as_can_be() -> None:
+    sizes = [down.stop - down.start for down, _ in blocks(64, 15, 512)]
+    assert sizes == [32, 32]
+    assert [down.stop - down.start for down, _ in blocks(10, 3, 13)] == [4, 4, 2]
+
+
 def test_masks_are_asked_for_in_blocks_and_never_all_at_once() -> None:
     task = image_task(plan=Plan(rows=16))
     asked: list[int] = []

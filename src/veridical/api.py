@@ -131,6 +131,12 @@ def evaluate(
     failures: list[Failure] = []
     cells = [(method, judge) for method in methods for judge in judges]
     interrupted = False
+
+    def keep(who: str, what: str | None, error: Exception) -> None:
+        failures.append(Failure(who, what, str(error), "".join(traceback.format_exception(error))))
+        where = f"explainer '{who}'" if what is None else f"metric '{what}' on '{who}'"
+        warnings.warn(f"{where} failed: {error}", VeridicalWarning, stacklevel=3)
+
     try:
         for who, what in track(cells, "scoring", progress):
             if any(f.explainer == who and f.metric is None for f in failures):
@@ -139,14 +145,18 @@ def evaluate(
             try:
                 judge = judges[what]
                 if not isinstance(judge, ExplainerMetric) and who not in explanations:
-                    explanations[who] = explain(methods[who], task, seed=seed, cache=cache)
+                    explanations[who] = explain(methods[who], task, seed=seed, cache=cache).settle()
                 step = what
                 subject = methods[who] if isinstance(judge, ExplainerMetric) else explanations[who]
                 scores[who, what] = score(judge, task, subject, seed=seed)
             except Exception as error:
-                failures.append(Failure(who, step, str(error), traceback.format_exc()))
-                where = f"explainer '{who}'" if step is None else f"metric '{what}' on '{who}'"
-                warnings.warn(f"{where} failed: {error}", VeridicalWarning, stacklevel=2)
+                keep(who, step, error)
+        for who, what in list(scores):
+            try:
+                scores[who, what].settle()
+            except Exception as error:
+                del scores[who, what]
+                keep(who, what, error)
     except KeyboardInterrupt:
         interrupted = True
         warnings.warn("interrupted; the finished cells are kept", VeridicalWarning, stacklevel=2)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from veridical import storage
+from veridical import deferred, storage
+from veridical.deferred import Look
 from veridical.errors import InputError, ShapeError
-from veridical.functional import positions, rms_normalise
+from veridical.functional import has_spread, positions, rms_normalise
 from veridical.scores import Cost
 from veridical.space import Space
 
@@ -28,6 +29,10 @@ class Explanation:
     `order` (N, V) ranks the features from least to most relevant: the stable argsort of the values, valid
     features first. It travels with the map, since values alone cannot tell tied features apart once they
     have been re-assigned (an inverse of an inverse would not return to where it began).
+
+    A map must be finite, or NaN throughout to say that a sample could not be explained. On a GPU, where to
+    look is to wait, that is looked at when the values are first read, after what else may be wrong with them
+    (`unchecked`).
     """
 
     values: Tensor
@@ -38,31 +43,48 @@ class Explanation:
     order: Tensor = field(default_factory=lambda: None)  # type: ignore[assignment]
     cost: Cost = field(default_factory=Cost)
     provenance: Mapping[str, Any] = field(default_factory=dict)
-    whole: bool = field(default=True, init=False)
+    whole: bool = field(init=False)
     """Whether every sample could be explained; known from the check of the values."""
+    unchecked: InitVar[Sequence[Look]] = ()
 
-    def __post_init__(self) -> None:
-        shape = (len(self.ids), self.space.n_features)
-        if tuple(self.values.shape) != shape:
+    def __post_init__(self, unchecked: Sequence[Look]) -> None:
+        shape = (self.ids.shape[0], self.space.n_features)
+        if self.values.shape != shape:
             raise ShapeError(
                 f"explanation has shape {tuple(self.values.shape)}, expected {shape}: "
                 f"{shape[0]} samples x {shape[1]} {self.space.kind} features"
             )
-        # NaN and infinity both show in the largest size, so that one look at it is enough as a rule
-        whole = self.valid is None and self.values.numel() > 0
-        whole = whole and math.isfinite(float(self.values.abs().amax()))
-        object.__setattr__(self, "whole", whole or self._checked())
         if self.order is None:
             # sorting costs more than many methods do, and not every metric ranks: it waits until asked for
             object.__delattr__(self, "order")
+        at_once = self.values.device.type in deferred.AT_ONCE
+        self.__dict__["_unread"], self.__dict__["_looks"] = self.__dict__.pop("values"), unchecked
+        if at_once:
+            self.settle()
 
-    def _checked(self) -> bool:
+    def settle(self) -> Explanation:
+        """Look at values that nobody has read yet, and raise what is wrong with them; waits for a GPU."""
+        values = self.__dict__.get("_unread")
+        if values is not None:
+            for look in self.__dict__["_looks"]:
+                look()
+            # NaN and infinity both show in the largest size, so that one look at it is enough as a rule
+            whole = self.space.valid is None and values.numel() > 0
+            whole = whole and math.isfinite(float(values.abs().amax()))
+            self.__dict__["whole"] = whole or self._checked(values)
+            self.__dict__["values"] = values
+            for read in ("_unread", "_looks"):
+                self.__dict__.pop(read, None)
+        return self
+
+    def _checked(self, values: Tensor) -> bool:
         """Whether every sample could be explained; raises where a map is neither finite nor all NaN."""
-        infinite = ~torch.isfinite(self.values)
-        if self.valid is not None:
-            infinite = infinite & self.valid
+        infinite, absent = ~torch.isfinite(values), torch.isnan(values)
+        if self.space.valid is not None:
+            valid = self.space.valid.to(values.device)
+            infinite, absent = infinite & valid, absent | ~valid
         # NaN is how an explainer says that it failed on a whole sample; a partial NaN is a mistake
-        missing = self.missing
+        missing = absent.all(-1)
         wrong = infinite.any(-1) & ~missing
         if bool(wrong.any()):
             bad = wrong.nonzero().reshape(-1)[:5].tolist()
@@ -72,12 +94,17 @@ class Explanation:
             )
         return not bool(missing.any())
 
-    def __getattr__(self, name: str) -> Tensor:
-        if name != "order" or "values" not in self.__dict__:
+    def __getattr__(self, name: str) -> Any:
+        if name in ("values", "whole") and "_unread" in self.__dict__:
+            self.settle()
+        elif name == "order" and "space" in self.__dict__:
+            self.__dict__["order"] = self._argsort()
+        if name not in self.__dict__:
             raise AttributeError(f"an explanation has no attribute '{name}'")
-        order = self._argsort()
-        object.__setattr__(self, "order", order)
-        return order
+        return self.__dict__[name]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.settle().__dict__
 
     def _argsort(self) -> Tensor:
         values = self.values if self.whole else self.values.masked_fill(self.missing[:, None], 0.0)
@@ -106,6 +133,14 @@ class Explanation:
             object.__setattr__(self, "_places", positions(self.order))
         places: Tensor = self.__dict__["_places"]
         return places
+
+    @property
+    def spread(self) -> Tensor:
+        """Maps whose values differ at all, and so rank anything (N,)."""
+        if "_spread" not in self.__dict__:
+            self.__dict__["_spread"] = has_spread(self.values, self.valid)
+        spread: Tensor = self.__dict__["_spread"]
+        return spread
 
     @property
     def descending_ranks(self) -> Tensor:

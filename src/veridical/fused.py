@@ -1,7 +1,8 @@
-"""The integer hashes of `rng` as one kernel each: on a GPU every step by itself is a launch and a pass.
+"""Several steps as one kernel: on a GPU every step by itself is a launch and a pass over memory.
 
-torch compiles them when they are first needed. Where it cannot, or where a kernel answers otherwise than the
-steps it stands for, `kernel` gives None and the steps are taken: draws are bit-equal everywhere.
+The integer hashes of `rng`, and what explainers do to every activation of a model. torch compiles them when
+they are first needed. Where it cannot, or where a kernel answers otherwise than the steps it stands for,
+`kernel` gives None and the steps are taken: draws are bit-equal everywhere.
 """
 
 from __future__ import annotations
@@ -43,18 +44,38 @@ def kernel(source: str, steps: Steps, dtype: torch.dtype, device: torch.device) 
     try:
         fused: Steps = torch.cuda.jiterator._create_jit_fn(source)
         trial = trials(source, dtype, device)
-        if torch.equal(fused(*trial), steps(*trial)):
+        if same(fused(*trial), steps(*trial)):
             return fused
-        log.warning("a fused hash differs from its steps on %s; the steps are taken", device)
+        log.warning("a fused kernel differs from its steps on %s; the steps are taken", device)
     except Exception as error:
-        log.info("no fused hash on %s: %s", device, error)
+        log.info("no fused kernel on %s: %s", device, error)
     return None
 
 
+def at_once(source: str, steps: Steps, *tensors: Tensor) -> Tensor:
+    """What the steps give, by one kernel where there is one."""
+    first = tensors[0]
+    if first.device.type != "cuda" or any(tensor.dtype != first.dtype for tensor in tensors):
+        return steps(*tensors)
+    once = kernel(source, steps, first.dtype, first.device)
+    return steps(*tensors) if once is None else once(*tensors)
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are equal, what is no number in both included."""
+    return one.dtype == other.dtype and bool(((one == other) | ((one != one) & (other != other))).all())
+
+
 def trials(source: str, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
-    """Arguments that meet signs, zero and both ends of the range; all but the first stand in a column."""
-    info = torch.iinfo(dtype)
-    numbers = torch.tensor([0, 1, -1, 2, -2, info.min, info.max, info.max // 3, info.min // 7])
-    first = numbers.to(device=device, dtype=dtype)
+    """Arguments that meet signs, zero and both ends of the range, each with each of the others."""
+    if dtype.is_floating_point:
+        ends = torch.finfo(dtype)
+        chosen = [0.0, -0.0, 1.0, -1.0, 0.3, -1.7, ends.tiny, -ends.tiny, ends.max, ends.min, 1e-3]
+        first = torch.tensor(chosen, dtype=dtype, device=device)
+    else:
+        info = torch.iinfo(dtype)
+        numbers = torch.tensor([0, 1, -1, 2, -2, info.min, info.max, info.max // 3, info.min // 7])
+        first = numbers.to(device=device, dtype=dtype)
     count = source.split(")", 1)[0].count("T ") - 1  # the result's type is no argument
-    return [first, *(first.flip(0).roll(turn)[:, None] for turn in range(1, count))]
+    given = [first, *(first.flip(0).roll(turn)[:, None] for turn in range(1, count))]
+    return [each.contiguous() for each in torch.broadcast_tensors(*given)]

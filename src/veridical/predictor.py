@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, fields, replace
-from threading import get_ident
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from veridical.errors import InputError, ModelError, ShapeError
 from veridical.scores import Cost
+from veridical.sessions import Held, Session
 
 log = logging.getLogger("veridical")
 
@@ -32,6 +32,17 @@ def most_rows(place: torch.device) -> int:
 def memory_budget(place: torch.device) -> int:
     """MiB that the activations of one chunk may take, unless the plan says otherwise."""
     return 4096 if place.type == "cuda" else 64
+
+
+@lru_cache(maxsize=1)
+def _keep_memory() -> None:
+    """Have the C library keep the memory that tensors give back, instead of handing it to the system.
+
+    glibc keeps blocks up to the size of the largest it has seen freed, 32 MiB at most. Until then every pass
+    of a model gets its activations page by page from the system, at up to a tenth of its time. Elsewhere this
+    does nothing: memory that is never touched is not even taken.
+    """
+    torch.empty(2**25 - 2**12, dtype=torch.uint8)
 
 
 @dataclass(frozen=True)
@@ -74,7 +85,7 @@ class Meter:
 
     def count_backward(self, gradient: Tensor) -> None:
         """Count the rows of a gradient that comes back through a model's outputs."""
-        self.backward += len(gradient)
+        self.backward += gradient.shape[0]
 
 
 class _CountBackward(torch.autograd.Function):
@@ -97,20 +108,24 @@ class CountedModel(nn.Module):
     The user's module is registered as a child, so that hook-based methods find its layers.
     """
 
+    _output: Output
+    _meter: Meter
+
     def __init__(self, module: nn.Module, output: Output, meter: Meter) -> None:
         super().__init__()
         self.module = module
-        self._output = output
-        self._meter = meter
+        # torch looks for parameters among attributes, which costs more than all the rest of this
+        self.__dict__.update(_output=output, _meter=meter)
 
     def forward(self, x: Tensor, *side: Any, **named: Any) -> Tensor:
         outputs = self._output(self.module(x, *side, **named))
-        if outputs.dim() != 2 or len(outputs) != len(x):
+        rows = x.shape[0]
+        if outputs.dim() != 2 or outputs.shape[0] != rows:
             raise ShapeError(
-                f"the model answered shape {tuple(outputs.shape)} to {len(x)} rows of {tuple(x.shape[1:])}; "
-                f"expected ({len(x)}, outputs). Pass output=... to turn its answer into that"
+                f"the model answered shape {tuple(outputs.shape)} to {rows} rows of {tuple(x.shape[1:])}; "
+                f"expected ({rows}, outputs). Pass output=... to turn its answer into that"
             )
-        self._meter.forward += len(x)
+        self._meter.forward += rows
         if outputs.grad_fn is not None:
             outputs.register_hook(self._meter.count_backward)
         elif outputs.requires_grad:
@@ -122,6 +137,8 @@ class CountedModel(nn.Module):
 
 def plain_output(answer: Any) -> Tensor:
     """Find the (rows, outputs) tensor in what a model answers: a tensor, `.logits`, a dict or a tuple."""
+    if isinstance(answer, Tensor):
+        return answer[:, None] if answer.dim() == 1 else answer
     if hasattr(answer, "logits"):
         answer = answer.logits
     elif isinstance(answer, Mapping) and "logits" in answer:
@@ -146,12 +163,14 @@ class Predictor:
     plan: Plan
     differentiable: bool = True
     meter: Meter = field(default_factory=Meter)
+    _open: dict[int, Held] = field(default_factory=dict)
+    """What the sessions of each thread hold, here and in the predictors made from this one."""
     view: CountedModel = field(init=False)
-    _open: dict[int, bool] = field(default_factory=dict, init=False)
-    """The threads that are inside a session, and whether it is one with gradients."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "view", CountedModel(self.model, self.output, self.meter))
+        if self.device.type == "cpu":
+            _keep_memory()
 
     @property
     def rows(self) -> int:
@@ -160,57 +179,23 @@ class Predictor:
 
     def with_model(self, model: nn.Module, output: Output | None = None) -> Predictor:
         """Another model (a noisy view of this one, say) on the same plan and the same meter."""
-        return replace(self, model=model, output=output or self.output)
+        return Predictor(
+            model,
+            output or self.output,
+            self.device,
+            self.plan,
+            self.differentiable,
+            self.meter,
+            self._open,
+        )
 
-    @contextmanager
-    def session(self, grad: bool = False) -> Iterator[CountedModel]:
-        """Eval mode with every flag restored, the plan's precision and threads, gradients only if asked."""
-        thread = get_ident()
-        outer = self._open.get(thread)
-        if outer is not None and outer >= grad:
-            # inside another session all is in place already but the gradients
-            with torch.set_grad_enabled(grad):
-                yield self.view
-            return
-        modules = list(_modules(self.model))
-        training = [module for module in modules if module.training]
-        threads = torch.get_num_threads()
-        recurrent = grad and any(isinstance(module, nn.RNNBase) for module in modules)
-        cudnn_on = torch.backends.cudnn.enabled
-        try:
-            self._open[thread] = grad
-            for module in training:
-                module.training = False
-            if recurrent:
-                # cuDNN refuses the backward pass of a recurrent layer in eval mode
-                torch.backends.cudnn.enabled = False
-            if self.plan.threads is not None and self.plan.threads != threads:
-                torch.set_num_threads(self.plan.threads)
-            with (
-                _float32_products(self.plan.tf32) if self.device.type == "cuda" else nullcontext(),
-                torch.set_grad_enabled(grad),
-                self._precision(),
-            ):
-                yield self.view
-        finally:
-            if outer is None:
-                del self._open[thread]
-            else:
-                self._open[thread] = outer
-            torch.backends.cudnn.enabled = cudnn_on
-            if torch.get_num_threads() != threads:
-                torch.set_num_threads(threads)
-            before = set(map(id, training))
-            for module in modules:
-                if module.training != (id(module) in before):
-                    module.training = not module.training
+    def session(self, grad: bool | None = False) -> Session:
+        """Eval mode with every flag restored, the plan's precision and threads, gradients only if asked.
 
-    def _precision(self) -> AbstractContextManager[None]:
-        """The plan's autocast; where it asks for none, that of a caller is kept out."""
-        kind = self.device.type
-        if self.plan.autocast is not None:
-            return torch.autocast(kind, dtype=getattr(torch, self.plan.autocast))
-        return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+        With `grad=None` gradients stay as they are: for a session around many others, be they of this
+        predictor or of those made from it, which find all else in place.
+        """
+        return Session(self, grad)
 
     def outputs(self, x: Tensor, side: Side = ()) -> Tensor:
         """All outputs (rows, C) for rows of any number, chunk by chunk, without gradients."""
@@ -226,18 +211,20 @@ class Predictor:
         asked, but neither counted nor given back. Must run inside `session`. Outputs are not checked here: a
         check would wait for the device.
         """
-        count = len(x) if count is None else count
+        rows = x.shape[0]
+        count = rows if count is None else count
         if count > self.rows:
             pieces = [slice(at, min(count, at + self.rows)) for at in range(0, count, self.rows)]
             return torch.cat([self.chunk(x[piece], take_side(side, piece)) for piece in pieces])
-        if len(x) % MIN_ROWS:
+        if rows % MIN_ROWS:
             x = x[_padding(count, x.device)]
-        if side and len(x) != count:
+            rows = x.shape[0]
+        if side and rows != count:
             side = take_side(side, _padding(count, x.device))
         try:
-            outputs = self._call(x, side)[:count]
-            self.meter.forward -= len(x) - count
-            return outputs
+            outputs = self._call(x, side)
+            self.meter.forward -= rows - count
+            return outputs if rows == count else outputs[:count]
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error) or count <= MIN_ROWS:
                 raise
@@ -253,18 +240,6 @@ class Predictor:
         if self.plan.channels_last and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         return call(self.view, x, side)
-
-
-def _modules(model: nn.Module) -> Iterator[nn.Module]:
-    """Every module of a model once; without their names, which cost more than a small model's layer."""
-    seen, ahead = {id(model)}, [model]
-    while ahead:
-        module = ahead.pop()
-        yield module
-        for child in module._modules.values():
-            if child is not None and id(child) not in seen:
-                seen.add(id(child))
-                ahead.append(child)
 
 
 def call(model: nn.Module, x: Tensor, side: Side = ()) -> Tensor:
@@ -294,25 +269,6 @@ def repeat_side(side: Side, times: int) -> Side:
     if isinstance(side, dict):
         return {name: value.repeat_interleave(times, 0) for name, value in side.items()}
     return tuple(value.repeat_interleave(times, 0) for value in side)
-
-
-@contextmanager
-def _float32_products(tf32: bool) -> Iterator[None]:
-    """TF32 on or off in CUDA's float32 products, and back as it was.
-
-    By the settings that have been there since torch 2.9: once a user has touched those, reading the older
-    `allow_tf32` raises.
-    """
-    cudnn: Any = torch.backends.cudnn
-    kinds = (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn)
-    before = [kind.fp32_precision for kind in kinds]
-    try:
-        for kind in kinds:
-            kind.fp32_precision = "tf32" if tf32 else "ieee"
-        yield
-    finally:
-        for kind, precision in zip(kinds, before, strict=True):
-            kind.fp32_precision = precision
 
 
 def _padding(count: int, device: torch.device) -> Tensor:

@@ -9,17 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from functools import partial
+from typing import Protocol, TypeGuard
 
 import torch
 from torch import Tensor
 
 from veridical import rng
+from veridical.backgrounds import Backgrounds, features_that_matter
+from veridical.backgrounds import fill_state as fill_state
+from veridical.constants import counting
+from veridical.deferred import look_later
 from veridical.distinct import ask_once, one_hides_all
 from veridical.errors import InputError, ShapeError
 from veridical.explanation import Explanation
 from veridical.fill import Fill
-from veridical.functional import round_to_grid
+from veridical.functional.grid import finite_to_grid
 from veridical.predictor import MIN_ROWS, check_finite, repeat_side, take_side
 from veridical.rng import Key
 from veridical.sharing import asks_once
@@ -39,12 +44,16 @@ class MaskRule(Protocol):
         """(samples, masks, V) bool: True where a feature is removed."""
 
 
-@runtime_checkable
-class Signed(Protocol):
+class Signed(MaskRule, Protocol):
     """A rule that knows which of a sample's masks come to the same, in runs of equal signature."""
 
     def signature(self, matters: Tensor) -> Tensor:
         """(N, M): equal for neighbours that remove the same features among those that matter; 0 for none."""
+
+
+def _signed(rule: MaskRule) -> TypeGuard[Signed]:
+    # `isinstance` with a protocol takes longer than the operations it would decide about
+    return hasattr(rule, "signature")
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,34 +119,38 @@ class RankThreshold:
 class RandomSubsets:
     """Mask (draw d, size s) removes the `sizes[s]` features with the smallest keyed tickets of draw d.
 
-    Masks run over sizes fastest. One draw a sample serves all sizes, so its sets are nested. `sizes` is (S,)
-    or, where samples differ, (N, S); `among` limits the draw to some features of each sample.
+    Masks run over sizes fastest. One draw a sample serves all sizes, so its sets are nested. `sizes` is one
+    number, (S,) or, where samples differ, (N, S); `among` limits the draw to some features of each sample.
     """
 
     key: Key
     ids: Tensor
     n_features: int
     draws: int
-    sizes: Tensor
+    sizes: Tensor | int
     among: Tensor | None = None
     _only: int | None = field(default=None, init=False)
     _halves: rng.Halves | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         # one size for all is the common case, and needs no order among the features it takes
-        alike = self.sizes.shape[-1] == 1 and (self.sizes.numel() == 1 or len(self.sizes.unique()) == 1)
-        object.__setattr__(self, "_only", int(self.sizes.flatten()[0]) if alike else None)
+        only = self.sizes if isinstance(self.sizes, int) else _only_one(self.sizes)
+        object.__setattr__(self, "_only", only)
         if len(self.ids) * self.draws <= _STREAMS_KEPT:
             # once for all blocks: of one block they are so few that asking for them is what they cost
-            draws = torch.arange(self.draws, device=self.ids.device)
+            draws = counting(self.draws, self.ids.device)
             object.__setattr__(self, "_halves", rng.halves(self.key, self.ids, draws))
 
     @property
+    def _width(self) -> int:
+        return 1 if isinstance(self.sizes, int) else self.sizes.shape[-1]
+
+    @property
     def count(self) -> int:
-        return self.draws * self.sizes.shape[-1]
+        return self.draws * self._width
 
     def removed(self, samples: slice, masks: slice) -> Tensor:
-        width = self.sizes.shape[-1]
+        width = self._width
         first, last = masks.start // width, -(-masks.stop // width)
         counts = self._only if self._only is not None else self.sizes
         if isinstance(counts, Tensor) and counts.dim() == 2:
@@ -152,6 +165,12 @@ class RandomSubsets:
         if width == 1:
             return chosen
         return chosen[:, masks.start - first * width : masks.stop - first * width]
+
+
+def _only_one(sizes: Tensor) -> int | None:
+    """The size that all subsets have, if it is one."""
+    alike = sizes.shape[-1] == 1 and (sizes.numel() == 1 or len(sizes.unique()) == 1)
+    return int(sizes.flatten()[0]) if alike else None
 
 
 def probe(
@@ -173,9 +192,9 @@ def probe(
     fill = fill or task.fill
     if rule.count < 1:
         raise InputError("the mask rule makes no masks, so there is nothing to ask")
-    behind = _Backgrounds(task, fill, key)
-    matters = None if all_outputs else _features_that_matter(task, behind)
-    signature = rule.signature(matters) if matters is not None and isinstance(rule, Signed) else None
+    behind = Backgrounds(task, fill, key)
+    matters = None if all_outputs else features_that_matter(task, behind)
+    signature = rule.signature(matters) if matters is not None and _signed(rule) else None
     same: Tensor | None = None
     if (
         matters is not None
@@ -188,100 +207,61 @@ def probe(
         whole = matters.sum(-1, keepdim=True)
         asked = ask_once(task, rule, behind(slice(0, 2)), response, signature, whole, name)
     else:
-        asked, same = _ask(task, rule, behind, response, all_outputs, matters)
-    check_finite(asked)
-    clean = task.respond(task.outputs, response)
+        unsigned = matters if signature is None else None
+        asked, same = _ask(task, rule, behind, response, all_outputs, unsigned)
+    look_later(asked.device, partial(check_finite, asked))
     if all_outputs:
+        clean = task.respond(task.outputs, response)
         return torch.cat([clean[:, None], asked], 1).double() if with_clean else asked.double()
-    own = clean.gather(1, task.targets[:, None]).to(asked.dtype)
+    own = _clean(task, response).to(asked.dtype)
     if same is not None:
         asked = torch.where(same, own, asked)
     elif signature is not None:
         asked = _tie(asked, own, signature)
-    responses = round_to_grid(torch.cat([own, asked], 1))
+    responses = finite_to_grid(torch.cat([own, asked], 1))
     return responses if with_clean else responses[:, 1:]
+
+
+def _clean(task: Task, response: Response) -> Tensor:
+    """The response of the explained output to the untouched inputs (N, 1)."""
+    clean: Tensor = task.cached(
+        f"clean {response}", lambda: task.respond(task.outputs, response).gather(1, task.targets[:, None])
+    )
+    return clean
 
 
 def _tie(asked: Tensor, clean: Tensor, signature: Tensor) -> Tensor:
     """Give all masks that remove the same set the answer of the first of them, and the clean one to none."""
-    first = torch.cat([torch.ones_like(signature[:, :1]), signature.diff(dim=-1)], -1) != 0
-    place = torch.arange(signature.shape[-1], device=asked.device).expand_as(signature)
-    leader = torch.where(first, place, 0).cummax(-1).values
-    return torch.where(signature == 0, clean, asked.gather(-1, leader))
-
-
-class _Backgrounds:
-    """What shows through removed features, made for as many samples at once as fill a chunk.
-
-    Blocks ask for a few samples, and often for the same ones again; drawing noise or blurring for each of
-    them would take longer than building their rows.
-    """
-
-    def __init__(self, task: Task, fill: Fill, key: Key) -> None:
-        self.fill, self.key = fill, key
-        self.state = fill_state(task, fill)
-        self._task = task
-        self._few = max(1, task.predictor.rows // fill.repeats)
-        self._start = self._stop = 0
-        self._made: Tensor | None = None
-
-    def __call__(self, rows: slice) -> Tensor:
-        """(samples or 1, repeats, *input shape)."""
-        if self._made is None or rows.start < self._start or rows.stop > self._stop:
-            task = self._task
-            self._start = rows.start
-            self._stop = min(len(task), max(rows.stop, rows.start + self._few))
-            some = slice(self._start, self._stop)
-            self._made = self.fill.background(self.state, task.inputs[some], task.ids[some], self.key)
-        if len(self._made) == 1:
-            return self._made
-        return self._made[rows.start - self._start : rows.stop - self._start]
-
-
-def _features_that_matter(task: Task, behind: _Backgrounds) -> Tensor | None:
-    """(N, V): whether removing a feature changes its input at all; None where that depends on the mask."""
-    fill = behind.fill
-    if fill.looks_at_mask:
-        return None
-    few = max(1, task.predictor.rows // fill.repeats)
-    changes = []
-    for at in range(0, len(task), few):
-        rows = slice(at, min(len(task), at + few))
-        changes.append((task.inputs[rows, None] != behind(rows)).any(1))
-    matters = task.space.pool(torch.cat(changes).to(torch.float32), "max") > 0
-    return matters if task.space.valid is None else matters & task.space.valid
-
-
-def fill_state(task: Task, fill: Fill) -> Tensor | None:
-    """What a fill estimates from the task's reference rows, computed once."""
-    name = f"fill {fill!r} over {task.space.kind} {tuple(task.space.labels.shape)}"
-    state: Tensor | None = task.from_train(name, lambda: fill.prepare(task.train, task.space))
-    return state
+    asked = torch.where(signature == 0, clean, asked)
+    if signature.shape[-1] == 1:
+        return asked
+    begins = signature[:, 1:] != signature[:, :-1]
+    leader = (begins * counting(signature.shape[-1], asked.device)[1:]).cummax(-1).values
+    return torch.cat([asked[:, :1], asked.gather(-1, leader)], -1)
 
 
 def _ask(
     task: Task,
     rule: MaskRule,
-    behind: _Backgrounds,
+    behind: Backgrounds,
     response: Response,
     all_outputs: bool,
     matters: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Answers (N, M, C or none) and, for rules that cannot tell, which masks change nothing (N, M)."""
+    """Answers (N, M, C or none) and, where it is said which features matter, which masks change nothing."""
     fill, key, predictor = behind.fill, behind.key, task.predictor
     samples, masks, repeats = len(task), rule.count, fill.repeats
     shape = task.inputs.shape[1:]
     width = task.n_outputs if all_outputs else 1
-    result: Tensor | None = None
-    touched: Tensor | None = None
-    if matters is not None and not isinstance(rule, Signed):
+    found: list[Tensor] = []
+    result = touched = buffer = None
+    if matters is not None:
         touched = torch.empty(samples, masks, dtype=_widest_word(matters.shape[-1]), device=task.device)
-    buffer = task.inputs.new_empty(0)
     with task.session():
         for rows, columns in blocks(samples, masks, max(1, predictor.rows // repeats)):
             x = task.inputs[rows]
             removed = rule.removed(rows, columns)
-            count, across = len(x), columns.stop - columns.start
+            count, across = x.shape[0], columns.stop - columns.start
             if removed.shape[-2:] != (across, task.space.n_features):
                 raise ShapeError(
                     f"masks have shape {tuple(removed.shape)}; expected (samples, masks, features) with "
@@ -295,8 +275,10 @@ def _ask(
             removed = task.space.expand(removed.expand(count, -1, -1), rows)[:, :, None]
             total = count * across * repeats
             padded = total + (-total % MIN_ROWS)
-            if len(buffer) < padded:
-                buffer = task.inputs.new_zeros(padded, *shape)
+            if buffer is None or buffer.shape[0] < padded:
+                # what pads a chunk is asked, too, and should be numbers
+                make = task.inputs.new_empty if padded == total else task.inputs.new_zeros
+                buffer = make((padded, *shape))
             filled = buffer[:total].view(count, across, repeats, *shape)
             if fill.looks_at_mask:
                 each = removed[:, :, 0].expand(count, across, *removed.shape[3:])
@@ -310,10 +292,15 @@ def _ask(
             if not all_outputs:
                 target = task.targets[rows].view(-1, 1, 1, 1).expand(count, across, repeats, 1)
                 answers = answers.gather(3, target)
+            answers = answers.mean(2) if repeats > 1 else answers[:, :, 0]
+            if across == masks:
+                found.append(answers)
+                continue
             if result is None:
                 result = answers.new_empty(samples, masks, width)
-            result[rows, columns] = answers.mean(2) if repeats > 1 else answers[:, :, 0]
-    assert result is not None
+            result[rows, columns] = answers
+    if result is None:
+        result = torch.cat(found) if len(found) > 1 else found[0]
     return (result if all_outputs else result[..., 0]), None if touched is None else touched == 0
 
 
@@ -349,14 +336,16 @@ def blocks(samples: int, masks: int, rows: int) -> Iterator[tuple[slice, slice]]
     """Cut samples x masks into rectangles of at most `rows` cells, whole chunks where they fit.
 
     A sample with more masks than rows fills chunks of its own; what is left over of several samples shares
-    one. The cut depends on the shape and the plan only, so the same plan asks in the same blocks.
+    one: as few chunks as can be, and these no larger than they must. The cut depends on the shape and the
+    plan only, so the same plan asks in the same blocks.
     """
     whole = masks // rows * rows
     for sample in range(samples if whole else 0):
         for left in range(0, whole, rows):
             yield slice(sample, sample + 1), slice(left, left + rows)
     if whole < masks:
-        down = max(1, rows // (masks - whole))
+        pieces = -(-samples // max(1, rows // (masks - whole)))
+        down = -(-samples // pieces)
         for top in range(0, samples, down):
             yield slice(top, min(samples, top + down)), slice(whole, masks)
 

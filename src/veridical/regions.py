@@ -39,6 +39,24 @@ class Regions:
         return torch.where(self.labels < 0, self.count, self.labels)
 
     @cached_property
+    def absent(self) -> Tensor | None:
+        """Regions that a sample does not have (1 or N, R), or None where all have all: one look, once."""
+        gaps = self._sizes == 0
+        return gaps if bool(gaps.any()) else None
+
+    @cached_property
+    def within(self) -> Tensor:
+        """The place of each feature among those of its region (1 or N, V); likewise of those without one."""
+        ends = self._sizes.cumsum(-1)
+        starts = torch.cat([ends - self._sizes, ends[:, -1:]], -1)
+        return positions(self.slots.argsort(dim=-1, stable=True)) - starts.gather(-1, self.slots)
+
+    @cached_property
+    def present(self) -> Tensor:
+        """How many regions each sample has (1 or N,)."""
+        return (self._sizes > 0).sum(-1)
+
+    @cached_property
     def _sizes(self) -> Tensor:
         out = self.labels.new_zeros(len(self.labels), self.count + 1)
         return out.scatter_add_(1, self.slots, torch.ones_like(self.labels))[:, :-1]
@@ -70,14 +88,17 @@ class Removal:
 
 def removal(regions: Regions, relevance: Tensor, least_first: bool = False) -> Removal:
     """Order regions by relevance, the most relevant first unless `least_first`; ties keep their order."""
-    sizes = regions.sizes(len(relevance))
-    exists = sizes > 0
-    worth = (relevance if least_first else -relevance).masked_fill(~exists, torch.inf)
-    order = worth.argsort(dim=-1, stable=True)
-    gone = sizes.gather(-1, order).cumsum(-1)
-    place = torch.cat([positions(order), order.new_full((len(order), 1), regions.count)], -1)
-    of_feature = place.gather(-1, regions.slots.expand(len(relevance), -1))
-    return Removal(positions(of_feature.argsort(dim=-1, stable=True)), gone, exists.sum(-1))
+    if regions.absent is not None:
+        relevance = relevance.masked_fill(regions.absent, torch.inf if least_first else -torch.inf)
+    order = relevance.argsort(dim=-1, descending=not least_first, stable=True)
+    sizes = regions.sizes(len(relevance)).gather(-1, order)
+    gone = sizes.cumsum(-1)
+    # what is gone before a region, in a place for each; features of no region come last
+    before = gone.new_empty(len(gone), regions.count + 1)
+    before[:, -1] = gone[:, -1]
+    before.scatter_(-1, order, gone - sizes)
+    ranks = before.gather(-1, regions.slots.expand(len(relevance), -1)).add_(regions.within)
+    return Removal(ranks, gone, regions.present.expand(len(relevance)))
 
 
 def squares(space: Space, side: int) -> Regions:

@@ -15,6 +15,7 @@ import hashlib
 import math
 import operator
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -30,6 +31,7 @@ _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 _LOW_31 = 2**31 - 1
+_LOW_63 = 2**63 - 1
 _TICKET_MIX = -749064809  # 0xD35A2D97, odd
 _TICKET_MIX_32 = np.int32(_TICKET_MIX)
 _CELLS_AT_ONCE = 2**15  # tickets of one step on a CPU: they and what they become stay in its second cache
@@ -60,7 +62,11 @@ class Key:
         object.__setattr__(self, "path", plain)
 
     def __truediv__(self, purpose: str | int) -> Key:
-        return Key(self.seed, (*self.path, purpose))
+        # what is plain already is not looked at again: keys are derived for every world and map
+        own = purpose if isinstance(purpose, str) else operator.index(purpose)
+        derived = object.__new__(Key)
+        derived.__dict__.update(seed=self.seed, path=(*self.path, own))
+        return derived
 
     @property
     def state(self) -> int:
@@ -392,7 +398,19 @@ def content_ids(x: Tensor) -> Tensor:
     return _mix(words + places).sum(-1)
 
 
-def parameter_noise(key: Key, name: str, shape: torch.Size, out: Tensor | None = None) -> Tensor:
+def parameter_noise(key: Key, name: str, shape: torch.Size) -> Tensor:
     """Draw N(0, 1) for one parameter on the CPU, keyed by its name, whatever device it lives on."""
-    generator = torch.Generator().manual_seed(_state((key.seed, *key.path, name)) & (2**63 - 1))
-    return torch.randn(shape, generator=generator, out=out)
+    drawn = torch.empty(shape)
+    draw_noise(key, [(name, drawn)])
+    return drawn
+
+
+def draw_noise(key: Key, parts: Iterable[tuple[str, Tensor]]) -> None:
+    """The same for several parameters, into tensors of theirs that are contiguous and on the CPU."""
+    generator = torch.Generator()
+    # `name_id` of the key's text with each name at its end
+    start = repr((key.seed, *key.path, ""))[: -len("'')")]
+    for name, drawn in parts:
+        digest = hashlib.blake2b(f"{start}{name!r})".encode(), digest_size=8).digest()
+        generator.manual_seed(int.from_bytes(digest, "little") & _LOW_63)
+        drawn.normal_(generator=generator)

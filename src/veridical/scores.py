@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import InitVar, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from veridical import storage
+from veridical import deferred, storage
+from veridical.deferred import Look
 from veridical.errors import ShapeError
 from veridical.functional import bootstrap_interval
 
@@ -61,6 +62,9 @@ class Scores:
 
     Nothing is averaged before the caller asks, and no average hides a NaN: `mean()` is NaN when a sample
     is, `mean(skip_nan=True)` leaves those out and `flagged` counts them.
+
+    On a GPU a score is there before it is computed: what may be wrong with it (`unchecked`) is raised by
+    whoever first reads its values, flags, curve or details, or asks to `settle` it.
     """
 
     values: Tensor
@@ -69,16 +73,53 @@ class Scores:
     ids: Tensor
     explainer: str | None = None
     flags: Mapping[str, Tensor] = field(default_factory=dict)
-    curve: Curve | None = None
+    curve: Curve | None = field(default_factory=lambda: None)
     details: Mapping[str, Tensor] = field(default_factory=dict)
     cost: Cost = field(default_factory=Cost)
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    unchecked: InitVar[Sequence[Look]] = ()
+    origin: InitVar[Callable[[], Mapping[str, Any]] | None] = None
+    """Tells the provenance when it is asked for; it takes longer to write than some scores to compute."""
 
-    def __post_init__(self) -> None:
-        if tuple(self.values.shape) != (len(self.ids),):
+    def __post_init__(
+        self, unchecked: Sequence[Look], origin: Callable[[], Mapping[str, Any]] | None
+    ) -> None:
+        if self.values.shape != self.ids.shape[:1]:
             raise ShapeError(f"scores have shape {tuple(self.values.shape)}, expected ({len(self.ids)},)")
-        object.__setattr__(self, "values", self.values.detach().to(torch.float64))
-        object.__setattr__(self, "flags", _raised(self.flags))
+        own = self.__dict__
+        own["values"] = self.values.detach().to(torch.float64)
+        at_once = self.values.device.type in deferred.AT_ONCE
+        # not yet attributes, so that reading one of them comes by `__getattr__`
+        own["_unread"] = unchecked, {name: own.pop(name) for name in ("values", "flags", "curve", "details")}
+        if origin is not None:
+            own["_origin"] = origin
+            del own["provenance"]
+        if at_once:
+            self.settle()
+
+    def settle(self) -> Scores:
+        """Look at what is still unchecked, and raise what is wrong with it; waits for a GPU."""
+        if "_unread" in self.__dict__:
+            unchecked, held = self.__dict__["_unread"]
+            for look in unchecked:
+                look()
+            self.__dict__.update({**held, "flags": _raised(held["flags"])})
+            self.__dict__.pop("_unread", None)
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self.__dict__.get("_unread", ((), ()))[1]:
+            self.settle()
+        elif name == "provenance" and "_origin" in self.__dict__:
+            self.__dict__["provenance"] = self.__dict__["_origin"]()
+            self.__dict__.pop("_origin", None)
+        if name not in self.__dict__:
+            raise AttributeError(f"scores have no attribute '{name}'")
+        return self.__dict__[name]
+
+    def __getstate__(self) -> dict[str, Any]:
+        _ = self.settle().provenance
+        return self.__dict__
 
     def __len__(self) -> int:
         return len(self.ids)

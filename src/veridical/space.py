@@ -282,8 +282,7 @@ class Space:
         if names is not None and self._names_per_sample:
             places = torch.arange(len(names))[index if isinstance(index, slice) else index.cpu()]
             names = tuple(names[i] for i in places.tolist())
-        return replace(
-            self,
+        return self._derive(
             labels=self.labels[index] if self.per_sample else self.labels,
             valid=None if self.valid is None else self.valid[index],
             names=names,
@@ -295,11 +294,17 @@ class Space:
         if all(tensor.device == torch.device(device) for tensor in held):
             return self
         valid = None if self.valid is None else self.valid.to(device)
-        return replace(self, labels=self.labels.to(device), valid=valid)
+        return self._derive(labels=self.labels.to(device), valid=valid)
 
     def at_embeddings(self, width: int) -> Space:
         """The same tokens when each is an embedding vector of `width` numbers."""
-        return replace(self, input_shape=(*self.input_shape, width), labels=self.labels[..., None])
+        return self._derive(input_shape=(*self.input_shape, width), labels=self.labels[..., None])
+
+    def _derive(self, **changes: Any) -> Space:
+        """This space with what is known to fit it, unchecked: to look at labels would wait for a GPU."""
+        space = object.__new__(Space)
+        space.__dict__.update(self.__dict__, **changes)
+        return space
 
     def counts(self, samples: int) -> Tensor:
         """How many features each of `samples` samples has."""

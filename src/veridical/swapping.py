@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,32 +27,45 @@ def slots(module: nn.Module, names: Iterable[str]) -> tuple[Slot, ...]:
 
 @contextmanager
 def swapped(module: nn.Module, tensors: Weights, places: Sequence[Slot] | None = None) -> Iterator[None]:
-    """Put tensors in the place of parameters and back, also when the body raises.
+    """Put tensors in the place of parameters and back, also when the body raises."""
+    back = swap(slots(module, tensors) if places is None else places, tensors)
+    try:
+        yield
+    finally:
+        back()
+
+
+def swap(places: Sequence[Slot], tensors: Weights) -> Callable[[], None]:
+    """Put tensors in these places; the call that comes back puts all back as it was.
 
     Two cases need more than the parameter's own slot: a recurrent layer reads a flat list made when it was
     built; the older weight and spectral norm leave the weight they computed as a plain attribute behind.
     """
-    places = slots(module, tensors) if places is None else places
     kept: list[tuple[dict[str, Any], str, Any]] = []
     flat: list[tuple[nn.RNNBase, list[Any], list[Any]]] = []
     left_behind: list[tuple[nn.Module, str, Tensor]] = []
-    try:
-        for owner, leaf, name in places:
-            table: dict[str, Any] = owner._parameters
-            kept.append((table, leaf, table[leaf]))
-            table[leaf] = tensors[name]
-        for owner in dict.fromkeys(owner for owner, _, _ in places):
-            if isinstance(owner, nn.RNNBase):
-                flat.append((owner, owner._flat_weights, owner._flat_weight_refs))
-                owner._flat_weights = [getattr(owner, leaf, None) for leaf in owner._flat_weights_names]
-            if owner._forward_pre_hooks:
-                attributes = [(n, v) for n, v in owner.__dict__.items() if isinstance(v, Tensor)]
-                left_behind += [(owner, n, v) for n, v in attributes]
-        yield
-    finally:
+
+    def back() -> None:
         for table, leaf, parameter in kept:
             table[leaf] = parameter
         for owner, weights, refs in flat:
             owner._flat_weights, owner._flat_weight_refs = weights, refs
         for holder, name, value in left_behind:
             holder.__dict__[name] = value
+
+    try:
+        for owner, leaf, name in places:
+            table: dict[str, Any] = owner._parameters
+            kept.append((table, leaf, table[leaf]))
+            table[leaf] = tensors[name]
+        for owner in {owner for owner, _, _ in places}:
+            if isinstance(owner, nn.RNNBase):
+                flat.append((owner, owner._flat_weights, owner._flat_weight_refs))
+                owner._flat_weights = [getattr(owner, leaf, None) for leaf in owner._flat_weights_names]
+            if owner._forward_pre_hooks:
+                attributes = [(n, v) for n, v in owner.__dict__.items() if isinstance(v, Tensor)]
+                left_behind += [(owner, n, v) for n, v in attributes]
+    except BaseException:
+        back()
+        raise
+    return back

@@ -174,7 +174,7 @@ class Task:
     # --- what the model says ------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        return len(self.inputs)
+        return self.inputs.shape[0]
 
     @property
     def device(self) -> torch.device:

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from veridical.errors import InputError, NotApplicableError, unknown_name
-from veridical.rng import Key, parameter_noise
-from veridical.swapping import Slot, slots
+from veridical.rng import Key, draw_noise, parameter_noise
+from veridical.swapping import Slot, slots, swap
 from veridical.swapping import Weights as Weights
 from veridical.swapping import swapped as swapped
 
@@ -52,6 +52,8 @@ def noisy(
 
 
 Noise = tuple[Tensor, ...]
+Room = tuple[list[Tensor], list[tuple[str, Tensor]]]
+"""Memory for a draw, and each parameter's part of it."""
 
 
 ALIGNED = 64
@@ -68,6 +70,8 @@ class _Run:
     sizes: tuple[int, ...]
     places: tuple[int, ...]
     total: int
+    cuts: tuple[int, ...]
+    """Each size, and after it the numbers left out up to the next place."""
 
     @classmethod
     def of(cls, own: Mapping[str, Tensor]) -> _Run:
@@ -77,7 +81,12 @@ class _Run:
         *places, total = accumulate((-(-size // unit) * unit for size in sizes), initial=0)
         shapes = tuple(value.shape for value in own.values())
         strides = tuple(torch.empty(shape, device="meta").stride() for shape in shapes)
-        return cls(tuple(own), shapes, strides, sizes, tuple(places), total)
+        cuts = tuple(length for size in sizes for length in (size, -size % unit))
+        return cls(tuple(own), shapes, strides, sizes, tuple(places), total, cuts)
+
+    def parts(self, flat: Tensor) -> Iterable[tuple[str, Tensor]]:
+        """Each parameter's own numbers in a tensor of all of them."""
+        return zip(self.names, flat.split_with_sizes(self.cuts)[::2], strict=True)
 
     def laid(self, values: Iterable[Tensor]) -> Tensor:
         """The parameters in their places; nobody reads the numbers between them."""
@@ -130,30 +139,33 @@ class Layout:
         """How many numbers a draw of noise has."""
         return sum(sum(run.sizes) for run in self.runs)
 
-    def noise(self, key: Key) -> Noise:
-        """N(0, 1) for every parameter, drawn by name on the CPU and brought to where the weights are."""
-        # a small model's draw is over before a thread has begun
-        return self.drawing(key, _pool() if self.size >= 2**20 else None)()
+    def noise(self, key: Key, room: Room | None = None) -> Noise:
+        """N(0, 1) for every parameter, drawn by name on the CPU and brought to where the weights are.
 
-    def drawing(self, key: Key, pool: Executor | None) -> Callable[[], Noise]:
-        """Begin to draw in the threads of `pool`; the call that comes back waits for the noise."""
+        With a `room` it is drawn there, and lasts until the next draw in it.
+        """
+        # a small model's draw is over before a thread has begun
+        return self.drawing(key, _pool() if self.size >= 2**20 else None, room)()
+
+    def room(self) -> Room:
+        """Memory for one draw; pinned where a GPU will fetch it."""
         pinned = [value.device.type == "cuda" for value in self.values]
         flats = [torch.empty(run.total, pin_memory=pin) for run, pin in zip(self.runs, pinned, strict=True)]
-        parts = [
-            (name, flat.narrow(0, at, size))
-            for run, flat in zip(self.runs, flats, strict=True)
-            for name, at, size in zip(run.names, run.places, run.sizes, strict=True)
-        ]
+        parts = [run.parts(flat) for run, flat in zip(self.runs, flats, strict=True)]
+        return flats, [part for own in parts for part in own]
+
+    def drawing(self, key: Key, pool: Executor | None, room: Room | None = None) -> Callable[[], Noise]:
+        """Begin to draw in the threads of `pool`; the call that comes back waits for the noise."""
+        flats, parts = room or self.room()
         # the largest first, so that none is left alone at the end; draws stand alone, by name
         ahead = [] if pool is None else sorted(parts, key=lambda part: -part[1].numel())
-        begun = [pool.submit(_draw, key, *part) for part in ahead] if pool is not None else []
+        begun = [pool.submit(draw_noise, key, [part]) for part in ahead] if pool is not None else []
 
         def collect() -> Noise:
             for each in begun:
                 each.result()
             if pool is None:
-                for part in parts:
-                    _draw(key, *part)
+                draw_noise(key, parts)
             # in one piece: a GPU then fetches once, and waits for nothing
             return tuple(
                 flat.to(device=value.device, dtype=value.dtype, non_blocking=True)
@@ -162,8 +174,12 @@ class Layout:
 
         return collect
 
-    def moved(self, noise: Noise, size: float) -> Layout:
-        """The same model with every weight multiplied by 1 + size * noise."""
+    def moved(self, noise: Noise, size: float, into: Layout | None = None) -> Layout:
+        """The same model with every weight multiplied by 1 + size * noise; in the place of `into`, if any."""
+        if into is not None:
+            for value, drawn, out in zip(self.values, noise, into.values, strict=True):
+                torch.mul(drawn, size, out=out).add_(1.0).mul_(value)
+            return into
         values = zip(self.values, noise, strict=True)
         return Layout(
             self.module,
@@ -184,10 +200,6 @@ class Layout:
     def view(self) -> WeightView:
         """The user's module, run with these weights."""
         return WeightView(self.module, self.tensors(), self)
-
-
-def _draw(key: Key, name: str, out: Tensor) -> None:
-    parameter_noise(key, name, out.shape, out)
 
 
 @lru_cache(maxsize=1)
@@ -258,6 +270,8 @@ def drawing(model: nn.Module, names: Sequence[str], key: Key) -> Callable[[], di
 
 _INITIALISED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 """Layers whose own initialisation is known here: it can then use a generator that is not everybody's."""
+_RESTING = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm, nn.GroupNorm)
+"""Layers that begin with a weight of 1 and a bias of 0, which takes no draw and no copy of the layer."""
 
 
 def _initialised(module: nn.Module, key: Key) -> dict[str, Tensor]:
@@ -280,6 +294,8 @@ def _fresh(module: nn.Module, key: Key) -> dict[str, Tensor]:
         return {n: parameter_noise(key, n, p.shape) * spread[n] for n, p in own.items()}
     if type(module) in _INITIALISED:
         return _initialised(module, key)
+    if type(module) in _RESTING:
+        return {n: torch.full_like(p.detach(), float(n == "weight")) for n, p in own.items()}
     twin = copy.deepcopy(module).float().cpu()
     with torch.random.fork_rng(devices=[]):
         # initialisers draw from the global generator; it is put back as it was
@@ -318,12 +334,17 @@ class WeightView(nn.Module):
             module = module.module
         self.module: nn.Module = module
         self.tensors: dict[str, Tensor]
-        self.scripted = isinstance(module, torch.jit.ScriptModule)
-        self.layout = layout
+        self.scripted: bool
+        self.layout: Layout | None
+        self.places: tuple[Slot, ...] | None
+        # torch looks for parameters among attributes, and takes longer for that than all the rest here
+        put = self.__dict__
+        put.update(scripted=isinstance(module, torch.jit.ScriptModule), layout=layout, places=None)
+        put["training"] = module.training
         if layout is not None and not self.scripted:
-            self.tensors = dict(tensors)
+            put["tensors"] = dict(tensors)
             for name in layout.trained:
-                self.tensors[name].requires_grad_()
+                tensors[name].requires_grad_()
             return
         owners = dict(module.named_parameters())
         for name, value in tensors.items():
@@ -362,11 +383,17 @@ class WeightView(nn.Module):
         # parts of one long tensor would each be written with the whole of it
         own = {name: value.detach().clone() for name, value in self.tensors.items()}
         kept = {name: own[name].requires_grad_(value.requires_grad) for name, value in self.tensors.items()}
-        return {**self.__dict__, "layout": None, "tensors": kept}
+        return {**self.__dict__, "layout": None, "places": None, "tensors": kept}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self.scripted:
             return self.module(*args, **kwargs)
-        places = None if self.layout is None else self.layout.slots
-        with swapped(self.module, self.tensors, places):
+        places = self.places
+        if places is None:
+            places = slots(self.module, self.tensors) if self.layout is None else self.layout.slots
+            self.__dict__["places"] = places
+        back = swap(places, self.tensors)
+        try:
             return self.module(*args, **kwargs)
+        finally:
+            back()

@@ -20,6 +20,32 @@ def test_linear_model_has_a_closed_form() -> None:
         assert found.cost == vd.Cost(6, 5)  # the baseline is asked once a call, forward
 
 
+def test_the_baseline_is_asked_once_however_the_samples_are_cut() -> None:
+    for net in (nn.Sequential(nn.Linear(4, 3)), nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))):
+        task = vd.Task(seeded(net), draw(20, 4), plan=Plan(rows=8))
+        found = DeepLift()(task)
+        assert found.cost == vd.Cost(21, 20)
+        whole = DeepLift()(task.with_plan(Plan(rows=32))).values
+        torch.testing.assert_close(found.values, whole, rtol=0, atol=1e-12)
+
+
+def test_a_rectifier_between_two_zeros_passes_nothing() -> None:
+    net = nn.Sequential(nn.Linear(3, 3, bias=False), nn.ReLU(), nn.Linear(3, 2, bias=False)).double()
+    with torch.no_grad():
+        net[0].weight.copy_(torch.tensor([[1.0, -1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, -1.0]]))
+        net[2].weight.copy_(torch.tensor([[5.0, 1.0, 7.0], [0.0, 0.0, 0.0]]))
+    # the first unit is 0 at input and baseline alike, the second rises, the third falls from 0
+    x = torch.tensor([[2.0, 2.0, 3.0]], dtype=torch.float64)
+    assert DeepLift()(vd.Task(net, x, targets=0)).values.tolist() == [[2.0, 0.0, 0.0]]
+    # between 1 and -2 a third of the slope is left, between -1 and -2 none, between 1 and 2 all
+    for z, z0, slope in ((1.0, -2.0, 1 / 3), (-2.0, 1.0, 1 / 3), (-1.0, -2.0, 0.0), (1.0, 2.0, 1.0)):
+        one = nn.Sequential(nn.Linear(1, 1, bias=False), nn.ReLU(), nn.Linear(1, 1, bias=False)).double()
+        for layer in (one[0], one[2]):
+            nn.init.ones_(layer.weight)
+        task = vd.Task(one, torch.tensor([[z]], dtype=torch.float64), targets=0, head="regression")
+        assert DeepLift(z0)(task).values.item() == pytest.approx(slope * (z - z0), abs=1e-12)
+
+
 def change(task: vd.Task, baseline: float) -> Tensor:
     start = torch.full_like(task.inputs, baseline)
     with torch.no_grad():

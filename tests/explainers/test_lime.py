@@ -113,3 +113,13 @@ def test_the_fit_on_truth_values_is_a_centred_ridge(features):
     expected = least_squares(rows, centred, weights, 0.3)
     assert torch.allclose(ridge_fit(kept, answers, weights, 0.3), expected, atol=1e-11)
     assert not torch.allclose(ridge_fit(~kept, answers, weights, 0.3), expected, atol=1e-3)
+
+
+def test_masks_of_no_weight_do_not_count():
+    torch.manual_seed(4)
+    kept, answers = torch.rand(2, 6, 9) < 0.5, torch.randn(2, 6).double()
+    weights = torch.tensor([1.0, 0.5, 0.0, 0.2, 1e-250, 0.7]).double().expand(2, 6)
+    some = [0, 1, 3, 5]
+    fewer = ridge_fit(kept[:, some], answers[:, some], weights[:, some], 0.3)
+    assert torch.allclose(ridge_fit(kept, answers, weights, 0.3), fewer, atol=1e-12)
+    assert not torch.allclose(ridge_fit(kept, answers, weights + 0.1, 0.3), fewer, atol=1e-4)

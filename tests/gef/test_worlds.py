@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+from dataclasses import dataclass
+from typing import ClassVar
 from unittest import mock
 
 import pytest
@@ -13,6 +15,8 @@ from torch import Tensor, nn
 import veridical as vd
 from veridical import weights
 from veridical.errors import InputError, ModelError, VeridicalWarning
+from veridical.explainers import Explainer
+from veridical.gef import pending
 from veridical.gef.watch import Watch
 from veridical.gef.worlds import Worlds
 from veridical.testing import tiny_task
@@ -24,9 +28,10 @@ PATH = (0.1, 0.5, 1.0)
 def drawn_per_score(metric: vd.GEF, samples: int = 4) -> int:
     """How many parameters had noise drawn for them during one score."""
     task = tiny_task("image", samples)
-    with mock.patch.object(weights, "parameter_noise", wraps=weights.parameter_noise) as draw:
+    with mock.patch.object(weights, "draw_noise", wraps=weights.draw_noise) as draw:
         vd.score(metric, task, "gradient")
-    return int(draw.call_count) // len(weights.parameters(task.model))
+    drawn = [name for call in draw.call_args_list for name, _ in call.args[1]]
+    return len(drawn) // len(weights.parameters(task.model))
 
 
 @pytest.mark.parametrize(
@@ -59,6 +64,68 @@ def test_worlds_answer_as_the_task_with_that_noise_does() -> None:
     world, plain = Worlds(task).at(0.4, KEY), task.with_noise(0.4, KEY)
     assert torch.equal(world.predictor.outputs(world.inputs), plain.predictor.outputs(plain.inputs))
     assert all(torch.equal(v, before[n]) for n, v in task.model.state_dict().items())
+
+
+class OwnWeights(nn.Module):
+    """Answers with its very parameter, whatever it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answer = nn.Parameter(torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.answer.expand(len(x), -1)
+
+
+@dataclass(frozen=True)
+class WeightsThemselves(Explainer):
+    """The map is the parameter of the world, not a copy of it."""
+
+    name: ClassVar[str] = "weights_themselves"
+
+    def attribute(self, task: vd.Task, key: vd.Key) -> Tensor:
+        weights: Tensor = task.predictor.model.tensors["answer"] if task.noise_share else task.model.answer  # type: ignore[union-attr,index]
+        return weights.expand(len(task), -1)
+
+
+@pytest.mark.parametrize("form", ["fast", "arc", "reference", "jacobian"])
+@pytest.mark.parametrize("together", [0, 2**20])
+def test_a_world_that_moves_on_takes_nothing_back(form: str, together: int) -> None:
+    """Answers and maps may be the weights themselves: what was read of a world is what it was then."""
+    task = vd.Task(OwnWeights(), torch.zeros(5, 3, dtype=torch.float64))
+    metric = vd.GEF(form=form, path=PATH, draws=2, steps=3, normalise=False)  # type: ignore[arg-type]
+    with mock.patch.object(pending, "CPU_TOGETHER", together):
+        found = vd.score(metric, task, WeightsThemselves()).details
+    theta = task.model.answer.detach()
+    key = vd.Key(0) / "gef" / "noise"
+    for draw in range(2):
+        for z, sigma in enumerate(PATH):
+            world = weights.noisy(task.model, sigma, key / draw / z)["answer"]
+            moved = (world - theta)[2].abs().expand(5)
+            torch.testing.assert_close(found["model_distortion"][:, draw, z], moved, rtol=1e-5, atol=1e-6)
+            if form in ("fast", "arc"):
+                # the map is affine in the weights, so its path is as long as the straight line
+                length = (world - theta).norm().expand(5)
+                torch.testing.assert_close(found["explanation_distortion"][:, draw, z], length)
+
+
+def test_the_last_world_is_the_same_model_with_other_weights() -> None:
+    task = tiny_task("image", 4)
+    worlds = Worlds(task)
+    first = worlds.at(0.3, KEY)
+    second = worlds.at(0.3, KEY / 1)
+    assert second.model is first.model
+    alone = Worlds(task).at(0.3, KEY / 1)
+    assert torch.equal(second.predictor.outputs(task.inputs), alone.predictor.outputs(task.inputs))
+
+
+def test_compiled_models_have_a_world_each() -> None:
+    task = tiny_task("image", 4)
+    scripted = vd.Task(torch.jit.trace(task.model, task.inputs), task.inputs)
+    worlds = Worlds(scripted)
+    for key in (KEY, KEY / 1):
+        world, plain = worlds.at(0.3, key), task.with_noise(0.3, key)
+        torch.testing.assert_close(world.predictor.outputs(task.inputs), plain.predictor.outputs(task.inputs))
 
 
 def test_noise_around_a_noisy_world_multiplies() -> None:

@@ -82,6 +82,26 @@ def test_nothing_waits_for_the_device_in_a_loop_over_draws(name, setting):
     assert many.waits <= few.waits + allowed
 
 
+MAY_WAIT: dict[str, str] = {}
+"""Metrics that wait for the device before they give a score, and why."""
+
+
+@pytest.mark.parametrize("name", [name for name in names() if name not in MAY_WAIT])
+def test_nothing_waits_for_the_device_at_all(name):
+    # so the host can prepare the next score while the device works on this one
+    assert seen(registry.make(name, **FEW.get(name, {})), task_of(16, rows=64)).waits == 0
+
+
+@pytest.mark.parametrize("trip", ["tensor", "tolist", "cpu"])
+def test_copies_between_host_and_device_count_as_waits(trip):
+    ways = {
+        "tensor": lambda: torch.tensor([1.0, 2.0], device="cpu"),
+        "tolist": lambda: torch.arange(2).tolist(),
+        "cpu": lambda: torch.arange(2).cpu(),
+    }
+    assert counted(ways[trip]).waits == 1
+
+
 class Waiting(Metric):
     """A metric that looks at every chunk."""
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from veridical.deferred import collecting
 from veridical.errors import NotApplicableError
 from veridical.explanation import Explanation
 from veridical.predictor import out_of_memory
@@ -52,6 +54,10 @@ class Explainer(Settings):
         """Rows the model is asked at once for one sample, so that chunks fit the plan."""
         return 1
 
+    def pieces(self, task: Task) -> Iterator[Task]:
+        """The pieces that `attribute` gets: each fills one chunk, unless a method cuts its own."""
+        return task.chunks(self.rows_per_sample(task))
+
     def space_of(self, task: Task) -> Space:
         """The features its maps are over: the task's, unless it explains by others, such as sparse codes."""
         return task.space
@@ -89,8 +95,10 @@ class Explainer(Settings):
         """Explain every sample of the task."""
         self.check(task)
         before = replace(task.predictor.meter)
+        with collecting() as unchecked:
+            values = self.maps(task, key)
         return Explanation(
-            self.maps(task, key),
+            values,
             self.space_of(task),
             task.targets,
             task.ids,
@@ -102,6 +110,7 @@ class Explainer(Settings):
                 "plan": task.predictor.plan.to_json(),
                 "halvings": task.predictor.meter.halvings - before.halvings,
             },
+            unchecked=unchecked,
         )
 
     def maps(self, task: Task, key: Key) -> Tensor:
@@ -112,7 +121,7 @@ class Explainer(Settings):
         parts = []
         worked_on = self.prepared(task)
         with worked_on.session(grad="gradient" in self.needs):
-            for piece in worked_on.chunks(self.rows_per_sample(worked_on)):
+            for piece in self.pieces(worked_on):
                 parts.append(self._maps(piece, own))
         values, valid = torch.cat(parts) if len(parts) > 1 else parts[0], self.space_of(task).valid
         return values if valid is None else values.masked_fill(~valid, 0.0)
@@ -147,9 +156,7 @@ def _embeds(task: Task) -> bool:
     return embedding_layer(task.predictor.model) is not None
 
 
-registry: Registry[Explainer] = Registry(
-    "explainer", "veridical.explainers", ["veridical.explainers.every"]
-)
+registry: Registry[Explainer] = Registry("explainer", "veridical.explainers", ["veridical.explainers.every"])
 
 
 def register(cls: type[Explainer]) -> type[Explainer]:

@@ -11,8 +11,11 @@ from torch import Tensor
 from veridical import rng
 from veridical.probe import Given, MaskRule
 from veridical.rng import Key
+from veridical.task import Task
 
-_SOLVER_ELEMENTS = 2**24  # float64 numbers a block of samples may take: 128 MiB
+_SOLVER_ELEMENTS = 2**25  # float64 numbers a block of samples may take: 256 MiB
+_MASKED_FEATURES = {"cpu": 2**22}  # truth values that are written out at a time, 2^27 elsewhere
+_EXACT_IN_HALF = 2**11  # up to which 16-bit floats have all whole numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +97,20 @@ def written_out(rule: MaskRule, samples: int) -> Given:
     return Given(rule.removed(slice(0, samples), slice(0, rule.count)))
 
 
+def mask_pieces(task: Task, masks: int) -> Iterator[Task]:
+    """The task in pieces that fill whole chunks and whose masks fit a fixed memory.
+
+    On a CPU they stay in its cache; a GPU is kept at work by as few pieces as can be.
+    """
+    together = max(1, task.predictor.rows // masks)
+    most = _MASKED_FEATURES.get(task.device.type, 2**27)
+    size = together * max(1, most // (together * masks * task.space.n_features))
+    if size >= len(task):
+        yield task
+    else:
+        yield from (task[at : at + size] for at in range(0, len(task), size))
+
+
 def sample_blocks(samples: int, elements_per_sample: int) -> Iterator[slice]:
     """Cut the samples so that the arrays of one block stay within a fixed memory."""
     size = max(1, _SOLVER_ELEMENTS // max(1, elements_per_sample))
@@ -104,14 +121,17 @@ def sample_blocks(samples: int, elements_per_sample: int) -> Iterator[slice]:
 def shared_counts(truths: Tensor) -> Tensor:
     """How many features each two rows have in common: (B, M, V) truth values -> (B, M, M), in float64.
 
-    Exact either way: sums of ones fit 32-bit integers, whose products a CPU takes several times faster, and
-    float32 up to 2^24.
+    Exact either way. A CPU takes products of 8-bit integers several times faster than others. A GPU is given
+    stretches of features, since few rows and many features are little to do side by side; half floats count
+    exactly as far as a stretch is long.
     """
     ones = truths.view(torch.uint8)
     if ones.device.type == "cpu" and hasattr(torch, "_int_mm"):  # torch does not promise it
-        return torch.stack([_products(each.view(torch.int8)) for each in ones]).double()
-    shown = ones.float()
-    return (shown @ shown.mT).double()
+        counts = ones.new_empty(*ones.shape[:-1], ones.shape[-2], dtype=torch.float64)
+        for each, into in zip(ones, counts, strict=True):
+            into.copy_(_products(each.view(torch.int8)))
+        return counts
+    return _in_stretches(ones)
 
 
 def _products(ones: Tensor) -> Tensor:
@@ -120,11 +140,26 @@ def _products(ones: Tensor) -> Tensor:
     return found
 
 
+def _in_stretches(ones: Tensor) -> Tensor:
+    """The same by half floats, over stretches of features that are summed in float64."""
+    batch, rows, features = ones.shape
+    count = -(-features // _EXACT_IN_HALF)
+    width = -(-features // count)
+    shown = ones.new_zeros(batch, rows, count * width, dtype=torch.float16)
+    shown[..., :features] = ones
+    shown = shown.unflatten(-1, (count, width)).transpose(1, 2)
+    with torch.autocast(ones.device.type, enabled=False):
+        counts: Tensor = (shown @ shown.mT).sum(1, dtype=torch.float64)
+    return counts
+
+
 def solved(gram: Tensor, right: Tensor) -> Tensor:
-    """x of gram x = right, (B, M, M) and (B, M), for a symmetric positive definite gram."""
-    factor = torch.linalg.cholesky(gram)
-    half = torch.linalg.solve_triangular(factor, right[..., None], upper=False)
-    return torch.linalg.solve_triangular(factor.mT, half, upper=True)[..., 0]
+    """X of gram X = right, (B, M, M) and (B, M, K), for a symmetric positive definite gram; else NaN."""
+    # asked without a check, which would wait for a GPU
+    factor, failed = torch.linalg.cholesky_ex(gram)
+    half = torch.linalg.solve_triangular(factor, right, upper=False)
+    found: Tensor = torch.linalg.solve_triangular(factor.mT, half, upper=True)
+    return found.masked_fill_((failed != 0)[..., None, None], torch.nan)
 
 
 def least_squares(rows: Tensor, responses: Tensor, weights: Tensor, ridge: Tensor | float) -> Tensor:
@@ -139,6 +174,5 @@ def least_squares(rows: Tensor, responses: Tensor, weights: Tensor, ridge: Tenso
     gram = X @ X.mT if wide else X.mT @ X
     size = torch.as_tensor(ridge, dtype=X.dtype, device=X.device)
     gram = gram + size[..., None, None] * torch.eye(gram.shape[-1], dtype=X.dtype, device=X.device)
-    if wide:
-        return (X.mT @ solved(gram, y)[..., None])[..., 0]
-    return solved(gram, (X.mT @ y[..., None])[..., 0])
+    found = X.mT @ solved(gram, y[..., None]) if wide else solved(gram, X.mT @ y[..., None])
+    return found[..., 0]

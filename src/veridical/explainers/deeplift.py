@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from veridical.constants import constant
 from veridical.errors import InputError, NotApplicableError
 from veridical.explainers.base import Explainer, register, selected
 from veridical.explainers.gradients import baseline_row, check_baseline, no_baseline
 from veridical.explainers.hooks import ELEMENTWISE, POOLS, hooked, why_not_rescale
+from veridical.explainers.lrp_rules import route
+from veridical.fused import at_once
 from veridical.predictor import call
 from veridical.rng import Key
 from veridical.task import Task
@@ -55,10 +57,13 @@ class DeepLift(Explainer):
 
     def attribute(self, task: Task, key: Key) -> Tensor:
         start = baseline_row(task, self.baseline)
-        return (task.inputs - start) * multipliers(task, start)
+        return (task.inputs - start).mul_(multipliers(task, start))
 
 
 SHARED = "the baseline in every layer"
+Look = Callable[[nn.Module, Tensor, Any, Tensor], Tensor | None]
+Back = Callable[..., tuple[Tensor]]
+"""What a layer passes back, given what comes from above and, for some, its plain gradient."""
 
 
 @dataclass(frozen=True)
@@ -68,100 +73,134 @@ class _Run:
     z: Tensor
     y: Tensor
     winners: Tensor
-    pooled: int
-    """How many of the last axes a pooling goes over."""
+    whole: torch.Size
+    """The shape of what it was given, as it came."""
+
+    @property
+    def pooled(self) -> int:
+        """How many of the last axes a pooling goes over."""
+        return len(self.whole) - 2
 
     @classmethod
     def of(cls, layer: nn.Module, z: Tensor, output: Tensor, rows: int) -> _Run:
-        if len(z) % rows:
+        if z.shape[0] % rows:
             raise NotApplicableError(
                 f"explainer 'deeplift' needs layers whose first axis counts rows; a {type(layer).__name__} "
                 f"got shape {tuple(z.shape)} for {rows} rows"
             )
         y = output.detach()
         winners = _winners(layer, z, output) if isinstance(layer, POOLS) else y
-        if len(z) == rows:
-            return cls(z, y, winners, z.dim() - 2)
+        if z.shape[0] == rows:
+            return cls(z, y, winners, z.shape)
         # a model may lay several things of one row along the first axis
-        apart = (rows, len(z) // rows)
-        return cls(z.unflatten(0, apart), y.unflatten(0, apart), winners.unflatten(0, apart), z.dim() - 2)
+        apart = (rows, z.shape[0] // rows)
+        return cls(z.unflatten(0, apart), y.unflatten(0, apart), winners.unflatten(0, apart), z.shape)
 
 
 def multipliers(task: Task, start: Tensor) -> Tensor:
     """The share of each element's difference to `start` (1, ...) that arrives at the explained output."""
     targets = task.targets  # before the hooks are set: they may need the model without them
     shared: dict[str, dict[nn.Module, _Run]] = {} if task.side else task.calibrated(SHARED, dict)
-    if SHARED not in shared:
-        shared[SHARED] = _baseline(task, start)
-    known = shared[SHARED]
+    # the baseline is one row, or one for each sample that has side inputs of its own
+    known, count, rows = shared.get(SHARED, {}), len(task), len(task) if task.side else 1
+
+    def keep(layer: nn.Module, z: Tensor, _inputs: Any, output: Tensor) -> None:
+        if isinstance(layer, nn.ReLU):
+            z = z - torch.finfo(z.dtype).tiny  # as `_through_rectifier` needs it
+        else:
+            output = output.clone()  # the next layer may work in place; behind a ReLU no gradient allows it
+        known[layer] = _Run.of(layer, z, output, rows)
 
     def passed_back(layer: nn.Module, z: Tensor, inputs: Any, output: Tensor) -> Tensor | None:
-        own, base = _Run.of(layer, z, output, len(task)), known[layer]
+        # what is needed later is taken now: it is at hand, and the next layer may work in place
+        own, base = _Run.of(layer, z, output, count), known[layer]
         if isinstance(layer, POOLS):
-            pooled: Tensor = _Pool.apply(inputs[0], output.detach(), own, base)  # type: ignore[no-untyped-call]
-            return pooled
-        back: Callable[[Tensor, Tensor], Tensor]
-        if isinstance(layer, nn.ReLU):
-            back = partial(_through_rectifier, own.z, base.z)
+            return route(output.clone(), _through_pool(own, base), inputs[0])
+        if not isinstance(layer, nn.ReLU):
+            back = _through_activation(own, base)
+        elif output is inputs[0]:
+            back = _through_rectifier(own, base)
         else:
-            # taken now: the next layer may work in place and overwrite the answers
-            back = partial(_through_activation, own.z, base.z, own.y - base.y)
+            return route(output, _through_rectifier(own, base), inputs[0])
         if output.grad_fn is not None:
-            output.grad_fn.register_hook(lambda plain, above: (back(plain[0], above[0]),))
+            output.grad_fn.register_hook(lambda plain, above: back(above[0], plain[0]))
         return None
 
-    with task.session(grad=True) as model, _watched(task, passed_back):
-        x = task.inputs.detach().clone().requires_grad_(True)
-        total = selected(call(model, x, task.side), targets).sum()
-        if not total.requires_grad:
-            raise InputError("the model's outputs do not depend on its inputs through torch operations")
-        (slope,) = torch.autograd.grad(total, x)
+    with _watched(task.predictor.model) as watch:
+        if SHARED not in shared:
+            with task.session() as model:
+                watch(keep)
+                call(model, start.expand(rows, *start.shape[1:]), task.side)
+            shared[SHARED] = known
+        with task.session(grad=True) as model:
+            watch(passed_back)
+            x = task.inputs.detach().clone().requires_grad_(True)
+            total = selected(call(model, x, task.side), targets).sum()
+            if not total.requires_grad:
+                raise InputError("the model's outputs do not depend on its inputs through torch operations")
+            (slope,) = torch.autograd.grad(total, x)
     return slope.detach()
 
 
-def _baseline(task: Task, start: Tensor) -> dict[nn.Module, _Run]:
-    """Every layer at the baseline: one row, or one for each sample that has side inputs of its own."""
-    rows = len(task) if task.side else 1
-    runs: dict[nn.Module, _Run] = {}
-
-    def keep(layer: nn.Module, z: Tensor, _inputs: Any, output: Tensor) -> None:
-        # a copy: the next layer may work in place
-        runs[layer] = _Run.of(layer, z, output.clone(), rows)
-
-    with task.session() as model, _watched(task, keep):
-        call(model, start.expand(rows, *start.shape[1:]), task.side)
-    return runs
-
-
 @contextmanager
-def _watched(task: Task, look: Callable[[nn.Module, Tensor, Any, Tensor], Tensor | None]) -> Iterator[None]:
-    """Call `look` with each activation and pooling that runs, and what it was given before it ran."""
+def _watched(model: nn.Module) -> Iterator[Callable[[Look], None]]:
+    """Call a look, of which others may take the place, with each activation and pooling that runs.
+
+    It is given the layer, what the layer was given before it ran, its inputs as they are now, and its output.
+    """
     given: dict[nn.Module, Tensor] = {}
+    looks: list[Look] = []
 
     def before(layer: nn.Module, inputs: Any) -> None:
-        # an in-place layer overwrites its input
-        z = inputs[0].detach()
-        given[layer] = z.clone() if getattr(layer, "inplace", False) else z
+        given[layer] = inputs[0].detach().clone()
 
     def after(layer: nn.Module, inputs: Any, output: Tensor) -> Tensor | None:
-        return look(layer, given.pop(layer), inputs, output)
+        z = given.pop(layer) if layer in given else inputs[0].detach()
+        return looks[-1](layer, z, inputs, output)
 
-    with hooked(task.predictor.model, (*ELEMENTWISE, *POOLS), after, before):
-        yield
-
-
-def _through_rectifier(z: Tensor, z0: Tensor, plain: Tensor, above: Tensor) -> Tensor:
-    """What a ReLU passes back: above times its slope, (z+ + z0+) / (|z| + |z0|), 1 or 0 where z is z0."""
-    # the smallest number keeps 0 / 0 at 0 where both are 0, and changes nothing else
-    size = z.abs().add_(z0.abs().add_(torch.finfo(z.dtype).tiny))
-    # the plain gradient is not needed, its memory is
-    slope = torch.clamp(z, min=0, out=plain.view_as(z)).add_(z0.clamp(min=0)).div_(size)
-    return slope.view_as(above).mul_(above)
+    with hooked(model, (*ELEMENTWISE, *POOLS), after, before, _works_in_place):
+        yield looks.append
 
 
-def _through_activation(z: Tensor, z0: Tensor, rise: Tensor, plain: Tensor, above: Tensor) -> Tensor:
+def _works_in_place(layer: nn.Module) -> bool:
+    """Whether a layer overwrites its input."""
+    return bool(getattr(layer, "inplace", False))
+
+
+STEEP = """
+template <typename T> T steep(T z, T z0, T y, T y0) { return 2 - (z + z0) / (y + y0); }
+"""
+
+
+def steep_steps(z: Tensor, z0: Tensor, y: Tensor, y0: Tensor) -> Tensor:
+    """One over the slope of a ReLU between z0 and z, given its answers."""
+    steep = z + z0
+    return torch.addcdiv(constant((2.0,), z.device, z.dtype), steep, y + y0, value=-1, out=steep)
+
+
+def _through_rectifier(own: _Run, base: _Run) -> Back:
+    """What a ReLU passes back: above times its slope, (z+ + z0+) / (|z| + |z0|), 1 or 0 where z is z0.
+
+    As |z| = 2 z+ - z that is above / (2 - (z + z0) / (z+ + z0+)). Of two zeros the baseline's is taken for
+    the smallest number below 0, which leads to the slope 0 and changes nothing else.
+    """
+    steep = at_once(STEEP, steep_steps, own.z, base.z, own.y, base.y)
+
+    def back(above: Tensor, _plain: Tensor | None = None) -> tuple[Tensor]:
+        passed = steep.view_as(above)  # asked for once: what comes from above may take its place
+        return (torch.div(above, passed, out=passed),)
+
+    return back
+
+
+def _through_activation(own: _Run, base: _Run) -> Back:
     """What an activation passes back: its slope between baseline and input in the gradient's place."""
-    return _over(rise.view_as(above) * above, (z - z0).view_as(above), plain)
+    rise, away = own.y - base.y, own.z - base.z
+
+    def back(above: Tensor, plain: Tensor) -> tuple[Tensor]:
+        return (_over(rise.view_as(above) * above, away.view_as(above), plain),)
+
+    return back
 
 
 def _over(given: Tensor, away: Tensor, plain: Tensor) -> Tensor:
@@ -184,27 +223,22 @@ def _winners(layer: Any, z: Tensor, output: Tensor) -> Tensor:
     return pool(z, *shape, return_indices=True)[1]
 
 
-class _Pool(torch.autograd.Function):
-    """Max-pooling's output, passing its change back to the winners at the input and at the baseline."""
+def _through_pool(own: _Run, base: _Run) -> Back:
+    """What max-pooling passes back: its change, to the winner of the side whose maximum is larger.
 
-    @staticmethod
-    def forward(ctx: Any, z: Tensor, output: Tensor, own: _Run, base: _Run) -> Tensor:
-        ctx.own, ctx.base, ctx.shape = own, base, z.shape
-        return output.clone()  # the next layer may work in place
+    Of a rise the input's winner gets the share that it rose by, of a fall the baseline's that it fell by. A
+    winner that stays where it was gets all, as in a gradient.
+    """
+    at, at0, y, y0, z, z0 = (
+        part.flatten(-own.pooled) for part in (own.winners, base.winners, own.y, base.y, own.z, base.z)
+    )
+    share = y - y0
+    place = torch.where(share < 0, at0, at)
+    share.div_(z.gather(-1, place).sub_(z0.expand_as(z).gather(-1, place))).nan_to_num_(1.0)
+    whole, flat = own.whole, z.shape
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        own, base = ctx.own, ctx.base
-        at, at0, y, y0, z, z0 = (
-            part.flatten(-own.pooled) for part in (own.winners, base.winners, own.y, base.y, own.z, base.z)
-        )
-        above, at0 = grads[0].reshape(y.shape), at0.expand_as(at)
-        rise = y - y0
-        # only winners get anything: what the input's adds above the baseline, at its own place (all of it
-        # where nothing changes, as in a gradient), and what is lost where the baseline was higher, at the
-        # baseline's
-        more = rise.clamp(min=0).div_(z0.expand_as(z).gather(-1, at).neg_().add_(y)).nan_to_num_(1.0)
-        less = rise.clamp_(max=0).div_(z.gather(-1, at0).sub_(y0).sub_(torch.finfo(y.dtype).tiny))
-        out = z.new_zeros(z.shape)
-        out.scatter_add_(-1, at, more.mul_(above)).scatter_add_(-1, at0, less.mul_(above))
-        return out.reshape(ctx.shape), None, None, None
+    def back(above: Tensor, _plain: Tensor | None = None) -> tuple[Tensor]:
+        passed = share.mul_(above.reshape(share.shape))
+        return (passed.new_zeros(flat).scatter_add_(-1, place, passed).view(whole),)
+
+    return back

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError
-from veridical.explainers.base import Explainer, register, selected
+from veridical.explainers.base import Explainer, register
 from veridical.predictor import call, repeat_side
 from veridical.rng import Key
 from veridical.task import Task
@@ -25,7 +25,7 @@ def gradient(task: Task, x: Tensor | None = None) -> Tensor:
         side, targets = task.side, task.targets
         if times > 1:
             side, targets = repeat_side(side, times), targets.repeat_interleave(times)
-        total = selected(call(model, x, side), targets).sum()
+        total = call(model, x, side).gather(1, targets[:, None]).sum()
         if not total.requires_grad:
             raise InputError("the model's outputs do not depend on its inputs through torch operations")
         (slope,) = torch.autograd.grad(total, x)

@@ -130,14 +130,16 @@ def hooked(
     kinds: tuple[type[nn.Module], ...],
     after: Callable[[nn.Module, Any, Any], Any],
     before: Callable[[nn.Module, Any], None] | None = None,
+    looked_at_before: Callable[[nn.Module], bool] = lambda layer: True,
 ) -> Iterator[None]:
     """Hook every layer of these kinds while the body runs; the hooks go also when it raises."""
-    layers = [layer for layer in model.modules() if isinstance(layer, kinds)]
     handles: list[Any] = []
     try:
-        for layer in layers:
+        for layer in _layers(model):
+            if not isinstance(layer, kinds):
+                continue
             handles.append(layer.register_forward_hook(after))
-            if before is not None:
+            if before is not None and looked_at_before(layer):
                 handles.append(layer.register_forward_pre_hook(before))
         yield
     finally:
@@ -145,8 +147,19 @@ def hooked(
             handle.remove()
 
 
+def _layers(model: nn.Module) -> list[nn.Module]:
+    """Every module of a model once; without their names, which cost more than to hook the layers."""
+    found, ahead = {model: None}, [model]
+    while ahead:
+        children = ahead.pop()._modules.values()
+        new = {child: None for child in children if child is not None and child not in found}
+        found |= new
+        ahead += new
+    return list(found)
+
+
 def _closed(task: Task) -> str | None:
-    layers = list(task.predictor.model.modules())
+    layers = _layers(task.predictor.model)
     if any(isinstance(a, torch.jit.ScriptModule) or type(a).__name__ == "OptimizedModule" for a in layers):
         return "the model is compiled or scripted, so its layers cannot be hooked; give the plain module"
     if not trace(task).connected:

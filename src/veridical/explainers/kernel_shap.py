@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import comb
 from typing import ClassVar
@@ -16,6 +17,7 @@ from veridical.explainers.coalitions import (
     AllSubsets,
     SizedSubsets,
     least_squares,
+    mask_pieces,
     sample_blocks,
     shared_counts,
     solved,
@@ -74,7 +76,8 @@ class KernelShap(Explainer):
             raise InputError(f"KernelSHAP asks at least 3 rows a sample, got a budget of {self.budget}")
 
     def draws_on(self, task: Task) -> bool:
-        return bool((task.space.counts(len(task)) > self._enumerable).any())
+        most, valid = self._enumerable, task.space.valid
+        return task.space.n_features > most and (valid is None or bool((valid.sum(-1) > most).any()))
 
     @property
     def _enumerable(self) -> int:
@@ -83,6 +86,9 @@ class KernelShap(Explainer):
 
     def rows_per_sample(self, task: Task) -> int:
         return self.budget if task.space.n_features > self._enumerable else 2**task.space.n_features
+
+    def pieces(self, task: Task) -> Iterator[Task]:
+        return mask_pieces(task, self.rows_per_sample(task))
 
     def attribute(self, task: Task, key: Key) -> Tensor:
         features = task.space.n_features
@@ -161,7 +167,7 @@ def _deviations(removed: Tensor, answers: Tensor, total: Tensor, valid: Tensor, 
         gram = shared_counts(kept).sub_(size[..., None] * share[:, None])
         gram.mul_(root[..., None]).mul_(root[:, None])
         gram.diagonal(dim1=-2, dim2=-1).add_(ridge[:, None])
-        dual = solved(gram, half * root) * root
+        dual = solved(gram, (half * root)[..., None])[..., 0] * root
         return (dual[:, None] @ kept.view(torch.uint8).double())[:, 0] - (dual * share).sum(
             -1, keepdim=True
         ) * valid

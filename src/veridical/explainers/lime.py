@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,6 +14,7 @@ from veridical.errors import InputError
 from veridical.explainers.base import Explainer, register
 from veridical.explainers.coalitions import (
     IndependentCoins,
+    mask_pieces,
     sample_blocks,
     shared_counts,
     solved,
@@ -56,6 +58,9 @@ class Lime(Explainer):
     def rows_per_sample(self, task: Task) -> int:
         return self.draws
 
+    def pieces(self, task: Task) -> Iterator[Task]:
+        return mask_pieces(task, self.rows_per_sample(task))
+
     def attribute(self, task: Task, key: Key) -> Tensor:
         features, valid = task.space.n_features, task.space.valid
         keep = 1 - rng.uniform(key / "sizes", task.ids, 0, self.draws)
@@ -63,7 +68,7 @@ class Lime(Explainer):
         answers = probe(task, rule, response="logit", key=key, with_clean=True)
         there = task.space.counts(len(task)).to(task.device)[:, None].double()
         out = answers.new_empty(len(task), features)
-        for some in sample_blocks(len(task), (self.draws + 1) * min(features, self.draws + 1)):
+        for some in sample_blocks(len(task), (self.draws + 1) * features):
             removed = rule.masks[some] if valid is None else rule.masks[some] & valid[some, None]
             kept = removed.new_ones(len(removed), self.draws + 1, features)  # the input itself in front
             torch.logical_not(removed, out=kept[:, 1:])
@@ -80,26 +85,22 @@ def ridge_fit(
 ) -> Tensor:
     """Weighted ridge regression (B, V) of answers (B, M) on truth values (B, M, V), the intercept left free.
 
-    The free intercept drops out when everything is measured from its weighted mean. Solved over the smaller
-    of masks and features; `gram` is `shared_counts(kept)` if it is known, and is written over.
+    Solved over the smaller of masks and features; `gram` is `shared_counts(kept)` if it is known, and is
+    written over.
     """
-    total = weights.sum(-1, keepdim=True)
-    share, root = weights / total, weights.sqrt()
-    answers = answers - (answers * share).sum(-1, keepdim=True)
     ones = kept.view(torch.uint8)
     if kept.shape[-1] <= kept.shape[-2]:
+        # the free intercept drops out when everything is measured from its weighted mean
+        total, root = weights.sum(-1, keepdim=True), weights.sqrt()
+        answers = answers - (answers * weights).sum(-1, keepdim=True) / total
         scaled = ones.double().mul_(root[..., None])
         mean = scaled.mT @ root[..., None] / total[..., None]
         gram = (scaled.mT @ scaled).baddbmm_(mean, (mean * total[..., None]).mT, alpha=-1)
         gram.diagonal(dim1=-2, dim2=-1).add_(ridge)
-        return solved(gram, (scaled.mT @ (answers * root)[..., None])[..., 0])
+        return solved(gram, (scaled.mT @ (answers * root)[..., None]))[..., 0]
+    # b = X'z with (XX' + ridge / W) z = y - c, where the intercept c is such that z sums to 0
     gram = shared_counts(kept) if gram is None else gram
-    inner = gram @ share[..., None]
-    inner.sub_(share[:, None] @ inner / 2)
-    ends = torch.cat([inner, torch.ones_like(inner)], -1)
-    gram.baddbmm_(ends, ends.flip(-1).mT, alpha=-1)
-    gram.mul_(root[..., None]).mul_(root[:, None])
-    gram.diagonal(dim1=-2, dim2=-1).add_(ridge)
-    dual = solved(gram, answers * root) * root
-    mean, fitted = (torch.stack([share, dual], 1) @ ones.double()).unbind(1)
-    return fitted - mean * dual.sum(-1, keepdim=True)
+    gram.diagonal(dim1=-2, dim2=-1).add_(ridge / weights.clamp(min=1e-200))  # less is as good as none
+    of_answers, of_ones = solved(gram, torch.stack([answers, torch.ones_like(answers)], -1)).unbind(-1)
+    dual = of_answers - of_ones * (of_answers.sum(-1, keepdim=True) / of_ones.sum(-1, keepdim=True))
+    return (dual[:, None] @ ones.double())[:, 0]

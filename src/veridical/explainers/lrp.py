@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor, fx
 
+from veridical.deferred import AT_ONCE
 from veridical.errors import NotApplicableError, ShapeError
 from veridical.explainers.base import Explainer, register
 from veridical.explainers.gradients import gradient
@@ -73,7 +74,7 @@ class _Propagation(Explainer):
         """The task's model as one whose gradient is relevance: by its graph, or as it runs if it has none."""
         model, output, graph = task.predictor.model, task.predictor.output, self._graph(task)
         # on a CPU a look is cheaper than the products with zeros it spares; on a GPU it would wait
-        positive = task.device.type == "cpu" and bool(task.inputs.amin() >= 0)
+        positive = task.device.type in AT_ONCE and bool(task.inputs.amin() >= 0)
         if graph is None:
             flow = RelevanceFlow(model, output, self.rules(), positive)
             return task.predictor.with_model(flow, plain_output)

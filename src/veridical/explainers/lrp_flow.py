@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_iter, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
@@ -20,15 +19,16 @@ from torch.utils.weak import WeakIdKeyDictionary
 from veridical.errors import NotApplicableError
 from veridical.explainers import lrp_kinds as kinds
 from veridical.explainers.lrp_attention import layer_norm, normalized, scaled_dot_product
+from veridical.explainers.lrp_maps import Linear, dense, followed
 from veridical.explainers.lrp_rules import (
     Layer,
-    Linear,
     Rules,
     as_relevance,
     batch_norm,
     fold,
     pass_on,
     proportional,
+    scale_and_shift,
     split_sum,
 )
 from veridical.explainers.lrp_work import Further, Work, multiplications
@@ -158,10 +158,11 @@ class _Flow(TorchFunctionMode):
         if any(v is not None and v.requires_grad for v in (w, b)):
             raise self._refused(name, "its weights depend on the input")
 
-        def linear(x: Tensor, v: Tensor, c: Tensor | None) -> Tensor:
+        def as_called(x: Tensor, v: Tensor, c: Tensor | None) -> Tensor:
             answer: Tensor = func(x, v, c, *args[3:], **named)
             return answer
 
+        linear = dense if name == "linear" else followed(as_called)
         return self._weighted(linear, args[0], w, b, "conv" in name)
 
     def _weighted(self, linear: Linear, a: Tensor, w: Tensor, b: Tensor | None, convolution: bool) -> Tensor:
@@ -186,6 +187,7 @@ class _Flow(TorchFunctionMode):
     ) -> Tensor:
         if training or mean is None or var is None:
             raise self._refused("batch_norm", "it takes its statistics from the batch, which mixes samples")
+        laid = scale_and_shift(mean, var, weight, bias, eps)
         made = self.layers.get(x)
         if made is not None and (made[4] or x.dim() == 2):
             linear, a, w, b, convolution = made
@@ -193,8 +195,8 @@ class _Flow(TorchFunctionMode):
             size = multiplications(x, w)
             self.work.plain -= size
             self.work.forward += size
-            return self._weighted(linear, a, *fold(w, b, mean, var, weight, bias, eps), convolution)
-        return batch_norm(x, mean, var, weight, bias, eps)
+            return self._weighted(linear, a, *fold(w, b, *laid), convolution)
+        return batch_norm(x, *laid)
 
     def _sum(self, name: str, a: Any, b: Any = None, *, other: Any = None, alpha: Any = 1) -> Tensor:
         b = other if b is None else b
@@ -222,7 +224,7 @@ class _Flow(TorchFunctionMode):
             return value
         if of_a:
             if "matmul" in name and b.dim() == 2:
-                return self._weighted(F.linear, a, b.mT, None, False)
+                return self._weighted(dense, a, b.mT, None, False)
             return proportional(lambda x: func(x, b), a)
         if "div" in name:
             raise self._refused(name, "no rule is stated for a division by an activation")

@@ -15,20 +15,22 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate, map_arg
-from torch.nn import functional as F
 
 from veridical.embeddings import EmbeddingView
 from veridical.errors import NotApplicableError
 from veridical.explainers import lrp_kinds as kinds
 from veridical.explainers.lrp_attention import AttentionRules, normalized
+from veridical.explainers.lrp_kinds import explained, is_explained
+from veridical.explainers.lrp_maps import Linear, convolution, dense, followed
+from veridical.explainers.lrp_norms import facts, only_user, scales_and_shifts
 from veridical.explainers.lrp_rules import (
     Layer,
-    Linear,
     Rules,
     as_relevance,
     batch_norm,
     pass_on,
     proportional,
+    scale_and_shift,
     split_sum,
 )
 from veridical.explainers.lrp_work import Further, Work
@@ -113,6 +115,7 @@ class _Run:
         self.positive: set[fx.Node] = set()  # known to be at least 0
         self.raw: set[fx.Node] = set()  # the input itself, perhaps reshaped or rescaled
         self.gates: set[fx.Node] = set()  # answers of a sigmoid: they weigh a signal
+        self.norms: dict[fx.Node, tuple[Tensor, Tensor]] = {}  # by what they multiply, and what they add
         self.folded: set[fx.Node] = set()  # batch norms that their layer has taken over
         self.carrying: set[fx.Node] = set()  # relevance reaches it: not only through a softmax
 
@@ -124,6 +127,7 @@ class _Run:
     def through(self, graph: fx.Graph, bound: dict[str, Any]) -> Any:
         first = True
         self.carrying = self._reached(graph)
+        self.norms = self._norms(graph)
         for node in graph.nodes:
             if node.op == "placeholder":
                 default = node.args[0] if node.args else None
@@ -172,16 +176,20 @@ class _Run:
         return kind
 
     def _module_of(self, node: fx.Node) -> Any:
-        return self.module.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if node.op != "call_module":
+            return None
+        if "lrp module" not in node.meta:
+            node.meta["lrp module"] = self.module.get_submodule(str(node.target))
+        return node.meta["lrp module"]
 
     def _answer(self, node: fx.Node) -> Any:
         answer: Any = map_arg(node.args[0], lambda n: self.values[n])
-        if self.x.requires_grad and not _explained(answer):
+        if self.x.requires_grad and not explained(answer):
             raise NotApplicableError(
                 "no relevance can flow back from the model's answer: it is a softmax, or does not depend on "
                 "the input. Let the model answer logits"
             )
-        return map_aggregate(answer, lambda v: as_relevance(v) if _is_explained(v) else v)  # type: ignore[arg-type]
+        return map_aggregate(answer, lambda v: as_relevance(v) if is_explained(v) else v)  # type: ignore[arg-type]
 
     def _call(self, node: fx.Node) -> Any:
         args: Any = map_arg(node.args, lambda n: self.values[n])
@@ -191,7 +199,7 @@ class _Run:
             self.raw.add(node)
             return self.x
         function = self._function(node, module)
-        if node not in self.carrying or not _explained((args, kwargs)):
+        if node not in self.carrying or not any(explained(self.values[n]) for n in node.all_input_nodes):
             with torch.no_grad():
                 return function(*args, **kwargs)
         if node in self.folded:
@@ -239,7 +247,7 @@ class _Run:
         if kind == "length":
             return normalized(*args, **kwargs)
         if kind == "batch_norm":
-            return batch_norm(a, *_facts(module))
+            return batch_norm(a, *scale_and_shift(*facts(module)))
         if kind == "linear":
             return self._layer(node, module, function, args, kwargs)
         raise self._refused(node, kind)
@@ -250,31 +258,30 @@ class _Run:
         self, node: fx.Node, module: Any, function: Any, args: list[Any], kwargs: dict[str, Any]
     ) -> Tensor:
         a, norm = args[0], None
-        linear: Linear = F.linear
+        linear: Linear = dense
         if module is None:
             given = {**dict(zip(("weight", "bias"), args[1:3], strict=False)), **kwargs}
             w, b = given.pop("weight"), given.pop("bias", None)
-            if _explained((w, b)):
+            if explained((w, b)):
                 raise self._refused(node, "its weights depend on the input")
             rest = args[3:]
 
             def as_called(x: Tensor, v: Tensor, c: Tensor | None) -> Tensor:
-                return function(x, v, c, *rest, **given)
+                answer: Tensor = function(x, v, c, *rest, **given)
+                return answer
 
-            linear = as_called
-            convolution = "conv" in kinds.name_of(node)
+            linear = followed(as_called)
+            convolves = "conv" in kinds.name_of(node)
         else:
             w, b = module.weight.detach(), None if module.bias is None else module.bias.detach()
-            convolution = not isinstance(module, nn.Linear)
-            if convolution:
-                linear = module._conv_forward  # with the module's own stride, padding and groups
-            norm = self._norm_after(node, a, convolution)
-        rule = self.rules.convolution if convolution else self.rules.dense
+            convolves = not isinstance(module, nn.Linear)
+            linear = convolution(module) if convolves else dense
+            norm = self._norm_after(node, a, convolves)
+        rule = self.rules.convolution if convolves else self.rules.dense
         positive = bool(node.all_input_nodes) and node.all_input_nodes[0] in self.positive
-        if convolution and node.all_input_nodes[0] in self.raw:
+        if convolves and node.all_input_nodes[0] in self.raw:
             rule = self.rules.first
-        facts = None if norm is None else _facts(norm)
-        return self.weighted(rule, linear, a, w, b, 1 if convolution else -1, positive, facts)
+        return self.weighted(rule, linear, a, w, b, 1 if convolves else -1, positive, norm)
 
     def weighted(
         self,
@@ -293,18 +300,29 @@ class _Run:
 
     def dense(self, a: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
         """A linear layer inside a block that is handled whole."""
-        return self.weighted(self.rules.dense, F.linear, a, w.detach(), None if b is None else b.detach())
+        return self.weighted(self.rules.dense, dense, a, w.detach(), None if b is None else b.detach())
 
-    def _norm_after(self, node: fx.Node, a: Tensor, convolution: bool) -> Any:
-        """The batch norm that is this layer's only user, and so can be folded into its weights."""
-        users = list(node.users)
-        if len(users) != 1 or users[0].op != "call_module" or not (convolution or a.dim() == 2):
+    def _norm_after(self, node: fx.Node, a: Tensor, convolves: bool) -> tuple[Tensor, Tensor] | None:
+        """Scale and shift of the batch norm that can be folded into this layer's weights."""
+        norm = only_user(node)
+        if norm is None or norm not in self.norms or not (convolves or a.dim() == 2):
             return None
-        norm = self.module.get_submodule(str(users[0].target))
-        if not isinstance(norm, nn.modules.batchnorm._BatchNorm) or norm.running_mean is None:
-            return None
-        self.folded.add(users[0])
-        return norm
+        self.folded.add(norm)
+        return self.norms[norm]
+
+    def _norms(self, graph: fx.Graph) -> dict[fx.Node, tuple[Tensor, Tensor]]:
+        """Scale and shift of every batch norm behind a layer with weights."""
+        behind = {
+            n: only_user(n) for n in graph.nodes if n.op == "call_module" and self._kind_of(n) == "linear"
+        }
+        found = {user: self._module_of(user) for user in behind.values() if user is not None}
+        return scales_and_shifts(
+            {
+                node: norm
+                for node, norm in found.items()
+                if isinstance(norm, nn.modules.batchnorm._BatchNorm) and norm.running_mean is not None
+            }
+        )
 
     # --- where branches meet ------------------------------------------------------------------------
 
@@ -313,25 +331,25 @@ class _Run:
         factor = kwargs.get("alpha", 1) * (-1 if "sub" in kinds.name_of(node) else 1)
         if "rsub" in kinds.name_of(node):
             a, b, factor = b, a, 1
-            a, b = proportional(torch.neg, b) if _is_explained(b) else -b, a
+            a, b = proportional(torch.neg, b) if is_explained(b) else -b, a
         like = a if isinstance(a, Tensor) else b
         parts = [v if isinstance(v, Tensor) else torch.as_tensor(v).to(like) for v in (a, b)]
         if factor != 1:
             moved = parts[1]
-            parts[1] = proportional(lambda x: x * factor, moved) if _is_explained(moved) else moved * factor
+            parts[1] = proportional(lambda x: x * factor, moved) if is_explained(moved) else moved * factor
         return split_sum(parts)
 
     def _product(self, node: fx.Node, args: list[Any]) -> Tensor:
         a, b = args[0], args[1]
         divides = "div" in kinds.name_of(node)
-        if _is_explained(a) and _is_explained(b):
+        if is_explained(a) and is_explained(b):
             # signal takes all: the gate decides how much passes, the signal what (Arras et al. 2017)
             inputs = [n for n in node.args if isinstance(n, fx.Node)]
             gated = [n in self.gates for n in inputs]
             if divides or sum(gated) != 1:
                 raise self._refused(node, "no rule is stated for a product of two activations")
             a, b = (a.detach(), b) if gated[0] else (a, b.detach())
-        if _is_explained(a):
+        if is_explained(a):
             return proportional(lambda x: x / b if divides else x * b, a)
         if divides:
             raise self._refused(node, "no rule is stated for a division by an activation")
@@ -339,19 +357,19 @@ class _Run:
 
     def _matmul(self, node: fx.Node, args: list[Any]) -> Tensor:
         a, b = args[0], args[1]
-        if _is_explained(a) and _is_explained(b):
+        if is_explained(a) and is_explained(b):
             raise self._refused(node, "no rule is stated for a product of two activations")
-        if _is_explained(b):
+        if is_explained(b):
             return proportional(lambda x: a @ x, b)
         if b.dim() == 2:
-            return self.weighted(self.rules.dense, F.linear, a, b.mT, None)
+            return self.weighted(self.rules.dense, dense, a, b.mT, None)
         return proportional(lambda x: x @ b, a)
 
     # --- what is known of a node's values -------------------------------------------------------------
 
     def _note(self, node: fx.Node, module: nn.Module | None) -> None:
         kind = self._kind_of(node)
-        sources = [n for n in node.all_input_nodes if _explained(self.values[n])]
+        sources = [n for n in node.all_input_nodes if explained(self.values[n])]
         if kinds.is_positive(node, module) or (
             kind in ("structure", "pool", "sum")
             and not kinds.may_turn_negative(node)
@@ -374,24 +392,3 @@ class _Run:
 
 def _method(name: str, owner: Any, *args: Any, **kwargs: Any) -> Any:
     return getattr(owner, name)(*args, **kwargs)
-
-
-def _is_explained(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.requires_grad
-
-
-def _explained(value: Any) -> bool:
-    found = False
-
-    def look(leaf: Any) -> Any:
-        nonlocal found
-        found = found or _is_explained(leaf)
-        return leaf
-
-    map_aggregate(value, look)
-    return found
-
-
-def _facts(norm: Any) -> tuple[Any, ...]:
-    """A batch norm's statistics and weights, as the rules take them."""
-    return norm.running_mean, norm.running_var, norm.weight, norm.bias, norm.eps

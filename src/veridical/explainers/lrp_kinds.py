@@ -6,7 +6,8 @@ import operator
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
+from torch.fx.node import map_aggregate
 from torch.nn import functional as F
 
 _MODULES: list[tuple[tuple[type[nn.Module], ...], str]] = [
@@ -142,3 +143,23 @@ _POOLS: dict[Any, str] = {
     getattr(F, name): name
     for name in ("max_pool1d", "max_pool2d", "max_pool3d", "adaptive_max_pool1d", "adaptive_max_pool2d")
 } | {torch.flatten: "flatten"}
+
+
+def is_explained(value: Any) -> bool:
+    """Whether a value depends on the explained input."""
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+def explained(value: Any) -> bool:
+    """The same of all that a value holds."""
+    if isinstance(value, Tensor):
+        return value.requires_grad
+    found = False
+
+    def look(leaf: Any) -> Any:
+        nonlocal found
+        found = found or is_explained(leaf)
+        return leaf
+
+    map_aggregate(value, look)
+    return found

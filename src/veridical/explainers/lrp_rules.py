@@ -16,14 +16,14 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from veridical.deferred import AT_ONCE
 from veridical.errors import InputError
+from veridical.explainers.lrp_elements import TINY, by_sign, over
+from veridical.explainers.lrp_maps import Linear, Pull, leaf_of
 
 RuleName = Literal["epsilon", "gamma", "z_plus", "alpha_beta", "flat", "w_square", "z_box"]
 RULES: tuple[str, ...] = get_args(RuleName)
-Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 Term = tuple[Tensor, Tensor]
-
-TINY = 1e-9
 
 
 class _Route(torch.autograd.Function):
@@ -47,40 +47,30 @@ def route(value: Tensor, back: Callable[[Tensor], tuple[Tensor, ...]], *inputs: 
     return routed
 
 
-def stabilised(z: Tensor, epsilon: float) -> Tensor:
-    """Push z away from 0 by epsilon in the direction of its sign."""
-    return torch.copysign(torch.full((), epsilon, dtype=z.dtype, device=z.device), z).add_(z)
-
-
-def leaf_of(a: Tensor) -> Tensor:
-    """The same values at the start of a graph of their own."""
-    return a.detach().requires_grad_(True)
-
-
 def shares(
     linear: Linear, terms: Sequence[Term], bias: Tensor | None, relevance: Tensor, epsilon: float = TINY
 ) -> Tensor:
     """R_i = sum over terms of a'_i * (w'^T (R / z'))_i with z' = sum over terms of w' a' + b'."""
-    with torch.enable_grad():
-        leaves = [leaf_of(a) for a, _ in terms]
-        z = _total(linear, [(leaf, w) for leaf, (_, w) in zip(leaves, terms, strict=True)], bias)
-    return _shared(z, leaves, relevance, epsilon)
+    z, pulls = _total(linear, terms, bias)
+    return _shared(z, [(a, pull) for (a, _), pull in zip(terms, pulls, strict=True)], relevance, epsilon)
 
 
-def _total(linear: Linear, terms: Sequence[Term], bias: Tensor | None) -> Tensor:
-    first, *rest = terms
-    total = linear(*first, bias)
-    for a, w in rest:
-        total = total + linear(a, w, None)
-    return total
+def _total(linear: Linear, terms: Sequence[Term], bias: Tensor | None) -> tuple[Tensor, list[Pull]]:
+    parts = [linear(a, w, None if at else bias) for at, (a, w) in enumerate(terms)]
+    total, pulls = parts[0][0], [pull for _, pull in parts]
+    for more, _ in parts[1:]:
+        total = total + more
+    return total, pulls
 
 
-def _shared(z: Tensor, leaves: Sequence[Tensor], relevance: Tensor, epsilon: float = TINY) -> Tensor:
-    """Every leaf times what comes back to it from the relevance over z, a sum linear in the leaves."""
-    below = stabilised(z.detach(), epsilon)
-    back = torch.autograd.grad(z, leaves, torch.div(relevance, below, out=below))
-    parts = [leaf.detach() * g for leaf, g in zip(leaves, back, strict=True)]
-    return parts[0] if len(parts) == 1 else sum(parts[1:], parts[0])
+def _shared(z: Tensor, ways: Sequence[tuple[Tensor, Pull]], R: Tensor, epsilon: float = TINY) -> Tensor:
+    """Every input times what comes back to it from the relevance over z, a sum linear in the inputs."""
+    given = over(R, z, epsilon)
+    (a, pull), *others = ways
+    out = a * pull(given)
+    for a, pull in others:
+        out.addcmul_(a, pull(given))
+    return out
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +86,7 @@ class Layer:
     w: Tensor
     b: Tensor | None
     z: Tensor
+    pull: Pull
     channels: int
     positive: bool = False
     scale: Tensor | None = None
@@ -109,23 +100,25 @@ class Layer:
         b: Tensor | None,
         channels: int,
         positive: bool = False,
-        norm: Any = None,
+        norm: tuple[Tensor, Tensor] | None = None,
     ) -> Layer:
-        """Run the layer on a, apart from the graph that a belongs to, and the batch norm behind it."""
-        leaf = leaf_of(a)
-        scale = None
-        if norm is not None and a.numel() < w.numel():
-            # few rows: scaling what comes out is less work than scaling the weights
-            factor, shift = _scale_and_shift(*norm)
-            scale, b = factor, shift if b is None else shift + b * factor
-            shape = (-1, *[1] * (a.dim() - 1 - channels if channels > 0 else 0))
-            with torch.enable_grad():
-                z = torch.addcmul(b.reshape(shape), linear(leaf, w, None), scale.reshape(shape))
-        else:
+        """Run the layer on a, apart from the graph that a belongs to, and the batch norm behind it.
+
+        The norm is given by its scale and shift.
+        """
+        a = a.detach()
+        if norm is None or a.numel() >= w.numel():
             w, b = (w, b) if norm is None else fold(w, b, *norm)
-            with torch.enable_grad():
-                z = linear(leaf, w, b)
-        return cls(linear, leaf, w, b, z, channels, positive, scale)
+            z, pull = linear(a, w, b)
+            return cls(linear, a, w, b, z, pull, channels, positive)
+        # few rows: scaling what comes out is less work than scaling the weights
+        scale, shift = norm
+        shift = shift if b is None else shift + b * scale
+        shape = (-1, *[1] * (a.dim() - 1 - channels if channels > 0 else 0))
+        laid = scale.reshape(shape)
+        plain, back = linear(a, w, None)
+        z = torch.addcmul(shift.reshape(shape), plain, laid)
+        return cls(linear, a, w, shift, z, lambda g: back(g * laid), channels, positive, scale)
 
     @property
     def weights(self) -> Tensor:
@@ -139,12 +132,12 @@ class Layer:
         w = self.weights
         if self.positive or self._has_no_negative():
             return [(self.a, w.clamp(**up))], bias
-        a = self.a.detach()
+        a = self.a
         return [(a.clamp(min=0), w.clamp(**up)), (a.clamp(max=0), w.clamp(**down))], bias
 
     def _has_no_negative(self) -> bool:
         # on a CPU a look is cheaper than the products with zeros it spares; on a GPU it would wait
-        return self.a.device.type == "cpu" and bool(self.a.amin() >= 0)
+        return self.a.device.type in AT_ONCE and bool(self.a.amin() >= 0)
 
 
 @dataclass(frozen=True)
@@ -179,7 +172,7 @@ class Rules:
     def back(self, rule: str, layer: Layer, R: Tensor) -> Tensor:
         """The relevance of the inputs of one linear layer."""
         if rule == "epsilon":
-            return _shared(layer.z, [layer.a], R, self.epsilon)
+            return _shared(layer.z, [(layer.a, layer.pull)], R, self.epsilon)
         if rule == "flat":
             return _flat(layer, R)
         if rule == "w_square":
@@ -194,33 +187,17 @@ class Rules:
         plus = shares(layer.linear, *layer.signed(True), R)
         if rule == "z_plus" or self.alpha == 1:
             return plus
-        return self.alpha * plus - (self.alpha - 1) * shares(layer.linear, *layer.signed(False), R)
+        minus = shares(layer.linear, *layer.signed(False), R)
+        return plus.mul_(self.alpha).sub_(minus, alpha=self.alpha - 1)
 
     def _gamma(self, layer: Layer, R: Tensor) -> Tensor:
-        """Contributions of the sign of z count 1 + gamma times.
-
-        With p and n the positive and negative parts of z = p + n, the denominators are z + gamma p where z
-        is at least 0 and z + gamma n elsewhere. There n = z - p adds two numbers of one sign, so one further
-        product serves both and nothing cancels.
-        """
-        terms, over = layer.signed(True)
-        z, favour = layer.z.detach(), self.gamma
-        with torch.enable_grad():
-            leaves = [leaf_of(a) for a, _ in terms]
-            lifted = _total(
-                layer.linear, [(leaf, w) for leaf, (_, w) in zip(leaves, terms, strict=True)], over
-            )
-        p = lifted.detach()
-        rising = torch.sign(z).add_(0.5).sign_().add_(1).div_(2)  # 1 where z is at least 0, else 0
-        whole = R / stabilised(z + favour * torch.lerp(z - p, p, rising), TINY)
-        up = whole * rising
-        down = whole - up
-        # a falling output favours its negative contributions: all of them less the positive ones
-        (plain,) = torch.autograd.grad(layer.z, layer.a, up + (1 + favour) * down)
-        more = torch.autograd.grad(lifted, leaves, up - down)
-        out = layer.a.detach() * plain
-        for leaf, g in zip(leaves, more, strict=True):
-            out = out.addcmul_(leaf.detach(), g, value=favour)
+        """Contributions of the sign of z count 1 + gamma times."""
+        terms, bias = layer.signed(True)
+        p, pulls = _total(layer.linear, terms, bias)
+        every, positive = by_sign(R, layer.z, p, self.gamma)
+        out = layer.a * layer.pull(every)
+        for (a, _), pull in zip(terms, pulls, strict=True):
+            out.addcmul_(a, pull(positive), value=self.gamma)
         return out
 
 
@@ -238,17 +215,8 @@ def _flat(layer: Layer, R: Tensor) -> Tensor:
     return (thin / a.shape[axis]).expand_as(a)
 
 
-def fold(
-    w: Tensor,
-    b: Tensor | None,
-    mean: Tensor,
-    var: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-) -> tuple[Tensor, Tensor]:
+def fold(w: Tensor, b: Tensor | None, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
     """Weight and bias of a layer with the batch norm that follows it: on tensors, never in the module."""
-    scale, shift = _scale_and_shift(mean, var, weight, bias, eps)
     return _scaled(w, scale), shift if b is None else shift + b * scale
 
 
@@ -257,22 +225,19 @@ def _scaled(w: Tensor, scale: Tensor) -> Tensor:
     return w * scale.reshape(-1, *[1] * (w.dim() - 1))
 
 
-def batch_norm(
-    a: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
-) -> Tensor:
+def batch_norm(a: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """A batch norm with no layer to fold into: a linear layer that keeps channels apart."""
-    pair = _scale_and_shift(mean, var, weight, bias, eps)
-    scale, shift = (v.reshape(1, -1, *[1] * (a.dim() - 2)) for v in pair)
+    scale, shift = (v.reshape(1, -1, *[1] * (a.dim() - 2)) for v in (scale, shift))
     return proportional(lambda x: x * scale, a, shift)
 
 
-def _scale_and_shift(
+def scale_and_shift(
     mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:
+    """What a batch norm multiplies by and adds, given its statistics and weights."""
     spread = torch.rsqrt(var + eps)
     scale = spread if weight is None else spread * weight.detach()
-    shift = -mean * scale
-    return scale, shift if bias is None else shift + bias.detach()
+    return scale, -mean * scale if bias is None else torch.addcmul(bias.detach(), mean, scale, value=-1)
 
 
 def pass_on(value: Tensor, a: Tensor) -> Tensor:
@@ -285,7 +250,12 @@ def proportional(linear: Callable[[Tensor], Tensor], a: Tensor, bias: Tensor | N
     leaf = leaf_of(a)
     with torch.enable_grad():
         value = linear(leaf) if bias is None else linear(leaf) + bias
-    return route(value, lambda R: (_shared(value, [leaf], R),), a)
+    z, held = value.detach(), leaf.detach()
+
+    def back(R: Tensor) -> tuple[Tensor]:
+        return (_shared(z, [(held, lambda g: torch.autograd.grad(value, leaf, g)[0])], R),)
+
+    return route(z, back, a)
 
 
 def split_sum(parts: Sequence[Tensor]) -> Tensor:
@@ -294,7 +264,7 @@ def split_sum(parts: Sequence[Tensor]) -> Tensor:
     total = sum(values[1:], values[0])
 
     def back(R: Tensor) -> tuple[Tensor, ...]:
-        scaled = R / stabilised(total, TINY)
+        scaled = over(R, total)
         return tuple((value * scaled).sum_to_size(value.shape) for value in values)
 
     return route(total, back, *parts)

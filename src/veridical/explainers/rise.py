@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from veridical import rng
+from veridical.deferred import look_later
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer, register
-from veridical.explainers.coalitions import IndependentCoins, sample_blocks, written_out
+from veridical.explainers.coalitions import IndependentCoins, mask_pieces, sample_blocks, written_out
 from veridical.predictor import check_finite, repeat_side, take_side
 from veridical.probe import blocks, fill_state, probe
 from veridical.rng import Key
@@ -53,6 +56,9 @@ class Rise(Explainer):
 
     def rows_per_sample(self, task: Task) -> int:
         return self.draws
+
+    def pieces(self, task: Task) -> Iterator[Task]:
+        return mask_pieces(task, self.rows_per_sample(task))
 
     def attribute(self, task: Task, key: Key) -> Tensor:
         own, features = key / "masks", task.space.n_features
@@ -137,6 +143,6 @@ def _ask_smooth(task: Task, masks: _SmoothMasks, key: Key) -> tuple[Tensor, Tens
             total[rows] += mean.sum(-1, keepdim=True)
             both = torch.stack([torch.ones_like(mean), mean], 1)
             sums[rows] += both @ (wide.copy_(visible) if wide.shape == visible.shape else visible.double())
-    check_finite(total)
+    look_later(total.device, partial(check_finite, total))
     covered, weighted = sums.unbind(1)
     return total / masks.draws, covered, weighted

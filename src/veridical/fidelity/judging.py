@@ -67,7 +67,10 @@ def judged_answers(task: Task, reference: Reference | None) -> Tensor:
         raise InputError(
             "reference='label' needs labels; give the task labels=..., or reference='prediction'"
         )
-    return check_labels(task.labels, task)
+    labels = task.labels
+    # a look at labels waits for a GPU, and those of a task stay
+    answers: Tensor = task.cached("right answers", lambda: check_labels(labels, task))
+    return answers
 
 
 def rightness(answers: Tensor, truth: Tensor, task: Task) -> tuple[Tensor, Tensor]:

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from veridical.explanation import Explanation
 from veridical.fidelity.judging import rightness
-from veridical.fidelity.removal import SIGNS, Removals, Sign, budget, explanation_sizes, removal_counts
-from veridical.functional import area_under_curve, round_to_grid
+from veridical.fidelity.removal import (
+    SIGNS,
+    Parts,
+    Removals,
+    Sign,
+    budget,
+    explanation_sizes,
+    removal_counts,
+)
+from veridical.functional import area_under_curve
+from veridical.functional.grid import finite_to_grid
 from veridical.probe import probe
 from veridical.rng import Key
 from veridical.task import Task
@@ -72,19 +82,16 @@ def measure(
     rule = removals(task, explanation, levels, alpha, beta, draws, signs, bernoulli, key)
     shape = (draws, len(rule.signs), len(tuple(levels)))
     size = max(1, ANSWERS_AT_ONCE // max(1, rule.count * task.n_outputs))
-    indicator: list[Tensor] = []
-    probability: list[Tensor] = []
+    found: list[Tensor] = []
     for at in range(0, len(task), size):
         piece = slice(at, at + size)
         whole = size >= len(task)
-        part, some = (task, rule) if whole else (task[piece], _take(rule, piece))
+        part, some = (task, rule) if whole else (task[piece], rule.take(piece))
         answers = probe(part, some, key=key, with_clean=True, all_outputs=True)
-        right, chance = rightness(answers, truth[piece], part)
-        for kept, answers in ((indicator, right), (probability, chance)):
-            values = round_to_grid(answers)
-            masked = values[:, 1:].reshape(-1, *shape).mean(1)
-            kept.append(values[:, :1, None] - masked)
-    falls = [torch.cat(kept) for kept in (indicator, probability)]
+        values = finite_to_grid(torch.stack(rightness(answers, truth[piece], part)))
+        masked = values[..., 1:].unflatten(-1, shape).mean(2)
+        found.append(values[..., :1, None] - masked)
+    falls = torch.cat(found, 1) if len(found) > 1 else found[0]
     out: dict[Sign, Falls] = {}
     for place, sign in enumerate(rule.signs):
         counts = rule.counts[place]
@@ -111,23 +118,38 @@ def removals(
     key: Key,
 ) -> Removals:
     """The mask rule of one pass."""
-    n = task.space.counts(len(task)).to(task.device)
+    about = (tuple(levels), alpha, beta, tuple(signs))
+    if task.space.valid is None:
+        n, sizes, counts, parts = _even_parts(task.space.n_features, len(task), task.device, *about)
+    else:
+        n, sizes, counts, parts = _parts(task.space.counts(len(task)).to(task.device), *about)
+    ranks = explanation.descending_ranks.to(task.device)
+    return Removals(key / "removal", task.ids, ranks, n, sizes, counts, tuple(signs), draws, bernoulli, parts)
+
+
+def _parts(
+    n: Tensor, levels: tuple[float, ...], alpha: float, beta: float | None, signs: tuple[Sign, ...]
+) -> tuple[Tensor, Tensor, tuple[Tensor, ...], Parts]:
+    """The features n (N,), sizes (N, S), counts (N, S) a sign, and the parts they make."""
     sizes = explanation_sizes(n, levels)
     cap = None if beta is None else budget(n, beta)
     # a single feature cannot be split into an explanation and the rest
     counts = tuple(
         removal_counts(sizes, n, sign, alpha, cap).masked_fill(n[:, None] < 2, 0) for sign in signs
     )
-    ranks = explanation.descending_ranks.to(task.device)
-    return Removals(key / "removal", task.ids, ranks, n, sizes, counts, tuple(signs), draws, bernoulli)
+    return n, sizes, counts, Parts.of(n, sizes, counts, signs)
 
 
-def _take(rule: Removals, samples: slice) -> Removals:
-    return replace(
-        rule,
-        ids=rule.ids[samples],
-        ranks=rule.ranks[samples],
-        n=rule.n[samples],
-        sizes=rule.sizes[samples],
-        counts=tuple(counts[samples] for counts in rule.counts),
-    )
+@lru_cache(maxsize=16)
+def _even_parts(
+    features: int,
+    samples: int,
+    device: torch.device,
+    levels: tuple[float, ...],
+    alpha: float,
+    beta: float | None,
+    signs: tuple[Sign, ...],
+) -> tuple[Tensor, Tensor, tuple[Tensor, ...], Parts]:
+    """The same where all samples have as many features: made once, never written to."""
+    with torch.inference_mode(False):
+        return _parts(torch.full((samples,), features, device=device), levels, alpha, beta, signs)

@@ -99,8 +99,8 @@ class Fidelity(Metric):
         missing = chosen.isnan()
         values = mean_over_sizes(chosen)
         flags = {
-            NO_SIZE: missing.all(-1),
-            NOTHING_REMOVED: missing.any(-1) & ~missing.all(-1),
+            NO_SIZE: (none := missing.all(-1)),
+            NOTHING_REMOVED: missing.any(-1) & ~none,
             OTHER_CLASS: self._other_class(task, explanation),
         }
         sizes = torch.tensor(self.sizes, dtype=torch.float64)

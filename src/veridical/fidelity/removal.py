@@ -7,7 +7,7 @@ its part of the ranking (the s strongest, or the n - s weakest) that hold the sm
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from veridical import rng
+from veridical.constants import constant
 from veridical.errors import InputError
 from veridical.rng import Key
 
@@ -43,7 +44,7 @@ def smallest_beta(n: int) -> float:
 
 def explanation_sizes(n: Tensor, levels: Sequence[float]) -> Tensor:
     """s = n * level rounded half up, at least 1 and at most n - 1: (N, S) for n (N,)."""
-    level = torch.tensor(tuple(levels), dtype=torch.float64, device=n.device)
+    level = constant(tuple(levels), n.device)
     sizes = (n.double()[:, None] * level + 0.5 + SLACK).floor().to(torch.int64)
     return torch.minimum(sizes, n[:, None] - 1).clamp(min=1)
 
@@ -82,6 +83,39 @@ def check_share(what: str, value: float, above: float = 0.0) -> None:
 
 
 @dataclass(frozen=True, eq=False)
+class Parts:
+    """Which stretch of the ranking each (sign, size) removes from, and how many of it.
+
+    `edges` (2, N, M) is the first rank of a part and the one behind its last, `counts` (N, M) how many of it
+    leave. Where `whole`, all of every part do; `shared` holds (first, behind, count) of each part where these
+    are the same in every sample.
+    """
+
+    edges: Tensor
+    counts: Tensor
+    whole: bool
+    shared: tuple[tuple[int, int, int], ...] | None
+
+    @classmethod
+    def of(cls, n: Tensor, sizes: Tensor, counts: tuple[Tensor, ...], signs: tuple[Sign, ...]) -> Parts:
+        """The parts of samples of n (N,) features, for sizes (N, S) and counts (N, S) a sign."""
+        first, behind = torch.zeros_like(sizes), n[:, None].expand_as(sizes)
+        ends = [(first, sizes) if sign == "plus" else (sizes, behind) for sign in signs]
+        edges = torch.cat([torch.stack(pair) for pair in ends], -1)
+        many = torch.cat(counts, -1)
+        whole = bool((many == edges[1] - edges[0]).all())
+        # where all samples have as many features, each part is the same stretch of every ranking
+        table = torch.stack([*edges, many], -1)
+        alike = len(table) > 0 and not whole and bool((table == table[:1]).all())
+        shared = tuple((b, e, c) for b, e, c in table[0].tolist()) if alike else None
+        return cls(edges, many, whole, shared)
+
+    def take(self, samples: slice) -> Parts:
+        """Those of some of the samples."""
+        return replace(self, edges=self.edges[:, samples], counts=self.counts[samples])
+
+
+@dataclass(frozen=True, eq=False)
 class Removals:
     """The mask rule of one pass: mask (draw, sign, size), sizes fastest, then signs, then draws.
 
@@ -99,32 +133,33 @@ class Removals:
     signs: tuple[Sign, ...] = SIGNS
     draws: int = 1
     bernoulli: bool = False
+    parts: InitVar[Parts | None] = None
+    """What follows from sizes, counts and signs, for those who know it already."""
     _kept: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False)
     _edges: Tensor = field(init=False, repr=False)
     _counts: Tensor = field(init=False, repr=False)
-    _whole: bool = field(init=False, repr=False)
-    _shared: tuple[tuple[int, int, int], ...] | None = field(init=False, repr=False)
+    _parts: Parts = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, parts: Parts | None) -> None:
         # 16 bits move a quarter of the memory of 64, and memory is what building a mask costs
         small = torch.int16 if self.ranks.shape[-1] < 2**15 else torch.int32
         object.__setattr__(self, "ranks", self.ranks.to(small))
-        edges, counts = torch.cat([self._part(sign) for sign in self.signs], -1), torch.cat(self.counts, -1)
-        object.__setattr__(self, "_edges", edges.to(small))
-        object.__setattr__(self, "_counts", counts)
-        all_of_it = bool((counts == edges[1] - edges[0]).all())
-        object.__setattr__(self, "_whole", all_of_it)
-        # where all samples have as many features, each part is the same stretch of every ranking
-        table = torch.stack([*edges, counts], -1)
-        alike = len(table) > 0 and not all_of_it and bool((table == table[:1]).all())
-        shared = tuple((b, e, c) for b, e, c in table[0].tolist()) if alike else None
-        object.__setattr__(self, "_shared", shared)
+        parts = parts or Parts.of(self.n, self.sizes, self.counts, self.signs)
+        object.__setattr__(self, "_parts", parts)
+        object.__setattr__(self, "_edges", parts.edges.to(small))
+        object.__setattr__(self, "_counts", parts.counts)
 
-    def _part(self, sign: Sign) -> Tensor:
-        """First rank of the part and the one behind its last: (2, N, S)."""
-        begin = torch.zeros_like(self.sizes) if sign == "plus" else self.sizes
-        end = self.sizes if sign == "plus" else self.n[:, None].expand_as(self.sizes)
-        return torch.stack([begin, end])
+    def take(self, samples: slice) -> Removals:
+        """The rule of some of the samples."""
+        return replace(
+            self,
+            ids=self.ids[samples],
+            ranks=self.ranks[samples],
+            n=self.n[samples],
+            sizes=self.sizes[samples],
+            counts=tuple(counts[samples] for counts in self.counts),
+            parts=self._parts.take(samples),
+        )
 
     @property
     def count(self) -> int:
@@ -138,7 +173,7 @@ class Removals:
         begin, end = self._edges[:, samples].unsqueeze(-1)
         ranks = self.ranks[samples, None]
         part = ((ranks >= begin) & (ranks < end))[:, None]
-        if self._whole:
+        if self._parts.whole:
             found = part.expand(-1, last - first, -1, -1)
         elif self.bernoulli:
             draws = torch.arange(first, last, device=self.ids.device)
@@ -202,7 +237,7 @@ class Removals:
             edges, ranks = self._edges[:, samples], self.ranks[samples]
             return counted_last_tickets(tickets, ranks, edges, self._counts[samples])
         shape = tickets.shape[:2]
-        if self._shared is None:
+        if self._parts.shared is None:
             begin, end = self._edges[:, samples].unsqueeze(-1)
             ranks = self.ranks[samples, None]
             outside = ((ranks < begin) | (ranks >= end))[:, None].expand(-1, shape[1], -1, -1)
@@ -212,7 +247,7 @@ class Removals:
         # in the order of the ranking a part lies together, and only the part is searched
         order = self.ranks[samples].argsort(-1)[:, None].expand_as(tickets)
         ranked = tickets.gather(-1, order).flatten(0, 1)
-        limits = [rng.smallest(ranked[:, begin:end], count) for begin, end, count in self._shared]
+        limits = [rng.smallest(ranked[:, begin:end], count) for begin, end, count in self._parts.shared]
         return torch.cat(limits, -1).view(*shape, -1)
 
 

@@ -9,6 +9,9 @@ from torch import Tensor
 
 from veridical.errors import InputError, ShapeError
 
+SMALLEST = torch.finfo(torch.float64).tiny
+"""A unit in which a row of zeros stays one: smaller than the size of anything that is measured."""
+
 
 def as_double(x: Tensor, name: str = "x") -> Tensor:
     """Give `x` in float64, outside any graph: these are measurements, not losses."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._rows import align, largest_magnitude, nan_where, over_largest, whole_largest
+from ._rows import SMALLEST, align, as_double, largest_magnitude, nan_where, over_largest, whole_largest
 from .ranks import average_ranks
 
 # A mean of equal numbers, or one sum taken in two orders, is off by a few units in the last place; a row that
@@ -91,6 +91,8 @@ def partial_rank_correlation(x: Tensor, y: Tensor, given: Tensor, where: Tensor 
     0.666667
     """
     x, y, given, valid = align(where, x=x, y=y, given=given)
+    if where is None and x.shape[-1]:
+        return _whole_partial(torch.stack([x, y, given]))
     control = _unit(_rank_deviation(given, valid))
 
     def left_over(row: Tensor) -> Tensor:
@@ -103,6 +105,15 @@ def partial_rank_correlation(x: Tensor, y: Tensor, given: Tensor, where: Tensor 
     r = _cosine(x_left, y_left)
     spread = has_spread(x, valid) & has_spread(y, valid) & has_spread(given, valid)
     return nan_where(~(spread & something_left), r)
+
+
+def _whole_partial(rows: Tensor) -> Tensor:
+    """The same where every entry is valid: all three rows go through every step together."""
+    deviation = _unit(centred_ranks(rows))
+    control = deviation[2]
+    left = deviation[:2] - (deviation[:2] * control).sum(-1, keepdim=True) * control
+    something_left = left.square().sum(-1).amin(0) > _NO_RESIDUAL
+    return nan_where(~(_varies(rows).all(0) & something_left), _cosine(*left))
 
 
 def _deviation(x: Tensor, valid: Tensor) -> Tensor:
@@ -124,8 +135,7 @@ def _whole_deviation(x: Tensor) -> Tensor:
 
 
 def _over_whole(x: Tensor) -> Tensor:
-    largest = whole_largest(x)
-    return x / largest.masked_fill_(largest == 0, 1.0)
+    return x / whole_largest(x).clamp_(min=SMALLEST)
 
 
 def centred_ranks(x: Tensor, where: Tensor | None = None) -> Tensor:
@@ -146,6 +156,8 @@ def cosine(x: Tensor, y: Tensor, where: Tensor | None = None) -> Tensor:
     Of rows less their means it is their correlation: `cosine(centred_ranks(x), centred_ranks(y))` is
     `spearman(x, y)`, for a row that is ranked once and compared often.
     """
+    if where is None and x.dim() and y.dim() and x.shape[-1] == y.shape[-1]:
+        return _cosine(as_double(x, "x"), as_double(y, "y"))
     x, y, valid = align(where, x=x, y=y)
     return _cosine(x, y) if where is None else _cosine(x.where(valid, 0.0), y.where(valid, 0.0))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._rows import align, as_double, largest_magnitude, over_largest, whole_largest
+from ._rows import SMALLEST, align, as_double, largest_magnitude, over_largest, whole_largest
 
 
 def rms_normalise(e: Tensor, where: Tensor | None = None) -> Tensor:
@@ -28,10 +28,10 @@ def rms_normalise(e: Tensor, where: Tensor | None = None) -> Tensor:
 
 def _over_rms(e: Tensor) -> Tensor:
     """The same where every entry is valid, in half the steps."""
-    largest = whole_largest(e)
-    scaled = e / largest.masked_fill_(largest == 0, 1.0)
-    rms = torch.linalg.vector_norm(scaled, 2, -1, keepdim=True) / e.shape[-1] ** 0.5
-    return scaled.div_(rms.masked_fill_(rms == 0, 1.0))
+    # zeros are zeros in any unit, so that of a row of them need only not be 0
+    scaled = e / whole_largest(e).clamp_(min=SMALLEST)
+    rms = torch.linalg.vector_norm(scaled, 2, -1, keepdim=True).div_(e.shape[-1] ** 0.5)
+    return scaled.div_(rms.clamp_(min=SMALLEST))
 
 
 def euclidean(a: Tensor, b: Tensor, where: Tensor | None = None) -> Tensor:
@@ -67,9 +67,8 @@ def cosine_distance(a: Tensor, b: Tensor, where: Tensor | None = None) -> Tensor
 
 
 def _whole_length(x: Tensor) -> Tensor:
-    largest = whole_largest(x)
-    scaled = x / largest.masked_fill_(largest == 0, 1.0)
-    return torch.linalg.vector_norm(scaled, 2, -1) * largest[..., 0]
+    largest = whole_largest(x).clamp_(min=SMALLEST)
+    return torch.linalg.vector_norm(x / largest, 2, -1) * largest[..., 0]
 
 
 def _length(x: Tensor, valid: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from veridical.errors import InputError
 
-from ._rows import align, largest_magnitude, nan_where, whole_largest
+from ._rows import SMALLEST, align, largest_magnitude, nan_where, whole_largest
 
 _STEPS = {torch.float64: 1e9, torch.float32: 1e6, torch.float16: 1e3, torch.bfloat16: 1e3}
 
@@ -45,7 +45,18 @@ def round_to_grid(
 
 def _whole(values: Tensor, steps: float) -> Tensor:
     """The same where every entry is valid, in half the steps."""
-    finite = values.nan_to_num(0.0, 0.0, 0.0)
-    scale = whole_largest(finite)
-    rounded = (values / scale).mul_(steps).round_().div_(steps).mul_(scale)
-    return torch.where(scale == 0, values, rounded)
+    return _rounded(values, whole_largest(values.nan_to_num(0.0, 0.0, 0.0)), steps)
+
+
+def finite_to_grid(responses: Tensor) -> Tensor:
+    """`round_to_grid` of rows that are known to be finite floats, all of them valid; in fewer steps still."""
+    if responses.dtype not in _STEPS:
+        return round_to_grid(responses)
+    values = responses.detach().to(torch.float64)
+    return _rounded(values, whole_largest(values), _STEPS[responses.dtype])
+
+
+def _rounded(values: Tensor, scale: Tensor, steps: float) -> Tensor:
+    # a row of zeros is one of zeros in any unit
+    scale = scale.clamp_(min=SMALLEST)
+    return (values / scale).mul_(steps).round_().div_(steps).mul_(scale)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from veridical.explainers import Explainer
 from veridical.functional import cosine_distance, euclidean, rms_normalise, round_to_grid
+from veridical.gef.pending import Pending, Room
 from veridical.gef.together import SharedWorld
 from veridical.gef.watch import Watch
 from veridical.gef.worlds import Perturbation, Worlds
@@ -27,14 +28,17 @@ Form = Literal["fast", "reference", "jacobian", "arc"]
 Distance = Literal["euclidean", "cosine"]
 ModelDistance = Literal["logit", "outputs"]
 SMALL_STEP = 1e-3
-CPU_TOGETHER, GPU_TOGETHER = 2**17, 2**22
-"""Numbers of maps measured together: on a CPU what its cache holds; a GPU wants more to do at once."""
 
 
 def noise_key(key: Key, draw: int, level: int | None) -> Key:
     """The key of a world's noise: of a draw and level, or (level None) of the draw's one direction."""
     own = key / "noise" / draw
     return own if level is None else own / level
+
+
+def is_plain(explainer: Explainer) -> bool:
+    """Whether an explainer is called as all are, so that its model is asked in sessions and nowhere else."""
+    return type(explainer).__call__ is Explainer.__call__
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +59,7 @@ class Setting:
     output_noise: float = 1e-3
     latest: SharedWorld = field(default_factory=SharedWorld)
     watch: Watch = field(default_factory=Watch)
+    room: Room = field(default_factory=Room)
 
     def noise_key(self, draw: int, level: int) -> Key:
         """Noise is drawn afresh for every (draw, level); along one direction it is the draw's own."""
@@ -70,29 +75,36 @@ class Setting:
 
     def explain(self, world: Task, *where: str | int) -> Tensor:
         """The map of a world (N, V) as it is compared, NaN where there is none (see `values`)."""
-        return self.comparable([self.values(world, *where)])[0]
+        return self.comparable(self.values(world, *where).double()[None])[0]
 
     def values(self, world: Task, *where: str | int) -> Tensor:
         """The map of a world (N, V) as the explainer gives it; `where` keys a stochastic one.
 
         Controls draw anew at every call; an optimisation starts from the same key in every world.
         """
-        key = self.key / "explainer"
+        key = self._explainer_key
         for part in () if self.explainer.one_key else where:
             key = key / part
         return self.explainer.maps(world, key) if self.plain else self.explainer(world, key).values
 
-    def comparable(self, maps: Sequence[Tensor]) -> Tensor:
-        """Maps of some worlds (worlds, N, V), checked, in double precision, divided by their size."""
-        values = (maps[0][None] if len(maps) == 1 else torch.stack(list(maps))).double()
+    def pending(self, measure: Callable[[Tensor], Tensor]) -> Pending:
+        """Maps to be measured when several are there: `measure` gets them as they are compared."""
+        return Pending(self.room, lambda maps: measure(self.comparable(maps)), torch.float64)
+
+    def comparable(self, values: Tensor) -> Tensor:
+        """Maps of some worlds (worlds, N, V) in double precision, checked, and divided by their size."""
         if self.plain:
             self.watch.map(values, self.space.valid, self.explainer.name)
         return rms_normalise(values, where=self.space.valid) if self.normalise else values
 
     @cached_property
+    def _explainer_key(self) -> Key:
+        return self.key / "explainer"
+
+    @cached_property
     def plain(self) -> bool:
         """Whether the maps can be had without the checks of a whole explanation."""
-        return type(self.explainer).__call__ is Explainer.__call__
+        return is_plain(self.explainer)
 
     @cached_property
     def space(self) -> Space:
@@ -114,7 +126,7 @@ class Setting:
             return world.predictor.chunk(rows.inputs, rows.side)
 
     def per_sample(self, values: Tensor) -> Tensor:
-        """Values of the judged rows as one a sample: a class has the mean over its rows."""
+        """Values of the judged rows (..., rows, any) as one a sample: a class has the mean over its rows."""
         if self.task.members is None:
             return values
         own = (self.task.targets[:, None] == self.judged.targets).double()
@@ -141,81 +153,68 @@ class Setting:
         width = clean.shape[2]
         return self.per_sample((pair[..., :width] - pair[..., width:]).square().sum(-1).sqrt())
 
-    def gathered(self, cells: Sequence[Moved], moved: Tensor | None) -> Moved:
-        """The levels of one draw, checked and measured together: apart, each would wait for the device.
+    @cached_property
+    def answers(self) -> Pending:
+        """The answers by which the model's movement is judged, level by level and draw by draw."""
+        return Pending(Room(), self._judge)
 
-        `moved` are the distortions of the explanation (Z, N) where the cells do not hold them.
-        """
-        answers = torch.stack([cell.model for cell in cells])
+    def _judge(self, answers: Tensor) -> Tensor:
         self.watch.outputs(answers)
-        self.watch.settle()
-
-        def table(what: str) -> Tensor | None:
-            parts = [getattr(cell, what) for cell in cells]
-            return None if parts[0] is None else torch.stack(parts, 1)
-
-        explanation = table("explanation") if moved is None else moved.mT
-        model = self.model_distortion(answers.transpose(0, 1))
-        return Moved(model, explanation, table("fit"), table("in_span"))
+        return self.model_distortion(answers.transpose(0, 1)).mT
 
 
 @dataclass(frozen=True, eq=False)
 class Moved:
-    """What the model answers and how far the map moved at one level, and what the form says about itself.
+    """How far the map moved at one level (N,), and what the form says about itself."""
 
-    Of a whole draw: the distortions of model and explanation (N, Z).
-    """
-
-    model: Tensor
     explanation: Tensor | None = None
     fit: Tensor | None = None
     in_span: Tensor | None = None
 
 
-class Pending:
-    """Maps that wait to be measured together: what small ones cost is the steps, not the numbers.
+@dataclass(frozen=True, eq=False)
+class Found:
+    """Distortions (N, M, Z), the length of the unperturbed maps (N,), and what the jacobian form reports.
 
-    `measure` turns maps (some, N, V) into a number a map and sample (some, N).
+    `deaf` where the model never moved, `whole` where no map is missing.
     """
 
-    def __init__(self, setting: Setting, measure: Callable[[Tensor], Tensor]) -> None:
-        self._setting, self._measure = setting, measure
-        self._maps: list[Tensor] = []
-        self._found: list[Tensor] = []
+    model: Tensor
+    explanation: Tensor
+    size: Tensor
+    deaf: bool
+    whole: bool
+    fit: Tensor | None = None
+    in_span: Tensor | None = None
 
-    def add(self, values: Tensor) -> None:
-        """One more map (N, V); when as many as are worth keeping wait, they are measured."""
-        self._maps.append(values)
-        if (len(self._maps) + 1) * values.numel() > (CPU_TOGETHER if values.is_cpu else GPU_TOGETHER):
-            self._flush()
-
-    def all(self) -> Tensor:
-        """What was measured of every map since the last time, in their order."""
-        self._flush()
-        found, self._found = self._found, []
-        return found[0] if len(found) == 1 else torch.cat(found)
-
-    def _flush(self) -> None:
-        maps, self._maps = self._maps, []
-        if maps:
-            self._found.append(self._measure(self._setting.comparable(maps)))
+    @classmethod
+    def joined(cls, parts: Sequence[Found]) -> Found:
+        """What was found of some samples after the other."""
+        names = ("model", "explanation", "size", "fit", "in_span")
+        present = [name for name in names if getattr(parts[0], name) is not None]
+        return cls(
+            deaf=all(part.deaf for part in parts),
+            whole=all(part.whole for part in parts),
+            **{name: torch.cat([getattr(part, name) for part in parts]) for name in present},
+        )
 
 
 class Fast:
-    """The distance between the maps of the clean and the perturbed world (GEF eq. 6)."""
+    """The distance between the maps of the clean and the perturbed world (GEF eq. 6), told at the end."""
 
     def __init__(self) -> None:
         self._pending: Pending | None = None
 
     def __call__(self, setting: Setting, sigma: float, draw: int, level: int, clean: Tensor) -> Moved:
         if self._pending is None:
-            self._pending = Pending(setting, lambda maps: setting.between(clean.expand_as(maps), maps))
+            self._pending = setting.pending(lambda maps: setting.between(clean.expand_as(maps), maps))
         world = setting.world(sigma, setting.noise_key(draw, level))
         self._pending.add(setting.values(world, draw, level))
-        return Moved(setting.outputs(world))
+        setting.answers.add(setting.outputs(world))
+        return Moved()
 
     def moved(self) -> Tensor | None:
-        """The distances since the last time (Z, N)."""
+        """The distances (levels, N), those of one draw after the other."""
         return None if self._pending is None else self._pending.all()
 
 
@@ -228,14 +227,15 @@ def arc(setting: Setting, sigma: float, draw: int, level: int, clean: Tensor) ->
 
     def onwards(maps: Tensor) -> Tensor:
         nonlocal before
-        from_here, before = torch.cat([before[None], maps[:-1]]), maps[-1]
+        from_here, before = torch.cat([before[None], maps[:-1]]), maps[-1].clone()
         return setting.between(from_here, maps)
 
-    steps, world = Pending(setting, onwards), setting.task
+    steps, world, noise = setting.pending(onwards), setting.task, setting.noise_key(draw, level)
     for t in range(1, setting.steps + 1):
-        world = setting.world(sigma, setting.noise_key(draw, level), step=t / setting.steps)
+        world = setting.world(sigma, noise, step=t / setting.steps)
         steps.add(setting.values(world, *_path_key(setting, draw, level, t)))
-    return Moved(setting.outputs(world), steps.all().cumsum(0)[-1])
+    setting.answers.add(setting.outputs(world))
+    return Moved(steps.all().cumsum(0)[-1])
 
 
 def jacobian(setting: Setting, sigma: float, draw: int, level: int, clean: Tensor) -> Moved:
@@ -250,20 +250,22 @@ def jacobian(setting: Setting, sigma: float, draw: int, level: int, clean: Tenso
     energy = torch.zeros(len(task), dtype=torch.float64, device=task.device)
     fits, spans = [], []
     before = setting.per_sample(setting.judged.outputs.double())
-    answers = setting.judged.outputs
+    answers, noise = setting.judged.outputs, setting.noise_key(draw, level)
     for t in range(1, setting.steps + 1):
-        world = setting.world(sigma, setting.noise_key(draw, level), step=t / setting.steps)
+        world = setting.world(sigma, noise, step=t / setting.steps)
         answers = setting.outputs(world)
         outputs = setting.per_sample(answers.double())
-        maps = [setting.values(world, *_path_key(setting, draw, level, t))]
-        near_answers = []
+        first = setting.values(world, *_path_key(setting, draw, level, t))
+        maps = setting.room.of(1 + count, first, torch.float64)
+        maps[0] = first
+        near_answers = answers.new_empty(count, *answers.shape)
         around = Worlds(world, setting.perturb, setting.latest.draw)
         for k in range(count):
-            near = around.at(SMALL_STEP, near_key(setting.noise_key(draw, level), t, k))
-            near_answers.append(setting.outputs(near))
-            maps.append(setting.values(near, *_path_key(setting, draw, level, t, k)))
-        setting.watch.outputs(torch.stack(near_answers))
-        response = torch.stack([setting.per_sample(y.double()) for y in near_answers], 1) - outputs[:, None]
+            near = around.at(SMALL_STEP, near_key(noise, t, k))
+            near_answers[k] = setting.outputs(near)
+            maps[1 + k] = setting.values(near, *_path_key(setting, draw, level, t, k))
+        setting.watch.outputs(near_answers)
+        response = setting.per_sample(near_answers.double()).transpose(0, 1) - outputs[:, None]
         step = outputs - before
         if narrow:
             response, step = (_own(task, value) for value in (response, step))
@@ -274,8 +276,8 @@ def jacobian(setting: Setting, sigma: float, draw: int, level: int, clean: Tenso
         fits.append(fit)
         spans.append(in_span)
         before = outputs
+    setting.answers.add(answers)
     return Moved(
-        answers,
         setting.steps * energy,
         torch.stack(fits).mean(0),
         torch.stack(spans).mean(0),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -14,15 +15,17 @@ from veridical.embeddings import embedding_layer
 from veridical.errors import InputError, VeridicalWarning
 from veridical.explainers import Explainer
 from veridical.functional import has_spread, partial_rank_correlation, pearson, spearman
-from veridical.gef.ahead import NoiseAhead
+from veridical.gef import ahead
 from veridical.gef.distortion import (
     Distance,
     Fast,
     Form,
+    Found,
     ModelDistance,
     Moved,
     Setting,
     arc,
+    is_plain,
     jacobian,
     near_key,
     neighbours,
@@ -50,22 +53,22 @@ WEAK_FIT = 0.1
 FEWEST = 3
 
 
-def _known(explanation: Tensor) -> Tensor | None:
-    """Where there is an explanation; None for everywhere, as it nearly always is."""
-    known = ~explanation.isnan()
-    return None if bool(known.all()) else known
-
-
 def gef_score(
-    model: Tensor, explanation: Tensor, correlation: Callable[..., Tensor] = spearman
+    model: Tensor,
+    explanation: Tensor,
+    correlation: Callable[..., Tensor] = spearman,
+    whole: bool | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Correlate distortions (N, M, Z) over levels, then average over draws: scores, degenerate, empty.
 
     A draw whose explanation does not move scores 0 and is degenerate (Corollary 1); one whose model does not
     move is left out; a sample with no draw left is empty and NaN. Levels without an explanation (NaN) are
-    passed over, and a draw with fewer than three others is left out.
+    passed over, and a draw with fewer than three others is left out; `whole` says that there are none, where
+    that is known.
     """
-    known = _known(explanation)
+    if whole is None:
+        whole = not bool(explanation.isnan().any())
+    known = None if whole else ~explanation.isnan()
     enough = known.sum(-1) >= FEWEST if known is not None else explanation.shape[-1] >= FEWEST
     still = ~has_spread(explanation, known) & enough
     kept = has_spread(model, known) & enough
@@ -201,7 +204,7 @@ class GEF(ExplainerMetric):
         found = self._distortions(where, company, path, key)
         out: dict[str, Outcome | Exception] = dict(company.errors)
         for who, moved in found.items():
-            if self.perturb == "weights" and bool((moved.model == 0).all()):
+            if self.perturb == "weights" and moved.deaf:
                 warnings.warn(DEAF, VeridicalWarning, stacklevel=2)
             nothing = self._nothing(moved.size)[:, None, None]
             explanation = torch.where(moved.explanation <= nothing, 0.0, moved.explanation)
@@ -220,9 +223,12 @@ class GEF(ExplainerMetric):
         if self.mean_then_correlate:
             judged_model, judged = model.mean(1, keepdim=True), explanation.nanmean(1, keepdim=True)
         score, degenerate, empty = gef_score(
-            judged_model, judged, spearman if self.correlation == "spearman" else pearson
+            judged_model,
+            judged,
+            spearman if self.correlation == "spearman" else pearson,
+            found.whole or None,
         )
-        known = _known(explanation)
+        known = None if found.whole else ~explanation.isnan()
         lost = ((~judged.isnan()).sum(-1) < FEWEST).all(-1)
         sigma = torch.tensor(path.levels, dtype=torch.float64, device=model.device).expand(model.shape)
         follow = (
@@ -258,8 +264,8 @@ class GEF(ExplainerMetric):
         """Distortions (N, M, Z), some samples at a time so that memory does not grow with their number."""
         widths = [company.members[who].space_of(task).n_features for who in company]
         room = BLOCK_BYTES * memory_budget(task.device)
-        # the clean maps of all, and what one is at work on
-        maps = sum(widths) + (7 if self.form == "jacobian" else 2) * max(widths, default=0)
+        # of all the clean maps and those that wait, and what one is at work on
+        maps = 2 * sum(widths) + (7 if self.form == "jacobian" else 2) * max(widths, default=0)
         size = max(1, room // (8 * max(1, maps)))
         if size >= len(task):
             return self._block(task, company, path, key)
@@ -267,11 +273,16 @@ class GEF(ExplainerMetric):
         return {who: Found.joined([part[who] for part in parts]) for who in company}
 
     def _block(self, task: Task, company: Company, path: NoisePath, key: Key) -> dict[str, Found]:
-        if self.perturb == "input":
-            return self._walk(task, company, path, key, SharedWorld())
-        layout = Layout.of(task.predictor.model)
-        with NoiseAhead(layout, self._noise_keys(task, path, key)) as draw:
-            return self._walk(task, company, path, key, SharedWorld(draw))
+        # one session around those of all worlds, unless an explainer would meet it that opens none itself
+        plain = all(is_plain(company.members[who]) for who in company)
+        with task.predictor.session(grad=None) if plain else nullcontext():
+            if self.perturb == "input":
+                return self._walk(task, company, path, key, SharedWorld())
+            layout = Layout.of(task.predictor.model)
+            if not ahead.worthwhile(layout):
+                return self._walk(task, company, path, key, SharedWorld(layout=layout))
+            with ahead.NoiseAhead(layout, self._noise_keys(task, path, key)) as draw:
+                return self._walk(task, company, path, key, SharedWorld(draw, layout))
 
     def _noise_keys(self, task: Task, path: NoisePath, key: Key) -> Iterator[Key]:
         """The keys of weight noise in the order in which the form asks for them."""
@@ -299,7 +310,6 @@ class GEF(ExplainerMetric):
         settings: dict[str, Setting] = {}
         clean: dict[str, Tensor] = {}
         cells: dict[str, list[Moved]] = {who: [] for who in company}
-        rows: dict[str, list[Moved]] = {who: [] for who in company}
         measures = {who: forms.get(self.form) or making[self.form]() for who in company}
         for who in company:
             with company.at_work(who, task):
@@ -310,13 +320,11 @@ class GEF(ExplainerMetric):
                 for who in company:
                     with company.at_work(who, task):
                         cells[who].append(measures[who](settings[who], sigma, draw, z, clean[who]))
-            for who in company:
-                with company.at_work(who, task):
-                    measure = measures[who]
-                    moved = measure.moved() if isinstance(measure, Fast) else None
-                    rows[who].append(settings[who].gathered(cells[who], moved))
-                    cells[who] = []
-        return {who: self._found(task, settings[who], rows[who], clean[who]) for who in company}
+        found: dict[str, Found] = {}
+        for who in company:
+            with company.at_work(who, task):
+                found[who] = self._found(settings[who], measures[who], cells[who], clean[who])
+        return found
 
     def _setting(
         self, task: Task, explainer: Explainer, path: NoisePath, key: Key, latest: SharedWorld
@@ -337,35 +345,29 @@ class GEF(ExplainerMetric):
             latest,
         )
 
-    def _found(self, task: Task, setting: Setting, rows: list[Moved], clean: Tensor) -> Found:
-        def table(what: str) -> Tensor:
-            return torch.stack([getattr(row, what) for row in rows], 1)
+    def _found(
+        self, setting: Setting, measure: Callable[..., Moved], cells: list[Moved], clean: Tensor
+    ) -> Found:
+        task = setting.task
 
+        def table(values: Tensor) -> Tensor:
+            return values.unflatten(0, (self.draws, -1)).permute(2, 0, 1).contiguous()
+
+        def told(what: str) -> Tensor:
+            return table(torch.stack([getattr(cell, what) for cell in cells]))
+
+        model = table(setting.answers.all())
+        moved = measure.moved() if isinstance(measure, Fast | RunningReference) else None
+        explanation = told("explanation") if moved is None else table(moved)
+        deaf, gaps = setting.watch.settle((model == 0).all(), explanation.isnan().any())
         if self.normalise:
             length = setting.space.counts(len(task)).double().sqrt().to(task.device)
         else:
             length = clean.square().sum(-1).sqrt()
         if self.form != "jacobian":
-            return Found(table("model"), table("explanation"), length)
-        fit, in_span = (table(what).nanmean((1, 2)) for what in ("fit", "in_span"))
-        return Found(table("model"), table("explanation"), length, fit, in_span)
-
-
-@dataclass(frozen=True, eq=False)
-class Found:
-    """Distortions (N, M, Z), the length of the unperturbed maps (N,), and what the jacobian form reports."""
-
-    model: Tensor
-    explanation: Tensor
-    size: Tensor
-    fit: Tensor | None = None
-    in_span: Tensor | None = None
-
-    @classmethod
-    def joined(cls, parts: Sequence[Found]) -> Found:
-        """What was found of some samples after the other."""
-        names = [field.name for field in fields(cls) if getattr(parts[0], field.name) is not None]
-        return cls(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
+            return Found(model, explanation, length, deaf, not gaps)
+        fit, in_span = (told(what).nanmean((1, 2)) for what in ("fit", "in_span"))
+        return Found(model, explanation, length, deaf, not gaps, fit, in_span)
 
 
 def FastGEF(**settings: object) -> GEF:  # noqa: N802 (reads as the class it makes)

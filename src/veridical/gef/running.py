@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from veridical.gef.distortion import Moved, Pending, Setting
+from veridical.gef.distortion import Moved, Setting
+from veridical.gef.pending import Pending
 from veridical.gef.worlds import with_output_noise
 from veridical.rng import Key
 from veridical.task import Task
@@ -33,33 +34,40 @@ class RunningReference:
     """
 
     def __init__(self) -> None:
-        self.sums: dict[int, Tensor] = {}
-        self.counts: dict[int, Tensor] = {}
         self.reached: bool | None = None
+        self._pending: Pending | None = None
+        self._own: list[Tensor] = []
+        self._draws, self._steps = 0, 1
 
     def __call__(self, setting: Setting, sigma: float, draw: int, level: int, clean: Tensor) -> Moved:
-        nothing = torch.zeros(len(clean), dtype=torch.float64, device=clean.device)
-        total, count = self.sums.get(draw, nothing), self.counts.get(draw, nothing)
-        pending = Pending(setting, lambda maps: (clean - maps).square_().sum(-1).square())
-        own: list[Tensor] = []
+        if self._pending is None:
+            self._pending = setting.pending(lambda maps: (clean - maps).square_().sum(-1).square())
+        noise = setting.noise_key(draw, level)
         for t, strength in enumerate(strengths(sigma, setting.steps)):
-            world = setting.world(strength, step_key(setting.noise_key(draw, level), t))
+            world = setting.world(strength, step_key(noise, t))
             if self.reached is None:
                 self.reached = self._reaches(setting, world)
             if self.reached:
                 change = clean - setting.explain(world, draw, level, t)
                 towards = self._mean_change(setting, world, clean, change, draw, level, t)
-                own.append((change * towards).sum(-1).square())
+                self._own.append((change * towards).sum(-1).square())
             else:
-                pending.add(setting.values(world, draw, level, t))
-        products = torch.stack(own) if own else pending.all()
+                self._pending.add(setting.values(world, draw, level, t))
+        self._draws, self._steps = draw + 1, setting.steps
+        world = setting.world(sigma, noise)
+        setting.answers.add(setting.outputs(world))
+        return Moved()
+
+    def moved(self) -> Tensor | None:
+        """The running means (levels, N), those of one draw after the other."""
+        if self._pending is None:
+            return None
+        products = torch.stack(self._own) if self._own else self._pending.all()
+        products, steps = products.unflatten(0, (self._draws, -1)), self._steps
         # a missing map joins no mean; one term after the other, as the program adds them
-        total = torch.cat([total[None], products.nan_to_num(0.0)]).cumsum(0)[-1]
-        count = count + (~products.isnan()).sum(0)
-        self.sums[draw], self.counts[draw] = total, count
-        world = setting.world(sigma, setting.noise_key(draw, level))
-        moved = torch.where(count > 0, total / count.clamp(min=1), torch.nan)
-        return Moved(setting.outputs(world), moved)
+        total = products.nan_to_num(0.0).cumsum(1)[:, steps - 1 :: steps]
+        count = (~products.isnan()).cumsum(1)[:, steps - 1 :: steps]
+        return torch.where(count > 0, total / count.clamp(min=1), torch.nan).flatten(0, 1)
 
     def _reaches(self, setting: Setting, world: Task) -> bool:
         """Whether noise on the outputs can change a map at all."""

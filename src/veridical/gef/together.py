@@ -13,17 +13,18 @@ from veridical.gef.worlds import Perturbation, Worlds
 from veridical.rng import Key
 from veridical.scores import Cost
 from veridical.task import Task
-from veridical.weights import Noise
+from veridical.weights import Layout, Noise
 
 
 @dataclass(eq=False)
 class SharedWorld:
     """The latest world and what its model answered; the next one takes its place in memory.
 
-    `draw` gives weight noise by key (see `Worlds`).
+    `draw` gives weight noise by key, `layout` holds the weights it is put on (see `Worlds`).
     """
 
     draw: Callable[[Key], Noise] | None = None
+    layout: Layout | None = None
     _around: Worlds | None = None
     _name: Any = None
     _world: Task | None = None
@@ -32,7 +33,7 @@ class SharedWorld:
     def around(self, task: Task, perturb: Perturbation) -> Worlds:
         """The worlds around this task: its weights are laid out once for all of them."""
         if self._around is None or self._around.origin is not task:
-            self._around = Worlds(task, perturb, self.draw)
+            self._around = Worlds(task, perturb, self.draw, self.layout)
         return self._around
 
     def world(self, name: Any, make: Callable[[], Task]) -> Task:

@@ -31,24 +31,25 @@ class Watch:
         absent = values.isnan() if valid is None else values.isnan() | ~valid
         self._maps.append((wrong & ~absent.all(-1)).reshape(-1, values.shape[-2]))
 
-    def settle(self) -> None:
-        """Refuse what was not finite since the last time."""
-        outputs, maps = self._outputs, self._maps
+    def settle(self, *facts: Tensor) -> list[bool]:
+        """Refuse what was not finite since the last time; and tell these facts, all by one look."""
+        outputs = ~torch.cat(self._outputs).isfinite() if self._outputs else None
+        maps = torch.cat(self._maps) if self._maps else None
         self._outputs, self._maps = [], []
-        if outputs:
-            bad = _rows(~torch.cat(outputs).isfinite())
-            if bad:
+        broken = [wrong.any() for wrong in (outputs, maps) if wrong is not None]
+        told: list[bool] = torch.stack([*facts, *broken]).tolist() if facts or broken else []
+        if any(told[len(facts) :]):
+            if outputs is not None and (bad := _rows(outputs)):
                 raise ModelError(
                     f"the model answered NaN or infinity in {len(bad)} rows (first: {bad[:5]}) under noise; "
                     "give a shorter path"
                 )
-        if maps:
-            bad = _rows(torch.cat(maps))
-            if bad:
+            if maps is not None and (bad := _rows(maps)):
                 raise InputError(
                     f"the map of '{self._who}' is NaN or infinite in samples {bad[:5]}; "
                     "a map must be finite (or NaN throughout, to say that a sample could not be explained)"
                 )
+        return told[: len(facts)]
 
 
 def _rows(wrong: Tensor) -> list[int]:

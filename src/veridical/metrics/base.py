@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from veridical.deferred import Look, collecting
 from veridical.errors import NotApplicableError, ShapeError
 from veridical.explainers.base import MODALITIES, Explainer
 from veridical.explanation import Explanation
@@ -83,12 +84,37 @@ class AnyMetric(Settings):
                 f"metric '{self.name}' does not apply here: {reason}. These do: {', '.join(applicable(task))}"
             )
 
-    def _scores(self, task: Task, outcome: Outcome, who: str, key: Key, before: Meter, extra: Any) -> Scores:
-        if tuple(outcome.values.shape) != (len(task),):
+    def _scores(
+        self,
+        task: Task,
+        outcome: Outcome,
+        who: str,
+        key: Key,
+        before: Meter,
+        extra: Any,
+        unchecked: Sequence[Look] = (),
+    ) -> Scores:
+        if outcome.values.shape != (len(task),):
             raise ShapeError(
                 f"metric '{self.name}' gave values of shape {tuple(outcome.values.shape)}, "
                 f"expected one a sample ({len(task)},)"
             )
+        plan, fill, device, notes = task.predictor.plan, task.fill, task.device, outcome.notes
+        halvings = task.predictor.meter.halvings - before.halvings
+
+        def origin() -> dict[str, Any]:
+            return {
+                "metric": self.to_json(),
+                "explainer": extra.to_json() if isinstance(extra, Settings) else extra,
+                "seed": key.seed,
+                "plan": plan.to_json(),
+                "halvings": halvings,
+                "device": str(device),
+                "fill": fill.to_json(),
+                "torch": torch.__version__,
+                **notes,
+            }
+
         return Scores(
             outcome.values,
             self.better,
@@ -99,17 +125,8 @@ class AnyMetric(Settings):
             outcome.curve,
             outcome.details,
             task.predictor.meter.cost - before.cost,
-            {
-                "metric": self.to_json(),
-                "explainer": extra,
-                "seed": key.seed,
-                "plan": task.predictor.plan.to_json(),
-                "halvings": task.predictor.meter.halvings - before.halvings,
-                "device": str(task.device),
-                "fill": task.fill.to_json(),
-                "torch": torch.__version__,
-                **outcome.notes,
-            },
+            unchecked=unchecked,
+            origin=origin,
         )
 
 
@@ -133,14 +150,15 @@ class Metric(AnyMetric):
         if missing is not None:
             zeros = explanation.values.masked_fill(missing[:, None], 0.0)
             explanation = replace(explanation, values=zeros)
-        outcome = self.evaluate(task, explanation, key / self.name)
+        with collecting() as unchecked:
+            outcome = self.evaluate(task, explanation, key / self.name)
         if missing is not None:
             values = outcome.values.double().masked_fill(missing, torch.nan)
             # what the stand-in map was flagged for is not the sample's doing
             flags = {reason: flag & ~missing for reason, flag in outcome.flags.items()}
             outcome = replace(outcome, values=values, flags={**flags, "no explanation": missing})
         made_by = explanation.provenance.get("explainer", explanation.explainer)
-        return self._scores(task, outcome, explanation.explainer, key, before, made_by)
+        return self._scores(task, outcome, explanation.explainer, key, before, made_by, unchecked)
 
 
 @dataclass(frozen=True)
@@ -156,8 +174,9 @@ class ExplainerMetric(AnyMetric):
         self.check(task)
         explainer.check(task)
         before = replace(task.predictor.meter)
-        outcome = self.evaluate(task, explainer, key / self.name)
-        return self._scores(task, outcome, explainer.name, key, before, explainer.to_json())
+        with collecting() as unchecked:
+            outcome = self.evaluate(task, explainer, key / self.name)
+        return self._scores(task, outcome, explainer.name, key, before, explainer, unchecked)
 
     def score_all(
         self,
@@ -169,7 +188,7 @@ class ExplainerMetric(AnyMetric):
         out: dict[str, Scores | Exception] = {}
         for who, explainer in explainers.items():
             try:
-                out[who] = self(task, explainer, key)
+                out[who] = self(task, explainer, key).settle()
             except Exception as error:
                 out[who] = error
         return out

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import torch
+from functools import partial
 
-from veridical.predictor import take_side
+from veridical.constants import counting
+from veridical.deferred import look_later
+from veridical.predictor import check_finite, take_side
 from veridical.task import Task
 
 
@@ -31,8 +33,11 @@ def reference_task(task: Task, count: int) -> Task:
     assert task.train is not None
     few = slice(0, count)
     rows, side = task.train[few], take_side(task.train_side, few)
-    ids = torch.arange(len(rows), device=task.device)
-    predicted = task.predictor.outputs(rows, side).argmax(-1)
+    ids = counting(len(rows), task.device)
+    with task.session():
+        outputs = task.predictor.chunk(rows, side)
+    look_later(outputs.device, partial(check_finite, outputs))
+    predicted = outputs.argmax(-1)
     others = task._derive(inputs=rows, side=side, ids=ids, masks=None, labels=None, _targets=predicted)
     others.__dict__["reference"] = others
     return others

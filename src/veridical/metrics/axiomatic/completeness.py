@@ -12,7 +12,7 @@ from veridical.explanation import Explanation
 from veridical.fill import Fill
 from veridical.metrics.base import Metric, Outcome, register
 from veridical.metrics.blocks import in_blocks
-from veridical.probe import Given, probe
+from veridical.probe import probe
 from veridical.rng import Key
 from veridical.scores import Direction
 from veridical.task import Response, Task
@@ -20,8 +20,24 @@ from veridical.task import Response, Task
 
 def total_relevance(values: Tensor, valid: Tensor | None) -> Tensor:
     """The sum of each map over the features that exist, in float64."""
-    values = values.double()
-    return values.sum(-1) if valid is None else torch.where(valid, values, 0.0).sum(-1)
+    if valid is not None:
+        values = values.masked_fill(~valid, 0.0)
+    return values.sum(-1, dtype=torch.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class Everything:
+    """One mask, which removes all features (1, V)."""
+
+    features: Tensor
+    count: ClassVar[int] = 1
+
+    def removed(self, samples: slice, masks: slice) -> Tensor:
+        return self.features[None]
+
+    def signature(self, matters: Tensor) -> Tensor:
+        """0 for a sample of which no feature matters."""
+        return matters.any(-1, keepdim=True)
 
 
 @register
@@ -46,9 +62,8 @@ class Completeness(Metric):
 
     def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         everything = torch.ones(1, task.space.n_features, dtype=torch.bool, device=task.device)
-        asked = probe(
-            task, Given(everything), response=self.response, fill=self.fill, key=key, with_clean=True
-        )
+        rule = Everything(everything)
+        asked = probe(task, rule, response=self.response, fill=self.fill, key=key, with_clean=True)
         owed = asked[:, 0] - asked[:, 1]
         total = in_blocks(total_relevance, explanation.values, explanation.valid)
         return Outcome((total - owed).abs(), details={"sum of relevance": total, "change of answer": owed})

@@ -47,9 +47,9 @@ def shifted(task: Task, shift: float, compensate: bool) -> Task:
 
 def gap_and_size(before: Tensor, after: Tensor, valid: Tensor | None) -> Tensor:
     """How far normalised maps lie apart in units of the first one's length, and that length (N, 2)."""
-    before, after = (rms_normalise(maps, where=valid) for maps in (before, after))
+    before, after = rms_normalise(torch.stack([before, after]), where=valid)
     size = before.norm(dim=-1)
-    return torch.stack([euclidean(before, after) / torch.where(size == 0, torch.nan, size), size], -1)
+    return torch.stack([euclidean(before, after) / size.masked_fill(size == 0, torch.nan), size], -1)
 
 
 @register

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
 import torch
@@ -54,16 +55,12 @@ class FaithfulnessCorrelation(Metric):
 
     def sizes(self, task: Task) -> Tensor:
         """Features in a subset, for each sample (N,): at least one, and not all."""
-        return self._sizes(task.space.counts(len(task)))
-
-    def _sizes(self, counts: Tensor) -> Tensor:
-        wanted = counts * self.subset_size if self.subset_size < 1 else counts * 0 + int(self.subset_size)
-        return torch.minimum(wanted.round().long().clamp(min=1), (counts - 1).clamp(min=1))
+        return _sizes(task.space.counts(len(task)), self.subset_size)
 
     def _subsets(self, task: Task, key: Key) -> MaskRule:
         count, valid = task.space.n_features, task.space.valid
         # one size for all is known here, without asking a GPU for it
-        sizes = self._sizes(torch.tensor([count])) if valid is None else self.sizes(task)[:, None]
+        sizes = _only_size(count, self.subset_size) if valid is None else self.sizes(task)[:, None]
         return RandomSubsets(key, task.ids, count, self.runs, sizes, valid)
 
     def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
@@ -80,3 +77,14 @@ class FaithfulnessCorrelation(Metric):
         values = subset_correlation(sums, falls)
         # of finite numbers a correlation is NaN where one side has no spread, and nowhere else
         return Outcome(values, flags={"no spread: all subsets alike": values.isnan()})
+
+
+def _sizes(counts: Tensor, share: float) -> Tensor:
+    wanted = counts * share if share < 1 else counts * 0 + int(share)
+    return torch.minimum(wanted.round().long().clamp(min=1), (counts - 1).clamp(min=1))
+
+
+@lru_cache(maxsize=64)
+def _only_size(features: int, share: float) -> int:
+    """Features in a subset of so many, the same for all samples."""
+    return int(_sizes(torch.tensor([features]), share))

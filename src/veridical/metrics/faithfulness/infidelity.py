@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from veridical import rng
+from veridical.constants import constant
+from veridical.deferred import look_later
 from veridical.errors import InputError, NotApplicableError
 from veridical.explanation import Explanation
 from veridical.fill import Fill
@@ -46,7 +49,9 @@ class RandomSquares:
     def __post_init__(self) -> None:
         draws = torch.arange(self.count, device=self.ids.device)
         corner = rng.uniform(self.key / "corner", self.ids, draws, 2, torch.float64)
-        free = torch.tensor([size - min(self.side, size) + 1 for size in self.shape], device=corner.device)
+        free = constant(
+            tuple(size - min(self.side, size) + 1 for size in self.shape), corner.device, torch.int64
+        )
         object.__setattr__(self, "_first", (corner * free).floor().long().movedim(-1, 0)[..., None])
 
     def removed(self, samples: slice, masks: slice) -> Tensor:
@@ -148,8 +153,9 @@ class Infidelity(Metric):
         if space.kind == "pixel":
             height, width = space.input_shape[-2:]
             return RandomSquares(key, task.ids, (height, width), self.patch, self.draws)
-        counts = space.counts(len(task))[:, None]
-        sizes = (counts / 10).round().long().clamp(min=1)
+        sizes: Tensor | int = max(1, round(space.n_features / 10))
+        if space.valid is not None:
+            sizes = (space.counts(len(task))[:, None] / 10).round().long().clamp(min=1)
         return RandomSubsets(key, task.ids, space.n_features, self.draws, sizes, space.valid)
 
     @staticmethod
@@ -185,7 +191,7 @@ class Infidelity(Metric):
                 answers = task.respond(task.predictor.chunk(x, side), self.response)
                 target = task.targets[rows].repeat_interleave(across)
                 asked[rows, columns] = answers.gather(1, target[:, None]).view(-1, across)
-        check_finite(asked)
+        look_later(asked.device, partial(check_finite, asked))
         clean = task.respond(task.outputs, self.response).gather(1, task.targets[:, None])
         responses = round_to_grid(torch.cat([clean.to(asked.dtype), asked], 1))
         return predicted, responses[:, :1] - responses[:, 1:]

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
 
+from veridical.deferred import look_later
 from veridical.errors import InputError
 from veridical.explanation import Explanation
 from veridical.fill import Fill
-from veridical.functional import has_spread
+from veridical.predictor import check_finite
 from veridical.probe import MaskRule, blocks, flip_counts, probe
 from veridical.rng import Key
 from veridical.sharing import shared
@@ -147,6 +148,8 @@ def asked_and_summed(
     if asked.responses is None:
         asked.responses = probe(task, summing, response=response, fill=fill, key=key, with_clean=True)
         return asked.responses, summing.sums
+    # whoever asked them looks at them, but not for the others
+    look_later(task.device, partial(check_finite, asked.responses))
     rows = task.predictor.rows
     if asked.drawn is None and weights.numel() * rule.count <= _MASKS_KEPT:
         masks = weights.new_empty(len(weights), rule.count, weights.shape[-1], dtype=torch.bool)
@@ -227,4 +230,4 @@ def existing_values(explanation: Explanation) -> Tensor:
 
 def unordered(explanation: Explanation) -> Tensor:
     """Maps that rank nothing, because all their values are equal (N,)."""
-    return ~has_spread(explanation.values, explanation.valid)
+    return ~explanation.spread

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
 from torch import Tensor
 
+from veridical.constants import constant
 from veridical.errors import InputError
 from veridical.explanation import Explanation
 from veridical.fill import Fill
@@ -64,8 +64,9 @@ class Road(Metric):
         return super().why_not(task)
 
     def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
-        counts = task.space.counts(len(task))[:, None]
-        share = torch.tensor(self.shares, dtype=torch.float64, device=task.device)
+        share = constant(self.shares, task.device)
+        # samples that all have as many features share their counts
+        counts = task.space.counts(1 if task.space.valid is None else len(task))[:, None]
         gone = (counts * share).round().long()
         first = explanation.descending_ranks if self.order == "morf" else explanation.ranks
         rule = RankThreshold(first, gone[0] if task.space.valid is None else gone)
@@ -78,7 +79,7 @@ class Road(Metric):
         return Outcome(
             answers.mean(-1),
             flags={UNORDERED: unordered(explanation)},
-            curve=Curve(share, answers, "share of features removed", label),
+            curve=Curve(share.clone(), answers, "share of features removed", label),
         )
 
 

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from veridical.constants import constant
 from veridical.errors import InputError
 from veridical.explanation import Explanation
 from veridical.fill import Fill
@@ -51,15 +52,18 @@ class SensitivityN(Metric):
             raise InputError(f"shares must lie between 0 and 1, got {self.shares}")
 
     def sizes(self, task: Task) -> Tensor:
-        """Features in a subset, for each sample and size (N, sizes): at least one, never all."""
-        counts = task.space.counts(len(task))[:, None]
-        share = torch.tensor(self.shares, dtype=torch.float64, device=counts.device)
+        """Features in a subset, for each sample and size (N, sizes): at least one, never all.
+
+        One row where all samples have as many features.
+        """
+        counts = task.space.counts(1 if task.space.valid is None else len(task))[:, None]
+        share = constant(self.shares, counts.device)
         return torch.minimum((counts * share).round().long().clamp(min=1), (counts - 1).clamp(min=1))
 
     def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
-        sizes, count = self.sizes(task), task.space.n_features
-        valid = task.space.valid
-        drawn = RandomSubsets(key, task.ids, count, self.draws, sizes[0] if valid is None else sizes, valid)
+        count, valid = task.space.n_features, task.space.valid
+        sizes = self.sizes(task) if valid is not None else self.sizes(task)[0]
+        drawn = RandomSubsets(key, task.ids, count, self.draws, sizes, valid)
         responses, sums = asked_and_summed(
             task,
             drawn,

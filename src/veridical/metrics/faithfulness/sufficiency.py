@@ -10,7 +10,9 @@ from torch import Tensor
 
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer
+from veridical.functional._rows import SMALLEST
 from veridical.metrics.base import ExplainerMetric, Outcome, register
+from veridical.metrics.explaining import explained
 from veridical.metrics.reference_rows import for_predictions, reference_task, why_no_references
 from veridical.rng import Key
 from veridical.scores import Direction
@@ -18,9 +20,12 @@ from veridical.task import Task
 
 
 def shared_prediction(near: Tensor, predictions: Tensor, own: Tensor) -> Tensor:
-    """Of the neighbours of each sample (n, R), the share that has its prediction; NaN without neighbours."""
-    same = predictions[None] == own[:, None]
-    return (same & near).sum(-1) / near.sum(-1).double()
+    """Of the neighbours of each sample (n, R), the share that has its prediction; NaN without neighbours.
+
+    `predictions` is (R,), or (n, R) where every sample has rows of its own.
+    """
+    same = predictions == own[:, None]
+    return (same & near).sum(-1) / near.sum(-1, dtype=torch.float64)
 
 
 @register
@@ -59,34 +64,37 @@ class Sufficiency(ExplainerMetric):
 
     def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
         others = reference_task(task, self.reference_rows)
-        mine, failed, empty = _directions(explainer(for_predictions(task), key / "samples").values)
-        theirs, *unusable = _directions(explainer(others, key / "references").values)
-        barred = unusable[0] | unusable[1]
+        keys = key / "samples", key / "references"
+        samples = for_predictions(task)
+        maps, failed, empty = _directions(explained(explainer, (samples, others), keys))
+        count = len(task)
+        mine, theirs, barred = maps[:count], maps[count:], failed[count:] | empty[count:]
+        failed, empty = failed[:count], empty[:count]
         values = []
         few = max(1, 2**22 // len(theirs))
         for at in range(0, len(task), few):
             part = slice(at, at + few)
             # rounded, so that equal distances tie and fall back to the order of the reference rows
-            distance = ((1 - mine[part] @ theirs.T) * 1e9).round() / 1e9
-            near = self._near(distance.masked_fill(barred, torch.inf))
-            values.append(shared_prediction(near, others.targets, task.predictions[part]))
-        shares = torch.cat(values).masked_fill(failed | empty, torch.nan)
-        lonely = shares.isnan() & ~failed & ~empty
+            distance = (1 - mine[part] @ theirs.T).mul_(1e9).round_().div_(1e9)
+            near, order = self._near(distance.masked_fill_(barred, torch.inf))
+            classes = others.targets if order is None else others.targets[order]
+            values.append(shared_prediction(near, classes, samples.targets[part]))
+        unusable = failed | empty
+        shares = torch.cat(values).masked_fill_(unusable, torch.nan)
+        lonely = shares.isnan() & ~unusable
         return Outcome(shares, flags={"no neighbour": lonely, "map is zero": empty, "no explanation": failed})
 
-    def _near(self, distance: Tensor) -> Tensor:
-        """Which rows count as neighbours (n, R); an infinite distance never does."""
+    def _near(self, distance: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Which rows are neighbours, an infinite distance never, and which rows these are, if not all."""
         if self.radius is not None:
-            return distance <= self.radius
-        order = distance.argsort(dim=-1, stable=True)[:, : self.neighbours]
-        near = torch.zeros_like(distance, dtype=torch.bool).scatter_(-1, order, True)
-        return near & torch.isfinite(distance)
+            return distance <= self.radius, None
+        ascending, order = (x[:, : self.neighbours] for x in distance.sort(dim=-1, stable=True))
+        return ascending < torch.inf, order
 
 
 def _directions(maps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Maps scaled to length 1, which of them failed (NaN), and which are zero."""
+    """Maps scaled to length 1, which of them failed (and are NaN), and which are zero."""
     maps = maps.double()
-    failed = maps.isnan().any(-1)
-    maps = maps.masked_fill(failed[:, None], 0.0)
-    length = maps.square().sum(-1, keepdim=True).sqrt()
-    return maps / torch.where(length == 0, 1.0, length), failed, (length[:, 0] == 0) & ~failed
+    length = maps.square().sum(-1, keepdim=True).sqrt_()
+    failed, empty = length[:, 0].isnan(), length[:, 0] == 0
+    return maps / length.clamp_(min=SMALLEST), failed, empty

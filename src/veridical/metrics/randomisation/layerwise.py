@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Literal
 
 import torch
@@ -13,6 +14,10 @@ from veridical.scores import Curve
 from veridical.task import Task
 from veridical.weights import WeightView, cascade, drawing, layers
 
+_COMPARED = {"cpu": 2**17, "cuda": 2**24}
+"""Numbers of maps that are ranked together: what a CPU's cache holds, or enough to keep a GPU busy."""
+_WEIGHTS_KEPT = 2**25
+"""Numbers of drawn weights that a task keeps: 128 MB."""
 Order = Literal["top_down", "bottom_up", "independent"]
 
 
@@ -27,23 +32,41 @@ def randomised_worlds(task: Task, order: Order, key: Key) -> Iterator[Task]:
 
     The unrandomised model is not among them. Weights begin to be drawn at once, whenever they are asked for.
     """
-    module = _own_module(task)
-    steps = cascade(module, order)
-    drawn = drawing(module, list(dict.fromkeys(name for names in steps for name in names)), key)
-
-    def worlds() -> Iterator[Task]:
-        fresh = drawn()
-        for names in steps:
-            yield _under(task, {n: value for name in names for n, value in fresh[name].items()})
-
-    return worlds()
+    return _worlds(task, order, key, lambda module: cascade(module, order))
 
 
 def fully_randomised(task: Task, key: Key) -> Callable[[], Task]:
     """The task with every layer randomised, once it is called for; its weights begin to be drawn at once."""
+    worlds = _worlds(task, "all at once", key, lambda module: [layers(module)])
+    return lambda: next(worlds)
+
+
+def _worlds(
+    task: Task, how: str, key: Key, steps_of: Callable[[nn.Module], list[list[str]]]
+) -> Iterator[Task]:
+    """The task with the layers of each step randomised.
+
+    These worlds do not depend on what is judged in them: a task keeps the last, unless they are very large.
+    """
+    kept: dict[tuple[str, Key], list[Task]] = task.cached("randomised worlds", dict)
+    if (how, key) in kept:
+        return iter(kept[how, key])
     module = _own_module(task)
-    drawn = drawing(module, layers(module), key)
-    return lambda: _under(task, {n: v for layer in drawn().values() for n, v in layer.items()})
+    steps = steps_of(module)
+    drawn = drawing(module, list(dict.fromkeys(layer for names in steps for layer in names)), key)
+
+    def worlds() -> Iterator[Task]:
+        fresh, made = drawn(), []
+        size = sum(value.numel() for own in fresh.values() for value in own.values())
+        for step, names in enumerate(steps, 1):
+            made.append(_under(task, {n: value for layer in names for n, value in fresh[layer].items()}))
+            if step == len(steps) and size <= _WEIGHTS_KEPT:
+                if size * (len(kept) + 1) > _WEIGHTS_KEPT:
+                    kept.clear()
+                kept[how, key] = made
+            yield made[-1]
+
+    return worlds()
 
 
 def _under(task: Task, fresh: dict[str, Tensor]) -> Task:
@@ -57,21 +80,32 @@ def similarity_by_layer(
     draws: int,
     key: Key,
     explain: Callable[[Task, Key], Tensor],
+    ready: Callable[[Tensor], Tensor],
     alike: Callable[[Tensor, Tensor], Tensor],
 ) -> tuple[Tensor, Tensor]:
     """The clean maps, and their similarity to the maps of each randomised model (N, draws, layers).
 
-    `explain` gives maps ready to be compared, so that the clean one is ranked once.
+    `ready` makes maps (..., N, V) ready to be compared, the clean ones once and the others several models'
+    at a time; `alike` compares (N, V) with (K, N, V), giving (K, N).
     """
     worlds = randomised_worlds(task, order, key / "weights" / 0)
     clean = explain(task, key / "clean")
+    first = ready(clean)
+    few = max(1, _COMPARED.get(task.device.type, _COMPARED["cuda"]) // clean.numel())
     rows = []
     for draw in range(draws):
         if draw:
             worlds = randomised_worlds(task, order, key / "weights" / draw)
         own = key / "explain" / draw
-        rows.append(torch.stack([alike(clean, explain(w, own / step)) for step, w in enumerate(worlds)], -1))
+        maps = (explain(world, own / step) for step, world in enumerate(worlds))
+        found = [alike(first, ready(torch.stack(some))) for some in _groups(maps, few)]
+        rows.append(torch.cat(found).T)
     return clean, torch.stack(rows, 1)
+
+
+def _groups(maps: Iterator[Tensor], size: int) -> Iterator[list[Tensor]]:
+    while some := list(islice(maps, size)):
+        yield some
 
 
 def layer_curve(table: Tensor, order: Order, y_label: str) -> Curve:

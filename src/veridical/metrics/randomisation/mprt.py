@@ -64,7 +64,8 @@ class LayerRandomisation(ExplainerMetric):
                 self.order,
                 self.draws,
                 key,
-                lambda world, own: comparable(self.similarity, mapped(world, own), task.space, self.absolute),
+                mapped,
+                lambda maps: comparable(self.similarity, maps, task.space, self.absolute),
                 lambda a, b: compare(self.similarity, a, b, task.space),
             )
         judged = table if self.aggregate == "mean" else table[..., -1:]

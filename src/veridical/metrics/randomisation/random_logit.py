@@ -12,7 +12,7 @@ from veridical import rng
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer
 from veridical.metrics.base import ExplainerMetric, Outcome, register
-from veridical.metrics.explaining import explaining
+from veridical.metrics.explaining import at_once, explaining, stacked
 from veridical.metrics.randomisation.similarity import (
     Similarity,
     check_similarity,
@@ -31,10 +31,14 @@ def other_targets(task: Task, key: Key, draws: int) -> Tensor:
     return ranks + (ranks >= task.targets[:, None])
 
 
-def _for_others(task: Task, targets: Tensor) -> Task:
-    """`task.with_targets` without its check, which would wait for a GPU: these are outputs of the model."""
-    twin = task._derive(_targets=targets)
-    twin.__dict__["_cache"]["outputs"] = task.outputs
+def _for_each(task: Task, targets: Tensor) -> Task:
+    """The samples once for every column of targets (N, K), one copy of all behind the other.
+
+    Without the check of `task.with_targets`, which would wait for a GPU: these are outputs of the model.
+    """
+    times = targets.shape[1]
+    twin = stacked(task, times)._derive(_targets=targets.T.flatten())
+    twin.__dict__["_cache"]["outputs"] = task.outputs.repeat(times, 1)
     return twin
 
 
@@ -69,16 +73,22 @@ class RandomLogit(ExplainerMetric):
         return super().why_not(task) or why_not_similar(self.similarity, task)
 
     def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
-        others = other_targets(task, key / "outputs", self.draws)
-        columns = []
+        own = key / "outputs"
+        name = f"{self.draws} other outputs {own}"  # the same for every method that is judged
+        others = task.cached(name, lambda: other_targets(task, own, self.draws))
+        targets = torch.cat([task.targets[:, None], others], 1)
+        times = at_once(explainer, task, 1 + self.draws)
+        rows: list[Tensor] = []
         with explaining(explainer, task) as explain:
-            clean = explain(task, key / "clean")
-            mine = comparable(self.similarity, clean, task.space, self.absolute)
-            for draw in range(self.draws):
-                theirs = explain(_for_others(task, others[:, draw]), key / "explain" / draw)
-                theirs = comparable(self.similarity, theirs, task.space, self.absolute)
-                columns.append(compare(self.similarity, mine, theirs, task.space))
-        table = torch.stack(columns, -1)
-        missing = clean.isnan().any(-1)
+            for first in range(0, 1 + self.draws, times):
+                world = _for_each(task, targets[:, first : first + times]) if first or times > 1 else task
+                step = key / "explain" / (first - 1) if first else key / "clean"
+                values = explain(world, step).unflatten(0, (-1, len(task)))
+                maps = comparable(self.similarity, values, task.space, self.absolute)
+                if not first:
+                    missing, mine, maps = values[0].isnan().any(-1), maps[0], maps[1:]
+                if len(maps):
+                    rows.append(compare(self.similarity, mine, maps, task.space))
+        table = torch.cat(rows).T
         flags = {"no explanation": missing, "a map has no spread": table.isnan().any(-1) & ~missing}
-        return Outcome(table.mean(-1), flags, details={"other outputs": others})
+        return Outcome(table.mean(-1), flags, details={"other outputs": targets[:, 1:]})

@@ -35,7 +35,7 @@ def why_not_similar(kind: Similarity, task: Task) -> str | None:
 
 
 def comparable(kind: Similarity, maps: Tensor, space: Space, absolute: bool = False) -> Tensor:
-    """Maps (N, V) made ready for `compare`: done once for a map that is compared with many others.
+    """Maps (..., N, V) made ready for `compare`: done once for a map that is compared with many others.
 
     Centred ranks for "spearman", the values for "pearson", values over their root mean square for "ssim".
     """
@@ -46,13 +46,15 @@ def comparable(kind: Similarity, maps: Tensor, space: Space, absolute: bool = Fa
 
 
 def compare(kind: Similarity, a: Tensor, b: Tensor, space: Space) -> Tensor:
-    """Similarity of comparable maps over valid features (N,); NaN where a map has no spread.
+    """Similarity of comparable maps (N, V) over valid features (N,); NaN where a map has no spread.
 
-    "ssim" lays the maps back over the image and takes the mean over channels where these are features of
-    their own.
+    Of several maps b (K, N, V) that of each (K, N). "ssim" lays the maps back over the image and takes the
+    mean over channels where these are features of their own.
     """
     if kind == "spearman":
         return cosine(a, b)
+    if b.dim() > a.dim():
+        return torch.stack([compare(kind, a, each, space) for each in b])
     if kind == "pearson":
         return pearson(a, b, where=space.valid)
     height, width = space.input_shape[-2:]

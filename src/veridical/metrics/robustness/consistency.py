@@ -8,11 +8,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from veridical.constants import counting
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer
-from veridical.explanation import Explanation
 from veridical.metrics.base import ExplainerMetric, Outcome, register
 from veridical.metrics.blocks import in_blocks
+from veridical.metrics.explaining import explained
 from veridical.metrics.reference_rows import for_predictions, reference_task, why_no_references
 from veridical.rng import Key
 from veridical.scores import Direction
@@ -34,8 +35,8 @@ def _largest(size: Tensor, top: int) -> Tensor:
     if size.dtype != torch.float32:
         return torch.argsort(size, dim=-1, descending=True, stable=True)[:, :top]
     # the bits of such numbers are ordered as they are; the place behind them tells equals apart
-    place = torch.arange(size.shape[-1] - 1, -1, -1, device=size.device)
-    both = (size.contiguous().view(torch.int32).long() << 32) | place
+    place = counting(size.shape[-1], size.device).flip(0)
+    both = (size.contiguous().view(torch.int32).long() << 32).bitwise_or_(place)
     return both.topk(top, dim=-1).indices
 
 
@@ -44,9 +45,9 @@ def agreement_among_matches(codes: Tensor, classes: Tensor, other_codes: Tensor,
 
     def judge(mine: Tensor, own: Tensor) -> Tensor:
         match = (mine[:, None] == other_codes[None]).all(-1)
-        count = match.sum(-1)
+        count = match.sum(-1, dtype=torch.float64)
         agree = (match & (own[:, None] == others[None])).sum(-1)
-        return torch.stack([agree / count.double(), count.double()], -1)  # 0 / 0 is NaN, as it should be
+        return torch.stack([agree / count, count], -1)  # 0 / 0 is NaN, as it should be
 
     return in_blocks(judge, codes, classes, width=len(others) * codes.shape[-1])
 
@@ -85,16 +86,13 @@ class Consistency(ExplainerMetric):
 
     def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
         others = reference_task(task, self.reference_rows)
+        keys = key / "samples", key / "references"
         samples = for_predictions(task)
-        mine = explainer(samples, key / "samples")
-        theirs = explainer(others, key / "references")
-        codes = [self._codes(e) for e in (mine, theirs)]
-        found = agreement_among_matches(codes[0], task.predictions, codes[1], others.targets)
+        maps = explained(explainer, (samples, others), keys)
+        mine, theirs = explanation_codes(maps, min(self.top, maps.shape[-1])).split([len(task), len(others)])
+        found = agreement_among_matches(mine, samples.targets, theirs, others.targets)
         lonely = found[:, 1] == 0
-        missing = mine.values.isnan().any(-1)
+        missing = maps[: len(task)].isnan().any(-1)
         flags = {"no reference row has the same explanation": lonely & ~missing, "no explanation": missing}
-        values = torch.where(missing, torch.nan, found[:, 0])
+        values = found[:, 0].masked_fill(missing, torch.nan)
         return Outcome(values, flags, details={"matching rows": found[:, 1]})
-
-    def _codes(self, explanation: Explanation) -> Tensor:
-        return explanation_codes(explanation.values, min(self.top, explanation.space.n_features))

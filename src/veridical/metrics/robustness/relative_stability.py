@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from veridical.deferred import look_later
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer
 from veridical.metrics.base import Outcome
@@ -97,7 +98,7 @@ class RelativeStability(NeighbourMetric):
             return torch.where(same, change / moved, torch.nan)
 
         clean, table = explained_pairs(self, start, explainer, key, ratio)
-        check_finite(torch.cat(sizes).unflatten(0, (-1, len(start))).T)
+        look_later(task.device, lambda: check_finite(torch.cat(sizes).unflatten(0, (-1, len(start))).T))
         share = torch.cat(kept).double().mean(0)
         flags = map_flags(clean)
         flags["every draw changed the prediction"] = share == 0

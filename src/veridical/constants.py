@@ -1,0 +1,22 @@
+"""Numbers that a device is given once: to bring them there waits for it."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+
+@lru_cache(maxsize=64)
+def counting(count: int, device: torch.device) -> Tensor:
+    """0, 1, 2, ... on the device, never to be written to."""
+    with torch.inference_mode(False):
+        return torch.arange(count, device=device)
+
+
+@lru_cache(maxsize=64)
+def constant(values: tuple[float, ...], device: torch.device, dtype: torch.dtype = torch.float64) -> Tensor:
+    """These numbers on the device, never to be written to."""
+    with torch.inference_mode(False):
+        return torch.tensor(values, dtype=dtype, device=device)

@@ -1,0 +1,70 @@
+"""What relevance rules do to every output of a layer: on a GPU one kernel each, on a CPU vectorised steps."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from veridical.constants import constant
+from veridical.fused import at_once
+
+TINY = 1e-9
+
+OVER = """
+template <typename T> T over(T R, T z, T epsilon) {
+    T away = epsilon > 0 ? epsilon : 0 - epsilon;
+    return R / (z + ((z < 0 || 1 / z < 0) ? -away : away));
+}
+"""
+FAVOURED = """
+template <typename T> T favoured(T z, T p) { return z >= 0 ? p : z - p; }
+"""
+MORE = """
+template <typename T> T more(T x, T z, T factor) { return z >= 0 ? x : x * factor; }
+"""
+
+
+def over(R: Tensor, z: Tensor, epsilon: float = TINY) -> Tensor:
+    """R / z, where z is pushed away from 0 by epsilon in the direction of its sign."""
+    return at_once(OVER, over_steps, R, z, constant((epsilon,), z.device, z.dtype))
+
+
+def over_steps(R: Tensor, z: Tensor, epsilon: Tensor) -> Tensor:
+    """The same, step by step."""
+    below = torch.copysign(epsilon, z).add_(z)
+    return torch.div(R, below, out=below)
+
+
+def by_sign(R: Tensor, z: Tensor, p: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
+    """What goes back through all contributions, and through the positive ones gamma times, by gamma's rule.
+
+    With p and n the positive and negative parts of z = p + n, the denominators are z + gamma p where z is at
+    least 0 and z + gamma n elsewhere. There n = z - p adds two numbers of one sign, so that p serves both and
+    nothing cancels. A falling output favours its negative contributions: all of them less the positive ones.
+    """
+    if z.device.type == "cpu":
+        return _by_sign_vectorised(R, z, p, gamma)
+    part = at_once(FAVOURED, favoured_steps, z, p)
+    whole = over(R, torch.add(z, part, alpha=gamma))
+    factors = (constant((factor,), z.device, z.dtype) for factor in (1 + gamma, -1.0))
+    every, positive = (at_once(MORE, more_steps, whole, z, factor) for factor in factors)
+    return every, positive
+
+
+def favoured_steps(z: Tensor, p: Tensor) -> Tensor:
+    """The part of z that has its sign."""
+    return torch.where(z >= 0, p, z - p)
+
+
+def more_steps(x: Tensor, z: Tensor, factor: Tensor) -> Tensor:
+    """x, times a factor where z is below 0."""
+    return torch.where(z >= 0, x, x * factor)
+
+
+def _by_sign_vectorised(R: Tensor, z: Tensor, p: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
+    """The same by arithmetic, which a CPU vectorises as it does not a choice."""
+    rising = torch.sign(z).add_(0.5).sign_().add_(1).div_(2)  # 1 where z is at least 0, else 0
+    whole = over(R, torch.add(z, torch.lerp(z - p, p, rising), alpha=gamma))
+    up = whole * rising
+    down = whole - up
+    return torch.add(up, down, alpha=1 + gamma), up.sub_(down)
