@@ -336,16 +336,18 @@ def blocks(samples: int, masks: int, rows: int) -> Iterator[tuple[slice, slice]]
     """Cut samples x masks into rectangles of at most `rows` cells, whole chunks where they fit.
 
     A sample with more masks than rows fills chunks of its own; what is left over of several samples shares
-    one: as few chunks as can be, and these no larger than they must. The cut depends on the shape and the
-    plan only, so the same plan asks in the same blocks.
+    one: as few chunks as can be, of a multiple of 32 rows if that is so, else as full as can be. The cut
+    depends on the shape and the plan only, so the same plan asks in the same blocks.
     """
     whole = masks // rows * rows
     for sample in range(samples if whole else 0):
         for left in range(0, whole, rows):
             yield slice(sample, sample + 1), slice(left, left + rows)
     if whole < masks:
-        pieces = -(-samples // max(1, rows // (masks - whole)))
-        down = -(-samples // pieces)
+        most = max(1, rows // (masks - whole))
+        least = -(-samples // -(-samples // most))
+        # kernels for 32 rows take others a sixth more slowly, unless a chunk is nearly full
+        down = next((d for d in range(most, least - 1, -1) if d * (masks - whole) % 32 == 0), most)
         for top in range(0, samples, down):
             yield slice(top, min(samples, top + down)), slice(whole, masks)
 
