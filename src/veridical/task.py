@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Literal
@@ -53,6 +53,18 @@ from veridical.space import Space
 from veridical.weights import Weights, WeightView, noisy
 
 Response = Literal["logit", "probability"]
+_MODALITIES = {
+    "pixel": "image",
+    "patch": "image",
+    "superpixel": "image",
+    "step": "series",
+    "step_channel": "series",
+    "token": "text",
+    "column": "table",
+    "column_group": "table",
+    "concept": "concept",
+}
+_BY_SHAPE = {3: "image", 2: "series"}
 
 
 class Task:
@@ -188,19 +200,7 @@ class Task:
     @property
     def modality(self) -> str:
         """The kind of input: image, series, text, table or concept."""
-        kinds = {
-            "pixel": "image",
-            "patch": "image",
-            "superpixel": "image",
-            "step": "series",
-            "step_channel": "series",
-            "token": "text",
-            "column": "table",
-            "column_group": "table",
-            "concept": "concept",
-        }
-        by_shape = {3: "image", 2: "series"}
-        return kinds.get(self.space.kind) or by_shape.get(self.inputs.dim() - 1, "table")
+        return _MODALITIES.get(self.space.kind) or _BY_SHAPE.get(self.inputs.dim() - 1, "table")
 
     @property
     def outputs(self) -> Tensor:
@@ -214,7 +214,8 @@ class Task:
         """The predicted class of each sample (the strongest label when several may hold)."""
         if self.head == "regression" and self.n_outputs == 1:
             return torch.zeros(len(self), dtype=torch.int64, device=self.device)
-        return self.outputs.argmax(-1)
+        predictions: Tensor = self.cached("predictions", lambda: self.outputs.argmax(-1))
+        return predictions
 
     @property
     def targets(self) -> Tensor:
@@ -253,6 +254,13 @@ class Task:
         if name not in cache:
             cache[name] = make()
         return cache[name]
+
+    def latest(self, name: str, about: Hashable, make: Callable[[], Any]) -> Any:
+        """Like `cached` of what `about` decides, for large things: only the last of that name is kept."""
+        cache: dict[str, Any] = self.__dict__["_cache"]
+        if name not in cache or cache[name][0] != about:
+            cache[name] = about, make()
+        return cache[name][1]
 
     def calibrated(self, name: str, make: Callable[[], Any]) -> Any:
         """Estimate something from the whole set once; subsets made afterwards inherit it and so agree."""

@@ -51,6 +51,14 @@ def test_counting_by_bisection_gives_the_ranks_that_sorting_gives():
         cases.assert_same(got[where], average_ranks(x, where)[where])
 
 
+def test_counting_by_bisection_needs_no_mask_to_find_rows_with_a_nan():
+    for x in (cases.smooth(6, 23), cases.tied(6, 23), cases.tied(2, 3, 9)):
+        x[..., 0], x[0, ..., 1], x[1, ..., :2] = torch.inf, torch.nan, -torch.inf
+        x[-1, ..., -1] = torch.nan
+        cases.assert_same(ranks._counted_by_bisection(x, None), average_ranks(x))
+        assert ranks._counted_by_bisection(x, None).isnan().any()
+
+
 def test_infinities_rank_before_masked_entries():
     x = torch.tensor([torch.inf, 1.0, torch.inf, -torch.inf])
     cases.assert_same(average_ranks(x), [3.5, 2.0, 3.5, 1.0])

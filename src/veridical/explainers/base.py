@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from veridical.deferred import collecting
 from veridical.errors import NotApplicableError
 from veridical.explanation import Explanation
-from veridical.predictor import out_of_memory
+from veridical.predictor import Meter, out_of_memory
 from veridical.reading import as_tensor, feature_values
 from veridical.registry import Registry
 from veridical.rng import Key
@@ -94,7 +94,7 @@ class Explainer(Settings):
     def __call__(self, task: Task, key: Key = Key(0)) -> Explanation:  # noqa: B008 (frozen)
         """Explain every sample of the task."""
         self.check(task)
-        before = replace(task.predictor.meter)
+        before = Meter(**vars(task.predictor.meter))
         with collecting() as unchecked:
             values = self.maps(task, key)
         return Explanation(

@@ -45,12 +45,17 @@ def align(where: Tensor | None, **named: Tensor) -> tuple[Tensor, ...]:
     try:
         # shapes are alike nearly always, and torch takes longer to say so than most of what follows
         alike = len(set(shapes.values())) == 1
-        shape = next(iter(shapes.values())) if alike else torch.broadcast_shapes(*shapes.values())
+        shape = next(iter(shapes.values())) if alike else _common_shape(*doubles.values(), where)
     except RuntimeError as error:
         raise ShapeError(f"shapes {shapes} do not broadcast against each other") from error
     device = next(iter(doubles.values())).device
     valid = _true(device) if where is None else where
     return (*(x.expand(shape) for x in doubles.values()), valid.expand(shape))
+
+
+def _common_shape(*tensors: Tensor | None) -> torch.Size:
+    # `torch.broadcast_shapes` is written in Python and takes as long as several operations
+    return torch.broadcast_tensors(*(x for x in tensors if x is not None))[0].shape
 
 
 @lru_cache(maxsize=16)

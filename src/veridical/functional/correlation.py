@@ -147,7 +147,7 @@ def centred_ranks(x: Tensor, where: Tensor | None = None) -> Tensor:
     if where is not None:
         *_, where = align(where, x=x)
         return _rank_deviation(x, where)
-    return average_ranks(x) - (x.shape[-1] + 1) / 2
+    return average_ranks(x).sub_((x.shape[-1] + 1) / 2)
 
 
 def cosine(x: Tensor, y: Tensor, where: Tensor | None = None) -> Tensor:
@@ -170,7 +170,7 @@ def _rank_deviation(x: Tensor, valid: Tensor) -> Tensor:
 
 def _cosine(x: Tensor, y: Tensor) -> Tensor:
     # One root of the product, not two: the root of s * s is s, so a row correlates with itself exactly 1.
-    return ((x * y).sum(-1) / (x.square().sum(-1) * y.square().sum(-1)).sqrt()).clamp(-1.0, 1.0)
+    return ((x * y).sum(-1) / (x.square().sum(-1) * y.square().sum(-1)).sqrt_()).clamp_(-1.0, 1.0)
 
 
 def _unit(x: Tensor) -> Tensor:

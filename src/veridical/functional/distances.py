@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._rows import SMALLEST, align, as_double, largest_magnitude, over_largest, whole_largest
+from ._rows import SMALLEST, align, as_double, over_largest, whole_largest
 
 
 def rms_normalise(e: Tensor, where: Tensor | None = None) -> Tensor:
@@ -43,8 +43,10 @@ def euclidean(a: Tensor, b: Tensor, where: Tensor | None = None) -> Tensor:
     if where is None and a.shape == b.shape and a.dim() and a.shape[-1]:
         return _whole_length(as_double(a, "a") - as_double(b, "b"))
     a, b, valid = align(where, a=a, b=b)
-    # Masked entries are emptied first: infinity minus infinity would otherwise leak out of them as NaN.
-    return _length(torch.where(valid, a, 0.0) - torch.where(valid, b, 0.0), valid)
+    if where is not None:
+        # Masked entries are emptied first: infinity minus infinity would otherwise leak out of them as NaN.
+        a, b = torch.where(valid, a, 0.0), torch.where(valid, b, 0.0)
+    return _length(a - b)
 
 
 def cosine_distance(a: Tensor, b: Tensor, where: Tensor | None = None) -> Tensor:
@@ -57,7 +59,7 @@ def cosine_distance(a: Tensor, b: Tensor, where: Tensor | None = None) -> Tensor
     """
     a, b, valid = align(where, a=a, b=b)
     a, b = over_largest(a, valid), over_largest(b, valid)
-    a_length, b_length = _length(a, valid), _length(b, valid)
+    a_length, b_length = _length(a), _length(b)
     a = a / torch.where(a_length == 0, 1.0, a_length).unsqueeze(-1)
     b = b / torch.where(b_length == 0, 1.0, b_length).unsqueeze(-1)
     # Half the squared chord equals 1 - cos, without cancelling for nearly parallel vectors: equal directions
@@ -71,6 +73,9 @@ def _whole_length(x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x / largest, 2, -1) * largest[..., 0]
 
 
-def _length(x: Tensor, valid: Tensor) -> Tensor:
-    scale = largest_magnitude(x, valid).squeeze(-1)
-    return over_largest(x, valid).square().sum(-1).sqrt() * scale
+def _length(x: Tensor) -> Tensor:
+    """The length of rows that are 0 where they are masked."""
+    if x.shape[-1] == 0:  # amax refuses empty rows
+        return x.new_zeros(x.shape[:-1])
+    scale = x.abs().amax(-1)
+    return (x / torch.where(scale == 0, 1.0, scale)[..., None]).square().sum(-1).sqrt_().mul_(scale)

@@ -9,7 +9,7 @@ from veridical.errors import InputError
 
 from ._rows import SMALLEST, align, largest_magnitude, nan_where, whole_largest
 
-_STEPS = {torch.float64: 1e9, torch.float32: 1e6, torch.float16: 1e3, torch.bfloat16: 1e3}
+_DIGITS = {torch.float64: 9, torch.float32: 6, torch.float16: 3, torch.bfloat16: 3}
 
 
 def round_to_grid(
@@ -28,35 +28,34 @@ def round_to_grid(
     """
     dtype = responses.dtype if like is None else like.dtype if isinstance(like, Tensor) else like
     values, valid = align(where, responses=responses)
-    if where is None and dtype in _STEPS and values.shape[-1]:
-        return _whole(values, _STEPS[dtype])
+    if where is None and dtype in _DIGITS and values.shape[-1]:
+        return _whole(values, _DIGITS[dtype])
     if dtype.is_floating_point:
-        if dtype not in _STEPS:
+        if dtype not in _DIGITS:
             raise InputError(
-                f"no grid is defined for {dtype}; give like= as one of {[str(d) for d in _STEPS]}"
+                f"no grid is defined for {dtype}; give like= as one of {[str(d) for d in _DIGITS]}"
             )
-        steps = _STEPS[dtype]
         scale = largest_magnitude(values, valid & values.isfinite())
         # Counting steps as a share of the largest response maps that response onto itself, bit for bit, which
         # is what makes a second rounding leave everything in place.
-        values = torch.where(scale == 0, values, (values / scale * steps).round() / steps * scale)
+        values = torch.where(scale == 0, values, (values / scale).round(decimals=_DIGITS[dtype]) * scale)
     return nan_where(~valid, values)
 
 
-def _whole(values: Tensor, steps: float) -> Tensor:
+def _whole(values: Tensor, digits: int) -> Tensor:
     """The same where every entry is valid, in half the steps."""
-    return _rounded(values, whole_largest(values.nan_to_num(0.0, 0.0, 0.0)), steps)
+    return _rounded(values, whole_largest(values.nan_to_num(0.0, 0.0, 0.0)), digits)
 
 
 def finite_to_grid(responses: Tensor) -> Tensor:
     """`round_to_grid` of rows that are known to be finite floats, all of them valid; in fewer steps still."""
-    if responses.dtype not in _STEPS:
+    if responses.dtype not in _DIGITS:
         return round_to_grid(responses)
     values = responses.detach().to(torch.float64)
-    return _rounded(values, whole_largest(values), _STEPS[responses.dtype])
+    return _rounded(values, whole_largest(values), _DIGITS[responses.dtype])
 
 
-def _rounded(values: Tensor, scale: Tensor, steps: float) -> Tensor:
+def _rounded(values: Tensor, scale: Tensor, digits: int) -> Tensor:
     # a row of zeros is one of zeros in any unit
     scale = scale.clamp_(min=SMALLEST)
-    return (values / scale).mul_(steps).round_().div_(steps).mul_(scale)
+    return (values / scale).round_(decimals=digits).mul_(scale)

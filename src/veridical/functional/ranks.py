@@ -62,6 +62,8 @@ def average_ranks(x: Tensor, where: Tensor | None = None) -> Tensor:
     single = isinstance(x, Tensor) and x.dtype == torch.float32
     if where is None:
         x = x.detach() if single and x.dim() else align(None, x=x)[0]
+        if not x.is_cpu and x.shape[-1]:
+            return _counted_by_bisection(x, None)
         return _shared_ranks(x, None).masked_fill_(x.isnan().any(-1, keepdim=True), torch.nan)
     wide, valid = align(where, x=x)
     x = x.detach().expand(wide.shape) if single else wide
@@ -81,14 +83,19 @@ def _shared_ranks(x: Tensor, valid: Tensor | None) -> Tensor:
 
 
 def _counted_by_bisection(x: Tensor, valid: Tensor | None) -> Tensor:
-    """Shared ranks without a scan along the rows, at which a GPU is slow."""
-    x = x.nan_to_num(torch.inf, torch.inf, -torch.inf).contiguous()
+    """Shared ranks without a scan along the rows, at which a GPU is slow.
+
+    Without a mask a row that has a NaN is all NaN; with one, what NaN gets means nothing.
+    """
+    x = (x if valid is None else x.nan_to_num(torch.inf, torch.inf, -torch.inf)).contiguous()
     ordered = x.sort(-1).values
     below = torch.searchsorted(ordered, x, out_int32=True)
     up_to = torch.searchsorted(ordered, x, right=True, out_int32=True)
     if valid is not None:
         up_to = torch.minimum(up_to, valid.sum(-1, keepdim=True, dtype=torch.int32))
-    return (below + up_to + 1).to(torch.float64) / 2
+    ranks = below.add_(up_to).add_(1).to(torch.float64).div_(2)
+    # NaN sorts last, so that a row shows at its end whether it has one
+    return ranks if valid is not None else ranks.masked_fill_(ordered[..., -1:].isnan(), torch.nan)
 
 
 def _in_threads(x: np.ndarray) -> np.ndarray:

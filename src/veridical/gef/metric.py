@@ -31,6 +31,7 @@ from veridical.gef.distortion import (
     neighbours,
     noise_key,
 )
+from veridical.gef.kept import KeptNoise
 from veridical.gef.path import NoisePath, Rule, find_path
 from veridical.gef.running import RunningReference, step_key
 from veridical.gef.together import Company, SharedWorld
@@ -267,21 +268,26 @@ class GEF(ExplainerMetric):
         # of all the clean maps and those that wait, and what one is at work on
         maps = 2 * sum(widths) + (7 if self.form == "jacobian" else 2) * max(widths, default=0)
         size = max(1, room // (8 * max(1, maps)))
+        kept: KeptNoise = task.cached("gef noise", KeptNoise)
         if size >= len(task):
-            return self._block(task, company, path, key)
-        parts = [self._block(task[at : at + size], company, path, key) for at in range(0, len(task), size)]
+            return self._block(task, company, path, key, kept)
+        starts = range(0, len(task), size)
+        parts = [self._block(task[at : at + size], company, path, key, kept) for at in starts]
         return {who: Found.joined([part[who] for part in parts]) for who in company}
 
-    def _block(self, task: Task, company: Company, path: NoisePath, key: Key) -> dict[str, Found]:
+    def _block(
+        self, task: Task, company: Company, path: NoisePath, key: Key, kept: KeptNoise
+    ) -> dict[str, Found]:
         # one session around those of all worlds, unless an explainer would meet it that opens none itself
         plain = all(is_plain(company.members[who]) for who in company)
         with task.predictor.session(grad=None) if plain else nullcontext():
             if self.perturb == "input":
                 return self._walk(task, company, path, key, SharedWorld())
             layout = Layout.of(task.predictor.model)
+            keys = self._noise_keys(task, path, key)
             if not ahead.worthwhile(layout):
-                return self._walk(task, company, path, key, SharedWorld(layout=layout))
-            with ahead.NoiseAhead(layout, self._noise_keys(task, path, key)) as draw:
+                return self._walk(task, company, path, key, SharedWorld(kept.of(layout, keys), layout))
+            with ahead.NoiseAhead(layout, keys) as draw:
                 return self._walk(task, company, path, key, SharedWorld(draw, layout))
 
     def _noise_keys(self, task: Task, path: NoisePath, key: Key) -> Iterator[Key]:

@@ -145,7 +145,7 @@ class Metric(AnyMetric):
         """Score every sample."""
         self.check(task)
         explanation = match(task, explanation)
-        before = replace(task.predictor.meter)
+        before = Meter(**vars(task.predictor.meter))
         missing = None if explanation.whole else explanation.missing
         if missing is not None:
             zeros = explanation.values.masked_fill(missing[:, None], 0.0)
@@ -173,7 +173,7 @@ class ExplainerMetric(AnyMetric):
         """Score every sample."""
         self.check(task)
         explainer.check(task)
-        before = replace(task.predictor.meter)
+        before = Meter(**vars(task.predictor.meter))
         with collecting() as unchecked:
             outcome = self.evaluate(task, explainer, key / self.name)
         return self._scores(task, outcome, explainer.name, key, before, explainer, unchecked)

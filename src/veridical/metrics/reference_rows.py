@@ -1,12 +1,19 @@
-"""Reference rows as samples of their own, for metrics that compare explanations between inputs."""
+"""Reference rows explained beside the samples, for metrics that compare explanations between inputs."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
+
+import torch
+from torch import Tensor
 
 from veridical.constants import counting
 from veridical.deferred import look_later
-from veridical.predictor import check_finite, take_side
+from veridical.explainers.base import Explainer
+from veridical.metrics.explaining import explaining, one_session, samples_at_once
+from veridical.predictor import Side, check_finite, take_side
+from veridical.rng import Key
 from veridical.task import Task
 
 
@@ -21,23 +28,69 @@ def why_no_references(task: Task) -> str | None:
     return None
 
 
-def for_predictions(task: Task) -> Task:
-    """`task.with_targets(task.predictions)` without its check, which would wait for a GPU."""
-    twin = task._derive(_targets=task.predictions)
-    twin.__dict__["_cache"]["outputs"] = task.outputs
-    return twin
+@dataclass(frozen=True, eq=False)
+class Beside:
+    """Maps of a task's samples and, behind them, of its reference rows, each for its own prediction."""
+
+    maps: Tensor
+    missing: Tensor
+    own: Tensor
+    """The predictions of the samples."""
+    others: Tensor
+    """The predictions of the reference rows."""
 
 
-def reference_task(task: Task, count: int) -> Task:
-    """The first `count` reference rows as samples of a task of their own, explained for their predictions."""
+def explained_beside(task: Task, explainer: Explainer, count: int, key: Key) -> Beside:
+    """Explain the samples and the first `count` reference rows, in one call where one chunk holds all."""
+    rows = _reference_rows(task, count)
+    with one_session(task, explainer):
+        with task.session():
+            outputs = task.predictor.chunk(rows.inputs, rows.side)
+        look_later(outputs.device, partial(check_finite, outputs))
+        own, others = task.predictions, outputs.argmax(-1)
+        if samples_at_once(explainer, task) < len(task) + len(rows):
+            return _one_by_one(task, rows, explainer, key, own, others)
+        # the same for every method that is judged
+        together = task.latest("beside reference rows", count, lambda: _joined(task, rows))
+        with explaining(explainer, task, rows) as explain:
+            maps = explain(_explained_for(together, torch.cat([own, others])), key / "samples")
+    return Beside(maps, explain.missing, own, others)
+
+
+def _one_by_one(
+    task: Task, rows: Task, explainer: Explainer, key: Key, own: Tensor, others: Tensor
+) -> Beside:
+    samples = task._derive(_targets=own)
+    samples.__dict__["_cache"]["outputs"] = task.outputs
+    parts = []
+    for some, purpose in ((samples, "samples"), (_explained_for(rows, others), "references")):
+        with explaining(explainer, some) as explain:
+            parts.append((explain(some, key / purpose), explain.missing))
+    maps, missing = (torch.cat(each) for each in zip(*parts, strict=True))
+    return Beside(maps, missing, own, others)
+
+
+def _reference_rows(task: Task, count: int) -> Task:
+    """The first `count` reference rows as samples of a task of their own."""
     assert task.train is not None
     few = slice(0, count)
     rows, side = task.train[few], take_side(task.train_side, few)
-    ids = counting(len(rows), task.device)
-    with task.session():
-        outputs = task.predictor.chunk(rows, side)
-    look_later(outputs.device, partial(check_finite, outputs))
-    predicted = outputs.argmax(-1)
-    others = task._derive(inputs=rows, side=side, ids=ids, masks=None, labels=None, _targets=predicted)
-    others.__dict__["reference"] = others
-    return others
+    return task._derive(inputs=rows, side=side, ids=counting(len(rows), task.device), masks=None, labels=None)
+
+
+def _joined(task: Task, rows: Task) -> Task:
+    """The samples, and behind them the reference rows."""
+    side: Side = (
+        {name: torch.cat([value, rows.side[name]]) for name, value in task.side.items()}  # type: ignore[call-overload]
+        if isinstance(task.side, dict)
+        else tuple(torch.cat(both) for both in zip(*(each.side for each in (task, rows)), strict=True))
+    )
+    inputs, ids = torch.cat([task.inputs, rows.inputs]), torch.cat([task.ids, rows.ids])
+    return task._derive(inputs=inputs, ids=ids, side=side, masks=None, labels=None)
+
+
+def _explained_for(task: Task, targets: Tensor) -> Task:
+    """A task of its own for these outputs, unchecked, as they are the model's: a check waits for a GPU."""
+    twin = task._derive(_targets=targets)
+    twin.__dict__["reference"] = twin
+    return twin

@@ -61,8 +61,9 @@ class Completeness(Metric):
     permutation_invariant: ClassVar[bool] = True
 
     def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
-        everything = torch.ones(1, task.space.n_features, dtype=torch.bool, device=task.device)
-        rule = Everything(everything)
+        shape = 1, task.space.n_features
+        features = task.cached("all features", lambda: task.inputs.new_ones(shape, dtype=torch.bool))
+        rule = Everything(features)
         asked = probe(task, rule, response=self.response, fill=self.fill, key=key, with_clean=True)
         owed = asked[:, 0] - asked[:, 1]
         total = in_blocks(total_relevance, explanation.values, explanation.valid)

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer
+from veridical.explainers.gradients import Gradient, InputXGradient, Saliency
 from veridical.functional import euclidean, rms_normalise
 from veridical.metrics.base import ExplainerMetric, Outcome, register
 from veridical.metrics.blocks import in_blocks
-from veridical.metrics.explaining import explaining
+from veridical.metrics.explaining import at_once, explaining, stacked
 from veridical.metrics.input_noise import movable, why_no_noise
 from veridical.rng import Key
 from veridical.scores import Direction
@@ -32,6 +33,17 @@ class Compensated(nn.Module):
         return self.module(x - self.shift, *side, **named)
 
 
+class CompensatedRows(nn.Module):
+    """The same where every row has a shift of its own, which comes as the first side input."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor, shift: Tensor, *side: Any) -> Any:
+        return self.module(x - shift, *side)
+
+
 def shifted(task: Task, shift: float, compensate: bool) -> Task:
     """The task at x + shift; with `compensate` also its model and reference rows, so that answers stay."""
     moved = task.with_inputs(task.inputs + shift)
@@ -45,11 +57,34 @@ def shifted(task: Task, shift: float, compensate: bool) -> Task:
     return twin
 
 
-def gap_and_size(before: Tensor, after: Tensor, valid: Tensor | None) -> Tensor:
-    """How far normalised maps lie apart in units of the first one's length, and that length (N, 2)."""
-    before, after = rms_normalise(torch.stack([before, after]), where=valid)
-    size = before.norm(dim=-1)
-    return torch.stack([euclidean(before, after) / size.masked_fill(size == 0, torch.nan), size], -1)
+# by their very types: they read the gradient at the input and nothing of fills, reference rows or layers
+_READ_ONE_INPUT = (Gradient, Saliency, InputXGradient)
+
+
+def _in_one_call(explainer: Explainer, task: Task) -> bool:
+    """Whether a sample and its shifted twin can be explained as rows of one batch."""
+    if type(explainer) not in _READ_ONE_INPUT or isinstance(task.side, dict):
+        return False
+    return at_once(explainer, task, 2) == 2
+
+
+def _both(task: Task, shift: float, compensate: bool) -> Task:
+    """All samples, and behind them all at x + shift; with `compensate` answered as they were without it."""
+    inputs = torch.cat([task.inputs, task.inputs + shift])
+    twins = stacked(task, 2, inputs)
+    if not compensate:
+        return twins
+    shifts = inputs.new_zeros(len(inputs), *[1] * (inputs.dim() - 1))
+    shifts[len(task) :] = shift
+    twins = twins.with_module(CompensatedRows(task.predictor.model))
+    return twins._derive(side=(shifts, *twins.side))
+
+
+def distance_and_size(maps: Tensor, valid: Tensor | None) -> Tensor:
+    """How far two normalised maps (N, 2, V) lie apart, and the length of the first one (N, 2)."""
+    where = None if valid is None else valid[:, None]
+    before, after = rms_normalise(maps, where=where).unbind(1)
+    return torch.stack([euclidean(before, after), torch.linalg.vector_norm(before, dim=-1)], -1)
 
 
 @register
@@ -84,11 +119,16 @@ class InputInvariance(ExplainerMetric):
 
     def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
         start = movable(task)
+        about = self.shift, self.compensate
         # one key for both: the axiom is about the shift, not about an explainer's own noise
         with explaining(explainer, start) as explain:
-            before, after = (
-                explain(world, key) for world in (start, shifted(start, self.shift, self.compensate))
-            )
-        gap, size = in_blocks(gap_and_size, before, after, task.space.valid).unbind(-1)
-        missing = before.isnan().any(-1) | after.isnan().any(-1)
-        return Outcome(gap, {"the map is all zeros": size == 0, "no explanation": missing})
+            if _in_one_call(explainer, start):
+                world = start.latest("beside their shifted twins", about, lambda: _both(start, *about))
+                maps = explain(world, key).unflatten(0, (2, -1)).transpose(0, 1)
+            else:
+                maps = torch.stack([explain(world, key) for world in (start, shifted(start, *about))], 1)
+        apart = in_blocks(distance_and_size, maps, task.space.valid, width=maps[0].numel())
+        distance, size = apart.unbind(-1)
+        empty = size == 0
+        flags = {"the map is all zeros": empty, "no explanation": distance.isnan()}
+        return Outcome(distance / size.masked_fill(empty, torch.nan), flags)

@@ -12,8 +12,7 @@ from veridical.errors import InputError
 from veridical.explainers.base import Explainer
 from veridical.functional._rows import SMALLEST
 from veridical.metrics.base import ExplainerMetric, Outcome, register
-from veridical.metrics.explaining import explained
-from veridical.metrics.reference_rows import for_predictions, reference_task, why_no_references
+from veridical.metrics.reference_rows import explained_beside, why_no_references
 from veridical.rng import Key
 from veridical.scores import Direction
 from veridical.task import Task
@@ -63,24 +62,22 @@ class Sufficiency(ExplainerMetric):
         return super().why_not(task) or why_no_references(task)
 
     def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
-        others = reference_task(task, self.reference_rows)
-        keys = key / "samples", key / "references"
-        samples = for_predictions(task)
-        maps, failed, empty = _directions(explained(explainer, (samples, others), keys))
+        beside = explained_beside(task, explainer, self.reference_rows, key)
+        maps, empty = _directions(beside.maps)
+        unusable = beside.missing | empty
         count = len(task)
-        mine, theirs, barred = maps[:count], maps[count:], failed[count:] | empty[count:]
-        failed, empty = failed[:count], empty[:count]
+        mine, theirs, barred = maps[:count], maps[count:], unusable[count:]
         values = []
         few = max(1, 2**22 // len(theirs))
-        for at in range(0, len(task), few):
+        for at in range(0, count, few):
             part = slice(at, at + few)
             # rounded, so that equal distances tie and fall back to the order of the reference rows
-            distance = (1 - mine[part] @ theirs.T).mul_(1e9).round_().div_(1e9)
+            distance = (1 - mine[part] @ theirs.T).round_(decimals=9)
             near, order = self._near(distance.masked_fill_(barred, torch.inf))
-            classes = others.targets if order is None else others.targets[order]
-            values.append(shared_prediction(near, classes, samples.targets[part]))
-        unusable = failed | empty
-        shares = torch.cat(values).masked_fill_(unusable, torch.nan)
+            classes = beside.others if order is None else beside.others[order]
+            values.append(shared_prediction(near, classes, beside.own[part]))
+        failed, empty, unusable = beside.missing[:count], empty[:count], unusable[:count]
+        shares = (torch.cat(values) if len(values) > 1 else values[0]).masked_fill_(unusable, torch.nan)
         lonely = shares.isnan() & ~unusable
         return Outcome(shares, flags={"no neighbour": lonely, "map is zero": empty, "no explanation": failed})
 
@@ -92,9 +89,9 @@ class Sufficiency(ExplainerMetric):
         return ascending < torch.inf, order
 
 
-def _directions(maps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Maps scaled to length 1, which of them failed (and are NaN), and which are zero."""
+def _directions(maps: Tensor) -> tuple[Tensor, Tensor]:
+    """Maps scaled to length 1, and which of them are zero."""
     maps = maps.double()
     length = maps.square().sum(-1, keepdim=True).sqrt_()
-    failed, empty = length[:, 0].isnan(), length[:, 0] == 0
-    return maps / length.clamp_(min=SMALLEST), failed, empty
+    empty = length[:, 0] == 0
+    return maps / length.clamp_(min=SMALLEST), empty

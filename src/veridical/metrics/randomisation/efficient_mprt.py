@@ -12,7 +12,7 @@ from veridical.errors import InputError
 from veridical.explainers.base import Explainer
 from veridical.functional import histogram_entropy
 from veridical.metrics.base import ExplainerMetric, Outcome, register
-from veridical.metrics.explaining import explaining
+from veridical.metrics.explaining import explaining, one_session
 from veridical.metrics.randomisation.layerwise import fully_randomised
 from veridical.rng import Key
 from veridical.scores import Direction
@@ -53,9 +53,10 @@ class EfficientMprt(ExplainerMetric):
 
     def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
         after: list[Tensor] = []
-        with explaining(explainer, task) as explain:
+        with one_session(task, explainer), explaining(explainer, task) as explain:
             first = fully_randomised(task, key / "weights" / 0)
             clean = explain(task, key / "clean")
+            missing = explain.missing
             for draw in range(self.draws):
                 world = fully_randomised(task, key / "weights" / draw) if draw else first
                 values = explain(world(), key / "explain" / draw)
@@ -64,7 +65,6 @@ class EfficientMprt(ExplainerMetric):
                 after.extend(histogram_entropy(maps, self.bins, where=task.space.valid))
         before = after.pop(0)
         risen = torch.stack(after, -1).mean(-1)
-        missing = clean.isnan().any(-1)
         flags = {
             "no explanation": missing,
             "the map is constant: it has no complexity to rise from": before == 0,

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer
 from veridical.metrics.base import ExplainerMetric, Outcome, register
-from veridical.metrics.explaining import Explain, explaining
+from veridical.metrics.explaining import Explain, explaining, one_session
 from veridical.metrics.randomisation.layerwise import Order, layer_curve, layer_flags, similarity_by_layer
 from veridical.metrics.randomisation.similarity import (
     Similarity,
@@ -57,7 +57,7 @@ class LayerRandomisation(ExplainerMetric):
         return explain
 
     def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
-        with explaining(explainer, task) as explain:
+        with one_session(task, explainer), explaining(explainer, task) as explain:
             mapped = self.mapping(explainer, explain, task, key / "shared")
             clean, table = similarity_by_layer(
                 task,

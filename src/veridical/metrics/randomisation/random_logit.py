@@ -74,21 +74,33 @@ class RandomLogit(ExplainerMetric):
 
     def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
         own = key / "outputs"
-        name = f"{self.draws} other outputs {own}"  # the same for every method that is judged
-        others = task.cached(name, lambda: other_targets(task, own, self.draws))
-        targets = torch.cat([task.targets[:, None], others], 1)
+        # the same for every method that is judged
+        targets = task.latest("other outputs", (self.draws, own), lambda: self._targets(task, own))
         times = at_once(explainer, task, 1 + self.draws)
         rows: list[Tensor] = []
         with explaining(explainer, task) as explain:
             for first in range(0, 1 + self.draws, times):
-                world = _for_each(task, targets[:, first : first + times]) if first or times > 1 else task
+                world = self._world(task, targets, slice(first, first + times), own)
                 step = key / "explain" / (first - 1) if first else key / "clean"
                 values = explain(world, step).unflatten(0, (-1, len(task)))
                 maps = comparable(self.similarity, values, task.space, self.absolute)
                 if not first:
-                    missing, mine, maps = values[0].isnan().any(-1), maps[0], maps[1:]
+                    missing, mine, maps = explain.missing[: len(task)], maps[0], maps[1:]
                 if len(maps):
                     rows.append(compare(self.similarity, mine, maps, task.space))
-        table = torch.cat(rows).T
-        flags = {"no explanation": missing, "a map has no spread": table.isnan().any(-1) & ~missing}
-        return Outcome(table.mean(-1), flags, details={"other outputs": targets[:, 1:]})
+        values = (torch.cat(rows) if len(rows) > 1 else rows[0]).T.mean(-1)
+        flags = {"no explanation": missing, "a map has no spread": values.isnan() & ~missing}
+        return Outcome(values, flags, details={"other outputs": targets[:, 1:].clone()})
+
+    def _targets(self, task: Task, key: Key) -> Tensor:
+        """The explained output and the others (N, 1 + draws)."""
+        return torch.cat([task.targets[:, None], other_targets(task, key, self.draws)], 1)
+
+    def _world(self, task: Task, targets: Tensor, some: slice, key: Key) -> Task:
+        """The task for some of the outputs; kept where one world holds them all, which then is one chunk."""
+        if some == slice(0, 1):
+            return task
+        if some != slice(0, 1 + self.draws):
+            return _for_each(task, targets[:, some])
+        world: Task = task.latest("for other outputs", (self.draws, key), lambda: _for_each(task, targets))
+        return world

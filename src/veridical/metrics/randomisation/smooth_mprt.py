@@ -71,7 +71,7 @@ class SmoothMprt(LayerRandomisation):
             total = torch.zeros((), dtype=torch.float64, device=world.device)
             for first in range(0, self.noise_draws, times):
                 draws = range(first, min(first + times, self.noise_draws))
-                near = stacked(world, len(draws)).with_inputs(noisy(world, draws))
+                near = stacked(world, len(draws), noisy(world, draws))
                 values = explain(near, own / first).unflatten(0, (len(draws), -1))
                 total = total + values.sum(0, dtype=torch.float64)
             return total / self.noise_draws

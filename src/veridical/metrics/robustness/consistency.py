@@ -13,8 +13,7 @@ from veridical.errors import InputError
 from veridical.explainers.base import Explainer
 from veridical.metrics.base import ExplainerMetric, Outcome, register
 from veridical.metrics.blocks import in_blocks
-from veridical.metrics.explaining import explained
-from veridical.metrics.reference_rows import for_predictions, reference_task, why_no_references
+from veridical.metrics.reference_rows import explained_beside, why_no_references
 from veridical.rng import Key
 from veridical.scores import Direction
 from veridical.task import Task
@@ -27,7 +26,7 @@ def explanation_codes(values: Tensor, top: int) -> Tensor:
     """
     chosen = _largest(values.abs(), top)
     sign = values.gather(-1, chosen).sign().long()
-    return (3 * chosen + sign + 1).sort(-1).values
+    return sign.add_(chosen, alpha=3).add_(1).sort(-1).values
 
 
 def _largest(size: Tensor, top: int) -> Tensor:
@@ -85,14 +84,12 @@ class Consistency(ExplainerMetric):
         return super().why_not(task) or why_no_references(task)
 
     def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
-        others = reference_task(task, self.reference_rows)
-        keys = key / "samples", key / "references"
-        samples = for_predictions(task)
-        maps = explained(explainer, (samples, others), keys)
-        mine, theirs = explanation_codes(maps, min(self.top, maps.shape[-1])).split([len(task), len(others)])
-        found = agreement_among_matches(mine, samples.targets, theirs, others.targets)
+        beside = explained_beside(task, explainer, self.reference_rows, key)
+        codes = explanation_codes(beside.maps, min(self.top, beside.maps.shape[-1]))
+        mine, theirs = codes[: len(task)], codes[len(task) :]
+        found = agreement_among_matches(mine, beside.own, theirs, beside.others)
         lonely = found[:, 1] == 0
-        missing = maps[: len(task)].isnan().any(-1)
+        missing = beside.missing[: len(task)]
         flags = {"no reference row has the same explanation": lonely & ~missing, "no explanation": missing}
         values = found[:, 0].masked_fill(missing, torch.nan)
         return Outcome(values, flags, details={"matching rows": found[:, 1]})

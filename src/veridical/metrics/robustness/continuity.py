@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from veridical.constants import counting
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer
 from veridical.functional import rms_normalise
@@ -66,27 +67,47 @@ class Continuity(ExplainerMetric):
         return None
 
     def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
+        times = at_once(explainer, task, 1 + self.steps)
+        rows = []
+        with explaining(explainer, task) as explain:
+            for first in range(0, 1 + self.steps, times):
+                world, way = self._moved(task, range(first, min(first + times, 1 + self.steps)), key)
+                own = key / "explain" / first if first else key / "clean"
+                maps = self._comparable(explain(world, own).unflatten(0, (-1, len(task))), task)
+                if not first:
+                    flags, clean, maps = map_flags(explain, len(task)), maps[0], maps[1:]
+                if len(maps):
+                    rows.append((maps - clean).abs().sum(-1) / way)
+        table = torch.cat(rows).T.contiguous()
+        flags["no translation changes the image"] = table.isnan().all(-1) & ~flags["no explanation"]
+        moved = counting(1 + self.steps, task.device)[1:] * self.pixels
+        curve = Curve(moved, table, "pixels moved", "change of the map over that of the image")
+        return Outcome(nan_where_any(worst(table), flags), flags, curve)
+
+    def _moved(self, task: Task, moves: range, key: Key) -> tuple[Task, Tensor]:
+        """The samples after each of these moves, and how far all but no move bring them (moves, N).
+
+        Kept where one chunk holds them all: they are the same for every method that is judged.
+        """
+        if moves == range(1):
+            return task, task.inputs.new_empty(0)
+        if len(moves) <= self.steps:
+            return self._translated(task, moves, key)
+        about = self.steps, self.pixels, key
+        kept: tuple[Task, Tensor] = task.latest(
+            "translated images", about, lambda: self._translated(task, moves, key)
+        )
+        return kept
+
+    def _translated(self, task: Task, moves: range, key: Key) -> tuple[Task, Tensor]:
         fill = task.fill
         state = task.from_train(f"background of {fill!r}", lambda: fill.prepare(task.train, task.space))
         background = fill.background(state, task.inputs, task.ids, key / "fill")[:, 0]
-        times = at_once(explainer, task, self.steps)
-        rows = []
-        with explaining(explainer, task) as explain:
-            clean = self._comparable(explain(task, key / "clean"), task)
-            for first in range(1, self.steps + 1, times):
-                moves = range(first, min(first + times, self.steps + 1))
-                near = torch.stack([translated(task.inputs, background, t * self.pixels) for t in moves])
-                world = stacked(task, len(moves)).with_inputs(near.flatten(0, 1))
-                moved = explain(world, key / "explain" / first).unflatten(0, (-1, len(task)))
-                change = (self._comparable(moved, task) - clean).abs().sum(-1)
-                way = torch.linalg.vector_norm((near - task.inputs).flatten(2), dim=-1, dtype=torch.float64)
-                rows.append(change / way.masked_fill_(way == 0, torch.nan))
-        table = torch.cat(rows).T.contiguous()
-        flags = map_flags(clean)
-        flags["no translation changes the image"] = table.isnan().all(-1) & ~flags["no explanation"]
-        moved = torch.arange(1, self.steps + 1, device=task.device) * self.pixels
-        curve = Curve(moved, table, "pixels moved", "change of the map over that of the image")
-        return Outcome(nan_where_any(worst(table), flags), flags, curve)
+        near = [translated(task.inputs, background, t * self.pixels) if t else task.inputs for t in moves]
+        world = stacked(task, len(moves), torch.cat(near))
+        apart = torch.stack(near if moves.start else near[1:]) - task.inputs
+        way = torch.linalg.vector_norm(apart.flatten(2), dim=-1, dtype=torch.float64)
+        return world, way.masked_fill_(way == 0, torch.nan)
 
     def _comparable(self, values: Tensor, task: Task) -> Tensor:
         if self.normalise:

@@ -15,7 +15,6 @@ from veridical.metrics.robustness.neighbourhood import (
     NeighbourMetric,
     distance,
     explained_pairs,
-    map_flags,
     nan_where_any,
     worst,
 )
@@ -49,7 +48,6 @@ class LocalLipschitz(NeighbourMetric):
             moved = touched_norm(start, way)
             return distance(before, after) / moved.masked_fill_(moved == 0, torch.nan)
 
-        clean, table = explained_pairs(self, start, explainer, key, slope)
-        flags = map_flags(clean)
+        _, table, flags = explained_pairs(self, start, explainer, key, slope)
         flags["no draw moved the input"] = table.isnan().all(-1) & ~flags["no explanation"]
         return Outcome(nan_where_any(worst(table), flags), flags, details={"draws": table})

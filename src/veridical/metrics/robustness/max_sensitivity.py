@@ -16,7 +16,6 @@ from veridical.metrics.robustness.neighbourhood import (
     NeighbourMetric,
     distance,
     explained_pairs,
-    map_flags,
     nan_where_any,
     worst,
 )
@@ -45,10 +44,9 @@ class Sensitivity(NeighbourMetric):
 
     def distances(self, task: Task, explainer: Explainer, key: Key) -> tuple[Tensor, dict[str, Tensor]]:
         """The relative distance of every draw (N, draws), NaN where it has no meaning, and the flags."""
-        clean, table = explained_pairs(
+        clean, table, flags = explained_pairs(
             self, task, explainer, key, lambda near, before, after: distance(before, after)
         )
-        flags = map_flags(clean)
         if self.relative_to == "nothing":
             return table, flags
         if self.relative_to == "input":

@@ -12,7 +12,7 @@ from veridical.errors import InputError
 from veridical.explainers.base import Explainer
 from veridical.functional import rms_normalise
 from veridical.metrics.base import ExplainerMetric
-from veridical.metrics.explaining import at_once, explaining, stacked
+from veridical.metrics.explaining import Maps, at_once, explaining, stacked
 from veridical.metrics.input_noise import movable, reference_range, uniform_draws, why_no_noise
 from veridical.rng import Key
 from veridical.task import Task
@@ -46,11 +46,27 @@ class NeighbourMetric(ExplainerMetric):
 
     def neighbours(self, task: Task, key: Key, times: int = 1) -> Iterator[Task]:
         """The movable task at its neighbours, `times` draws of all samples after each other in one task."""
-        reach = self.radius * reference_range(task) if self.in_ranges else self.radius
         for first in range(0, self.draws, times):
-            count = min(times, self.draws - first)
-            near = task.inputs + reach * uniform_draws(task, key / "neighbour", range(first, first + count))
-            yield stacked(task, count).with_inputs(near.flatten(0, 1))
+            draws = range(first, min(first + times, self.draws))
+            yield stacked(task, len(draws), self._near(task, key, draws))
+
+    def together(self, task: Task, key: Key) -> tuple[Task, Task]:
+        """The movable task with all its neighbours behind it, and these alone.
+
+        They are the same for every method that is judged, and kept: for when one chunk holds them all.
+        """
+
+        def make() -> tuple[Task, Task]:
+            inputs = torch.cat([task.inputs, self._near(task, key, range(self.draws))])
+            near = stacked(task, self.draws, inputs[len(task) :])
+            return stacked(task, 1 + self.draws, inputs), near
+
+        kept: tuple[Task, Task] = task.latest(f"neighbours, {self.name}", (self, key), make)
+        return kept
+
+    def _near(self, task: Task, key: Key, draws: range) -> Tensor:
+        reach = self.radius * reference_range(task) if self.in_ranges else self.radius
+        return (task.inputs + reach * uniform_draws(task, key / "neighbour", draws)).flatten(0, 1)
 
     def comparable(self, values: Tensor, task: Task) -> Tensor:
         """Maps (..., N, V) of a task in float64, normalised or not; 0 at features that do not exist."""
@@ -62,22 +78,28 @@ class NeighbourMetric(ExplainerMetric):
 
 def explained_pairs(
     metric: NeighbourMetric, task: Task, explainer: Explainer, key: Key, compare: Callable[..., Tensor]
-) -> tuple[Tensor, Tensor]:
-    """The clean maps (N, V) and `compare(near task, clean maps, near maps)` for every draw (N, draws).
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """The clean maps (N, V), `compare(near task, clean maps, near maps)` for every draw (N, draws), flags.
 
     As many draws as fit a chunk are explained together: the near task holds k times the samples, the maps
     are (k, N, V), and `compare` gives (k, N). A method with draws of its own gets a fresh key each time, as
     it is judged with its own noise.
     """
     task = movable(task)
-    times = at_once(explainer, task, metric.draws)
+    times = at_once(explainer, task, 1 + metric.draws)
     rows = []
     with explaining(explainer, task) as explain:
+        if times > metric.draws:
+            world, near = metric.together(task, key)
+            maps = metric.comparable(explain(world, key / "clean").unflatten(0, (-1, len(task))), task)
+            table = compare(near, maps[0], maps[1:])
+            return maps[0], table.T.contiguous(), map_flags(explain, len(task))
         clean = metric.comparable(explain(task, key / "clean"), task)
+        flags = map_flags(explain, len(task))
         for step, near in enumerate(metric.neighbours(task, key, times)):
             moved = explain(near, key / "explain" / step).unflatten(0, (-1, len(task)))
             rows.append(compare(near, clean, metric.comparable(moved, task)))
-    return clean, torch.cat(rows).T.contiguous()
+    return clean, torch.cat(rows).T.contiguous(), flags
 
 
 def distance(before: Tensor, after: Tensor) -> Tensor:
@@ -85,10 +107,10 @@ def distance(before: Tensor, after: Tensor) -> Tensor:
     return torch.linalg.vector_norm(before - after, dim=-1)
 
 
-def map_flags(clean: Tensor) -> dict[str, Tensor]:
-    """Why a clean map cannot be compared with anything."""
-    missing = clean.isnan().any(-1)
-    return {"the map is all zeros": (clean == 0).all(-1), "no explanation": missing}
+def map_flags(explain: Maps, count: int) -> dict[str, Tensor]:
+    """Why the first `count` of the maps made last cannot be compared with anything."""
+    zeros = explain.largest[:count] == 0
+    return {"the map is all zeros": zeros, "no explanation": explain.missing[:count]}
 
 
 def worst(table: Tensor) -> Tensor:

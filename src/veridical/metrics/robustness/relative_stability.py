@@ -16,7 +16,6 @@ from veridical.metrics.input_noise import movable, touched
 from veridical.metrics.robustness.neighbourhood import (
     NeighbourMetric,
     explained_pairs,
-    map_flags,
     nan_where_any,
     worst,
 )
@@ -97,10 +96,9 @@ class RelativeStability(NeighbourMetric):
             moved = self.moved(before, reading).clamp(min=self.epsilon)
             return torch.where(same, change / moved, torch.nan)
 
-        clean, table = explained_pairs(self, start, explainer, key, ratio)
+        _, table, flags = explained_pairs(self, start, explainer, key, ratio)
         look_later(task.device, lambda: check_finite(torch.cat(sizes).unflatten(0, (-1, len(start))).T))
         share = torch.cat(kept).double().mean(0)
-        flags = map_flags(clean)
         flags["every draw changed the prediction"] = share == 0
         values = nan_where_any(worst(table), flags)
         return Outcome(values, flags, details={"draws": table, "share of draws kept": share})
