@@ -54,6 +54,11 @@ class Explainer(Settings):
         """Rows the model is asked at once for one sample, so that chunks fit the plan."""
         return 1
 
+    @property
+    def plain(self) -> bool:
+        """Whether `maps` is all that its call does to a map: whoever transforms maps does so in the call."""
+        return type(self).__call__ is Explainer.__call__
+
     def pieces(self, task: Task) -> Iterator[Task]:
         """The pieces that `attribute` gets: each fills one chunk, unless a method cuts its own."""
         return task.chunks(self.rows_per_sample(task))

@@ -36,11 +36,6 @@ def noise_key(key: Key, draw: int, level: int | None) -> Key:
     return own if level is None else own / level
 
 
-def is_plain(explainer: Explainer) -> bool:
-    """Whether an explainer is called as all are, so that its model is asked in sessions and nowhere else."""
-    return type(explainer).__call__ is Explainer.__call__
-
-
 @dataclass(frozen=True, eq=False)
 class Setting:
     """Everything a distortion needs to know, the same for all levels and draws."""
@@ -85,7 +80,7 @@ class Setting:
         key = self._explainer_key
         for part in () if self.explainer.one_key else where:
             key = key / part
-        return self.explainer.maps(world, key) if self.plain else self.explainer(world, key).values
+        return self.explainer.maps(world, key) if self.explainer.plain else self.explainer(world, key).values
 
     def pending(self, measure: Callable[[Tensor], Tensor]) -> Pending:
         """Maps to be measured when several are there: `measure` gets them as they are compared."""
@@ -93,18 +88,13 @@ class Setting:
 
     def comparable(self, values: Tensor) -> Tensor:
         """Maps of some worlds (worlds, N, V) in double precision, checked, and divided by their size."""
-        if self.plain:
+        if self.explainer.plain:
             self.watch.map(values, self.space.valid, self.explainer.name)
         return rms_normalise(values, where=self.space.valid) if self.normalise else values
 
     @cached_property
     def _explainer_key(self) -> Key:
         return self.key / "explainer"
-
-    @cached_property
-    def plain(self) -> bool:
-        """Whether the maps can be had without the checks of a whole explanation."""
-        return is_plain(self.explainer)
 
     @cached_property
     def space(self) -> Space:

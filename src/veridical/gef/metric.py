@@ -25,7 +25,6 @@ from veridical.gef.distortion import (
     Moved,
     Setting,
     arc,
-    is_plain,
     jacobian,
     near_key,
     neighbours,
@@ -279,7 +278,7 @@ class GEF(ExplainerMetric):
         self, task: Task, company: Company, path: NoisePath, key: Key, kept: KeptNoise
     ) -> dict[str, Found]:
         # one session around those of all worlds, unless an explainer would meet it that opens none itself
-        plain = all(is_plain(company.members[who]) for who in company)
+        plain = all(company.members[who].plain for who in company)
         with task.predictor.session(grad=None) if plain else nullcontext():
             if self.perturb == "input":
                 return self._walk(task, company, path, key, SharedWorld())

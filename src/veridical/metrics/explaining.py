@@ -28,12 +28,11 @@ class Maps:
 
     def __init__(self, explainer: Explainer) -> None:
         self._explainer = explainer
-        self._plain = _plain(explainer)
         self.seen: list[tuple[Tensor, Tensor]] = []
 
     def __call__(self, world: Task, key: Key) -> Tensor:
         explainer = self._explainer
-        values = explainer.maps(world, key) if self._plain else explainer(world, key).values
+        values = explainer.maps(world, key) if explainer.plain else explainer(world, key).values
         absent, valid = values.isnan(), explainer.space_of(world).valid
         absent = absent if valid is None else absent | ~valid
         self.largest, self.missing = whole_largest(values)[:, 0], absent.all(-1)
@@ -43,12 +42,7 @@ class Maps:
 
 def one_session(task: Task, explainer: Explainer) -> AbstractContextManager[object]:
     """A session around those of many maps, unless an explainer would meet it that opens none itself."""
-    return task.predictor.session(grad=None) if _plain(explainer) else nullcontext()
-
-
-def _plain(explainer: Explainer) -> bool:
-    """Whether it makes maps in the common way: whoever transforms them does so in its call."""
-    return type(explainer).__call__ is Explainer.__call__
+    return task.predictor.session(grad=None) if explainer.plain else nullcontext()
 
 
 @contextmanager
@@ -92,7 +86,7 @@ def at_once(explainer: Explainer, task: Task, draws: int) -> int:
 
 def samples_at_once(explainer: Explainer, task: Task) -> int:
     """How many samples one call explains; 0 where calls must stay apart."""
-    if not _plain(explainer) or explainer.draws_on(task):
+    if not explainer.plain or explainer.draws_on(task):
         return 0
     return task.predictor.rows // explainer.rows_per_sample(explainer.prepared(task))
 
