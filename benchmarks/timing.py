@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import veridical as vd
-from veridical.explainers.gradients import gradient
+from veridical.predictor import call
 
 LEAST = 0.05
 """Seconds that one reading lasts at least: shorter work is repeated within it."""
@@ -57,13 +57,15 @@ def seconds(run: Callable[[], object], device: torch.device, times: int = 1, clo
 def bare(task: vd.Task, cost: vd.Cost, batch: int | None = None) -> Callable[[], None]:
     """The same number of rows through the model, in chunks of the task's plan, from batches that are ready.
 
+    The model is called as its user would, in the plan's precision; nothing is recorded and played again.
     `batch` bounds the rows of one call, where no more than that have their weights in common.
     """
     rows = min(task.predictor.rows, batch or task.predictor.rows)
     ready = _repeated(task, min(rows, max(1, cost.forward - cost.backward))).inputs
     few = min(rows, max(1, cost.backward))
     piece = _repeated(task, few)
-    rest = piece[: cost.backward % few] if cost.backward % few else None
+    whole, rest = divmod(cost.backward, few)
+    batches = [piece] * whole + ([piece[:rest]] if rest else [])
 
     def run() -> None:
         left = cost.forward - cost.backward
@@ -71,10 +73,10 @@ def bare(task: vd.Task, cost: vd.Cost, batch: int | None = None) -> Callable[[],
             while left > 0:
                 model(ready[: min(rows, left)])
                 left -= rows
-        for _ in range(cost.backward // few):
-            gradient(piece)
-        if rest is not None:
-            gradient(rest)
+        for each in batches:
+            with task.session(grad=True) as model:
+                x = each.inputs.detach().requires_grad_(True)
+                torch.autograd.grad(call(model, x, each.side).gather(1, each.targets[:, None]).sum(), x)
 
     return run
 

@@ -27,12 +27,6 @@ class Backgrounds:
         self._start = self._stop = 0
         self._made: Tensor | None = None
 
-    @property
-    def fixed(self) -> bool:
-        """Whether it is one and the same for all samples and draws."""
-        # by their very types: a fill made of one of them may do otherwise
-        return type(self.fill) in (Constant, Zero, Token, Mean)
-
     def __call__(self, rows: slice) -> Tensor:
         """(samples or 1, repeats, *input shape)."""
         if self._made is None or rows.start < self._start or rows.stop > self._stop:
@@ -46,12 +40,18 @@ class Backgrounds:
         return self._made[rows.start - self._start : rows.stop - self._start]
 
 
+def is_fixed(fill: Fill) -> bool:
+    """Whether what shows through is one and the same for all samples and draws."""
+    # by their very types: a fill made of one of them may do otherwise
+    return type(fill) in (Constant, Zero, Token, Mean)
+
+
 def features_that_matter(task: Task, behind: Backgrounds) -> Tensor | None:
     """(N, V): whether removing a feature changes its input at all; None where that depends on the mask."""
     fill = behind.fill
     if fill.looks_at_mask:
         return None
-    if not behind.fixed or len(task) * task.space.n_features > _FACTS_KEPT:
+    if not is_fixed(fill) or len(task) * task.space.n_features > _FACTS_KEPT:
         return _changing(task, behind)
     matters: Tensor = task.cached(f"features that {fill!r} changes", lambda: _changing(task, behind))
     return matters

@@ -7,10 +7,13 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from veridical.recording import keep_out_of_recordings
+
 
 @lru_cache(maxsize=64)
 def counting(count: int, device: torch.device) -> Tensor:
     """0, 1, 2, ... on the device, never to be written to."""
+    keep_out_of_recordings("a constant")
     with torch.inference_mode(False):
         return torch.arange(count, device=device)
 
@@ -18,5 +21,6 @@ def counting(count: int, device: torch.device) -> Tensor:
 @lru_cache(maxsize=64)
 def constant(values: tuple[float, ...], device: torch.device, dtype: torch.dtype = torch.float64) -> Tensor:
     """These numbers on the device, never to be written to."""
+    keep_out_of_recordings("a constant")
     with torch.inference_mode(False):
         return torch.tensor(values, dtype=dtype, device=device)

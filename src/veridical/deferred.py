@@ -13,6 +13,8 @@ from contextvars import ContextVar
 
 import torch
 
+from veridical.recording import keep_out_of_recordings
+
 Look = Callable[[], None]
 """Raises if something is wrong."""
 
@@ -35,6 +37,7 @@ def collecting() -> Iterator[list[Look]]:
 
 def look_later(device: torch.device, look: Look) -> None:
     """Look when the result that is being made is read; at once on a CPU, or where nobody collects."""
+    keep_out_of_recordings("a look")
     looks = _COLLECTED.get()
     if looks is None or device.type in AT_ONCE:
         look()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from veridical.errors import InputError, ModelError, ShapeError
+from veridical.replays import RECORDERS, Replays, can_record
 from veridical.scores import Cost
 from veridical.sessions import Held, Session
 
@@ -49,8 +50,12 @@ def _keep_memory() -> None:
 class Plan:
     """How a model is run. Part of the settings: the same plan on the same machine gives the same bits.
 
+    On a GPU that holds of answers; cuDNN's gradients of convolutions differ in their last bits from one time
+    to the next, unless `torch.backends.cudnn.deterministic` is set, which takes up to a sixth longer.
     `rows` a chunk is a multiple of 8; None lets one measured forward choose the power of two whose
     activations fit in `budget_mib` (by default 64 on a CPU, 4096 on a GPU). It never follows free memory.
+    With `replay`, a GPU is given short passes that come again and again as CUDA graphs (see `replays`); a
+    model whose answers depend on more than its inputs and its weights needs it off.
     """
 
     rows: int | None = None
@@ -59,6 +64,7 @@ class Plan:
     autocast: str | None = None
     channels_last: bool = False
     threads: int | None = None
+    replay: bool = True
 
     def __post_init__(self) -> None:
         if self.rows is not None and (self.rows < 1 or self.rows % MIN_ROWS):
@@ -86,6 +92,15 @@ class Meter:
     def count_backward(self, gradient: Tensor) -> None:
         """Count the rows of a gradient that comes back through a model's outputs."""
         self.backward += gradient.shape[0]
+
+    def add(self, cost: Cost) -> None:
+        """Count rows that were asked without a call of the model."""
+        self.forward += cost.forward
+        self.backward += cost.backward
+
+    def reset(self, cost: Cost) -> None:
+        """Forget what was counted since the meter stood there."""
+        self.forward, self.backward = cost.forward, cost.backward
 
 
 class _CountBackward(torch.autograd.Function):
@@ -165,10 +180,13 @@ class Predictor:
     meter: Meter = field(default_factory=Meter)
     _open: dict[int, Held] = field(default_factory=dict)
     """What the sessions of each thread hold, here and in the predictors made from this one."""
+    _replays: Replays | None = None
     view: CountedModel = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "view", CountedModel(self.model, self.output, self.meter))
+        if self._replays is None:
+            object.__setattr__(self, "_replays", Replays(self.meter))
         if self.device.type == "cpu":
             _keep_memory()
 
@@ -187,6 +205,7 @@ class Predictor:
             self.differentiable,
             self.meter,
             self._open,
+            self._replays,
         )
 
     def session(self, grad: bool | None = False) -> Session:
@@ -239,7 +258,29 @@ class Predictor:
     def _call(self, x: Tensor, side: Side) -> Tensor:
         if self.plan.channels_last and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
-        return call(self.view, x, side)
+        if torch.is_grad_enabled() or not self.records:
+            return call(self.view, x, side)
+        names = tuple(side) if isinstance(side, dict) else None
+        values = side.values() if isinstance(side, dict) else side
+
+        def run(x: Tensor, *aside: Tensor) -> tuple[Tensor]:
+            return (call(self.view, x, aside if names is None else dict(zip(names, aside, strict=True))),)
+
+        about = "outputs", names, id(self.output)
+        return self.replays(about, self.model, (x, *values), run, keep=self.output)[0]
+
+    @property
+    def records(self) -> bool:
+        """Whether passes may be recorded here and now."""
+        # autocast keeps weights that it has converted, and gives them back behind a recording's back
+        allowed = self.plan.replay and self.plan.autocast is None
+        return self.device.type in RECORDERS and allowed and can_record(self.device)
+
+    @property
+    def replays(self) -> Replays:
+        """The recordings of this predictor and of those made from it."""
+        assert self._replays is not None
+        return self._replays
 
 
 def call(model: nn.Module, x: Tensor, side: Side = ()) -> Tensor:

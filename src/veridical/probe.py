@@ -189,7 +189,21 @@ def probe(
     grid within which equal inputs tie, and masks that remove only features equal to their fill answer
     exactly alike. `all_outputs` gives (N, M, C) instead, unrounded.
     """
-    fill = fill or task.fill
+    responses, asked = unchecked(task, rule, response, fill or task.fill, key, with_clean, all_outputs)
+    look_later(asked.device, partial(check_finite, asked))
+    return responses
+
+
+def unchecked(
+    task: Task,
+    rule: MaskRule,
+    response: Response,
+    fill: Fill,
+    key: Key,
+    with_clean: bool = False,
+    all_outputs: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """What `probe` gives, and the answers it is made of: whoever asks has to see that they are finite."""
     if rule.count < 1:
         raise InputError("the mask rule makes no masks, so there is nothing to ask")
     behind = Backgrounds(task, fill, key)
@@ -209,23 +223,27 @@ def probe(
     else:
         unsigned = matters if signature is None else None
         asked, same = _ask(task, rule, behind, response, all_outputs, unsigned)
-    look_later(asked.device, partial(check_finite, asked))
     if all_outputs:
         clean = task.respond(task.outputs, response)
-        return torch.cat([clean[:, None], asked], 1).double() if with_clean else asked.double()
-    own = _clean(task, response).to(asked.dtype)
+        return torch.cat([clean[:, None], asked], 1).double() if with_clean else asked.double(), asked
+    own = clean_response(task, response).to(asked.dtype)
+    tied = asked
     if same is not None:
-        asked = torch.where(same, own, asked)
+        tied = torch.where(same, own, asked)
     elif signature is not None:
-        asked = _tie(asked, own, signature)
-    responses = finite_to_grid(torch.cat([own, asked], 1))
-    return responses if with_clean else responses[:, 1:]
+        tied = _tie(asked, own, signature)
+    responses = finite_to_grid(torch.cat([own, tied], 1))
+    return responses if with_clean else responses[:, 1:], asked
 
 
-def _clean(task: Task, response: Response) -> Tensor:
+CLEAN = "clean {}"
+"""Under which name a task keeps its responses to untouched inputs."""
+
+
+def clean_response(task: Task, response: Response) -> Tensor:
     """The response of the explained output to the untouched inputs (N, 1)."""
     clean: Tensor = task.cached(
-        f"clean {response}", lambda: task.respond(task.outputs, response).gather(1, task.targets[:, None])
+        CLEAN.format(response), lambda: task.respond(task.outputs, response).gather(1, task.targets[:, None])
     )
     return clean
 

@@ -48,6 +48,7 @@ from veridical.reading import (
     targets_of,
     tensor_of,
 )
+from veridical.recording import keep_out_of_recordings
 from veridical.rng import Key
 from veridical.space import Space
 from veridical.weights import Weights, WeightView, noisy
@@ -98,6 +99,8 @@ class Task:
     name: str
     noise_share: float = 0.0
     """How far along a noise path this world lies: 0 unperturbed, 1 at the path's end."""
+    _recorded: bool = False
+    """Whether it was made for a pass that is being recorded (see `recorded`)."""
     members: Task | None = None
     """Where samples stand for classes: the rows by which the model's movement on each class is judged."""
 
@@ -252,6 +255,7 @@ class Task:
         """Compute a calibration once for this task."""
         cache: dict[str, Any] = self.__dict__["_cache"]
         if name not in cache:
+            self._keeps(name)
             cache[name] = make()
         return cache[name]
 
@@ -259,6 +263,7 @@ class Task:
         """Like `cached` of what `about` decides, for large things: only the last of that name is kept."""
         cache: dict[str, Any] = self.__dict__["_cache"]
         if name not in cache or cache[name][0] != about:
+            self._keeps(name)
             cache[name] = about, make()
         return cache[name][1]
 
@@ -266,6 +271,7 @@ class Task:
         """Estimate something from the whole set once; subsets made afterwards inherit it and so agree."""
         calibrations: dict[str, Any] = self.__dict__["_calibrations"]
         if name not in calibrations:
+            self._keeps(name)
             calibrations[name] = make()
         return calibrations[name]
 
@@ -273,8 +279,14 @@ class Task:
         """Estimate something from the reference rows once; every task with the same rows shares it."""
         facts: dict[str, Any] = self.__dict__["_train_facts"]
         if name not in facts:
+            keep_out_of_recordings(name)
             facts[name] = make()
         return facts[name]
+
+    def _keeps(self, name: str) -> None:
+        """Refuse to keep what belongs to a recording; a task that was made for one goes with it."""
+        if not self._recorded:
+            keep_out_of_recordings(name)
 
     # --- every change is a task ---------------------------------------------------------------------
 

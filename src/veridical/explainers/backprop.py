@@ -48,6 +48,7 @@ class GuidedBackprop(_Rectified):
     name: ClassVar[str] = "guided_backprop"
     summary: ClassVar[str] = "gradient through positive paths of active ReLUs"
     paper: ClassVar[str] = "Springenberg et al. 2015"
+    recordable: ClassVar[bool] = True
 
     def attribute(self, task: Task, key: Key) -> Tensor:
         return rectified_gradient(task, lambda plain, above: plain.clamp(min=0))
@@ -64,6 +65,7 @@ class Deconvolution(_Rectified):
     name: ClassVar[str] = "deconvolution"
     summary: ClassVar[str] = "gradient with ReLUs applied on the way back"
     paper: ClassVar[str] = "Zeiler and Fergus 2014"
+    recordable: ClassVar[bool] = True
 
     def attribute(self, task: Task, key: Key) -> Tensor:
         return rectified_gradient(task, lambda plain, above: above.clamp(min=0))

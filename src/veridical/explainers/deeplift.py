@@ -39,6 +39,7 @@ class DeepLift(Explainer):
     summary: ClassVar[str] = "difference to a baseline, passed back by the rescale rule"
     paper: ClassVar[str] = "Shrikumar et al. 2017, section 3.5"
     needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
+    recordable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_baseline(self.baseline)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from veridical.constants import constant
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer, register
 from veridical.predictor import call, repeat_side
@@ -41,6 +43,7 @@ class Gradient(Explainer):
     summary: ClassVar[str] = "gradient of the output, signed"
     paper: ClassVar[str] = "Baehrens et al. 2010"
     needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
+    recordable: ClassVar[bool] = True
 
     def attribute(self, task: Task, key: Key) -> Tensor:
         return gradient(task)
@@ -55,6 +58,7 @@ class Saliency(Explainer):
     summary: ClassVar[str] = "absolute gradient"
     paper: ClassVar[str] = "Simonyan et al. 2014"
     needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
+    recordable: ClassVar[bool] = True
 
     def attribute(self, task: Task, key: Key) -> Tensor:
         return gradient(task).abs()
@@ -69,6 +73,7 @@ class InputXGradient(Explainer):
     summary: ClassVar[str] = "input times gradient"
     paper: ClassVar[str] = "Shrikumar et al. 2016"
     needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
+    recordable: ClassVar[bool] = True
 
     def attribute(self, task: Task, key: Key) -> Tensor:
         return task.inputs * gradient(task)
@@ -82,10 +87,8 @@ def quadrature(rule: Quadrature, steps: int, like: Tensor) -> tuple[Tensor, Tens
     if steps < 1:
         raise InputError(f"a path needs at least one step, got {steps}")
     if rule == "gauss_legendre":
-        import numpy as np
-
-        nodes, shares = np.polynomial.legendre.leggauss(steps)
-        return like.new_tensor((nodes + 1) / 2), like.new_tensor(shares / 2)
+        points, shares = _gauss_legendre(steps)
+        return constant(points, like.device, like.dtype), constant(shares, like.device, like.dtype)
     at = torch.arange(steps, dtype=like.dtype, device=like.device)
     if rule == "trapezoid":
         if steps < 2:
@@ -99,6 +102,14 @@ def quadrature(rule: Quadrature, steps: int, like: Tensor) -> tuple[Tensor, Tens
             f"quadrature '{rule}' is unknown; choose gauss_legendre, trapezoid, {', '.join(offset)}"
         )
     return (at + offset[rule]) / steps, torch.full_like(at, 1 / steps)
+
+
+@lru_cache(maxsize=32)
+def _gauss_legendre(steps: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    import numpy as np
+
+    nodes, shares = np.polynomial.legendre.leggauss(steps)
+    return tuple(((nodes + 1) / 2).tolist()), tuple((shares / 2).tolist())
 
 
 def parts(count: int, rows_each: int, limit: int) -> Iterator[slice]:
@@ -159,6 +170,7 @@ class IntegratedGradients(Explainer):
     summary: ClassVar[str] = "gradients integrated from a baseline"
     paper: ClassVar[str] = "Sundararajan et al. 2017, eq. 1"
     needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
+    recordable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_baseline(self.baseline)

@@ -135,6 +135,7 @@ class Lrp(_Propagation):
     high: float = 1.0
     name: ClassVar[str] = "lrp"
     summary: ClassVar[str] = "relevance propagation, a rule for each kind of layer"
+    recordable: ClassVar[bool] = True
     paper: ClassVar[str] = "Montavon et al. 2019"
 
     def __post_init__(self) -> None:
@@ -164,6 +165,7 @@ class LrpEpsilon(_Propagation):
     epsilon: float = 1e-6
     name: ClassVar[str] = "lrp_epsilon"
     summary: ClassVar[str] = "relevance propagation by all contributions"
+    recordable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self.rules()
@@ -183,6 +185,7 @@ class LrpGamma(_Propagation):
     gamma: float = 0.25
     name: ClassVar[str] = "lrp_gamma"
     summary: ClassVar[str] = "relevance propagation that favours contributions of the output's sign"
+    recordable: ClassVar[bool] = True
     paper: ClassVar[str] = "Montavon et al. 2019"
 
     def __post_init__(self) -> None:
@@ -199,6 +202,7 @@ class LrpZPlus(_Propagation):
 
     name: ClassVar[str] = "lrp_z_plus"
     summary: ClassVar[str] = "relevance propagation by positive contributions"
+    recordable: ClassVar[bool] = True
     paper: ClassVar[str] = "Montavon et al. 2017"
 
     def rules(self) -> Rules:
@@ -216,6 +220,7 @@ class LrpAlphaBeta(_Propagation):
     alpha: float = 2.0
     name: ClassVar[str] = "lrp_alpha_beta"
     summary: ClassVar[str] = "relevance propagation, positive and negative contributions apart"
+    recordable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self.rules()

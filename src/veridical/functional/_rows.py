@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError, ShapeError
+from veridical.recording import keep_out_of_recordings
 
 SMALLEST = torch.finfo(torch.float64).tiny
 """A unit in which a row of zeros stays one: smaller than the size of anything that is measured."""
@@ -61,6 +62,7 @@ def _common_shape(*tensors: Tensor | None) -> torch.Size:
 @lru_cache(maxsize=16)
 def _true(device: torch.device) -> Tensor:
     """One truth value to be spread over rows of which every entry is valid; never written to."""
+    keep_out_of_recordings("a constant")
     with torch.inference_mode(False):
         return torch.ones((), dtype=torch.bool, device=device)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -12,7 +13,6 @@ from veridical import tasks
 from veridical.digest import content_digest
 from veridical.errors import InputError
 from veridical.models import ArrayModel, FunctionModel
-from veridical.predictor import Plan
 from veridical.settings import holds_code
 from veridical.study.grid import Choice
 from veridical.study.making import imported, source_digest
@@ -43,9 +43,7 @@ def load_task(
         task = task.with_fill(choice.fill)
     if device is not None:
         task = task.to(device)
-    old = task.predictor.plan
-    plan = Plan(rows, old.budget_mib, old.tf32, old.autocast, old.channels_last, threads)
-    task = task.with_plan(plan)
+    task = task.with_plan(replace(task.predictor.plan, rows=rows, threads=threads))
     # what is unperturbed here runs in the study's chunks too
     vars(task)["reference"] = task
     # asked on the whole, so that a shard finds the same last bits whichever worker loads it

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from veridical.backgrounds import is_fixed
+from veridical.deferred import look_later
 from veridical.explanation import Explanation
 from veridical.fill import Fill
 from veridical.metrics.base import Metric, Outcome, register
 from veridical.metrics.blocks import in_blocks
-from veridical.probe import probe
+from veridical.predictor import check_finite
+from veridical.probe import CLEAN, clean_response, unchecked
+from veridical.recorded import recorded
 from veridical.rng import Key
 from veridical.scores import Direction
 from veridical.task import Response, Task
@@ -61,10 +66,19 @@ class Completeness(Metric):
     permutation_invariant: ClassVar[bool] = True
 
     def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
-        shape = 1, task.space.n_features
-        features = task.cached("all features", lambda: task.inputs.new_ones(shape, dtype=torch.bool))
-        rule = Everything(features)
-        asked = probe(task, rule, response=self.response, fill=self.fill, key=key, with_clean=True)
-        owed = asked[:, 0] - asked[:, 1]
+        fill = self.fill or task.fill
+
+        def change(of: Task) -> tuple[Tensor, Tensor]:
+            shape = 1, of.space.n_features
+            every = of.cached("all features", lambda: of.inputs.new_ones(shape, dtype=torch.bool))
+            asked, answers = unchecked(of, Everything(every), self.response, fill, key, with_clean=True)
+            return asked[:, 0] - asked[:, 1], answers
+
+        if is_fixed(fill):
+            known = {CLEAN.format(self.response): clean_response(task, self.response)}
+            owed, answers = recorded(task, ("completeness", self.response, fill), change, known)
+        else:
+            owed, answers = change(task)
+        look_later(answers.device, partial(check_finite, answers))
         total = in_blocks(total_relevance, explanation.values, explanation.valid)
         return Outcome((total - owed).abs(), details={"sum of relevance": total, "change of answer": owed})

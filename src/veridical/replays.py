@@ -1,0 +1,277 @@
+"""Short work on a GPU played again: all that a pass does is recorded once, and then started by one call.
+
+A small model's pass is over on the device before the host has started its next operation. A CUDA graph holds
+all operations of a pass. Recorded is what follows from tensors and a model's weights alone; it is played
+again only while the weights lie where they lay, and only if it gave what the pass itself gives: the very
+bits or, as cuDNN's gradients differ from one pass to the next, something as near as those are.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import logging
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from threading import get_ident
+from typing import Any, Protocol, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_modules
+
+from veridical.models import ArrayModel, FunctionModel
+from veridical.recording import is_recording, recording
+from veridical.scores import Cost
+from veridical.weights import WeightView
+
+log = logging.getLogger("veridical")
+
+Answer: TypeAlias = tuple[Tensor, ...]
+
+AFTER = 2
+"""Times that a pass is made as usual before it is recorded: many are made no more often."""
+LARGEST = 2**29
+"""Bytes that the tensors of a pass may take: where there is more to do, a GPU does not wait for its host."""
+NAMES, KEPT = 64, 2**30
+"""Passes known, and bytes of what goes into recordings and comes out; the longest unused make room."""
+
+
+class Recorder(Protocol):
+    """How passes are recorded on a kind of device."""
+
+    def weighed(self, run: Callable[[], Answer]) -> tuple[Answer, int]:
+        """Make a pass, and say how many bytes it took."""
+
+    def record(self, run: Callable[[], Answer]) -> tuple[Answer, Callable[[], None]]:
+        """The tensors in which the answer of a pass will stand, and what plays it again.
+
+        Raises where the pass waits for the device, or asks for something that cannot be played again.
+        """
+
+
+class CudaGraphs:
+    """Passes recorded as CUDA graphs; they share the memory of what is between their beginnings and ends."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def weighed(self, run: Callable[[], Answer]) -> tuple[Answer, int]:
+        """By torch's own count of bytes."""
+        taken = self._taken()
+        return run(), self._taken() - taken
+
+    def record(self, run: Callable[[], Answer]) -> tuple[Answer, Callable[[], None]]:
+        """On a stream of its own, as CUDA demands."""
+        with torch.cuda.device(self._device):
+            graph, here, aside = torch.cuda.CUDAGraph(), torch.cuda.current_stream(), torch.cuda.Stream()
+            # a collection might give back what is CUDA's, which must be asked for nothing else meanwhile
+            collects = gc.isenabled()
+            gc.disable()
+            try:
+                aside.wait_stream(here)
+                with torch.cuda.stream(aside):
+                    graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                    try:
+                        answer = run()
+                    finally:
+                        graph.capture_end()
+                here.wait_stream(aside)
+            finally:
+                if collects:
+                    gc.enable()
+        return answer, graph.replay
+
+    def _taken(self) -> int:
+        """Bytes that tensors have taken so far, those that were given back included."""
+        return int(torch.cuda.memory_stats(self._device)["allocated_bytes.all.allocated"])
+
+
+RECORDERS: dict[str, Callable[[torch.device], Recorder]] = {"cuda": CudaGraphs}
+"""Who records on which kind of device; on others every pass is made as usual."""
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """A pass that can be played again."""
+
+    given: Answer
+    answer: Answer
+    again: Callable[[], None]
+    cost: Cost
+    keep: Any
+    """What the recording is known by: none of it may be given back, and its place taken by something else."""
+
+    def play(self, given: Sequence[Tensor]) -> Answer:
+        """The answer to these tensors."""
+        for own, other in zip(self.given, given, strict=True):
+            own.copy_(other)
+        self.again()
+        return tuple(part.clone() for part in self.answer)
+
+    @property
+    def size(self) -> int:
+        """Bytes of what goes in and comes out."""
+        return sum(part.numel() * part.element_size() for part in (*self.given, *self.answer))
+
+
+@dataclass(eq=False)
+class Replays:
+    """The recordings of a predictor and of those made from it, and the meter that counts what they ask."""
+
+    meter: Any
+    _known: dict[Hashable, int | Recording | None] = field(default_factory=dict)
+    """How often a pass was made, its recording, or None if it cannot be recorded; the last used come last."""
+    _recorders: dict[Hashable, Recorder] = field(default_factory=dict)
+
+    def __call__(
+        self,
+        name: Hashable,
+        model: nn.Module,
+        given: Sequence[Tensor],
+        run: Callable[..., Answer],
+        keep: Any = None,
+    ) -> Answer:
+        """`run(*given)`, by a recording where there is one.
+
+        The answer must follow from `given`, the weights of `model`, and what `name` says; what the name knows
+        by its place in memory is to be kept.
+        """
+        placed = parts_and_places(model)
+        if placed is None:
+            return run(*given)
+        parts, places = placed
+        device = given[0].device
+        # two threads, or two streams, would write over what the other has just put there
+        stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+        exact = torch.backends.cudnn.deterministic, torch.are_deterministic_algorithms_enabled()
+        here = get_ident(), device, stream, *exact
+        full = name, places, tuple((each.shape, each.stride(), each.dtype) for each in given), here
+        known = self._known.pop(full, 0)
+        self._known[full] = known
+        if isinstance(known, Recording):
+            self.meter.add(known.cost)
+            return known.play(given)
+        if known is None:
+            return run(*given)
+        if known < AFTER:
+            self._known[full] = known + 1
+            self._make_room()
+            return run(*given)
+        answer, self._known[full] = self._recorded(given, run, here, (parts, keep))
+        self._make_room()
+        return answer
+
+    def _recorded(
+        self, given: Sequence[Tensor], run: Callable[..., Answer], here: Hashable, keep: Any
+    ) -> tuple[Answer, Recording | None]:
+        """The answer of a pass made as usual, and the recording of the pass if it gives the same."""
+        recorder = self._recorders.get(here)
+        if recorder is None:
+            recorder = self._recorders[here] = RECORDERS[given[0].device.type](given[0].device)
+        before = self.meter.cost
+        try:
+            with recording():
+                answer, size = recorder.weighed(lambda: run(*given))
+        except Exception as error:
+            # if it is the pass itself that fails, it does so again
+            log.info("a pass is not recorded: %s", error)
+            self.meter.reset(before)
+            return run(*given), None
+        after = self.meter.cost
+        if size > LARGEST:
+            return answer, None
+        try:
+            own = tuple(torch.empty_like(each).copy_(each) for each in given)
+            with recording():
+                made = Recording(own, *recorder.record(lambda: run(*own)), after - before, keep)
+                twin = run(*given)
+            if all(map(no_further, made.play(given), answer, twin)):
+                return answer, made
+            log.info("a recorded pass answers otherwise than the pass itself; it is not played again")
+        except Exception as error:
+            log.info("a pass is not recorded: %s", error)
+        finally:
+            self.meter.reset(after)
+        return answer, None
+
+    def _make_room(self) -> None:
+        while len(self._known) > NAMES or self._size() > KEPT:
+            del self._known[next(iter(self._known))]
+
+    def _size(self) -> int:
+        return sum(each.size for each in self._known.values() if isinstance(each, Recording))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # recordings are of a process and of the very weights
+        return {"meter": self.meter, "_known": {}, "_recorders": {}}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Replays:
+        return Replays(copy.deepcopy(self.meter, memo))
+
+
+def can_record(device: torch.device) -> bool:
+    """Whether passes on this device may be recorded or played, here and now."""
+    return (
+        device.type in RECORDERS
+        and not is_recording()
+        and not torch.is_inference_mode_enabled()
+        and not (device.type == "cuda" and torch.cuda.is_current_stream_capturing())
+    )
+
+
+def no_further(played: Tensor, made: Tensor, twin: Tensor) -> bool:
+    """Whether what was played is the same as what was made, or about as near to it as what was made twice."""
+    if played.shape != made.shape or played.dtype != made.dtype:
+        return False
+    if not made.is_floating_point():
+        return torch.equal(played, made)
+    return strays(played, made) <= 4 * strays(twin, made)
+
+
+def strays(one: Tensor, other: Tensor) -> float:
+    """The largest difference of two tensors; none where neither has a number, infinite where one has none."""
+    away = (one - other).abs()
+    away = away.masked_fill((one == other) | (one.isnan() & other.isnan()), 0.0)
+    return float(away.nan_to_num(torch.inf, torch.inf).amax()) if away.numel() else 0.0
+
+
+def parts_and_places(model: nn.Module) -> tuple[list[nn.Module], tuple[int, ...]] | None:
+    """The parts of a model, and which they are and where its tensors lie; None where that does not tell all.
+
+    A model under other weights is known by these: the next one may have them in the same place. A function
+    does not show what it uses; compiled code, and a model that somebody watches by hooks, must run itself.
+    """
+    if torch_modules._has_any_global_hook():
+        return None
+    parts: list[nn.Module] = []
+    places: list[int] = []
+    ahead, seen = [model], {id(model)}
+    while ahead:
+        part = ahead.pop()
+        own = part.__dict__
+        if (
+            isinstance(part, torch.jit.ScriptModule | FunctionModel | ArrayModel)
+            or part._compiled_call_impl is not None
+            or "_orig_mod" in own["_modules"]
+            or own["_forward_hooks"]
+            or own["_forward_pre_hooks"]
+            or own["_backward_hooks"]
+            or own["_backward_pre_hooks"]
+        ):
+            return None
+        if isinstance(part, WeightView):
+            places += [value.data_ptr() for value in part.tensors.values()]
+        else:
+            parts.append(part)
+            places.append(id(part))
+            if not type(part).__module__.startswith("torch.nn."):
+                places += [value.data_ptr() for value in own.values() if isinstance(value, Tensor)]
+        for table in (own["_parameters"], own["_buffers"]):
+            places += [value.data_ptr() for value in table.values() if value is not None]
+        for child in own["_modules"].values():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                ahead.append(child)
+    return parts, tuple(places)
