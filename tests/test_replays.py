@@ -30,7 +30,7 @@ class Tape:
 
     played = 0
     made = 0
-    waits = False
+    waits = fails = False
     size = 0
     off = 0.0
     meter: Any = None
@@ -38,11 +38,11 @@ class Tape:
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
-    def weighed(self, run: Callable[[], ANSWER]) -> tuple[ANSWER, int]:
-        return run(), Tape.size
+    def weighed(self, run: Callable[[], ANSWER]) -> tuple[ANSWER, int | None]:
+        return run(), None if Tape.waits else Tape.size
 
     def record(self, run: Callable[[], ANSWER]) -> tuple[ANSWER, Callable[[], None]]:
-        if Tape.waits:
+        if Tape.fails:
             raise RuntimeError("operation not permitted when stream is capturing")
         Tape.made += 1
         answer, meter = tuple(part.detach().clone() for part in run()), Tape.meter
@@ -62,7 +62,8 @@ class Tape:
 def tape(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Tape]]:
     """On a CPU, too, passes are recorded."""
     Tape.played = Tape.made = Tape.size = 0
-    Tape.waits, Tape.off = False, 0.0
+    Tape.waits = Tape.fails = False
+    Tape.off = 0.0
     monkeypatch.setitem(replays.RECORDERS, "cpu", Tape)
     recorded = Replays._recorded
 
@@ -261,6 +262,18 @@ def test_what_waits_is_large_or_answers_otherwise_is_not_recorded(tape: type[Tap
         assert None in known(task)
         assert not any(isinstance(each, Recording) for each in known(task))
         Tape.waits, Tape.size, Tape.off = False, 0, 0.0
+
+
+def test_one_recording_that_fails_is_the_last(tape: type[Tape], caplog: pytest.LogCaptureFixture) -> None:
+    Tape.fails = True
+    task, other = digits(), digits()
+    maps = [vd.explain("gradient", task) for _ in range(AFTER + 2)]
+    assert all(each.cost == vd.Cost(5, 5) and torch.equal(each.values, maps[0].values) for each in maps)
+    assert "could not be recorded, and no other will be" in caplog.text
+    Tape.fails = False
+    for _ in range(AFTER + 2):
+        vd.explain("gradient", other)
+    assert not Tape.made
 
 
 def test_a_recording_may_stray_as_far_as_the_pass_itself() -> None:

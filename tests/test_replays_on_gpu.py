@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 import veridical as vd
+from veridical import replays
 from veridical.explainers import registry
-from veridical.replays import AFTER, Recording
+from veridical.replays import AFTER, CudaGraphs, Recording
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 
@@ -108,6 +109,24 @@ def test_a_model_that_waits_is_run_as_usual(way: str) -> None:
     assert not recordings(task)
     # nothing is left of the attempt: random numbers, and recordings of others
     assert torch.rand(3, device="cuda").isfinite().all()
+    other = digits()
+    for _ in range(AFTER + 2):
+        vd.explain("gradient", other)
+    assert recordings(other)
+
+
+def test_a_failure_that_nobody_foresaw_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replays, "RECORDERS", dict(replays.RECORDERS))
+    monkeypatch.setattr(CudaGraphs, "weighed", lambda _self, run: (run(), 0))
+    for way in WAYS:
+        monkeypatch.setitem(replays.RECORDERS, "cuda", CudaGraphs)
+        task = digits(Around(WAYS[way]).eval())
+        maps = [vd.explain("gradient", task).values for _ in range(AFTER + 2)]
+        assert all(torch.equal(each, maps[0]) for each in maps)
+        assert "cuda" not in replays.RECORDERS
+        assert torch.rand(3, device="cuda").isfinite().all()
+        torch.cuda.empty_cache()
+    monkeypatch.setitem(replays.RECORDERS, "cuda", CudaGraphs)
     other = digits()
     for _ in range(AFTER + 2):
         vd.explain("gradient", other)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from veridical.errors import InputError, ModelError, ShapeError
-from veridical.replays import RECORDERS, Replays, can_record
+from veridical.replays import Replays, can_record
 from veridical.scores import Cost
 from veridical.sessions import Held, Session
 
@@ -274,7 +274,7 @@ class Predictor:
         """Whether passes may be recorded here and now."""
         # autocast keeps weights that it has converted, and gives them back behind a recording's back
         allowed = self.plan.replay and self.plan.autocast is None
-        return self.device.type in RECORDERS and allowed and can_record(self.device)
+        return allowed and can_record(self.device)
 
     @property
     def replays(self) -> Replays:

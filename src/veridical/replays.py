@@ -11,7 +11,9 @@ from __future__ import annotations
 import copy
 import gc
 import logging
+import warnings
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import get_ident
 from typing import Any, Protocol, TypeAlias
@@ -40,14 +42,11 @@ NAMES, KEPT = 64, 2**30
 class Recorder(Protocol):
     """How passes are recorded on a kind of device."""
 
-    def weighed(self, run: Callable[[], Answer]) -> tuple[Answer, int]:
-        """Make a pass, and say how many bytes it took."""
+    def weighed(self, run: Callable[[], Answer]) -> tuple[Answer, int | None]:
+        """Make a pass, and say how many bytes it took; None if it waited for the device."""
 
     def record(self, run: Callable[[], Answer]) -> tuple[Answer, Callable[[], None]]:
-        """The tensors in which the answer of a pass will stand, and what plays it again.
-
-        Raises where the pass waits for the device, or asks for something that cannot be played again.
-        """
+        """The tensors in which the answer of a pass will stand, and what plays it again."""
 
 
 class CudaGraphs:
@@ -57,10 +56,22 @@ class CudaGraphs:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
 
-    def weighed(self, run: Callable[[], Answer]) -> tuple[Answer, int]:
-        """By torch's own count of bytes."""
-        taken = self._taken()
-        return run(), self._taken() - taken
+    def weighed(self, run: Callable[[], Answer]) -> tuple[Answer, int | None]:
+        """By torch's own count of bytes, and its warnings of whatever waits."""
+        warns, taken = torch.cuda.get_sync_debug_mode(), self._taken()
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            # an error instead of a warning would meet other threads as well
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                answer = run()
+            finally:
+                torch.cuda.set_sync_debug_mode(warns)
+        waits = [each for each in said if "synchronizing CUDA operation" in str(each.message)]
+        for each in said:
+            if each not in waits and "debug mode" not in str(each.message):
+                warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+        return answer, None if waits else self._taken() - taken
 
     def record(self, run: Callable[[], Answer]) -> tuple[Answer, Callable[[], None]]:
         """On a stream of its own, as CUDA demands."""
@@ -78,10 +89,23 @@ class CudaGraphs:
                     finally:
                         graph.capture_end()
                 here.wait_stream(aside)
+            except BaseException:
+                self._mend()
+                raise
             finally:
                 if collects:
                     gc.enable()
         return answer, graph.replay
+
+    def _mend(self) -> None:
+        """After a recording that failed torch's memory and random numbers still believe in it."""
+        with suppress(Exception):
+            torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
+        with suppress(Exception), torch.cuda.stream(torch.cuda.Stream()):
+            another = torch.cuda.CUDAGraph()
+            another.capture_begin(capture_error_mode="thread_local")
+            torch.zeros(1, device=self._device).add_(1)
+            another.capture_end()
 
     def _taken(self) -> int:
         """Bytes that tensors have taken so far, those that were given back included."""
@@ -180,7 +204,7 @@ class Replays:
             self.meter.reset(before)
             return run(*given), None
         after = self.meter.cost
-        if size > LARGEST:
+        if size is None or size > LARGEST:
             return answer, None
         try:
             own = tuple(torch.empty_like(each).copy_(each) for each in given)
@@ -191,7 +215,9 @@ class Replays:
                 return answer, made
             log.info("a recorded pass answers otherwise than the pass itself; it is not played again")
         except Exception as error:
-            log.info("a pass is not recorded: %s", error)
+            # what could be foreseen was; who knows what else this device cannot do
+            log.warning("a pass could not be recorded, and no other will be: %s", error)
+            RECORDERS.pop(given[0].device.type, None)
         finally:
             self.meter.reset(after)
         return answer, None
