@@ -164,6 +164,7 @@ def test_threads_have_recordings_of_their_own() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+    assert torch.cuda.get_sync_debug_mode() == 0
 
 
 def test_weights_may_move_in_their_place() -> None:

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from threading import get_ident
+from threading import RLock, get_ident
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -37,6 +37,9 @@ LARGEST = 2**29
 """Bytes that the tensors of a pass may take: where there is more to do, a GPU does not wait for its host."""
 NAMES, KEPT = 64, 2**30
 """Passes known, and bytes of what goes into recordings and comes out; the longest unused make room."""
+
+_ONE_AT_A_TIME = RLock()
+"""What is switched on while a pass is recorded is switched on for the whole process."""
 
 
 class Recorder(Protocol):
@@ -183,7 +186,8 @@ class Replays:
             self._known[full] = known + 1
             self._make_room()
             return run(*given)
-        answer, self._known[full] = self._recorded(given, run, here, (parts, keep))
+        with _ONE_AT_A_TIME:
+            answer, self._known[full] = self._recorded(given, run, here, (parts, keep))
         self._make_room()
         return answer
 
