@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 import veridical as vd
 from veridical import replays
+from veridical.cuda_graphs import CudaGraphs
 from veridical.explainers import registry
-from veridical.replays import AFTER, CudaGraphs, Recording
+from veridical.replays import AFTER, Recording
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 

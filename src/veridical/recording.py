@@ -5,6 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import TypeAlias
+
+from torch import Tensor
+
+Answer: TypeAlias = tuple[Tensor, ...]
+"""What comes of a pass."""
 
 _RECORDING: ContextVar[bool] = ContextVar("a pass is being recorded", default=False)
 
