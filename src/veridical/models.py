@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -16,6 +16,8 @@ from veridical.frames import FrameCodec
 class FunctionModel(nn.Module):
     """A plain function of torch tensors."""
 
+    hides_what_it_uses: ClassVar[bool] = True
+
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
         self.function = function
@@ -26,6 +28,8 @@ class FunctionModel(nn.Module):
 
 class ArrayModel(nn.Module):
     """A function of numpy arrays (or data frames, when inputs came as one); it has no gradients."""
+
+    hides_what_it_uses: ClassVar[bool] = True
 
     def __init__(
         self, function: Callable[..., Any], codec: FrameCodec | None = None, estimator: Any = None

@@ -20,10 +20,8 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 
 from veridical.cuda_graphs import CudaGraphs
-from veridical.models import ArrayModel, FunctionModel
 from veridical.recording import Answer, is_recording, recording
 from veridical.scores import Cost
-from veridical.weights import WeightView
 
 log = logging.getLogger("veridical")
 
@@ -215,7 +213,8 @@ def parts_and_places(model: nn.Module) -> tuple[list[nn.Module], tuple[int, ...]
         part = ahead.pop()
         own = part.__dict__
         if (
-            isinstance(part, torch.jit.ScriptModule | FunctionModel | ArrayModel)
+            isinstance(part, torch.jit.ScriptModule)
+            or getattr(type(part), "hides_what_it_uses", False)
             or part._compiled_call_impl is not None
             or "_orig_mod" in own["_modules"]
             or own["_forward_hooks"]
@@ -224,8 +223,8 @@ def parts_and_places(model: nn.Module) -> tuple[list[nn.Module], tuple[int, ...]
             or own["_backward_pre_hooks"]
         ):
             return None
-        if isinstance(part, WeightView):
-            places += [value.data_ptr() for value in part.tensors.values()]
+        if getattr(type(part), "is_its_tensors", False):
+            places += [value.data_ptr() for value in own["tensors"].values()]
         else:
             parts.append(part)
             places.append(id(part))

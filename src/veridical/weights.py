@@ -14,7 +14,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -324,6 +324,9 @@ class WeightView(nn.Module):
     The tensors are copied, unless they come with the layout they were made by: those are nobody else's. With
     `copied=False` it is for the caller to leave them alone.
     """
+
+    is_its_tensors: ClassVar[bool] = True
+    """Two views of one module with their tensors in the same places are the same (see `replays`)."""
 
     def __init__(
         self, module: nn.Module, tensors: Weights, layout: Layout | None = None, copied: bool = True
