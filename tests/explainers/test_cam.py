@@ -9,9 +9,12 @@ from torch import Tensor, nn
 import veridical as vd
 from tests.reference import cam_maps as slow
 from tests.reference.small_nets import conv_net, draw, hook_count, image_task, noisy_copy, seeded, series_task
+from tests.test_fused import compiled
+from veridical import fused
 from veridical.errors import NotApplicableError
-from veridical.explainers import GradCam, GradCamPlusPlus, LayerCam, ScoreCam
-from veridical.explainers.cam import Cam
+from veridical.explainers import GradCam, GradCamPlusPlus, LayerCam, ScoreCam, cam
+from veridical.explainers.cam import THROUGH, Cam, through_steps
+from veridical.explainers.grid import by_products
 from veridical.predictor import Plan
 
 ALL = (GradCam, GradCamPlusPlus, LayerCam, ScoreCam)
@@ -199,3 +202,37 @@ def test_no_hook_stays_after_an_exception(kind: type[Cam]) -> None:
     with pytest.raises(RuntimeError, match="on purpose"):
         kind()(task)
     assert hook_count(net) == 0
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_maps_by_products_are_the_maps(kind: type[Cam], monkeypatch: pytest.MonkeyPatch) -> None:
+    # what a GPU does, done on a CPU
+    task = image_task()
+    expected = kind()(task).values
+    monkeypatch.setattr(cam, "resized", by_products)
+    torch.testing.assert_close(kind()(task).values, expected, rtol=0, atol=1e-12)
+    monkeypatch.setattr(cam, "resized", lambda maps, size: by_products(maps.flip(-1), size))
+    assert not torch.allclose(kind()(task).values, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(("dtype", "name"), [(torch.float32, "float"), (torch.float64, "double")])
+def test_the_kernel_that_shows_through_masks_gives_the_bits_of_its_steps(dtype, name, tmp_path) -> None:
+    device = torch.device("cpu")
+    trial = fused.trials(THROUGH, dtype, device)
+    assert len(trial) == 4
+    run = compiled("through", THROUGH, name, len(trial), tmp_path)
+    assert fused.same(run(*trial), through_steps(*trial))
+    changed = THROUGH.replace("x * ((mask - bottom) / span)", "x * (mask - bottom) / span")
+    assert changed != THROUGH
+    (tmp_path / "wrong").mkdir()
+    wrong = compiled("through", changed, name, len(trial), tmp_path / "wrong")
+    assert not fused.same(wrong(*trial), through_steps(*trial))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("kind", ALL)
+def test_a_gpu_gives_the_maps_of_a_cpu(kind: type[Cam]) -> None:
+    task = image_task()
+    found = kind()(task.to("cuda")).values.cpu()
+    torch.testing.assert_close(found, kind()(task).values, rtol=0, atol=1e-9)

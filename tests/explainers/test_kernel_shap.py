@@ -2,13 +2,15 @@
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tests.reference.shapley import shapley_values
 from veridical.errors import InputError
 from veridical.explainers import KernelShap
+from veridical.explainers.kernel_shap import _deviations, _Paired
 from veridical.fill import Constant, Token
 from veridical.predictor import Plan
+from veridical.probe import Given
 from veridical.rng import Key
 from veridical.space import Space
 from veridical.task import Task
@@ -143,3 +145,51 @@ def test_chunks_do_not_matter(table):
 def test_budget_is_checked():
     with pytest.raises(InputError, match="at least 3"):
         KernelShap(2)
+
+
+def paired(sets: Tensor, valid: Tensor) -> Tensor:
+    """All masks by hand: everything, then each set and what it leaves."""
+    masks = [valid]
+    for each in sets.unbind(1):
+        masks += [each, valid & ~each]
+    return torch.stack(masks, 1)
+
+
+@pytest.mark.parametrize("features", [5, 16])  # a byte at a time, and eight
+@pytest.mark.parametrize("padded", [False, True])
+def test_sets_and_what_they_leave_are_asked_in_turn(features: int, padded: bool) -> None:
+    draw = torch.Generator().manual_seed(0)
+    valid = torch.ones(3, features, dtype=torch.bool)
+    if padded:
+        valid[1, 3:] = False
+    sets = (torch.rand(3, 4, features, generator=draw) < 0.5) & valid[:, None]
+    rule, expected = _Paired(Given(sets), valid), paired(sets, valid)
+    assert rule.count == expected.shape[1] == 9
+    for start in range(9):
+        for stop in range(start + 1, 10):
+            for some in (slice(0, 3), slice(1, 2)):
+                found = rule.removed(some, slice(start, stop))
+                assert found.dtype == torch.bool
+                assert torch.equal(found, expected[some, start:stop])
+    assert not torch.equal(rule.removed(slice(0, 3), slice(0, 9)), paired(valid[:, None] & ~sets, valid))
+
+
+def test_without_sets_everything_alone_is_asked() -> None:
+    valid = torch.ones(2, 1, dtype=torch.bool)
+    rule = _Paired(Given(valid[:, None][:, :0]), valid)
+    assert rule.count == 1
+    assert torch.equal(rule.removed(slice(0, 2), slice(0, 1)), valid[:, None])
+
+
+@pytest.mark.parametrize("features", [6, 40])  # fewer features than sets, and more
+def test_no_weights_are_weights_of_one(features: int) -> None:
+    draw = torch.Generator().manual_seed(1)
+    kept = torch.rand(2, 10, features, generator=draw) < 0.5
+    answers = torch.randn(2, 20, generator=draw, dtype=torch.float64)
+    total = torch.randn(2, 1, generator=draw, dtype=torch.float64)
+    valid, one = torch.ones(2, features, dtype=torch.bool), torch.ones(2, 10, dtype=torch.float64)
+    found = _deviations(kept, answers, total, valid, None)
+    assert torch.equal(found, _deviations(kept, answers, total, valid, one))
+    other = _deviations(kept, answers, total, valid, torch.arange(1.0, 11).double().expand(2, 10))
+    assert features > 10 or not torch.allclose(found, other, atol=1e-3)
+    torch.testing.assert_close(found.sum(-1), torch.zeros(2, dtype=torch.float64), rtol=0, atol=1e-6)

@@ -123,3 +123,31 @@ def test_masks_of_no_weight_do_not_count():
     fewer = ridge_fit(kept[:, some], answers[:, some], weights[:, some], 0.3)
     assert torch.allclose(ridge_fit(kept, answers, weights, 0.3), fewer, atol=1e-12)
     assert not torch.allclose(ridge_fit(kept, answers, weights + 0.1, 0.3), fewer, atol=1e-4)
+
+
+@pytest.mark.parametrize("features", [4, 12, 40])
+def test_an_answer_in_front_is_that_of_a_row_without_truths(features):
+    generator = torch.Generator().manual_seed(features)
+    truths = torch.rand(3, 12, features, generator=generator) < 0.6
+    answers = torch.randn(3, 13, generator=generator, dtype=torch.float64)
+    weights = torch.rand(3, 13, generator=generator, dtype=torch.float64) + 0.1
+    whole = torch.cat([torch.zeros(3, 1, features, dtype=torch.bool), truths], 1)
+    expected = ridge_fit(whole, answers, weights, 0.3)
+    assert torch.allclose(ridge_fit(truths, answers, weights, 0.3), expected, atol=1e-12)
+    # the row is neither left out nor another
+    assert not torch.allclose(ridge_fit(truths, answers[:, 1:], weights[:, 1:], 0.3), expected, atol=1e-4)
+    whole[:, 0] = True
+    assert not torch.allclose(
+        ridge_fit(whole, answers, weights, 0.3), ridge_fit(truths, answers, weights, 0.3)
+    )
+
+
+@pytest.mark.parametrize("features", [4, 12, 40])
+def test_what_is_gone_says_what_is_there_with_the_sign_turned(features):
+    generator = torch.Generator().manual_seed(features)
+    gone = torch.rand(3, 12, features, generator=generator) < 0.6
+    answers = torch.randn(3, 12, generator=generator, dtype=torch.float64)
+    weights = torch.rand(3, 12, generator=generator, dtype=torch.float64) + 0.1
+    there = ridge_fit(~gone, answers, weights, 0.3)
+    assert torch.allclose(ridge_fit(gone, -answers, weights, 0.3), there, atol=1e-12)
+    assert not torch.allclose(ridge_fit(gone, answers, weights, 0.3), there, atol=1e-3)

@@ -5,9 +5,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from tests.test_fused import compiled
+from veridical import fused
 from veridical.errors import InputError
 from veridical.explainers import Rise
-from veridical.explainers.rise import _SmoothMasks
+from veridical.explainers.rise import TENT, _SmoothMasks, tent_steps
 from veridical.fill import Blur, Custom
 from veridical.predictor import Plan
 from veridical.rng import Key
@@ -100,3 +102,19 @@ def test_other_fills_and_spaces():
 def test_settings_are_checked(wrong):
     with pytest.raises(InputError):
         Rise(**wrong)
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [(torch.float32, "float"), (torch.float64, "double")])
+def test_the_kernel_of_weights_gives_the_bits_of_its_steps(dtype, kind, tmp_path):
+    trial = fused.trials(TENT, dtype, torch.device("cpu"))
+    draw = torch.Generator().manual_seed(0)
+    many = [3 * torch.rand(2000, generator=draw, dtype=dtype) for _ in trial]
+    run = compiled("tent", TENT, kind, len(trial), tmp_path)
+    assert fused.same(run(*trial), tent_steps(*trial))
+    assert fused.same(run(*many), tent_steps(*many))
+    for right, wrong in (("near < 0 ? 0 : near", "near"), ("place > coin", "place < coin"), ("1 -", "2 -")):
+        assert right in TENT
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        other = compiled("tent", TENT.replace(right, wrong), kind, len(trial), folder)
+        assert not fused.same(other(*trial), tent_steps(*trial))

@@ -14,6 +14,7 @@ from veridical.errors import NotApplicableError, unknown_name
 from veridical.explainers.base import Explainer, register, selected
 from veridical.explainers.grid import as_features, over_input, resized, spatial_axes, spatial_size
 from veridical.explainers.hooks import ELEMENTWISE
+from veridical.fused import at_once
 from veridical.predictor import call, repeat_side, take_side
 from veridical.probe import blocks
 from veridical.rng import Key
@@ -100,10 +101,11 @@ class GradCam(GradientCam):
     name: ClassVar[str] = "gradcam"
     summary: ClassVar[str] = "last convolution weighted by its mean gradient"
     paper: ClassVar[str] = "Selvaraju et al. 2017, eq. 1-2"
+    recordable: ClassVar[bool] = True
 
     def weigh(self, activations: Tensor, slopes: Tensor) -> Tensor:
         weights = slopes.flatten(2).mean(2)
-        return torch.einsum("nk,nk...->n...", weights, activations).clamp(min=0)
+        return _weighted(activations, weights).clamp(min=0)
 
 
 @register
@@ -118,13 +120,14 @@ class GradCamPlusPlus(GradientCam):
     name: ClassVar[str] = "gradcam_plus_plus"
     summary: ClassVar[str] = "last convolution weighted by its positive gradients"
     paper: ClassVar[str] = "Chattopadhay et al. 2018, eq. 19"
+    recordable: ClassVar[bool] = True
 
     def weigh(self, activations: Tensor, slopes: Tensor) -> Tensor:
         total = activations.flatten(2).sum(2).reshape(*activations.shape[:2], *[1] * (activations.dim() - 2))
         below = 2 * slopes.square() + total * slopes.pow(3)
         alpha = torch.where(below == 0, 0.0, slopes.square() / torch.where(below == 0, 1.0, below))
         weights = (alpha * slopes.clamp(min=0)).flatten(2).sum(2)
-        return torch.einsum("nk,nk...->n...", weights, activations).clamp(min=0)
+        return _weighted(activations, weights).clamp(min=0)
 
 
 @register
@@ -135,6 +138,7 @@ class LayerCam(GradientCam):
     name: ClassVar[str] = "layercam"
     summary: ClassVar[str] = "last convolution weighted place by place by its positive gradient"
     paper: ClassVar[str] = "Jiang et al. 2021"
+    recordable: ClassVar[bool] = True
 
     def weigh(self, activations: Tensor, slopes: Tensor) -> Tensor:
         return (slopes.clamp(min=0) * activations).sum(1).clamp(min=0)
@@ -166,23 +170,46 @@ class ScoreCam(Cam):
         with task.session(), _watched(task, self.layer_name(task)) as seen:
             task.predictor.chunk(task.inputs, task.side)
         activations = seen[0][: len(task)].detach()
-        flat = activations.flatten(2)
-        low, high = flat.amin(2), flat.amax(2)
+        low, high = _ends(activations)
         shows = high > low
-        scores = activations.new_empty(flat.shape[:2])
+        scores = torch.empty_like(low)
         with task.session():
-            for rows, channels in blocks(len(task), flat.shape[1], task.predictor.rows):
+            for rows, channels in blocks(len(task), scores.shape[1], task.predictor.rows):
                 masks = resized(activations[rows, channels], spatial_size(task))
-                axes = tuple(range(2, masks.dim()))
-                bottom, top = masks.amin(axes, keepdim=True), masks.amax(axes, keepdim=True)
-                masks = (masks - bottom) / torch.where(top > bottom, top - bottom, 1.0)
-                variants = task.inputs[rows, None] * over_input(task, masks)
+                laid = over_input(task, masks)
+                bottom, top = (end.view(*end.shape, *[1] * (laid.dim() - 2)) for end in _ends(masks))
+                span = torch.where(top > bottom, top - bottom, 1.0)
+                variants = at_once(THROUGH, through_steps, laid, bottom, span, task.inputs[rows, None])
                 side = repeat_side(take_side(task.side, rows), masks.shape[1])
                 outputs = task.predictor.chunk(variants.flatten(0, 1), side)
                 target = task.targets[rows].repeat_interleave(masks.shape[1])
                 scores[rows, channels] = selected(outputs, target).view(masks.shape[:2]).to(scores.dtype)
         weights = scores.masked_fill(~shows, -torch.inf).softmax(1).nan_to_num(0.0)
-        return torch.einsum("nk,nk...->n...", weights, activations).clamp(min=0)
+        return _weighted(activations, weights).clamp(min=0)
+
+
+THROUGH = """
+template <typename T> T through(T mask, T bottom, T span, T x) { return x * ((mask - bottom) / span); }
+"""
+
+
+def through_steps(mask: Tensor, bottom: Tensor, span: Tensor, x: Tensor) -> Tensor:
+    """The input seen through a mask that is scaled to [0, 1]."""
+    return x * ((mask - bottom) / span)
+
+
+def _ends(maps: Tensor) -> tuple[Tensor, Tensor]:
+    """The smallest and the largest value (n, channels) of each map."""
+    flat = maps.flatten(2)
+    if flat.device.type == "cpu":  # where looking once takes five times as long as twice
+        return flat.amin(2), flat.amax(2)
+    low, high = flat.aminmax(dim=2)
+    return low, high
+
+
+def _weighted(maps: Tensor, weights: Tensor) -> Tensor:
+    """The sum (n, *grid) over channels of each map times its weight (n, channels)."""
+    return (weights[:, None] @ maps.flatten(2)).view(len(maps), *maps.shape[2:])
 
 
 # --- the layer ------------------------------------------------------------------------------------------
@@ -217,6 +244,11 @@ def _ask_shapes(task: Task) -> dict[str, list[tuple[int, ...]]]:
 
 
 def _last_convolution(task: Task) -> str | None:
+    found: str | None = task.reference.cached("last convolution", lambda: _find_convolution(task))
+    return found
+
+
+def _find_convolution(task: Task) -> str | None:
     layers = dict(task.reference.predictor.model.named_modules())
     fitting = [
         name
@@ -231,6 +263,11 @@ def _last_convolution(task: Task) -> str | None:
 
 def _activated(task: Task, convolution: str) -> str:
     """The last of the norms and activations that run right behind a convolution and keep its shape."""
+    found: str = task.reference.cached(f"behind {convolution}", lambda: _find_activated(task, convolution))
+    return found
+
+
+def _find_activated(task: Task, convolution: str) -> str:
     layers, shapes = dict(task.reference.predictor.model.named_modules()), layer_shapes(task)
     ran = [name for name in shapes if not list(layers[name].children())]
     last = convolution

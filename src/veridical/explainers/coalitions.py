@@ -13,9 +13,11 @@ from veridical.probe import Given, MaskRule
 from veridical.rng import Key
 from veridical.task import Task
 
-_SOLVER_ELEMENTS = 2**25  # float64 numbers a block of samples may take: 256 MiB
-_MASKED_FEATURES = {"cpu": 2**22}  # truth values that are written out at a time, 2^27 elsewhere
+_SOLVER_ELEMENTS = {"cpu": 2**25}  # float64 numbers a block of samples may take, 2^28 (2 GiB) elsewhere
+_MASKED_FEATURES = {"cpu": 2**22}  # truth values that are written out at a time, 2^28 elsewhere
 _EXACT_IN_HALF = 2**11  # up to which 16-bit floats have all whole numbers
+_ALIGNED = 8  # rows of 16-bit floats that a GPU reads fast are a multiple of so many
+_LEAF = 64  # the largest system that is factored as it is on a GPU
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,23 +99,31 @@ def written_out(rule: MaskRule, samples: int) -> Given:
     return Given(rule.removed(slice(0, samples), slice(0, rule.count)))
 
 
+def in_words(truths: Tensor) -> Tensor:
+    """Truth values as integers in the same memory, eight in one where that can be: fewer to be copied."""
+    return truths.contiguous().view(torch.int64 if truths.shape[-1] % 8 == 0 else torch.uint8)
+
+
 def mask_pieces(task: Task, masks: int) -> Iterator[Task]:
     """The task in pieces that fill whole chunks and whose masks fit a fixed memory.
 
-    On a CPU they stay in its cache; a GPU is kept at work by as few pieces as can be.
+    On a CPU they stay in its cache; a GPU is kept at work by as few pieces as can be, alike in size.
     """
     together = max(1, task.predictor.rows // masks)
-    most = _MASKED_FEATURES.get(task.device.type, 2**27)
+    most = _MASKED_FEATURES.get(task.device.type, 2**28)
     size = together * max(1, most // (together * masks * task.space.n_features))
     if size >= len(task):
         yield task
-    else:
-        yield from (task[at : at + size] for at in range(0, len(task), size))
+        return
+    size = together * -(-len(task) // (together * -(-len(task) // size)))
+    task.outputs  # noqa: B018 (asked once here: each piece would wait for its own)
+    yield from (task[at : at + size] for at in range(0, len(task), size))
 
 
-def sample_blocks(samples: int, elements_per_sample: int) -> Iterator[slice]:
+def sample_blocks(samples: int, elements_per_sample: int, device: torch.device) -> Iterator[slice]:
     """Cut the samples so that the arrays of one block stay within a fixed memory."""
-    size = max(1, _SOLVER_ELEMENTS // max(1, elements_per_sample))
+    most = _SOLVER_ELEMENTS.get(device.type, 2**28)
+    size = max(1, most // max(1, elements_per_sample))
     for at in range(0, samples, size):
         yield slice(at, min(samples, at + size))
 
@@ -141,25 +151,94 @@ def _products(ones: Tensor) -> Tensor:
 
 
 def _in_stretches(ones: Tensor) -> Tensor:
-    """The same by half floats, over stretches of features that are summed in float64."""
+    """The same by half floats, over stretches of features that are summed in float64.
+
+    Both are made multiples of 8 long, since other products take a GPU several times as long: features that
+    are nowhere count nothing, and what the rows beyond the last count is cut off.
+    """
     batch, rows, features = ones.shape
     count = -(-features // _EXACT_IN_HALF)
-    width = -(-features // count)
-    shown = ones.new_zeros(batch, rows, count * width, dtype=torch.float16)
-    shown[..., :features] = ones
+    width, height = _aligned(-(-features // count)), _aligned(rows)
+    shown = ones.new_empty(batch, height, count * width, dtype=torch.float16)
+    shown[:, :rows, :features] = ones
+    shown[..., features:] = 0
     shown = shown.unflatten(-1, (count, width)).transpose(1, 2)
     with torch.autocast(ones.device.type, enabled=False):
-        counts: Tensor = (shown @ shown.mT).sum(1, dtype=torch.float64)
-    return counts
+        counts = shown @ shown.mT
+    added = counts[:, 0].double() if count == 1 else counts.sum(1, dtype=torch.float64)
+    return added[:, :rows, :rows]
+
+
+def _aligned(length: int) -> int:
+    return length + -length % _ALIGNED
 
 
 def solved(gram: Tensor, right: Tensor) -> Tensor:
-    """X of gram X = right, (B, M, M) and (B, M, K), for a symmetric positive definite gram; else NaN."""
+    """X of gram X = right, (B, M, M) and (B, M, K), for a symmetric positive definite gram; else NaN.
+
+    The gram may be written over.
+    """
+    by = _solved_by_factor if gram.device.type == "cpu" or gram.shape[-1] <= _LEAF else _solved_in_blocks
+    return by(gram, right)
+
+
+def _solved_by_factor(gram: Tensor, right: Tensor) -> Tensor:
     # asked without a check, which would wait for a GPU
     factor, failed = torch.linalg.cholesky_ex(gram)
     half = torch.linalg.solve_triangular(factor, right, upper=False)
     found: Tensor = torch.linalg.solve_triangular(factor.mT, half, upper=True)
     return found.masked_fill_((failed != 0)[..., None, None], torch.nan)
+
+
+def _solved_in_blocks(gram: Tensor, right: Tensor) -> Tensor:
+    """The same almost by products alone, the one thing at which a GPU is fast with many small matrices.
+
+    With gram = [[A, B'], [B, C]], A = LL' and N = B L'^-1, the lower half of X solves
+    (C - NN') X2 = R2 - N L^-1 R1, and the upper one is X1 = L'^-1 (L^-1 R1 - N' X2).
+    """
+    if gram.shape[-1] <= _LEAF:
+        inverse = _inverse_leaf(gram)
+        return inverse.mT @ (inverse @ right)
+    cut = _cut(gram.shape[-1])
+    inverse = gram.new_zeros(len(gram), cut, cut)
+    below = _eliminated(gram, cut, inverse)
+    half = inverse @ right[:, :cut]
+    last = _solved_in_blocks(gram[:, cut:, cut:], right[:, cut:] - below @ half)
+    return torch.cat([inverse.mT @ (half - below.mT @ last), last], 1)
+
+
+def _eliminated(gram: Tensor, cut: int, inverse: Tensor) -> Tensor:
+    """N and, written to the inverse, L^-1; C becomes C - NN'."""
+    _invert_factor(gram[:, :cut, :cut], inverse)
+    below = gram[:, cut:, :cut] @ inverse.mT
+    gram[:, cut:, cut:].baddbmm_(below, below.mT, alpha=-1)
+    return below
+
+
+def _invert_factor(gram: Tensor, out: Tensor) -> None:
+    """Write the inverse of the lower Cholesky factor to `out`, which holds zeros."""
+    if gram.shape[-1] <= _LEAF:
+        out.copy_(_inverse_leaf(gram))
+        return
+    cut = _cut(gram.shape[-1])
+    first, last = out[:, :cut, :cut], out[:, cut:, cut:]
+    below = _eliminated(gram, cut, first)
+    _invert_factor(gram[:, cut:, cut:], last)
+    out[:, cut:, :cut].baddbmm_(last, below @ first, alpha=-1)
+
+
+def _inverse_leaf(gram: Tensor) -> Tensor:
+    """The inverse of the lower Cholesky factor, by itself; all NaN where there is none."""
+    factor, failed = torch.linalg.cholesky_ex(gram)
+    unit = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+    unit = torch.where((failed == 0)[:, None, None], unit, torch.nan)
+    inverse: Tensor = torch.linalg.solve_triangular(factor, unit, upper=False)
+    return inverse
+
+
+def _cut(size: int) -> int:
+    """Where to cut a system in two: whole leaves in front, as many as behind or one fewer."""
+    return _LEAF * (-(-size // _LEAF) // 2)
 
 
 def least_squares(rows: Tensor, responses: Tensor, weights: Tensor, ridge: Tensor | float) -> Tensor:

@@ -16,6 +16,7 @@ from veridical.explainers.base import FILL_KEY, Explainer, register
 from veridical.explainers.coalitions import (
     AllSubsets,
     SizedSubsets,
+    in_words,
     least_squares,
     mask_pieces,
     sample_blocks,
@@ -23,7 +24,7 @@ from veridical.explainers.coalitions import (
     solved,
     written_out,
 )
-from veridical.probe import MaskRule, probe
+from veridical.probe import Given, MaskRule, probe
 from veridical.rng import Key
 from veridical.task import Task
 
@@ -32,7 +33,7 @@ from veridical.task import Task
 class _Paired:
     """Mask 0 removes everything; masks 2j + 1 and 2j + 2 remove the j-th set and its complement."""
 
-    sets: MaskRule
+    sets: Given
     valid: Tensor
 
     @property
@@ -40,15 +41,19 @@ class _Paired:
         return 2 * self.sets.count + 1
 
     def removed(self, samples: slice, masks: slice) -> Tensor:
-        valid = self.valid[samples, None]
-        first, last = max(masks.start - 1, 0) // 2, max(masks.stop, 1) // 2
-        parts = [valid] if masks.start == 0 else []
-        if last > first:
-            chosen = self.sets.removed(samples, slice(first, last)) & valid
-            both = torch.stack([chosen, valid & ~chosen], 2).flatten(1, 2)
-            start, stop = max(masks.start - 1, 0) - 2 * first, masks.stop - 1 - 2 * first
-            parts.append(both[:, start:stop])
-        return torch.cat(parts, 1)
+        start, stop = masks.start, masks.stop
+        everything = in_words(self.valid[samples])
+        chosen = in_words(self.sets.removed(samples, slice(max(start - 1, 0) // 2, max(stop, 1) // 2)))
+        out = chosen.new_empty(len(chosen), stop - start, chosen.shape[-1])
+        # sets stand at odd places; where the first place is even, the first set was asked about before
+        sets, rest = out[:, (start + 1) % 2 :: 2], out[:, start % 2 if start else 2 :: 2]
+        asked = 1 if start and start % 2 == 0 else 0
+        sets.copy_(chosen[:, asked : asked + sets.shape[1]])
+        # what is left of everything without a part of it
+        torch.bitwise_xor(chosen[:, : rest.shape[1]], everything[:, None], out=rest)
+        if start == 0:
+            out[:, 0] = everything
+        return out.view(torch.bool)
 
 
 @register
@@ -122,10 +127,11 @@ class KernelShap(Explainer):
         answers = probe(task, _Paired(chosen, valid), response="logit", key=FILL_KEY, with_clean=True)
         total = answers[:, :1] - answers[:, 1:2]
         out = (total / there) * valid
-        for some in sample_blocks(len(task), pairs * task.space.n_features) if pairs else ():
-            removed = chosen.masks[some] & valid[some, None]
-            weights = self._weights(removed, features) if exact else torch.ones_like(answers[some, 2::2])
-            out[some] += _deviations(removed, answers[some, 2:], total[some], valid[some], weights)
+        elements = pairs * task.space.n_features
+        for some in sample_blocks(len(task), elements, task.device) if pairs else ():
+            weights = self._weights(chosen.masks[some], features) if exact else None
+            kept = (in_words(chosen.masks[some]) ^ in_words(valid[some])[:, None]).view(torch.bool)
+            out[some] += _deviations(kept, answers[some, 2:], total[some], valid[some], weights)
         return out.to(task.outputs.dtype)
 
     @staticmethod
@@ -148,26 +154,33 @@ def _spread_sizes(key: Key, ids: Tensor, pairs: int, there: Tensor, longest: int
     return torch.minimum(found, there - 1)
 
 
-def _deviations(removed: Tensor, answers: Tensor, total: Tensor, valid: Tensor, weights: Tensor) -> Tensor:
+def _deviations(
+    kept: Tensor, answers: Tensor, total: Tensor, valid: Tensor, weights: Tensor | None
+) -> Tensor:
     """What the values add to equal shares: they sum to 0, so the constraint holds by itself.
 
     A set and its complement carry the same equation with opposite signs once rows are measured from their
-    mean over features, so half the difference of their answers stands for both.
+    mean over features, so half the difference of their answers stands for both. Without weights all weigh 1.
     """
     there = valid.sum(-1, keepdim=True).double()
-    kept = valid[:, None] & ~removed
-    size = kept.sum(-1).double()
+    gram = shared_counts(kept) if kept.shape[-1] > kept.shape[-2] else None
+    # how many features a set has stands on the diagonal
+    size = kept.sum(-1).double() if gram is None else gram.diagonal(dim1=-2, dim2=-1).clone()
     share = size / there
     half = (answers[:, 0::2] - answers[:, 1::2]) / 2 - (share - 0.5) * total
-    scale = (size * (1 - share) * weights).sum(-1, keepdim=True) / there
+    spread = size * (1 - share)
+    scale = (spread if weights is None else spread * weights).sum(-1, keepdim=True) / there
     # with fewer sets than features the smallest solution is taken: a vanishing ridge
     ridge = 1e-11 * scale[:, 0]
-    if valid.shape[-1] > removed.shape[-2]:
-        root = weights.sqrt()
-        gram = shared_counts(kept).sub_(size[..., None] * share[:, None])
-        gram.mul_(root[..., None]).mul_(root[:, None])
+    if gram is not None:
+        gram.sub_(size[..., None] * share[:, None])
+        root = None if weights is None else weights.sqrt()
+        if root is not None:
+            gram.mul_(root[..., None]).mul_(root[:, None])
+            half = half * root
         gram.diagonal(dim1=-2, dim2=-1).add_(ridge[:, None])
-        dual = solved(gram, (half * root)[..., None])[..., 0] * root
+        dual = solved(gram, half[..., None])[..., 0]
+        dual = dual if root is None else dual * root
         return (dual[:, None] @ kept.view(torch.uint8).double())[:, 0] - (dual * share).sum(
             -1, keepdim=True
         ) * valid
@@ -175,6 +188,6 @@ def _deviations(removed: Tensor, answers: Tensor, total: Tensor, valid: Tensor, 
     # no row says anything on "all alike"; one more that asks it to be 0 changes nothing else
     rows = torch.cat([rows, valid[:, None] / there[..., None].sqrt()], 1)
     half = torch.cat([half, torch.zeros_like(scale)], 1)
-    weights = torch.cat([weights, scale], 1)
+    weights = torch.cat([torch.ones_like(share) if weights is None else weights, scale], 1)
     fitted = least_squares(rows, half, weights, ridge)
     return fitted - fitted.sum(-1, keepdim=True) / there * valid

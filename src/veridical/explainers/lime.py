@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from veridical import rng
@@ -68,39 +69,43 @@ class Lime(Explainer):
         answers = probe(task, rule, response="logit", key=key, with_clean=True)
         there = task.space.counts(len(task)).to(task.device)[:, None].double()
         out = answers.new_empty(len(task), features)
-        for some in sample_blocks(len(task), (self.draws + 1) * features):
+        for some in sample_blocks(len(task), self.draws * features, task.device):
             removed = rule.masks[some] if valid is None else rule.masks[some] & valid[some, None]
-            kept = removed.new_ones(len(removed), self.draws + 1, features)  # the input itself in front
-            torch.logical_not(removed, out=kept[:, 1:])
-            gram = shared_counts(kept) if features > self.draws + 1 else None
-            # how many of its own features a mask keeps stands on the diagonal
-            gone = (~kept).sum(-1) if gram is None else features - gram.diagonal(dim1=-2, dim2=-1)
+            gram = shared_counts(removed) if features > self.draws else None
+            # how many features a mask removes stands on the diagonal
+            gone = removed.sum(-1) if gram is None else gram.diagonal(dim1=-2, dim2=-1)
             weights = torch.exp(-((gone / there[some] / self.kernel_width) ** 2))
-            out[some] = ridge_fit(kept, answers[some], weights, self.ridge, gram)
+            # a feature's removal says what its presence does, with the sign turned; the input removes nothing
+            weights = F.pad(weights, (1, 0), value=1.0)
+            out[some] = ridge_fit(removed, -answers[some], weights, self.ridge, gram)
         return out.to(task.outputs.dtype)
 
 
 def ridge_fit(
-    kept: Tensor, answers: Tensor, weights: Tensor, ridge: float, gram: Tensor | None = None
+    truths: Tensor, answers: Tensor, weights: Tensor, ridge: float, gram: Tensor | None = None
 ) -> Tensor:
     """Weighted ridge regression (B, V) of answers (B, M) on truth values (B, M, V), the intercept left free.
 
-    Solved over the smaller of masks and features; `gram` is `shared_counts(kept)` if it is known, and is
-    written over.
+    One answer and weight more, in front, belong to a row that is all False. Solved over the smaller of masks
+    and features; `gram` is `shared_counts(truths)` if it is known, and is written over.
     """
-    ones = kept.view(torch.uint8)
-    if kept.shape[-1] <= kept.shape[-2]:
+    ones, front = truths.view(torch.uint8), answers.shape[-1] - truths.shape[-2]
+    if truths.shape[-1] <= truths.shape[-2]:
         # the free intercept drops out when everything is measured from its weighted mean
-        total, root = weights.sum(-1, keepdim=True), weights.sqrt()
-        answers = answers - (answers * weights).sum(-1, keepdim=True) / total
+        total, root = weights.sum(-1, keepdim=True), weights[:, front:].sqrt()
+        answers = (answers - (answers * weights).sum(-1, keepdim=True) / total)[:, front:]
         scaled = ones.double().mul_(root[..., None])
         mean = scaled.mT @ root[..., None] / total[..., None]
         gram = (scaled.mT @ scaled).baddbmm_(mean, (mean * total[..., None]).mT, alpha=-1)
         gram.diagonal(dim1=-2, dim2=-1).add_(ridge)
         return solved(gram, (scaled.mT @ (answers * root)[..., None]))[..., 0]
     # b = X'z with (XX' + ridge / W) z = y - c, where the intercept c is such that z sums to 0
-    gram = shared_counts(kept) if gram is None else gram
-    gram.diagonal(dim1=-2, dim2=-1).add_(ridge / weights.clamp(min=1e-200))  # less is as good as none
-    of_answers, of_ones = solved(gram, torch.stack([answers, torch.ones_like(answers)], -1)).unbind(-1)
-    dual = of_answers - of_ones * (of_answers.sum(-1, keepdim=True) / of_ones.sum(-1, keepdim=True))
+    gram = shared_counts(truths) if gram is None else gram
+    loose = weights.clamp(min=1e-200) / ridge  # less is as good as none
+    gram.diagonal(dim1=-2, dim2=-1).add_(1 / loose[:, front:])
+    both = torch.stack([answers, torch.ones_like(answers)], -1)
+    found = solved(gram, both[:, front:])
+    # a row that is all False has z = (y - c) w / ridge whatever the others are
+    sums = found.sum(1) + (both * loose[..., None])[:, :front].sum(1)
+    dual = found[..., 0] - found[..., 1] * (sums[:, :1] / sums[:, 1:])
     return (dual[:, None] @ ones.double())[:, 0]

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from veridical import rng
+from veridical.constants import counting
 from veridical.deferred import look_later
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer, register
 from veridical.explainers.coalitions import IndependentCoins, mask_pieces, sample_blocks, written_out
+from veridical.fused import at_once
 from veridical.predictor import check_finite, repeat_side, take_side
 from veridical.probe import blocks, fill_state, probe
 from veridical.rng import Key
@@ -70,7 +72,7 @@ class Rise(Explainer):
             answers = probe(task, rule, response="logit", key=key)
             mean = answers.mean(-1, keepdim=True)
             covered, weighted = answers.new_empty(2, len(task), features)
-            for some in sample_blocks(len(task), self.draws * features):
+            for some in sample_blocks(len(task), self.draws * features, task.device):
                 shown = (~rule.masks[some]).double()
                 covered[some], weighted[some] = shown.sum(1), _weighted(answers[some], shown)
         spread = (weighted - mean * covered) / ((self.draws - 1) * self.keep)
@@ -96,7 +98,7 @@ class _SmoothMasks:
     def shown(self, samples: slice, masks: slice) -> Tensor:
         """(samples, masks, H * W): how visible each pixel is, between 0 and 1."""
         ids, across = self.ids[samples], self.grid + 1
-        draws = torch.arange(masks.start, masks.stop, device=ids.device)
+        draws = counting(self.draws, ids.device)[masks]
         coins = rng.uniform(self.key / "coins", ids, draws, across * across) < self.keep
         shift = rng.uniform(self.key / "shift", ids, draws, 2)
         down, right = (self._weights(shift[..., i], length) for i, length in enumerate(self.size))
@@ -104,11 +106,23 @@ class _SmoothMasks:
 
     def _weights(self, shift: Tensor, length: int) -> Tensor:
         """(samples, masks, length, grid + 1): how far each place lies towards each coin."""
-        place = (torch.arange(length, device=shift.device) + 0.5) * (self.grid / length)
+        place = (counting(length, shift.device) + 0.5) * (self.grid / length)
         place = (place + shift[..., None] - 0.5).clamp(0, self.grid)
-        coin = torch.arange(self.grid + 1, dtype=place.dtype, device=shift.device)
-        weights: Tensor = (place[..., None] - coin).abs_().neg_().add_(1).clamp_(min=0)
-        return weights
+        coin = counting(self.grid + 1, shift.device).to(place.dtype)
+        return at_once(TENT, tent_steps, place[..., None], coin)
+
+
+TENT = """
+template <typename T> T tent(T place, T coin) {
+    T near = 1 - (place > coin ? place - coin : coin - place);
+    return near < 0 ? 0 : near;
+}
+"""
+
+
+def tent_steps(place: Tensor, coin: Tensor) -> Tensor:
+    """1 at the coin, and 0 from the next one on."""
+    return (place - coin).abs_().neg_().add_(1).clamp_(min=0)
 
 
 def _ask_smooth(task: Task, masks: _SmoothMasks, key: Key) -> tuple[Tensor, Tensor, Tensor]:
