@@ -9,13 +9,13 @@ import subprocess
 import pytest
 import torch
 
-from veridical import fused, rng
+from veridical import fused, lots, rng
 
 COMPILER = shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")
 
 CASES = {
     "mix": (fused.MIX, rng._mix_steps, torch.int64, "long long"),
-    "ticket": (fused.TICKET, rng._ticket_steps, torch.int32, "int"),
+    "ticket": (fused.TICKET, lots._ticket_steps, torch.int32, "int"),
 }
 
 

@@ -16,7 +16,7 @@ import veridical as vd
 from tests.reference import probe as reference
 from tests.reference.small_models import Convolution, Text, mlp
 from veridical import fill as fills
-from veridical import rng
+from veridical import lots
 from veridical.errors import InputError, ShapeError
 from veridical.functional import round_to_grid
 from veridical.imputation import NeighbourMean, NoisyLinear
@@ -128,7 +128,7 @@ def test_rules_equal_their_masks_written_out(rows: int) -> None:
 
     sizes = torch.tensor([2, 7])
     subsets = RandomSubsets(KEY, task.ids, 16, 9, sizes)
-    orders = rng.tickets(KEY, task.ids, torch.arange(9), 16).argsort(-1).argsort(-1)
+    orders = lots.tickets(KEY, task.ids, torch.arange(9), 16).argsort(-1).argsort(-1)
     written = (orders[:, :, None] < sizes[:, None]).flatten(1, 2)
     assert subsets.count == written.shape[1]
     assert torch.equal(subsets.removed(slice(0, 5), slice(0, 18)), written)
@@ -141,7 +141,7 @@ def test_rules_equal_their_masks_written_out(rows: int) -> None:
 def test_one_size_for_all_takes_the_same_features_as_sorting_does(sizes: Tensor) -> None:
     ids = torch.arange(6)
     removed = RandomSubsets(KEY, ids, 16, 9, sizes).removed(slice(2, 6), slice(3, 8))
-    ranks = rng.tickets(KEY, ids[2:6], torch.arange(3, 8), 16).argsort(-1).argsort(-1)
+    ranks = lots.tickets(KEY, ids[2:6], torch.arange(3, 8), 16).argsort(-1).argsort(-1)
     assert torch.equal(removed, ranks < 5)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from veridical import rng
+from veridical import lots, rng
 from veridical.rng import Key
 
 KEY = Key(0) / "test"
@@ -132,10 +132,10 @@ def draw_all(ids: torch.Tensor) -> list[torch.Tensor]:
         rng.integers(KEY, ids, draws, 11, 17),
         rng.permutation(KEY, ids, draws, 11),
         rng.random_ranks(KEY, ids, draws, 11, valid),
-        rng.tickets(KEY, ids, draws, 11),
-        rng.subsets(KEY, ids, draws, 11, 4),
-        rng.subsets(KEY, ids, draws, 11, torch.tensor([1, 5]), valid),
-        rng.coins(KEY, ids, draws, 11, 0.3),
+        lots.tickets(KEY, ids, draws, 11),
+        lots.subsets(KEY, ids, draws, 11, 4),
+        lots.subsets(KEY, ids, draws, 11, torch.tensor([1, 5]), valid),
+        lots.coins(KEY, ids, draws, 11, 0.3),
     ]
 
 
@@ -184,7 +184,7 @@ def test_frozen_draws_so_that_a_change_of_stored_results_is_seen() -> None:
     assert rng.permutation(Key(7) / "masks", torch.tensor([3]), 2, 6).tolist() == [[0, 5, 3, 1, 4, 2]]
     drawn = rng.uniform(Key(0), torch.tensor([0]), 0, 3, torch.float64)[0].tolist()
     assert drawn == [0.3830503874537946, 0.3351114995824732, 0.09314404439647295]
-    assert rng.tickets(Key(0), torch.tensor([0]), 0, 3).tolist() == [[1302740303, -894205678, 804034460]]
+    assert lots.tickets(Key(0), torch.tensor([0]), 0, 3).tolist() == [[1302740303, -894205678, 804034460]]
 
 
 # --- permutations ---------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Protocol, TypeGuard
 import torch
 from torch import Tensor
 
-from veridical import rng
+from veridical import lots
 from veridical.backgrounds import Backgrounds, features_that_matter
 from veridical.backgrounds import fill_state as fill_state
 from veridical.constants import counting
@@ -130,7 +130,7 @@ class RandomSubsets:
     sizes: Tensor | int
     among: Tensor | None = None
     _only: int | None = field(default=None, init=False)
-    _halves: rng.Halves | None = field(default=None, init=False)
+    _halves: lots.Halves | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         # one size for all is the common case, and needs no order among the features it takes
@@ -139,7 +139,7 @@ class RandomSubsets:
         if len(self.ids) * self.draws <= _STREAMS_KEPT:
             # once for all blocks: of one block they are so few that asking for them is what they cost
             draws = counting(self.draws, self.ids.device)
-            object.__setattr__(self, "_halves", rng.halves(self.key, self.ids, draws))
+            object.__setattr__(self, "_halves", lots.halves(self.key, self.ids, draws))
 
     @property
     def _width(self) -> int:
@@ -160,8 +160,8 @@ class RandomSubsets:
             factor, shift = (half[samples, first:last] for half in self._halves)
         else:
             draws = torch.arange(first, last, device=self.ids.device)
-            factor, shift = rng.halves(self.key, self.ids[samples], draws)
-        chosen = rng.subsets_of((factor, shift), self.n_features, counts, among)
+            factor, shift = lots.halves(self.key, self.ids[samples], draws)
+        chosen = lots.subsets_of((factor, shift), self.n_features, counts, among)
         if width == 1:
             return chosen
         return chosen[:, masks.start - first * width : masks.stop - first * width]

@@ -12,7 +12,7 @@ from torch import Tensor
 Answer: TypeAlias = tuple[Tensor, ...]
 """What comes of a pass."""
 
-_RECORDING: ContextVar[bool] = ContextVar("a pass is being recorded", default=False)
+_RECORDING: ContextVar[list[Tensor] | None] = ContextVar("what a recorded pass reads", default=None)
 
 
 class UnrecordableError(RuntimeError):
@@ -21,20 +21,29 @@ class UnrecordableError(RuntimeError):
 
 def is_recording() -> bool:
     """Whether what happens now belongs to a pass that is being recorded."""
-    return _RECORDING.get()
+    return _RECORDING.get() is not None
 
 
 @contextmanager
-def recording() -> Iterator[None]:
-    """While this is open, a pass is being recorded."""
-    token = _RECORDING.set(True)
+def recording() -> Iterator[list[Tensor]]:
+    """While this is open, a pass is being recorded; what it reads of what many share comes in the list."""
+    read: list[Tensor] = []
+    token = _RECORDING.set(read)
     try:
-        yield
+        yield read
     finally:
         _RECORDING.reset(token)
 
 
 def keep_out_of_recordings(what: str) -> None:
     """Refuse what would outlive the pass that is being recorded: its tensors are the recording's own."""
-    if _RECORDING.get():
+    if is_recording():
         raise UnrecordableError(f"a pass that is being recorded cannot leave {what} behind")
+
+
+def shared(tensor: Tensor) -> Tensor:
+    """A tensor that its owner may give back at any time: a recording, which reads it there, keeps it."""
+    read = _RECORDING.get()
+    if read is not None:
+        read.append(tensor)
+    return tensor

@@ -32,6 +32,11 @@ LARGEST = 2**29
 NAMES, KEPT = 64, 2**30
 """Passes known, and bytes of what goes into recordings and comes out; the longest unused make room."""
 
+PLAIN = frozenset({bool, int, float, str, type(None)})
+"""Kinds of values by which a module may be told what to do, and which can be compared."""
+ROUNDING = 1e-3
+"""Of the largest number in an answer: how far two passes over the same may be apart."""
+
 _ONE_AT_A_TIME = RLock()
 """What is switched on while a pass is recorded is switched on for the whole process."""
 
@@ -59,7 +64,8 @@ class Recording:
     again: Callable[[], None]
     cost: Cost
     keep: Any
-    """What the recording is known by: none of it may be given back, and its place taken by something else."""
+    """What the recording is known by, and what it reads of what many share: none of it may be given back, and
+    its place taken by something else."""
 
     def play(self, given: Sequence[Tensor]) -> Answer:
         """The answer to these tensors."""
@@ -128,7 +134,10 @@ class Replays:
         """The answer of a pass made as usual, and the recording of the pass if it gives the same."""
         recorder = self._recorders.get(here)
         if recorder is None:
-            recorder = self._recorders[here] = RECORDERS[given[0].device.type](given[0].device)
+            make = RECORDERS.get(given[0].device.type)
+            if make is None:  # while this thread waited for its turn, another's recording failed
+                return run(*given), None
+            recorder = self._recorders[here] = make(given[0].device)
         before = self.meter.cost
         try:
             with recording():
@@ -143,8 +152,8 @@ class Replays:
             return answer, None
         try:
             own = tuple(torch.empty_like(each).copy_(each) for each in given)
-            with recording():
-                made = Recording(own, *recorder.record(lambda: run(*own)), after - before, keep)
+            with recording() as read:
+                made = Recording(own, *recorder.record(lambda: run(*own)), after - before, (keep, read))
                 twin = run(*given)
             if all(map(no_further, made.play(given), answer, twin)):
                 return answer, made
@@ -159,10 +168,11 @@ class Replays:
 
     def _make_room(self) -> None:
         while len(self._known) > NAMES or self._size() > KEPT:
-            del self._known[next(iter(self._known))]
+            # other threads add and take away meanwhile, but not while a list is made
+            self._known.pop(list(self._known)[0], None)
 
     def _size(self) -> int:
-        return sum(each.size for each in self._known.values() if isinstance(each, Recording))
+        return sum(each.size for each in list(self._known.values()) if isinstance(each, Recording))
 
     def __getstate__(self) -> dict[str, Any]:
         # recordings are of a process and of the very weights
@@ -188,7 +198,9 @@ def no_further(played: Tensor, made: Tensor, twin: Tensor) -> bool:
         return False
     if not made.is_floating_point():
         return torch.equal(played, made)
-    return strays(played, made) <= 4 * strays(twin, made)
+    apart, size = strays(twin, made), strays(made.nan_to_num(0.0, 0.0, 0.0), torch.zeros_like(made))
+    # answers that are further apart than rounding explains are drawn, perhaps by a number that would be kept
+    return strays(played, made) <= 4 * apart <= 4 * ROUNDING * size
 
 
 def strays(one: Tensor, other: Tensor) -> float:
@@ -198,42 +210,54 @@ def strays(one: Tensor, other: Tensor) -> float:
     return float(away.nan_to_num(torch.inf, torch.inf).amax()) if away.numel() else 0.0
 
 
-def parts_and_places(model: nn.Module) -> tuple[list[nn.Module], tuple[int, ...]] | None:
+def parts_and_places(model: nn.Module) -> tuple[list[nn.Module], tuple[Hashable, ...]] | None:
     """The parts of a model, and which they are and where its tensors lie; None where that does not tell all.
 
-    A model under other weights is known by these: the next one may have them in the same place. A function
-    does not show what it uses; compiled code, and a model that somebody watches by hooks, must run itself.
+    A model under other weights is known by these: the next one may have them in the same place. Plain numbers
+    and words that a part holds are told as well. A function does not show what it uses; compiled code, and a
+    model that somebody watches by hooks, must run itself.
     """
     if torch_modules._has_any_global_hook():
         return None
     parts: list[nn.Module] = []
-    places: list[int] = []
+    places: list[Hashable] = []
     ahead, seen = [model], {id(model)}
-    while ahead:
-        part = ahead.pop()
-        own = part.__dict__
-        if (
-            isinstance(part, torch.jit.ScriptModule)
-            or getattr(type(part), "hides_what_it_uses", False)
-            or part._compiled_call_impl is not None
-            or "_orig_mod" in own["_modules"]
-            or own["_forward_hooks"]
-            or own["_forward_pre_hooks"]
-            or own["_backward_hooks"]
-            or own["_backward_pre_hooks"]
-        ):
-            return None
-        if getattr(type(part), "is_its_tensors", False):
-            places += [value.data_ptr() for value in own["tensors"].values()]
-        else:
-            parts.append(part)
-            places.append(id(part))
-            if not type(part).__module__.startswith("torch.nn."):
-                places += [value.data_ptr() for value in own.values() if isinstance(value, Tensor)]
-        for table in (own["_parameters"], own["_buffers"]):
-            places += [value.data_ptr() for value in table.values() if value is not None]
-        for child in own["_modules"].values():
-            if child is not None and id(child) not in seen:
-                seen.add(id(child))
-                ahead.append(child)
+    try:
+        while ahead:
+            part = ahead.pop()
+            own = part.__dict__
+            if (
+                isinstance(part, torch.jit.ScriptModule | FunctionModel | ArrayModel)
+                or part._compiled_call_impl is not None
+                or "_orig_mod" in own["_modules"]
+                or "forward" in own
+                or own["_forward_hooks"]
+                or own["_forward_pre_hooks"]
+                or own["_backward_hooks"]
+                or own["_backward_pre_hooks"]
+            ):
+                return None
+            if isinstance(part, WeightView):
+                # by name: the next one may have another weight's values in this place
+                for name, value in part.tensors.items():
+                    places += (name, value.data_ptr(), value.stride())
+            else:
+                parts.append(part)
+                places += (id(part), own["training"])
+                if not type(part).__module__.startswith("torch.nn."):
+                    for value in own.values():
+                        if type(value) in PLAIN:
+                            places.append(value)
+                        elif isinstance(value, Tensor):
+                            places += (value.data_ptr(), value.stride())
+            for table in (own["_parameters"], own["_buffers"]):
+                for value in table.values():
+                    if value is not None:
+                        places += (value.data_ptr(), value.stride())
+            for child in own["_modules"].values():
+                if child is not None and id(child) not in seen:
+                    seen.add(id(child))
+                    ahead.append(child)
+    except RuntimeError:
+        return None  # a sparse tensor lies in several places, and says of none
     return parts, tuple(places)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from veridical import rng
+from veridical import lots, rng
 from veridical.errors import InputError
 from veridical.explainers import Lime
 from veridical.explainers.coalitions import least_squares
@@ -34,7 +34,7 @@ def slow_lime(task: Task, settings: Lime, key: Key, i: int, width_power: float =
     chance = rng.uniform(key / "sizes", ids, 0, settings.draws)[0]
     Z, y, w = [np.ones(V)], [float(task.outputs[i, task.targets[i]])], [1.0]
     for m in range(settings.draws):
-        gone = rng.coins(key / "masks", ids, torch.tensor([m]), V, float(chance[m]))[0, 0]
+        gone = lots.coins(key / "masks", ids, torch.tensor([m]), V, float(chance[m]))[0, 0]
         z = (~gone).double().numpy()
         row = torch.where(torch.as_tensor(z) > 0, task.inputs[i], torch.zeros_like(task.inputs[i]))
         y.append(float(task.predictor.model(row[None])[0, task.targets[i]].detach()))

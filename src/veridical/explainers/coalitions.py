@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from veridical import rng
+from veridical import lots
 from veridical.probe import Given, MaskRule
 from veridical.rng import Key
 from veridical.task import Task
@@ -54,7 +54,7 @@ class SizedSubsets:
         draws = torch.arange(masks.start, masks.stop, device=self.ids.device)
         sizes = self.sizes[samples, masks, None]
         valid = None if self.valid is None else self.valid[samples]
-        return rng.subsets(self.key, self.ids[samples], draws, self.n_features, sizes, valid)
+        return lots.subsets(self.key, self.ids[samples], draws, self.n_features, sizes, valid)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +91,7 @@ class IndependentCoins:
     def removed(self, samples: slice, masks: slice) -> Tensor:
         draws = torch.arange(masks.start, masks.stop, device=self.ids.device)
         gone = 1 - (self.keep if isinstance(self.keep, float) else self.keep[samples, masks].double())
-        return rng.coins(self.key, self.ids[samples], draws, self.n_features, gone)
+        return lots.coins(self.key, self.ids[samples], draws, self.n_features, gone)
 
 
 def written_out(rule: MaskRule, samples: int) -> Given:

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from veridical import rng
+from veridical import lots, rng
 from veridical.constants import constant
 from veridical.errors import InputError
 from veridical.rng import Key
@@ -227,7 +227,7 @@ class Removals:
                 self._kept.clear()
             samples = slice(top, min(len(self.ids), top + tall))
             draws = torch.arange(left, min(self.draws, left + wide), device=self.ids.device)
-            tickets = rng.tickets(self.key, self.ids[samples], draws, features)
+            tickets = lots.tickets(self.key, self.ids[samples], draws, features)
             self._kept[top, left] = tickets, self._last_tickets(samples, tickets)
         return self._kept[top, left]
 
@@ -243,11 +243,11 @@ class Removals:
             outside = ((ranks < begin) | (ranks >= end))[:, None].expand(-1, shape[1], -1, -1)
             inside = tickets[:, :, None].expand(outside.shape).masked_fill(outside, LAST_TICKET)
             many = self._counts[samples, None, :, None].expand(*shape, -1, -1)
-            return rng.smallest(inside.flatten(0, 2), many.flatten(0, 2)).view(*shape, -1)
+            return lots.smallest(inside.flatten(0, 2), many.flatten(0, 2)).view(*shape, -1)
         # in the order of the ranking a part lies together, and only the part is searched
         order = self.ranks[samples].argsort(-1)[:, None].expand_as(tickets)
         ranked = tickets.gather(-1, order).flatten(0, 1)
-        limits = [rng.smallest(ranked[:, begin:end], count) for begin, end, count in self._parts.shared]
+        limits = [lots.smallest(ranked[:, begin:end], count) for begin, end, count in self._parts.shared]
         return torch.cat(limits, -1).view(*shape, -1)
 
 
