@@ -7,7 +7,8 @@ import torch
 import veridical as vd
 from benchmarks.metrics import tasks
 from benchmarks.timing import Timing, compare
-from veridical.probe import MaskRule, RandomSubsets, RankThreshold, probe
+from veridical.mask_rules import MaskRule, RandomSubsets, RankThreshold
+from veridical.probe import probe
 
 
 def rules(task: vd.Task, masks: int) -> dict[str, MaskRule]:

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 import veridical as vd
 from veridical.fill import Fill, UniformNoise, Zero
-from veridical.probe import RankThreshold, probe
+from veridical.mask_rules import RankThreshold
+from veridical.probe import probe
 from veridical.rng import Key
 from veridical.sharing import sharing
 from veridical.space import Space

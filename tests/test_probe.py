@@ -20,8 +20,9 @@ from veridical import lots
 from veridical.errors import InputError, ShapeError
 from veridical.functional import round_to_grid
 from veridical.imputation import NeighbourMean, NoisyLinear
+from veridical.mask_rules import Given, RandomSubsets, RankThreshold
 from veridical.predictor import Plan
-from veridical.probe import Given, RandomSubsets, RankThreshold, blocks, flip_counts, match, probe
+from veridical.probe import blocks, flip_counts, match, probe
 from veridical.rng import Key
 from veridical.space import Space
 

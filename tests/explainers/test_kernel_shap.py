@@ -9,8 +9,8 @@ from veridical.errors import InputError
 from veridical.explainers import KernelShap
 from veridical.explainers.kernel_shap import _deviations, _Paired
 from veridical.fill import Constant, Token
+from veridical.mask_rules import Given
 from veridical.predictor import Plan
-from veridical.probe import Given
 from veridical.rng import Key
 from veridical.space import Space
 from veridical.task import Task

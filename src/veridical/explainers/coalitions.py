@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from veridical import lots
-from veridical.probe import Given, MaskRule
+from veridical.mask_rules import Given, MaskRule
 from veridical.rng import Key
 from veridical.task import Task
 

@@ -24,7 +24,8 @@ from veridical.explainers.coalitions import (
     solved,
     written_out,
 )
-from veridical.probe import Given, MaskRule, probe
+from veridical.mask_rules import Given, MaskRule
+from veridical.probe import probe
 from veridical.rng import Key
 from veridical.task import Task
 

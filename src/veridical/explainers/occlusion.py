@@ -10,7 +10,8 @@ from torch import Tensor
 
 from veridical.errors import InputError
 from veridical.explainers.base import FILL_KEY, Explainer, register
-from veridical.probe import Given, probe
+from veridical.mask_rules import Given
+from veridical.probe import probe
 from veridical.rng import Key
 from veridical.task import Task
 

@@ -20,8 +20,9 @@ from veridical.fidelity.judging import Reference, judged_answers, rightness
 from veridical.fidelity.measuring import mean_over_sizes
 from veridical.fidelity.removal import Sign, check_levels, explanation_sizes
 from veridical.fidelity.training import Rows, Schedule, fit, head_loss
+from veridical.mask_rules import Given
 from veridical.metrics.base import ExplainerMetric, Outcome
-from veridical.probe import Given, probe
+from veridical.probe import probe
 from veridical.progress import track
 from veridical.rng import Key
 from veridical.scores import Curve, Direction

@@ -15,7 +15,8 @@ from veridical.fidelity.artefact import Finetuned
 from veridical.fidelity.finetuning import finetune
 from veridical.fidelity.judging import Reference, judged_answers, own_answers
 from veridical.fidelity.removal import budget
-from veridical.probe import RandomSubsets, probe
+from veridical.mask_rules import RandomSubsets
+from veridical.probe import probe
 from veridical.rng import Key
 from veridical.task import Task
 

@@ -19,7 +19,8 @@ from veridical.fill import Constant, Fill
 from veridical.functional import round_to_grid
 from veridical.gef.path import NoisePath, find_path
 from veridical.gef.worlds import Worlds
-from veridical.probe import RankThreshold, flip_counts, probe
+from veridical.mask_rules import RankThreshold
+from veridical.probe import flip_counts, probe
 from veridical.rng import Key
 from veridical.scores import Cost
 from veridical.space import Space

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from veridical.explanation import Explanation
 from veridical.fill import Fill
+from veridical.mask_rules import RankThreshold
 from veridical.metrics.base import Metric, Outcome, register
 from veridical.metrics.faithfulness.masks import (
     UNORDERED,
@@ -15,7 +16,7 @@ from veridical.metrics.faithfulness.masks import (
     step_counts,
     unordered,
 )
-from veridical.probe import RankThreshold, probe
+from veridical.probe import probe
 from veridical.qge.paths import RankPath
 from veridical.rng import Key
 from veridical.scores import Curve, Direction

@@ -7,6 +7,7 @@ import torch
 from tests.metrics.faithfulness.cases import asker, crooked_task, image_task, random_map, vector
 from tests.reference import faithfulness as slow
 from veridical.fill import Zero
+from veridical.mask_rules import RandomSubsets
 from veridical.metrics import (
     Deletion,
     FaithfulnessCorrelation,
@@ -22,7 +23,6 @@ from veridical.metrics import (
     SensitivityN,
 )
 from veridical.metrics.faithfulness.infidelity import RandomSquares
-from veridical.probe import RandomSubsets
 from veridical.rng import Key
 
 ROW = crooked_task()

@@ -13,9 +13,9 @@ from veridical.errors import InputError
 from veridical.explanation import Explanation
 from veridical.fill import Fill
 from veridical.functional import pearson
+from veridical.mask_rules import MaskRule, RandomSubsets
 from veridical.metrics.base import Metric, Outcome, register
 from veridical.metrics.faithfulness.masks import asked_and_summed, existing_values
-from veridical.probe import MaskRule, RandomSubsets
 from veridical.rng import Key
 from veridical.scores import Direction
 from veridical.task import Response, Task

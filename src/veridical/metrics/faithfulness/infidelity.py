@@ -16,10 +16,11 @@ from veridical.errors import InputError, NotApplicableError
 from veridical.explanation import Explanation
 from veridical.fill import Fill
 from veridical.functional import round_to_grid
+from veridical.mask_rules import MaskRule, RandomSubsets
 from veridical.metrics.base import Metric, Outcome, register
 from veridical.metrics.faithfulness.masks import asked_and_summed, existing_values
 from veridical.predictor import check_finite, repeat_side, take_side
-from veridical.probe import MaskRule, RandomSubsets, blocks
+from veridical.probe import blocks
 from veridical.rng import Key
 from veridical.scores import Direction
 from veridical.task import Response, Task

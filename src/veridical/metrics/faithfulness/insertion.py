@@ -10,6 +10,7 @@ import torch
 from veridical.explanation import Explanation
 from veridical.fill import Blur, Fill
 from veridical.functional import area_under_curve
+from veridical.mask_rules import RankThreshold
 from veridical.metrics.base import Metric, Outcome, register
 from veridical.metrics.faithfulness.masks import (
     UNORDERED,
@@ -18,7 +19,7 @@ from veridical.metrics.faithfulness.masks import (
     step_counts,
     unordered,
 )
-from veridical.probe import RankThreshold, probe
+from veridical.probe import probe
 from veridical.rng import Key
 from veridical.scores import Curve, Direction
 from veridical.task import Response, Task

@@ -11,9 +11,10 @@ from veridical.errors import InputError
 from veridical.explanation import Explanation
 from veridical.fill import Fill, Mean
 from veridical.functional import area_under_curve
+from veridical.mask_rules import RankThreshold
 from veridical.metrics.base import Metric, Outcome, register
 from veridical.metrics.faithfulness.masks import UNORDERED, unordered
-from veridical.probe import RankThreshold, probe
+from veridical.probe import probe
 from veridical.regions import Regions, each_feature, removal, superpixels
 from veridical.rng import Key
 from veridical.scores import Curve, Direction

@@ -13,8 +13,9 @@ from veridical.deferred import look_later
 from veridical.errors import InputError
 from veridical.explanation import Explanation
 from veridical.fill import Fill
+from veridical.mask_rules import MaskRule
 from veridical.predictor import check_finite
-from veridical.probe import MaskRule, blocks, flip_counts, probe
+from veridical.probe import blocks, flip_counts, probe
 from veridical.rng import Key
 from veridical.sharing import shared
 from veridical.task import Response, Task

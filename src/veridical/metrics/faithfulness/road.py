@@ -12,9 +12,10 @@ from veridical.errors import InputError
 from veridical.explanation import Explanation
 from veridical.fill import Fill
 from veridical.imputation import NoisyLinear
+from veridical.mask_rules import RankThreshold
 from veridical.metrics.base import Metric, Outcome, register
 from veridical.metrics.faithfulness.masks import UNORDERED, check_order, unordered
-from veridical.probe import RankThreshold, probe
+from veridical.probe import probe
 from veridical.rng import Key
 from veridical.scores import Curve, Direction
 from veridical.task import Task
