@@ -7,20 +7,13 @@ curve come to the same; and without its features every sample looks alike, whate
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from veridical.mask_rules import RankThreshold
 from veridical.sharing import shared
 from veridical.task import Response, Task
-
-
-class Picking(Protocol):
-    """A rule of nested sets that tells single masks."""
-
-    def picked(self, samples: Tensor, masks: Tensor) -> Tensor:
-        """(R, V) bool: the features that mask `masks[r]` of sample `samples[r]` removes."""
 
 
 def one_hides_all(task: Task, background: Tensor) -> bool:
@@ -39,7 +32,7 @@ def one_hides_all(task: Task, background: Tensor) -> bool:
 
 def ask_once(
     task: Task,
-    rule: Picking,
+    rule: RankThreshold,
     background: Tensor,
     response: Response,
     signature: Tensor,
