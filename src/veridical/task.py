@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Literal
@@ -19,6 +19,7 @@ from veridical.errors import InputError, NotApplicableError, ShapeError, Veridic
 from veridical.fill import Fill, as_fill, default_fill
 from veridical.frames import FrameCodec, is_frame
 from veridical.heads import Head, first_answer, two_columns
+from veridical.keeping import Keeping
 from veridical.models import adapt
 from veridical.predictor import (
     MIN_ROWS,
@@ -48,7 +49,6 @@ from veridical.reading import (
     targets_of,
     tensor_of,
 )
-from veridical.recording import keep_out_of_recordings
 from veridical.rng import Key
 from veridical.space import Space
 from veridical.weights import Weights, WeightView, noisy
@@ -68,7 +68,7 @@ _MODALITIES = {
 _BY_SHAPE = {3: "image", 2: "series"}
 
 
-class Task:
+class Task(Keeping):
     """A model, its inputs, and the outputs to explain; compared by identity and never changed in place.
 
     `model` is any torch module, function of a batch, or scikit-learn estimator. `inputs` is the one tensor
@@ -99,8 +99,6 @@ class Task:
     name: str
     noise_share: float = 0.0
     """How far along a noise path this world lies: 0 unperturbed, 1 at the path's end."""
-    _recorded: bool = False
-    """Whether it was made for a pass that is being recorded (see `recorded`)."""
     members: Task | None = None
     """Where samples stand for classes: the rows by which the model's movement on each class is judged."""
 
@@ -126,9 +124,7 @@ class Task:
     ) -> None:
         put = self.__dict__
         put["name"] = name
-        put["_cache"] = {}
-        put["_calibrations"] = {}
-        put["_train_facts"] = {}
+        put.update(_cache={}, _calibrations={}, _train_facts={})
         put["_plan_given"] = plan is not None and plan.rows is not None
         train_rows, train_labels = train if isinstance(train, tuple) else (train, None)
         codec = (
@@ -250,43 +246,6 @@ class Task:
             return ask()
         finally:
             meter.forward, meter.backward = before.forward, before.backward
-
-    def cached(self, name: str, make: Callable[[], Any]) -> Any:
-        """Compute a calibration once for this task."""
-        cache: dict[str, Any] = self.__dict__["_cache"]
-        if name not in cache:
-            self._keeps(name)
-            cache[name] = make()
-        return cache[name]
-
-    def latest(self, name: str, about: Hashable, make: Callable[[], Any]) -> Any:
-        """Like `cached` of what `about` decides, for large things: only the last of that name is kept."""
-        cache: dict[str, Any] = self.__dict__["_cache"]
-        if name not in cache or cache[name][0] != about:
-            self._keeps(name)
-            cache[name] = about, make()
-        return cache[name][1]
-
-    def calibrated(self, name: str, make: Callable[[], Any]) -> Any:
-        """Estimate something from the whole set once; subsets made afterwards inherit it and so agree."""
-        calibrations: dict[str, Any] = self.__dict__["_calibrations"]
-        if name not in calibrations:
-            self._keeps(name)
-            calibrations[name] = make()
-        return calibrations[name]
-
-    def from_train(self, name: str, make: Callable[[], Any]) -> Any:
-        """Estimate something from the reference rows once; every task with the same rows shares it."""
-        facts: dict[str, Any] = self.__dict__["_train_facts"]
-        if name not in facts:
-            keep_out_of_recordings(name)
-            facts[name] = make()
-        return facts[name]
-
-    def _keeps(self, name: str) -> None:
-        """Refuse to keep what belongs to a recording; a task that was made for one goes with it."""
-        if not self._recorded:
-            keep_out_of_recordings(name)
 
     # --- every change is a task ---------------------------------------------------------------------
 
