@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 import veridical as vd
-from veridical import replays
+from veridical import constants, replays
 from veridical.constants import counting
 from veridical.deferred import look_later
+from veridical.places import parts_and_places
 from veridical.recorded import recorded
 from veridical.recording import UnrecordableError, recording
-from veridical.replays import AFTER, Recording, Replays, no_further, parts_and_places
+from veridical.replays import AFTER, Recording, Replays, no_further
 from veridical.rng import Key
 from veridical.testing import MODALITIES, tiny_task
 from veridical.weights import Layout, WeightView, parameters
@@ -329,7 +330,7 @@ def test_nothing_outlives_a_recording(tape: type[Tape]) -> None:
         for keep in (task.cached, task.calibrated, task.from_train):
             with pytest.raises(UnrecordableError, match="something new"):
                 keep("something new", lambda: 1)
-    counting.cache_clear()
+    constants._counting.cache_clear()
     assert counting(3, torch.device("cpu")).tolist() == [0, 1, 2]
 
 

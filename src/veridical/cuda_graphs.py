@@ -18,6 +18,8 @@ class CudaGraphs:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
+        self._aside = torch.cuda.Stream(device)
+        """One for all: cuBLAS keeps memory for every stream it works on."""
 
     def weighed(self, run: Callable[[], Answer]) -> tuple[Answer, int | None]:
         """By torch's own count of bytes, and its warnings of whatever waits."""
@@ -39,7 +41,7 @@ class CudaGraphs:
     def record(self, run: Callable[[], Answer]) -> tuple[Answer, Callable[[], None]]:
         """On a stream of its own, as CUDA demands."""
         with torch.cuda.device(self._device):
-            graph, here, aside = torch.cuda.CUDAGraph(), torch.cuda.current_stream(), torch.cuda.Stream()
+            graph, here, aside = torch.cuda.CUDAGraph(), torch.cuda.current_stream(), self._aside
             # a collection might give back what is CUDA's, which must be asked for nothing else meanwhile
             collects = gc.isenabled()
             gc.disable()

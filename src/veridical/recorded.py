@@ -38,7 +38,7 @@ def recorded(
 
     about = task.space, task.fill, task.train, task.__dict__["_train_facts"], predictor.output
     return predictor.replays(
-        (name, names, tuple(known), *map(id, about)),
+        (name, names, tuple(known), task.head, *map(id, about)),
         predictor.model,
         (task.inputs, task.targets, *side, *known.values()),
         on,

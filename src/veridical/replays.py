@@ -14,12 +14,13 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from threading import RLock, get_ident
 from typing import Any, Protocol
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as torch_modules
 
 from veridical.cuda_graphs import CudaGraphs
+from veridical.places import parts_and_places, tells_all
 from veridical.recording import Answer, is_recording, recording
 from veridical.scores import Cost
 
@@ -31,9 +32,6 @@ LARGEST = 2**29
 """Bytes that the tensors of a pass may take: where there is more to do, a GPU does not wait for its host."""
 NAMES, KEPT = 64, 2**30
 """Passes known, and bytes of what goes into recordings and comes out; the longest unused make room."""
-
-PLAIN = frozenset({bool, int, float, str, type(None)})
-"""Kinds of values by which a module may be told what to do, and which can be compared."""
 ROUNDING = 1e-3
 """Of the largest number in an answer: how far two passes over the same may be apart."""
 
@@ -63,14 +61,16 @@ class Recording:
     answer: Answer
     again: Callable[[], None]
     cost: Cost
+    parts: tuple[ref[nn.Module], ...]
+    """The model's: a recording does not keep it alive, and is not that of another in its place."""
     keep: Any
-    """What the recording is known by, and what it reads of what many share: none of it may be given back, and
-    its place taken by something else."""
+    """What else the recording is known by, and what it reads of what many share: none of it may be given
+    back, and its place taken by something else."""
 
     def play(self, given: Sequence[Tensor]) -> Answer:
         """The answer to these tensors."""
         for own, other in zip(self.given, given, strict=True):
-            own.copy_(other)
+            own.copy_(other.detach())  # a graph of gradients would grow with every time
         self.again()
         return tuple(part.clone() for part in self.answer)
 
@@ -113,6 +113,8 @@ class Replays:
         here = get_ident(), device, stream, *exact
         full = name, places, tuple((each.shape, each.stride(), each.dtype) for each in given), here
         known = self._known.pop(full, 0)
+        if isinstance(known, Recording) and any(part() is None for part in known.parts):
+            known = 0
         self._known[full] = known
         if isinstance(known, Recording):
             self.meter.add(known.cost)
@@ -123,13 +125,21 @@ class Replays:
             self._known[full] = known + 1
             self._make_room()
             return run(*given)
+        if not all(tells_all(part, device) for part in parts):
+            self._known[full] = None
+            return run(*given)
         with _ONE_AT_A_TIME:
-            answer, self._known[full] = self._recorded(given, run, here, (parts, keep))
+            answer, self._known[full] = self._recorded(given, run, here, parts, keep)
         self._make_room()
         return answer
 
     def _recorded(
-        self, given: Sequence[Tensor], run: Callable[..., Answer], here: Hashable, keep: Any
+        self,
+        given: Sequence[Tensor],
+        run: Callable[..., Answer],
+        here: Hashable,
+        parts: Sequence[nn.Module],
+        keep: Any,
     ) -> tuple[Answer, Recording | None]:
         """The answer of a pass made as usual, and the recording of the pass if it gives the same."""
         recorder = self._recorders.get(here)
@@ -151,9 +161,10 @@ class Replays:
         if size is None or size > LARGEST:
             return answer, None
         try:
-            own = tuple(torch.empty_like(each).copy_(each) for each in given)
+            own = tuple(torch.empty_like(each).copy_(each.detach()) for each in given)
             with recording() as read:
-                made = Recording(own, *recorder.record(lambda: run(*own)), after - before, (keep, read))
+                answered, again = recorder.record(lambda: run(*own))
+                made = Recording(own, answered, again, after - before, tuple(map(ref, parts)), (keep, read))
                 twin = run(*given)
             if all(map(no_further, made.play(given), answer, twin)):
                 return answer, made
@@ -169,7 +180,8 @@ class Replays:
     def _make_room(self) -> None:
         while len(self._known) > NAMES or self._size() > KEPT:
             # other threads add and take away meanwhile, but not while a list is made
-            self._known.pop(list(self._known)[0], None)
+            oldest, *_ = list(self._known)
+            self._known.pop(oldest, None)
 
     def _size(self) -> int:
         return sum(each.size for each in list(self._known.values()) if isinstance(each, Recording))
@@ -188,6 +200,7 @@ def can_record(device: torch.device) -> bool:
         device.type in RECORDERS
         and not is_recording()
         and not torch.is_inference_mode_enabled()
+        and not torch._C._len_torch_dispatch_stack()  # somebody counts or changes operations
         and not (device.type == "cuda" and torch.cuda.is_current_stream_capturing())
     )
 
@@ -208,56 +221,3 @@ def strays(one: Tensor, other: Tensor) -> float:
     away = (one - other).abs()
     away = away.masked_fill((one == other) | (one.isnan() & other.isnan()), 0.0)
     return float(away.nan_to_num(torch.inf, torch.inf).amax()) if away.numel() else 0.0
-
-
-def parts_and_places(model: nn.Module) -> tuple[list[nn.Module], tuple[Hashable, ...]] | None:
-    """The parts of a model, and which they are and where its tensors lie; None where that does not tell all.
-
-    A model under other weights is known by these: the next one may have them in the same place. Plain numbers
-    and words that a part holds are told as well. A function does not show what it uses; compiled code, and a
-    model that somebody watches by hooks, must run itself.
-    """
-    if torch_modules._has_any_global_hook():
-        return None
-    parts: list[nn.Module] = []
-    places: list[Hashable] = []
-    ahead, seen = [model], {id(model)}
-    try:
-        while ahead:
-            part = ahead.pop()
-            own = part.__dict__
-            if (
-                isinstance(part, torch.jit.ScriptModule | FunctionModel | ArrayModel)
-                or part._compiled_call_impl is not None
-                or "_orig_mod" in own["_modules"]
-                or "forward" in own
-                or own["_forward_hooks"]
-                or own["_forward_pre_hooks"]
-                or own["_backward_hooks"]
-                or own["_backward_pre_hooks"]
-            ):
-                return None
-            if isinstance(part, WeightView):
-                # by name: the next one may have another weight's values in this place
-                for name, value in part.tensors.items():
-                    places += (name, value.data_ptr(), value.stride())
-            else:
-                parts.append(part)
-                places += (id(part), own["training"])
-                if not type(part).__module__.startswith("torch.nn."):
-                    for value in own.values():
-                        if type(value) in PLAIN:
-                            places.append(value)
-                        elif isinstance(value, Tensor):
-                            places += (value.data_ptr(), value.stride())
-            for table in (own["_parameters"], own["_buffers"]):
-                for value in table.values():
-                    if value is not None:
-                        places += (value.data_ptr(), value.stride())
-            for child in own["_modules"].values():
-                if child is not None and id(child) not in seen:
-                    seen.add(id(child))
-                    ahead.append(child)
-    except RuntimeError:
-        return None  # a sparse tensor lies in several places, and says of none
-    return parts, tuple(places)

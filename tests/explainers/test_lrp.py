@@ -303,3 +303,25 @@ def test_counts_and_settings():
         with pytest.raises(InputError):
             Lrp(**wrong)
     assert Lrp.from_json(Lrp(first="z_box").to_json()) == Lrp(first="z_box")
+
+
+def test_a_graph_belongs_to_its_module_and_not_to_a_place_in_memory() -> None:
+    class Scaled(nn.Module):
+        def __init__(self, inner: nn.Module, scale: float) -> None:
+            super().__init__()
+            self.inner, self.scale = inner, scale
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            answer: torch.Tensor = self.inner(x) * self.scale
+            return answer
+
+    torch.manual_seed(0)
+    inner = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    task = Task(inner, torch.rand(3, 4), targets=0)
+    plain = LrpEpsilon()(task).values
+    for turn in range(1, 40):
+        # modules that come and go, so that many take the place of one before
+        other = copy.deepcopy(inner) if turn % 2 else Scaled(inner, float(turn))
+        scale = 1.0 if turn % 2 else float(turn)
+        ours = LrpEpsilon()(task.with_module(other)).values
+        assert torch.allclose(ours, scale * plain, rtol=1e-4), turn

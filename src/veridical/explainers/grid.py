@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from veridical.recording import keep_out_of_recordings
+from veridical.recording import keep_out_of_recordings, shared
 from veridical.task import Task
 
 
@@ -49,7 +49,8 @@ def interpolated(maps: Tensor, size: list[int]) -> Tensor:
 def by_products(maps: Tensor, size: list[int]) -> Tensor:
     """The same as a product with a matrix along each axis; floats of 16 bits are summed in 32, as there."""
     dtype = torch.promote_types(maps.dtype, torch.float32)
-    across = [shares(old, new, dtype, maps.device) for old, new in zip(maps.shape[2:], size, strict=True)]
+    axes = zip(maps.shape[2:], size, strict=True)
+    across = [shared(shares(old, new, dtype, maps.device)) for old, new in axes]
     with torch.autocast(maps.device.type, enabled=False):
         laid = maps.to(dtype) @ across[-1].mT
         return (laid if len(size) == 1 else across[0] @ laid).to(maps.dtype)
@@ -69,8 +70,8 @@ def over_input(task: Task, maps: Tensor) -> Tensor:
     if task.space.kind == "step":
         return maps.reshape(*maps.shape[:-1], *task.space.labels.shape)
     lead = maps.dim() - spatial_axes(task)
-    shared = [1] * (task.inputs.dim() - 1 - spatial_axes(task))
-    return maps.reshape(*maps.shape[:lead], *shared, *maps.shape[lead:])
+    across = [1] * (task.inputs.dim() - 1 - spatial_axes(task))
+    return maps.reshape(*maps.shape[:lead], *across, *maps.shape[lead:])
 
 
 def as_features(task: Task, maps: Tensor) -> Tensor:

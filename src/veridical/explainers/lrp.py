@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from veridical.deferred import AT_ONCE
 from veridical.errors import NotApplicableError, ShapeError
@@ -54,9 +54,11 @@ class _Propagation(Explainer):
             return None
 
         # once for a model and its inputs: under noise both are built alike
-        name = f"refusal of {self.rules()} over {id(unwrapped(at.predictor.model)[0])}"
-        refused: str | None = task.reference.cached(name, refusal)
-        return refused
+        module, _, _ = unwrapped(at.predictor.model)
+        refusals: dict[nn.Module, str | None] = task.reference.cached(f"refusals of {self.rules()}", dict)
+        if module not in refusals:
+            refusals[module] = refusal()
+        return refusals[module]
 
     def prepared(self, task: Task) -> Task:
         targets = task.targets
@@ -86,12 +88,12 @@ class _Propagation(Explainer):
         named = set(task.side) if isinstance(task.side, dict) else set()
         given = 1 if isinstance(task.side, dict) else 1 + len(task.side) - (embedding is not None)
 
-        def trace() -> fx.Graph | None:
+        # by the very module, which is kept: a place in memory may be given to another
+        graphs: dict[nn.Module, fx.Graph | None] = task.reference.cached("graphs for relevance", dict)
+        if module not in graphs:
             with task.session():
-                return traced(module, given, named)
-
-        graph: fx.Graph | None = task.reference.cached(f"graph of {id(module)}", trace)
-        return graph
+                graphs[module] = traced(module, given, named)
+        return graphs[module]
 
     def _tried(self, task: Task) -> None:
         """Run one row through the rules, and compare with the model's own answer."""
