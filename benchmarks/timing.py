@@ -13,6 +13,7 @@ import torch
 
 import veridical as vd
 from veridical.predictor import call
+from veridical.replays import AFTER
 
 LEAST = 0.05
 """Seconds that one reading lasts at least: shorter work is repeated within it."""
@@ -120,12 +121,13 @@ def compare(
         warm = seconds(first, task.device)
     if not cost.forward:
         return Timing(name, 0, 0, warm, 0.0)
-    evaluations = bare(task, cost, batch)
+    evaluations, long = bare(task, cost, batch), LONG.get(task.device.type, 4.0)
     guess = [warm, seconds(evaluations, task.device)]
-    if max(guess) < LEAST:
-        # what is prepared once is there now, and how long one call takes can be known
-        guess = [seconds(run, task.device) for run in (work, evaluations)]
-    if min(guess) > LONG.get(task.device.type, 4.0):
+    # how long one call takes is known when all that is prepared once, recordings of passes included, is there
+    for _ in range(AFTER + 2 if task.device.type == "cuda" else int(max(guess) < LEAST)):
+        if min(guess) <= long:
+            guess = [seconds(run, task.device) for run in (work, evaluations)]
+    if min(guess) > long:
         rounds = 1
     times = [max(1, min(50, round(LEAST / max(each, 1e-6)))) for each in guess]
     pairs = [
