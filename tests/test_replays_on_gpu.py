@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import threading
 from collections.abc import Callable
@@ -177,3 +178,18 @@ def test_weights_may_move_in_their_place() -> None:
             parameter.mul_(2)
     assert recordings(task)
     assert torch.equal(vd.explain("gradient", task).values, 2 * before)
+
+
+def test_memory_of_recordings_is_used_again() -> None:
+    reserved, allocated = [], []
+    for _ in range(6):
+        task = digits()
+        for _ in range(AFTER + 2):
+            vd.explain("gradient", task)
+        assert recordings(task)
+        del task
+        gc.collect()
+        reserved.append(torch.cuda.memory_reserved())
+        allocated.append(torch.cuda.memory_allocated())
+    assert reserved[-1] == reserved[2]
+    assert allocated[-1] == allocated[2]

@@ -6,20 +6,39 @@ import gc
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from functools import lru_cache
+from threading import get_ident
 
 import torch
 
 from veridical.recording import Answer
 
 
+class _Aside:
+    """Where a thread records: one stream, as cuBLAS keeps memory for every one it meets, and one memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.stream = torch.cuda.Stream(device)
+        self.pool = torch.cuda.graph_pool_handle()
+        # torch takes a memory for lost whose last recording is gone
+        self.first = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self.stream):
+            self.first.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+            torch.zeros(1, device=device)
+            self.first.capture_end()
+
+
+@lru_cache(maxsize=64)
+def _aside(device: torch.device, thread: int, stream: int) -> _Aside:
+    """One for all that is played by a thread in one stream, one after the other."""
+    return _Aside(device)
+
+
 class CudaGraphs:
-    """Records passes of one thread; they share the memory of what is between their beginnings and ends."""
+    """Records passes of one thread and stream, which share the memory between their beginnings and ends."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._pool = torch.cuda.graph_pool_handle()
-        self._aside = torch.cuda.Stream(device)
-        """One for all: cuBLAS keeps memory for every stream it works on."""
 
     def weighed(self, run: Callable[[], Answer]) -> tuple[Answer, int | None]:
         """By torch's own count of bytes, and its warnings of whatever waits."""
@@ -41,36 +60,35 @@ class CudaGraphs:
     def record(self, run: Callable[[], Answer]) -> tuple[Answer, Callable[[], None]]:
         """On a stream of its own, as CUDA demands."""
         with torch.cuda.device(self._device):
-            graph, here, aside = torch.cuda.CUDAGraph(), torch.cuda.current_stream(), self._aside
+            graph, here = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+            aside = _aside(self._device, get_ident(), here.cuda_stream)
             # a collection might give back what is CUDA's, which must be asked for nothing else meanwhile
             collects = gc.isenabled()
             gc.disable()
             try:
-                aside.wait_stream(here)
-                with torch.cuda.stream(aside):
-                    graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                aside.stream.wait_stream(here)
+                with torch.cuda.stream(aside.stream):
+                    graph.capture_begin(pool=aside.pool, capture_error_mode="thread_local")
                     try:
                         answer = run()
                     finally:
                         graph.capture_end()
-                here.wait_stream(aside)
+                here.wait_stream(aside.stream)
             except BaseException:
-                self._mend()
+                self._mend(aside)
                 raise
             finally:
                 if collects:
                     gc.enable()
         return answer, graph.replay
 
-    def _mend(self) -> None:
+    def _mend(self, aside: _Aside) -> None:
         """After a recording that failed torch's memory and random numbers still believe in it."""
         with suppress(Exception):
-            torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
-        with suppress(Exception), torch.cuda.stream(torch.cuda.Stream()):
-            another = torch.cuda.CUDAGraph()
-            another.capture_begin(capture_error_mode="thread_local")
-            torch.zeros(1, device=self._device).add_(1)
-            another.capture_end()
+            torch._C._cuda_endAllocateToPool(self._device.index, aside.pool)
+        _aside.cache_clear()
+        with suppress(Exception):
+            _Aside(self._device)
 
     def _taken(self) -> int:
         """Bytes that tensors have taken so far, those that were given back included."""
