@@ -15,8 +15,9 @@ import veridical as vd
 from veridical.predictor import call
 from veridical.replays import AFTER
 
-LEAST = 0.05
-"""Seconds that one reading lasts at least: shorter work is repeated within it."""
+LEAST = {"cuda": 0.2, "cpu": 0.05}
+"""Seconds that one reading lasts at least: shorter work is repeated within it. On a GPU so often that what
+the host does before the device can begin is done while the device works, as in any longer run."""
 LONG = {"cuda": 0.15, "cpu": 4.0}
 """Seconds of work after which one reading is enough: on a GPU that nobody else uses, and on a processor."""
 
@@ -121,15 +122,16 @@ def compare(
         warm = seconds(first, task.device)
     if not cost.forward:
         return Timing(name, 0, 0, warm, 0.0)
-    evaluations, long = bare(task, cost, batch), LONG.get(task.device.type, 4.0)
+    evaluations = bare(task, cost, batch)
+    least, long = (limits.get(task.device.type, limits["cpu"]) for limits in (LEAST, LONG))
     guess = [warm, seconds(evaluations, task.device)]
     # how long one call takes is known when all that is prepared once, recordings of passes included, is there
-    for _ in range(AFTER + 2 if task.device.type == "cuda" else int(max(guess) < LEAST)):
+    for _ in range(AFTER + 2 if task.device.type == "cuda" else int(max(guess) < least)):
         if min(guess) <= long:
             guess = [seconds(run, task.device) for run in (work, evaluations)]
     if min(guess) > long:
         rounds = 1
-    times = [max(1, min(50, round(LEAST / max(each, 1e-6)))) for each in guess]
+    times = [max(1, min(50, round(least / max(each, 1e-6)))) for each in guess]
     pairs = [
         (seconds(work, task.device, times[0], clock), seconds(evaluations, task.device, times[1], clock))
         for _ in range(rounds)
