@@ -338,13 +338,29 @@ def test_what_is_known_of_a_task_goes_in(tape: type[Tape]) -> None:
     task = digits()
 
     def run(of: vd.Task) -> tuple[Tensor, Tensor]:
+        assert "shift" in vars(of)["_cache"]
         return of.cached("shift", lambda: torch.zeros(())) + of.inputs.sum(), of.targets
 
     for turn in range(AFTER + 3):
-        total, targets = recorded(task, "sum", run, {"shift": torch.tensor(float(turn))})
-        assert float(total) == pytest.approx(float(task.inputs.sum()) + turn)
+        world = task.with_inputs(task.inputs + turn)
+        shift = world.cached("shift", lambda turn=turn: torch.tensor(float(turn)))
+        total, targets = recorded(world, "sum", run, {"shift": shift})
+        assert float(total) == pytest.approx(float(world.inputs.sum()) + turn)
         assert torch.equal(targets, task.targets)
     assert Tape.played == 3
+
+
+def test_where_nothing_is_played_a_task_keeps_what_it_knows(tape: type[Tape]) -> None:
+    task, made = digits(), []
+
+    def run(of: vd.Task) -> tuple[Tensor]:
+        return (of.cached("costly", lambda: made.append(1) or of.inputs.sum()),)
+
+    Tape.waits = True
+    for _ in range(AFTER + 4):
+        recorded(task, "sum", run)
+    # once for the task, and once for the pass that was looked at
+    assert len(made) == 2
 
 
 def test_side_inputs_go_in_by_place_and_by_name(tape: type[Tape]) -> None:

@@ -8,6 +8,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -289,7 +290,9 @@ def test_many_threads_make_room_at_once(tape: type[AddressTape]) -> None:
         try:
             for turn in range(300):
                 rows = task.inputs[: 1 + turn % 6]
-                task.predictor.replays((own, turn), task.model, (rows,), lambda x: (x,))
+                task.predictor.replays(
+                    (own, turn), task.model, (rows,), lambda x: (x,), partial(tuple, [rows])
+                )
         except BaseException as error:
             wrong.append(error)
 
@@ -312,7 +315,9 @@ def test_a_failure_elsewhere_meets_nobody_who_waits(tape: type[AddressTape]) -> 
         task.predictor.outputs(task.inputs)
     own = task.predictor.replays
     del replays.RECORDERS["cpu"]
-    answer, made = own._recorded((task.inputs,), lambda x: (2 * x,), "here", [], None)
+    answer, made = own._recorded(
+        (task.inputs,), lambda x: (2 * x,), lambda: (2 * task.inputs,), "here", [], None
+    )
     assert torch.equal(answer[0], 2 * task.inputs)
     assert made is None
     replays.RECORDERS["cpu"] = AddressTape

@@ -9,6 +9,8 @@ from veridical.fill import Constant, Fill, Mean, Token, Zero
 from veridical.rng import Key
 from veridical.task import Task
 
+MATTERS = "features that {!r} changes"
+"""Under which name a task keeps which features a fill changes."""
 _FACTS_KEPT = 2**26  # features of all samples of which it is kept whether they matter: 64 MB
 
 
@@ -53,7 +55,7 @@ def features_that_matter(task: Task, behind: Backgrounds) -> Tensor | None:
         return None
     if not is_fixed(fill) or len(task) * task.space.n_features > _FACTS_KEPT:
         return _changing(task, behind)
-    matters: Tensor = task.cached(f"features that {fill!r} changes", lambda: _changing(task, behind))
+    matters: Tensor = task.cached(MATTERS.format(fill), lambda: _changing(task, behind))
     return matters
 
 

@@ -267,7 +267,8 @@ class Predictor:
             return (call(self.view, x, aside if names is None else dict(zip(names, aside, strict=True))),)
 
         about = "outputs", names, id(self.output)
-        return self.replays(about, self.model, (x, *values), run, keep=self.output)[0]
+        given = (x, *values)
+        return self.replays(about, self.model, given, run, lambda: run(*given), keep=self.output)[0]
 
     @property
     def records(self) -> bool:

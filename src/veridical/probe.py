@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from veridical.backgrounds import Backgrounds, features_that_matter
+from veridical.backgrounds import MATTERS, Backgrounds, features_that_matter
 from veridical.backgrounds import fill_state as fill_state
 from veridical.constants import counting
 from veridical.deferred import look_later
@@ -94,6 +94,13 @@ def unchecked(
 
 CLEAN = "clean {}"
 """Under which name a task keeps its responses to untouched inputs."""
+
+
+def known(task: Task, response: Response, fill: Fill, key: Key) -> dict[str, Tensor]:
+    """What asking about masks reads of a task and the task keeps, by name, if its fill is a fixed one."""
+    matters = features_that_matter(task, Backgrounds(task, fill, key))
+    kept = {CLEAN.format(response): clean_response(task, response)}
+    return kept if matters is None else {**kept, MATTERS.format(fill): matters}
 
 
 def clean_response(task: Task, response: Response) -> Tensor:

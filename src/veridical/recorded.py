@@ -42,5 +42,6 @@ def recorded(
         predictor.model,
         (task.inputs, task.targets, *side, *known.values()),
         on,
+        lambda: run(task),
         keep=about,
     )

@@ -95,16 +95,17 @@ class Replays:
         model: nn.Module,
         given: Sequence[Tensor],
         run: Callable[..., Answer],
+        usual: Callable[[], Answer],
         keep: Any = None,
     ) -> Answer:
-        """`run(*given)`, by a recording where there is one.
+        """`usual()`, or the same by a recording of `run(*given)` where there is one.
 
         The answer must follow from `given`, the weights of `model`, and what `name` says; what the name knows
         by its place in memory is to be kept.
         """
         placed = parts_and_places(model)
         if placed is None:
-            return run(*given)
+            return usual()
         parts, places = placed
         device = given[0].device
         # two threads, or two streams, would write over what the other has just put there
@@ -120,16 +121,16 @@ class Replays:
             self.meter.add(known.cost)
             return known.play(given)
         if known is None:
-            return run(*given)
+            return usual()
         if known < AFTER:
             self._known[full] = known + 1
             self._make_room()
-            return run(*given)
+            return usual()
         if not all(tells_all(part, device) for part in parts):
             self._known[full] = None
-            return run(*given)
+            return usual()
         with _ONE_AT_A_TIME:
-            answer, self._known[full] = self._recorded(given, run, here, parts, keep)
+            answer, self._known[full] = self._recorded(given, run, usual, here, parts, keep)
         self._make_room()
         return answer
 
@@ -137,6 +138,7 @@ class Replays:
         self,
         given: Sequence[Tensor],
         run: Callable[..., Answer],
+        usual: Callable[[], Answer],
         here: Hashable,
         parts: Sequence[nn.Module],
         keep: Any,
@@ -146,7 +148,7 @@ class Replays:
         if recorder is None:
             make = RECORDERS.get(given[0].device.type)
             if make is None:  # while this thread waited for its turn, another's recording failed
-                return run(*given), None
+                return usual(), None
             recorder = self._recorders[here] = make(given[0].device)
         before = self.meter.cost
         try:
@@ -156,7 +158,7 @@ class Replays:
             # if it is the pass itself that fails, it does so again
             log.info("a pass is not recorded: %s", error)
             self.meter.reset(before)
-            return run(*given), None
+            return usual(), None
         after = self.meter.cost
         if size is None or size > LARGEST:
             return answer, None
@@ -165,7 +167,7 @@ class Replays:
             with recording() as read:
                 answered, again = recorder.record(lambda: run(*own))
                 made = Recording(own, answered, again, after - before, tuple(map(ref, parts)), (keep, read))
-                twin = run(*given)
+            twin = usual()
             if all(map(no_further, made.play(given), answer, twin)):
                 return answer, made
             log.info("a recorded pass answers otherwise than the pass itself; it is not played again")

@@ -16,7 +16,7 @@ from veridical.fill import Fill
 from veridical.metrics.base import Metric, Outcome, register
 from veridical.metrics.blocks import in_blocks
 from veridical.predictor import check_finite
-from veridical.probe import CLEAN, clean_response, unchecked
+from veridical.probe import known, unchecked
 from veridical.recorded import recorded
 from veridical.rng import Key
 from veridical.scores import Direction
@@ -75,8 +75,8 @@ class Completeness(Metric):
             return asked[:, 0] - asked[:, 1], answers
 
         if is_fixed(fill):
-            known = {CLEAN.format(self.response): clean_response(task, self.response)}
-            owed, answers = recorded(task, ("completeness", self.response, fill), change, known)
+            kept = known(task, self.response, fill, key)
+            owed, answers = recorded(task, ("completeness", self.response, fill), change, kept)
         else:
             owed, answers = change(task)
         look_later(answers.device, partial(check_finite, answers))
