@@ -434,3 +434,23 @@ def test_no_recording_where_weights_are_converted_on_the_way(tape: type[Tape]) -
     for _ in range(AFTER + 3):
         vd.explain("gradient", task)
     assert not Tape.made
+
+
+def test_a_recording_of_a_model_that_is_gone_is_not_that_of_another_in_its_place(tape: type[Tape]) -> None:
+    task = digits()
+    for _ in range(AFTER + 1):
+        vd.explain("gradient", task)
+    (made,) = (each for each in known(task) if isinstance(each, Recording))
+    played = Tape.played
+    object.__setattr__(made, "parts", (lambda: None, *made.parts[1:]))
+    vd.explain("gradient", task)
+    assert Tape.played == played
+
+
+def test_a_model_in_training_is_another_one() -> None:
+    model = network()
+    resting = parts_and_places(model)
+    model.train()
+    assert resting is not None
+    assert parts_and_places(model) != resting
+    assert parts_and_places(model.eval()) == resting
