@@ -344,7 +344,7 @@ def test_what_is_known_of_a_task_goes_in(tape: type[Tape]) -> None:
     for turn in range(AFTER + 3):
         world = task.with_inputs(task.inputs + turn)
         shift = world.cached("shift", lambda turn=turn: torch.tensor(float(turn)))
-        total, targets = recorded(world, "sum", run, {"shift": shift})
+        total, targets = recorded(world, "sum", run, lambda shift=shift: {"shift": shift})
         assert float(total) == pytest.approx(float(world.inputs.sum()) + turn)
         assert torch.equal(targets, task.targets)
     assert Tape.played == 3

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import veridical as vd
+from benchmarks.networks import lenet
 from veridical import replays
 from veridical.cuda_graphs import CudaGraphs
 from veridical.explainers import registry
@@ -21,23 +22,9 @@ from veridical.replays import AFTER, Recording
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 
 
-def network() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(1, 6, 5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(6, 16, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(400, 10),
-    ).eval()
-
-
 def digits(model: nn.Module | None = None, count: int = 96, **settings: Any) -> vd.Task:
     rows = torch.rand(count, 1, 28, 28, generator=torch.Generator().manual_seed(1))
-    made = (model or network()).cuda()
+    made = (model or lenet()).cuda()
     return vd.Task(made, rows.cuda(), train=rows.flip(0).cuda(), **settings)
 
 
@@ -86,7 +73,7 @@ class Around(nn.Module):
 
     def __init__(self, way: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.inner = network()
+        self.inner = lenet()
         self.way = way
 
     def forward(self, x: Tensor) -> Tensor:

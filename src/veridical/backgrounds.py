@@ -48,12 +48,17 @@ def is_fixed(fill: Fill) -> bool:
     return type(fill) in (Constant, Zero, Token, Mean)
 
 
+def keeps_what_matters(task: Task, fill: Fill) -> bool:
+    """Whether a task keeps which features a fill changes."""
+    return is_fixed(fill) and len(task) * task.space.n_features <= _FACTS_KEPT
+
+
 def features_that_matter(task: Task, behind: Backgrounds) -> Tensor | None:
     """(N, V): whether removing a feature changes its input at all; None where that depends on the mask."""
     fill = behind.fill
     if fill.looks_at_mask:
         return None
-    if not is_fixed(fill) or len(task) * task.space.n_features > _FACTS_KEPT:
+    if not keeps_what_matters(task, fill):
         return _changing(task, behind)
     matters: Tensor = task.cached(MATTERS.format(fill), lambda: _changing(task, behind))
     return matters

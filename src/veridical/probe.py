@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from veridical.backgrounds import MATTERS, Backgrounds, features_that_matter
+from veridical.backgrounds import MATTERS, Backgrounds, features_that_matter, keeps_what_matters
 from veridical.backgrounds import fill_state as fill_state
 from veridical.constants import counting
 from veridical.deferred import look_later
@@ -97,10 +97,13 @@ CLEAN = "clean {}"
 
 
 def known(task: Task, response: Response, fill: Fill, key: Key) -> dict[str, Tensor]:
-    """What asking about masks reads of a task and the task keeps, by name, if its fill is a fixed one."""
-    matters = features_that_matter(task, Backgrounds(task, fill, key))
+    """What asking about masks reads of that which the task keeps, by name."""
     kept = {CLEAN.format(response): clean_response(task, response)}
-    return kept if matters is None else {**kept, MATTERS.format(fill): matters}
+    if keeps_what_matters(task, fill):
+        matters = features_that_matter(task, Backgrounds(task, fill, key))
+        assert matters is not None
+        kept[MATTERS.format(fill)] = matters
+    return kept
 
 
 def clean_response(task: Task, response: Response) -> Tensor:

@@ -14,18 +14,18 @@ def recorded(
     task: Task,
     name: Hashable,
     run: Callable[[Task], tuple[Tensor, ...]],
-    known: Mapping[str, Tensor] | None = None,
+    knows: Callable[[], Mapping[str, Tensor]] = dict,
 ) -> tuple[Tensor, ...]:
     """`run(task)`, where that follows from the task's inputs, side inputs, targets and weights alone.
 
     So it must not read ids, labels or masks, nor look at a value. `name` says all else that it depends on;
-    the task's features, fill and reference rows go without saying. What of the task is `known` (see
-    `Task.cached`) and is used may differ from one time to the next.
+    the task's features, fill and reference rows go without saying. `knows()` gives, by name, what is used of
+    that which the task keeps (see `Task.cached`): it may differ from one time to the next.
     """
     predictor = task.predictor
     if not predictor.records:
         return run(task)
-    known = known or {}
+    known = knows()
     names = tuple(task.side) if isinstance(task.side, dict) else None
     side = task.side.values() if isinstance(task.side, dict) else task.side
 

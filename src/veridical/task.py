@@ -245,7 +245,7 @@ class Task(Keeping):
         try:
             return ask()
         finally:
-            meter.forward, meter.backward = before.forward, before.backward
+            meter.reset(before)
 
     # --- every change is a task ---------------------------------------------------------------------
 

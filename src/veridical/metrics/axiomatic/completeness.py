@@ -75,8 +75,8 @@ class Completeness(Metric):
             return asked[:, 0] - asked[:, 1], answers
 
         if is_fixed(fill):
-            kept = known(task, self.response, fill, key)
-            owed, answers = recorded(task, ("completeness", self.response, fill), change, kept)
+            knows = partial(known, task, self.response, fill, key)
+            owed, answers = recorded(task, ("completeness", self.response, fill), change, knows)
         else:
             owed, answers = change(task)
         look_later(answers.device, partial(check_finite, answers))
