@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import veridical as vd
 from benchmarks.metrics import cases, tasks
-from veridical import deferred
+from veridical.model import late_checks
 
 WAITS = {
     f"aten.{name}.default"
@@ -67,12 +67,12 @@ class _Trips(TorchFunctionMode):
 @contextmanager
 def as_on_a_gpu() -> Iterator[None]:
     """While this is open, what a GPU's scores leave to their readers is left to them on a CPU, too."""
-    kinds = set(deferred.AT_ONCE)
-    deferred.AT_ONCE.clear()
+    kinds = set(late_checks.AT_ONCE)
+    late_checks.AT_ONCE.clear()
     try:
         yield
     finally:
-        deferred.AT_ONCE.update(kinds)
+        late_checks.AT_ONCE.update(kinds)
 
 
 def _is_view(name: str) -> bool:

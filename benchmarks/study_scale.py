@@ -19,7 +19,8 @@ import torch
 from torch import nn
 
 import veridical as vd
-from veridical import rng, study
+from veridical import study
+from veridical.random import keyed
 from veridical.study.planning import make_plan
 from veridical.study.study_file import read_study
 
@@ -32,7 +33,7 @@ def maps(start: int, stop: int) -> vd.Task:
     with torch.no_grad():
         model.weight.copy_(torch.arange(4.0 * FEATURES).reshape(4, FEATURES) % 7 - 3)
         model.bias.zero_()
-    rows = rng.normal(vd.Key(0) / "a million", torch.arange(start, stop), 0, FEATURES)
+    rows = keyed.normal(vd.Key(0) / "a million", torch.arange(start, stop), 0, FEATURES)
     return vd.Task(model, rows, ids=torch.arange(start, stop), name="simulated")
 
 

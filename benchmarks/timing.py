@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 import veridical as vd
-from veridical.predictor import call
-from veridical.replays import AFTER
+from veridical.model.predictor import call
 
 LEAST = {"cuda": 0.2, "cpu": 0.05}
 """Seconds that one reading lasts at least: shorter work is repeated within it. On a GPU so often that what
@@ -59,7 +58,7 @@ def seconds(run: Callable[[], object], device: torch.device, times: int = 1, clo
 def bare(task: vd.Task, cost: vd.Cost, batch: int | None = None) -> Callable[[], None]:
     """The same number of rows through the model, in chunks of the task's plan, from batches that are ready.
 
-    The model is called as its user would, in the plan's precision; nothing is recorded and played again.
+    The model is called as its user would, in the plan's precision.
     `batch` bounds the rows of one call, where no more than that have their weights in common.
     """
     rows = min(task.predictor.rows, batch or task.predictor.rows)
@@ -125,8 +124,8 @@ def compare(
     evaluations = bare(task, cost, batch)
     least, long = (limits.get(task.device.type, limits["cpu"]) for limits in (LEAST, LONG))
     guess = [warm, seconds(evaluations, task.device)]
-    # how long one call takes is known when all that is prepared once, recordings of passes included, is there
-    for _ in range(AFTER + 2 if task.device.type == "cuda" else int(max(guess) < least)):
+    # how long one call takes is known when all that is prepared once is there
+    for _ in range(2 if task.device.type == "cuda" else int(max(guess) < least)):
         if min(guess) <= long:
             guess = [seconds(run, task.device) for run in (work, evaluations)]
     if min(guess) > long:

@@ -11,15 +11,15 @@ import argparse
 import sys
 from pathlib import Path
 
-from veridical import storage
 from veridical.tasks import shipped
+from veridical.values import files
 
 
 def make(name: str, folder: Path) -> float:
     """Train one model, write its weights, and say how good it is on its held-out rows."""
     model, quality = shipped.train(name)
     header = {"name": name, "quality": quality}
-    path = storage.write(folder / f"{name}.safetensors", shipped.KIND, model.state_dict(), header)
+    path = files.write(folder / f"{name}.safetensors", shipped.KIND, model.state_dict(), header)
     path.chmod(0o644)  # a temporary file is private, a part of a package is not
     return quality
 

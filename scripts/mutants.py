@@ -173,7 +173,7 @@ MUTANTS = (
     ),
     Mutant(
         "inverse: values stay where they are",
-        "explanation.py",
+        "values/explanation.py",
         "values = torch.empty_like(self.values).scatter_(-1, reverse, ascending)",
         "values = torch.empty_like(self.values).scatter_(-1, self.order, ascending)",
         "qge/test_inverse.py",
@@ -212,7 +212,7 @@ MUTANTS = (
     ),
     Mutant(
         "surf: importances ignored",
-        "surf/judging.py",
+        "surf/measures.py",
         "compare(concepts.surrogate_of(head), embeddings, head, width, companions, each)",
         "compare(_rebuilt(concepts, head).surrogate_of(head), embeddings, head, width, companions, each)",
         "surf/test_measure.py",

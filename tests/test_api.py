@@ -23,7 +23,7 @@ from veridical.metrics import registry as metric_registry
 from veridical.metrics.base import ExplainerMetric, Metric, Outcome
 from veridical.metrics.complexity import Sparseness
 from veridical.metrics.faithfulness import FaithfulnessCorrelation, PixelFlipping
-from veridical.rng import Key
+from veridical.random.keyed import Key
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 

@@ -18,7 +18,7 @@ from veridical.errors import (
     VeridicalError,
     VeridicalWarning,
 )
-from veridical.space import Space
+from veridical.values.space import Space
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 

@@ -12,9 +12,9 @@ import torch
 
 import veridical as vd
 from scripts.check_pins import Finding, identity, pins, releases, told
-from veridical.cache import ExplanationCache
 from veridical.errors import VeridicalError
 from veridical.explainers import as_explainer
+from veridical.explainers.cache import ExplanationCache
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "veridical"
@@ -97,7 +97,7 @@ def test_yaml_makes_no_objects(text: str) -> None:
 
 
 def test_code_in_a_study_needs_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from veridical.study.making import imported
+    from veridical.study.resolve import imported
 
     (tmp_path / "trap_module.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\nthing = 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))

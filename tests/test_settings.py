@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from veridical.errors import InputError
-from veridical.fill import Blur, Custom, Fill, Marginal
+from veridical.masking.fills import Blur, Custom, Fill, Marginal
 from veridical.settings import Settings, holds_code
 
 

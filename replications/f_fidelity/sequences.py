@@ -18,10 +18,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 import data
 
 import veridical as vd
-from veridical.fill import Token
-from veridical.space import Space
+from veridical.masking.fills import Token
 from veridical.tasks.networks import SeriesCNN, SeriesLSTM, TextTransformer
 from veridical.tasks.training import Recipe, fit
+from veridical.values.space import Space
 
 STEPS = 25
 LENGTH, WORDS, LEAST_WORDS = 40, 6000, 10
@@ -94,8 +94,8 @@ def make_task(
 
 def prepare(folder: Path) -> None:
     """Write arrays and train the four models."""
-    from veridical.tasks.first_use import series_data
     from veridical.tasks.rotten_tomatoes import rotten_tomatoes_data
+    from veridical.tasks.trained_on_demand import series_data
 
     place = folder / "sequences"
     place.mkdir(parents=True, exist_ok=True)

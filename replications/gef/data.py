@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import veridical as vd
-from veridical import rng
+from veridical.random import keyed
 from veridical.tasks.networks import LeNet
 
 
@@ -33,7 +33,7 @@ def _idx(path: Path) -> np.ndarray:
 
 def some(count: int, of: int, name: str) -> Tensor:
     """A keyed choice of rows: the sets are sorted by class."""
-    return rng.permutation(vd.Key(0) / name, torch.zeros(1, dtype=torch.int64), 0, of)[0, :count]
+    return keyed.permutation(vd.Key(0) / name, torch.zeros(1, dtype=torch.int64), 0, of)[0, :count]
 
 
 def mnist(samples: int) -> vd.Task:

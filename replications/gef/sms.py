@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import veridical as vd
-from veridical import rng
 from veridical.explainers import IntegratedGradients, PartitionShap, RandomK, TopK
+from veridical.random import keyed
 
 LENGTH, WORDS, WIDTH = 48, 3000, 32
 PAPER = {
@@ -108,7 +108,7 @@ def fitted(net: nn.Module, ids: Tensor, keep: Tensor, labels: Tensor, epochs: in
 def tasks(samples: int) -> Iterator[tuple[str, vd.Task, float]]:
     """Both classifiers on the same held-out messages, half of them spam, with their accuracy."""
     ids, keep, labels, words = messages()
-    order = rng.permutation(vd.Key(0) / "sms", torch.zeros(1, dtype=torch.int64), 0, len(ids))[0]
+    order = keyed.permutation(vd.Key(0) / "sms", torch.zeros(1, dtype=torch.int64), 0, len(ids))[0]
     test, train = order[:1000], order[1000:]
     spam, ham = test[labels[test] == 1], test[labels[test] == 0]
     chosen = torch.cat([spam[: samples // 2], ham[: samples - samples // 2]]).sort().values

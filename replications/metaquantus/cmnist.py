@@ -18,7 +18,7 @@ from torch.nn import functional as F
 import veridical as vd
 from replications.f_fidelity.data import CIFAR_MEAN, CIFAR_STD, cifar
 from replications.metaquantus.data import folder, idx
-from veridical import rng
+from veridical.random import keyed
 from veridical.tasks.networks import Block
 
 SIDE, DIGIT = 32, 16
@@ -63,9 +63,9 @@ def samples(count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     digit, labels = digits("test")
     photograph = photographs("test")
     key, one = vd.Key(0) / "cmnist", torch.zeros(1, dtype=torch.int64)
-    ids = rng.permutation(key / "digit", one, 0, len(digit))[0][:count]
-    behind = rng.integers(key / "photograph", ids, 0, 1, len(photograph))[:, 0]
-    places = rng.integers(key / "place", ids, 0, 2, SIDE - DIGIT + 1)
+    ids = keyed.permutation(key / "digit", one, 0, len(digit))[0][:count]
+    behind = keyed.integers(key / "photograph", ids, 0, 1, len(photograph))[:, 0]
+    places = keyed.integers(key / "place", ids, 0, 2, SIDE - DIGIT + 1)
     x, boxes = pasted(digit[ids], photograph[behind], places[:, 0], places[:, 1])
     return x, labels[ids], boxes, ids
 

@@ -21,7 +21,7 @@ import torch
 
 from veridical.meta import MetaEvaluation, Reliability, joined
 from veridical.meta.consistency import FEWEST
-from veridical.meta.keeping import packed, unpacked
+from veridical.meta.files import packed, unpacked
 
 
 def save_part(result: MetaEvaluation, path: Path) -> None:

@@ -16,7 +16,7 @@ from replications.metaquantus.studies import studies
 from replications.metaquantus.tables import A_5_2, OTHERS, SIX
 from replications.metaquantus.texts import NAMES, benchmark_table, markdown, orderings, other_table
 from veridical.meta import MetaEvaluation
-from veridical.scores import Direction
+from veridical.values.scores import Direction
 
 RULES = ("published", "directed", "paper")
 HIGHER_TO_THE_PROGRAM = ("pixel_flipping",)

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 import veridical as vd
 from replications.surf import data
-from veridical.rng import Key
+from veridical.random.keyed import Key
 from veridical.tasks.networks import DigitsCNN
 from veridical.tasks.training import initialise
 

@@ -2,20 +2,22 @@
 
 from typing import TYPE_CHECKING
 
-from veridical import errors, fill, functional
+from veridical import errors, functional
 from veridical._version import __version__
 from veridical.api import evaluate, explain, explainers, metrics, register, score
 from veridical.audit import audit
-from veridical.evaluation import Evaluation
 from veridical.explainers.base import Explainer, applicable
-from veridical.explanation import Explanation
 from veridical.first_use import on_first_use
+from veridical.masking import fills as fill
 from veridical.metrics.base import ExplainerMetric, Metric, Outcome
-from veridical.predictor import Plan
-from veridical.rng import Key
-from veridical.scores import Cost, Curve, Direction, Scores
-from veridical.space import Space
-from veridical.task import Task
+from veridical.model.cost import Cost
+from veridical.model.predictor import Plan
+from veridical.random.keyed import Key
+from veridical.values.evaluation import Evaluation
+from veridical.values.explanation import Explanation
+from veridical.values.scores import Curve, Direction, Scores
+from veridical.values.space import Space
+from veridical.values.task import Task
 
 if TYPE_CHECKING:
     from veridical import fidelity, gef, loading, meta, qge, study, surf, tasks

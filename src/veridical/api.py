@@ -10,20 +10,20 @@ from typing import Any, TypeVar
 
 import torch
 
-from veridical.cache import ExplanationCache
 from veridical.errors import InputError, VeridicalWarning
-from veridical.evaluation import Evaluation, Failure
 from veridical.explainers.base import Explainer
 from veridical.explainers.base import registry as explainer_registry
+from veridical.explainers.cache import ExplanationCache
 from veridical.explainers.function import as_explainer
-from veridical.explanation import Explanation
 from veridical.metrics.base import AnyMetric, ExplainerMetric, Metric
 from veridical.metrics.base import registry as metric_registry
 from veridical.progress import track
+from veridical.random.keyed import Key
 from veridical.registry import Catalogue
-from veridical.rng import Key
-from veridical.scores import Scores
-from veridical.task import Task
+from veridical.values.evaluation import Evaluation, Failure
+from veridical.values.explanation import Explanation
+from veridical.values.scores import Scores
+from veridical.values.task import Task
 
 R = TypeVar("R", bound=type[Any])
 

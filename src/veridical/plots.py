@@ -12,9 +12,9 @@ from torch import Tensor
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from veridical.evaluation import Evaluation
-    from veridical.explanation import Explanation
-    from veridical.scores import Scores
+    from veridical.values.evaluation import Evaluation
+    from veridical.values.explanation import Explanation
+    from veridical.values.scores import Scores
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")
 """Okabe and Ito's palette, which colour-blind readers can tell apart."""

@@ -16,7 +16,7 @@ from veridical.audit.cost import estimated_rows
 from veridical.audit.panel import choose_explainers, choose_judges
 from veridical.audit.scoring import unscored
 from veridical.errors import InputError, NotApplicableError, UnknownNameError
-from veridical.evaluation import Evaluation, Failure
+from veridical.values.evaluation import Evaluation, Failure
 
 TINY = replace(
     EFFORTS["quick"],

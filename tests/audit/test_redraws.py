@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import veridical as vd
 from veridical.audit.redraws import by_draw, redrawn_shares, shares_of_redraws
 from veridical.audit.statistics import resampled_scores, shares_beaten
-from veridical.scores import Direction, Scores
+from veridical.values.scores import Direction, Scores
 
 METHODS = ("saliency", "input_x_gradient", "random")
 

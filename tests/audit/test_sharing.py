@@ -13,10 +13,10 @@ from veridical.audit.reliability import enough_samples, where_agreement_falls
 from veridical.audit.sampling import chosen, some_of
 from veridical.audit.scoring import score_everyone
 from veridical.gef import GEF, NoisePath
+from veridical.masking.shared_work import shared, sharing
 from veridical.metrics import registry
 from veridical.qge import QGE
-from veridical.rng import Key
-from veridical.sharing import shared, sharing
+from veridical.random.keyed import Key
 
 METHODS = ["saliency", "input_x_gradient", "integrated_gradients", "random"]
 

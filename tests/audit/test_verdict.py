@@ -11,7 +11,7 @@ from veridical.audit.checks import Check, Checks
 from veridical.audit.sentences import joined, sentences
 from veridical.audit.verdict import Judge, Verdict, decide
 from veridical.errors import InputError
-from veridical.scores import Direction, Scores
+from veridical.values.scores import Direction, Scores
 
 SAMPLES = 60
 

@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 from veridical.explainers import FeatureAblation, Occlusion
-from veridical.fill import Constant, Marginal
-from veridical.rng import Key
-from veridical.space import Space
-from veridical.task import Task
+from veridical.masking.fills import Constant, Marginal
+from veridical.random.keyed import Key
+from veridical.values.space import Space
+from veridical.values.task import Task
 
 
 def is_leave_one_out(values: torch.Tensor, model: nn.Linear, x: torch.Tensor, fill: float, targets) -> bool:

@@ -14,11 +14,11 @@ from tests.reference.composite_double import EpsilonPlus
 from tests.reference.epsilon_plus import relevance
 from veridical.errors import InputError
 from veridical.explainers import Lrp, from_captum, from_shap, from_zennit
-from veridical.fill import Constant
-from veridical.predictor import Plan
-from veridical.rng import Key
-from veridical.space import Space
-from veridical.task import Task
+from veridical.masking.fills import Constant
+from veridical.model.predictor import Plan
+from veridical.random.keyed import Key
+from veridical.values.space import Space
+from veridical.values.task import Task
 
 
 def network() -> nn.Sequential:

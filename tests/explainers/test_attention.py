@@ -9,9 +9,9 @@ from torch import nn
 
 from veridical.errors import InputError, NotApplicableError
 from veridical.explainers import AttentionRollout, GradientXAttention, InputXGradient
-from veridical.rng import Key
-from veridical.space import Space
-from veridical.task import Task
+from veridical.random.keyed import Key
+from veridical.values.space import Space
+from veridical.values.task import Task
 
 
 def bert(attention: str = "sdpa"):

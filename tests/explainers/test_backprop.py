@@ -21,7 +21,7 @@ from tests.reference.small_nets import (
 )
 from veridical.errors import NotApplicableError
 from veridical.explainers import Deconvolution, DeepLift, Gradient, GuidedBackprop
-from veridical.predictor import Plan
+from veridical.model.predictor import Plan
 
 BOTH = (GuidedBackprop, Deconvolution)
 PEERS = {GuidedBackprop: captum.GuidedBackprop, Deconvolution: captum.Deconvolution}

@@ -7,15 +7,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import veridical as vd
+from tests.random.test_hash_kernels import compiled
 from tests.reference import cam_maps as slow
 from tests.reference.small_nets import conv_net, draw, hook_count, image_task, noisy_copy, seeded, series_task
-from tests.test_fused import compiled
-from veridical import fused
 from veridical.errors import NotApplicableError
 from veridical.explainers import GradCam, GradCamPlusPlus, LayerCam, ScoreCam, cam
 from veridical.explainers.cam import THROUGH, Cam, through_steps
 from veridical.explainers.grid import by_products
-from veridical.predictor import Plan
+from veridical.model.predictor import Plan
+from veridical.random import hash_kernels
 
 ALL = (GradCam, GradCamPlusPlus, LayerCam, ScoreCam)
 LAST = 4  # the last convolution of conv_net, an activation behind it
@@ -218,15 +218,15 @@ def test_maps_by_products_are_the_maps(kind: type[Cam], monkeypatch: pytest.Monk
 @pytest.mark.parametrize(("dtype", "name"), [(torch.float32, "float"), (torch.float64, "double")])
 def test_the_kernel_that_shows_through_masks_gives_the_bits_of_its_steps(dtype, name, tmp_path) -> None:
     device = torch.device("cpu")
-    trial = fused.trials(THROUGH, dtype, device)
+    trial = hash_kernels.trials(THROUGH, dtype, device)
     assert len(trial) == 4
     run = compiled("through", THROUGH, name, len(trial), tmp_path)
-    assert fused.same(run(*trial), through_steps(*trial))
+    assert hash_kernels.same(run(*trial), through_steps(*trial))
     changed = THROUGH.replace("x * ((mask - bottom) / span)", "x * (mask - bottom) / span")
     assert changed != THROUGH
     (tmp_path / "wrong").mkdir()
     wrong = compiled("through", changed, name, len(trial), tmp_path / "wrong")
-    assert not fused.same(wrong(*trial), through_steps(*trial))
+    assert not hash_kernels.same(wrong(*trial), through_steps(*trial))
 
 
 @pytest.mark.gpu

@@ -17,7 +17,7 @@ from veridical.explainers.coalitions import (
     shared_counts,
     solved,
 )
-from veridical.rng import Key
+from veridical.random.keyed import Key
 
 
 def test_a_system_without_an_answer_is_nan_and_its_neighbours_are_solved() -> None:

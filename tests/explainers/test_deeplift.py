@@ -9,7 +9,7 @@ import veridical as vd
 from tests.reference.small_nets import conv_net, draw, image_task, linear_task, seeded, series_task
 from veridical.errors import InputError, NotApplicableError
 from veridical.explainers import DeepLift, IntegratedGradients
-from veridical.predictor import Plan
+from veridical.model.predictor import Plan
 
 
 def test_linear_model_has_a_closed_form() -> None:

@@ -8,7 +8,7 @@ import veridical as vd
 from tests.reference.small_nets import conv_net, image_task, noisy_copy, series_task
 from veridical.errors import MissingExtraError, NotApplicableError
 from veridical.explainers import applicable, registry
-from veridical.predictor import Plan
+from veridical.model.predictor import Plan
 
 EVERY = sorted(registry)
 PACKAGE = {"partition_shap"}

@@ -7,9 +7,8 @@ import torch
 from torch import nn
 
 import veridical as vd
+from tests.random.test_hash_kernels import compiled
 from tests.reference.small_nets import conv_net, image_task
-from tests.test_fused import compiled
-from veridical import fused
 from veridical.explainers.deeplift import STEEP, steep_steps
 from veridical.explainers.lrp_elements import (
     FAVOURED,
@@ -21,6 +20,7 @@ from veridical.explainers.lrp_elements import (
     more_steps,
     over_steps,
 )
+from veridical.random import hash_kernels
 
 CASES = {
     "over": (OVER, over_steps),
@@ -35,12 +35,12 @@ KINDS = {torch.float32: "float", torch.float64: "double"}
 @pytest.mark.parametrize("name", CASES)
 def test_a_kernel_gives_the_bits_of_its_steps(name: str, dtype: torch.dtype, tmp_path) -> None:
     source, steps = CASES[name]
-    trial = fused.trials(source, dtype, torch.device("cpu"))
+    trial = hash_kernels.trials(source, dtype, torch.device("cpu"))
     run = compiled(name, source, KINDS[dtype], len(trial), tmp_path)
     draw = torch.Generator().manual_seed(0)
     many = [torch.randn(2000, generator=draw, dtype=dtype) for _ in trial]
-    assert fused.same(run(*trial), steps(*trial))
-    assert fused.same(run(*many), steps(*many))
+    assert hash_kernels.same(run(*trial), steps(*trial))
+    assert hash_kernels.same(run(*many), steps(*many))
 
 
 @pytest.mark.parametrize(
@@ -56,9 +56,9 @@ def test_a_kernel_gives_the_bits_of_its_steps(name: str, dtype: torch.dtype, tmp
 def test_a_changed_kernel_is_found_by_the_trial(name: str, right: str, wrong: str, tmp_path) -> None:
     source, steps = CASES[name]
     assert right in source
-    trial = fused.trials(source, torch.float32, torch.device("cpu"))
+    trial = hash_kernels.trials(source, torch.float32, torch.device("cpu"))
     run = compiled(name, source.replace(right, wrong), "float", len(trial), tmp_path)
-    assert not fused.same(run(*trial), steps(*trial))
+    assert not hash_kernels.same(run(*trial), steps(*trial))
 
 
 def test_gamma_is_the_same_by_choice_and_by_arithmetic() -> None:
@@ -81,14 +81,14 @@ def _as_on_a_gpu(R: torch.Tensor, z: torch.Tensor, p: torch.Tensor, gamma: float
 
 def test_what_is_no_number_is_the_same_as_itself() -> None:
     odd = torch.tensor([float("nan"), float("inf"), 1.0])
-    assert fused.same(odd, odd.clone())
-    assert not fused.same(odd, torch.tensor([0.0, float("inf"), 1.0]))
-    assert not fused.same(odd, odd.double())
+    assert hash_kernels.same(odd, odd.clone())
+    assert not hash_kernels.same(odd, torch.tensor([0.0, float("inf"), 1.0]))
+    assert not hash_kernels.same(odd, odd.double())
 
 
 def test_steps_are_taken_on_a_processor_and_for_mixed_numbers() -> None:
     two = torch.ones(2), torch.ones(2, dtype=torch.float64)
-    assert fused.at_once("no source", torch.add, *two).tolist() == [2.0, 2.0]
+    assert hash_kernels.at_once("no source", torch.add, *two).tolist() == [2.0, 2.0]
 
 
 @pytest.mark.gpu
@@ -98,10 +98,13 @@ def test_steps_are_taken_on_a_processor_and_for_mixed_numbers() -> None:
 def test_a_gpu_takes_the_kernel(name: str, dtype: torch.dtype) -> None:
     source, steps = CASES[name]
     device = torch.device("cuda", torch.cuda.current_device())
-    assert fused.kernel(source, steps, dtype, device) is not None
-    given = [torch.randn(5, 3, 4, 4, dtype=dtype, device=device) for _ in fused.trials(source, dtype, device)]
+    assert hash_kernels.kernel(source, steps, dtype, device) is not None
+    given = [
+        torch.randn(5, 3, 4, 4, dtype=dtype, device=device)
+        for _ in hash_kernels.trials(source, dtype, device)
+    ]
     given[1] = given[1][:1].contiguous() if name == "steep" else given[1]
-    found = fused.at_once(source, steps, *given)
+    found = hash_kernels.at_once(source, steps, *given)
     torch.testing.assert_close(found.cpu(), steps(*(each.cpu() for each in given)))
 
 

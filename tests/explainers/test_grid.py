@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from veridical.explainers.grid import by_products, interpolated, resized, shares
-from veridical.recording import recording
 
 SIZES = [
     ((10, 10), [28, 28]),
@@ -72,11 +71,3 @@ def test_a_callers_autocast_is_kept_out() -> None:
         assert torch.equal(by_products(small, size), by_products(maps((10, 10), torch.float32), size))
         found = by_products(small, size)
     torch.testing.assert_close(found, interpolated(small, size), rtol=0, atol=1e-6)
-
-
-def test_a_recording_keeps_the_matrices_that_it_reads() -> None:
-    small = maps((4, 5))
-    expected = by_products(small, [8, 10])  # made before: none is made while a pass is recorded
-    with recording() as read:
-        assert torch.equal(by_products(small, [8, 10]), expected)
-    assert [tuple(each.shape) for each in read] == [(8, 4), (10, 5)]

@@ -8,12 +8,12 @@ from tests.reference.shapley import shapley_values
 from veridical.errors import InputError
 from veridical.explainers import KernelShap
 from veridical.explainers.kernel_shap import _deviations, _Paired
-from veridical.fill import Constant, Token
-from veridical.mask_rules import Given
-from veridical.predictor import Plan
-from veridical.rng import Key
-from veridical.space import Space
-from veridical.task import Task
+from veridical.masking.fills import Constant, Token
+from veridical.masking.rules import Given
+from veridical.model.predictor import Plan
+from veridical.random.keyed import Key
+from veridical.values.space import Space
+from veridical.values.task import Task
 
 
 def interacting(x: torch.Tensor) -> torch.Tensor:

@@ -5,16 +5,16 @@ import pytest
 import torch
 from torch import nn
 
-from veridical import lots, rng
 from veridical.errors import InputError
 from veridical.explainers import Lime
 from veridical.explainers.coalitions import least_squares
 from veridical.explainers.lime import ridge_fit
-from veridical.fill import Token
-from veridical.predictor import Plan
-from veridical.rng import Key
-from veridical.space import Space
-from veridical.task import Task
+from veridical.masking.fills import Token
+from veridical.model.predictor import Plan
+from veridical.random import keyed, subset_draws
+from veridical.random.keyed import Key
+from veridical.values.space import Space
+from veridical.values.task import Task
 
 
 def test_additive_model_gives_its_terms_as_the_ridge_vanishes():
@@ -31,10 +31,10 @@ def slow_lime(task: Task, settings: Lime, key: Key, i: int, width_power: float =
     """Ribeiro's weighted ridge with a free intercept, one sample, by normal equations."""
     key = key / "lime"
     V, ids = task.space.n_features, task.ids[i : i + 1]
-    chance = rng.uniform(key / "sizes", ids, 0, settings.draws)[0]
+    chance = keyed.uniform(key / "sizes", ids, 0, settings.draws)[0]
     Z, y, w = [np.ones(V)], [float(task.outputs[i, task.targets[i]])], [1.0]
     for m in range(settings.draws):
-        gone = lots.coins(key / "masks", ids, torch.tensor([m]), V, float(chance[m]))[0, 0]
+        gone = subset_draws.coins(key / "masks", ids, torch.tensor([m]), V, float(chance[m]))[0, 0]
         z = (~gone).double().numpy()
         row = torch.where(torch.as_tensor(z) > 0, task.inputs[i], torch.zeros_like(task.inputs[i]))
         y.append(float(task.predictor.model(row[None])[0, task.targets[i]].detach()))

@@ -12,9 +12,9 @@ from tests.reference.lrp_two_layers import relevance
 from veridical.errors import InputError, NotApplicableError
 from veridical.explainers import InputXGradient, Lrp, LrpAlphaBeta, LrpEpsilon, LrpGamma, LrpZPlus
 from veridical.explainers.lrp_rules import RULES
-from veridical.rng import Key
-from veridical.space import Space
-from veridical.task import Task
+from veridical.random.keyed import Key
+from veridical.values.space import Space
+from veridical.values.task import Task
 
 EVERY = [Lrp(), LrpEpsilon(), LrpGamma(), LrpZPlus(), LrpAlphaBeta()]
 CONSERVING = [Lrp(), Lrp(first="w_square", convolution="gamma"), Lrp(first="z_box", low=-4.0, high=4.0),

@@ -12,8 +12,8 @@ from tests.explainers.test_lrp import EVERY, Residual, explained
 from veridical.errors import NotApplicableError
 from veridical.explainers import Lrp, LrpEpsilon
 from veridical.explainers.lrp_flow import RelevanceFlow
-from veridical.space import Space
-from veridical.task import Task
+from veridical.values.space import Space
+from veridical.values.task import Task
 
 
 class Branching(nn.Module):

@@ -6,9 +6,9 @@ from torch import Tensor, nn
 
 import veridical as vd
 from veridical.explainers import LrpEpsilon
-from veridical.space import Space
-from veridical.task import Task
 from veridical.tasks.rotten_tomatoes import SentenceClassifier
+from veridical.values.space import Space
+from veridical.values.task import Task
 
 PAD = 0
 

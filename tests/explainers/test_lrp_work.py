@@ -10,7 +10,8 @@ from tests.reference.small_nets import conv_net, draw, image_task, seeded
 from veridical.explainers import Lrp, LrpEpsilon
 from veridical.explainers.lrp_rules import RULES
 from veridical.explainers.lrp_work import FURTHER, FURTHER_SIGNED, Further, Work
-from veridical.predictor import Meter, Plan
+from veridical.model.cost import Meter
+from veridical.model.predictor import Plan
 
 ROWS = 6
 

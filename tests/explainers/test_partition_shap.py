@@ -10,9 +10,9 @@ from torch import nn
 from veridical.errors import InputError, MissingExtraError
 from veridical.explainers import PartitionShap, applicable
 from veridical.explainers.partition_shap import halving_tree
-from veridical.rng import Key
-from veridical.space import Space
-from veridical.task import Task
+from veridical.random.keyed import Key
+from veridical.values.space import Space
+from veridical.values.task import Task
 
 
 def test_the_tree_halves_the_longer_side():

@@ -5,16 +5,16 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.test_fused import compiled
-from veridical import fused
+from tests.random.test_hash_kernels import compiled
 from veridical.errors import InputError
 from veridical.explainers import Rise
 from veridical.explainers.rise import TENT, _SmoothMasks, tent_steps
-from veridical.fill import Blur, Custom
-from veridical.predictor import Plan
-from veridical.rng import Key
-from veridical.space import Space
-from veridical.task import Task
+from veridical.masking.fills import Blur, Custom
+from veridical.model.predictor import Plan
+from veridical.random import hash_kernels
+from veridical.random.keyed import Key
+from veridical.values.space import Space
+from veridical.values.task import Task
 
 
 def masks_for(draws: int = 6, grid: int = 3, size=(10, 8)) -> _SmoothMasks:
@@ -106,15 +106,15 @@ def test_settings_are_checked(wrong):
 
 @pytest.mark.parametrize(("dtype", "kind"), [(torch.float32, "float"), (torch.float64, "double")])
 def test_the_kernel_of_weights_gives_the_bits_of_its_steps(dtype, kind, tmp_path):
-    trial = fused.trials(TENT, dtype, torch.device("cpu"))
+    trial = hash_kernels.trials(TENT, dtype, torch.device("cpu"))
     draw = torch.Generator().manual_seed(0)
     many = [3 * torch.rand(2000, generator=draw, dtype=dtype) for _ in trial]
     run = compiled("tent", TENT, kind, len(trial), tmp_path)
-    assert fused.same(run(*trial), tent_steps(*trial))
-    assert fused.same(run(*many), tent_steps(*many))
+    assert hash_kernels.same(run(*trial), tent_steps(*trial))
+    assert hash_kernels.same(run(*many), tent_steps(*many))
     for right, wrong in (("near < 0 ? 0 : near", "near"), ("place > coin", "place < coin"), ("1 -", "2 -")):
         assert right in TENT
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         folder.mkdir()
         other = compiled("tent", TENT.replace(right, wrong), kind, len(trial), folder)
-        assert not fused.same(other(*trial), tent_steps(*trial))
+        assert not hash_kernels.same(other(*trial), tent_steps(*trial))

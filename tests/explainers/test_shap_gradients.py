@@ -7,10 +7,10 @@ from torch import Tensor, nn
 import veridical as vd
 from tests.reference import gradient_maps as slow
 from tests.reference.small_nets import draw, image_task, linear_task, noisy_copy, seeded
-from veridical import rng
 from veridical.errors import InputError, NotApplicableError
 from veridical.explainers import ExpectedGradients, GradientShap, IntegratedGradients
-from veridical.predictor import Plan
+from veridical.model.predictor import Plan
+from veridical.random import keyed
 
 KEY = vd.Key(8)
 BOTH = (GradientShap, ExpectedGradients)
@@ -19,7 +19,7 @@ BOTH = (GradientShap, ExpectedGradients)
 @pytest.mark.parametrize("kind", BOTH)
 def test_linear_model_has_a_closed_form(kind: type[vd.Explainer]) -> None:
     task, weights = linear_task()
-    rows = rng.integers(KEY / kind.name / "baseline", task.ids, torch.arange(6), 1, len(task.train))[..., 0]
+    rows = keyed.integers(KEY / kind.name / "baseline", task.ids, torch.arange(6), 1, len(task.train))[..., 0]
     expected = (task.inputs - task.train[rows].mean(1)) * weights
     found = kind(samples=6)(task, KEY).values
 

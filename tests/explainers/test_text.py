@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from veridical.explainers import Gradient, InputXGradient, IntegratedGradients, Lrp, LrpEpsilon, Saliency
-from veridical.rng import Key
-from veridical.space import Space
-from veridical.task import Task
+from veridical.random.keyed import Key
+from veridical.values.space import Space
+from veridical.values.task import Task
 
 
 class Recurrent(nn.Module):

@@ -14,8 +14,8 @@ from veridical import testing
 from veridical.errors import InputError, NotApplicableError, VeridicalWarning
 from veridical.fidelity import FFid, Fid, Finetuned, RFid, finetune
 from veridical.fidelity.training import Rows, batches, head_loss, split
-from veridical.fill import Zero
-from veridical.rng import Key
+from veridical.masking.fills import Zero
+from veridical.random.keyed import Key
 
 
 def bars(rows: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,12 +9,13 @@ from torch import nn
 
 import veridical as vd
 from tests.reference import fidelity_ranking as reference
-from veridical import rng, testing
+from veridical import testing
 from veridical.errors import InputError
 from veridical.fidelity import ROAR, CostComparison, FFid, Fid, RFid, degraded, finetune, ranking_study
 from veridical.fidelity.correlations import PAIRS, Agreement, agreement, micro_ranks
 from veridical.fidelity.ranking import resolves
-from veridical.rng import Key
+from veridical.random import keyed
+from veridical.random.keyed import Key
 
 RATIOS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
@@ -53,7 +54,7 @@ def nested(make) -> bool:
         moved = worse.values != base.values
         if bool((moved.sum(-1) > round(ratio * 50)).any()):
             return False
-        order = rng.permutation(Key(0) / "positions", base.ids, 3, 50)
+        order = keyed.permutation(Key(0) / "positions", base.ids, 3, 50)
         allowed = torch.zeros_like(hit).scatter_(-1, order[:, : round(ratio * 50)], True)
         if bool((hit & ~allowed).any()) or bool((moved & ~allowed).any()):
             return False

@@ -14,7 +14,7 @@ from tests.reference import fidelity as reference
 from veridical import testing
 from veridical.errors import InputError
 from veridical.fidelity import FFid, Fid, RFid, removal
-from veridical.fidelity.measuring import evaluations, measure
+from veridical.fidelity.masked_pass import evaluations, measure
 from veridical.fidelity.metrics import LEVELS, NO_SIZE, NOTHING_REMOVED, OTHER_CLASS
 from veridical.fidelity.removal import (
     Removals,
@@ -24,7 +24,7 @@ from veridical.fidelity.removal import (
     removal_counts,
     smallest_beta,
 )
-from veridical.rng import Key
+from veridical.random.keyed import Key
 
 
 def linear_task(samples: int = 6, features: int = 12, classes: int = 3, **extra) -> vd.Task:

@@ -19,7 +19,7 @@ from veridical.fidelity import (
     robustness_table,
 )
 from veridical.fidelity.robustness import CONTROL, ORIGINAL, TUNED, masked_answers
-from veridical.rng import Key
+from veridical.random.keyed import Key
 
 
 class Bright(nn.Module):

@@ -11,7 +11,7 @@ import veridical as vd
 from veridical.errors import InputError
 from veridical.fidelity import Finetuned, explanation_size, finetune
 from veridical.fidelity.size import fall_onset, ties_shuffled
-from veridical.rng import Key
+from veridical.random.keyed import Key
 
 N = 100
 

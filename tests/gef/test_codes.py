@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 import veridical as vd
 from tests.reference.gef_codes import fast_gef, mean_code, sparse_code
-from veridical import rng
 from veridical.gef import (
     GEF,
     ConceptRelevance,
@@ -20,9 +19,10 @@ from veridical.gef import (
     plot_layers,
     plot_sparsity,
 )
+from veridical.model.noisy_copy import noisy
+from veridical.random import keyed
 from veridical.surf import SAE, Concepts, Dictionary, Head
 from veridical.testing import tiny_task
-from veridical.weights import noisy
 
 mpl.use("Agg")
 PATH = (0.02, 0.05, 0.1, 0.2, 0.3)
@@ -32,8 +32,8 @@ COSINE = GEF(path=PATH, draws=3, distance="cosine")
 def dictionary(width: int, dimension: int, activation: str, key: int = 3) -> Dictionary:
     """Random atoms, wide enough for several to be active."""
     ids = torch.arange(width)
-    encoder = rng.normal(vd.Key(key), ids, 0, dimension, torch.float64)
-    bias = 0.1 * rng.normal(vd.Key(key) / "bias", ids, 0, 1, torch.float64)[:, 0]
+    encoder = keyed.normal(vd.Key(key), ids, 0, dimension, torch.float64)
+    bias = 0.1 * keyed.normal(vd.Key(key) / "bias", ids, 0, 1, torch.float64)[:, 0]
     threshold = torch.full((width,), 0.3, dtype=torch.float64) if activation == "jumprelu" else None
     active = 3 if activation == "topk" else None
     centre = torch.zeros(dimension, dtype=torch.float64)
@@ -51,9 +51,9 @@ def linear_task(samples: int = 12) -> vd.Task:
     """A linear model whose outputs stay positive under little noise."""
     net = nn.Sequential(nn.Linear(5, 3)).double()
     with torch.no_grad():
-        net[0].weight.copy_(0.2 * rng.normal(vd.Key(1), torch.arange(3), 0, 5, torch.float64))  # type: ignore[operator,union-attr]
+        net[0].weight.copy_(0.2 * keyed.normal(vd.Key(1), torch.arange(3), 0, 5, torch.float64))  # type: ignore[operator,union-attr]
         net[0].bias.fill_(20.0)  # type: ignore[operator,union-attr]
-    return vd.Task(net, rng.normal(vd.Key(2), torch.arange(samples), 0, 5, torch.float64))
+    return vd.Task(net, keyed.normal(vd.Key(2), torch.arange(samples), 0, 5, torch.float64))
 
 
 def test_identity_codes_of_a_linear_model_move_exactly_as_it_does() -> None:
@@ -117,7 +117,7 @@ def test_codes_that_do_not_read_the_layer_are_rejected() -> None:
         return torch.ones(len(rows), 9, dtype=torch.float64)
 
     def noise(rows: Tensor) -> Tensor:
-        return rng.normal(vd.Key(5), rng.content_ids(rows), 0, 9, torch.float64)
+        return keyed.normal(vd.Key(5), keyed.content_ids(rows), 0, 9, torch.float64)
 
     assert not follows_the_model(still, 9)
     assert not follows_the_model(noise, 9)

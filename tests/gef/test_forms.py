@@ -9,7 +9,7 @@ import torch
 import veridical as vd
 from tests.reference import gef as reference
 from veridical.explainers import as_explainer
-from veridical.gef import GEF, FastGEF, pending
+from veridical.gef import GEF, FastGEF, batched_distances
 from veridical.gef.distortion import Setting
 from veridical.gef.worlds import with_output_noise
 from veridical.testing import tiny_task
@@ -90,7 +90,7 @@ def test_maps_measured_together_are_measured_alike(form: str, normalise: bool) -
     metric = vd.GEF(form=form, path=(0.1, 0.5, 1.0), draws=2, steps=3, normalise=normalise)  # type: ignore[arg-type]
     found = []
     for together in (0, 3 * 3 * task.space.n_features, 2**20):
-        with mock.patch.object(pending, "CPU_TOGETHER", together):
+        with mock.patch.object(batched_distances, "CPU_TOGETHER", together):
             found.append(vd.score(metric, task, "gradient").details["explanation_distortion"])
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])

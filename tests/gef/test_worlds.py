@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 import veridical as vd
-from veridical import weights
 from veridical.errors import InputError, ModelError, VeridicalWarning
 from veridical.explainers import Explainer
-from veridical.gef import pending
-from veridical.gef.watch import Watch
+from veridical.gef import batched_distances as pending
+from veridical.gef.finite_checks import Watch
 from veridical.gef.worlds import Worlds
+from veridical.model import noisy_copy as weights
 from veridical.testing import tiny_task
 
 KEY = vd.Key(3) / "noise"

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import veridical as vd
-from veridical import rng
-from veridical.rng import Key
+from veridical.random import keyed
+from veridical.random.keyed import Key
 from veridical.testing.tasks import tiny_task
 
 
@@ -16,11 +16,11 @@ def small_table(samples: int = 40, classes: int = 3, **settings: object) -> vd.T
     """A two-layer net on six columns, in float64; the column scales differ by a factor of a hundred."""
     key = Key(3) / "meta table"
     scale = torch.tensor([1.0, 10.0, 0.1, 1.0, 1.0, 5.0], dtype=torch.float64)
-    x = rng.normal(key, torch.arange(samples), 0, 6, torch.float64) * scale
+    x = keyed.normal(key, torch.arange(samples), 0, 6, torch.float64) * scale
     first, second = nn.Linear(6, 8, dtype=torch.float64), nn.Linear(8, classes, dtype=torch.float64)
     with torch.no_grad():
         for module, name in ((first, "first"), (second, "second")):
-            module.weight.copy_(rng.parameter_noise(key, name, module.weight.shape))
+            module.weight.copy_(keyed.parameter_noise(key, name, module.weight.shape))
             module.bias.zero_()
         first.weight.div_(scale)
     return vd.Task(nn.Sequential(first, nn.Tanh(), second), x, plan=vd.Plan(rows=64), **settings)

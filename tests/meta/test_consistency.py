@@ -21,7 +21,7 @@ from veridical.meta.consistency import (
     meta_consistency,
 )
 from veridical.meta.resampling import bootstrap_counts, resampled_vectors
-from veridical.scores import Direction
+from veridical.values.scores import Direction
 
 FIGURES = {
     name: torch.from_numpy(value)

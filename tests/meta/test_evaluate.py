@@ -19,9 +19,9 @@ from veridical.meta.dependence import BLIND, PLACELESS, altered, permuted
 from veridical.meta.published import Recalled
 from veridical.meta.worlds import Amount, perturbed
 from veridical.metrics import FaithfulnessCorrelation, MaxSensitivity, Metric, Outcome, PixelFlipping
-from veridical.predictor import Predictor
-from veridical.rng import Key
-from veridical.task import Task
+from veridical.model.predictor import Predictor
+from veridical.random.keyed import Key
+from veridical.values.task import Task
 
 METHODS = ["gradient", "input_x_gradient", "occlusion"]
 QUICK = {"draws": 2, "iterations": 2, "resamples": 20, "ar": {"ipt": 1.0, "mpt": 2.0}}

@@ -21,7 +21,7 @@ from replications.metaquantus.texts import other_table
 from veridical.meta import MetaEvaluation, joined
 from veridical.meta.scoring import Book
 from veridical.meta.worlds import Amount
-from veridical.scores import Direction
+from veridical.values.scores import Direction
 
 
 def unpacked(name):

@@ -34,7 +34,7 @@ from veridical.meta import (
 from veridical.meta.scoring import Book
 from veridical.meta.worlds import Amount
 from veridical.metrics import FaithfulnessCorrelation
-from veridical.scores import Direction
+from veridical.values.scores import Direction
 
 mpl.use("Agg")
 SHAPE = (3, 4, 3, 50)  # iterations, draws, explainers, samples
@@ -258,7 +258,7 @@ def test_fine_tuned_metrics_keep_one_copy_under_the_same_relative_noise(tmp_path
     from tests.meta.conftest import small_table
     from veridical.meta.finetuned import carry
     from veridical.meta.worlds import perturbed
-    from veridical.rng import Key
+    from veridical.random.keyed import Key
 
     monkeypatch.setenv("VERIDICAL_CACHE", str(tmp_path))
     rows = small_table(40).inputs
@@ -291,7 +291,7 @@ def test_a_fine_tuned_copy_goes_along_to_the_embeddings_where_missing_tokens_are
     from veridical import fidelity
     from veridical.fidelity.artefact import on_model
     from veridical.meta.finetuned import _misses_zeros, carry
-    from veridical.task import Task
+    from veridical.values.task import Task
 
     monkeypatch.setenv("VERIDICAL_CACHE", str(tmp_path))
     task = vd.tasks.load("reviews", 12)

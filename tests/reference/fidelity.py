@@ -7,8 +7,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from veridical import lots
-from veridical.rng import Key
+from veridical.random import subset_draws
+from veridical.random.keyed import Key
 
 
 def size_of(n: int, level: float) -> int:
@@ -36,7 +36,7 @@ def removed_features(
     # equal scores: the later feature counts as the stronger one
     ranking = sorted(range(len(scores)), key=lambda v: (-scores[v], -v))
     part = set(ranking[:s] if sign == "plus" else ranking[s:])
-    tickets = lots.tickets(key / "removal", torch.tensor([sample]), draw, len(scores))[0].tolist()
+    tickets = subset_draws.tickets(key / "removal", torch.tensor([sample]), draw, len(scores))[0].tolist()
     return set(sorted(part, key=lambda v: tickets[v])[:k])
 
 

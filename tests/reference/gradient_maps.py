@@ -5,9 +5,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from veridical import rng
-from veridical.rng import Key
-from veridical.task import Task
+from veridical.random import keyed
+from veridical.random.keyed import Key
+from veridical.values.task import Task
 
 
 def slope(task: Task, sample: int, x: Tensor) -> Tensor:
@@ -27,7 +27,7 @@ def integrated(task: Task, sample: int, x: Tensor, steps: int) -> Tensor:
 def noise(task: Task, key: Key, sample: int, draw: int, share: float) -> Tensor:
     """Normal numbers times a share of the range, laid out pixel by pixel, its channels together."""
     x = task.inputs[sample]
-    flat = rng.normal(key / "noise", task.ids[sample : sample + 1], draw, x.numel(), x.dtype)[0]
+    flat = keyed.normal(key / "noise", task.ids[sample : sample + 1], draw, x.numel(), x.dtype)[0]
     if x.dim() == 3:
         flat = flat.reshape(x.shape[1], x.shape[2], x.shape[0]).permute(2, 0, 1)
     return flat * share * float(x.max() - x.min())
@@ -59,8 +59,8 @@ def from_baselines(task: Task, key: Key, samples: int, share: float = 0.0) -> Te
                 x = x + noise(task, key, sample, draw, share)
             start = torch.zeros_like(x)
             if task.train is not None:
-                start = task.train[int(rng.integers(key / "baseline", own, draw, 1, len(task.train)))]
-            place = float(rng.uniform(key / "place", own, draw, 1, torch.float64))
+                start = task.train[int(keyed.integers(key / "baseline", own, draw, 1, len(task.train)))]
+            place = float(keyed.uniform(key / "place", own, draw, 1, torch.float64))
             total += (x - start) * slope(task, sample, start + place * (x - start))
         rows.append(total / samples)
     return torch.stack(rows)

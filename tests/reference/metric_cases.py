@@ -4,22 +4,22 @@ import torch
 from torch import Tensor, nn
 
 import veridical as vd
-from veridical import rng
-from veridical.predictor import Plan
-from veridical.rng import Key
+from veridical.model.predictor import Plan
+from veridical.random import keyed
+from veridical.random.keyed import Key
 
 
 def numbers(name: str, rows: int, *shape: int) -> Tensor:
     """Fixed normal numbers (rows, *shape)."""
     size = int(torch.Size(shape).numel())
-    return rng.normal(Key(1) / name, torch.arange(rows), 0, size, torch.float64).reshape(rows, *shape)
+    return keyed.normal(Key(1) / name, torch.arange(rows), 0, size, torch.float64).reshape(rows, *shape)
 
 
 def seeded(net: nn.Module) -> nn.Module:
     with torch.no_grad():
         for name, value in net.named_parameters():
             scale = 1.0 / max(1, value[0].numel() if value.dim() > 1 else 4) ** 0.5
-            value.copy_(rng.parameter_noise(Key(2), name, value.shape) * scale)
+            value.copy_(keyed.parameter_noise(Key(2), name, value.shape) * scale)
     return net.double().eval()
 
 
@@ -60,7 +60,7 @@ class TokenNet(nn.Module):
 
 
 def text_task(rows: int = 4) -> vd.Task:
-    ids = rng.integers(Key(1) / "tokens", torch.arange(rows), 0, 6, 12)
+    ids = keyed.integers(Key(1) / "tokens", torch.arange(rows), 0, 6, 12)
     return vd.Task(seeded(TokenNet()), ids, fill=vd.fill.Token(0), plan=Plan(rows=8))
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from veridical.fill import Fill
-from veridical.rng import Key
-from veridical.task import Task
+from veridical.masking.fills import Fill
+from veridical.random.keyed import Key
+from veridical.values.task import Task
 
 
 def responses(task: Task, masks: Tensor, fill: Fill, key: Key, response: str) -> Tensor:

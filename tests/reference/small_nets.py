@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import veridical as vd
-from veridical.predictor import Plan
+from veridical.model.predictor import Plan
 
 
 def seeded(net: nn.Module, seed: int = 0) -> nn.Module:
@@ -107,7 +107,7 @@ class Residual(nn.Module):
 
 def noisy_copy(task: vd.Task, sigma: float, key: vd.Key) -> tuple[vd.Task, vd.Task]:
     """The task under weight noise, and a task on a deep copy whose own weights carry the same noise."""
-    from veridical.weights import noisy
+    from veridical.model.noisy_copy import noisy
 
     net = copy.deepcopy(task.model)
     weights = noisy(task.model, sigma, key)

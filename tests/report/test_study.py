@@ -12,9 +12,10 @@ from tests.report.audits import hostile
 from tests.report.pages import Page, dangers
 from veridical import study as studies
 from veridical.cli.app import app
+from veridical.model.cost import Cost
 from veridical.report.rendering import render
 from veridical.report.study import contents, over_seeds
-from veridical.scores import Cost, Curve, Direction, Scores
+from veridical.values.scores import Curve, Direction, Scores
 
 SMALL = {
     "name": "small </script>",

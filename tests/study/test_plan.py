@@ -131,7 +131,7 @@ def test_code_is_known_by_its_source(code, monkeypatch):
     del code["tasks"][0]["settings"]
     code["explainers"][0]["settings"] = {"scale": -2.0}
     assert len(set(before.values()) & set(addresses(code, True).values())) == 1
-    monkeypatch.setattr("veridical.study.making.source_digest", lambda module: None)
+    monkeypatch.setattr("veridical.study.resolve.source_digest", lambda module: None)
     monkeypatch.setattr("veridical.study.loading.source_digest", lambda module: None)
     assert plan_of(code, allow_code=True).uncached() == ["whole", "flipped (scale=-2.0)", "Total"]
 

@@ -174,7 +174,7 @@ def test_a_study_in_memory(small, tmp_path):
 
 
 def test_code_whose_source_cannot_be_found_is_computed_every_time(code, tmp_path, monkeypatch):
-    monkeypatch.setattr("veridical.study.making.source_digest", lambda module: None)
+    monkeypatch.setattr("veridical.study.resolve.source_digest", lambda module: None)
     first = run(code, tmp_path, allow_code=True)
     assert first.plan.uncached() == ["flipped", "Total"]
     seen = Seen()

@@ -8,7 +8,7 @@ import torch
 import veridical as vd
 from tests.study.user_code import ranged
 from veridical import study as studies
-from veridical.study import workshop
+from veridical.study import worker_state as workshop
 from veridical.study.estimate import estimate
 from veridical.study.events import Event
 from veridical.study.loading import load_task

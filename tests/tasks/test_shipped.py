@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import veridical as vd
-from veridical import storage
 from veridical.errors import InputError, UnknownNameError
 from veridical.tasks import catalogue, reviews, shipped
 from veridical.tasks.data import quality
+from veridical.values import files
 
 NAMES = sorted(shipped.SHIPPED)
 
@@ -33,7 +33,7 @@ def test_what_is_listed_is_what_is_measured(name):
     assert len(task) == entry.samples
     assert task.modality == entry.modality
     assert measured(task) == pytest.approx(listed(name), abs=0.006)
-    _, header = storage.read(shipped.WEIGHTS / f"{name}.safetensors", shipped.KIND)
+    _, header = files.read(shipped.WEIGHTS / f"{name}.safetensors", shipped.KIND)
     assert measured(task) == pytest.approx(header["quality"], abs=1e-6)
 
 

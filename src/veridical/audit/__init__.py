@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from veridical.audit.api import audit
 from veridical.audit.effort import EFFORTS, Effort
-from veridical.audit.verb import audit
 from veridical.first_use import on_first_use
 
 if TYPE_CHECKING:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from veridical.audit.effort import Effort
 from veridical.audit.sampling import some_of
 from veridical.errors import NotApplicableError
-from veridical.fidelity.judging import accuracy, at_chance, check_labels, own_answers
+from veridical.fidelity.correctness import accuracy, at_chance, check_labels, own_answers
 from veridical.fidelity.removal import smallest_beta
 from veridical.fidelity.robustness import LITTLE_LOSS, masked_answers
 from veridical.gef import Assumptions, assumptions
-from veridical.rng import Key
-from veridical.task import Task
+from veridical.random.keyed import Key
+from veridical.values.task import Task
 
 ROBUST_SHARE = 0.1
 OFTEN = 0.25

@@ -15,8 +15,8 @@ from veridical.fidelity.metrics import Fidelity
 from veridical.gef import GEF
 from veridical.metrics import AnyMetric, ExplainerMetric
 from veridical.metrics.faithfulness import FaithfulnessCorrelation
-from veridical.predictor import take_side
-from veridical.task import Task
+from veridical.model.predictor import take_side
+from veridical.values.task import Task
 
 SEARCHED_LEVELS = 20
 """About how many strengths of noise are tried before one is found."""

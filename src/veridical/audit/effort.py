@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from veridical.errors import unknown_name
-from veridical.task import Task
+from veridical.values.task import Task
 
 EffortName = Literal["glance", "quick", "standard", "thorough"]
 HEAVY_PARAMETERS = 2_000_000

@@ -16,7 +16,7 @@ from veridical.gef import GEF
 from veridical.metrics import AnyMetric
 from veridical.metrics import registry as metric_registry
 from veridical.qge import QGE
-from veridical.task import Task
+from veridical.values.task import Task
 
 FAMILIES = (
     "saliency",

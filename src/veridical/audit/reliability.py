@@ -14,16 +14,16 @@ from veridical.audit.panel import Panel, Seat, rows_of
 from veridical.audit.sampling import some_of
 from veridical.audit.verdict import CHANCE_CONSISTENCY, Judge
 from veridical.errors import VeridicalError, VeridicalWarning
-from veridical.evaluation import Evaluation
 from veridical.gef import NoisePath
 from veridical.meta import MetaEvaluation, meta_evaluate
 from veridical.meta.consistency import FEWEST, meta_consistency
-from veridical.meta.kept import changes_that_matter
+from veridical.meta.prediction_agreement import changes_that_matter
 from veridical.meta.result import MEAN
 from veridical.meta.strength import calibrate
 from veridical.meta.worlds import Test
 from veridical.metrics.input_noise import why_no_noise
-from veridical.task import Task
+from veridical.values.evaluation import Evaluation
+from veridical.values.task import Task
 
 ENOUGH = 1.5 * FEWEST
 """Samples that change their class, on average, so that nearly always as many do as a test needs."""

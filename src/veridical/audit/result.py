@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from veridical.audit.checks import Checks
 from veridical.audit.effort import Effort
 from veridical.audit.verdict import Place, Verdict
-from veridical.evaluation import Evaluation
 from veridical.fidelity import RobustnessTable
 from veridical.meta import MetaEvaluation
+from veridical.model.cost import Cost
 from veridical.qge import Standing
-from veridical.scores import Cost
-from veridical.task import Task
+from veridical.values.evaluation import Evaluation
+from veridical.values.task import Task
 
 if TYPE_CHECKING:
     import pandas as pd

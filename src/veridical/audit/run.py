@@ -17,7 +17,7 @@ from veridical._version import __version__
 from veridical.audit.checks import check_model
 from veridical.audit.cost import warning
 from veridical.audit.effort import Effort
-from veridical.audit.judge import finetuned_judge
+from veridical.audit.finetuned_model import finetuned_judge
 from veridical.audit.panel import Seat, choose_explainers, choose_judges
 from veridical.audit.reliability import reliability_of, voices
 from veridical.audit.result import Audit
@@ -26,13 +26,13 @@ from veridical.audit.scoring import score_everyone, unscored
 from veridical.audit.sentences import sentences
 from veridical.audit.verdict import decide
 from veridical.errors import InputError, VeridicalError, VeridicalWarning
-from veridical.evaluation import Evaluation, Failure
 from veridical.gef import GEF, NoisePath
 from veridical.metrics import registry
+from veridical.model.cost import Cost
 from veridical.qge import Standing, standing
-from veridical.rng import Key
-from veridical.scores import Cost
-from veridical.task import Task
+from veridical.random.keyed import Key
+from veridical.values.evaluation import Evaluation, Failure
+from veridical.values.task import Task
 
 if TYPE_CHECKING:
     from veridical.surf import Comparison, ConceptMethod

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from veridical import rng
-from veridical.rng import Key
-from veridical.task import Task
+from veridical.random import keyed
+from veridical.random.keyed import Key
+from veridical.values.task import Task
 
 
 def chosen(task: Task, count: int, seed: int) -> Tensor:
@@ -14,7 +14,7 @@ def chosen(task: Task, count: int, seed: int) -> Tensor:
 
     Fewer are always among more, so that what is looked at twice is the same sample.
     """
-    order = rng.bits(Key(seed) / "audit" / "samples", task.ids, 0, 1)[:, 0].argsort()
+    order = keyed.bits(Key(seed) / "audit" / "samples", task.ids, 0, 1)[:, 0].argsort()
     return order[:count].sort().values
 
 

@@ -11,13 +11,13 @@ from veridical.api import evaluate
 from veridical.audit.panel import Panel, Seat
 from veridical.audit.sentences import joined
 from veridical.errors import VeridicalWarning
-from veridical.evaluation import Evaluation, Failure
+from veridical.masking.shared_work import sharing
 from veridical.metrics import ExplainerMetric
 from veridical.progress import track
-from veridical.rng import Key
-from veridical.scores import Scores
-from veridical.sharing import sharing
-from veridical.task import Task
+from veridical.random.keyed import Key
+from veridical.values.evaluation import Evaluation, Failure
+from veridical.values.scores import Scores
+from veridical.values.task import Task
 
 
 def score_everyone(

@@ -23,7 +23,7 @@ from veridical.audit.statistics import (
     weighed,
 )
 from veridical.errors import InputError
-from veridical.scores import Scores
+from veridical.values.scores import Scores
 
 if TYPE_CHECKING:
     import pandas as pd

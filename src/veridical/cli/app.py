@@ -27,8 +27,8 @@ from veridical.cli.sources import (
     Train,
     task_from_options,
 )
-from veridical.csv_files import write_csv
 from veridical.errors import InputError, VeridicalError, VeridicalWarning
+from veridical.values.csv_files import write_csv
 
 app = typer.Typer(
     name="veridical",

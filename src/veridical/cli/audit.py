@@ -26,8 +26,8 @@ from veridical.cli.sources import (
     Train,
     task_from_options,
 )
-from veridical.csv_files import write_csv
 from veridical.errors import unknown_name
+from veridical.values.csv_files import write_csv
 
 CONCEPT_METHODS = ("pca", "kmeans", "ica", "nmf", "cdisco", "ice", "sae")
 

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from veridical.explainers.base import FILL_KEY, Explainer, register
 from veridical.explainers.coalitions import EachAlone
-from veridical.probe import probe
-from veridical.rng import Key
-from veridical.task import Task
+from veridical.masking.probe import probe
+from veridical.random.keyed import Key
+from veridical.values.task import Task
 
 
 @register

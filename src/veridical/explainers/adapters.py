@@ -17,10 +17,10 @@ from veridical.errors import InputError, NotApplicableError, ShapeError
 from veridical.explainers.base import Explainer, selected
 from veridical.explainers.lrp_graph import unwrapped
 from veridical.explainers.partition_shap import seeded_numpy
-from veridical.predictor import CountedModel, call
-from veridical.rng import Key
-from veridical.task import Task
-from veridical.weights import swapped
+from veridical.model.noisy_copy import swapped
+from veridical.model.predictor import CountedModel, call
+from veridical.random.keyed import Key
+from veridical.values.task import Task
 
 
 def from_captum(attribution: Any, **attribute_kwargs: Any) -> CaptumExplainer:

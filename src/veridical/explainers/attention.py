@@ -11,13 +11,13 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from veridical.embeddings import EmbeddingView
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer, register, selected
-from veridical.predictor import call
-from veridical.rng import Key
-from veridical.task import Task
-from veridical.weights import WeightView
+from veridical.model.embeddings import EmbeddingView
+from veridical.model.noisy_copy import WeightView
+from veridical.model.predictor import call
+from veridical.random.keyed import Key
+from veridical.values.task import Task
 
 Reading = Literal["first", "mean", "last"]
 

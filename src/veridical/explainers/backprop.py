@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from veridical.explainers.base import Explainer, register
 from veridical.explainers.gradients import gradient
 from veridical.explainers.hooks import RECTIFIERS, hooked, why_not_rectifiers
-from veridical.rng import Key
-from veridical.task import Task
+from veridical.random.keyed import Key
+from veridical.values.task import Task
 
 Rule = Callable[[Tensor, Tensor], Tensor]
 
@@ -48,7 +48,6 @@ class GuidedBackprop(_Rectified):
     name: ClassVar[str] = "guided_backprop"
     summary: ClassVar[str] = "gradient through positive paths of active ReLUs"
     paper: ClassVar[str] = "Springenberg et al. 2015"
-    recordable: ClassVar[bool] = True
 
     def attribute(self, task: Task, key: Key) -> Tensor:
         return rectified_gradient(task, lambda plain, above: plain.clamp(min=0))
@@ -65,7 +64,6 @@ class Deconvolution(_Rectified):
     name: ClassVar[str] = "deconvolution"
     summary: ClassVar[str] = "gradient with ReLUs applied on the way back"
     paper: ClassVar[str] = "Zeiler and Fergus 2014"
-    recordable: ClassVar[bool] = True
 
     def attribute(self, task: Task, key: Key) -> Tensor:
         return rectified_gradient(task, lambda plain, above: above.clamp(min=0))

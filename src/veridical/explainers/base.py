@@ -9,17 +9,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from veridical.deferred import collecting
 from veridical.errors import NotApplicableError
-from veridical.explanation import Explanation
-from veridical.predictor import Meter, out_of_memory
-from veridical.reading import as_tensor, feature_values
-from veridical.recorded import recorded
+from veridical.model.cost import Meter
+from veridical.model.late_checks import collecting
+from veridical.model.predictor import out_of_memory
+from veridical.random.keyed import Key
 from veridical.registry import Registry
-from veridical.rng import Key
 from veridical.settings import Settings
-from veridical.space import Space
-from veridical.task import Task
+from veridical.values.explanation import Explanation
+from veridical.values.input_checks import as_tensor, feature_values
+from veridical.values.space import Space
+from veridical.values.task import Task
 
 # A deterministic method stays one under a random fill: the rows it draws do not follow the caller's seed
 FILL_KEY = Key(0) / "fill of explainers"
@@ -46,9 +46,6 @@ class Explainer(Settings):
     """Whether GEF gives it the same key in every world: an optimisation that starts from the same noise."""
     reads_outputs: ClassVar[bool] = False
     """Whether it reads output values, not only their gradients."""
-    recordable: ClassVar[bool] = False
-    """Whether its maps follow from inputs, targets and weights alone and no value is looked at on the way, so
-    that a GPU can make them again from a recording; each class says so for itself."""
 
     def draws_on(self, task: Task) -> bool:
         """Whether two keys give two maps on this very task; a method may be exact on a small one."""
@@ -126,11 +123,6 @@ class Explainer(Settings):
         """The values (N, V) alone, unchecked: for callers that explain a task in many worlds."""
         # asked before anything hooks into the model
         _ = task.targets
-        if "recordable" in type(self).__dict__ and self.recordable:
-            return recorded(task, self, lambda own: (self._all_maps(own, key),))[0]
-        return self._all_maps(task, key)
-
-    def _all_maps(self, task: Task, key: Key) -> Tensor:
         own = key / self.name
         parts = []
         worked_on = self.prepared(task)
@@ -165,7 +157,7 @@ class Explainer(Settings):
 
 
 def _embeds(task: Task) -> bool:
-    from veridical.embeddings import embedding_layer
+    from veridical.model.embeddings import embedding_layer
 
     return embedding_layer(task.predictor.model) is not None
 

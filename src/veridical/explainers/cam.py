@@ -14,11 +14,11 @@ from veridical.errors import NotApplicableError, unknown_name
 from veridical.explainers.base import Explainer, register, selected
 from veridical.explainers.grid import as_features, over_input, resized, spatial_axes, spatial_size
 from veridical.explainers.hooks import ELEMENTWISE
-from veridical.fused import at_once
-from veridical.predictor import call, repeat_side, take_side
-from veridical.probe import blocks
-from veridical.rng import Key
-from veridical.task import Task
+from veridical.masking.probe import blocks
+from veridical.model.predictor import call, repeat_side, take_side
+from veridical.random.hash_kernels import at_once
+from veridical.random.keyed import Key
+from veridical.values.task import Task
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 FOLLOWERS = (*ELEMENTWISE, nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.Dropout, nn.Identity)
@@ -101,7 +101,6 @@ class GradCam(GradientCam):
     name: ClassVar[str] = "gradcam"
     summary: ClassVar[str] = "last convolution weighted by its mean gradient"
     paper: ClassVar[str] = "Selvaraju et al. 2017, eq. 1-2"
-    recordable: ClassVar[bool] = True
 
     def weigh(self, activations: Tensor, slopes: Tensor) -> Tensor:
         weights = slopes.flatten(2).mean(2)
@@ -120,7 +119,6 @@ class GradCamPlusPlus(GradientCam):
     name: ClassVar[str] = "gradcam_plus_plus"
     summary: ClassVar[str] = "last convolution weighted by its positive gradients"
     paper: ClassVar[str] = "Chattopadhay et al. 2018, eq. 19"
-    recordable: ClassVar[bool] = True
 
     def weigh(self, activations: Tensor, slopes: Tensor) -> Tensor:
         total = activations.flatten(2).sum(2).reshape(*activations.shape[:2], *[1] * (activations.dim() - 2))
@@ -138,7 +136,6 @@ class LayerCam(GradientCam):
     name: ClassVar[str] = "layercam"
     summary: ClassVar[str] = "last convolution weighted place by place by its positive gradient"
     paper: ClassVar[str] = "Jiang et al. 2021"
-    recordable: ClassVar[bool] = True
 
     def weigh(self, activations: Tensor, slopes: Tensor) -> Tensor:
         return (slopes.clamp(min=0) * activations).sum(1).clamp(min=0)

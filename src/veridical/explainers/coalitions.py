@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from veridical import lots
-from veridical.mask_rules import Given, MaskRule
-from veridical.rng import Key
-from veridical.task import Task
+from veridical.masking.rules import Given, MaskRule
+from veridical.random import subset_draws
+from veridical.random.keyed import Key
+from veridical.values.task import Task
 
 _SOLVER_ELEMENTS = {"cpu": 2**25}  # float64 numbers a block of samples may take, 2^28 (2 GiB) elsewhere
 _MASKED_FEATURES = {"cpu": 2**22}  # truth values that are written out at a time, 2^28 elsewhere
@@ -54,7 +54,7 @@ class SizedSubsets:
         draws = torch.arange(masks.start, masks.stop, device=self.ids.device)
         sizes = self.sizes[samples, masks, None]
         valid = None if self.valid is None else self.valid[samples]
-        return lots.subsets(self.key, self.ids[samples], draws, self.n_features, sizes, valid)
+        return subset_draws.subsets(self.key, self.ids[samples], draws, self.n_features, sizes, valid)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +91,7 @@ class IndependentCoins:
     def removed(self, samples: slice, masks: slice) -> Tensor:
         draws = torch.arange(masks.start, masks.stop, device=self.ids.device)
         gone = 1 - (self.keep if isinstance(self.keep, float) else self.keep[samples, masks].double())
-        return lots.coins(self.key, self.ids[samples], draws, self.n_features, gone)
+        return subset_draws.coins(self.key, self.ids[samples], draws, self.n_features, gone)
 
 
 def written_out(rule: MaskRule, samples: int) -> Given:

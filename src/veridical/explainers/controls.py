@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from veridical import rng
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer, register
 from veridical.explainers.grid import as_features, time_axis
-from veridical.rng import Key
-from veridical.task import Task
+from veridical.random import keyed
+from veridical.random.keyed import Key
+from veridical.values.task import Task
 
 
 @register
@@ -29,7 +29,7 @@ class Random(Explainer):
     control: ClassVar[bool] = True
 
     def attribute(self, task: Task, key: Key) -> Tensor:
-        return rng.uniform(key, task.ids, 0, task.space.n_features)
+        return keyed.uniform(key, task.ids, 0, task.space.n_features)
 
 
 @register
@@ -53,7 +53,7 @@ class RandomK(Explainer):
 
     def attribute(self, task: Task, key: Key) -> Tensor:
         space = task.space
-        ranks = rng.random_ranks(key, task.ids, 0, space.n_features, space.valid)
+        ranks = keyed.random_ranks(key, task.ids, 0, space.n_features, space.valid)
         return (ranks < self.k).to(torch.get_default_dtype())
 
 

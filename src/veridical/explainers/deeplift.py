@@ -11,16 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from veridical.constants import constant
 from veridical.errors import InputError, NotApplicableError
 from veridical.explainers.base import Explainer, register, selected
 from veridical.explainers.gradients import baseline_row, check_baseline, no_baseline
 from veridical.explainers.hooks import ELEMENTWISE, POOLS, hooked, why_not_rescale
 from veridical.explainers.lrp_rules import route
-from veridical.fused import at_once
-from veridical.predictor import call
-from veridical.rng import Key
-from veridical.task import Task
+from veridical.model.predictor import call
+from veridical.random.hash_kernels import at_once
+from veridical.random.keyed import Key
+from veridical.values.task import Task
 
 
 @register
@@ -39,7 +38,6 @@ class DeepLift(Explainer):
     summary: ClassVar[str] = "difference to a baseline, passed back by the rescale rule"
     paper: ClassVar[str] = "Shrikumar et al. 2017, section 3.5"
     needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
-    recordable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_baseline(self.baseline)
@@ -176,7 +174,9 @@ template <typename T> T steep(T z, T z0, T y, T y0) { return 2 - (z + z0) / (y +
 def steep_steps(z: Tensor, z0: Tensor, y: Tensor, y0: Tensor) -> Tensor:
     """One over the slope of a ReLU between z0 and z, given its answers."""
     steep = z + z0
-    return torch.addcdiv(constant((2.0,), z.device, z.dtype), steep, y + y0, value=-1, out=steep)
+    return torch.addcdiv(
+        torch.full((1,), 2.0, dtype=z.dtype, device=z.device), steep, y + y0, value=-1, out=steep
+    )
 
 
 def _through_rectifier(own: _Run, base: _Run) -> Back:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer, registry
-from veridical.rng import Key
-from veridical.task import Task
+from veridical.random.keyed import Key
+from veridical.values.task import Task
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,11 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from veridical.constants import constant
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer, register
-from veridical.predictor import call, repeat_side
-from veridical.rng import Key
-from veridical.task import Task
+from veridical.model.predictor import call, repeat_side
+from veridical.random.keyed import Key
+from veridical.values.task import Task
 
 
 def gradient(task: Task, x: Tensor | None = None) -> Tensor:
@@ -43,7 +42,6 @@ class Gradient(Explainer):
     summary: ClassVar[str] = "gradient of the output, signed"
     paper: ClassVar[str] = "Baehrens et al. 2010"
     needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
-    recordable: ClassVar[bool] = True
 
     def attribute(self, task: Task, key: Key) -> Tensor:
         return gradient(task)
@@ -58,7 +56,6 @@ class Saliency(Explainer):
     summary: ClassVar[str] = "absolute gradient"
     paper: ClassVar[str] = "Simonyan et al. 2014"
     needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
-    recordable: ClassVar[bool] = True
 
     def attribute(self, task: Task, key: Key) -> Tensor:
         return gradient(task).abs()
@@ -73,7 +70,6 @@ class InputXGradient(Explainer):
     summary: ClassVar[str] = "input times gradient"
     paper: ClassVar[str] = "Shrikumar et al. 2016"
     needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
-    recordable: ClassVar[bool] = True
 
     def attribute(self, task: Task, key: Key) -> Tensor:
         return task.inputs * gradient(task)
@@ -88,7 +84,7 @@ def quadrature(rule: Quadrature, steps: int, like: Tensor) -> tuple[Tensor, Tens
         raise InputError(f"a path needs at least one step, got {steps}")
     if rule == "gauss_legendre":
         points, shares = _gauss_legendre(steps)
-        return constant(points, like.device, like.dtype), constant(shares, like.device, like.dtype)
+        return like.new_tensor(points), like.new_tensor(shares)
     at = torch.arange(steps, dtype=like.dtype, device=like.device)
     if rule == "trapezoid":
         if steps < 2:
@@ -170,7 +166,6 @@ class IntegratedGradients(Explainer):
     summary: ClassVar[str] = "gradients integrated from a baseline"
     paper: ClassVar[str] = "Sundararajan et al. 2017, eq. 1"
     needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
-    recordable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_baseline(self.baseline)

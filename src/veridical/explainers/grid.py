@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from veridical.recording import keep_out_of_recordings, shared
-from veridical.task import Task
+from veridical.values.task import Task
 
 
 def spatial_axes(task: Task) -> int:
@@ -50,7 +49,7 @@ def by_products(maps: Tensor, size: list[int]) -> Tensor:
     """The same as a product with a matrix along each axis; floats of 16 bits are summed in 32, as there."""
     dtype = torch.promote_types(maps.dtype, torch.float32)
     axes = zip(maps.shape[2:], size, strict=True)
-    across = [shared(shares(old, new, dtype, maps.device)) for old, new in axes]
+    across = [shares(old, new, dtype, maps.device) for old, new in axes]
     with torch.autocast(maps.device.type, enabled=False):
         laid = maps.to(dtype) @ across[-1].mT
         return (laid if len(size) == 1 else across[0] @ laid).to(maps.dtype)
@@ -59,7 +58,6 @@ def by_products(maps: Tensor, size: list[int]) -> Tensor:
 @lru_cache(maxsize=64)
 def shares(old: int, new: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """(new, old): what each place takes of each cell; never to be written to."""
-    keep_out_of_recordings("a constant")
     with torch.inference_mode(False), torch.no_grad():
         cells = torch.eye(old, dtype=dtype)[None]
         return interpolated(cells, [new])[0].mT.contiguous().to(device)

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
-from veridical.predictor import call, take_side
-from veridical.task import Task
+from veridical.model.predictor import call, take_side
+from veridical.values.task import Task
 
 RECTIFIERS = (nn.ReLU, nn.ReLU6)
 ELEMENTWISE = (

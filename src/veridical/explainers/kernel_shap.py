@@ -10,7 +10,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from veridical import rng
 from veridical.errors import InputError
 from veridical.explainers.base import FILL_KEY, Explainer, register
 from veridical.explainers.coalitions import (
@@ -24,10 +23,11 @@ from veridical.explainers.coalitions import (
     solved,
     written_out,
 )
-from veridical.mask_rules import Given, MaskRule
-from veridical.probe import probe
-from veridical.rng import Key
-from veridical.task import Task
+from veridical.masking.probe import probe
+from veridical.masking.rules import Given, MaskRule
+from veridical.random import keyed
+from veridical.random.keyed import Key
+from veridical.values.task import Task
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,7 +149,7 @@ def _spread_sizes(key: Key, ids: Tensor, pairs: int, there: Tensor, longest: int
     rest = there - size
     mass = torch.where(rest > 0, 1.0 / (size * rest.clamp(min=1)).double(), 0.0)
     ends = (mass.cumsum(-1) / mass.sum(-1, keepdim=True)).contiguous()
-    offset = rng.uniform(key, ids, 0, 1, torch.float64)
+    offset = keyed.uniform(key, ids, 0, 1, torch.float64)
     at = (torch.arange(pairs, device=ids.device) + offset) / pairs
     found = 1 + torch.searchsorted(ends, at.contiguous(), right=True)
     return torch.minimum(found, there - 1)

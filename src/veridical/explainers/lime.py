@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from veridical import rng
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer, register
 from veridical.explainers.coalitions import (
@@ -21,9 +20,10 @@ from veridical.explainers.coalitions import (
     solved,
     written_out,
 )
-from veridical.probe import probe
-from veridical.rng import Key
-from veridical.task import Task
+from veridical.masking.probe import probe
+from veridical.random import keyed
+from veridical.random.keyed import Key
+from veridical.values.task import Task
 
 
 @register
@@ -64,7 +64,7 @@ class Lime(Explainer):
 
     def attribute(self, task: Task, key: Key) -> Tensor:
         features, valid = task.space.n_features, task.space.valid
-        keep = 1 - rng.uniform(key / "sizes", task.ids, 0, self.draws)
+        keep = 1 - keyed.uniform(key / "sizes", task.ids, 0, self.draws)
         rule = written_out(IndependentCoins(key / "masks", task.ids, features, self.draws, keep), len(task))
         answers = probe(task, rule, response="logit", key=key, with_clean=True)
         there = task.space.counts(len(task)).to(task.device)[:, None].double()

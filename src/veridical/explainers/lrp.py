@@ -7,16 +7,16 @@ from typing import ClassVar
 
 from torch import Tensor, fx, nn
 
-from veridical.deferred import AT_ONCE
 from veridical.errors import NotApplicableError, ShapeError
 from veridical.explainers.base import Explainer, register
 from veridical.explainers.gradients import gradient
 from veridical.explainers.lrp_flow import RelevanceFlow
 from veridical.explainers.lrp_graph import RelevanceGraph, traced, unwrapped
 from veridical.explainers.lrp_rules import RuleName, Rules
-from veridical.predictor import Predictor, call, plain_output, take_side
-from veridical.rng import Key
-from veridical.task import Task
+from veridical.model.late_checks import AT_ONCE
+from veridical.model.predictor import Predictor, call, plain_output, take_side
+from veridical.random.keyed import Key
+from veridical.values.task import Task
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,6 @@ class Lrp(_Propagation):
     high: float = 1.0
     name: ClassVar[str] = "lrp"
     summary: ClassVar[str] = "relevance propagation, a rule for each kind of layer"
-    recordable: ClassVar[bool] = True
     paper: ClassVar[str] = "Montavon et al. 2019"
 
     def __post_init__(self) -> None:
@@ -167,7 +166,6 @@ class LrpEpsilon(_Propagation):
     epsilon: float = 1e-6
     name: ClassVar[str] = "lrp_epsilon"
     summary: ClassVar[str] = "relevance propagation by all contributions"
-    recordable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self.rules()
@@ -187,7 +185,6 @@ class LrpGamma(_Propagation):
     gamma: float = 0.25
     name: ClassVar[str] = "lrp_gamma"
     summary: ClassVar[str] = "relevance propagation that favours contributions of the output's sign"
-    recordable: ClassVar[bool] = True
     paper: ClassVar[str] = "Montavon et al. 2019"
 
     def __post_init__(self) -> None:
@@ -204,7 +201,6 @@ class LrpZPlus(_Propagation):
 
     name: ClassVar[str] = "lrp_z_plus"
     summary: ClassVar[str] = "relevance propagation by positive contributions"
-    recordable: ClassVar[bool] = True
     paper: ClassVar[str] = "Montavon et al. 2017"
 
     def rules(self) -> Rules:
@@ -222,7 +218,6 @@ class LrpAlphaBeta(_Propagation):
     alpha: float = 2.0
     name: ClassVar[str] = "lrp_alpha_beta"
     summary: ClassVar[str] = "relevance propagation, positive and negative contributions apart"
-    recordable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self.rules()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from veridical.constants import constant
-from veridical.fused import at_once
+from veridical.random.hash_kernels import at_once
 
 TINY = 1e-9
 
@@ -26,7 +25,7 @@ template <typename T> T more(T x, T z, T factor) { return z >= 0 ? x : x * facto
 
 def over(R: Tensor, z: Tensor, epsilon: float = TINY) -> Tensor:
     """R / z, where z is pushed away from 0 by epsilon in the direction of its sign."""
-    return at_once(OVER, over_steps, R, z, constant((epsilon,), z.device, z.dtype))
+    return at_once(OVER, over_steps, R, z, z.new_full((1,), epsilon))
 
 
 def over_steps(R: Tensor, z: Tensor, epsilon: Tensor) -> Tensor:
@@ -46,7 +45,7 @@ def by_sign(R: Tensor, z: Tensor, p: Tensor, gamma: float) -> tuple[Tensor, Tens
         return _by_sign_vectorised(R, z, p, gamma)
     part = at_once(FAVOURED, favoured_steps, z, p)
     whole = over(R, torch.add(z, part, alpha=gamma))
-    factors = (constant((factor,), z.device, z.dtype) for factor in (1 + gamma, -1.0))
+    factors = (z.new_full((1,), factor) for factor in (1 + gamma, -1.0))
     every, positive = (at_once(MORE, more_steps, whole, z, factor) for factor in factors)
     return every, positive
 

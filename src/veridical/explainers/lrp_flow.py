@@ -32,7 +32,7 @@ from veridical.explainers.lrp_rules import (
     split_sum,
 )
 from veridical.explainers.lrp_work import Further, Work, multiplications
-from veridical.predictor import Output
+from veridical.model.predictor import Output
 
 
 class RelevanceFlow(nn.Module):

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate, map_arg
 
-from veridical.embeddings import EmbeddingView
 from veridical.errors import NotApplicableError
 from veridical.explainers import lrp_kinds as kinds
 from veridical.explainers.lrp_attention import AttentionRules, normalized
@@ -34,8 +33,9 @@ from veridical.explainers.lrp_rules import (
     split_sum,
 )
 from veridical.explainers.lrp_work import Further, Work
-from veridical.models import ArrayModel, FunctionModel
-from veridical.weights import Weights, WeightView, swapped
+from veridical.model.adapters import ArrayModel, FunctionModel
+from veridical.model.embeddings import EmbeddingView
+from veridical.model.noisy_copy import Weights, WeightView, swapped
 
 
 class RelevanceGraph(nn.Module):

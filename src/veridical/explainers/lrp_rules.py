@@ -16,10 +16,10 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from veridical.deferred import AT_ONCE
 from veridical.errors import InputError
 from veridical.explainers.lrp_elements import TINY, by_sign, over
 from veridical.explainers.lrp_maps import Linear, Pull, leaf_of
+from veridical.model.late_checks import AT_ONCE
 
 RuleName = Literal["epsilon", "gamma", "z_plus", "alpha_beta", "flat", "w_square", "z_box"]
 RULES: tuple[str, ...] = get_args(RuleName)

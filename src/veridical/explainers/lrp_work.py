@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from veridical.explainers.lrp_rules import Layer, Rules, route
-from veridical.predictor import Meter
+from veridical.model.cost import Meter
 
 FURTHER: dict[str, tuple[int, int]] = {
     "epsilon": (0, 0),

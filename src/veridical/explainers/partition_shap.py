@@ -14,10 +14,10 @@ from torch import Tensor
 
 from veridical.errors import InputError, missing_extra
 from veridical.explainers.base import FILL_KEY, Explainer, register
-from veridical.mask_rules import Given
-from veridical.probe import probe
-from veridical.rng import Key
-from veridical.task import Task
+from veridical.masking.probe import probe
+from veridical.masking.rules import Given
+from veridical.random.keyed import Key
+from veridical.values.task import Task
 
 
 @register

@@ -10,17 +10,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from veridical import rng
-from veridical.constants import counting
-from veridical.deferred import look_later
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer, register
 from veridical.explainers.coalitions import IndependentCoins, mask_pieces, sample_blocks, written_out
-from veridical.fused import at_once
-from veridical.predictor import check_finite, repeat_side, take_side
-from veridical.probe import blocks, fill_state, probe
-from veridical.rng import Key
-from veridical.task import Task
+from veridical.masking.probe import blocks, fill_state, probe
+from veridical.model.late_checks import look_later
+from veridical.model.predictor import check_finite, repeat_side, take_side
+from veridical.random import keyed
+from veridical.random.hash_kernels import at_once
+from veridical.random.keyed import Key
+from veridical.values.task import Task
 
 
 @register
@@ -98,17 +97,17 @@ class _SmoothMasks:
     def shown(self, samples: slice, masks: slice) -> Tensor:
         """(samples, masks, H * W): how visible each pixel is, between 0 and 1."""
         ids, across = self.ids[samples], self.grid + 1
-        draws = counting(self.draws, ids.device)[masks]
-        coins = rng.uniform(self.key / "coins", ids, draws, across * across) < self.keep
-        shift = rng.uniform(self.key / "shift", ids, draws, 2)
+        draws = torch.arange(self.draws, device=ids.device)[masks]
+        coins = keyed.uniform(self.key / "coins", ids, draws, across * across) < self.keep
+        shift = keyed.uniform(self.key / "shift", ids, draws, 2)
         down, right = (self._weights(shift[..., i], length) for i, length in enumerate(self.size))
         return (down @ coins.float().unflatten(-1, (across, across)) @ right.mT).flatten(-2)
 
     def _weights(self, shift: Tensor, length: int) -> Tensor:
         """(samples, masks, length, grid + 1): how far each place lies towards each coin."""
-        place = (counting(length, shift.device) + 0.5) * (self.grid / length)
+        place = (torch.arange(length, device=shift.device) + 0.5) * (self.grid / length)
         place = (place + shift[..., None] - 0.5).clamp(0, self.grid)
-        coin = counting(self.grid + 1, shift.device).to(place.dtype)
+        coin = torch.arange(self.grid + 1, device=shift.device).to(place.dtype)
         return at_once(TENT, tent_steps, place[..., None], coin)
 
 

@@ -8,20 +8,20 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from veridical import rng
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer, register
 from veridical.explainers.gradients import gradient, parts
 from veridical.explainers.smoothing import input_noise
-from veridical.rng import Key
-from veridical.task import Task
+from veridical.random import keyed
+from veridical.random.keyed import Key
+from veridical.values.task import Task
 
 
 def baselines(task: Task, key: Key, draws: Tensor) -> Tensor:
     """A reference row a (sample, draw), drawn with replacement: (n, draws, *input shape); else zeros."""
     if task.train is None:
         return torch.zeros_like(task.inputs[:, None]).expand(-1, len(draws), *task.inputs.shape[1:])
-    rows = rng.integers(key / "baseline", task.ids, draws, 1, len(task.train))[..., 0]
+    rows = keyed.integers(key / "baseline", task.ids, draws, 1, len(task.train))[..., 0]
     return task.train[rows]
 
 
@@ -34,7 +34,7 @@ def from_random_baselines(task: Task, key: Key, samples: int, noise: float = 0.0
         x = task.inputs[:, None]
         if noise:
             x = x + input_noise(task, key, draws, noise)
-        place = rng.uniform(key / "place", task.ids, draws, 1, torch.float64).to(x.dtype)
+        place = keyed.uniform(key / "place", task.ids, draws, 1, torch.float64).to(x.dtype)
         way = x - start
         rows = start + place.reshape(*place.shape[:2], *[1] * (way.dim() - 2)) * way
         slopes = gradient(task, rows.flatten(0, 1)).unflatten(0, (len(task), -1))

@@ -9,12 +9,12 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from veridical import rng
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer, register
 from veridical.explainers.gradients import baseline_row, gradient, integrated, parts
-from veridical.rng import Key
-from veridical.task import Task
+from veridical.random import keyed
+from veridical.random.keyed import Key
+from veridical.values.task import Task
 
 Base = Literal["gradient", "integrated_gradients"]
 
@@ -35,7 +35,7 @@ def input_noise(task: Task, key: Key, draws: Tensor, share: float) -> Tensor:
     # drawn feature by feature, so that features added behind (padding) leave the noise of the others alone
     spread = task.space.labels.shape[1 if task.space.per_sample else 0 :]
     layout = sorted(range(len(spread)), key=lambda axis: spread[axis] == 1)
-    noise = rng.normal(key / "noise", task.ids, draws, flat.shape[1], x.dtype)
+    noise = keyed.normal(key / "noise", task.ids, draws, flat.shape[1], x.dtype)
     noise = noise.unflatten(2, [x.shape[1 + axis] for axis in layout])
     noise = noise.permute(0, 1, *[2 + layout.index(axis) for axis in range(len(layout))])
     return noise * (deviation[:, None] * kept).view_as(x)[:, None]

@@ -13,16 +13,16 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from veridical import rng
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer, registry
 from veridical.explainers.function import as_explainer
 from veridical.explainers.gradients import Gradient
-from veridical.explanation import Explanation
 from veridical.functional import positions
-from veridical.rng import Key
-from veridical.space import Space
-from veridical.task import Task
+from veridical.random import keyed
+from veridical.random.keyed import Key
+from veridical.values.explanation import Explanation
+from veridical.values.space import Space
+from veridical.values.task import Task
 
 # --- functions on explanations --------------------------------------------------------------------------
 
@@ -55,9 +55,9 @@ def degrade(explanation: Explanation, ratio: float, key: Key, repeat: int = 0) -
     size = explanation.space.n_features
     counts = explanation.space.counts(len(explanation)).to(explanation.values.device)
     touched = torch.floor(ratio * counts.double() + 0.5 + 1e-9).to(torch.int64)
-    order = rng.permutation(key / "positions", explanation.ids, repeat, size, explanation.valid)
+    order = keyed.permutation(key / "positions", explanation.ids, repeat, size, explanation.valid)
     first = torch.arange(size, device=order.device)[None] < touched[:, None]
-    mixed = rng.permutation(key / "scores", explanation.ids, repeat, size, first)
+    mixed = keyed.permutation(key / "scores", explanation.ids, repeat, size, first)
     sources = torch.empty_like(order).scatter_(-1, order, order.gather(-1, mixed))
     return _moved(explanation, sources, f"{explanation.explainer} degraded by {ratio:g}")
 

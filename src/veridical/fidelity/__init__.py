@@ -6,7 +6,7 @@ from veridical.fidelity.comparing import ExplainerTable, compare_explainers
 from veridical.fidelity.costs import CostComparison
 from veridical.fidelity.degradation import degraded
 from veridical.fidelity.finetuning import finetune
-from veridical.fidelity.measuring import measure
+from veridical.fidelity.masked_pass import measure
 from veridical.fidelity.metrics import FFid, Fid, RFid
 from veridical.fidelity.preservation import (
     BoundaryStudy,

@@ -13,12 +13,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from veridical import storage
 from veridical.errors import InputError
-from veridical.scores import Cost
+from veridical.model.cost import Cost
 from veridical.settings import Settings, revivable
-from veridical.space import Space
-from veridical.task import Task
+from veridical.values import files
+from veridical.values.space import Space
+from veridical.values.task import Task
 
 KIND = "fine-tuned model"
 
@@ -138,7 +138,7 @@ def on_model(task: Task, model: nn.Module) -> Task:
 
 @lru_cache(maxsize=4)
 def _read(path: str, written_ns: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    return storage.read(path, KIND)
+    return files.read(path, KIND)
 
 
 def shared_rows(task: Task) -> int:

@@ -12,13 +12,13 @@ from torch import Tensor
 from veridical.api import as_explanation
 from veridical.errors import InputError
 from veridical.fidelity.artefact import Finetuned
+from veridical.fidelity.correctness import Reference, judged_answers
 from veridical.fidelity.correlations import PAIRS, Agreement, agreement
 from veridical.fidelity.degradation import RATIOS, degraded
-from veridical.fidelity.judging import Reference, judged_answers
 from veridical.fidelity.metrics import LEVELS, Fidelity, Variant
 from veridical.fidelity.ranking import asked, default_metrics
-from veridical.rng import Key
-from veridical.task import Task
+from veridical.random.keyed import Key
+from veridical.values.task import Task
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from veridical.api import as_explanation
 from veridical.errors import InputError
 from veridical.fidelity.artefact import Finetuned, shared_rows
+from veridical.fidelity.correctness import Reference, judged_answers, refuse_chance
 from veridical.fidelity.finetuning import finetune
-from veridical.fidelity.judging import Reference, judged_answers, refuse_chance
 from veridical.fidelity.metrics import LEVELS, FFid
 from veridical.fidelity.removal import SIGNS
-from veridical.rng import Key
-from veridical.scores import Scores
-from veridical.task import Task
+from veridical.random.keyed import Key
+from veridical.values.scores import Scores
+from veridical.values.task import Task
 
 if TYPE_CHECKING:
     import pandas as pd

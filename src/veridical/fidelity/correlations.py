@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from veridical.fidelity.measuring import area_over_sizes
+from veridical.fidelity.masked_pass import area_over_sizes
 from veridical.functional import has_spread, spearman
 
 PAIRS: dict[str, int] = {"MoRF vs GT": -1, "LeRF vs GT": 1, "MoRF vs LeRF": -1}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from veridical import rng
 from veridical.errors import InputError
-from veridical.explanation import Explanation
-from veridical.rng import Key
+from veridical.random import keyed
+from veridical.random.keyed import Key
+from veridical.values.explanation import Explanation
 
 RATIOS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
@@ -23,9 +23,9 @@ def degraded(explanation: Explanation, ratio: float, repeat: int = 0, key: Key =
     ids, width = explanation.ids, explanation.space.n_features
     n = explanation.space.counts(len(explanation)).to(ids.device)
     hit = (n.double() * ratio + 0.5 + 1e-9).floor().long()
-    order = rng.permutation(key / "positions", ids, repeat, width, explanation.valid)
+    order = keyed.permutation(key / "positions", ids, repeat, width, explanation.valid)
     place = torch.arange(width, device=ids.device)
-    shuffle = rng.permutation(key / "scores", ids, repeat, width, place < hit[:, None])
+    shuffle = keyed.permutation(key / "scores", ids, repeat, width, place < hit[:, None])
     # places behind those hit stay themselves
     source = torch.where(place < hit[:, None], shuffle, place)
     values = explanation.values.gather(-1, order)

@@ -15,18 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from veridical import storage
 from veridical.errors import InputError, NotApplicableError, ShapeError, VeridicalWarning
 from veridical.fidelity.artefact import KIND, Finetuned, space_facts, state_digest, tensor_bytes
-from veridical.fidelity.judging import accuracy, at_chance, check_labels, own_answers
+from veridical.fidelity.correctness import accuracy, at_chance, check_labels, own_answers
 from veridical.fidelity.removal import budget, check_share, smallest_beta
 from veridical.fidelity.training import Loss, Optimiser, Rows, Schedule, fit, head_loss
-from veridical.models import ArrayModel, FunctionModel
-from veridical.predictor import Side
-from veridical.space import Space
-from veridical.task import Task
+from veridical.model.adapters import ArrayModel, FunctionModel
+from veridical.model.noisy_copy import WeightView
+from veridical.model.predictor import Side
 from veridical.tasks.cached import cache_folder
-from veridical.weights import WeightView
+from veridical.values import files
+from veridical.values.space import Space
+from veridical.values.task import Task
 
 MODE = "dropout active and batch norm following the masked batches while fine-tuning; eval mode to judge"
 UNSEEN_GAP = 0.1
@@ -110,7 +110,7 @@ def finetune(
         "best_epoch": state.best_epoch,
         "cost": [state.forward, state.backward],
     }
-    storage.write(path, KIND, model.state_dict(), header)
+    files.write(path, KIND, model.state_dict(), header)
     resume.unlink(missing_ok=True)
     return Finetuned(str(path))
 

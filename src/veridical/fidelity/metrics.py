@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError
-from veridical.explanation import Explanation
 from veridical.fidelity.artefact import Finetuned
+from veridical.fidelity.correctness import Reference, judged_answers
 from veridical.fidelity.finetuning import finetune, why_no_finetuning
-from veridical.fidelity.judging import Reference, judged_answers
-from veridical.fidelity.measuring import Falls, evaluations, mean_over_sizes, measure
+from veridical.fidelity.masked_pass import Falls, evaluations, mean_over_sizes, measure
 from veridical.fidelity.removal import Sign, budget, check_levels, check_share, smallest_beta
 from veridical.metrics.base import Metric, Outcome, register
-from veridical.rng import Key
-from veridical.scores import Curve, Direction
-from veridical.task import Task
+from veridical.random.keyed import Key
+from veridical.values.explanation import Explanation
+from veridical.values.scores import Curve, Direction
+from veridical.values.task import Task
 
 LEVELS = tuple(percent / 100 for percent in range(5, 100, 5))
 OTHER_CLASS = "explained for another class than the one judged: use task.with_targets(task.labels)"

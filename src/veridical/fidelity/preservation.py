@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from veridical.explainers.function import as_explainer
-from veridical.explanation import Explanation
 from veridical.fidelity.artefact import Finetuned
+from veridical.fidelity.correctness import Reference
 from veridical.fidelity.finetuning import finetune
-from veridical.fidelity.judging import Reference
 from veridical.fidelity.robustness import ORIGINAL, answer_shares, answers_frame
 from veridical.functional import spearman
-from veridical.rng import Key
-from veridical.task import Task
+from veridical.random.keyed import Key
+from veridical.values.explanation import Explanation
+from veridical.values.task import Task
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,20 +12,20 @@ from torch import Tensor
 
 from veridical.api import as_explanation
 from veridical.errors import InputError
-from veridical.explanation import Explanation
 from veridical.fidelity.artefact import Finetuned
+from veridical.fidelity.correctness import Reference, judged_answers, refuse_chance
 from veridical.fidelity.correlations import PAIRS, Agreement, agreement, micro_ranks
 from veridical.fidelity.degradation import RATIOS, degraded
 from veridical.fidelity.finetuning import finetune
-from veridical.fidelity.judging import Reference, judged_answers, refuse_chance
-from veridical.fidelity.measuring import area_over_sizes, measure
+from veridical.fidelity.masked_pass import area_over_sizes, measure
 from veridical.fidelity.metrics import LEVELS, FFid, Fid, Fidelity, RFid, Variant
 from veridical.fidelity.removal import SIGNS
 from veridical.fidelity.roar import ROAR, Retraining, retrain, train_task
 from veridical.functional import bootstrap_interval
 from veridical.progress import track
-from veridical.rng import Key
-from veridical.task import Task
+from veridical.random.keyed import Key
+from veridical.values.explanation import Explanation
+from veridical.values.task import Task
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -14,10 +14,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from veridical import lots, rng
-from veridical.constants import constant
 from veridical.errors import InputError
-from veridical.rng import Key
+from veridical.functional._rows import numbers_on
+from veridical.random import keyed, subset_draws
+from veridical.random.keyed import Key
 
 Sign = Literal["plus", "minus"]
 SIGNS: tuple[Sign, ...] = ("plus", "minus")
@@ -44,7 +44,7 @@ def smallest_beta(n: int) -> float:
 
 def explanation_sizes(n: Tensor, levels: Sequence[float]) -> Tensor:
     """s = n * level rounded half up, at least 1 and at most n - 1: (N, S) for n (N,)."""
-    level = constant(tuple(levels), n.device)
+    level = numbers_on(n.device, tuple(levels))
     sizes = (n.double()[:, None] * level + 0.5 + SLACK).floor().to(torch.int64)
     return torch.minimum(sizes, n[:, None] - 1).clamp(min=1)
 
@@ -177,7 +177,7 @@ class Removals:
             found = part.expand(-1, last - first, -1, -1)
         elif self.bernoulli:
             draws = torch.arange(first, last, device=self.ids.device)
-            share = rng.uniform(self.key / "bernoulli", self.ids[samples], draws, ranks.shape[-1])
+            share = keyed.uniform(self.key / "bernoulli", self.ids[samples], draws, ranks.shape[-1])
             rate = self._counts[samples, :, None] / (end - begin).clamp(min=1)
             found = part & (share[:, :, None] < rate[:, None])
         else:
@@ -227,7 +227,7 @@ class Removals:
                 self._kept.clear()
             samples = slice(top, min(len(self.ids), top + tall))
             draws = torch.arange(left, min(self.draws, left + wide), device=self.ids.device)
-            tickets = lots.tickets(self.key, self.ids[samples], draws, features)
+            tickets = subset_draws.tickets(self.key, self.ids[samples], draws, features)
             self._kept[top, left] = tickets, self._last_tickets(samples, tickets)
         return self._kept[top, left]
 
@@ -243,11 +243,13 @@ class Removals:
             outside = ((ranks < begin) | (ranks >= end))[:, None].expand(-1, shape[1], -1, -1)
             inside = tickets[:, :, None].expand(outside.shape).masked_fill(outside, LAST_TICKET)
             many = self._counts[samples, None, :, None].expand(*shape, -1, -1)
-            return lots.smallest(inside.flatten(0, 2), many.flatten(0, 2)).view(*shape, -1)
+            return subset_draws.smallest(inside.flatten(0, 2), many.flatten(0, 2)).view(*shape, -1)
         # in the order of the ranking a part lies together, and only the part is searched
         order = self.ranks[samples].argsort(-1)[:, None].expand_as(tickets)
         ranked = tickets.gather(-1, order).flatten(0, 1)
-        limits = [lots.smallest(ranked[:, begin:end], count) for begin, end, count in self._parts.shared]
+        limits = [
+            subset_draws.smallest(ranked[:, begin:end], count) for begin, end, count in self._parts.shared
+        ]
         return torch.cat(limits, -1).view(*shape, -1)
 
 

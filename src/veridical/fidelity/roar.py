@@ -13,21 +13,21 @@ from torch import Tensor, nn
 
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer
-from veridical.explanation import Explanation
 from veridical.fidelity.artefact import on_model
+from veridical.fidelity.correctness import Reference, judged_answers, rightness
 from veridical.fidelity.finetuning import training_rows, why_no_finetuning
-from veridical.fidelity.judging import Reference, judged_answers, rightness
-from veridical.fidelity.measuring import mean_over_sizes
+from veridical.fidelity.masked_pass import mean_over_sizes
 from veridical.fidelity.removal import Sign, check_levels, explanation_sizes
 from veridical.fidelity.training import Rows, Schedule, fit, head_loss
-from veridical.mask_rules import Given
+from veridical.masking.probe import probe
+from veridical.masking.rules import Given
 from veridical.metrics.base import ExplainerMetric, Outcome
-from veridical.probe import probe
+from veridical.model.noisy_copy import layers, randomised
 from veridical.progress import track
-from veridical.rng import Key
-from veridical.scores import Curve, Direction
-from veridical.task import Task
-from veridical.weights import layers, randomised
+from veridical.random.keyed import Key
+from veridical.values.explanation import Explanation
+from veridical.values.scores import Curve, Direction
+from veridical.values.task import Task
 
 log = logging.getLogger("veridical")
 ROAR_SIZES = (0.1, 0.3, 0.5, 0.7, 0.9)

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from veridical.errors import InputError
 from veridical.fidelity.artefact import Finetuned
+from veridical.fidelity.correctness import Reference, judged_answers, own_answers
 from veridical.fidelity.finetuning import finetune
-from veridical.fidelity.judging import Reference, judged_answers, own_answers
 from veridical.fidelity.removal import budget
-from veridical.mask_rules import RandomSubsets
-from veridical.probe import probe
-from veridical.rng import Key
-from veridical.task import Task
+from veridical.masking.probe import probe
+from veridical.masking.rules import RandomSubsets
+from veridical.random.keyed import Key
+from veridical.values.task import Task
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from veridical.api import as_explanation
 from veridical.errors import InputError, unknown_name
+from veridical.fidelity.correctness import Reference, judged_answers
 from veridical.fidelity.correlations import PAIRS
 from veridical.fidelity.finetuning import finetune
-from veridical.fidelity.judging import Reference, judged_answers
 from veridical.fidelity.metrics import LEVELS, FFid, Variant
 from veridical.fidelity.ranking import RankingStudy, ranking_study
-from veridical.task import Task
+from veridical.values.task import Task
 
 if TYPE_CHECKING:
     import pandas as pd

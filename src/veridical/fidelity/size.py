@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from veridical import rng
 from veridical.api import as_explanation
 from veridical.errors import InputError
-from veridical.explanation import Explanation
 from veridical.fidelity.artefact import Finetuned
+from veridical.fidelity.correctness import Reference, judged_answers
 from veridical.fidelity.finetuning import finetune
-from veridical.fidelity.judging import Reference, judged_answers
-from veridical.fidelity.measuring import measure
+from veridical.fidelity.masked_pass import measure
 from veridical.fidelity.removal import check_share
 from veridical.progress import track
-from veridical.rng import Key
-from veridical.task import Task
+from veridical.random import keyed
+from veridical.random.keyed import Key
+from veridical.values.explanation import Explanation
+from veridical.values.task import Task
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -161,7 +161,7 @@ def _curve(
 
 def ties_shuffled(maps: Explanation, draw: int, key: Key) -> Explanation:
     """The same map with features of equal value in keyed random order."""
-    mixed = rng.permutation(key / "ties", maps.ids, draw, maps.space.n_features, maps.valid)
+    mixed = keyed.permutation(key / "ties", maps.ids, draw, maps.space.n_features, maps.valid)
     values = maps.values if maps.valid is None else maps.values.masked_fill(~maps.valid, torch.inf)
     within = values.gather(-1, mixed).argsort(dim=-1, stable=True)
     return replace(maps, order=mixed.gather(-1, within))
@@ -223,7 +223,7 @@ def _answer(
         )
     seen = torch.tensor([onsets[b][1] for b in rest], dtype=torch.float64)
     count = len(next(iter(each.values())))
-    picks = rng.integers(key / "bootstrap", torch.arange(resamples), 0, count, count)
+    picks = keyed.integers(key / "bootstrap", torch.arange(resamples), 0, count, count)
     drawn = torch.stack([fall_onset(grid, each[b][picks].mean(1), b / alpha) for b in rest])
     ends = torch.tensor([0.025, 0.975], dtype=torch.float64)
     low, high = torch.quantile(_middle(drawn), ends).tolist()

@@ -21,14 +21,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from veridical import rng
 from veridical.errors import InputError
 from veridical.fidelity.removal import budget
-from veridical.fill import Fill
-from veridical.predictor import Output, Side, call, take_side
+from veridical.masking.fills import Fill
+from veridical.model.predictor import Output, Side, call, take_side
 from veridical.progress import track
-from veridical.rng import Key
-from veridical.space import Space
+from veridical.random import keyed
+from veridical.random.keyed import Key
+from veridical.values.space import Space
 
 log = logging.getLogger("veridical")
 
@@ -77,8 +77,8 @@ class Rows:
         space = self.space.take(index)
         n = space.counts(len(index)).to(index.device)
         most = budget(n, beta)
-        counts = rng.integers(key / "count", index, draw, 1, (most + 1)[:, None])
-        ranks = rng.random_ranks(key / "mask", index, draw, space.n_features, space.valid)
+        counts = keyed.integers(key / "count", index, draw, 1, (most + 1)[:, None])
+        ranks = keyed.random_ranks(key / "mask", index, draw, space.n_features, space.valid)
         return self.without(ranks < counts, index, key / "fill" / draw)
 
     def without(self, removed: Tensor, index: Tensor, key: Key) -> Tensor:
@@ -172,7 +172,7 @@ def fit(
 def split(count: int, share: float, key: Key, device: torch.device) -> tuple[Tensor, Tensor]:
     """Row numbers to learn from, and those held out to choose the checkpoint by."""
     held = min(max(1, round(share * count)), count - 1)
-    order = rng.permutation(key / "split", torch.tensor([0]), 0, count)[0].to(device)
+    order = keyed.permutation(key / "split", torch.tensor([0]), 0, count)[0].to(device)
     return order[held:], order[:held]
 
 
@@ -190,7 +190,7 @@ def _epoch(
 ) -> float:
     # dropout acts and batch norm follows the masked batches, as in ordinary training
     model.train()
-    order = learn[rng.permutation(key / "order", torch.tensor([epoch]), 0, len(learn))[0].to(learn.device)]
+    order = learn[keyed.permutation(key / "order", torch.tensor([epoch]), 0, len(learn))[0].to(learn.device)]
     total = torch.zeros((), dtype=torch.float64, device=learn.device)
     with torch.enable_grad():
         for at, index in enumerate(batches(order, schedule.batch)):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from veridical.errors import InputError, ShapeError
-from veridical.recording import keep_out_of_recordings
 
 SMALLEST = torch.finfo(torch.float64).tiny
 """A unit in which a row of zeros stays one: smaller than the size of anything that is measured."""
@@ -62,9 +62,13 @@ def _common_shape(*tensors: Tensor | None) -> torch.Size:
 @lru_cache(maxsize=16)
 def _true(device: torch.device) -> Tensor:
     """One truth value to be spread over rows of which every entry is valid; never written to."""
-    keep_out_of_recordings("a constant")
     with torch.inference_mode(False):
         return torch.ones((), dtype=torch.bool, device=device)
+
+
+def numbers_on(device: torch.device, values: Sequence[float], dtype: torch.dtype = torch.float64) -> Tensor:
+    """A few numbers as a tensor, written by the device itself: to bring them there would wait for it."""
+    return torch.stack([torch.full((), value, dtype=dtype, device=device) for value in values])
 
 
 def largest_magnitude(x: Tensor, valid: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from veridical.constants import counting
 from veridical.errors import InputError
 
 from ._rows import align, nan_where, over_largest
@@ -83,7 +82,7 @@ def _whole_histogram_entropy(x: Tensor, bins: int) -> Tensor:
     low, high = x.aminmax(dim=-1, keepdim=True)
     undefined = ~(torch.maximum(high, -low) < torch.inf)
     low, high = low.masked_fill_(undefined, 0.0), high.masked_fill_(undefined, 1.0)
-    edges = low + counting(bins, x.device)[1:] * ((high - low) / bins)
+    edges = low + torch.arange(bins, device=x.device)[1:] * ((high - low) / bins)
     if x.is_cpu and not undefined.numpy().any() and _widths_hold(low.numpy(), high.numpy(), bins):
         bin_of = _bins_by_division(x, low, high, edges)
     else:

@@ -9,8 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from veridical.constants import counting
-
 from ._rows import align, nan_where
 from ._sorting import sorted_singles, stable_sort
 
@@ -138,5 +136,5 @@ def positions(order: Tensor) -> Tensor:
     [1, 2, 0]
     """
     order = order.detach().to(torch.long)
-    place = counting(order.shape[-1], order.device).expand(order.shape)
+    place = torch.arange(order.shape[-1], device=order.device).expand(order.shape)
     return torch.empty_like(order).scatter_(-1, order, place)

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from veridical import rng
 from veridical.errors import InputError, NotApplicableError
-from veridical.fill import Constant, Fill
 from veridical.functional import round_to_grid
 from veridical.gef.path import NoisePath, find_path
 from veridical.gef.worlds import Worlds
-from veridical.mask_rules import RankThreshold
-from veridical.probe import flip_counts, probe
-from veridical.rng import Key
-from veridical.scores import Cost
-from veridical.space import Space
-from veridical.task import Task
-from veridical.weights import cascade, randomised
+from veridical.masking.fills import Constant, Fill
+from veridical.masking.probe import flip_counts, probe
+from veridical.masking.rules import RankThreshold
+from veridical.model.cost import Cost
+from veridical.model.noisy_copy import cascade, randomised
+from veridical.random import keyed
+from veridical.random.keyed import Key
+from veridical.values.space import Space
+from veridical.values.task import Task
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -238,7 +238,7 @@ def _watch_masking(task: Task, patches: Sequence[int], steps: int, draws: int, k
             counts = flip_counts(on, min(steps, space.n_features))
             cells = []
             for draw in range(draws):
-                first = rng.random_ranks(key / draw, on.ids, 0, space.n_features, space.valid)
+                first = keyed.random_ranks(key / draw, on.ids, 0, space.n_features, space.valid)
                 answers = probe(
                     on, RankThreshold(first, counts), response="logit", fill=fill, key=key, all_outputs=True
                 )

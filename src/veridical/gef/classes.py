@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from veridical import rng
 from veridical.errors import InputError, NotApplicableError
-from veridical.predictor import take_side
-from veridical.rng import Key
-from veridical.space import Space
-from veridical.task import Task
+from veridical.model.predictor import take_side
+from veridical.random import keyed
+from veridical.random.keyed import Key
+from veridical.values.space import Space
+from veridical.values.task import Task
 
 
 def class_task(task: Task, classes: Sequence[int] | None = None, rows_per_class: int = 32) -> Task:
@@ -77,7 +77,7 @@ def class_task(task: Task, classes: Sequence[int] | None = None, rows_per_class:
 
 def _members(predicted: Tensor, classes: Sequence[int], most: int) -> Tensor:
     """A keyed choice of at most `most` rows of each class, in their order: sets are often sorted."""
-    order = rng.bits(Key(0) / "members", torch.arange(len(predicted)), 0, 1)[:, 0].argsort()
+    order = keyed.bits(Key(0) / "members", torch.arange(len(predicted)), 0, 1)[:, 0].argsort()
     own = predicted.cpu()[order]
     picked = [order[own == c][:most] for c in classes]
     return torch.cat(picked).sort().values.to(predicted.device)

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from veridical.errors import InputError, ShapeError, unknown_name
 from veridical.explainers import Explainer
-from veridical.predictor import call
-from veridical.rng import Key
-from veridical.space import Space
-from veridical.task import Task
+from veridical.model.predictor import call
+from veridical.random.keyed import Key
+from veridical.values.space import Space
+from veridical.values.task import Task
 
 End = Literal["input", "output"]
 Pool = Literal["mean", "max", "last"]

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from veridical.explainers import Explainer
 from veridical.functional import cosine_distance, euclidean, rms_normalise, round_to_grid
-from veridical.gef.pending import Pending, Room
-from veridical.gef.together import SharedWorld
-from veridical.gef.watch import Watch
+from veridical.gef.batched_distances import Pending, Room
+from veridical.gef.finite_checks import Watch
+from veridical.gef.shared_worlds import SharedWorld
 from veridical.gef.worlds import Perturbation, Worlds
-from veridical.rng import Key
-from veridical.space import Space
-from veridical.task import Task
+from veridical.random.keyed import Key
+from veridical.values.space import Space
+from veridical.values.task import Task
 
 Form = Literal["fast", "reference", "jacobian", "arc"]
 Distance = Literal["euclidean", "cosine"]

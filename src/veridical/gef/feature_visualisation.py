@@ -14,13 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from veridical import rng
 from veridical.errors import InputError, NotApplicableError
 from veridical.explainers import Explainer
 from veridical.explainers.base import selected
-from veridical.predictor import call
-from veridical.rng import Key
-from veridical.task import Task
+from veridical.model.predictor import call
+from veridical.random import keyed
+from veridical.random.keyed import Key
+from veridical.values.task import Task
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ def seen_from(images: Tensor, task: Task, views: int, key: Key, smallest: float 
     """
     if views == 1:
         return images
-    drawn = rng.uniform(key, task.ids, torch.arange(views, device=task.device), 3, images.dtype)
+    drawn = keyed.uniform(key, task.ids, torch.arange(views, device=task.device), 3, images.dtype)
     shrink = 1 - (1 - smallest) * drawn[..., 0]
     shift = (drawn[..., 1:] * 2 - 1) * (1 - shrink + 0.05)[..., None]
     theta = torch.zeros(*drawn.shape[:2], 2, 3, dtype=images.dtype, device=images.device)
@@ -282,9 +282,9 @@ def blurred(images: Tensor, sigma: float) -> Tensor:
 
 def _noise(task: Task, key: Key, shape: tuple[int, ...]) -> Tensor:
     size = torch.Size(shape).numel()
-    return rng.normal(key, task.ids, 0, size, task.inputs.dtype).reshape(-1, *shape)
+    return keyed.normal(key, task.ids, 0, size, task.inputs.dtype).reshape(-1, *shape)
 
 
 def _uniform(task: Task, key: Key, shape: tuple[int, ...]) -> Tensor:
     size = torch.Size(shape).numel()
-    return rng.uniform(key, task.ids, 0, size, task.inputs.dtype).reshape(-1, *shape)
+    return keyed.uniform(key, task.ids, 0, size, task.inputs.dtype).reshape(-1, *shape)

@@ -13,9 +13,9 @@ from veridical.explainers import Explainer
 from veridical.functional import spearman
 from veridical.gef.codes import LayerCodes
 from veridical.gef.metric import GEF
-from veridical.rng import Key, as_key
-from veridical.scores import Scores
-from veridical.task import Task
+from veridical.random.keyed import Key, as_key
+from veridical.values.scores import Scores
+from veridical.values.task import Task
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,11 +11,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from veridical.embeddings import embedding_layer
 from veridical.errors import InputError, VeridicalWarning
 from veridical.explainers import Explainer
 from veridical.functional import has_spread, partial_rank_correlation, pearson, spearman
-from veridical.gef import ahead
+from veridical.gef import noise_prefetch as ahead
 from veridical.gef.distortion import (
     Distance,
     Fast,
@@ -30,17 +29,18 @@ from veridical.gef.distortion import (
     neighbours,
     noise_key,
 )
-from veridical.gef.kept import KeptNoise
+from veridical.gef.noise_cache import KeptNoise
 from veridical.gef.path import NoisePath, Rule, find_path
-from veridical.gef.running import RunningReference, step_key
-from veridical.gef.together import Company, SharedWorld
+from veridical.gef.reference_form import RunningReference, step_key
+from veridical.gef.shared_worlds import Company, SharedWorld
 from veridical.gef.worlds import Perturbation
 from veridical.metrics.base import ExplainerMetric, Outcome, register
-from veridical.predictor import memory_budget
-from veridical.rng import Key
-from veridical.scores import Curve, Direction, Scores
-from veridical.task import Task
-from veridical.weights import Layout
+from veridical.model.embeddings import embedding_layer
+from veridical.model.noisy_copy import Layout
+from veridical.model.predictor import memory_budget
+from veridical.random.keyed import Key
+from veridical.values.scores import Curve, Direction, Scores
+from veridical.values.task import Task
 
 BLOCK_BYTES = 2**22
 """Bytes of maps held at once for each MiB that a chunk's activations may take on the device."""

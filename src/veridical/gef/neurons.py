@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from veridical.errors import InputError, ShapeError, unknown_name
-from veridical.predictor import take_side
-from veridical.task import Task
+from veridical.model.predictor import take_side
+from veridical.values.task import Task
 
 
 class NeuronView(nn.Module):

@@ -8,12 +8,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from veridical import rng
 from veridical.errors import InputError
 from veridical.functional import isotonic_fit
 from veridical.gef.worlds import Perturbation, Worlds
-from veridical.rng import Key
-from veridical.task import Task
+from veridical.random import keyed
+from veridical.random.keyed import Key
+from veridical.values.task import Task
 
 FIRST, STEP, LAST = 0.2, 0.1, 10.2
 GRID = tuple(round(FIRST + STEP * i, 10) for i in range(round((LAST - FIRST) / STEP) + 1))
@@ -110,7 +110,7 @@ def find_path(
 
 def _some(task: Task, key: Key) -> Tensor:
     """A keyed choice of samples: sets are often sorted by class, so the first ones would not do."""
-    return rng.bits(key / "some", task.ids, 0, 1)[:, 0].argsort()[:MAX_SAMPLES].sort().values
+    return keyed.bits(key / "some", task.ids, 0, 1)[:, 0].argsort()[:MAX_SAMPLES].sort().values
 
 
 def _chance(task: Task) -> tuple[float, float]:
@@ -209,7 +209,7 @@ def _crossing(means: Tensor, sigmas: Tensor, chance: float, slack: float) -> tup
 def _interval(table: Tensor, sigmas: Tensor, chance: float, slack: float, key: Key) -> tuple[int, int]:
     """Where sigma_max lies in 95 of 100 resamples of the draws."""
     levels, draws = table.shape
-    pick = rng.integers(key / "resample", torch.arange(RESAMPLES), 0, levels * draws, draws)
+    pick = keyed.integers(key / "resample", torch.arange(RESAMPLES), 0, levels * draws, draws)
     means = table.expand(RESAMPLES, -1, -1).gather(2, pick.reshape(RESAMPLES, levels, draws)).mean(-1)
     ordered = _crossing(means, sigmas, chance, slack)[0].sort().values
     return int(ordered[RESAMPLES // 40]), int(ordered[-1 - RESAMPLES // 40])

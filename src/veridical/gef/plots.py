@@ -10,7 +10,7 @@ from torch import Tensor
 
 from veridical.errors import InputError
 from veridical.plots import COLOURS, axes
-from veridical.scores import Scores
+from veridical.values.scores import Scores
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

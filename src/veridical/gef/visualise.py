@@ -12,10 +12,10 @@ from torch import Tensor
 from veridical.errors import unknown_name
 from veridical.gef.classes import class_task
 from veridical.gef.feature_visualisation import METHODS
+from veridical.model.cost import Cost
 from veridical.plots import as_image
-from veridical.rng import Key
-from veridical.scores import Cost
-from veridical.task import Task
+from veridical.random.keyed import Key
+from veridical.values.task import Task
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -110,9 +110,9 @@ def visualise(
 
 def noise_images(task: Task, count: int = 16, seed: int = 0) -> Tensor:
     """Uniform noise in the model's value range, to compare a visualisation with."""
-    from veridical import rng
+    from veridical.random import keyed
 
     rows = task.inputs if task.train is None else task.train
     ids = torch.arange(count, device=task.device)
-    drawn = rng.uniform(Key(seed) / "noise images", ids, 0, rows[0].numel(), rows.dtype)
+    drawn = keyed.uniform(Key(seed) / "noise images", ids, 0, rows[0].numel(), rows.dtype)
     return rows.min() + (rows.max() - rows.min()) * drawn.reshape(count, *rows.shape[1:])

@@ -7,12 +7,12 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from veridical import rng
 from veridical.errors import InputError
-from veridical.predictor import Predictor
-from veridical.rng import Key
-from veridical.task import Task
-from veridical.weights import Layout, Noise, Room
+from veridical.model.noisy_copy import Layout, Noise, Room
+from veridical.model.predictor import Predictor
+from veridical.random import keyed
+from veridical.random.keyed import Key
+from veridical.values.task import Task
 
 Perturbation = Literal["weights", "input"]
 
@@ -83,7 +83,7 @@ class Worlds:
         if self._layout is not None:
             return self._layout.noise(key, self._room) if self._draw is None else self._draw(key)
         inputs = self.task.inputs
-        drawn = rng.normal(key / "input", self.task.ids, 0, inputs[0].numel(), inputs.dtype)
+        drawn = keyed.normal(key / "input", self.task.ids, 0, inputs[0].numel(), inputs.dtype)
         return (drawn.reshape(inputs.shape),)
 
 
@@ -102,7 +102,7 @@ class OutputNoise(nn.Module):
 
     def forward(self, x: Tensor, *side: Any, **named: Any) -> Tensor:
         outputs: Tensor = self._output(self.module(x, *side, **named))
-        noise = rng.normal(self._key, rng.content_ids(x), 0, outputs.shape[1], outputs.dtype)
+        noise = keyed.normal(self._key, keyed.content_ids(x), 0, outputs.shape[1], outputs.dtype)
         return outputs + self._spread * noise
 
 

@@ -10,18 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from veridical.embeddings import embedding_layer
 from veridical.errors import InputError, ShapeError, VeridicalWarning
 from veridical.loading.columns import label_column
 from veridical.loading.models import LoadedModel
 from veridical.loading.pictures import mask_reader, read_images, read_masks, reference_images, rule_for
 from veridical.loading.request import Labels, Request, is_text
 from veridical.loading.scales import on_logit_scale
-from veridical.space import Space
-from veridical.task import Task
+from veridical.model.embeddings import embedding_layer
 from veridical.tasks.images import image_space
 from veridical.tasks.onnx_models import OnnxFunction
 from veridical.tasks.tables import from_table
+from veridical.values.space import Space
+from veridical.values.task import Task
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,8 +11,8 @@ from veridical.loading.models import LoadedModel
 from veridical.loading.pictures import read_masks, reference_images
 from veridical.loading.request import Labels, Request, is_text
 from veridical.loading.texts import all_texts
-from veridical.task import Task
 from veridical.tasks.huggingface import ImageReader, class_names, classifier, from_huggingface
+from veridical.values.task import Task
 
 
 def from_folder(loaded: LoadedModel, asked: Request, device: torch.device | None) -> Task:

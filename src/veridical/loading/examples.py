@@ -10,10 +10,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from veridical import rng
 from veridical.errors import FormatError, InputError
-from veridical.frames import is_frame
-from veridical.rng import Key
+from veridical.model.dataframes import is_frame
+from veridical.random import keyed
+from veridical.random.keyed import Key
 from veridical.tasks.files import ARRAY_SUFFIXES, TABLE_SUFFIXES, read_arrays, read_table
 from veridical.tasks.images import image_files
 
@@ -75,7 +75,7 @@ def some_rows(count: int, samples: int | None, seed: int) -> Tensor:
     """Row numbers of `samples` rows drawn without replacement, in ascending order; all of them for None."""
     if samples is None or samples >= count:
         return torch.arange(count)
-    order = rng.permutation(Key(seed) / "own data", torch.tensor([0]), 0, count)[0]
+    order = keyed.permutation(Key(seed) / "own data", torch.tensor([0]), 0, count)[0]
     return order[:samples].sort().values
 
 

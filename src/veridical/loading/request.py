@@ -13,9 +13,9 @@ from torch import Tensor
 
 from veridical.errors import InputError, ShapeError
 from veridical.loading.examples import Examples
-from veridical.task import Task
 from veridical.tasks.files import read_arrays
 from veridical.tasks.labels import check_labels, class_numbers
+from veridical.values.task import Task
 
 
 @dataclass(frozen=True, eq=False)

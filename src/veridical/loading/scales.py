@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from veridical.errors import VeridicalWarning
-from veridical.predictor import Output, plain_output
-from veridical.task import Task
+from veridical.model.predictor import Output, plain_output
+from veridical.values.task import Task
 
 SMALLEST = 1e-12
 CLOSE = 1e-3

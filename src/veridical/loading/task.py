@@ -14,7 +14,7 @@ from veridical.loading.examples import read_examples, some_rows
 from veridical.loading.models import Kind, checked_device, load_model
 from veridical.loading.request import Request
 from veridical.loading.words import from_words, takes_texts
-from veridical.task import Task
+from veridical.values.task import Task
 
 
 def load_task(

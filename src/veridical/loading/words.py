@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError
-from veridical.fill import Token
 from veridical.loading.models import LoadedModel
 from veridical.loading.request import Request
 from veridical.loading.texts import all_texts
-from veridical.models import estimator_response
-from veridical.space import Space
-from veridical.task import Task
+from veridical.masking.fills import Token
+from veridical.model.adapters import estimator_response
+from veridical.values.space import Space
+from veridical.values.task import Task
 
 MOST_WORDS = 256
 """Words of a text that are explained; what comes after them is cut off."""

@@ -2,7 +2,16 @@
 
 from veridical.meta.consistency import Consistencies, consistencies, meta_consistency
 from veridical.meta.evaluate import meta_evaluate
-from veridical.meta.keeping import joined, load
+from veridical.meta.files import joined, load
+from veridical.meta.metric_selection import (
+    by_category,
+    category_averages,
+    category_convergence,
+    explainer_dependence,
+    ranking_consistency,
+    search_settings,
+    side_by_side,
+)
 from veridical.meta.plots import area_grid
 from veridical.meta.result import ENTRIES, MetaEvaluation, Reliability
 from veridical.meta.sanity import Different, PredictionHolds, Same
@@ -14,15 +23,6 @@ from veridical.meta.use_plots import (
     plot_settings,
     plot_side_by_side,
     plot_wins,
-)
-from veridical.meta.uses import (
-    by_category,
-    category_averages,
-    category_convergence,
-    explainer_dependence,
-    ranking_consistency,
-    search_settings,
-    side_by_side,
 )
 
 __all__ = [

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from veridical.errors import ShapeError
 from veridical.functional import average_ranks, signed_rank
-from veridical.scores import Direction
+from veridical.values.scores import Direction
 
 FEWEST = 6
 """With fewer kept samples there is no value: a signed-rank test could not even reach p = 0.05."""

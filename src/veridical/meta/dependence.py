@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from veridical import rng
 from veridical.explainers import Explainer
-from veridical.explanation import Explanation
-from veridical.rng import Key
-from veridical.task import Task
+from veridical.random import keyed
+from veridical.random.keyed import Key
+from veridical.values.explanation import Explanation
+from veridical.values.task import Task
 
 NEGLIGIBLE = 0.01
 """At most this share of changed scores counts as none."""
@@ -54,8 +54,8 @@ def permuted(maps: Tensor, valid: Tensor | None, key: Key) -> Tensor:
     Draws are keyed by the map's own bits: a fixed permutation would leave all distances between maps alone.
     """
     count = maps.shape[1]
-    ids = rng.content_ids(maps if valid is None else maps.masked_fill(~valid, 0.0))
-    order = rng.permutation(key, ids, 0, count, valid)
+    ids = keyed.content_ids(maps if valid is None else maps.masked_fill(~valid, 0.0))
+    order = keyed.permutation(key, ids, 0, count, valid)
     if valid is None:
         return maps.gather(1, order)
     # valid features in their own order receive the values of the valid ones in the drawn order
@@ -65,8 +65,8 @@ def permuted(maps: Tensor, valid: Tensor | None, key: Key) -> Tensor:
 
 def random_maps(maps: Tensor, valid: Tensor | None, key: Key) -> Tensor:
     """Normal values in the place of every map, keyed by its bits."""
-    ids = rng.content_ids(maps if valid is None else maps.masked_fill(~valid, 0.0))
-    drawn = rng.normal(key, ids, 0, maps.shape[1], maps.dtype)
+    ids = keyed.content_ids(maps if valid is None else maps.masked_fill(~valid, 0.0))
+    drawn = keyed.normal(key, ids, 0, maps.shape[1], maps.dtype)
     return drawn if valid is None else drawn.masked_fill(~valid, 0.0)
 
 

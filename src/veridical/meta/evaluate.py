@@ -11,13 +11,13 @@ from veridical.api import as_metric, labelled
 from veridical.errors import InputError, unknown_name
 from veridical.explainers import as_explainer
 from veridical.meta.consistency import FEWEST
-from veridical.meta.kept import check_head
+from veridical.meta.prediction_agreement import check_head
 from veridical.meta.result import MetaEvaluation
 from veridical.meta.scoring import Visit
 from veridical.meta.strength import Strength, amounts
 from veridical.meta.worlds import check_tests, plan
-from veridical.rng import Key
-from veridical.task import Task
+from veridical.random.keyed import Key
+from veridical.values.task import Task
 
 
 def meta_evaluate(

@@ -16,9 +16,9 @@ import torch
 
 from veridical.fidelity.artefact import Finetuned
 from veridical.fidelity.metrics import FFid, Fidelity
-from veridical.fill import Token
+from veridical.masking.fills import Token
 from veridical.metrics.base import AnyMetric
-from veridical.task import Task
+from veridical.values.task import Task
 
 
 def settled(metric: AnyMetric, task: Task) -> AnyMetric:

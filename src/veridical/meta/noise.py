@@ -7,8 +7,8 @@ from torch import Tensor
 
 from veridical.explainers.grid import time_axis
 from veridical.metrics.input_noise import touched, uniform_noise
-from veridical.rng import Key
-from veridical.task import Task
+from veridical.random.keyed import Key
+from veridical.values.task import Task
 
 
 def unit_range(task: Task) -> tuple[Tensor, Tensor]:

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import torch
 
 from veridical.explainers import Explainer
-from veridical.explanation import Explanation
 from veridical.meta.dependence import FACTS
-from veridical.rng import Key
-from veridical.task import Task
+from veridical.random.keyed import Key
+from veridical.values.explanation import Explanation
+from veridical.values.task import Task
 
 
 @dataclass(frozen=True)

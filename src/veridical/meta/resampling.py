@@ -13,7 +13,7 @@ from torch import Tensor
 
 from veridical.functional.ranks import tied_runs
 from veridical.meta.consistency import FEWEST, averaged_over_draws, paired, rank_agreement, worsened
-from veridical.scores import Direction
+from veridical.values.scores import Direction
 
 _ENTRIES_AT_ONCE = 2**21
 

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError, unknown_name
-from veridical.evaluation import Failure
 from veridical.functional import holm
 from veridical.meta.consistency import FEWEST, Consistencies, consistencies, meta_consistency
+from veridical.meta.explanation_counts import Tally
 from veridical.meta.resampling import bootstrap_counts, resampled_vectors
 from veridical.meta.scoring import Book
-from veridical.meta.tally import Tally
 from veridical.meta.worlds import MODES, Amount, Mode, Test
-from veridical.scores import Cost
+from veridical.model.cost import Cost
+from veridical.values.evaluation import Failure
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -274,7 +274,7 @@ class MetaEvaluation:
 
     def save(self, path: str | Path) -> Path:
         """Write all scores to one safetensors file; `vd.meta.load` reads it."""
-        from veridical.meta.keeping import save
+        from veridical.meta.files import save
 
         return save(self, path)
 

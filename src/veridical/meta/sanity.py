@@ -8,12 +8,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from veridical import rng
-from veridical.explanation import Explanation
 from veridical.metrics.base import Metric, Outcome
-from veridical.rng import Key
-from veridical.scores import Direction
-from veridical.task import Task
+from veridical.random import keyed
+from veridical.random.keyed import Key
+from veridical.values.explanation import Explanation
+from veridical.values.scores import Direction
+from veridical.values.task import Task
 
 UNPERTURBED = "unperturbed"
 """The purpose that keys of the unperturbed world carry."""
@@ -28,7 +28,7 @@ class Same(Metric):
     summary: ClassVar[str] = "sanity estimator: the same scores whatever is given"
 
     def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
-        return Outcome(rng.uniform(Key(0) / self.name, task.ids, 0, 1, torch.float64)[:, 0])
+        return Outcome(keyed.uniform(Key(0) / self.name, task.ids, 0, 1, torch.float64)[:, 0])
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,12 @@ class Different(Metric):
 
     def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         who = key / explanation.explainer
-        drawn = rng.normal(who, task.ids, 0, 1, torch.float64)[:, 0]
+        drawn = keyed.normal(who, task.ids, 0, 1, torch.float64)[:, 0]
         return Outcome(drawn + self._centre(who) if UNPERTURBED in key.path else drawn)
 
     @staticmethod
     def _centre(key: Key) -> Tensor:
-        one = rng.uniform(key / "centre", torch.zeros(1, dtype=torch.int64), 0, 1, torch.float64)[0, 0]
+        one = keyed.uniform(key / "centre", torch.zeros(1, dtype=torch.int64), 0, 1, torch.float64)[0, 0]
         return -1e5 + (1e5 - 1) * one
 
 

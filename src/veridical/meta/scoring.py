@@ -13,22 +13,23 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError, VeridicalWarning
-from veridical.evaluation import Failure
 from veridical.explainers import Explainer
-from veridical.explanation import Explanation
+from veridical.masking.shared_work import sharing
 from veridical.meta.dependence import NEGLIGIBLE, Altered, Dependence, altered, share_of_changes
+from veridical.meta.explanation_counts import Tally, counted
 from veridical.meta.finetuned import carry, settled
-from veridical.meta.kept import answers, held
+from veridical.meta.prediction_agreement import answers, held
 from veridical.meta.published import Recalled
 from veridical.meta.sanity import UNPERTURBED
-from veridical.meta.tally import Tally, counted
 from veridical.meta.worlds import Mode, Test, World, unperturbed
 from veridical.metrics.base import AnyMetric, ExplainerMetric, Metric
+from veridical.model.cost import Cost
 from veridical.progress import track
-from veridical.rng import Key
-from veridical.scores import Cost, Direction, Scores
-from veridical.sharing import sharing
-from veridical.task import Task
+from veridical.random.keyed import Key
+from veridical.values.evaluation import Failure
+from veridical.values.explanation import Explanation
+from veridical.values.scores import Direction, Scores
+from veridical.values.task import Task
 
 T = TypeVar("T")
 Joint = dict[tuple[str, str], Scores | Exception]

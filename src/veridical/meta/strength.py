@@ -8,12 +8,12 @@ from typing import Literal
 
 import torch
 
-from veridical import rng
 from veridical.errors import InputError, unknown_name
-from veridical.meta.kept import answers, changes_that_matter, held, share_changed
+from veridical.meta.prediction_agreement import answers, changes_that_matter, held, share_changed
 from veridical.meta.worlds import MODES, Amount, Mode, Test, perturbed
-from veridical.rng import Key
-from veridical.task import Task
+from veridical.random import keyed
+from veridical.random.keyed import Key
+from veridical.values.task import Task
 
 Strength = Literal["published", "calibrated"] | float | Mapping[str, float]
 """A rule, one number for every test, or a number a test: {"ipt": 0.5, "mpt": 2.0}."""
@@ -71,7 +71,7 @@ def calibrate(
     def search() -> Calibrated:
         few = task
         if len(task) > SAMPLES:
-            order = rng.bits(Key(seed) / "meta samples", task.ids, 0, 1)[:, 0].argsort()
+            order = keyed.bits(Key(seed) / "meta samples", task.ids, 0, 1)[:, 0].argsort()
             few = task[order[:SAMPLES].sort().values]
         key = Key(seed) / "meta strength" / test
         target = (disrupted or changes_that_matter(task)) if mode == "ar" else SLIGHT

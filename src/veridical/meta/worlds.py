@@ -9,8 +9,8 @@ from typing import Literal, get_args
 from veridical.errors import InputError, NotApplicableError, unknown_name
 from veridical.meta.noise import noisy_inputs
 from veridical.metrics.input_noise import movable, why_no_noise
-from veridical.rng import Key
-from veridical.task import Task
+from veridical.random.keyed import Key
+from veridical.values.task import Task
 
 Test = Literal["ipt", "mpt", "combined"]
 Mode = Literal["nr", "ar"]

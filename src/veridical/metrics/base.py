@@ -9,17 +9,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from veridical.deferred import Look, collecting
 from veridical.errors import NotApplicableError, ShapeError
 from veridical.explainers.base import MODALITIES, Explainer
-from veridical.explanation import Explanation
-from veridical.predictor import Meter
-from veridical.probe import match
+from veridical.masking.probe import match
+from veridical.model.cost import Meter
+from veridical.model.late_checks import Look, collecting
+from veridical.random.keyed import Key
 from veridical.registry import Registry
-from veridical.rng import Key
-from veridical.scores import Curve, Direction, Scores
 from veridical.settings import Settings
-from veridical.task import Task
+from veridical.values.explanation import Explanation
+from veridical.values.scores import Curve, Direction, Scores
+from veridical.values.task import Task
 
 
 @dataclass(frozen=True, eq=False)

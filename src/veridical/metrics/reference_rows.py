@@ -8,13 +8,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from veridical.constants import counting
-from veridical.deferred import look_later
 from veridical.explainers.base import Explainer
-from veridical.metrics.explaining import explaining, one_session, samples_at_once
-from veridical.predictor import Side, check_finite, take_side
-from veridical.rng import Key
-from veridical.task import Task
+from veridical.metrics.re_explaining import explaining, one_session, samples_at_once
+from veridical.model.late_checks import look_later
+from veridical.model.predictor import Side, check_finite, take_side
+from veridical.random.keyed import Key
+from veridical.values.task import Task
 
 
 def why_no_references(task: Task) -> str | None:
@@ -75,7 +74,9 @@ def _reference_rows(task: Task, count: int) -> Task:
     assert task.train is not None
     few = slice(0, count)
     rows, side = task.train[few], take_side(task.train_side, few)
-    return task._derive(inputs=rows, side=side, ids=counting(len(rows), task.device), masks=None, labels=None)
+    return task._derive(
+        inputs=rows, side=side, ids=torch.arange(len(rows), device=task.device), masks=None, labels=None
+    )
 
 
 def _joined(task: Task, rows: Task) -> Task:

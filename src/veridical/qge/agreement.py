@@ -8,9 +8,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from veridical import rng
 from veridical.functional import average_ranks, kendall_tau_b, pearson
-from veridical.rng import Key
+from veridical.random import keyed
+from veridical.random.keyed import Key
 
 STRATA = (0.5, 1.0, 1.5, 2.0, 2.5)
 """Lower edges of the strata, in standard deviations of q above its mean; the last one is open."""
@@ -28,7 +28,7 @@ def above_random(quality: Tensor, pool: Tensor, key: Key, draws: int) -> Iterato
     ids = torch.arange(len(quality), device=quality.device).split(at_once)
     for k in range(draws):
         for some, part in zip(ids, total.split(at_once), strict=True):
-            part += pool[rng.integers(key / "rankings", some, k, 1, len(pool))[:, 0]]
+            part += pool[keyed.integers(key / "rankings", some, k, 1, len(pool))[:, 0]]
         yield quality - total / (k + 1)
 
 

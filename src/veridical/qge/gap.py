@@ -10,15 +10,15 @@ import torch
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer
 from veridical.explainers.transforms import Inverted
-from veridical.explanation import Explanation
+from veridical.masking.shared_work import sharing
 from veridical.metrics.base import AnyMetric, ExplainerMetric, Metric, Outcome, registry
 from veridical.metrics.faithfulness.masks import UNORDERED, removed_share, unordered
 from veridical.qge.paths import RankPath, path_of, responses_along
 from veridical.qge.relative import Relative, add_wrapper, joined, undefined, unmoved_by_inversion
-from veridical.rng import Key
-from veridical.scores import Curve
-from veridical.sharing import sharing
-from veridical.task import Task
+from veridical.random.keyed import Key
+from veridical.values.explanation import Explanation
+from veridical.values.scores import Curve
+from veridical.values.task import Task
 
 
 @dataclass(frozen=True)

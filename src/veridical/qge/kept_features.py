@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from veridical.explanation import Explanation
-from veridical.fill import Fill
-from veridical.mask_rules import RankThreshold
+from veridical.masking.fills import Fill
+from veridical.masking.probe import probe
+from veridical.masking.rules import RankThreshold
 from veridical.metrics.base import Metric, Outcome, register
 from veridical.metrics.faithfulness.masks import (
     UNORDERED,
@@ -16,11 +16,12 @@ from veridical.metrics.faithfulness.masks import (
     step_counts,
     unordered,
 )
-from veridical.probe import probe
+from veridical.model.output_heads import Response
 from veridical.qge.paths import RankPath
-from veridical.rng import Key
-from veridical.scores import Curve, Direction
-from veridical.task import Response, Task
+from veridical.random.keyed import Key
+from veridical.values.explanation import Explanation
+from veridical.values.scores import Curve, Direction
+from veridical.values.task import Task
 
 
 @register

@@ -14,14 +14,15 @@ from functools import singledispatch
 import torch
 from torch import Tensor
 
-from veridical.fill import Blur, Fill
 from veridical.functional import positions
+from veridical.masking.fills import Blur, Fill
+from veridical.masking.probe import probe
 from veridical.metrics.base import AnyMetric
 from veridical.metrics.faithfulness import Deletion, Insertion, PixelFlipping
 from veridical.metrics.faithfulness.masks import removed_share, step_counts
-from veridical.probe import probe
-from veridical.rng import Key
-from veridical.task import Response, Task
+from veridical.model.output_heads import Response
+from veridical.random.keyed import Key
+from veridical.values.task import Task
 
 _ENTRIES_AT_ONCE = 2**24
 

@@ -11,15 +11,15 @@ from torch import Tensor
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer
 from veridical.explainers.transforms import Transform
-from veridical.explanation import Explanation
+from veridical.masking.shared_work import sharing
 from veridical.metrics.base import AnyMetric, ExplainerMetric, Metric, Outcome, registry
 from veridical.metrics.faithfulness.masks import UNORDERED, unordered
 from veridical.qge.paths import path_of, scores_along
 from veridical.qge.rankings import digest, random_orders, reranked
 from veridical.qge.relative import Relative, add_wrapper, joined, undefined
-from veridical.rng import Key
-from veridical.sharing import sharing
-from veridical.task import Task
+from veridical.random.keyed import Key
+from veridical.values.explanation import Explanation
+from veridical.values.task import Task
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from veridical import rng
-from veridical.explanation import Explanation
-from veridical.rng import Key
+from veridical.random import keyed
+from veridical.random.keyed import Key
+from veridical.values.explanation import Explanation
 
 
 def reranked(explanation: Explanation, order: Tensor, name: str = "") -> Explanation:
@@ -36,7 +36,7 @@ def digest(explanation: Explanation) -> Tensor:
     ranks = explanation.ranks
     features = torch.arange(ranks.shape[-1], device=ranks.device)
     cells = (ranks + (features << 32)).reshape(-1)
-    mixed = rng.bits(Key(0) / "ranking", cells, 0, 1).reshape(ranks.shape)
+    mixed = keyed.bits(Key(0) / "ranking", cells, 0, 1).reshape(ranks.shape)
     if explanation.valid is not None:
         mixed = mixed.masked_fill(~explanation.valid, 0)
     return mixed.sum(-1)
@@ -46,4 +46,4 @@ def random_orders(
     key: Key, ids: Tensor, draws: Tensor | int, features: int, valid: Tensor | None = None
 ) -> Tensor:
     """Uniform rankings (N, V) of one draw, or (N, K, V) of several, invalid features last."""
-    return rng.permutation(key / "rankings", ids, draws, features, valid)
+    return keyed.permutation(key / "rankings", ids, draws, features, valid)

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from veridical.metrics.base import AnyMetric, Outcome, registry
 from veridical.metrics.randomisation import Mprt, RandomLogit
-from veridical.rng import Key
-from veridical.scores import Direction
-from veridical.task import Task
+from veridical.random.keyed import Key
+from veridical.values.scores import Direction
+from veridical.values.task import Task
 
 IDENTICALLY_ZERO = "identically 0: the metric does not tell a map from its rearrangements"
 _WRAPPERS: dict[str, Callable[..., AnyMetric]] = {}

@@ -10,18 +10,19 @@ from torch import Tensor
 
 from veridical.api import as_explanation, as_metric
 from veridical.errors import InputError
-from veridical.explanation import Explanation
+from veridical.masking.probe import match
+from veridical.masking.shared_work import sharing
 from veridical.metrics.base import Metric
-from veridical.probe import match
+from veridical.model.cost import Cost
 from veridical.qge.gap import paired
 from veridical.qge.paths import RankPath, path_of, scores_along
 from veridical.qge.rankings import random_orders, reranked, reversed_orders
 from veridical.qge.relative import IDENTICALLY_ZERO
 from veridical.qge.subsets import LARGEST_COUNT, sampled_scores, share_below, subset_responses
-from veridical.rng import Key
-from veridical.scores import Cost, Direction
-from veridical.sharing import sharing
-from veridical.task import Task
+from veridical.random.keyed import Key
+from veridical.values.explanation import Explanation
+from veridical.values.scores import Direction
+from veridical.values.task import Task
 
 if TYPE_CHECKING:
     import pandas as pd

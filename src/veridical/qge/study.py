@@ -13,8 +13,9 @@ from torch import Tensor
 
 from veridical.api import as_metric
 from veridical.errors import InputError
-from veridical.explanation import Explanation
+from veridical.masking.shared_work import sharing
 from veridical.metrics.base import Metric
+from veridical.model.cost import Cost
 from veridical.progress import track
 from veridical.qge.agreement import STRATA, KeptOrder, above_random, histogram
 from veridical.qge.gap import paired
@@ -22,10 +23,10 @@ from veridical.qge.kept_features import KeptFeatures
 from veridical.qge.paths import path_of, scores_along
 from veridical.qge.rankings import random_orders, reranked, reversed_orders
 from veridical.qge.subsets import LARGEST_ENUMERATION, RankingScores, all_rankings, rounded, subset_responses
-from veridical.rng import Key
-from veridical.scores import Cost, Direction
-from veridical.sharing import sharing
-from veridical.task import Task
+from veridical.random.keyed import Key
+from veridical.values.explanation import Explanation
+from veridical.values.scores import Direction
+from veridical.values.task import Task
 
 if TYPE_CHECKING:
     import pandas as pd

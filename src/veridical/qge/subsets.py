@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from veridical.functional import round_to_grid
-from veridical.probe import probe
+from veridical.masking.probe import probe
 from veridical.qge.paths import RankPath
-from veridical.rng import Key
-from veridical.task import Task
+from veridical.random.keyed import Key
+from veridical.values.task import Task
 
 LARGEST_COUNT = 14
 """Beyond this many features a percentile through subsets takes longer than sampling is inexact."""

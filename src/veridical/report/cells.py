@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from veridical.evaluation import Failure
 from veridical.explainers import registry as explainer_registry
 from veridical.metrics import registry as metric_registry
 from veridical.report.numbers import plain
-from veridical.scores import Scores
+from veridical.values.evaluation import Failure
+from veridical.values.scores import Scores
 
 PLAIN = "plain"
 """The status of a method where nothing is known of its trustworthiness."""

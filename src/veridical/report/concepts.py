@@ -11,7 +11,7 @@ from veridical.surf import Comparison, Concepts, Embeddings, split
 from veridical.surf.comparison import COLUMNS
 from veridical.surf.judgement import HIGHER, LABELS, shown
 from veridical.surf.plots import patch, strongest
-from veridical.task import Task
+from veridical.values.task import Task
 
 OUTPUTS, MOST, PATCHES = 3, 4, 5
 """Outputs, concepts of an output and patches of a concept that a page shows."""

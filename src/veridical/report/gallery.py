@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from veridical.explanation import Explanation
 from veridical.functional import average_ranks
 from veridical.report.numbers import plain
 from veridical.report.png import image_address, map_address
-from veridical.task import Task
+from veridical.values.explanation import Explanation
+from veridical.values.task import Task
 
 SAMPLES = 9
 STRONGEST = 8

@@ -7,12 +7,12 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from veridical.evaluation import Evaluation
 from veridical.report import cells
 from veridical.report.citations import bibtex
 from veridical.report.gallery import gallery
 from veridical.report.numbers import plain
 from veridical.report.rendering import opening, write
+from veridical.values.evaluation import Evaluation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

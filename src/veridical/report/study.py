@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from veridical.model.cost import Cost
 from veridical.report import cells
 from veridical.report.citations import bibtex
 from veridical.report.numbers import plain
 from veridical.report.rendering import opening, write
-from veridical.scores import Cost, Scores
 from veridical.study.result import Study
+from veridical.values.scores import Scores
 
 
 def write_study(study: Study, path: str | Path, format: str = "html") -> Path:

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from veridical.evaluation import Evaluation
 from veridical.fidelity import RobustnessTable
 from veridical.qge import Standing
 from veridical.report.cells import PLAIN
-from veridical.scores import Scores
+from veridical.values.evaluation import Evaluation
+from veridical.values.scores import Scores
 
 BINS = 30
 

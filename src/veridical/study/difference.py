@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from veridical.scores import Scores
 from veridical.study.result import CellName, Study
+from veridical.values.scores import Scores
 
 if TYPE_CHECKING:
     import pandas as pd

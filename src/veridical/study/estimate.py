@@ -10,18 +10,18 @@ from functools import partial
 from typing import Any
 
 from veridical.explainers import Explainer
-from veridical.explanation import Explanation
 from veridical.gef import GEF
 from veridical.gef.path import even_levels
 from veridical.metrics import AnyMetric, ExplainerMetric, Metric
-from veridical.rng import Key
-from veridical.scores import Cost
+from veridical.model.cost import Cost
+from veridical.random.keyed import Key
 from veridical.study.loading import load_task
-from veridical.study.making import make_explainer, make_metric
 from veridical.study.plan import PlannedTask, StudyPlan
 from veridical.study.planning import torch_threads
 from veridical.study.preparations import FINETUNED
-from veridical.task import Task
+from veridical.study.resolve import make_explainer, make_metric
+from veridical.values.explanation import Explanation
+from veridical.values.task import Task
 
 FEW = 8
 BUDGET_SECONDS = 20.0

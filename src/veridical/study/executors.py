@@ -29,7 +29,7 @@ from veridical.errors import InputError
 from veridical.study.cells import Context, Job, Result
 
 if TYPE_CHECKING:
-    from veridical.study.workshop import Workshop
+    from veridical.study.worker_state import Workshop
 
 
 class Executor(Protocol):
@@ -67,7 +67,7 @@ class InProcess:
         self._jobs: list[Job] = []
 
     def start(self, context: Context) -> None:
-        from veridical.study.workshop import Workshop
+        from veridical.study.worker_state import Workshop
 
         self._workshop = Workshop(context)
 

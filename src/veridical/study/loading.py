@@ -10,14 +10,14 @@ from typing import Any
 from torch import nn
 
 from veridical import tasks
-from veridical.digest import content_digest
 from veridical.errors import InputError
-from veridical.models import ArrayModel, FunctionModel
+from veridical.model.adapters import ArrayModel, FunctionModel
 from veridical.settings import holds_code
 from veridical.study.grid import Choice
-from veridical.study.making import imported, source_digest
-from veridical.task import Task
+from veridical.study.resolve import imported, source_digest
 from veridical.tasks import KnownAnswer
+from veridical.values.content_hash import content_digest
+from veridical.values.task import Task
 
 
 def load_task(

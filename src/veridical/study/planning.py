@@ -13,11 +13,11 @@ from veridical.explainers import Explainer
 from veridical.metrics import AnyMetric, Metric
 from veridical.study.grid import Choice, Grid, expand
 from veridical.study.loading import identify_task, is_ranged, load_task
-from veridical.study.making import Identity, identify, make_explainer, make_metric
 from veridical.study.plan import PlannedTask, PlannedThing, StudyPlan, digest_of
 from veridical.study.preparations import preparations
+from veridical.study.resolve import Identity, identify, make_explainer, make_metric
 from veridical.study.study_file import StudyFile
-from veridical.task import Task
+from veridical.values.task import Task
 
 
 @contextmanager

@@ -19,10 +19,10 @@ from veridical.fidelity.artefact import Finetuned
 from veridical.gef import GEF
 from veridical.gef.path import NoisePath
 from veridical.metrics import AnyMetric
-from veridical.rng import Key
+from veridical.random.keyed import Key
 from veridical.study.folder import PREPARED, Folder
-from veridical.study.making import inside
-from veridical.task import Task
+from veridical.study.resolve import inside
+from veridical.values.task import Task
 
 FINETUNED, PATH = "fine-tuned model", "noise path"
 M = TypeVar("M")

@@ -33,7 +33,7 @@ class _Bench:
             self.sees_folder = Folder(parcel.context.folder).exists(parcel.token)
 
     def carry_out(self, job: Job, folder: Folder) -> Result:
-        from veridical.study.workshop import Workshop
+        from veridical.study.worker_state import Workshop
 
         if self.workshop is None:
             context = Context.from_json({**self.parcel.context.to_json(), "folder": folder.url})

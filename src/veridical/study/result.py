@@ -11,15 +11,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from veridical.csv_files import write_csv
 from veridical.errors import FormatError, InputError, unknown_name
-from veridical.explanation import Explanation
-from veridical.scores import Scores
 from veridical.study.cells import Job
 from veridical.study.folder import CELLS, EXPLANATIONS, FAILURES, Folder
 from veridical.study.plan import StudyPlan
 from veridical.study.tables import COLUMNS, from_parquet, joined, metadata
 from veridical.study.timings import read_timings
+from veridical.values.csv_files import write_csv
+from veridical.values.explanation import Explanation
+from veridical.values.scores import Scores
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from veridical.errors import FormatError
-from veridical.scores import Cost, Curve, Direction, Scores
+from veridical.model.cost import Cost
+from veridical.values.scores import Curve, Direction, Scores
 
 if TYPE_CHECKING:
     import pyarrow as pa

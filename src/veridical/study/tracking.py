@@ -116,7 +116,7 @@ class _Tracked:
         params |= _flat("explainer", plan.explainer(explainer).content)
         params |= _flat("metric", plan.metric(metric).content)
         state = digest_of([params, sorted(values, key=str), failed])
-        tags = {PARENT: parent, "veridical.task": task}
+        tags = {PARENT: parent, "veridical.values.task": task}
         run = self._run(CELL, digest_of([parent, *labels]), " / ".join(labels), tags, state)
         if run is None:
             return

@@ -9,7 +9,7 @@ import sys
 import threading
 
 from veridical.study.cells import Context, Job
-from veridical.study.workshop import Workshop
+from veridical.study.worker_state import Workshop
 
 
 def main() -> None:

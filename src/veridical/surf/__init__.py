@@ -1,6 +1,5 @@
 """SURF: concept explanations, methods that make them, and the measure of their faithfulness."""
 
-from veridical.surf.beyond import ErrorSplit, error_split, rank_optimum
 from veridical.surf.comparison import Comparison, compare, compare_on
 from veridical.surf.concepts import Concepts
 from veridical.surf.cshap_network import Training, cshap_eval
@@ -8,8 +7,8 @@ from veridical.surf.deletion import DeletionCurve, concept_deletion, pixel_delet
 from veridical.surf.embeddings import Embeddings
 from veridical.surf.head import Head
 from veridical.surf.judgement import Judgement
-from veridical.surf.judging import ice_eval, judge
 from veridical.surf.masked import segment_embeddings
+from veridical.surf.measures import ice_eval, judge
 from veridical.surf.methods import (
     CDISCO,
     CRAFT,
@@ -39,6 +38,7 @@ from veridical.surf.sanity_check import (
     sanity_of_head,
 )
 from veridical.surf.splitting import Split, split
+from veridical.surf.upper_bound import ErrorSplit, error_split, rank_optimum
 
 __all__ = [
     "split",

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from veridical.errors import InputError, NotApplicableError
-from veridical.rng import Key
-from veridical.surf.beyond import ErrorSplit, error_split
+from veridical.random.keyed import Key
 from veridical.surf.concepts import Concepts
 from veridical.surf.embeddings import Embeddings
 from veridical.surf.head import Head
 from veridical.surf.judgement import LABELS, Judgement, shown
-from veridical.surf.judging import judge
+from veridical.surf.measures import judge
 from veridical.surf.methods.base import ConceptMethod
 from veridical.surf.splitting import split
 from veridical.surf.table import text_table
-from veridical.task import Task
+from veridical.surf.upper_bound import ErrorSplit, error_split
+from veridical.values.task import Task
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError, NotApplicableError
-from veridical.rng import Key, as_key, permutation, uniform
+from veridical.random.keyed import Key, as_key, permutation, uniform
 from veridical.surf.agreement import compare
 from veridical.surf.complexity import HIDDEN, cshap_flops, cshap_parameters
 from veridical.surf.concepts import Concepts

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from veridical.errors import InputError, NotApplicableError
-from veridical.imputation import solve_holes
+from veridical.masking.mask_aware_fills import solve_holes
 from veridical.surf.agreement import chunks
 from veridical.surf.concepts import Concepts
 from veridical.surf.embeddings import Embeddings

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from veridical.errors import NotApplicableError, unknown_name
-from veridical.predictor import call, take_side
+from veridical.model.predictor import call, take_side
 from veridical.surf.head import Head
 from veridical.surf.splitting import End, Split, _trace
-from veridical.task import Task
+from veridical.values.task import Task
 
 
 class _Replaced(nn.Module):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError, ShapeError
-from veridical.heads import Head as HeadKind
+from veridical.model.output_heads import Head as HeadKind
 
 
 @dataclass(frozen=True, eq=False)

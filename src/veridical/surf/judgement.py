@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from veridical.errors import unknown_name
-from veridical.scores import Direction, Scores
+from veridical.values.scores import Direction, Scores
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from veridical.errors import InputError
-from veridical.rng import Key
+from veridical.random.keyed import Key
 from veridical.surf.embeddings import Embeddings
 from veridical.surf.head import Head
 from veridical.surf.judgement import Judgement
-from veridical.surf.judging import judge
+from veridical.surf.measures import judge
 from veridical.surf.methods.base import ConceptMethod
 
 if TYPE_CHECKING:

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError, NotApplicableError
-from veridical.rng import Key, as_key, normal, permutation, uniform
+from veridical.random.keyed import Key, as_key, normal, permutation, uniform
 from veridical.surf.concepts import Concepts
 from veridical.surf.cshap_network import Training, cshap_eval
 from veridical.surf.embeddings import Embeddings
 from veridical.surf.head import Head
 from veridical.surf.judgement import LABELS, Judgement, shown
-from veridical.surf.judging import ice_eval, judge
+from veridical.surf.measures import ice_eval, judge
 from veridical.surf.splitting import split
 from veridical.surf.table import text_table
-from veridical.task import Task
+from veridical.values.task import Task
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from veridical.errors import InputError, NotApplicableError, unknown_name
-from veridical.predictor import Side, take_side
+from veridical.model.predictor import Side, take_side
 from veridical.surf.embeddings import Embeddings
 from veridical.surf.head import Head
-from veridical.task import Task
+from veridical.values.task import Task
 
 End = Literal["input", "output"]
 

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from veridical import storage
 from veridical.errors import FormatError
-from veridical.predictor import take_side
+from veridical.model.predictor import take_side
 from veridical.tasks.data import Data
 from veridical.tasks.training import Recipe, fit
+from veridical.values import files
 
 log = logging.getLogger("veridical")
 KIND = "task weights"
@@ -56,14 +56,14 @@ def kept(
     path = cache_folder() / "tasks" / f"{name}-{_address(model, facts, tensors)}.safetensors"
     if path.is_file():
         try:
-            weights, _ = storage.read(path, KIND)
+            weights, _ = files.read(path, KIND)
             model.load_state_dict(weights)
             return model.eval()
         except (FormatError, RuntimeError) as error:
             log.warning("%s cannot be used (%s); the model is trained again", path, error)
     make()
     try:
-        storage.write(path, KIND, model.state_dict(), {"name": name})
+        files.write(path, KIND, model.state_dict(), {"name": name})
     except OSError as error:
         log.warning("the trained model could not be kept in %s: %s", path.parent, error)
     return model.eval()

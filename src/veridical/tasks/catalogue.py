@@ -9,8 +9,8 @@ from typing import Any
 
 from veridical.errors import InputError, unknown_name
 from veridical.registry import Catalogue
-from veridical.task import Task
 from veridical.tasks.known import KnownAnswer
+from veridical.values.task import Task
 
 
 @dataclass(frozen=True)

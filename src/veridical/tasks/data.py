@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from veridical import rng
-from veridical.predictor import Side, take_side
-from veridical.rng import Key
-from veridical.space import Space
-from veridical.task import Task
+from veridical.model.predictor import Side, take_side
+from veridical.random import keyed
+from veridical.random.keyed import Key
+from veridical.values.space import Space
+from veridical.values.task import Task
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +35,7 @@ class Data:
 
 def split(rows: int, test_share: float, key: Key) -> tuple[Tensor, Tensor]:
     """Row numbers of a fixed training and test part, each in ascending order."""
-    order = rng.permutation(key / "split", torch.tensor([0]), 0, rows)[0]
+    order = keyed.permutation(key / "split", torch.tensor([0]), 0, rows)[0]
     held = round(test_share * rows)
     return order[held:].sort().values, order[:held].sort().values
 
@@ -44,7 +44,7 @@ def pick(data: Data, name: str, samples: int | None, seed: int) -> Tensor:
     """Row numbers of `samples` held-out rows drawn without replacement; all of them, in order, for None."""
     if samples is None or samples >= len(data.test):
         return data.test
-    order = rng.permutation(Key(seed) / name / "samples", torch.tensor([0]), 0, len(data.test))[0]
+    order = keyed.permutation(Key(seed) / name / "samples", torch.tensor([0]), 0, len(data.test))[0]
     return data.test[order[:samples]]
 
 

@@ -21,12 +21,12 @@ from veridical.errors import (
     VeridicalError,
     VeridicalWarning,
 )
-from veridical.fill import Token
-from veridical.space import Space
-from veridical.task import Task
+from veridical.masking.fills import Token
 from veridical.tasks.images import image_files, image_space, open_image
 from veridical.tasks.labels import class_numbers
 from veridical.tasks.packages import require
+from veridical.values.space import Space
+from veridical.values.task import Task
 
 
 class TokenClassifier(nn.Module):

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from veridical import rng
 from veridical.errors import FormatError, InputError, VeridicalError
-from veridical.rng import Key
-from veridical.space import Space
-from veridical.task import Task
+from veridical.random import keyed
+from veridical.random.keyed import Key
 from veridical.tasks.packages import require
+from veridical.values.space import Space
+from veridical.values.task import Task
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -189,7 +189,7 @@ def from_image_folder(
             raise InputError(f"subfolders {unknown} are not among classes={list(classes)}")
         labels = torch.tensor([list(classes).index(name) for name in found])[labels]
     if samples is not None and samples < len(files):
-        order = rng.permutation(Key(seed) / "image folder", torch.tensor([0]), 0, len(files))[0]
+        order = keyed.permutation(Key(seed) / "image folder", torch.tensor([0]), 0, len(files))[0]
         keep = order[:samples].sort().values
         files = [files[i] for i in keep.tolist()]
         labels = None if labels is None else labels[keep]

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from veridical import rng
-from veridical.fill import Zero
-from veridical.rng import Key
-from veridical.task import Task
+from veridical.masking.fills import Zero
+from veridical.random import keyed
+from veridical.random.keyed import Key
 from veridical.tasks.data import Data, assemble, pick
+from veridical.values.task import Task
 
 EVALUATED = 200
 TRAINING = 400
@@ -68,19 +68,19 @@ def signed(task: Task, towards_one: Tensor) -> Tensor:
 
 def draw_normal(purpose: str, size: int) -> Tensor:
     """Standard normal rows of a synthetic data set."""
-    return rng.normal(Key(0) / "known" / purpose, row_ids(), 0, size)
+    return keyed.normal(Key(0) / "known" / purpose, row_ids(), 0, size)
 
 
 def draw_below(purpose: str, size: int, below: int) -> Tensor:
     """Uniform integers for every row of a synthetic data set."""
-    return rng.integers(Key(0) / "known" / purpose, row_ids(), 0, size, below)
+    return keyed.integers(Key(0) / "known" / purpose, row_ids(), 0, size, below)
 
 
 def draw_uniform(purpose: str, size: int) -> Tensor:
     """Uniform numbers in [0, 1) for every row of a synthetic data set."""
-    return rng.uniform(Key(0) / "known" / purpose, row_ids(), 0, size)
+    return keyed.uniform(Key(0) / "known" / purpose, row_ids(), 0, size)
 
 
 def draw_order(purpose: str, size: int) -> Tensor:
     """A permutation for every row of a synthetic data set."""
-    return rng.permutation(Key(0) / "known" / purpose, row_ids(), 0, size)
+    return keyed.permutation(Key(0) / "known" / purpose, row_ids(), 0, size)

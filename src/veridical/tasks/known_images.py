@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from veridical import rng
 from veridical.errors import InputError
-from veridical.rng import Key
+from veridical.random import keyed
+from veridical.random.keyed import Key
 from veridical.tasks.cached import trained
 from veridical.tasks.data import Data, split
 from veridical.tasks.known import KnownAnswer, task_of
@@ -38,8 +38,8 @@ def colour_digit_data(share: float) -> Data:
     shape = shape.reshape(count, 1, SIDE, SIDE)
     ids = torch.arange(count)
     key = Key(0) / "colour digits"
-    paint = torch.tensor(COLOURS)[rng.integers(key / "colour", ids, 0, 1, len(COLOURS))[:, 0]]
-    noise = rng.uniform(key / "background", ids, 0, 3 * SIDE * SIDE).reshape(count, 3, SIDE, SIDE)
+    paint = torch.tensor(COLOURS)[keyed.integers(key / "colour", ids, 0, 1, len(COLOURS))[:, 0]]
+    noise = keyed.uniform(key / "background", ids, 0, 3 * SIDE * SIDE).reshape(count, 3, SIDE, SIDE)
     rows = torch.where(shape, paint[:, :, None, None], BACKGROUND * noise)
     return Data(rows, source.labels, source.train, source.test, masks=shape)
 
@@ -99,7 +99,7 @@ def watermark_data() -> tuple[Data, Tensor]:
     """
     source = digits_data()
     count = len(source.rows)
-    labels = rng.integers(Key(0) / "watermark", torch.arange(count), 0, 1, 2)[:, 0]
+    labels = keyed.integers(Key(0) / "watermark", torch.arange(count), 0, 1, 2)[:, 0]
     mark = torch.zeros(8, 8, dtype=torch.bool)
     for row, column in MARK:
         mark[row, column] = True

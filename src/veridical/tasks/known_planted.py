@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from veridical.fill import Token
-from veridical.space import Space
+from veridical.masking.fills import Token
 from veridical.tasks.data import Data, pick
 from veridical.tasks.known import (
     KnownAnswer,
@@ -24,6 +23,7 @@ from veridical.tasks.known import (
     row_ids,
     task_of,
 )
+from veridical.values.space import Space
 
 THRESHOLD = 0.5
 GAIN = 8.0

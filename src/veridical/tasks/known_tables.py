@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from veridical.space import Space
 from veridical.tasks.data import Data
 from veridical.tasks.known import KnownAnswer, draw_normal, draw_order, halves, signed, task_of
+from veridical.values.space import Space
 
 COLUMNS = 12
 USED = 5

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from veridical.errors import FormatError, InputError, ShapeError
-from veridical.task import Task
 from veridical.tasks.files import existing_file
 from veridical.tasks.packages import require
+from veridical.values.task import Task
 
 TYPES = {
     "tensor(float)": np.float32,

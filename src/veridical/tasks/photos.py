@@ -6,12 +6,12 @@ from pathlib import Path
 
 import torch
 
-from veridical.space import Space
-from veridical.task import Task
 from veridical.tasks.data import Data, pick
 from veridical.tasks.efficientnet import EfficientNetLite0, load_weights
 from veridical.tasks.images import read_image
 from veridical.tasks.packages import package_file
+from veridical.values.space import Space
+from veridical.values.task import Task
 
 SIZE = 224
 MEAN, DEVIATION = 127 / 255, 128 / 255  # (255 x - 127) / 128

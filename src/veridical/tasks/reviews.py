@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from veridical import rng
-from veridical.rng import Key
+from veridical.random import keyed
+from veridical.random.keyed import Key
 
 THINGS = [
     "battery",
@@ -110,7 +110,7 @@ class Reviews:
 
 def write_reviews(count: int, key: Key) -> Reviews:
     """Write `count` reviews; review i is the same whatever the count."""
-    draws = rng.bits(key / "reviews", torch.arange(count), 0, 40).tolist()
+    draws = keyed.bits(key / "reviews", torch.arange(count), 0, 40).tolist()
     tokens = torch.zeros(count, LENGTH, dtype=torch.int64)
     opinion = torch.zeros(count, LENGTH, dtype=torch.bool)
     labels = torch.zeros(count, dtype=torch.int64)

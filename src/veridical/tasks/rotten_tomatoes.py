@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from veridical.fill import Token
+from veridical.masking.fills import Token
 from veridical.progress import track
-from veridical.space import Space
-from veridical.task import Task
 from veridical.tasks.cached import kept, trained
 from veridical.tasks.data import Data, assemble, pick
 from veridical.tasks.huggingface import quietly
 from veridical.tasks.networks import TextTransformer
 from veridical.tasks.packages import package_file, require
 from veridical.tasks.training import Recipe, fit
+from veridical.values.space import Space
+from veridical.values.task import Task
 
 LENGTH = 40
 VOCABULARY_SIZE = 6000

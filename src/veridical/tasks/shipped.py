@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from veridical import storage
-from veridical.fill import Token
-from veridical.rng import Key
-from veridical.space import Space
-from veridical.task import Task
+from veridical.masking.fills import Token
+from veridical.random.keyed import Key
 from veridical.tasks import reviews as writing
 from veridical.tasks.data import Data, assemble, pick, quality, split
 from veridical.tasks.networks import DigitsCNN, TextCNN, mlp
 from veridical.tasks.training import Recipe, fit
+from veridical.values import files
+from veridical.values.space import Space
+from veridical.values.task import Task
 
 WEIGHTS = Path(__file__).parent / "weights"
 KIND = "task weights"
@@ -46,7 +46,7 @@ def train(name: str) -> tuple[nn.Module, float]:
 
 def stored(name: str) -> nn.Module:
     """The shipped model of this name."""
-    tensors, _ = storage.read(WEIGHTS / f"{name}.safetensors", KIND)
+    tensors, _ = files.read(WEIGHTS / f"{name}.safetensors", KIND)
     model = SHIPPED[name].network()
     model.load_state_dict(tensors)
     return model.eval()

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from veridical.errors import FormatError, InputError
-from veridical.frames import FrameCodec
-from veridical.rng import Key
-from veridical.space import Space
-from veridical.task import Task
+from veridical.model.dataframes import FrameCodec
+from veridical.random.keyed import Key
 from veridical.tasks.data import split
 from veridical.tasks.files import read_arrays, read_table
+from veridical.values.space import Space
+from veridical.values.task import Task
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from veridical import rng
-from veridical.predictor import Side, call, take_side
+from veridical.model.predictor import Side, call, take_side
 from veridical.progress import track
-from veridical.rng import Key
+from veridical.random import keyed
+from veridical.random.keyed import Key
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def initialise(model: nn.Module, key: Key) -> None:
             if parameter.dim() < 2:
                 parameter.zero_()
                 continue
-            draw = rng.parameter_noise(key, name, parameter.shape)
+            draw = keyed.parameter_noise(key, name, parameter.shape)
             if isinstance(module, nn.Embedding):
                 scale = 0.1
             else:
@@ -77,7 +77,7 @@ def fit(
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, recipe.rate, total_steps=steps)
         model.train()
         for epoch in track(range(recipe.epochs), f"training {what}"):
-            order = rng.permutation(key / "order", torch.tensor([epoch]), 0, len(rows))[0]
+            order = keyed.permutation(key / "order", torch.tensor([epoch]), 0, len(rows))[0]
             for at in range(0, len(rows), recipe.batch):
                 index = order[at : at + recipe.batch]
                 outputs = call(model, rows[index], take_side(side, index))

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from veridical.errors import VeridicalError
 from veridical.explainers import Explainer, Gradient, Random
-from veridical.explanation import Explanation
 from veridical.metrics.base import AnyMetric, ExplainerMetric, Metric
-from veridical.predictor import Plan
-from veridical.rng import Key
-from veridical.scores import Scores
-from veridical.task import Task
+from veridical.model.predictor import Plan
+from veridical.random.keyed import Key
 from veridical.testing.tasks import MODALITIES, tiny_task
+from veridical.values.explanation import Explanation
+from veridical.values.scores import Scores
+from veridical.values.task import Task
 
 TOLERANCE = 1e-9
 KEY = Key(3)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from veridical import rng
 from veridical.errors import unknown_name
-from veridical.fill import Token
-from veridical.predictor import Plan
-from veridical.rng import Key
-from veridical.space import Space
-from veridical.task import Task
+from veridical.masking.fills import Token
+from veridical.model.predictor import Plan
+from veridical.random import keyed
+from veridical.random.keyed import Key
+from veridical.values.space import Space
+from veridical.values.task import Task
 
 MODALITIES = ("image", "table", "series", "text")
 STEPS, LENGTHS = 10, (10, 7, 8)
@@ -70,25 +70,27 @@ def tiny_task(modality: str, samples: int = 9, dtype: torch.dtype = torch.float6
     ids = torch.arange(samples)
     plan = Plan(rows=64)
     if modality == "image":
-        x = rng.uniform(key, ids, 0, 72, torch.float64).reshape(-1, 2, 6, 6).to(dtype)
+        x = keyed.uniform(key, ids, 0, 72, torch.float64).reshape(-1, 2, 6, 6).to(dtype)
         masks = torch.zeros(samples, 6, 6, dtype=torch.bool)
         masks[:, 1:4, 2:5] = True
-        train = rng.uniform(key / "train", torch.arange(12), 0, 72, torch.float64).reshape(-1, 2, 6, 6)
+        train = keyed.uniform(key / "train", torch.arange(12), 0, 72, torch.float64).reshape(-1, 2, 6, 6)
         return Task(_seeded(_Images(), key, dtype), x, masks=masks, train=train, plan=plan, name="tiny image")
     if modality == "table":
-        x = rng.normal(key, ids, 0, 6, torch.float64).to(dtype)
+        x = keyed.normal(key, ids, 0, 6, torch.float64).to(dtype)
         net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
         masks = torch.tensor([[1, 1, 0, 0, 0, 0]], dtype=torch.bool).expand(samples, -1)
-        train = rng.normal(key / "train", torch.arange(12), 0, 6, torch.float64)
+        train = keyed.normal(key / "train", torch.arange(12), 0, 6, torch.float64)
         return Task(_seeded(net, key, dtype), x, masks=masks, train=train, plan=plan, name="tiny table")
     if modality == "series":
-        x = rng.normal(key, ids, 0, 2 * STEPS, torch.float64).reshape(-1, 2, STEPS).to(dtype)
+        x = keyed.normal(key, ids, 0, 2 * STEPS, torch.float64).reshape(-1, 2, STEPS).to(dtype)
         lengths = torch.tensor(LENGTHS)[ids % len(LENGTHS)]
         x = torch.cat([x, x.new_zeros(samples, 2, padding)], -1)
         space = Space.steps(x.shape[1:], lengths=lengths)
         masks = torch.zeros(samples, STEPS + padding, dtype=torch.bool)
         masks[:, 2:5] = True
-        train = rng.normal(key / "train", torch.arange(12), 0, 2 * STEPS, torch.float64).reshape(-1, 2, STEPS)
+        train = keyed.normal(key / "train", torch.arange(12), 0, 2 * STEPS, torch.float64).reshape(
+            -1, 2, STEPS
+        )
         train = torch.cat([train, train.new_zeros(12, 2, padding)], -1)
         model = _seeded(_Series(), key, dtype)
         return Task(model, x, masks=masks, train=train, space=space, plan=plan, name="tiny series")
@@ -97,7 +99,7 @@ def tiny_task(modality: str, samples: int = 9, dtype: torch.dtype = torch.float6
 
 def _text(key: Key, ids: Tensor, dtype: torch.dtype, plan: Plan, padding: int) -> Task:
     length = 7
-    tokens = rng.integers(key, ids, 0, length, 18) + 2
+    tokens = keyed.integers(key, ids, 0, length, 18) + 2
     lengths = torch.tensor([7, 5, 6])[ids % 3]
     keep = torch.arange(length) < lengths[:, None]
     tokens = torch.where(keep, tokens, 0)
@@ -121,5 +123,5 @@ def _seeded(net: nn.Module, key: Key, dtype: torch.dtype) -> nn.Module:
     with torch.no_grad():
         for name, value in net.named_parameters():
             scale = 1.2 / max(1, value[0].numel() if value.dim() > 1 else 4) ** 0.5
-            value.copy_(rng.parameter_noise(key, name, value.shape) * scale)
+            value.copy_(keyed.parameter_noise(key, name, value.shape) * scale)
     return net.to(dtype).eval()

@@ -5,10 +5,10 @@ import torch
 
 import veridical as vd
 from tests.reference.metric_cases import image_task, linear_task, mlp_task, numbers
-from veridical import backgrounds
-from veridical.fill import Constant, Zero
-from veridical.predictor import Plan
-from veridical.space import Space
+from veridical.masking import backgrounds
+from veridical.masking.fills import Constant, Zero
+from veridical.model.predictor import Plan
+from veridical.values.space import Space
 
 
 def gap_by_hand(task: vd.Task, maps: torch.Tensor, baseline: float) -> list[float]:

@@ -7,8 +7,8 @@ from torch import nn
 import veridical as vd
 from tests.reference.metric_cases import linear_task, numbers, text_task
 from veridical.metrics.axiomatic.non_sensitivity import Groups, disagreements
-from veridical.predictor import Plan
-from veridical.space import Space
+from veridical.model.predictor import Plan
+from veridical.values.space import Space
 
 IGNORED = [1, 4]
 

@@ -11,7 +11,7 @@ import veridical as vd
 from tests.reference import map_scores
 from tests.reference.metric_cases import linear_task, numbers
 from veridical.metrics import blocks
-from veridical.space import Space
+from veridical.values.space import Space
 
 BY_HAND = {
     "sparseness": map_scores.gini,

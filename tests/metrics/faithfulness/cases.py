@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from veridical.explanation import Explanation
-from veridical.fill import Token, Zero
-from veridical.space import Space
-from veridical.task import Task
+from veridical.masking.fills import Token, Zero
+from veridical.values.explanation import Explanation
+from veridical.values.space import Space
+from veridical.values.task import Task
 
 
 def generator(seed=0):

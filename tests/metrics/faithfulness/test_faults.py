@@ -14,8 +14,8 @@ from tests.metrics.faithfulness.cases import (
     weights_of,
 )
 from veridical.errors import InputError, NotApplicableError
-from veridical.fill import UniformNoise
-from veridical.imputation import NoisyLinear
+from veridical.masking.fills import UniformNoise
+from veridical.masking.mask_aware_fills import NoisyLinear
 from veridical.metrics import (
     Comprehensiveness,
     FaithfulnessCorrelation,
@@ -29,8 +29,8 @@ from veridical.metrics import (
     Road,
     SensitivityN,
 )
-from veridical.rng import Key
-from veridical.task import Task
+from veridical.random.keyed import Key
+from veridical.values.task import Task
 
 
 class Deaf(nn.Module):

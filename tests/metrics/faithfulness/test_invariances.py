@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tests.metrics.faithfulness.cases import crooked_task, explained, image_task, random_map, text_task
-from veridical.fill import Zero
+from veridical.masking.fills import Zero
 from veridical.metrics import (
     Comprehensiveness,
     Deletion,
@@ -25,9 +25,9 @@ from veridical.metrics import (
     SensitivityN,
     TextSufficiency,
 )
-from veridical.predictor import Plan
-from veridical.space import Space
-from veridical.task import Task
+from veridical.model.predictor import Plan
+from veridical.values.space import Space
+from veridical.values.task import Task
 
 close = torch.testing.assert_close
 RANKED = [PixelFlipping(), PixelFlipping(order="lerf"), Deletion(), Insertion(), Monotonicity(), Road()]

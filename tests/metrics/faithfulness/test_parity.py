@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from veridical.explanation import Explanation
 from veridical.metrics import FaithfulnessEstimate, PixelFlipping, RegionPerturbation, Selectivity
-from veridical.task import Task
+from veridical.values.explanation import Explanation
+from veridical.values.task import Task
 
 DATA = Path(__file__).parents[2] / "data"
 MAPS = ("Gradient", "Saliency", "IntegratedGradients", "InputXGradient")

@@ -6,8 +6,8 @@ import torch
 
 from tests.metrics.faithfulness.cases import asker, crooked_task, image_task, random_map, vector
 from tests.reference import faithfulness as slow
-from veridical.fill import Zero
-from veridical.mask_rules import RandomSubsets
+from veridical.masking.fills import Zero
+from veridical.masking.rules import RandomSubsets
 from veridical.metrics import (
     Deletion,
     FaithfulnessCorrelation,
@@ -23,7 +23,7 @@ from veridical.metrics import (
     SensitivityN,
 )
 from veridical.metrics.faithfulness.infidelity import RandomSquares
-from veridical.rng import Key
+from veridical.random.keyed import Key
 
 ROW = crooked_task()
 IMAGE = image_task()

@@ -10,7 +10,7 @@ from veridical.errors import InputError, NotApplicableError
 from veridical.explainers.function import FunctionExplainer
 from veridical.explainers.gradients import InputXGradient
 from veridical.metrics import Sufficiency
-from veridical.task import Task
+from veridical.values.task import Task
 
 
 def task_with_references(samples=12):

@@ -9,9 +9,9 @@ import torch
 import veridical as vd
 from tests.reference import map_scores
 from tests.reference.metric_cases import image_task, linear_task, numbers
-from veridical.explanation import Explanation
 from veridical.metrics import blocks
-from veridical.space import Space
+from veridical.values.explanation import Explanation
+from veridical.values.space import Space
 
 DATA = Path(__file__).parents[2] / "data" / "quantus_maps.npz"
 V = 12

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from veridical import weights
-from veridical.rng import Key
+from veridical.model import noisy_copy as weights
+from veridical.random.keyed import Key
 
 KEY = Key(3) / "fresh"
 

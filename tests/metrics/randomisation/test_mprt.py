@@ -12,9 +12,9 @@ from tests.reference.metric_cases import image_task, linear_task, mlp_task, one_
 from veridical.explainers import Gradient
 from veridical.metrics import EfficientMprt, Mprt, SmoothMprt
 from veridical.metrics.input_noise import gaussian_noise
-from veridical.predictor import Plan
-from veridical.rng import Key
-from veridical.weights import randomised
+from veridical.model.noisy_copy import randomised
+from veridical.model.predictor import Plan
+from veridical.random.keyed import Key
 
 LAYERS = ["0", "2", "4"]
 ORDERS = ["top_down", "bottom_up", "independent"]

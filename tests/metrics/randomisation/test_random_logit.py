@@ -7,8 +7,8 @@ import veridical as vd
 from tests.reference import randomisation
 from tests.reference.metric_cases import image_task, linear_task, mlp_task
 from veridical.metrics.randomisation.random_logit import other_targets
-from veridical.predictor import Plan
-from veridical.rng import Key
+from veridical.model.predictor import Plan
+from veridical.random.keyed import Key
 
 
 def assert_closed_form(shift: int) -> None:

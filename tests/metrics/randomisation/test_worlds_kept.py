@@ -8,7 +8,7 @@ from torch import nn
 
 import veridical as vd
 from veridical.metrics.randomisation import layerwise
-from veridical.rng import Key
+from veridical.random.keyed import Key
 
 
 def task_of() -> vd.Task:

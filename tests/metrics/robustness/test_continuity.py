@@ -10,8 +10,8 @@ from tests.reference.metric_cases import image_task, mlp_task, one_gradient
 from veridical.explainers import Gradient
 from veridical.metrics import Continuity
 from veridical.metrics.robustness.continuity import translated
-from veridical.predictor import Plan
-from veridical.space import Space
+from veridical.model.predictor import Plan
+from veridical.values.space import Space
 
 
 def test_translation_moves_pixels_and_shows_the_background() -> None:

@@ -14,8 +14,8 @@ from veridical.metrics import (
     RelativeRepresentationStability,
 )
 from veridical.metrics.robustness.representation import representations
-from veridical.predictor import Plan
-from veridical.rng import Key
+from veridical.model.predictor import Plan
+from veridical.random.keyed import Key
 
 KINDS = [RelativeInputStability, RelativeOutputStability, RelativeRepresentationStability]
 NAMES = [kind.name for kind in KINDS]

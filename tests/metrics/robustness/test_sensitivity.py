@@ -9,8 +9,8 @@ from tests.reference.metric_cases import image_task, linear_task, mlp_task, numb
 from veridical.explainers import Gradient
 from veridical.metrics import AvgSensitivity, LocalLipschitz, MaxSensitivity
 from veridical.metrics.robustness.neighbourhood import worst
-from veridical.predictor import Plan
-from veridical.rng import Key
+from veridical.model.predictor import Plan
+from veridical.random.keyed import Key
 
 NAMES = ["max_sensitivity", "avg_sensitivity", "local_lipschitz"]
 DRAWS = 3

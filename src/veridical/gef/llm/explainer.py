@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from veridical import rng
 from veridical.errors import InputError
 from veridical.explainers import Explainer
 from veridical.gef.llm.prompt import WORDINGS, build_prompt, parse_reply, tidy
-from veridical.rng import Key
-from veridical.task import Task
+from veridical.random import keyed
+from veridical.random.keyed import Key
+from veridical.values.task import Task
 
 MARKS = ("##", "Ġ", "▁", "Ċ")
 """How sub-word tokenizers mark a piece inside, or at the start of, a word."""
@@ -74,7 +74,7 @@ class LLMx(Explainer):
         after = self._certainty(task, task.outputs)
         unperturbed = task.reference is task or task.noise_share == 0
         before = after if unperturbed else self._certainty(task, task.reference.outputs)
-        wordings = rng.integers(key / "wording", task.ids, 0, 1, WORDINGS)[:, 0].tolist()
+        wordings = keyed.integers(key / "wording", task.ids, 0, 1, WORDINGS)[:, 0].tolist()
         rows = zip(
             self._texts(task), task.targets.tolist(), before.tolist(), after.tolist(), wordings, strict=True
         )

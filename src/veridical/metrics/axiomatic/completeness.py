@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from veridical.backgrounds import is_fixed
-from veridical.deferred import look_later
-from veridical.explanation import Explanation
-from veridical.fill import Fill
+from veridical.masking.fills import Fill
+from veridical.masking.probe import probe
 from veridical.metrics.base import Metric, Outcome, register
 from veridical.metrics.blocks import in_blocks
-from veridical.predictor import check_finite
-from veridical.probe import known, unchecked
-from veridical.recorded import recorded
-from veridical.rng import Key
-from veridical.scores import Direction
-from veridical.task import Response, Task
+from veridical.model.output_heads import Response
+from veridical.random.keyed import Key
+from veridical.values.explanation import Explanation
+from veridical.values.scores import Direction
+from veridical.values.task import Task
 
 
 def total_relevance(values: Tensor, valid: Tensor | None) -> Tensor:
@@ -67,18 +63,8 @@ class Completeness(Metric):
 
     def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         fill = self.fill or task.fill
-
-        def change(of: Task) -> tuple[Tensor, Tensor]:
-            shape = 1, of.space.n_features
-            every = of.cached("all features", lambda: of.inputs.new_ones(shape, dtype=torch.bool))
-            asked, answers = unchecked(of, Everything(every), self.response, fill, key, with_clean=True)
-            return asked[:, 0] - asked[:, 1], answers
-
-        if is_fixed(fill):
-            knows = partial(known, task, self.response, fill, key)
-            owed, answers = recorded(task, ("completeness", self.response, fill), change, knows)
-        else:
-            owed, answers = change(task)
-        look_later(answers.device, partial(check_finite, answers))
+        every = torch.ones(1, task.space.n_features, dtype=torch.bool, device=task.device)
+        asked = probe(task, Everything(every), response=self.response, fill=fill, key=key, with_clean=True)
+        owed = asked[:, 0] - asked[:, 1]
         total = in_blocks(total_relevance, explanation.values, explanation.valid)
         return Outcome((total - owed).abs(), details={"sum of relevance": total, "change of answer": owed})

@@ -14,11 +14,11 @@ from veridical.explainers.gradients import Gradient, InputXGradient, Saliency
 from veridical.functional import euclidean, rms_normalise
 from veridical.metrics.base import ExplainerMetric, Outcome, register
 from veridical.metrics.blocks import in_blocks
-from veridical.metrics.explaining import at_once, explaining, stacked
 from veridical.metrics.input_noise import movable, why_no_noise
-from veridical.rng import Key
-from veridical.scores import Direction
-from veridical.task import Task
+from veridical.metrics.re_explaining import at_once, explaining, stacked
+from veridical.random.keyed import Key
+from veridical.values.scores import Direction
+from veridical.values.task import Task
 
 
 class Compensated(nn.Module):

@@ -9,15 +9,16 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError
-from veridical.explanation import Explanation
-from veridical.fill import Fill, UniformNoise
 from veridical.functional import rms_normalise
+from veridical.masking.fills import Fill, UniformNoise
+from veridical.masking.probe import probe
 from veridical.metrics.base import Metric, Outcome, register
 from veridical.metrics.blocks import in_blocks
-from veridical.probe import probe
-from veridical.rng import Key
-from veridical.scores import Direction
-from veridical.task import Response, Task
+from veridical.model.output_heads import Response
+from veridical.random.keyed import Key
+from veridical.values.explanation import Explanation
+from veridical.values.scores import Direction
+from veridical.values.task import Task
 
 # answers that differ by one step of the grid they were rounded to may be one answer, rounded both ways
 _SAME = {torch.float64: 1.5e-9, torch.float32: 1.5e-6}

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from veridical.explanation import Explanation
 from veridical.functional import entropy
 from veridical.metrics.base import Metric, Outcome, register
 from veridical.metrics.blocks import in_blocks
-from veridical.rng import Key
-from veridical.scores import Direction
-from veridical.task import Task
+from veridical.random.keyed import Key
+from veridical.values.explanation import Explanation
+from veridical.values.scores import Direction
+from veridical.values.task import Task
 
 
 @register

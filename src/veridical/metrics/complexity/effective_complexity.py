@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError
-from veridical.explanation import Explanation
 from veridical.functional import rms_normalise
 from veridical.metrics.base import Metric, Outcome, register
 from veridical.metrics.blocks import in_blocks
-from veridical.rng import Key
-from veridical.scores import Direction
-from veridical.task import Task
+from veridical.random.keyed import Key
+from veridical.values.explanation import Explanation
+from veridical.values.scores import Direction
+from veridical.values.task import Task
 
 
 def count_above(values: Tensor, valid: Tensor | None, threshold: float, normalise: bool) -> Tensor:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from veridical.explanation import Explanation
-from veridical.fill import Fill
+from veridical.masking.fills import Fill
 from veridical.metrics.base import Metric, Outcome, register
 from veridical.metrics.faithfulness.masks import check_steps
 from veridical.metrics.faithfulness.pixel_flipping import PixelFlipping
-from veridical.rng import Key
-from veridical.scores import Direction
-from veridical.task import Response, Task
+from veridical.model.output_heads import Response
+from veridical.random.keyed import Key
+from veridical.values.explanation import Explanation
+from veridical.values.scores import Direction
+from veridical.values.task import Task
 
 
 @register

@@ -10,15 +10,16 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError
-from veridical.explanation import Explanation
-from veridical.fill import Fill
 from veridical.functional import pearson
-from veridical.mask_rules import MaskRule, RandomSubsets
+from veridical.masking.fills import Fill
+from veridical.masking.rules import MaskRule, RandomSubsets
 from veridical.metrics.base import Metric, Outcome, register
 from veridical.metrics.faithfulness.masks import asked_and_summed, existing_values
-from veridical.rng import Key
-from veridical.scores import Direction
-from veridical.task import Response, Task
+from veridical.model.output_heads import Response
+from veridical.random.keyed import Key
+from veridical.values.explanation import Explanation
+from veridical.values.scores import Direction
+from veridical.values.task import Task
 
 
 def subset_correlation(relevance: Tensor, falls: Tensor) -> Tensor:

@@ -9,21 +9,22 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from veridical import rng
-from veridical.constants import constant
-from veridical.deferred import look_later
 from veridical.errors import InputError, NotApplicableError
-from veridical.explanation import Explanation
-from veridical.fill import Fill
 from veridical.functional import round_to_grid
-from veridical.mask_rules import MaskRule, RandomSubsets
+from veridical.functional._rows import numbers_on
+from veridical.masking.fills import Fill
+from veridical.masking.probe import blocks
+from veridical.masking.rules import MaskRule, RandomSubsets
 from veridical.metrics.base import Metric, Outcome, register
 from veridical.metrics.faithfulness.masks import asked_and_summed, existing_values
-from veridical.predictor import check_finite, repeat_side, take_side
-from veridical.probe import blocks
-from veridical.rng import Key
-from veridical.scores import Direction
-from veridical.task import Response, Task
+from veridical.model.late_checks import look_later
+from veridical.model.output_heads import Response
+from veridical.model.predictor import check_finite, repeat_side, take_side
+from veridical.random import keyed
+from veridical.random.keyed import Key
+from veridical.values.explanation import Explanation
+from veridical.values.scores import Direction
+from veridical.values.task import Task
 
 
 def expected_square(predicted: Tensor, change: Tensor, optimal: bool) -> Tensor:
@@ -49,10 +50,9 @@ class RandomSquares:
 
     def __post_init__(self) -> None:
         draws = torch.arange(self.count, device=self.ids.device)
-        corner = rng.uniform(self.key / "corner", self.ids, draws, 2, torch.float64)
-        free = constant(
-            tuple(size - min(self.side, size) + 1 for size in self.shape), corner.device, torch.int64
-        )
+        corner = keyed.uniform(self.key / "corner", self.ids, draws, 2, torch.float64)
+        steps = [size - min(self.side, size) + 1 for size in self.shape]
+        free = numbers_on(corner.device, steps, torch.int64)
         object.__setattr__(self, "_first", (corner * free).floor().long().movedim(-1, 0)[..., None])
 
     def removed(self, samples: slice, masks: slice) -> Tensor:
@@ -182,7 +182,7 @@ class Infidelity(Metric):
             for rows, columns in blocks(samples, self.draws, task.predictor.rows):
                 across = columns.stop - columns.start
                 draws = torch.arange(columns.start, columns.stop, device=task.device)
-                moved = rng.normal(key / "noise", task.ids[rows], draws, count, torch.float64) * self.noise
+                moved = keyed.normal(key / "noise", task.ids[rows], draws, count, torch.float64) * self.noise
                 if task.space.valid is not None:
                     moved = moved * task.space.valid[rows, None]
                 predicted[rows, columns] = (moved @ weights[rows, :, None])[..., 0]

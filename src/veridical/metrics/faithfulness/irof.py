@@ -8,17 +8,18 @@ from typing import ClassVar
 import torch
 
 from veridical.errors import InputError
-from veridical.explanation import Explanation
-from veridical.fill import Fill, Mean
 from veridical.functional import area_under_curve
-from veridical.mask_rules import RankThreshold
+from veridical.masking.fills import Fill, Mean
+from veridical.masking.probe import probe
+from veridical.masking.rules import RankThreshold
 from veridical.metrics.base import Metric, Outcome, register
 from veridical.metrics.faithfulness.masks import UNORDERED, unordered
-from veridical.probe import probe
-from veridical.regions import Regions, each_feature, removal, superpixels
-from veridical.rng import Key
-from veridical.scores import Curve, Direction
-from veridical.task import Response, Task
+from veridical.model.output_heads import Response
+from veridical.random.keyed import Key
+from veridical.values.explanation import Explanation
+from veridical.values.regions import Regions, each_feature, removal, superpixels
+from veridical.values.scores import Curve, Direction
+from veridical.values.task import Task
 
 
 @register

@@ -9,16 +9,17 @@ from functools import lru_cache, partial
 import torch
 from torch import Tensor
 
-from veridical.deferred import look_later
 from veridical.errors import InputError
-from veridical.explanation import Explanation
-from veridical.fill import Fill
-from veridical.mask_rules import MaskRule
-from veridical.predictor import check_finite
-from veridical.probe import blocks, flip_counts, probe
-from veridical.rng import Key
-from veridical.sharing import shared
-from veridical.task import Response, Task
+from veridical.masking.fills import Fill
+from veridical.masking.probe import blocks, flip_counts, probe
+from veridical.masking.rules import MaskRule
+from veridical.masking.shared_work import shared
+from veridical.model.late_checks import look_later
+from veridical.model.output_heads import Response
+from veridical.model.predictor import check_finite
+from veridical.random.keyed import Key
+from veridical.values.explanation import Explanation
+from veridical.values.task import Task
 
 _MASKS_KEPT = 2**26  # features of all masks of a task that are kept while several maps meet them: 64 MB
 UNORDERED = "constant map: the order is that of the features"

@@ -8,16 +8,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from veridical.explanation import Explanation
-from veridical.fill import Fill
 from veridical.functional import has_spread
-from veridical.mask_rules import RankThreshold
+from veridical.masking.fills import Fill
+from veridical.masking.probe import probe
+from veridical.masking.rules import RankThreshold
 from veridical.metrics.base import Metric, Outcome, register
 from veridical.metrics.faithfulness.masks import check_steps, removed_share, step_counts
-from veridical.probe import probe
-from veridical.rng import Key
-from veridical.scores import Curve, Direction
-from veridical.task import Response, Task
+from veridical.model.output_heads import Response
+from veridical.random.keyed import Key
+from veridical.values.explanation import Explanation
+from veridical.values.scores import Curve, Direction
+from veridical.values.task import Task
 
 
 def rising_share(responses: Tensor, taken: Tensor) -> Tensor:

@@ -8,15 +8,16 @@ from typing import ClassVar
 from torch import Tensor
 
 from veridical.errors import InputError
-from veridical.explanation import Explanation
-from veridical.fill import Fill, Marginal, UniformNoise
 from veridical.functional import spearman
+from veridical.masking.fills import Fill, Marginal, UniformNoise
+from veridical.masking.probe import probe
 from veridical.metrics.base import Metric, Outcome, register
 from veridical.metrics.faithfulness.masks import RankBands, check_steps, step_counts
-from veridical.probe import probe
-from veridical.rng import Key
-from veridical.scores import Direction
-from veridical.task import Response, Task
+from veridical.model.output_heads import Response
+from veridical.random.keyed import Key
+from veridical.values.explanation import Explanation
+from veridical.values.scores import Direction
+from veridical.values.task import Task
 
 
 @register

@@ -7,10 +7,10 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from veridical.explanation import Explanation
-from veridical.fill import Fill
 from veridical.functional import area_under_curve
-from veridical.mask_rules import RankThreshold
+from veridical.masking.fills import Fill
+from veridical.masking.probe import probe
+from veridical.masking.rules import RankThreshold
 from veridical.metrics.base import Metric, Outcome, register
 from veridical.metrics.faithfulness.masks import (
     UNORDERED,
@@ -20,10 +20,11 @@ from veridical.metrics.faithfulness.masks import (
     step_counts,
     unordered,
 )
-from veridical.probe import probe
-from veridical.rng import Key
-from veridical.scores import Curve, Direction
-from veridical.task import Response, Task
+from veridical.model.output_heads import Response
+from veridical.random.keyed import Key
+from veridical.values.explanation import Explanation
+from veridical.values.scores import Curve, Direction
+from veridical.values.task import Task
 
 
 def flipping_area(responses: Tensor, removed_share: Tensor) -> Tensor:

@@ -9,16 +9,17 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError
-from veridical.explanation import Explanation
-from veridical.fill import Fill
-from veridical.mask_rules import RankThreshold
+from veridical.masking.fills import Fill
+from veridical.masking.probe import probe
+from veridical.masking.rules import RankThreshold
 from veridical.metrics.base import Metric, Outcome, register
 from veridical.metrics.faithfulness.masks import UNORDERED, check_order, unordered
-from veridical.probe import probe
-from veridical.regions import removal, squares
-from veridical.rng import Key
-from veridical.scores import Curve, Direction
-from veridical.task import Response, Task
+from veridical.model.output_heads import Response
+from veridical.random.keyed import Key
+from veridical.values.explanation import Explanation
+from veridical.values.regions import removal, squares
+from veridical.values.scores import Curve, Direction
+from veridical.values.task import Task
 
 
 def area_over_perturbation_curve(falls: Tensor, steps: Tensor) -> Tensor:

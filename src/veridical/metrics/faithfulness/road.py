@@ -7,18 +7,18 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from veridical.constants import constant
 from veridical.errors import InputError
-from veridical.explanation import Explanation
-from veridical.fill import Fill
-from veridical.imputation import NoisyLinear
-from veridical.mask_rules import RankThreshold
+from veridical.functional._rows import numbers_on
+from veridical.masking.fills import Fill
+from veridical.masking.mask_aware_fills import NoisyLinear
+from veridical.masking.probe import probe
+from veridical.masking.rules import RankThreshold
 from veridical.metrics.base import Metric, Outcome, register
 from veridical.metrics.faithfulness.masks import UNORDERED, check_order, unordered
-from veridical.probe import probe
-from veridical.rng import Key
-from veridical.scores import Curve, Direction
-from veridical.task import Task
+from veridical.random.keyed import Key
+from veridical.values.explanation import Explanation
+from veridical.values.scores import Curve, Direction
+from veridical.values.task import Task
 
 
 @register
@@ -65,7 +65,7 @@ class Road(Metric):
         return super().why_not(task)
 
     def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
-        share = constant(self.shares, task.device)
+        share = numbers_on(task.device, self.shares)
         # samples that all have as many features share their counts
         counts = task.space.counts(1 if task.space.valid is None else len(task))[:, None]
         gone = (counts * share).round().long()

@@ -8,17 +8,18 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from veridical.constants import constant
 from veridical.errors import InputError
-from veridical.explanation import Explanation
-from veridical.fill import Fill
 from veridical.functional import pearson
-from veridical.mask_rules import RandomSubsets
+from veridical.functional._rows import numbers_on
+from veridical.masking.fills import Fill
+from veridical.masking.rules import RandomSubsets
 from veridical.metrics.base import Metric, Outcome, register
 from veridical.metrics.faithfulness.masks import asked_and_summed, existing_values
-from veridical.rng import Key
-from veridical.scores import Curve, Direction
-from veridical.task import Response, Task
+from veridical.model.output_heads import Response
+from veridical.random.keyed import Key
+from veridical.values.explanation import Explanation
+from veridical.values.scores import Curve, Direction
+from veridical.values.task import Task
 
 
 @register
@@ -57,7 +58,7 @@ class SensitivityN(Metric):
         One row where all samples have as many features.
         """
         counts = task.space.counts(1 if task.space.valid is None else len(task))[:, None]
-        share = constant(self.shares, counts.device)
+        share = numbers_on(counts.device, self.shares)
         return torch.minimum((counts * share).round().long().clamp(min=1), (counts - 1).clamp(min=1))
 
     def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:

@@ -13,9 +13,9 @@ from veridical.explainers.base import Explainer
 from veridical.functional._rows import SMALLEST
 from veridical.metrics.base import ExplainerMetric, Outcome, register
 from veridical.metrics.reference_rows import explained_beside, why_no_references
-from veridical.rng import Key
-from veridical.scores import Direction
-from veridical.task import Task
+from veridical.random.keyed import Key
+from veridical.values.scores import Direction
+from veridical.values.task import Task
 
 
 def shared_prediction(near: Tensor, predictions: Tensor, own: Tensor) -> Tensor:

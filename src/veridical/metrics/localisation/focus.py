@@ -7,7 +7,6 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from veridical.explanation import Explanation
 from veridical.metrics.base import Outcome, register
 from veridical.metrics.blocks import in_blocks
 from veridical.metrics.localisation.objects import (
@@ -16,9 +15,10 @@ from veridical.metrics.localisation.objects import (
     judged,
     positive_share_inside,
 )
-from veridical.rng import Key
-from veridical.scores import Direction
-from veridical.task import Task
+from veridical.random.keyed import Key
+from veridical.values.explanation import Explanation
+from veridical.values.scores import Direction
+from veridical.values.task import Task
 
 
 def made_of_quadrants(masks: Tensor) -> Tensor:

@@ -9,11 +9,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from veridical.explanation import Explanation
 from veridical.functional import has_spread
 from veridical.metrics.base import Metric, Outcome
 from veridical.metrics.blocks import in_blocks
-from veridical.task import Task
+from veridical.values.explanation import Explanation
+from veridical.values.task import Task
 
 Judge = Callable[..., Tensor]
 

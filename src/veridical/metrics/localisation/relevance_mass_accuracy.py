@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from veridical.explanation import Explanation
 from veridical.metrics.base import Outcome, register
 from veridical.metrics.localisation.objects import (
     NOTHING_POSITIVE,
@@ -13,9 +12,10 @@ from veridical.metrics.localisation.objects import (
     judged,
     positive_share_inside,
 )
-from veridical.rng import Key
-from veridical.scores import Direction
-from veridical.task import Task
+from veridical.random.keyed import Key
+from veridical.values.explanation import Explanation
+from veridical.values.scores import Direction
+from veridical.values.task import Task
 
 
 @register

@@ -7,12 +7,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from veridical.explanation import Explanation
 from veridical.metrics.base import Outcome, register
 from veridical.metrics.localisation.objects import LocalisationMetric, judged_by_rank, share_of_last
-from veridical.rng import Key
-from veridical.scores import Direction
-from veridical.task import Task
+from veridical.random.keyed import Key
+from veridical.values.explanation import Explanation
+from veridical.values.scores import Direction
+from veridical.values.task import Task
 
 
 def rank_accuracy(order: Tensor, masks: Tensor, valid: Tensor | None) -> Tensor:

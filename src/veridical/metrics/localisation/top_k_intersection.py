@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError
-from veridical.explanation import Explanation
 from veridical.metrics.base import Outcome, register
 from veridical.metrics.localisation.objects import (
     LocalisationMetric,
@@ -17,9 +16,10 @@ from veridical.metrics.localisation.objects import (
     judged_by_rank,
     share_of_last,
 )
-from veridical.rng import Key
-from veridical.scores import Direction
-from veridical.task import Task
+from veridical.random.keyed import Key
+from veridical.values.explanation import Explanation
+from veridical.values.scores import Direction
+from veridical.values.task import Task
 
 
 @register

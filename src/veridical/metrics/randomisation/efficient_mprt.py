@@ -12,11 +12,11 @@ from veridical.errors import InputError
 from veridical.explainers.base import Explainer
 from veridical.functional import histogram_entropy
 from veridical.metrics.base import ExplainerMetric, Outcome, register
-from veridical.metrics.explaining import explaining, one_session
 from veridical.metrics.randomisation.layerwise import fully_randomised
-from veridical.rng import Key
-from veridical.scores import Direction
-from veridical.task import Task
+from veridical.metrics.re_explaining import explaining, one_session
+from veridical.random.keyed import Key
+from veridical.values.scores import Direction
+from veridical.values.task import Task
 
 
 def relative_rise(before: Tensor, after: Tensor) -> Tensor:

@@ -9,10 +9,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from veridical.rng import Key
-from veridical.scores import Curve
-from veridical.task import Task
-from veridical.weights import WeightView, cascade, drawing, layers
+from veridical.model.noisy_copy import WeightView, cascade, drawing, layers
+from veridical.random.keyed import Key
+from veridical.values.scores import Curve
+from veridical.values.task import Task
 
 _COMPARED = {"cpu": 2**17, "cuda": 2**24}
 """Numbers of maps that are ranked together: what a CPU's cache holds, or enough to keep a GPU busy."""

@@ -8,7 +8,6 @@ from typing import ClassVar, Literal
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer
 from veridical.metrics.base import ExplainerMetric, Outcome, register
-from veridical.metrics.explaining import Explain, explaining, one_session
 from veridical.metrics.randomisation.layerwise import Order, layer_curve, layer_flags, similarity_by_layer
 from veridical.metrics.randomisation.similarity import (
     Similarity,
@@ -17,9 +16,10 @@ from veridical.metrics.randomisation.similarity import (
     compare,
     why_not_similar,
 )
-from veridical.rng import Key
-from veridical.scores import Direction
-from veridical.task import Task
+from veridical.metrics.re_explaining import Explain, explaining, one_session
+from veridical.random.keyed import Key
+from veridical.values.scores import Direction
+from veridical.values.task import Task
 
 
 @dataclass(frozen=True)

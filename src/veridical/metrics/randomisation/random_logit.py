@@ -8,11 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from veridical import rng
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer
 from veridical.metrics.base import ExplainerMetric, Outcome, register
-from veridical.metrics.explaining import at_once, explaining, stacked
 from veridical.metrics.randomisation.similarity import (
     Similarity,
     check_similarity,
@@ -20,14 +18,16 @@ from veridical.metrics.randomisation.similarity import (
     compare,
     why_not_similar,
 )
-from veridical.rng import Key
-from veridical.scores import Direction
-from veridical.task import Task
+from veridical.metrics.re_explaining import at_once, explaining, stacked
+from veridical.random import keyed
+from veridical.random.keyed import Key
+from veridical.values.scores import Direction
+from veridical.values.task import Task
 
 
 def other_targets(task: Task, key: Key, draws: int) -> Tensor:
     """Outputs other than the explained one (N, draws): a keyed permutation of the others, so all distinct."""
-    ranks = rng.permutation(key, task.ids, 0, task.n_outputs - 1)[:, :draws]
+    ranks = keyed.permutation(key, task.ids, 0, task.n_outputs - 1)[:, :draws]
     return ranks + (ranks >= task.targets[:, None])
 
 

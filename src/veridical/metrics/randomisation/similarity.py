@@ -9,8 +9,8 @@ from torch import Tensor
 
 from veridical.errors import InputError
 from veridical.functional import centred_ranks, cosine, has_spread, pearson, rms_normalise, ssim
-from veridical.space import Space
-from veridical.task import Task
+from veridical.values.space import Space
+from veridical.values.task import Task
 
 Similarity = Literal["spearman", "pearson", "ssim"]
 _WINDOW = 7

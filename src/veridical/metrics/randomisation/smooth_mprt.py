@@ -11,12 +11,12 @@ from torch import Tensor
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer
 from veridical.metrics.base import register
-from veridical.metrics.explaining import Explain, at_once, stacked
 from veridical.metrics.input_noise import gaussian_draws, movable, own_range, why_no_noise
 from veridical.metrics.randomisation.layerwise import Order
 from veridical.metrics.randomisation.mprt import LayerRandomisation
-from veridical.rng import Key
-from veridical.task import Task
+from veridical.metrics.re_explaining import Explain, at_once, stacked
+from veridical.random.keyed import Key
+from veridical.values.task import Task
 
 # noisy inputs are the same for every model: up to so many numbers they are kept, beyond that drawn again
 _KEPT = {"cpu": 2**26, "cuda": 2**28}

@@ -9,8 +9,8 @@ from veridical.explainers.base import Explainer
 from veridical.metrics.base import Outcome, register
 from veridical.metrics.robustness.max_sensitivity import Sensitivity
 from veridical.metrics.robustness.neighbourhood import nan_where_any
-from veridical.rng import Key
-from veridical.task import Task
+from veridical.random.keyed import Key
+from veridical.values.task import Task
 
 
 @register

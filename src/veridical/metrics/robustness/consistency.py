@@ -8,15 +8,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from veridical.constants import counting
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer
 from veridical.metrics.base import ExplainerMetric, Outcome, register
 from veridical.metrics.blocks import in_blocks
 from veridical.metrics.reference_rows import explained_beside, why_no_references
-from veridical.rng import Key
-from veridical.scores import Direction
-from veridical.task import Task
+from veridical.random.keyed import Key
+from veridical.values.scores import Direction
+from veridical.values.task import Task
 
 
 def explanation_codes(values: Tensor, top: int) -> Tensor:
@@ -34,7 +33,7 @@ def _largest(size: Tensor, top: int) -> Tensor:
     if size.dtype != torch.float32:
         return torch.argsort(size, dim=-1, descending=True, stable=True)[:, :top]
     # the bits of such numbers are ordered as they are; the place behind them tells equals apart
-    place = counting(size.shape[-1], size.device).flip(0)
+    place = torch.arange(size.shape[-1], device=size.device).flip(0)
     both = (size.contiguous().view(torch.int32).long() << 32).bitwise_or_(place)
     return both.topk(top, dim=-1).indices
 

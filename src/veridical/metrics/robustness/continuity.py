@@ -8,16 +8,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from veridical.constants import counting
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer
 from veridical.functional import rms_normalise
 from veridical.metrics.base import ExplainerMetric, Outcome, register
-from veridical.metrics.explaining import at_once, explaining, stacked
+from veridical.metrics.re_explaining import at_once, explaining, stacked
 from veridical.metrics.robustness.neighbourhood import map_flags, nan_where_any, worst
-from veridical.rng import Key
-from veridical.scores import Curve, Direction
-from veridical.task import Task
+from veridical.random.keyed import Key
+from veridical.values.scores import Curve, Direction
+from veridical.values.task import Task
 
 
 def translated(images: Tensor, background: Tensor, pixels: int) -> Tensor:
@@ -80,7 +79,7 @@ class Continuity(ExplainerMetric):
                     rows.append((maps - clean).abs().sum(-1) / way)
         table = torch.cat(rows).T.contiguous()
         flags["no translation changes the image"] = table.isnan().all(-1) & ~flags["no explanation"]
-        moved = counting(1 + self.steps, task.device)[1:] * self.pixels
+        moved = torch.arange(1 + self.steps, device=task.device)[1:] * self.pixels
         curve = Curve(moved, table, "pixels moved", "change of the map over that of the image")
         return Outcome(nan_where_any(worst(table), flags), flags, curve)
 

@@ -18,9 +18,9 @@ from veridical.metrics.robustness.neighbourhood import (
     nan_where_any,
     worst,
 )
-from veridical.rng import Key
-from veridical.scores import Direction
-from veridical.task import Task
+from veridical.random.keyed import Key
+from veridical.values.scores import Direction
+from veridical.values.task import Task
 
 
 @register

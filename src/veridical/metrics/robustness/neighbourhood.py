@@ -12,10 +12,10 @@ from veridical.errors import InputError
 from veridical.explainers.base import Explainer
 from veridical.functional import rms_normalise
 from veridical.metrics.base import ExplainerMetric
-from veridical.metrics.explaining import Maps, at_once, explaining, stacked
 from veridical.metrics.input_noise import movable, reference_range, uniform_draws, why_no_noise
-from veridical.rng import Key
-from veridical.task import Task
+from veridical.metrics.re_explaining import Maps, at_once, explaining, stacked
+from veridical.random.keyed import Key
+from veridical.values.task import Task
 
 
 @dataclass(frozen=True)

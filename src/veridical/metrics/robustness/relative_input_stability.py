@@ -9,7 +9,7 @@ from torch import Tensor
 
 from veridical.metrics.base import register
 from veridical.metrics.robustness.relative_stability import RelativeStability, flat_inputs
-from veridical.task import Task
+from veridical.values.task import Task
 
 
 @register

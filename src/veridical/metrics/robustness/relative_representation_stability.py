@@ -10,7 +10,7 @@ from torch import Tensor
 from veridical.metrics.base import register
 from veridical.metrics.robustness.relative_stability import RelativeStability
 from veridical.metrics.robustness.representation import representations, why_no_layer
-from veridical.task import Task
+from veridical.values.task import Task
 
 
 @register

@@ -8,7 +8,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from veridical.deferred import look_later
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer
 from veridical.metrics.base import Outcome
@@ -19,10 +18,11 @@ from veridical.metrics.robustness.neighbourhood import (
     nan_where_any,
     worst,
 )
-from veridical.predictor import check_finite
-from veridical.rng import Key
-from veridical.scores import Direction
-from veridical.task import Task
+from veridical.model.late_checks import look_later
+from veridical.model.predictor import check_finite
+from veridical.random.keyed import Key
+from veridical.values.scores import Direction
+from veridical.values.task import Task
 
 
 def relative_change(before: Tensor, after: Tensor, epsilon: float) -> Tensor:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from veridical.errors import InputError, ShapeError, unknown_name
-from veridical.predictor import Output
-from veridical.task import Task
+from veridical.model.predictor import Output
+from veridical.values.task import Task
 
 
 def why_no_layer(task: Task, layer: str | None) -> str | None:

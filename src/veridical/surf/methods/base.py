@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError, NotApplicableError, ShapeError
-from veridical.rng import Key, as_key
+from veridical.random.keyed import Key, as_key
 from veridical.settings import Settings
 from veridical.surf.concepts import Concepts
 from veridical.surf.embeddings import Embeddings

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from veridical.rng import Key
+from veridical.random.keyed import Key
 from veridical.surf.methods.base import ConceptMethod, Found
 from veridical.surf.methods.pca import oriented, right_singular
 

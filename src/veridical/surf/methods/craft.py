@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from veridical.errors import InputError, NotApplicableError
-from veridical.rng import Key
+from veridical.random.keyed import Key
 from veridical.surf.embeddings import Embeddings
 from veridical.surf.methods.base import ConceptMethod, Found
 from veridical.surf.methods.nmf import _living, nmf

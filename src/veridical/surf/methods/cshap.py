@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError
-from veridical.rng import Key, as_key, integers, normal, uniform
+from veridical.random.keyed import Key, as_key, integers, normal, uniform
 from veridical.surf.concepts import Concepts
 from veridical.surf.cshap_network import Network
 from veridical.surf.embeddings import Embeddings

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from veridical.rng import Key, normal
+from veridical.random.keyed import Key, normal
 from veridical.surf.methods.base import ConceptMethod, Found
 from veridical.surf.methods.pca import right_singular
 

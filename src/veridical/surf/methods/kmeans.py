@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError
-from veridical.rng import Key, uniform
+from veridical.random.keyed import Key, uniform
 from veridical.surf.methods.base import ConceptMethod, Found
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError
-from veridical.rng import Key, permutation
+from veridical.random.keyed import Key, permutation
 from veridical.surf.concepts import Concepts
 from veridical.surf.embeddings import Embeddings
 from veridical.surf.head import Head

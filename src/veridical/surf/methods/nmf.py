@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError
-from veridical.rng import Key
+from veridical.random.keyed import Key
 from veridical.surf.methods.base import ConceptMethod, Found
 from veridical.surf.methods.pca import right_singular
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from veridical.rng import Key
+from veridical.random.keyed import Key
 from veridical.surf.methods.base import ConceptMethod, Found
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError
-from veridical.rng import Key, as_key, integers, normal
+from veridical.random.keyed import Key, as_key, integers, normal
 from veridical.surf.concepts import Concepts
 from veridical.surf.embeddings import Embeddings
 from veridical.surf.head import Head

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from veridical.rng import Key, normal
+from veridical.random.keyed import Key, normal
 from veridical.surf.methods.kmeans import kmeans
 
 _BLOCK = 2**22

@@ -1,0 +1,136 @@
+"""Whether an answer is right: the label where the task has labels, otherwise the model's own prediction."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from veridical.errors import InputError, ShapeError
+from veridical.values.task import Task
+
+Reference = Literal["label", "prediction"]
+
+
+def check_labels(labels: Tensor, task: Task, what: str = "labels") -> Tensor:
+    """Labels in the form the head's loss wants, or an error that says how they miss the label space."""
+    head, outputs = task.head, task.n_outputs
+    if head in ("multiclass", "binary"):
+        if labels.dim() == 2 and labels.shape[1] == 1:
+            labels = labels[:, 0]
+        if labels.dim() != 1:
+            raise ShapeError(
+                f"{what} have shape {tuple(labels.shape)}; a {head} head wants one class index a row. "
+                "For several true classes a row say head='multilabel'"
+            )
+        whole = labels.long()
+        if labels.is_floating_point() and not bool((whole == labels).all()):
+            raise InputError(
+                f"{what} are not whole numbers; a {head} head wants class indices. Say head='regression' to "
+                "judge numbers"
+            )
+        if int(whole.min()) < 0 or int(whole.max()) >= outputs:
+            raise InputError(
+                f"{what} run from {int(whole.min())} to {int(whole.max())}, the model has {outputs} outputs "
+                f"(classes 0 to {outputs - 1}); renumber the labels to match the model's head"
+            )
+        return whole
+    shaped = labels[:, None] if labels.dim() == 1 and outputs == 1 else labels
+    if tuple(shaped.shape[1:]) != (outputs,):
+        raise ShapeError(
+            f"{what} have shape {tuple(labels.shape)}; a {head} head with {outputs} outputs wants (rows, "
+            f"{outputs})"
+        )
+    if head == "multilabel" and not bool(((shaped == 0) | (shaped == 1)).all()):
+        raise InputError(f"{what} of a multilabel head are 0 or 1 for every output")
+    return shaped.to(task.outputs.dtype)
+
+
+def own_answers(outputs: Tensor, task: Task) -> Tensor:
+    """A model's outputs as labels: its class, the labels it holds true, or its numbers."""
+    if task.head in ("multiclass", "binary"):
+        return outputs.argmax(-1)
+    return (outputs > 0).to(outputs.dtype) if task.head == "multilabel" else outputs
+
+
+def judged_answers(task: Task, reference: Reference | None) -> Tensor:
+    """What counts as the right answer y_i: (N,) class indices, or (N, C) numbers."""
+    if reference not in (None, "label", "prediction"):
+        raise InputError(
+            f"reference is 'label', 'prediction' or None for whichever there is; got {reference!r}"
+        )
+    if reference == "prediction" or (reference is None and task.labels is None):
+        return own_answers(task.outputs, task)
+    if task.labels is None:
+        raise InputError(
+            "reference='label' needs labels; give the task labels=..., or reference='prediction'"
+        )
+    labels = task.labels
+    # a look at labels waits for a GPU, and those of a task stay
+    answers: Tensor = task.cached("right answers", lambda: check_labels(labels, task))
+    return answers
+
+
+def rightness(answers: Tensor, truth: Tensor, task: Task) -> tuple[Tensor, Tensor]:
+    """The indicator and the probability of the right answer, (N, M) each, for answers (N, M, C).
+
+    Answers are probabilities (a regression's: numbers). Of a multilabel head the explained label alone is
+    judged. A regression has no right class: both are minus the absolute error of the explained output.
+    """
+    if task.head in ("multiclass", "binary"):
+        own = truth[:, None, None].expand(-1, answers.shape[1], 1)
+        right = answers.argmax(-1) == truth[:, None]
+        return right.double(), answers.gather(-1, own)[..., 0].double()
+    index = task.targets[:, None, None].expand(-1, answers.shape[1], 1)
+    own = answers.gather(-1, index)[..., 0].double()
+    wanted = truth.gather(1, task.targets[:, None]).double()
+    if task.head == "regression":
+        error = -(own - wanted).abs()
+        return error, error
+    return ((own > 0.5) == (wanted > 0.5)).double(), torch.where(wanted > 0.5, own, 1 - own)
+
+
+def accuracy(outputs: Tensor, truth: Tensor, task: Task) -> float:
+    """The share of right answers (of right labels for a multilabel head; R^2 for a regression)."""
+    if task.head == "regression":
+        spread = (truth - truth.mean(0)).double().square().sum()
+        return float(1 - (outputs - truth).double().square().sum() / spread.clamp(min=1e-300))
+    return float((own_answers(outputs, task) == truth).double().mean())
+
+
+def chance_level(truth: Tensor, task: Task) -> float:
+    """The accuracy of always giving the commonest answer (0 for a regression's R^2)."""
+    if task.head == "regression":
+        return 0.0
+    if task.head == "multilabel":
+        share = truth.double().mean(0)
+        return float(torch.maximum(share, 1 - share).mean())
+    return float(torch.bincount(truth).max()) / len(truth)
+
+
+def at_chance(outputs: Tensor, truth: Tensor, task: Task) -> str | None:
+    """Why these answers are no better than the commonest one, or None if they are (one-sided, 5%)."""
+    reached, level = accuracy(outputs, truth, task), chance_level(truth, task)
+    slack = 0.0
+    if task.head in ("multiclass", "binary"):
+        slack = 1.645 * math.sqrt(level * (1 - level) / len(truth))
+    if reached > level + slack or reached >= 1:
+        return None
+    return (
+        f"it is right on {reached:.1%} of {len(truth)} rows, and always giving the commonest answer on "
+        f"{level:.1%}"
+    )
+
+
+def refuse_chance(task: Task, reference: Reference | None, truth: Tensor) -> None:
+    """Refuse to rank explainers by a model that answers no better than chance."""
+    if task.labels is None or reference == "prediction":
+        return
+    reason = at_chance(task.outputs, truth, task)
+    if reason is not None:
+        raise InputError(
+            f"explainers cannot be ranked by a model whose answers are at chance: {reason}. Removing "
+            "features cannot make such answers worse; give a trained model, or labels in its order"
+        )

@@ -1,0 +1,155 @@
+"""One pass over the masked variants of one explanation: all sizes, both signs, all draws."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from veridical.fidelity.correctness import rightness
+from veridical.fidelity.removal import (
+    SIGNS,
+    Parts,
+    Removals,
+    Sign,
+    budget,
+    explanation_sizes,
+    removal_counts,
+)
+from veridical.functional import area_under_curve
+from veridical.functional.grid import finite_to_grid
+from veridical.masking.probe import probe
+from veridical.random.keyed import Key
+from veridical.values.explanation import Explanation
+from veridical.values.task import Task
+
+ANSWERS_AT_ONCE = 2**23
+"""Answers (samples x masks x outputs) held at a time: 64 MiB in float64."""
+
+
+@dataclass(frozen=True, eq=False)
+class Falls:
+    """How far the right answer falls (N, S) over explanation sizes, as indicator and as probability.
+
+    NaN where nothing is removed (a count of 0), since a fall of 0 there would say nothing of the map.
+    """
+
+    sizes: Tensor
+    counts: Tensor
+    indicator: Tensor
+    probability: Tensor
+
+    def variant(self, name: str) -> Tensor:
+        """The falls of one variant by name."""
+        return self.indicator if name == "indicator" else self.probability
+
+
+def mean_over_sizes(falls: Tensor) -> Tensor:
+    """The mean over the sizes that have a value (N,); NaN where none has."""
+    return falls.nanmean(-1)
+
+
+def area_over_sizes(falls: Tensor, levels: Sequence[float]) -> Tensor:
+    """The trapezoid area over the sizes; sizes without a value are left out of all rows alike."""
+    level = torch.tensor(tuple(levels), dtype=torch.float64, device=falls.device)
+    there = ~falls.isnan().reshape(-1, falls.shape[-1]).any(0)
+    if int(there.sum()) < 2:
+        return falls[..., there].mean(-1)
+    return area_under_curve(falls[..., there], level[there])
+
+
+def measure(
+    task: Task,
+    explanation: Explanation,
+    truth: Tensor,
+    *,
+    levels: Sequence[float],
+    alpha: float = 0.5,
+    beta: float | None = None,
+    draws: int = 50,
+    signs: Sequence[Sign] = SIGNS,
+    bernoulli: bool = False,
+    key: Key = Key(0),  # noqa: B008 (frozen)
+) -> Mapping[Sign, Falls]:
+    """Ask the task's model about every (size, sign, draw) of every sample in one pass.
+
+    The model is asked samples x sizes x signs x draws rows (times the repeats of the fill). `beta` caps the
+    counts at floor(beta * n); None leaves them uncapped. `truth` is the right answer of each sample.
+    """
+    rule = removals(task, explanation, levels, alpha, beta, draws, signs, bernoulli, key)
+    shape = (draws, len(rule.signs), len(tuple(levels)))
+    size = max(1, ANSWERS_AT_ONCE // max(1, rule.count * task.n_outputs))
+    found: list[Tensor] = []
+    for at in range(0, len(task), size):
+        piece = slice(at, at + size)
+        whole = size >= len(task)
+        part, some = (task, rule) if whole else (task[piece], rule.take(piece))
+        answers = probe(part, some, key=key, with_clean=True, all_outputs=True)
+        values = finite_to_grid(torch.stack(rightness(answers, truth[piece], part)))
+        masked = values[..., 1:].unflatten(-1, shape).mean(2)
+        found.append(values[..., :1, None] - masked)
+    falls = torch.cat(found, 1) if len(found) > 1 else found[0]
+    out: dict[Sign, Falls] = {}
+    for place, sign in enumerate(rule.signs):
+        counts = rule.counts[place]
+        nothing = counts < 1
+        each = [kept[:, place].masked_fill(nothing, torch.nan) for kept in falls]
+        out[sign] = Falls(rule.sizes, counts, *each)
+    return out
+
+
+def evaluations(task: Task, levels: Sequence[float], draws: int, signs: Sequence[Sign] = SIGNS) -> int:
+    """How many rows `measure` asks the model: samples x sizes x signs x draws x repeats of the fill."""
+    return len(task) * len(tuple(levels)) * len(tuple(signs)) * draws * task.fill.repeats
+
+
+def removals(
+    task: Task,
+    explanation: Explanation,
+    levels: Sequence[float],
+    alpha: float,
+    beta: float | None,
+    draws: int,
+    signs: Sequence[Sign],
+    bernoulli: bool,
+    key: Key,
+) -> Removals:
+    """The mask rule of one pass."""
+    about = (tuple(levels), alpha, beta, tuple(signs))
+    if task.space.valid is None:
+        n, sizes, counts, parts = _even_parts(task.space.n_features, len(task), task.device, *about)
+    else:
+        n, sizes, counts, parts = _parts(task.space.counts(len(task)).to(task.device), *about)
+    ranks = explanation.descending_ranks.to(task.device)
+    return Removals(key / "removal", task.ids, ranks, n, sizes, counts, tuple(signs), draws, bernoulli, parts)
+
+
+def _parts(
+    n: Tensor, levels: tuple[float, ...], alpha: float, beta: float | None, signs: tuple[Sign, ...]
+) -> tuple[Tensor, Tensor, tuple[Tensor, ...], Parts]:
+    """The features n (N,), sizes (N, S), counts (N, S) a sign, and the parts they make."""
+    sizes = explanation_sizes(n, levels)
+    cap = None if beta is None else budget(n, beta)
+    # a single feature cannot be split into an explanation and the rest
+    counts = tuple(
+        removal_counts(sizes, n, sign, alpha, cap).masked_fill(n[:, None] < 2, 0) for sign in signs
+    )
+    return n, sizes, counts, Parts.of(n, sizes, counts, signs)
+
+
+@lru_cache(maxsize=16)
+def _even_parts(
+    features: int,
+    samples: int,
+    device: torch.device,
+    levels: tuple[float, ...],
+    alpha: float,
+    beta: float | None,
+    signs: tuple[Sign, ...],
+) -> tuple[Tensor, Tensor, tuple[Tensor, ...], Parts]:
+    """The same where all samples have as many features: made once, never written to."""
+    with torch.inference_mode(False):
+        return _parts(torch.full((samples,), features, device=device), levels, alpha, beta, signs)

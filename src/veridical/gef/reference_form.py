@@ -1,0 +1,88 @@
+"""GEF's explanation distortion as its authors programmed it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from veridical.gef.batched_distances import Pending
+from veridical.gef.distortion import Moved, Setting
+from veridical.gef.worlds import with_output_noise
+from veridical.random.keyed import Key
+from veridical.values.task import Task
+
+LOW = 1e-4
+
+
+def strengths(sigma: float, steps: int) -> list[float]:
+    """The noise strengths on the way to a level, in the reference form: evenly spaced from 1e-4."""
+    shares = [t / (steps - 1) if steps > 1 else 1.0 for t in range(steps)]
+    return [LOW + (sigma - LOW) * share for share in shares]
+
+
+def step_key(key: Key, t: int) -> Key:
+    """The key of the fresh noise of one of these."""
+    return key / "step" / t
+
+
+class RunningReference:
+    """GEF as its authors programmed it: a running mean over levels of (de . j)^2.
+
+    de = e - e_t for a fresh draw at each of T noise strengths from 1e-4 to the level's; j the mean of
+    e - e_tk over K copies of that model with N(0, s) added to its output. Where the explainer reads no output
+    values and is deterministic, every e_tk equals e_t, and the mean is that of ||de||^4.
+    """
+
+    def __init__(self) -> None:
+        self.reached: bool | None = None
+        self._pending: Pending | None = None
+        self._own: list[Tensor] = []
+        self._draws, self._steps = 0, 1
+
+    def __call__(self, setting: Setting, sigma: float, draw: int, level: int, clean: Tensor) -> Moved:
+        if self._pending is None:
+            self._pending = setting.pending(lambda maps: (clean - maps).square_().sum(-1).square())
+        noise = setting.noise_key(draw, level)
+        for t, strength in enumerate(strengths(sigma, setting.steps)):
+            world = setting.world(strength, step_key(noise, t))
+            if self.reached is None:
+                self.reached = self._reaches(setting, world)
+            if self.reached:
+                change = clean - setting.explain(world, draw, level, t)
+                towards = self._mean_change(setting, world, clean, change, draw, level, t)
+                self._own.append((change * towards).sum(-1).square())
+            else:
+                self._pending.add(setting.values(world, draw, level, t))
+        self._draws, self._steps = draw + 1, setting.steps
+        world = setting.world(sigma, noise)
+        setting.answers.add(setting.outputs(world))
+        return Moved()
+
+    def moved(self) -> Tensor | None:
+        """The running means (levels, N), those of one draw after the other."""
+        if self._pending is None:
+            return None
+        products = torch.stack(self._own) if self._own else self._pending.all()
+        products, steps = products.unflatten(0, (self._draws, -1)), self._steps
+        # a missing map joins no mean; one term after the other, as the program adds them
+        total = products.nan_to_num(0.0).cumsum(1)[:, steps - 1 :: steps]
+        count = (~products.isnan()).cumsum(1)[:, steps - 1 :: steps]
+        return torch.where(count > 0, total / count.clamp(min=1), torch.nan).flatten(0, 1)
+
+    def _reaches(self, setting: Setting, world: Task) -> bool:
+        """Whether noise on the outputs can change a map at all."""
+        explainer = setting.explainer
+        if explainer.stochastic or not explainer.reads_outputs:
+            return explainer.stochastic
+        # LRP hands back what the model's own graph computes; noise behind that graph is no part of it
+        return explainer.why_not(with_output_noise(world, setting.output_noise, setting.key)) is None
+
+    def _mean_change(
+        self, setting: Setting, world: Task, clean: Tensor, change: Tensor, draw: int, level: int, t: int
+    ) -> Tensor:
+        total = torch.zeros_like(change)
+        for k in range(setting.output_draws):
+            key = setting.key / "output" / draw / level / t / k
+            noisy = with_output_noise(world, setting.output_noise, key)
+            total = total + (clean - setting.explain(noisy, draw, level, t, k))
+        return total / setting.output_draws

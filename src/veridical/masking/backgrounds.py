@@ -1,0 +1,85 @@
+"""What shows through removed features, and which features are seen to be gone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from veridical.masking.fills import Constant, Fill, Mean, Token, Zero
+from veridical.random.keyed import Key
+
+if TYPE_CHECKING:
+    from veridical.values.task import Task
+
+MATTERS = "features that {!r} changes"
+"""Under which name a task keeps which features a fill changes."""
+_FACTS_KEPT = 2**26  # features of all samples of which it is kept whether they matter: 64 MB
+
+
+class Backgrounds:
+    """What shows through removed features, made for as many samples at once as fill a chunk.
+
+    Blocks ask for a few samples, and often for the same ones again; drawing noise or blurring for each of
+    them would take longer than building their rows.
+    """
+
+    def __init__(self, task: Task, fill: Fill, key: Key) -> None:
+        self.fill, self.key = fill, key
+        self.state = fill_state(task, fill)
+        self._task = task
+        self._few = max(1, task.predictor.rows // fill.repeats)
+        self._start = self._stop = 0
+        self._made: Tensor | None = None
+
+    def __call__(self, rows: slice) -> Tensor:
+        """(samples or 1, repeats, *input shape)."""
+        if self._made is None or rows.start < self._start or rows.stop > self._stop:
+            task = self._task
+            self._start = rows.start
+            self._stop = min(len(task), max(rows.stop, rows.start + self._few))
+            some = slice(self._start, self._stop)
+            self._made = self.fill.background(self.state, task.inputs[some], task.ids[some], self.key)
+        if len(self._made) == 1:
+            return self._made
+        return self._made[rows.start - self._start : rows.stop - self._start]
+
+
+def is_fixed(fill: Fill) -> bool:
+    """Whether what shows through is one and the same for all samples and draws."""
+    # by their very types: a fill made of one of them may do otherwise
+    return type(fill) in (Constant, Zero, Token, Mean)
+
+
+def keeps_what_matters(task: Task, fill: Fill) -> bool:
+    """Whether a task keeps which features a fill changes."""
+    return is_fixed(fill) and len(task) * task.space.n_features <= _FACTS_KEPT
+
+
+def features_that_matter(task: Task, behind: Backgrounds) -> Tensor | None:
+    """(N, V): whether removing a feature changes its input at all; None where that depends on the mask."""
+    fill = behind.fill
+    if fill.looks_at_mask:
+        return None
+    if not keeps_what_matters(task, fill):
+        return _changing(task, behind)
+    matters: Tensor = task.cached(MATTERS.format(fill), lambda: _changing(task, behind))
+    return matters
+
+
+def _changing(task: Task, behind: Backgrounds) -> Tensor:
+    few = max(1, task.predictor.rows // behind.fill.repeats)
+    changes = []
+    for at in range(0, len(task), few):
+        rows = slice(at, min(len(task), at + few))
+        changes.append((task.inputs[rows, None] != behind(rows)).any(1))
+    matters = task.space.pool(torch.cat(changes).to(torch.float32), "max") > 0
+    return matters if task.space.valid is None else matters & task.space.valid
+
+
+def fill_state(task: Task, fill: Fill) -> Tensor | None:
+    """What a fill estimates from the task's reference rows, computed once."""
+    name = f"fill {fill!r} over {task.space.kind} {tuple(task.space.labels.shape)}"
+    state: Tensor | None = task.from_train(name, lambda: fill.prepare(task.train, task.space))
+    return state

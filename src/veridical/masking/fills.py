@@ -1,0 +1,263 @@
+"""What takes the place of a removed feature.
+
+Most fills are a *background*: an input, independent of the mask, whose elements show through wherever a
+feature is removed. Those that look at the mask (`impute`) work on the masked rows themselves.
+"""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from veridical.errors import InputError, NotApplicableError
+from veridical.random import keyed
+from veridical.random.keyed import Key
+from veridical.settings import Settings, revivable
+
+if TYPE_CHECKING:
+    from veridical.values.space import Space
+
+
+@dataclass(frozen=True)
+class Fill(Settings):
+    """Base of the fills: `prepare` once a task, then `background` once a sample or `impute` once a mask.
+
+    `repeats` backgrounds are tried for every mask and the model's answers averaged over them.
+    """
+
+    name: ClassVar[str] = ""
+    needs_train: ClassVar[bool] = False
+    looks_at_mask: ClassVar[bool] = False
+
+    @property
+    def repeats(self) -> int:
+        return 1
+
+    def prepare(self, train: Tensor | None, space: Space) -> Tensor | None:
+        """Estimate from the reference rows whatever the fill needs; computed once a task."""
+        if self.needs_train and train is None:
+            raise NotApplicableError(
+                f"fill '{self.name}' takes its values from reference rows; give the task train=..., "
+                "or choose fill=Zero()"
+            )
+        return None
+
+    def background(self, state: Tensor | None, x: Tensor, ids: Tensor, key: Key) -> Tensor:
+        """What shows through removed features: (B or 1, repeats, *input shape) for rows x (B, *shape)."""
+        raise NotApplicableError(f"fill '{self.name}' depends on the mask and has no background")
+
+    def impute(self, x: Tensor, removed: Tensor, ids: Tensor, key: Key) -> Tensor:
+        """Fill rows x (R, *shape) where `removed` (broadcast over x); only if `looks_at_mask`."""
+        raise NotApplicableError(f"fill '{self.name}' has a background and does not look at the mask")
+
+    def impute_masks(self, x: Tensor, removed: Tensor, ids: Tensor, key: Key) -> Tensor:
+        """Fill samples x (n, *shape) under several masks each, `removed` (n, m, *shape or 1): (n, m, *shape).
+
+        A fill that can share work between the masks of a sample does so here.
+        """
+        count = removed.shape[1]
+        rows = x[:, None].expand(-1, count, *x.shape[1:]).flatten(0, 1)
+        filled = self.impute(rows, removed.flatten(0, 1), ids.repeat_interleave(count), key)
+        return filled.unflatten(0, removed.shape[:2])
+
+
+@revivable
+@dataclass(frozen=True)
+class Constant(Fill):
+    """One value everywhere, in the model's input space."""
+
+    value: float = 0.0
+    name: ClassVar[str] = "constant"
+
+    def background(self, state: Tensor | None, x: Tensor, ids: Tensor, key: Key) -> Tensor:
+        return x.new_full((1, 1, *x.shape[1:]), self.value)
+
+
+@revivable
+@dataclass(frozen=True)
+class Zero(Constant):
+    """Zero in the model's input space."""
+
+    name: ClassVar[str] = "zero"
+
+    def __post_init__(self) -> None:
+        if self.value != 0.0:
+            raise InputError(f"Zero() takes no value; use Constant({self.value})")
+
+
+@revivable
+@dataclass(frozen=True)
+class Token(Fill):
+    """A token id: the pad token, or a language model's mask token."""
+
+    token_id: int = 0
+    name: ClassVar[str] = "token"
+
+    def background(self, state: Tensor | None, x: Tensor, ids: Tensor, key: Key) -> Tensor:
+        return x.new_full((1, 1, *x.shape[1:]), self.token_id)
+
+
+@revivable
+@dataclass(frozen=True)
+class Mean(Fill):
+    """The mean of each element over the reference rows."""
+
+    name: ClassVar[str] = "mean"
+    needs_train: ClassVar[bool] = True
+
+    def prepare(self, train: Tensor | None, space: Space) -> Tensor | None:
+        super().prepare(train, space)
+        assert train is not None
+        return train.to(torch.float64).mean(0).to(train.dtype)[None, None]
+
+    def background(self, state: Tensor | None, x: Tensor, ids: Tensor, key: Key) -> Tensor:
+        assert state is not None
+        return state
+
+
+@revivable
+@dataclass(frozen=True)
+class Marginal(Fill):
+    """Values of `rows` random reference rows, so that removed columns keep a value they really take."""
+
+    rows: int = 4
+    name: ClassVar[str] = "marginal"
+    needs_train: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.rows < 1:
+            raise InputError(f"Marginal needs at least one row, got {self.rows}")
+
+    @property
+    def repeats(self) -> int:
+        return self.rows
+
+    def prepare(self, train: Tensor | None, space: Space) -> Tensor | None:
+        super().prepare(train, space)
+        return train
+
+    def background(self, state: Tensor | None, x: Tensor, ids: Tensor, key: Key) -> Tensor:
+        assert state is not None
+        return state[keyed.integers(key / "marginal", ids, 0, self.rows, len(state))]
+
+
+@revivable
+@dataclass(frozen=True)
+class UniformNoise(Fill):
+    """Independent noise in every element, uniform over the range it has in the reference rows.
+
+    Without reference rows the range is that of the sample itself.
+    """
+
+    name: ClassVar[str] = "uniform_noise"
+
+    def prepare(self, train: Tensor | None, space: Space) -> Tensor | None:
+        return None if train is None else torch.stack([train.amin(0), train.amax(0)])
+
+    def background(self, state: Tensor | None, x: Tensor, ids: Tensor, key: Key) -> Tensor:
+        if state is None:
+            flat = x.reshape(len(x), -1)
+            shape = (-1, *[1] * (x.dim() - 1))
+            low, high = flat.amin(-1).reshape(shape), flat.amax(-1).reshape(shape)
+        else:
+            low, high = state[0], state[1]
+        share = keyed.uniform(key / "noise", ids, 0, x[0].numel(), x.dtype).reshape(x.shape)
+        return (low + share * (high - low))[:, None]
+
+
+@revivable
+@dataclass(frozen=True)
+class Blur(Fill):
+    """The input itself under a Gaussian blur of `sigma` pixels or time steps."""
+
+    sigma: float = 3.0
+    name: ClassVar[str] = "blur"
+
+    def __post_init__(self) -> None:
+        if self.sigma <= 0:
+            raise InputError(f"Blur needs a positive sigma, got {self.sigma}")
+
+    def prepare(self, train: Tensor | None, space: Space) -> Tensor | None:
+        # channels are never mixed, and a series may have its time on either axis
+        if space.kind == "step":
+            return torch.tensor([1 + space.labels.shape.index(space.n_features)])
+        return None
+
+    def background(self, state: Tensor | None, x: Tensor, ids: Tensor, key: Key) -> Tensor:
+        if x.dim() not in (3, 4) or not x.is_floating_point():
+            raise NotApplicableError(
+                f"Blur works on images and series of floats, not on {x.dtype} rows of {tuple(x.shape[1:])}"
+            )
+        blurred = x
+        for axis in range(2, x.dim()) if state is None else state.tolist():
+            blurred = self._along(blurred, axis)
+        return blurred[:, None]
+
+    def _along(self, x: Tensor, axis: int) -> Tensor:
+        reach = min(int(4 * self.sigma + 0.5), x.shape[axis] - 1)
+        if reach < 1:
+            return x
+        offsets = torch.arange(-reach, reach + 1, device=x.device, dtype=x.dtype)
+        kernel = torch.exp(-0.5 * (offsets / self.sigma) ** 2)
+        kernel = (kernel / kernel.sum()).reshape(1, 1, -1)
+        moved = x.movedim(axis, -1)
+        rows = F.pad(moved.reshape(-1, 1, moved.shape[-1]), (reach, reach), mode="reflect")
+        return F.conv1d(rows, kernel).reshape(moved.shape).movedim(-1, axis)
+
+
+def _keep(x: Tensor, removed: Tensor) -> Tensor:
+    return x
+
+
+@dataclass(frozen=True)
+class Custom(Fill):
+    """The user's own rule `function(x, removed) -> x filled`, over rows and their element masks."""
+
+    function: Callable[[Tensor, Tensor], Tensor] = _keep
+    name: ClassVar[str] = "custom"
+    looks_at_mask: ClassVar[bool] = True
+
+    def impute(self, x: Tensor, removed: Tensor, ids: Tensor, key: Key) -> Tensor:
+        # a copy: the function may write into what it gets, and these rows may be the caller's own
+        filled = self.function(x.clone(), removed.expand_as(x))
+        if not isinstance(filled, Tensor) or filled.shape != x.shape:
+            got = tuple(filled.shape) if isinstance(filled, Tensor) else type(filled).__name__
+            raise InputError(f"the fill function returned {got}, expected a tensor of shape {tuple(x.shape)}")
+        return filled
+
+
+def as_fill(fill: Fill | str | float | Callable[[Tensor, Tensor], Tensor]) -> Fill:
+    """Accept a fill, its name, a number, or the user's function."""
+    from veridical.errors import unknown_name
+    from veridical.masking.mask_aware_fills import NeighbourMean, NoisyLinear
+
+    if isinstance(fill, Fill):
+        return fill
+    if isinstance(fill, type) and issubclass(fill, Fill):
+        return fill()
+    if isinstance(fill, numbers.Real):
+        return Constant(float(fill))
+    if isinstance(fill, str):
+        kinds = (Zero, Constant, Token, Mean, Marginal, UniformNoise, Blur, NoisyLinear, NeighbourMean)
+        known: dict[str, type[Fill]] = {kind.name: kind for kind in kinds}
+        if fill not in known:
+            raise unknown_name("fill", fill, known)
+        return known[fill]()
+    if isinstance(fill, type) or not callable(fill):
+        raise InputError(f"a fill is a Fill, a name, a number or a function; got {type(fill).__name__}")
+    return Custom(fill)
+
+
+def default_fill(space: Space, has_train: bool) -> Fill:
+    """Zero for images and series, reference rows for columns; a token has no natural default."""
+    if space.kind == "token" and len(space.input_shape) == 1:
+        return Token(0)
+    if space.kind in ("column", "column_group") and has_train:
+        return Marginal()
+    return Zero()

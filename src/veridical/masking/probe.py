@@ -1,0 +1,247 @@
+"""Masks in, responses out: the one loop that asks a model about masked variants of its inputs.
+
+A metric describes its masks by a *rule* and gets back one response a (sample, mask). The masked rows are
+built on the device one block (some samples x some masks) at a time, in a buffer that is used again, and are
+never all there at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from veridical.errors import InputError, ShapeError
+from veridical.functional.grid import finite_to_grid
+from veridical.masking.backgrounds import Backgrounds, features_that_matter
+from veridical.masking.backgrounds import fill_state as fill_state
+from veridical.masking.deduplication import ask_once, one_hides_all
+from veridical.masking.fills import Fill
+from veridical.masking.rules import MaskRule, RankThreshold, is_signed
+from veridical.masking.shared_work import asks_once
+from veridical.model.late_checks import look_later
+from veridical.model.output_heads import Response
+from veridical.model.predictor import MIN_ROWS, check_finite, repeat_side, take_side
+from veridical.random.keyed import Key
+
+if TYPE_CHECKING:
+    from veridical.values.explanation import Explanation
+    from veridical.values.task import Task
+
+
+def probe(
+    task: Task,
+    rule: MaskRule,
+    *,
+    response: Response = "probability",
+    fill: Fill | None = None,
+    key: Key = Key(0),  # noqa: B008 (frozen)
+    with_clean: bool = False,
+    all_outputs: bool = False,
+) -> Tensor:
+    """Ask the model about every mask: responses (N, M) of the explained output, in float64.
+
+    `with_clean` puts the response to the unmasked input in front (N, M + 1). Responses are rounded to the
+    grid within which equal inputs tie, and masks that remove only features equal to their fill answer
+    exactly alike. `all_outputs` gives (N, M, C) instead, unrounded.
+    """
+    if rule.count < 1:
+        raise InputError("the mask rule makes no masks, so there is nothing to ask")
+    fill = fill or task.fill
+    behind = Backgrounds(task, fill, key)
+    matters = None if all_outputs else features_that_matter(task, behind)
+    signature = rule.signature(matters) if matters is not None and is_signed(rule) else None
+    same: Tensor | None = None
+    if (
+        matters is not None
+        and signature is not None
+        and isinstance(rule, RankThreshold)
+        and asks_once(task)
+        and one_hides_all(task, behind(slice(0, 2)))
+    ):
+        name = "without features", repr(fill), key
+        whole = matters.sum(-1, keepdim=True)
+        asked = ask_once(task, rule, behind(slice(0, 2)), response, signature, whole, name)
+    else:
+        unsigned = matters if signature is None else None
+        asked, same = _ask(task, rule, behind, response, all_outputs, unsigned)
+    look_later(asked.device, partial(check_finite, asked))
+    if all_outputs:
+        clean = task.respond(task.outputs, response)
+        return torch.cat([clean[:, None], asked], 1).double() if with_clean else asked.double()
+    own = clean_response(task, response).to(asked.dtype)
+    tied = asked
+    if same is not None:
+        tied = torch.where(same, own, asked)
+    elif signature is not None:
+        tied = _tie(asked, own, signature)
+    responses = finite_to_grid(torch.cat([own, tied], 1))
+    return responses if with_clean else responses[:, 1:]
+
+
+def clean_response(task: Task, response: Response) -> Tensor:
+    """The response of the explained output to the untouched inputs (N, 1)."""
+    clean: Tensor = task.cached(
+        f"clean {response}", lambda: task.respond(task.outputs, response).gather(1, task.targets[:, None])
+    )
+    return clean
+
+
+def _tie(asked: Tensor, clean: Tensor, signature: Tensor) -> Tensor:
+    """Give all masks that remove the same set the answer of the first of them, and the clean one to none."""
+    asked = torch.where(signature == 0, clean, asked)
+    if signature.shape[-1] == 1:
+        return asked
+    begins = signature[:, 1:] != signature[:, :-1]
+    leader = (begins * torch.arange(signature.shape[-1], device=asked.device)[1:]).cummax(-1).values
+    return torch.cat([asked[:, :1], asked.gather(-1, leader)], -1)
+
+
+def _ask(
+    task: Task,
+    rule: MaskRule,
+    behind: Backgrounds,
+    response: Response,
+    all_outputs: bool,
+    matters: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:
+    """Answers (N, M, C or none) and, where it is said which features matter, which masks change nothing."""
+    fill, key, predictor = behind.fill, behind.key, task.predictor
+    samples, masks, repeats = len(task), rule.count, fill.repeats
+    shape = task.inputs.shape[1:]
+    width = task.n_outputs if all_outputs else 1
+    found: list[Tensor] = []
+    result = touched = buffer = None
+    if matters is not None:
+        touched = torch.empty(samples, masks, dtype=_widest_word(matters.shape[-1]), device=task.device)
+    with task.session():
+        for rows, columns in blocks(samples, masks, max(1, predictor.rows // repeats)):
+            x = task.inputs[rows]
+            removed = rule.removed(rows, columns)
+            count, across = x.shape[0], columns.stop - columns.start
+            if removed.shape[-2:] != (across, task.space.n_features):
+                raise ShapeError(
+                    f"masks have shape {tuple(removed.shape)}; expected (samples, masks, features) with "
+                    f"{task.space.n_features} {task.space.kind} features"
+                )
+            if task.space.valid is not None:
+                # padding and special tokens are never removed, whatever a rule says
+                removed = removed & task.space.valid[rows, None]
+            if touched is not None and matters is not None:
+                _touch(removed, matters[rows, None], touched[rows, columns])
+            removed = task.space.expand(removed.expand(count, -1, -1), rows)[:, :, None]
+            total = count * across * repeats
+            padded = total + (-total % MIN_ROWS)
+            if buffer is None or buffer.shape[0] < padded:
+                # what pads a chunk is asked, too, and should be numbers
+                make = task.inputs.new_empty if padded == total else task.inputs.new_zeros
+                buffer = make((padded, *shape))
+            filled = buffer[:total].view(count, across, repeats, *shape)
+            if fill.looks_at_mask:
+                each = removed[:, :, 0].expand(count, across, *removed.shape[3:])
+                filled.copy_(fill.impute_masks(x, each, task.ids[rows], key).view_as(filled))
+            else:
+                _put(removed, behind(rows)[:, None], x[:, None, None], filled)
+            side = repeat_side(take_side(task.side, rows), across * repeats)
+            outputs = predictor.chunk(buffer[:padded], side, total)
+            answers = task.respond(outputs, response)
+            answers = answers.reshape(count, across, repeats, -1)
+            if not all_outputs:
+                target = task.targets[rows].view(-1, 1, 1, 1).expand(count, across, repeats, 1)
+                answers = answers.gather(3, target)
+            answers = answers.mean(2) if repeats > 1 else answers[:, :, 0]
+            if across == masks:
+                found.append(answers)
+                continue
+            if result is None:
+                result = answers.new_empty(samples, masks, width)
+            result[rows, columns] = answers
+    if result is None:
+        result = torch.cat(found) if len(found) > 1 else found[0]
+    return (result if all_outputs else result[..., 0]), None if touched is None else touched == 0
+
+
+_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _put(removed: Tensor, background: Tensor, x: Tensor, out: Tensor) -> None:
+    """`out = where(removed, background, x)`, in passes that a CPU vectorises, which its `where` does not."""
+    if out.device.type != "cpu" or not out.dtype == x.dtype == background.dtype:
+        torch.where(removed, background, x, out=out)
+        return
+    # x ^ ((x ^ background) where removed, else 0), on the bits, whatever they mean
+    word = _WORDS[out.itemsize]
+    bits, own = out.view(word), x.view(word)
+    bits.copy_(removed.view(torch.uint8))
+    bits.mul_(own ^ background.view(word)).bitwise_xor_(own)
+
+
+def _touch(removed: Tensor, matters: Tensor, out: Tensor) -> None:
+    """Write a number above 0 for masks that remove a feature that matters: (n, M, V), (n, 1, V) -> (n, M)."""
+    # truth values lie a byte each, and no byte is more than 1: no word of them is negative, and the largest
+    # tells whether there is any
+    both = removed.contiguous().view(out.dtype) & matters.contiguous().view(out.dtype)
+    torch.amax(both, -1, out=out)
+
+
+def _widest_word(features: int) -> torch.dtype:
+    """The largest integers that so many bytes are a whole number of."""
+    return _WORDS[max(size for size in _WORDS if features % size == 0)]
+
+
+def blocks(samples: int, masks: int, rows: int) -> Iterator[tuple[slice, slice]]:
+    """Cut samples x masks into rectangles of at most `rows` cells, whole chunks where they fit.
+
+    A sample with more masks than rows fills chunks of its own; what is left over of several samples shares
+    one: as few chunks as can be, of a multiple of 32 rows if that is so, else as full as can be. The cut
+    depends on the shape and the plan only, so the same plan asks in the same blocks.
+    """
+    whole = masks // rows * rows
+    for sample in range(samples if whole else 0):
+        for left in range(0, whole, rows):
+            yield slice(sample, sample + 1), slice(left, left + rows)
+    if whole < masks:
+        most = max(1, rows // (masks - whole))
+        least = -(-samples // -(-samples // most))
+        # kernels for 32 rows take others a sixth more slowly, unless a chunk is nearly full
+        down = next((d for d in range(most, least - 1, -1) if d * (masks - whole) % 32 == 0), most)
+        for top in range(0, samples, down):
+            yield slice(top, min(samples, top + down)), slice(whole, masks)
+
+
+def flip_counts(task: Task, steps: int | None, per_step: int | None = None) -> Tensor:
+    """How many features are gone after each step of a curve that ends with none left.
+
+    Either `per_step` features a step, or `steps` even steps; by default one feature a step. (M,), or (N, M)
+    where samples have unequal numbers of features.
+    """
+    counts = task.space.counts(len(task))
+    longest = int(counts.max())
+    if steps is None:
+        steps = -(-longest // (per_step or 1))
+    step = torch.arange(1, steps + 1, device=counts.device)
+    if task.space.valid is None:
+        gone = step * per_step if per_step else torch.div(step * longest, steps, rounding_mode="floor")
+        return gone.clamp(max=longest)
+    gone = step * per_step if per_step else torch.div(step * counts[:, None], steps, rounding_mode="floor")
+    return torch.minimum(gone.expand(len(task), -1), counts[:, None])
+
+
+def match(task: Task, explanation: Explanation) -> Explanation:
+    """Check that an explanation belongs to this task, and bring it to the task's device."""
+    if len(explanation) != len(task) or explanation.space.n_features != task.space.n_features:
+        raise ShapeError(
+            f"explanation has {len(explanation)} samples x {explanation.space.n_features} "
+            f"{explanation.space.kind} features, the task {len(task)} samples x {task.space.n_features} "
+            f"{task.space.kind} features; explain this task, or aggregate with `space.pool(map)`"
+        )
+    own = explanation.ids is task.ids  # to compare would wait for the device
+    if not own and not torch.equal(explanation.ids.to(task.device), task.ids):
+        raise InputError(
+            "the explanation's ids are not the task's: it explains other samples, or these in another order; "
+            "bring them together with explanation.take(index) or task[index]"
+        )
+    return explanation.to(task.device)

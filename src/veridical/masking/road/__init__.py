@@ -1,0 +1,1 @@
+"""ROAD's noisy linear imputation: a multigrid solver, and the same in one CUDA kernel."""

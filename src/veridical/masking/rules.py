@@ -1,0 +1,154 @@
+"""Mask rules: which features each mask of a sample removes, written out for a block of masks at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol, TypeGuard
+
+import torch
+from torch import Tensor
+
+from veridical.random import subset_draws
+from veridical.random.keyed import Key
+
+_STREAMS_KEPT = 2**20  # (sample, draw)s of a rule whose 64 bits are kept: 8 MB
+
+
+class MaskRule(Protocol):
+    """Says which features each mask removes, a block at a time."""
+
+    @property
+    def count(self) -> int:
+        """Masks a sample."""
+
+    def removed(self, samples: slice, masks: slice) -> Tensor:
+        """(samples, masks, V) bool: True where a feature is removed."""
+
+
+class Signed(MaskRule, Protocol):
+    """A rule that knows which of a sample's masks come to the same, in runs of equal signature."""
+
+    def signature(self, matters: Tensor) -> Tensor:
+        """(N, M): equal for neighbours that remove the same features among those that matter; 0 for none."""
+
+
+def is_signed(rule: MaskRule) -> TypeGuard[Signed]:
+    # `isinstance` with a protocol takes longer than the operations it would decide about
+    return hasattr(rule, "signature")
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """Masks written out: (N, M, V) or (M, V) for all samples, True where removed."""
+
+    masks: Tensor
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "masks", self.masks.to(torch.bool))
+
+    @property
+    def count(self) -> int:
+        return self.masks.shape[-2]
+
+    def removed(self, samples: slice, masks: slice) -> Tensor:
+        if self.masks.dim() == 2:
+            return self.masks[None, masks]
+        return self.masks[samples, masks]
+
+
+@dataclass(frozen=True, eq=False)
+class RankThreshold:
+    """Mask m removes the features of rank below `counts[m]`: nested sets, as on a flipping curve.
+
+    `ranks` (N, V) is 0 for the feature removed first; `counts` is (M,) or, where samples differ in size,
+    (N, M).
+    """
+
+    ranks: Tensor
+    counts: Tensor
+
+    def __post_init__(self) -> None:
+        # 16 bits move a quarter of the memory of 64, and memory is what building a mask costs
+        small = torch.int16 if self.ranks.shape[-1] < 2**15 else torch.int32
+        object.__setattr__(self, "ranks", self.ranks.to(small))
+        object.__setattr__(self, "counts", self.counts.to(device=self.ranks.device, dtype=small))
+
+    @property
+    def count(self) -> int:
+        return self.counts.shape[-1]
+
+    def removed(self, samples: slice, masks: slice) -> Tensor:
+        counts = self.counts[None, masks] if self.counts.dim() == 1 else self.counts[samples, masks]
+        return self.ranks[samples, None, :] < counts[..., None]
+
+    def picked(self, samples: Tensor, masks: Tensor) -> Tensor:
+        """(R, V): what mask `masks[r]` of sample `samples[r]` removes."""
+        counts = self.counts[masks] if self.counts.dim() == 1 else self.counts[samples, masks]
+        return self.ranks[samples] < counts[:, None]
+
+    def signature(self, matters: Tensor) -> Tensor:
+        """Equal for two masks of a sample that remove the same features among those that matter (N, V)."""
+        features = self.ranks.shape[-1]
+        # one place further on, so that what stands there after the sum has a rank below it
+        place = self.ranks.to(torch.int64).clamp(max=features) + 1
+        gone = place.new_zeros(len(place), features + 2).scatter_add_(-1, place, matters.long()).cumsum(-1)
+        counts = self.counts.to(torch.int64).expand(len(self.ranks), -1)
+        return gone.gather(-1, counts)
+
+
+@dataclass(frozen=True, eq=False)
+class RandomSubsets:
+    """Mask (draw d, size s) removes the `sizes[s]` features with the smallest keyed tickets of draw d.
+
+    Masks run over sizes fastest. One draw a sample serves all sizes, so its sets are nested. `sizes` is one
+    number, (S,) or, where samples differ, (N, S); `among` limits the draw to some features of each sample.
+    """
+
+    key: Key
+    ids: Tensor
+    n_features: int
+    draws: int
+    sizes: Tensor | int
+    among: Tensor | None = None
+    _only: int | None = field(default=None, init=False)
+    _halves: subset_draws.Halves | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        # one size for all is the common case, and needs no order among the features it takes
+        only = self.sizes if isinstance(self.sizes, int) else _only_one(self.sizes)
+        object.__setattr__(self, "_only", only)
+        if len(self.ids) * self.draws <= _STREAMS_KEPT:
+            # once for all blocks: of one block they are so few that asking for them is what they cost
+            draws = torch.arange(self.draws, device=self.ids.device)
+            object.__setattr__(self, "_halves", subset_draws.halves(self.key, self.ids, draws))
+
+    @property
+    def _width(self) -> int:
+        return 1 if isinstance(self.sizes, int) else self.sizes.shape[-1]
+
+    @property
+    def count(self) -> int:
+        return self.draws * self._width
+
+    def removed(self, samples: slice, masks: slice) -> Tensor:
+        width = self._width
+        first, last = masks.start // width, -(-masks.stop // width)
+        counts = self._only if self._only is not None else self.sizes
+        if isinstance(counts, Tensor) and counts.dim() == 2:
+            counts = counts[samples]
+        among = None if self.among is None else self.among[samples]
+        if self._halves is not None:
+            factor, shift = (half[samples, first:last] for half in self._halves)
+        else:
+            draws = torch.arange(first, last, device=self.ids.device)
+            factor, shift = subset_draws.halves(self.key, self.ids[samples], draws)
+        chosen = subset_draws.subsets_of((factor, shift), self.n_features, counts, among)
+        if width == 1:
+            return chosen
+        return chosen[:, masks.start - first * width : masks.stop - first * width]
+
+
+def _only_one(sizes: Tensor) -> int | None:
+    """The size that all subsets have, if it is one."""
+    alike = sizes.shape[-1] == 1 and (sizes.numel() == 1 or len(sizes.unique()) == 1)
+    return int(sizes.flatten()[0]) if alike else None

@@ -1,0 +1,49 @@
+"""Work that several scores share: kept while one task is scored again and again, and then let go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from veridical.values.task import Task
+
+
+T = TypeVar("T")
+_PLACE = "shared work"
+_ONCE = "sets are asked once"
+
+
+@contextmanager
+def sharing(task: Task, once: bool = False) -> Iterator[None]:
+    """While this is open, what `shared` names is made once for this very task (not for tasks made of it).
+
+    Rows that serve several scores are counted where they were first asked. `once`: masks that come to the
+    same set are asked as one, too (see `deduplication`), so that rows depend on what the inputs show.
+    """
+    kept = task.__dict__["_cache"]
+    if _PLACE in kept:
+        yield
+        return
+    kept[_PLACE] = {_ONCE: once}
+    try:
+        yield
+    finally:
+        kept.pop(_PLACE, None)
+
+
+def asks_once(task: Task) -> bool:
+    """Whether masks that come to the same set are asked as one."""
+    return bool(task.__dict__["_cache"].get(_PLACE, {}).get(_ONCE, False))
+
+
+def shared(task: Task, name: Hashable, make: Callable[[], T]) -> T:
+    """What `make` gives, or gave before to the same name while the task's work is shared."""
+    kept = task.__dict__["_cache"].get(_PLACE)
+    if kept is None:
+        return make()
+    if name not in kept:
+        kept[name] = make()
+    found: T = kept[name]
+    return found

@@ -1,0 +1,1 @@
+"""Everything that runs a model: the predictor, adapters for other frameworks, noisy copies."""

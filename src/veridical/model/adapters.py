@@ -1,0 +1,98 @@
+"""Anything that answers rows, as an `nn.Module`: torch modules, functions, scikit-learn estimators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from veridical.errors import InputError, ModelError, NotApplicableError
+from veridical.model.dataframes import FrameCodec
+
+
+class FunctionModel(nn.Module):
+    """A plain function of torch tensors."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+class ArrayModel(nn.Module):
+    """A function of numpy arrays (or data frames, when inputs came as one); it has no gradients."""
+
+    def __init__(
+        self, function: Callable[..., Any], codec: FrameCodec | None = None, estimator: Any = None
+    ) -> None:
+        super().__init__()
+        self.function = function
+        self.codec = codec
+        self.estimator = estimator
+
+    def forward(self, x: Tensor, *side: Tensor, **named: Tensor) -> Tensor:
+        rows = x.detach().cpu().numpy() if self.codec is None else self.codec.decode(x)
+        extra = [value.detach().cpu().numpy() for value in side]
+        answer = self.function(rows, *extra, **{n: v.detach().cpu().numpy() for n, v in named.items()})
+        answer = np.asarray(answer)
+        if answer.dtype.kind not in "fiub":
+            raise ModelError(f"the model answered {answer.dtype} values; expected numbers")
+        return torch.from_numpy(answer.astype(np.float64)).to(x.device)
+
+
+def adapt(
+    model: Any, ask: Callable[[Any, Tensor], Tensor], first_row: Tensor, codec: FrameCodec | None
+) -> tuple[nn.Module, bool, str | None]:
+    """Turn a user's model into (module, differentiable, head it implies).
+
+    `ask(model, rows)` calls it with the side inputs of the first row and reads its outputs.
+    """
+    if isinstance(model, nn.Module):
+        if codec is not None:
+            raise InputError(
+                "inputs are a data frame but the model is a torch module; pass a tensor of numbers"
+            )
+        return model, True, None
+    if hasattr(model, "predict") and (hasattr(model, "get_params") or hasattr(model, "classes_")):
+        function, head = estimator_response(model)
+        return ArrayModel(function, codec, model), False, head
+    if not callable(model):
+        raise InputError(
+            f"a model is a torch module, a scikit-learn estimator or a function of a batch of rows; "
+            f"got {type(model).__name__}"
+        )
+    if codec is not None:
+        return ArrayModel(model, codec), False, None
+    # a function does not say what it takes, so it is asked: a tensor with a gradient first, since numpy's
+    # functions answer bare tensors too
+    row, floats = first_row.detach().clone(), first_row.is_floating_point()
+    ways = ((FunctionModel(model), floats), (ArrayModel(model), False), (FunctionModel(model), False))
+    for module, wants_gradient in ways:
+        try:
+            with torch.set_grad_enabled(wants_gradient):
+                answer = ask(module, row.requires_grad_(wants_gradient).clone())
+        except Exception:
+            continue
+        return module, isinstance(module, FunctionModel) and (answer.requires_grad or not floats), None
+    return ArrayModel(model), False, None
+
+
+def estimator_response(model: Any) -> tuple[Callable[[Any], Any], str | None]:
+    """The responses of an estimator: decision function, else log-probabilities, else the prediction."""
+    classes = getattr(model, "classes_", None)
+    if hasattr(model, "decision_function"):
+        implied = None if classes is None else "binary" if len(classes) == 2 else "multiclass"
+        return model.decision_function, implied
+    if hasattr(model, "predict_proba"):
+        return lambda rows: np.log(np.clip(model.predict_proba(rows), 1e-12, 1.0)), "multiclass"
+    if classes is not None:
+        raise NotApplicableError(
+            f"{type(model).__name__} names a class and gives it no score; explaining needs decision_function "
+            "or predict_proba (probability=True, voting='soft', or CalibratedClassifierCV add one)"
+        )
+    return model.predict, "regression"

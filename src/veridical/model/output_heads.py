@@ -1,0 +1,97 @@
+"""What kind of answer a model gives: one row is asked, and a one-logit head gets its two columns."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import Any, Literal, cast, get_args
+
+import torch
+from torch import Tensor, nn
+
+from veridical.errors import InputError, ShapeError, VeridicalError, VeridicalWarning
+from veridical.model.cost import Meter
+from veridical.model.predictor import (
+    Output,
+    Plan,
+    Predictor,
+    Side,
+    call,
+    check_finite,
+    measured_rows,
+    memory_budget,
+)
+
+Head = Literal["multiclass", "binary", "multilabel", "regression"]
+Response = Literal["logit", "probability"]
+"""On which scale answers are looked at."""
+
+
+def first_answer(
+    module: nn.Module, raw: Output, one: Tensor, side: Side, plan: Plan | None, head: str | None
+) -> tuple[Head, int, Plan]:
+    """Ask the model one row: its head, how many outputs it has, and how many rows fit a chunk."""
+    plan = plan or Plan()
+    seen: list[Tensor] = []
+    trial = Predictor(module, raw, one.device, plan, True, Meter())
+
+    def ask() -> None:
+        with trial.session() as view:
+            seen.append(call(view, one, side))
+
+    budget = plan.budget_mib or memory_budget(one.device)
+    try:
+        rows = measured_rows(module, ask, one, budget)
+    except VeridicalError:
+        raise
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        hint = "The first axis of inputs must count samples: for a single one pass inputs[None]"
+        if not one.is_floating_point():
+            hint += f"; inputs are {one.dtype}: if the model wants numbers, pass inputs.float()"
+        raise ShapeError(
+            f"the model does not run on one row of shape {tuple(one.shape)} ({error}). {hint}"
+        ) from error
+    check_finite(seen[0])
+    kind = _head(seen[0].shape[1], head)
+    outputs = 2 if kind == "binary" else seen[0].shape[1]
+    return kind, outputs, plan if plan.rows is not None else replace(plan, rows=rows)
+
+
+def _head(count: int, head: str | None) -> Head:
+    """The head that was named, or the one this number of outputs suggests."""
+    if head is None:
+        if count > 1:
+            return "multiclass"
+        warnings.warn(
+            "the model has one output; it is read as the logit of the second of two classes. "
+            "Say head='binary' to confirm, or head='regression'",
+            VeridicalWarning,
+            stacklevel=5,
+        )
+        return "binary"
+    if head not in get_args(Head):
+        raise InputError(f"head is one of {', '.join(get_args(Head))}; got {head!r}")
+    if head == "multiclass" and count < 2:
+        raise InputError("a multiclass head needs at least two outputs, this model has one")
+    if head == "binary" and count > 2:
+        raise InputError(f"a binary head has one or two outputs, this model has {count}")
+    return cast(Head, head)
+
+
+def two_columns(raw: Output, head: str) -> Output:
+    """Give a one-logit head its two columns (-z, z), so that column c is the logit of class c."""
+    if head != "binary":
+        return raw
+    return _BinaryOutput(raw)
+
+
+class _BinaryOutput:
+    def __init__(self, raw: Output) -> None:
+        self.raw = raw
+
+    def __call__(self, answer: Any) -> Tensor:
+        outputs = self.raw(answer)
+        if outputs.shape[1] == 1:
+            return torch.cat([-outputs, outputs], 1)
+        margin = outputs[:, 1:] - outputs[:, :1]
+        return torch.cat([-margin, margin], 1)

@@ -1,0 +1,1 @@
+"""What flows through the package: tasks, explanations, scores, and the features they speak of."""

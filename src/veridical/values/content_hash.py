@@ -1,0 +1,37 @@
+"""A digest of a model and tensors, by which results are found again."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from veridical.model.adapters import ArrayModel
+from veridical.model.noisy_copy import WeightView
+
+
+def content_digest(model: nn.Module, tensors: Mapping[str, Tensor | None], about: Any) -> str:
+    """Hash the model's structure and weights (replaced ones too), the tensors, and plain facts about them."""
+    digest = hashlib.blake2b(digest_size=16)
+    held: dict[str, Tensor | None] = {**tensors}
+    held |= {f"weight/{name}": value for name, value in model.state_dict().items()}
+    for place, module in model.named_modules():
+        if isinstance(module, WeightView):
+            held |= {f"weight/{place}/{name}": value for name, value in module.tensors.items()}
+    for name in sorted(held):
+        value = held[name]
+        if isinstance(value, Tensor):
+            array = value.detach().cpu().contiguous()
+            digest.update(f"{name}{tuple(array.shape)}{array.dtype}".encode())
+            digest.update(array.reshape(-1).view(torch.uint8).numpy().tobytes())
+    digest.update(repr((type(model).__qualname__, repr(model), about)).encode())
+    if isinstance(model, ArrayModel) and model.estimator is not None:
+        digest.update(pickle.dumps(model.estimator))
+    if isinstance(model, ArrayModel):
+        # a function that runs a stored model says itself which
+        digest.update(getattr(model.function, "content_digest", b""))
+    return digest.hexdigest()

@@ -1,0 +1,114 @@
+"""The table of an evaluation: every explainer under every metric, with its uncertainty and its failures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from veridical.values.explanation import Explanation
+from veridical.values.scores import Scores
+from veridical.values.task import Task
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A cell that raised; `metric` is None when the explanation itself failed."""
+
+    explainer: str
+    metric: str | None
+    message: str
+    traceback: str = field(repr=False)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Evaluation:
+    """Scores by (explainer, metric), the explanations they judge, and what failed."""
+
+    task: Task
+    scores: Mapping[tuple[str, str], Scores]
+    explanations: Mapping[str, Explanation]
+    failures: list[Failure]
+    interrupted: bool
+    seed: int
+
+    @property
+    def explainers(self) -> list[str]:
+        """The labels of the explainers, in the order given."""
+        return list(dict.fromkeys(who for who, _ in self.scores))
+
+    @property
+    def metrics(self) -> list[str]:
+        """The labels of the metrics, in the order given."""
+        return list(dict.fromkeys(what for _, what in self.scores))
+
+    def __getitem__(self, cell: tuple[str, str]) -> Scores:
+        return self.scores[cell]
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row a cell: mean with its interval over samples, direction, flags and cost."""
+        import pandas as pd
+
+        rows = []
+        for (who, what), scores in self.scores.items():
+            low, high = scores.ci()
+            rows.append(
+                {
+                    "explainer": who,
+                    "metric": what,
+                    "mean": scores.mean(skip_nan=True),
+                    "low": low,
+                    "high": high,
+                    "direction": scores.direction.value,
+                    "samples": len(scores),
+                    "undefined": int(scores.values.isnan().sum()),
+                    "flags": "; ".join(f"{n} x {reason}" for reason, n in scores.flagged.items()),
+                    "forward": scores.cost.forward,
+                    "backward": scores.cost.backward,
+                }
+            )
+        for failure in self.failures:
+            rows.append(
+                {
+                    "explainer": failure.explainer,
+                    "metric": failure.metric,
+                    "flags": f"failed: {failure.message}",
+                }
+            )
+        return pd.DataFrame(rows)
+
+    def pivot(self) -> pd.DataFrame:
+        """Mean scores, explainers down and metrics across."""
+        import pandas as pd
+
+        columns = {
+            what: {who: s.mean(skip_nan=True) for (who, w), s in self.scores.items() if w == what}
+            for what in self.metrics
+        }
+        wide = pd.DataFrame(columns, index=self.explainers, columns=self.metrics, dtype=float)
+        return wide.rename_axis(index="explainer", columns="metric")
+
+    def plot(self, metric: str | None = None, ax: Axes | None = None) -> Axes:
+        """Draw the mean scores of one metric with their intervals, one explainer a line."""
+        from veridical.plots import plot_evaluation
+
+        return plot_evaluation(self, metric or self.metrics[0], ax)
+
+    def report(self, path: str | Path) -> Path:
+        """Write one self-contained HTML page with the table and a gallery."""
+        from veridical.report.page import write_evaluation
+
+        return write_evaluation(self, path)
+
+    def __repr__(self) -> str:
+        notes = f"\n{len(self.failures)} cells failed" if self.failures else ""
+        notes += "\ninterrupted: not all cells were scored" if self.interrupted else ""
+        return f"{self.pivot().round(4).to_string()}{notes}"
+
+    def _repr_html_(self) -> str:
+        return str(self.pivot().round(4).to_html())

@@ -1,0 +1,285 @@
+"""An explanation: one relevance a feature and sample, the space it lives in, and who made it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import InitVar, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from veridical.errors import InputError, ShapeError
+from veridical.functional import has_spread, positions, rms_normalise
+from veridical.model import late_checks
+from veridical.model.cost import Cost
+from veridical.model.late_checks import Look
+from veridical.values import files
+from veridical.values.space import Space
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Explanation:
+    """Relevance `values` (N, V) over a `space`, for the outputs `targets`, made by `explainer`.
+
+    `order` (N, V) ranks the features from least to most relevant: the stable argsort of the values, valid
+    features first. It travels with the map, since values alone cannot tell tied features apart once they
+    have been re-assigned (an inverse of an inverse would not return to where it began).
+
+    A map must be finite, or NaN throughout to say that a sample could not be explained. On a GPU, where to
+    look is to wait, that is looked at when the values are first read, after what else may be wrong with them
+    (`unchecked`).
+    """
+
+    values: Tensor
+    space: Space
+    targets: Tensor
+    ids: Tensor
+    explainer: str = "given"
+    order: Tensor = field(default_factory=lambda: None)  # type: ignore[assignment]
+    cost: Cost = field(default_factory=Cost)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    whole: bool = field(init=False)
+    """Whether every sample could be explained; known from the check of the values."""
+    unchecked: InitVar[Sequence[Look]] = ()
+
+    def __post_init__(self, unchecked: Sequence[Look]) -> None:
+        shape = (self.ids.shape[0], self.space.n_features)
+        if self.values.shape != shape:
+            raise ShapeError(
+                f"explanation has shape {tuple(self.values.shape)}, expected {shape}: "
+                f"{shape[0]} samples x {shape[1]} {self.space.kind} features"
+            )
+        if self.order is None:
+            # sorting costs more than many methods do, and not every metric ranks: it waits until asked for
+            object.__delattr__(self, "order")
+        at_once = self.values.device.type in late_checks.AT_ONCE
+        self.__dict__["_unread"], self.__dict__["_looks"] = self.__dict__.pop("values"), unchecked
+        if at_once:
+            self.settle()
+
+    def settle(self) -> Explanation:
+        """Look at values that nobody has read yet, and raise what is wrong with them; waits for a GPU."""
+        values = self.__dict__.get("_unread")
+        if values is not None:
+            for look in self.__dict__["_looks"]:
+                look()
+            # NaN and infinity both show in the largest size, so that one look at it is enough as a rule
+            whole = self.space.valid is None and values.numel() > 0
+            whole = whole and math.isfinite(float(values.abs().amax()))
+            self.__dict__["whole"] = whole or self._checked(values)
+            self.__dict__["values"] = values
+            for read in ("_unread", "_looks"):
+                self.__dict__.pop(read, None)
+        return self
+
+    def _checked(self, values: Tensor) -> bool:
+        """Whether every sample could be explained; raises where a map is neither finite nor all NaN."""
+        infinite, absent = ~torch.isfinite(values), torch.isnan(values)
+        if self.space.valid is not None:
+            valid = self.space.valid.to(values.device)
+            infinite, absent = infinite & valid, absent | ~valid
+        # NaN is how an explainer says that it failed on a whole sample; a partial NaN is a mistake
+        missing = absent.all(-1)
+        wrong = infinite.any(-1) & ~missing
+        if bool(wrong.any()):
+            bad = wrong.nonzero().reshape(-1)[:5].tolist()
+            raise InputError(
+                f"the map of '{self.explainer}' is NaN or infinite in samples {bad}; "
+                "a map must be finite (or NaN throughout, to say that a sample could not be explained)"
+            )
+        return not bool(missing.any())
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("values", "whole") and "_unread" in self.__dict__:
+            self.settle()
+        elif name == "order" and "space" in self.__dict__:
+            self.__dict__["order"] = self._argsort()
+        if name not in self.__dict__:
+            raise AttributeError(f"an explanation has no attribute '{name}'")
+        return self.__dict__[name]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.settle().__dict__
+
+    def _argsort(self) -> Tensor:
+        values = self.values if self.whole else self.values.masked_fill(self.missing[:, None], 0.0)
+        if self.valid is not None:
+            values = values.masked_fill(~self.valid, torch.inf)
+        return torch.argsort(values, dim=-1, stable=True)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def valid(self) -> Tensor | None:
+        """Which features exist in each sample (N, V), or None when all do."""
+        return None if self.space.valid is None else self.space.valid.to(self.values.device)
+
+    @property
+    def missing(self) -> Tensor:
+        """Samples that could not be explained (N,): NaN in every feature they have."""
+        absent = torch.isnan(self.values)
+        return (absent if self.valid is None else absent | ~self.valid).all(-1)
+
+    @property
+    def ranks(self) -> Tensor:
+        """The place of each feature in `order`: 0 for the least relevant. Invalid features come last."""
+        if "_places" not in self.__dict__:
+            object.__setattr__(self, "_places", positions(self.order))
+        places: Tensor = self.__dict__["_places"]
+        return places
+
+    @property
+    def spread(self) -> Tensor:
+        """Maps whose values differ at all, and so rank anything (N,)."""
+        if "_spread" not in self.__dict__:
+            self.__dict__["_spread"] = has_spread(self.values, self.valid)
+        spread: Tensor = self.__dict__["_spread"]
+        return spread
+
+    @property
+    def descending_ranks(self) -> Tensor:
+        """0 for the most relevant feature; invalid features keep the last places."""
+        ranks = self.ranks
+        if self.valid is None:
+            return self.space.n_features - 1 - ranks
+        count = self.valid.sum(-1, keepdim=True)
+        return torch.where(self.valid, count - 1 - ranks, ranks)
+
+    def with_values(self, values: Tensor, explainer: str | None = None) -> Explanation:
+        """Another map for the same samples; its order is its own."""
+        return replace(
+            self,
+            values=values,
+            order=None,  # type: ignore[arg-type]
+            explainer=explainer or self.explainer,
+        )
+
+    def normalised(self) -> Explanation:
+        """Divide each map by its root mean square, signs kept (GEF eq. 21); zeros stay zeros."""
+        scaled = rms_normalise(self.values, where=self.valid).to(self.values.dtype)
+        if self.valid is not None:
+            scaled = scaled.masked_fill(~self.valid, 0.0)
+        return replace(self, values=scaled)
+
+    def inverted(self) -> Explanation:
+        """Reverse the ranking and re-assign the sorted values along it (QGE eq. 4).
+
+        On (values, order) this is an exact involution, ties or not.
+        """
+        reverse = self._reversed_order()
+        ascending = self.values.gather(-1, self.order)
+        values = torch.empty_like(self.values).scatter_(-1, reverse, ascending)
+        return replace(self, values=values, order=reverse, explainer=f"inverse of {self.explainer}")
+
+    def _reversed_order(self) -> Tensor:
+        if self.valid is None:
+            return self.order.flip(-1)
+        count = self.valid.sum(-1, keepdim=True)
+        place = torch.arange(self.space.n_features, device=self.order.device)[None]
+        return self.order.gather(-1, torch.where(place < count, count - 1 - place, place))
+
+    def take(self, index: Tensor | slice) -> Explanation:
+        """The explanation of a subset of the samples."""
+        return replace(
+            self,
+            values=self.values[index],
+            targets=self.targets[index],
+            ids=self.ids[index],
+            order=self.order[index],
+            space=self.space.take(index),
+        )
+
+    def to(self, device: torch.device | str) -> Explanation:
+        """The same explanation on another device."""
+        if self.values.device == torch.device(device):
+            return self
+        moved = {n: getattr(self, n).to(device) for n in ("values", "targets", "ids", "order", "space")}
+        return replace(self, **moved)
+
+    def maps(self) -> Tensor:
+        """The values laid back over the inputs: (N, *shape of the labels)."""
+        return self.space.expand(self.values)
+
+    def save(self, path: str | Path) -> Path:
+        """Write to one safetensors file."""
+        tensors = {
+            "values": self.values,
+            "order": self.order,
+            "targets": self.targets,
+            "ids": self.ids,
+            "labels": self.space.labels,
+        }
+        if self.space.valid is not None:
+            tensors["valid"] = self.space.valid
+        header = {
+            "explainer": self.explainer,
+            "space": {
+                "kind": self.space.kind,
+                "input_shape": list(self.space.input_shape),
+                "n_features": self.space.n_features,
+                "per_sample": self.space.per_sample,
+                "names": self.space.names,
+            },
+            "cost": [self.cost.forward, self.cost.backward],
+            "provenance": dict(self.provenance),
+        }
+        return files.write(path, "explanation", tensors, header)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Explanation:
+        """Read what `save` wrote."""
+        tensors, header = files.read(path, "explanation")
+        about = header["space"]
+        names = about["names"]
+        if names is not None:
+            names = tuple(tuple(n) if isinstance(n, list) else n for n in names)
+        space = Space(
+            about["kind"],
+            tuple(about["input_shape"]),
+            about["n_features"],
+            tensors["labels"],
+            about["per_sample"],
+            tensors.get("valid"),
+            names,
+        )
+        return cls(
+            tensors["values"],
+            space,
+            tensors["targets"],
+            tensors["ids"],
+            header["explainer"],
+            tensors["order"],
+            Cost(*header["cost"]),
+            header["provenance"],
+        )
+
+    def top(self, sample: int = 0, count: int = 5) -> list[tuple[str, float]]:
+        """The most relevant features of one sample by name, with their relevance."""
+        valid = self.space.n_features if self.valid is None else int(self.valid[sample].sum())
+        best = self.order[sample, :valid].flip(0)[:count].tolist()
+        return [(self.space.feature_name(i, sample), float(self.values[sample, i])) for i in best]
+
+    def plot(self, sample: int = 0, ax: Axes | None = None, inputs: Tensor | None = None) -> Axes:
+        """Draw the map of one sample (over its input where given) and return the axes."""
+        from veridical.plots import plot_explanation
+
+        return plot_explanation(self, sample, ax, inputs)
+
+    def __repr__(self) -> str:
+        return (
+            f"Explanation by {self.explainer}: {len(self)} samples x {self.space.n_features} "
+            f"{self.space.kind} features, cost {self.cost}"
+        )
+
+    def _repr_html_(self) -> str:
+        from veridical.plots import html_summary
+
+        rows = [(name, f"{value:.4g}") for name, value in self.top()] if len(self) else []
+        return html_summary(repr(self), ("most relevant in sample 0", "relevance"), rows)

@@ -1,0 +1,197 @@
+"""Reading what the caller gave a task: each thing checked, with a message that says what would fit."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from veridical.errors import InputError, ShapeError, VeridicalWarning
+from veridical.model.dataframes import FrameCodec, is_frame
+from veridical.model.predictor import Side
+from veridical.random.keyed import name_id
+from veridical.values.space import Space
+
+
+def tensor_of(value: Any, what: str, codec: FrameCodec | None) -> Tensor:
+    if is_frame(value):
+        if codec is None:
+            raise InputError(f"{what} is a data frame but inputs are not; give both as frames")
+        tensor = codec.encode(value)
+    elif isinstance(value, tuple | list | Mapping) and not _is_numbers(value):
+        raise InputError(
+            f"{what} is a {type(value).__name__} of {len(value)} things: several inputs cannot be explained "
+            "jointly. Pass the one to explain as inputs= and the others as side="
+        )
+    else:
+        try:
+            tensor = as_tensor(value)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"{what} must be a tensor or an array of numbers ({error})") from error
+    if tensor.dim() < 2 or tensor.shape[0] == 0:
+        raise ShapeError(
+            f"{what} has shape {tuple(tensor.shape)}; expected (samples, ...) with at least one sample"
+        )
+    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        bad = (~torch.isfinite(tensor)).reshape(len(tensor), -1).any(-1).nonzero().reshape(-1)
+        raise InputError(
+            f"{what} has NaN or infinite values in {len(bad)} rows (first: {bad[:5].tolist()}); "
+            "fill them in or leave those rows out"
+        )
+    return tensor.detach()
+
+
+def as_tensor(value: Any) -> Tensor:
+    # torch reads no array that runs backwards or cannot be written to
+    return value if isinstance(value, Tensor) else torch.as_tensor(np.require(value, requirements=("C", "W")))
+
+
+def _is_numbers(value: Any) -> bool:
+    return (
+        isinstance(value, list) and bool(value) and not any(isinstance(v, Tensor | np.ndarray) for v in value)
+    )
+
+
+def home_of(model: Any, device: torch.device | str | None) -> tuple[torch.device, torch.dtype | None]:
+    """Where the model lives and in which precision it computes."""
+    held = [p for p in model.parameters() if p.is_floating_point()] if isinstance(model, nn.Module) else []
+    places = {p.device for p in held}
+    if len(places) > 1:
+        raise InputError(f"the model's parameters lie on several devices ({', '.join(map(str, places))})")
+    if any(place.type == "meta" for place in places):
+        raise InputError("the model lies on the meta device and has no weights; load them first")
+    home = next(iter(places), None)
+    if device is not None and home is not None and torch.device(device).type != home.type:
+        raise InputError(
+            f"the model lies on {home} and device={device} was asked for; move it with model.to('{device}')"
+        )
+    dtype = held[0].dtype if held else None
+    if dtype in (torch.float16, torch.bfloat16):
+        warnings.warn(
+            f"the model computes in {dtype}, which tells responses apart to about three digits; ties are "
+            "counted on that grid. model.float() gives sharper scores",
+            VeridicalWarning,
+            stacklevel=3,
+        )
+    return torch.device(home or device or "cpu"), dtype
+
+
+def cast(rows: Tensor, place: torch.device, dtype: torch.dtype | None) -> Tensor:
+    if rows.is_floating_point() and dtype is not None:
+        return rows.to(device=place, dtype=dtype)
+    return rows.to(place)
+
+
+def behaves_otherwise(module: nn.Module) -> bool:
+    random = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase)
+    return any(isinstance(m, random) and m.training for m in module.modules())
+
+
+def side_of(side: Any, rows: int | None, place: torch.device) -> Side:
+    if isinstance(side, Mapping):
+        out: Side = {str(name): torch.as_tensor(value).to(place) for name, value in side.items()}
+    else:
+        given = side if isinstance(side, tuple | list) else (side,)
+        out = tuple(torch.as_tensor(value).to(place) for value in given)
+    for value in out.values() if isinstance(out, dict) else out:
+        if rows is not None and len(value) != rows:
+            raise ShapeError(f"a side input has {len(value)} rows, inputs have {rows}")
+    return out
+
+
+def checked_space(space: Space, rows: Tensor) -> Space:
+    if space.input_shape != tuple(rows.shape[1:]):
+        raise ShapeError(f"the space lies over {space.input_shape}, inputs are {tuple(rows.shape[1:])}")
+    for what, tensor in (("labels", space.labels if space.per_sample else None), ("valid", space.valid)):
+        if tensor is not None and len(tensor) != len(rows):
+            raise ShapeError(f"the space has {what} for {len(tensor)} samples, the task has {len(rows)}")
+    if space.valid is not None and not bool(space.valid.any(-1).all()):
+        raise InputError("a sample has no valid feature at all; leave it out")
+    return space
+
+
+def ids_of(ids: Sequence[int | str] | Tensor | None, rows: int, place: torch.device) -> Tensor:
+    if ids is None:
+        return torch.arange(rows, device=place)
+    given = ids.tolist() if isinstance(ids, Tensor | np.ndarray) else list(ids)
+    numbers = torch.tensor(
+        [int(i) if isinstance(i, int | np.integer) else name_id(str(i)) for i in given], dtype=torch.int64
+    )
+    if len(numbers) != rows:
+        raise ShapeError(f"{len(numbers)} ids for {rows} samples")
+    if len(numbers.unique()) != rows:
+        raise InputError("ids must differ between samples: draws are keyed by them")
+    return numbers.to(place)
+
+
+def labels_of(labels: Any, rows: int, place: torch.device) -> Tensor:
+    tensor = as_tensor(labels).to(place)
+    if len(tensor) != rows:
+        raise ShapeError(f"{len(tensor)} labels for {rows} samples")
+    return tensor
+
+
+def masks_of(masks: Any, space: Space, rows: int, place: torch.device) -> Tensor:
+    """Object masks as one truth a feature: a feature belongs to the object if most of it does."""
+    tensor = as_tensor(masks).to(place)
+    if len(tensor) != rows:
+        raise ShapeError(f"{len(tensor)} masks for {rows} samples")
+    shape = tuple(tensor.shape[1:])
+    if shape == (space.n_features,):
+        return tensor.bool()
+    full = tensor.reshape(rows, *[1] * (len(space.input_shape) - len(shape)), *shape).float()
+    try:
+        full = full.expand(rows, *space.input_shape)
+    except RuntimeError as error:
+        raise ShapeError(
+            f"masks have shape {shape}; expected ({space.n_features},) or {space.input_shape} a sample"
+        ) from error
+    return space.to(place).pool(full, "mean") > 0.5
+
+
+def targets_of(targets: Any, rows: int, outputs: int, place: torch.device) -> Tensor:
+    tensor = as_tensor(targets)
+    if tensor.is_floating_point() or tensor.dtype == torch.bool:
+        raise InputError(f"targets are class indices (integers), got {tensor.dtype}")
+    if tensor.dim() == 0:
+        tensor = tensor.expand(rows)
+    if tuple(tensor.shape) != (rows,):
+        raise ShapeError(f"targets have shape {tuple(tensor.shape)}, expected ({rows},)")
+    if int(tensor.min()) < 0 or int(tensor.max()) >= outputs:
+        bad = tensor[(tensor < 0) | (tensor >= outputs)][0]
+        raise InputError(f"target {int(bad)} is out of range: the model has {outputs} outputs")
+    return tensor.to(device=place, dtype=torch.int64)
+
+
+def feature_values(maps: Tensor, space: Space, count: int, source: str) -> Tensor:
+    """Turn maps of any accepted shape into one value a feature (N, V), or say what would fit."""
+    tensor = maps.detach()
+    if not tensor.is_floating_point():
+        tensor = tensor.to(torch.get_default_dtype())
+    if tensor.dim() == 0 or len(tensor) != count:
+        raise ShapeError(f"{source} has shape {tuple(tensor.shape)}, the task has {count} samples")
+    shape = tuple(tensor.shape[1:])
+    if shape == (space.n_features,) and (shape != space.input_shape or space.kind != "column_group"):
+        return tensor
+    if shape == space.input_shape:
+        return space.pool(tensor)
+    shared = tuple(space.labels.shape[1 if space.per_sample else 0 :])
+    laid = tuple(n for n in shared if n != 1)
+    if shape in (shared, laid):
+        # one value an element, shared over channels: lay it out and average what was shared
+        full = tensor.reshape(count, *shared).expand(count, *space.input_shape)
+        return space.pool(full) * (torch.Size(shared).numel() / torch.Size(space.input_shape).numel())
+    features = torch.Size(shape).numel()
+    hint = (
+        "aggregate it with `space.pool(map)`"
+        if torch.Size(space.input_shape).numel() % max(1, features) == 0 and features > space.n_features
+        else f"give maps (N, {', '.join(map(str, space.input_shape))}) or (N, {space.n_features})"
+    )
+    raise ShapeError(
+        f"explanation has {features} features of shape {shape}, the task's space has "
+        f"{space.n_features} {space.kind} features over {space.input_shape}; {hint}"
+    )

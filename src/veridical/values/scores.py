@@ -1,0 +1,237 @@
+"""Scores: one number a sample, which way is better, why a value is degenerate, and what it cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import InitVar, dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from veridical.errors import ShapeError
+from veridical.functional import bootstrap_interval
+from veridical.model import late_checks
+from veridical.model.cost import Cost
+from veridical.model.late_checks import Look
+from veridical.values import files
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+
+class Direction(StrEnum):
+    """Which way a metric is better."""
+
+    HIGHER = "higher"
+    LOWER = "lower"
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """A curve a sample: `y` (N, P) over `x` (P,)."""
+
+    x: Tensor
+    y: Tensor
+    x_label: str
+    y_label: str
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Scores:
+    """One value a sample with its direction; NaN where there is none, and the flag that says why.
+
+    Nothing is averaged before the caller asks, and no average hides a NaN: `mean()` is NaN when a sample
+    is, `mean(skip_nan=True)` leaves those out and `flagged` counts them.
+
+    On a GPU a score is there before it is computed: what may be wrong with it (`unchecked`) is raised by
+    whoever first reads its values, flags, curve or details, or asks to `settle` it.
+    """
+
+    values: Tensor
+    direction: Direction
+    metric: str
+    ids: Tensor
+    explainer: str | None = None
+    flags: Mapping[str, Tensor] = field(default_factory=dict)
+    curve: Curve | None = field(default_factory=lambda: None)
+    details: Mapping[str, Tensor] = field(default_factory=dict)
+    cost: Cost = field(default_factory=Cost)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    unchecked: InitVar[Sequence[Look]] = ()
+    origin: InitVar[Callable[[], Mapping[str, Any]] | None] = None
+    """Tells the provenance when it is asked for; it takes longer to write than some scores to compute."""
+
+    def __post_init__(
+        self, unchecked: Sequence[Look], origin: Callable[[], Mapping[str, Any]] | None
+    ) -> None:
+        if self.values.shape != self.ids.shape[:1]:
+            raise ShapeError(f"scores have shape {tuple(self.values.shape)}, expected ({len(self.ids)},)")
+        own = self.__dict__
+        own["values"] = self.values.detach().to(torch.float64)
+        at_once = self.values.device.type in late_checks.AT_ONCE
+        # not yet attributes, so that reading one of them comes by `__getattr__`
+        own["_unread"] = unchecked, {name: own.pop(name) for name in ("values", "flags", "curve", "details")}
+        if origin is not None:
+            own["_origin"] = origin
+            del own["provenance"]
+        if at_once:
+            self.settle()
+
+    def settle(self) -> Scores:
+        """Look at what is still unchecked, and raise what is wrong with it; waits for a GPU."""
+        if "_unread" in self.__dict__:
+            unchecked, held = self.__dict__["_unread"]
+            for look in unchecked:
+                look()
+            self.__dict__.update({**held, "flags": _raised(held["flags"])})
+            self.__dict__.pop("_unread", None)
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self.__dict__.get("_unread", ((), ()))[1]:
+            self.settle()
+        elif name == "provenance" and "_origin" in self.__dict__:
+            self.__dict__["provenance"] = self.__dict__["_origin"]()
+            self.__dict__.pop("_origin", None)
+        if name not in self.__dict__:
+            raise AttributeError(f"scores have no attribute '{name}'")
+        return self.__dict__[name]
+
+    def __getstate__(self) -> dict[str, Any]:
+        _ = self.settle().provenance
+        return self.__dict__
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def utility(self) -> Tensor:
+        """The values, negated where lower is better: higher always means better."""
+        return self.values if self.direction is Direction.HIGHER else -self.values
+
+    @property
+    def flagged(self) -> dict[str, int]:
+        """How many samples carry each flag."""
+        return {reason: int(mask.sum()) for reason, mask in self.flags.items()}
+
+    def mean(self, skip_nan: bool = False) -> float:
+        """The mean over samples."""
+        return float(self.values.nanmean() if skip_nan else self.values.mean())
+
+    def ci(self, level: float = 0.95, resamples: int = 1000, seed: int = 0) -> tuple[float, float]:
+        """A bootstrap interval for the mean, over samples that have a value; NaN for fewer than two."""
+        kept = self.values[~torch.isnan(self.values)].cpu()
+        if len(kept) < 2:
+            return math.nan, math.nan
+        low, high = bootstrap_interval(kept, level=level, resamples=resamples, seed=seed)
+        return float(low), float(high)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row a sample: id, value, and the flags it carries."""
+        import pandas as pd
+
+        reasons = ["; ".join(r for r, mask in self.flags.items() if bool(mask[i])) for i in range(len(self))]
+        return pd.DataFrame(
+            {
+                "id": self.ids.cpu().numpy(),
+                "metric": self.metric,
+                "explainer": self.explainer,
+                "value": self.values.cpu().numpy(),
+                "flags": reasons,
+                **{name: _column(value) for name, value in self.details.items()},
+            }
+        )
+
+    def take(self, index: Tensor | slice) -> Scores:
+        """The scores of a subset of the samples (the cost stays that of the whole)."""
+        curve = None if self.curve is None else replace(self.curve, y=self.curve.y[index])
+        return replace(
+            self,
+            values=self.values[index],
+            ids=self.ids[index],
+            curve=curve,
+            flags={reason: mask[index] for reason, mask in self.flags.items()},
+            details={name: value[index] for name, value in self.details.items()},
+        )
+
+    def save(self, path: str | Path) -> Path:
+        """Write to one safetensors file."""
+        tensors = {"values": self.values, "ids": self.ids}
+        tensors |= {f"flag/{reason}": mask for reason, mask in self.flags.items()}
+        tensors |= {f"detail/{name}": value for name, value in self.details.items()}
+        header: dict[str, Any] = {
+            "metric": self.metric,
+            "explainer": self.explainer,
+            "direction": self.direction.value,
+            "cost": [self.cost.forward, self.cost.backward],
+            "provenance": dict(self.provenance),
+        }
+        if self.curve is not None:
+            tensors |= {"curve/x": self.curve.x, "curve/y": self.curve.y}
+            header["curve"] = [self.curve.x_label, self.curve.y_label]
+        return files.write(path, "scores", tensors, header)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Scores:
+        """Read what `save` wrote."""
+        tensors, header = files.read(path, "scores")
+        curve = None
+        if "curve" in header:
+            curve = Curve(tensors["curve/x"], tensors["curve/y"], *header["curve"])
+
+        def group(prefix: str) -> dict[str, Tensor]:
+            return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+
+        return cls(
+            tensors["values"],
+            Direction(header["direction"]),
+            header["metric"],
+            tensors["ids"],
+            header["explainer"],
+            group("flag/"),
+            curve,
+            group("detail/"),
+            Cost(*header["cost"]),
+            header["provenance"],
+        )
+
+    def plot(self, ax: Axes | None = None, **options: Any) -> Axes:
+        """Draw the curve with its spread, or the distribution of the values, and return the axes."""
+        from veridical.plots import plot_scores
+
+        return plot_scores(self, ax, **options)
+
+    def __repr__(self) -> str:
+        low, high = self.ci()
+        notes = "".join(f"; {count} flagged '{reason}'" for reason, count in self.flagged.items())
+        who = f" of {self.explainer}" if self.explainer else ""
+        return (
+            f"Scores {self.metric}{who}: mean {self.mean(skip_nan=True):.4f} [{low:.4f}, {high:.4f}] "
+            f"over {len(self)} samples ({self.direction} is better{notes}), cost {self.cost}"
+        )
+
+    def _repr_html_(self) -> str:
+        from veridical.plots import html_summary
+
+        rows = [(str(i), f"{v:.4g}") for i, v in zip(self.ids.tolist(), self.values.tolist(), strict=True)]
+        return html_summary(repr(self), ("sample", "value"), rows[:10])
+
+
+def _raised(flags: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The flags that any sample carries; looked at together, as every look waits for a GPU."""
+    masks = {reason: mask.bool() for reason, mask in flags.items()}
+    if len({(mask.shape, mask.device) for mask in masks.values()}) == 1 and len(masks) > 1:
+        seen = torch.stack([*masks.values()]).flatten(1).any(-1).tolist()
+    else:
+        seen = [bool(mask.any()) for mask in masks.values()]
+    return {reason: mask for (reason, mask), some in zip(masks.items(), seen, strict=True) if some}
+
+
+def _column(value: Tensor) -> Any:
+    array = value.cpu().numpy()
+    return array if array.ndim == 1 else list(array)

@@ -1,0 +1,75 @@
+"""Text models seen from their embeddings."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from tests.reference.small_models import Text, mlp
+from veridical.model.embeddings import EmbeddingView, embedding_layer
+from veridical.model.noisy_copy import WeightView, noisy
+from veridical.random.keyed import Key
+
+
+class Positions(nn.Module):
+    """Position embeddings are registered first, and the model says which layer embeds words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = nn.Embedding(6, 4)
+        self.words = nn.Embedding(20, 4)
+        self.head = nn.Linear(4, 3)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.words
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        places = torch.arange(token_ids.shape[1])
+        return self.head(torch.tanh(self.words(token_ids) + self.places(places)).mean(1))
+
+
+def test_the_layer_is_what_the_model_says_else_its_first_embedding() -> None:
+    assert embedding_layer(Positions()) == "words"
+    assert embedding_layer(nn.Sequential(Positions())) == "0.words"
+    assert embedding_layer(Text()) == "words"
+    assert embedding_layer(mlp()) is None
+
+
+def test_a_model_that_cannot_say_is_searched() -> None:
+    class Shy(Text):
+        def get_input_embeddings(self) -> nn.Module:
+            raise NotImplementedError
+
+    assert embedding_layer(Shy()) == "words"
+
+
+def test_the_view_answers_as_the_model_does_and_leaves_no_hook() -> None:
+    torch.manual_seed(0)
+    model, tokens = Positions(), torch.randint(0, 20, (3, 6))
+    view = EmbeddingView(model, "words")
+    torch.testing.assert_close(view(view.embed(tokens), tokens), model(tokens))
+    moved = view(view.embed(tokens) + 1, tokens)
+    assert not torch.allclose(moved, model(tokens))
+    assert not model.words._forward_hooks
+
+
+def test_hooks_are_removed_after_an_exception() -> None:
+    model, tokens = Positions(), torch.randint(0, 20, (3, 6))
+    view = EmbeddingView(model, "words")
+    try:
+        view(torch.zeros(3, 6, 9), tokens)
+    except RuntimeError:
+        pass
+    else:
+        raise AssertionError("nine numbers a token do not fit")
+    assert not model.words._forward_hooks
+
+
+def test_under_other_weights_the_embeddings_are_theirs() -> None:
+    torch.manual_seed(0)
+    model, tokens = Positions(), torch.randint(0, 20, (3, 6))
+    tensors = noisy(model, 0.5, Key(0))
+    noisy_view = WeightView(model, tensors)
+    view = EmbeddingView(noisy_view, embedding_layer(noisy_view) or "")
+    assert torch.equal(view.embed(tokens), tensors["words.weight"][tokens])
+    torch.testing.assert_close(view(view.embed(tokens), tokens), noisy_view(tokens))

@@ -1,0 +1,250 @@
+"""Spaces: masks expand to elements, maps pool to features, and the two belong together."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import veridical as vd
+from veridical.errors import InputError, ShapeError
+from veridical.values.space import Reduction, Space
+
+SEGMENTS = torch.tensor([[0, 0, 1, -1], [0, 2, 1, 1]])
+TWO_MAPS = torch.stack([SEGMENTS, SEGMENTS.clamp(max=1)])
+
+SPACES = {
+    "pixel": Space.pixels((3, 2, 4)),
+    "patch": Space.patches((3, 5, 4), 2),
+    "wide patch": Space.patches((1, 4, 6), (1, 3)),
+    "superpixel": Space.superpixels((3, 2, 4), SEGMENTS),
+    "superpixel a sample": Space.superpixels((3, 2, 4), TWO_MAPS),
+    "step": Space.steps((3, 7)),
+    "step first": Space.steps((7, 3), time_axis=0),
+    "step of unequal length": Space.steps((3, 7), lengths=torch.tensor([7, 4])),
+    "step channel": Space.step_channels((3, 7), lengths=torch.tensor([2, 7])),
+    "token": Space.tokens(6, torch.tensor([[0, 1, 1, 1, 1, 0], [0, 1, 1, 0, 0, 0]])),
+    "token embedding": Space.tokens(6).at_embeddings(5),
+    "column": Space.columns(5),
+    "column group": Space.column_groups([0, 1, 1, -1, 2, 1]),
+    "concept": Space.concepts(4),
+    "element": Space.elements((2, 3, 2)),
+}
+
+
+def naive_expand(space: Space, features: torch.Tensor) -> torch.Tensor:
+    """One element at a time: the value of the feature it belongs to, or 0."""
+    shape = space.labels.shape[1 if space.per_sample else 0 :]
+    out = torch.zeros(len(features), *shape, dtype=features.dtype)
+    for n in range(len(features)):
+        labels = (space.labels[n] if space.per_sample else space.labels).reshape(-1)
+        out[n] = torch.stack(
+            [features[n, i] if i >= 0 else torch.zeros((), dtype=features.dtype) for i in labels.tolist()]
+        ).reshape(shape)
+    return out
+
+
+def naive_pool(space: Space, maps: torch.Tensor, reduce: str) -> torch.Tensor:
+    """One feature at a time: collect its elements and reduce them."""
+    out = torch.zeros(len(maps), space.n_features, dtype=maps.dtype)
+    for n in range(len(maps)):
+        labels = (space.labels[n] if space.per_sample else space.labels).expand(space.input_shape)
+        for feature in range(space.n_features):
+            held = maps[n][labels == feature]
+            if len(held):
+                read = {
+                    "sum": held.sum(),
+                    "mean": held.mean(),
+                    "max": held.max(),
+                    "abs_max": held.abs().max(),
+                }
+                out[n, feature] = read[reduce]
+    return out
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_expand_lays_every_feature_over_its_elements(name: str) -> None:
+    space = SPACES[name]
+    features = torch.randn(2, space.n_features, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(space.expand(features), naive_expand(space, features))
+    assert torch.equal(space.expand(features > 0), naive_expand(space, features > 0))
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_expand_takes_any_number_of_masks_a_sample(name: str) -> None:
+    space = SPACES[name]
+    masks = torch.randn(2, 3, space.n_features, generator=torch.Generator().manual_seed(1)) > 0
+    each = torch.stack([space.expand(masks[:, m]) for m in range(3)], 1)
+    assert torch.equal(space.expand(masks), each)
+    second = space.expand(masks[1:], slice(1, 2))
+    assert torch.equal(second, each[1:])
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "abs_max"])
+@pytest.mark.parametrize("name", SPACES)
+def test_pool_collects_the_elements_of_every_feature(name: str, reduce: str) -> None:
+    space = SPACES[name]
+    maps = torch.randn(2, *space.input_shape, generator=torch.Generator().manual_seed(2))
+    torch.testing.assert_close(space.pool(maps, reduce), naive_pool(space, maps, reduce))
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_the_mean_over_an_expanded_map_gives_it_back(name: str) -> None:
+    space = SPACES[name]
+    features = torch.randn(2, space.n_features, generator=torch.Generator().manual_seed(3))
+    laid = space.expand(features).expand(2, *space.input_shape)
+    present = space.pool(torch.ones(2, *space.input_shape)) > 0
+    torch.testing.assert_close(space.pool(laid, "mean"), torch.where(present, features, 0.0))
+    torch.testing.assert_close(space.pool(laid), features * space.pool(torch.ones(2, *space.input_shape)))
+
+
+@given(st.data())
+def test_pool_after_expand_counts_elements_for_random_label_maps(data: st.DataObject) -> None:
+    shape = data.draw(st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(1, 4)))
+    count = data.draw(st.integers(1, 5))
+    cells = shape[1] * shape[2]
+    drawn = data.draw(st.lists(st.integers(-1, count - 1), min_size=2 * cells, max_size=2 * cells))
+    labels = torch.tensor(drawn).reshape(2, 1, *shape[1:])
+    space = Space("superpixel", shape, count, labels, per_sample=True)
+    maps = torch.randn(2, *shape, dtype=torch.float64)
+    pooled = space.pool(maps)
+    inside = torch.where((labels >= 0).expand(2, *shape), maps, 0.0)
+    torch.testing.assert_close(pooled.sum(-1), inside.flatten(1).sum(-1))
+    torch.testing.assert_close(pooled, naive_pool(space, maps, "sum"))
+    assert torch.equal(space.expand(pooled), naive_expand(space, pooled))
+
+
+def test_patches_at_the_edge_are_smaller() -> None:
+    space = Space.patches((1, 5, 4), 2)
+    assert space.n_features == 6
+    assert space.pool(torch.ones(1, 1, 5, 4)).tolist() == [[4, 4, 4, 4, 2, 2]]
+
+
+def test_pixels_are_shared_over_channels() -> None:
+    maps = torch.arange(12.0).reshape(1, 3, 2, 2)
+    assert torch.equal(Space.pixels((3, 2, 2)).pool(maps), maps.sum(1).reshape(1, 4))
+
+
+def test_superpixels_that_a_sample_lacks_are_not_valid() -> None:
+    space = SPACES["superpixel a sample"]
+    assert space.valid is not None
+    assert space.valid.tolist() == [[True, True, True], [True, True, False]]
+    assert space.counts(2).tolist() == [3, 2]
+    low = Space.superpixels((3, 2, 4), torch.where(TWO_MAPS == -1, -7, TWO_MAPS))
+    assert torch.equal(low.labels, space.labels)
+    assert torch.equal(low.valid, space.valid)
+
+
+def test_a_label_map_with_gaps_is_refused_with_the_cure() -> None:
+    labels = SEGMENTS.clamp(min=0) * 2 + 1
+    with pytest.raises(InputError, match=r"\[0, 2, 4\] lie nowhere.*return_inverse"):
+        Space.superpixels((1, 2, 4), labels)
+    renumbered = torch.unique(labels, return_inverse=True)[1]
+    assert Space.superpixels((1, 2, 4), renumbered).n_features == 3
+
+
+def test_lengths_and_integer_masks_say_which_features_exist() -> None:
+    assert SPACES["step of unequal length"].counts(2).tolist() == [7, 4]
+    assert SPACES["step channel"].counts(2).tolist() == [6, 21]
+    token = SPACES["token"]
+    assert token.valid is not None
+    assert token.valid.dtype == torch.bool
+    assert token.counts(2).tolist() == [4, 2]
+    assert SPACES["column"].counts(2).tolist() == [5, 5]
+
+
+def test_step_channels_of_a_series_with_time_first() -> None:
+    space = Space.step_channels((4, 2), time_axis=0, lengths=torch.tensor([1, 4]))
+    assert space.valid is not None
+    assert space.valid[0].reshape(4, 2).tolist() == [
+        [True, True],
+        [False, False],
+        [False, False],
+        [False, False],
+    ]
+
+
+@pytest.mark.parametrize("index", [slice(1, 2), torch.tensor([1]), torch.tensor([False, True])])
+def test_take_follows_a_subset_of_the_samples(index: slice | torch.Tensor) -> None:
+    names = [["a", "b"], ["c", "d"]]
+    tokens = Space.tokens(2, torch.tensor([[1, 0], [1, 1]]), names).take(index)
+    assert tokens.valid is not None
+    assert tokens.valid.tolist() == [[True, True]]
+    assert tokens.names == (("c", "d"),)
+    segments = SPACES["superpixel a sample"].take(index)
+    assert torch.equal(segments.labels, TWO_MAPS[1:, None])
+    assert SPACES["pixel"].take(index) is SPACES["pixel"]
+
+
+def test_a_space_that_is_there_already_is_not_copied() -> None:
+    assert SPACES["token"].to("cpu") is SPACES["token"]
+
+
+def test_tokens_keep_their_features_at_embeddings() -> None:
+    space = SPACES["token"].at_embeddings(5)
+    assert space.input_shape == (6, 5)
+    assert space.n_features == 6
+    maps = torch.ones(2, 6, 5)
+    assert space.pool(maps).tolist() == [[5.0] * 6] * 2
+    assert space.expand(torch.ones(2, 6)).shape == (2, 6, 1)
+    assert torch.equal(space.valid, SPACES["token"].valid)
+
+
+def test_features_have_names() -> None:
+    assert Space.pixels((1, 3, 4)).feature_name(5) == "pixel (1, 1)"
+    assert Space.columns(2, ["age", "sex"]).feature_name(1) == "sex"
+    assert Space.tokens(2, names=[["a", "b"], ["c", "d"]]).feature_name(0, 1) == "c"
+    assert Space.steps((1, 3)).feature_name(2) == "step 2"
+
+
+def test_the_space_of_a_batch_is_guessed_from_its_shape() -> None:
+    assert Space.of(torch.zeros(2, 3, 4, 5)).kind == "pixel"
+    assert Space.of(torch.zeros(2, 3, 4)).kind == "step"
+    assert Space.of(torch.zeros(2, 3)).kind == "column"
+    assert Space.of(torch.zeros(2, 3, dtype=torch.int64)).kind == "token"
+    assert Space.of(torch.zeros(2, 3, 4, 5, 6)).kind == "element"
+
+
+def test_repr_names_kind_and_size() -> None:
+    assert repr(Space.columns(3)) == "Space(column, 3 features over (3,))"
+    assert "6 valid in 2 samples" in repr(SPACES["token"])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Space("pixle", (2,), 2, torch.arange(2)), "'pixle' is unknown"),
+        (lambda: Space("column", (3,), 2, torch.arange(2)), r"shape \(2,\) do not lie over .*\(3,\)"),
+        (lambda: Space("column", (2,), 1, torch.arange(2)), "label 1 is out of range for 1 features"),
+        (lambda: Space.tokens(3, torch.ones(2, 4)), r"valid has shape \(2, 4\), expected \(samples, 3\)"),
+        (lambda: Space.pixels((3, 4)), r"\(channels, height, width\), got \(3, 4\)"),
+        (lambda: Space.patches((1, 4, 4), 5), r"patch size \(5, 5\) does not fit"),
+        (lambda: Space.superpixels((1, 4, 4), SEGMENTS), r"expected \(4, 4\) or \(N, 4, 4\)"),
+        (lambda: Space.superpixels((1, 2, 4), SEGMENTS * 0 - 1), "no segment at all"),
+        (lambda: Space.column_groups([0, 2]), r"must cover 0\.\.2"),
+        (lambda: Space.columns(2, ["a"]), "1 names for 2 features"),
+    ],
+)
+def test_what_is_no_space_is_refused(make, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make()
+
+
+def test_a_map_of_another_shape_is_refused() -> None:
+    with pytest.raises(ShapeError, match=r"\(2, 3\) does not lie over inputs \(N, 3, 2, 4\)"):
+        SPACES["pixel"].pool(torch.ones(2, 3))
+
+
+def test_spaces_are_public() -> None:
+    assert vd.Space is Space
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "abs_max"])
+def test_pooling_over_channels_is_pooling_over_labels(reduce: Reduction) -> None:
+    direct = Space.pixels((3, 4, 5))
+    # the same features in another order, which have to be gathered one by one
+    order = torch.randperm(20, generator=torch.Generator().manual_seed(0))
+    gathered = Space("pixel", (3, 4, 5), 20, order.reshape(1, 4, 5))
+    maps = torch.randn(6, 3, 4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(direct.pool(maps, reduce), gathered.pool(maps, reduce)[:, order])
