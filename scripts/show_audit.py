@@ -118,7 +118,7 @@ def task_of(which: str, folder: Path, device: str | None = None) -> vd.Task:
     else:
         task = photos_task(folder / FILE, PHOTOS, None)
         task = task.with_space(vd.Space.patches(tuple(task.inputs.shape[1:]), 16), vd.fill.Blur(16))
-        task = task._derive(name="EfficientNet-lite0, ImageNet photos")
+        task = task.changed(name="EfficientNet-lite0, ImageNet photos")
     return task if device is None else task.to(device)
 
 

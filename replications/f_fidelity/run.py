@@ -109,7 +109,7 @@ def correlations(study: RankingStudy) -> dict[str, Any]:
 
 def make_task(which: str, per_class: int, train_rows: int | None, rows: int | None, device: str) -> vd.Task:
     on_gpu = device.startswith("cuda")
-    plan = vd.Plan(rows=rows, tf32=on_gpu, channels_last=on_gpu and which == "cifar")
+    plan = vd.Plan(rows=rows, precision="tf32" if on_gpu else None, channels_last=on_gpu and which == "cifar")
     if which in sequences.NAMES:
         return sequences.make_task(data.folder(), which, per_class, train_rows, plan).to(device)
     if which == "cifar":

@@ -36,7 +36,9 @@ class Study:
         if task.device.type == "cuda":
             rows = ROWS.get(self.world, ROWS_OF_LARGER)
             # products of the larger networks in TF32: three decimals are all that the tables show
-            plan = replace(task.predictor.plan, rows=rows, tf32=self.world != "MNIST")
+            plan = replace(
+                task.predictor.plan, rows=rows, precision="tf32" if self.world != "MNIST" else "float32"
+            )
             task = task.with_plan(plan)
         return task
 

@@ -30,6 +30,10 @@ class ModelError(VeridicalError, RuntimeError):
     """The model answered with something that is not one finite row of outputs a sample."""
 
 
+class ModelChangedError(ModelError):
+    """The model is no longer the one a task was made for; the message says how to go on."""
+
+
 class FormatError(VeridicalError, ValueError):
     """A stored file is not one of ours, or was written by a newer format."""
 

@@ -61,7 +61,7 @@ def test_captum_objects_see_noisy_weights():
     task = image_task()
     noisy = task.with_noise(0.3, Key(1))
     twin = copy.deepcopy(task.predictor.model)
-    twin.load_state_dict({**twin.state_dict(), **noisy.predictor.model.tensors})
+    twin.load_state_dict({**twin.state_dict(), **dict(noisy.predictor.unwrapped.named_parameters())})
     bound = attr.IntegratedGradients(task.predictor.model)
     truth = attr.IntegratedGradients(twin).attribute(task.inputs, target=task.targets, n_steps=8).flatten(1)
     assert torch.allclose(from_captum(bound, n_steps=8)(noisy).values, truth, atol=1e-9)
@@ -160,7 +160,7 @@ def test_zennit_composites_see_noisy_weights_in_the_backward_pass():
     noisy = task.with_noise(0.3, Key(1))
     copied = copy.deepcopy(task.model)
     with torch.no_grad():
-        for name, value in noisy.model.tensors.items():
+        for name, value in noisy.predictor.unwrapped.named_parameters():
             copied.get_parameter(name).copy_(value)
     found = from_zennit(EpsilonPlus())(noisy).values
     assert torch.allclose(found, by_loops(noisy, copied), atol=1e-10)

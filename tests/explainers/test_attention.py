@@ -82,7 +82,7 @@ def test_noisy_weights_equal_a_noisy_copy(explainer):
     task = bert_task(bert())
     noisy = task.with_noise(0.3, Key(2))
     twin = copy.deepcopy(task.predictor.model)
-    twin.load_state_dict({**twin.state_dict(), **noisy.predictor.model.tensors})
+    twin.load_state_dict({**twin.state_dict(), **dict(noisy.predictor.unwrapped.named_parameters())})
     copied = Task(twin, task.inputs, side=task.side, space=task.space, targets=task.targets)
     found = explainer(noisy).values
     assert torch.allclose(found, explainer(copied).values, atol=1e-5)

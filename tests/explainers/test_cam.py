@@ -133,7 +133,7 @@ def test_chunks_do_not_matter_and_rows_are_counted(kind: type[Cam]) -> None:
     task = image_task(samples=11)
     assert task.targets.shape == (11,)  # asked beforehand, so that only the explainer is watched
     sizes: list[int] = []
-    handle = task.model[0].register_forward_pre_hook(lambda _m, x: sizes.append(len(x[0])))
+    handle = task.predictor.model[0].register_forward_pre_hook(lambda _m, x: sizes.append(len(x[0])))
     few = kind()(task.with_plan(Plan(rows=8)))
     handle.remove()
     many = kind()(task)
@@ -190,18 +190,18 @@ def test_refusals_say_why(kind: type[Cam]) -> None:
 def test_no_hook_stays_after_an_exception(kind: type[Cam]) -> None:
     class Fails(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            if len(x) > 1 and not quiet:
+            if len(x) > 1 and loud.is_set():
                 raise RuntimeError("on purpose")
             return x
 
-    quiet = [True]
+    loud = threading.Event()
     net = nn.Sequential(nn.Conv2d(2, 3, 3), Fails(), nn.Flatten(), nn.Linear(108, 3))
     task = image_task(seeded(net))
     assert task.targets.shape == (6,)
-    quiet.clear()
+    loud.set()
     with pytest.raises(RuntimeError, match="on purpose"):
         kind()(task)
-    assert hook_count(net) == 0
+    assert hook_count(net) == hook_count(task.predictor.model) == 0
 
 
 @pytest.mark.parametrize("kind", ALL)

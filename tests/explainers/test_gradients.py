@@ -92,7 +92,7 @@ def test_integrated_gradients_are_complete_on_a_smooth_model() -> None:
 def test_long_paths_keep_to_the_plan() -> None:
     task = image_task()
     seen: list[int] = []
-    handle = task.model[0].register_forward_pre_hook(lambda _m, x: seen.append(len(x[0])))
+    handle = task.predictor.model[0].register_forward_pre_hook(lambda _m, x: seen.append(len(x[0])))
     values = [IntegratedGradients(steps=20)(task.with_plan(Plan(rows=rows))) for rows in (8, 64)]
     handle.remove()
     torch.testing.assert_close(values[0].values, values[1].values, rtol=0, atol=1e-9)

@@ -122,7 +122,7 @@ def test_noisy_weights_equal_a_noisy_copy(explainer):
     task = residual_task(bias=True)
     noisy = task.with_noise(0.2, Key(5))
     twin = copy.deepcopy(task.predictor.model)
-    twin.load_state_dict({**twin.state_dict(), **noisy.predictor.model.tensors})
+    twin.load_state_dict({**twin.state_dict(), **dict(noisy.predictor.unwrapped.named_parameters())})
     copied = Task(twin, task.inputs, targets=task.targets, space=task.space)
     found = explainer(noisy).values
     assert torch.allclose(found, explainer(copied).values, atol=1e-12)
@@ -131,7 +131,7 @@ def test_noisy_weights_equal_a_noisy_copy(explainer):
 
 def test_the_users_module_is_left_as_it_was():
     task = residual_task(bias=True)
-    model = task.predictor.model.train()
+    model = task.model.train()
     before = {n: v.clone() for n, v in model.state_dict().items()}
     Lrp()(task)
     assert all(torch.equal(v, before[n]) for n, v in model.state_dict().items())

@@ -95,7 +95,7 @@ def test_weight_noise_is_explained_as_in_a_noisy_copy():
     noisy = task.with_noise(0.3, vd.Key(5))
     copied = copy.deepcopy(task.model)
     with torch.no_grad():
-        for name, value in noisy.model.tensors.items():
+        for name, value in noisy.predictor.unwrapped.named_parameters():
             copied.get_parameter(name).copy_(value)
     alone = Task(copied, task.inputs, targets=task.targets)
     for explainer in (Lrp(), LrpEpsilon()):

@@ -101,7 +101,7 @@ def test_no_noise_is_the_gradient_and_padding_gets_none() -> None:
     net = seeded(nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)))
     task = vd.Task(net, x, space=space, targets=0, plan=Plan(rows=8))
     seen: list[Tensor] = []
-    net[0].register_forward_hook(lambda _m, _i, out: seen.append(out.detach()))
+    task.predictor.model[0].register_forward_hook(lambda _m, _i, out: seen.append(out.detach()))
     SmoothGrad(samples=4)(task, KEY)
     rows = torch.cat(seen)
     assert bool((rows[:4, 4:] == 1e6).all())

@@ -85,7 +85,7 @@ def test_valid_tokens_only_and_noise_equals_a_noisy_copy(make, explainer):
     assert (found[task.space.valid] != 0).any()
     noisy = task.with_noise(0.3, Key(4))
     twin = copy.deepcopy(task.predictor.model)
-    twin.load_state_dict({**twin.state_dict(), **noisy.predictor.model.tensors})
+    twin.load_state_dict({**twin.state_dict(), **dict(noisy.predictor.unwrapped.named_parameters())})
     copied = Task(twin, task.inputs, side=task.side, space=task.space, targets=task.targets)
     assert torch.allclose(explainer(noisy).values, explainer(copied).values, atol=1e-10)
     assert not torch.allclose(explainer(noisy).values, found, atol=1e-4)
@@ -103,7 +103,7 @@ def test_relevance_through_an_encoder(norm_first):
     assert torch.allclose(values.sum(-1), explained, atol=1e-5)
     noisy = task.with_noise(0.3, Key(4))
     twin = copy.deepcopy(model)
-    twin.load_state_dict({**twin.state_dict(), **noisy.predictor.model.tensors})
+    twin.load_state_dict({**twin.state_dict(), **dict(noisy.predictor.unwrapped.named_parameters())})
     copied = Task(twin, task.inputs, side=task.side, space=task.space, targets=task.targets)
     assert torch.allclose(Lrp()(noisy).values, Lrp()(copied).values, atol=1e-9)
 

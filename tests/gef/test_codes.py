@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import veridical as vd
 from tests.reference.gef_codes import fast_gef, mean_code, sparse_code
+from tests.reference.weights import noisy
 from veridical.gef import (
     GEF,
     ConceptRelevance,
@@ -19,7 +20,6 @@ from veridical.gef import (
     plot_layers,
     plot_sparsity,
 )
-from veridical.model.noisy_copy import noisy
 from veridical.random import keyed
 from veridical.surf import SAE, Concepts, Dictionary, Head
 from veridical.testing import tiny_task

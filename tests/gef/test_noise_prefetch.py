@@ -16,8 +16,7 @@ import veridical as vd
 from veridical.explainers import Explainer
 from veridical.gef import noise_prefetch as ahead
 from veridical.gef.noise_prefetch import NoiseAhead
-from veridical.model import noisy_copy as weights
-from veridical.model.noisy_copy import Layout
+from veridical.model.weights import Noise, NoiseSource
 from veridical.testing import tiny_task
 
 KEYS = [vd.Key(5) / i for i in range(4)]
@@ -31,44 +30,42 @@ def always() -> Iterator[None]:
         yield
 
 
-def layout() -> Layout:
-    return Layout.of(nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 3), nn.Linear(3, 2)))
+def source() -> NoiseSource:
+    return NoiseSource(nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 3), nn.Linear(3, 2)))
 
 
 def left_behind() -> list[str]:
     return [thread.name for thread in threading.enumerate() if "ahead" in thread.name]
 
 
-def same(a: weights.Noise, b: weights.Noise, laid: Layout) -> bool:
-    """Equal at every parameter; what lies between them is nobody's."""
-    ones, others = (Layout(laid.module, laid.runs, noise, (), frozenset()).tensors() for noise in (a, b))
-    return all(torch.equal(ones[name], others[name]) for name in ones)
+def same(a: Noise, b: Noise) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def test_the_noise_is_that_of_its_key(always: None) -> None:
-    laid = layout()
-    with NoiseAhead(laid, KEYS) as noise:
+    drawn_by = source()
+    with NoiseAhead(drawn_by, KEYS) as noise:
         drawn = [noise(key) for key in KEYS]
-    assert all(same(noise, laid.noise(key), laid) for noise, key in zip(drawn, KEYS, strict=True))
-    assert not same(drawn[0], drawn[1], laid)
+    assert all(same(noise, source()(key)) for noise, key in zip(drawn, KEYS, strict=True))
+    assert not same(drawn[0], drawn[1])
 
 
 def test_a_key_that_was_not_expected_is_drawn_when_asked_for(always: None) -> None:
-    laid, stranger = layout(), vd.Key(9)
-    with NoiseAhead(laid, KEYS[:2]) as noise:
+    drawn_by, stranger = source(), vd.Key(9)
+    with NoiseAhead(drawn_by, KEYS[:2]) as noise:
         found = {key: noise(key) for key in (KEYS[0], stranger, KEYS[1], KEYS[3])}
-    assert all(same(noise, laid.noise(key), laid) for key, noise in found.items())
+    assert all(same(noise, source()(key)) for key, noise in found.items())
 
 
 def test_at_most_one_draw_is_begun_ahead(always: None) -> None:
-    laid, begun = layout(), []
-    drawing = Layout.drawing
+    drawn_by, begun = source(), []
+    begin = NoiseSource.begin
 
-    def counted(self: Layout, key: vd.Key, pool: Any) -> Any:
+    def counted(self: NoiseSource, key: vd.Key, pool: Any) -> Any:
         begun.append(key)
-        return drawing(self, key, pool)
+        return begin(self, key, pool)
 
-    with mock.patch.object(Layout, "drawing", counted), NoiseAhead(laid, iter(KEYS)) as noise:
+    with mock.patch.object(NoiseSource, "begin", counted), NoiseAhead(drawn_by, iter(KEYS)) as noise:
         assert begun == KEYS[:1]
         noise(KEYS[0])
         assert begun == KEYS[:2]
@@ -77,7 +74,7 @@ def test_at_most_one_draw_is_begun_ahead(always: None) -> None:
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_no_thread_outlives_the_block(always: None, error: type[BaseException]) -> None:
     def work() -> None:
-        with NoiseAhead(layout(), KEYS):
+        with NoiseAhead(source(), KEYS):
             assert left_behind()
             raise error
 
@@ -108,6 +105,11 @@ def test_a_score_that_is_interrupted_leaves_no_thread_and_no_noise(always: None)
     assert all(torch.equal(value, before[name]) for name, value in task.model.state_dict().items())
 
 
+def _only_kept(self: NoiseSource, key: vd.Key) -> Noise:
+    assert key in self._kept, "drawn late"
+    return self.keep(key, self._kept[key])
+
+
 @pytest.mark.parametrize(
     ("form", "settings"),
     [
@@ -123,7 +125,7 @@ def test_every_form_expects_the_keys_it_asks_for(form: str, settings: dict[str, 
     plain = vd.score(metric, task, "gradient")
     with (
         mock.patch.object(ahead, "worthwhile", return_value=True),
-        mock.patch.object(Layout, "noise", side_effect=AssertionError("drawn late")),
+        mock.patch.object(NoiseSource, "__call__", _only_kept),
     ):
         early = vd.score(metric, task, "gradient")
     assert torch.equal(plain.values, early.values)
@@ -132,16 +134,5 @@ def test_every_form_expects_the_keys_it_asks_for(form: str, settings: dict[str, 
 
 
 def test_small_models_and_cpus_draw_when_asked() -> None:
-    with NoiseAhead(layout(), KEYS):
+    with NoiseAhead(source(), KEYS):
         assert not left_behind()
-
-
-def test_parameters_lie_aligned_and_unchanged() -> None:
-    model = nn.Sequential(nn.Linear(3, 5), nn.Conv2d(1, 2, 3), nn.Linear(1, 1, dtype=torch.float64))
-    laid = Layout.of(model)
-    tensors = laid.tensors()
-    for name, value in model.named_parameters():
-        assert torch.equal(tensors[name], value)
-        assert tensors[name].is_contiguous()
-        assert tensors[name].data_ptr() % weights.ALIGNED == 0
-    assert laid.size == sum(p.numel() for p in model.parameters())

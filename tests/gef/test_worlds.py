@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from dataclasses import dataclass
 from typing import ClassVar
 from unittest import mock
@@ -13,12 +12,15 @@ import torch
 from torch import Tensor, nn
 
 import veridical as vd
+from tests.reference import weights
 from veridical.errors import InputError, ModelError, VeridicalWarning
 from veridical.explainers import Explainer
 from veridical.gef import batched_distances as pending
 from veridical.gef.finite_checks import Watch
 from veridical.gef.worlds import Worlds
-from veridical.model import noisy_copy as weights
+from veridical.model import weights as drawing
+from veridical.model.weights import NoiseSource
+from veridical.random.keyed import parameter_noise
 from veridical.testing import tiny_task
 
 KEY = vd.Key(3) / "noise"
@@ -28,10 +30,10 @@ PATH = (0.1, 0.5, 1.0)
 def drawn_per_score(metric: vd.GEF, samples: int = 4) -> int:
     """How many parameters had noise drawn for them during one score."""
     task = tiny_task("image", samples)
-    with mock.patch.object(weights, "draw_noise", wraps=weights.draw_noise) as draw:
+    with mock.patch.object(drawing, "draw_noise", wraps=drawing.draw_noise) as draw:
         vd.score(metric, task, "gradient")
     drawn = [name for call in draw.call_args_list for name, _ in call.args[1]]
-    return len(drawn) // len(weights.parameters(task.model))
+    return len(drawn) // len(list(task.model.parameters()))
 
 
 @pytest.mark.parametrize(
@@ -53,9 +55,7 @@ def test_worlds_have_the_weights_that_noisy_makes() -> None:
     for sigma in (0.3, 1.7):
         view = worlds.at(sigma, KEY).predictor.model
         expected = weights.noisy(task.model, sigma, KEY)
-        assert {n: torch.equal(v, expected[n]) for n, v in view.tensors.items()} == dict.fromkeys(
-            expected, True
-        )  # type: ignore[union-attr]
+        assert all(torch.equal(v, expected[n]) for n, v in view.named_parameters())
 
 
 def test_worlds_answer_as_the_task_with_that_noise_does() -> None:
@@ -84,7 +84,7 @@ class WeightsThemselves(Explainer):
     name: ClassVar[str] = "weights_themselves"
 
     def attribute(self, task: vd.Task, key: vd.Key) -> Tensor:
-        weights: Tensor = task.predictor.model.tensors["answer"] if task.noise_share else task.model.answer  # type: ignore[union-attr,index]
+        weights: Tensor = task.predictor.model.answer  # type: ignore[assignment]
         return weights.expand(len(task), -1)
 
 
@@ -109,14 +109,17 @@ def test_a_world_that_moves_on_takes_nothing_back(form: str, together: int) -> N
                 torch.testing.assert_close(found["explanation_distortion"][:, draw, z], length)
 
 
-def test_the_last_world_is_the_same_model_with_other_weights() -> None:
+def test_a_world_read_late_answers_with_its_own_weights() -> None:
     task = tiny_task("image", 4)
     worlds = Worlds(task)
-    first = worlds.at(0.3, KEY)
-    second = worlds.at(0.3, KEY / 1)
-    assert second.model is first.model
-    alone = Worlds(task).at(0.3, KEY / 1)
-    assert torch.equal(second.predictor.outputs(task.inputs), alone.predictor.outputs(task.inputs))
+    first, second = worlds.at(0.3, KEY), worlds.at(0.3, KEY / 1)
+    assert second.model is first.model  # one private copy, whatever the number of worlds
+    late = [world.predictor.outputs(task.inputs) for world in (second, first, task, first)]
+    alone = [Worlds(task).at(0.3, key).predictor.outputs(task.inputs) for key in (KEY / 1, KEY)]
+    assert torch.equal(late[0], alone[0])
+    assert torch.equal(late[1], alone[1])
+    assert torch.equal(late[3], alone[1])
+    assert torch.equal(late[2], task.outputs)
 
 
 def test_compiled_models_have_a_world_each() -> None:
@@ -132,8 +135,8 @@ def test_noise_around_a_noisy_world_multiplies() -> None:
     task = tiny_task("image", 4)
     world = Worlds(task).at(0.4, KEY)
     near = Worlds(world).at(1e-3, KEY / "near")
-    here = world.predictor.model.tensors  # type: ignore[union-attr]
-    for name, value in near.predictor.model.tensors.items():  # type: ignore[union-attr]
+    here = {name: value.clone() for name, value in world.predictor.model.named_parameters()}
+    for name, value in near.predictor.model.named_parameters():
         ratio = (value / here[name])[here[name] != 0].detach()
         assert float((ratio - 1).abs().max()) < 6e-3
         assert not torch.equal(value, here[name])
@@ -148,24 +151,11 @@ def test_input_noise_is_scaled_not_redrawn() -> None:
         Worlds(task, "labels")  # type: ignore[arg-type]
 
 
-def test_a_view_of_a_layout_is_pickled_without_its_neighbours() -> None:
-    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 2))
-    laid = weights.Layout.of(model)
-    view = laid.moved(laid.noise(KEY), 0.3).view()
-    size = sum(p.numel() for p in model.parameters()) * 4
-    written = pickle.dumps(view)
-    assert len(written) < 3 * size
-    x = torch.randn(3, 64)
-    assert torch.equal(pickle.loads(written)(x), view(x))
-    assert torch.equal(copy.deepcopy(view)(x), view(x))
-
-
 def test_large_models_draw_the_same_noise_in_threads() -> None:
     model = nn.Sequential(nn.Linear(1024, 1100), nn.Linear(1100, 3))
-    drawn = weights.noisy(model, 0.5, KEY)
+    drawn = NoiseSource(model)(KEY)
     for name, value in model.named_parameters():
-        alone = 1 + 0.5 * weights.parameter_noise(KEY, name, value.shape)
-        torch.testing.assert_close(drawn[name], value.detach() * alone)
+        assert torch.equal(drawn[name], parameter_noise(KEY, name, value.shape))
 
 
 class Bursting(nn.Module):

@@ -269,8 +269,9 @@ def test_fine_tuned_metrics_keep_one_copy_under_the_same_relative_noise(tmp_path
     carry(metric, task, world, lambda t: perturbed(t, Amount(weights=0.5), Key(0)))
     judge = metric.model_task(world)
     tuned = artefact.on(task).model.state_dict()
-    for name, noisy in judge.model.tensors.items():
-        expected = tuned[name] * (world.model.tensors[name] / task.model.state_dict()[name])
+    moved = {name: value.clone() for name, value in world.model.state_dict().items()}
+    for name, noisy in judge.model.named_parameters():
+        expected = tuned[name] * (moved[name] / task.model.state_dict()[name])
         there = task.model.state_dict()[name] != 0
         assert torch.allclose(noisy[there], expected[there])
     found = meta_evaluate(

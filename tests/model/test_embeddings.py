@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+import veridical as vd
 from tests.reference.small_models import Text, mlp
+from tests.reference.weights import changed_copy, noisy
 from veridical.model.embeddings import EmbeddingView, embedding_layer
-from veridical.model.noisy_copy import WeightView, noisy
 from veridical.random.keyed import Key
 
 
@@ -69,7 +70,8 @@ def test_under_other_weights_the_embeddings_are_theirs() -> None:
     torch.manual_seed(0)
     model, tokens = Positions(), torch.randint(0, 20, (3, 6))
     tensors = noisy(model, 0.5, Key(0))
-    noisy_view = WeightView(model, tensors)
-    view = EmbeddingView(noisy_view, embedding_layer(noisy_view) or "")
-    assert torch.equal(view.embed(tokens), tensors["words.weight"][tokens])
-    torch.testing.assert_close(view(view.embed(tokens), tokens), noisy_view(tokens))
+    world = vd.Task(model, tokens).with_weights(tensors)
+    embedded = world.at_embeddings()
+    assert torch.equal(embedded.inputs, tensors["words.weight"][tokens])
+    assert torch.equal(world.outputs, changed_copy(model, tensors)(tokens))
+    torch.testing.assert_close(embedded.outputs, world.outputs)

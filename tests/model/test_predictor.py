@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 import veridical as vd
-from tests.reference.small_models import Convolution, Recurrent, mlp
+from tests.reference.small_models import Convolution, mlp
 from veridical.errors import InputError, ModelError, ShapeError
 from veridical.explainers import Gradient, IntegratedGradients
-from veridical.model.cost import Meter
 from veridical.model.predictor import Plan, Predictor, plain_output
+from veridical.model.private_copy import Source
 from veridical.model.sessions import _float32_products
 
 ROWS = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
@@ -82,26 +82,17 @@ def test_gradients_are_on_only_where_asked_for() -> None:
     assert torch.is_grad_enabled()
 
 
-def test_cudnn_is_off_for_gradients_of_recurrent_layers_and_on_again_after() -> None:
-    task = vd.Task(Recurrent(), torch.randn(3, 5, 4))
-    with task.session():
-        assert torch.backends.cudnn.enabled
-    with task.session(grad=True):
-        assert not torch.backends.cudnn.enabled
-    assert torch.backends.cudnn.enabled
-
-
-@pytest.mark.parametrize("tf32", [True, False])
-def test_tf32_is_what_the_plan_says_and_what_the_user_said_afterwards(tf32: bool) -> None:
+@pytest.mark.parametrize("precision", ["tf32", "float32"])
+def test_precision_is_what_the_plan_says_and_what_the_user_said_afterwards(precision: str) -> None:
     kinds = (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn)
     before = [kind.fp32_precision for kind in kinds]
     try:
         torch.backends.cuda.matmul.fp32_precision = "tf32"
         chosen = [kind.fp32_precision for kind in kinds]
-        with _float32_products(tf32):
-            assert [kind.fp32_precision for kind in kinds] == ["tf32" if tf32 else "ieee"] * 3
+        with _float32_products(precision):
+            assert [kind.fp32_precision for kind in kinds] == ["tf32" if precision == "tf32" else "ieee"] * 3
         assert [kind.fp32_precision for kind in kinds] == chosen
-        with pytest.raises(KeyError), _float32_products(tf32):
+        with pytest.raises(KeyError), _float32_products(precision):
             raise KeyError
         assert [kind.fp32_precision for kind in kinds] == chosen
         # once these settings are touched the older ones cannot be read any more
@@ -135,12 +126,13 @@ def test_rows_forward_are_counted_without_padding(count: int) -> None:
     model = Watched()
     task = vd.Task(model, ROWS[:count], plan=Plan(rows=8))
     meter = task.predictor.meter
-    assert (meter.forward, meter.backward) == (0, 0)
-    model.calls.clear()
+    assert meter.cost == vd.Cost()
+    calls = task.predictor.model.calls
+    calls.clear()
     task.predictor.outputs(task.inputs)
-    assert meter.forward == count
-    assert set(model.calls) == {8}
-    assert len(model.calls) == -(-count // 8)
+    assert meter.cost.forward == count
+    assert set(calls) == {8}
+    assert len(calls) == -(-count // 8)
 
 
 def test_rows_backward_are_counted() -> None:
@@ -154,7 +146,7 @@ def test_rows_backward_are_counted() -> None:
 def test_what_the_task_wants_to_know_is_nobodys_cost() -> None:
     task = vd.Task(mlp(), ROWS)
     _ = task.outputs, task.targets, task.predictions
-    assert task.predictor.meter == Meter()
+    assert task.predictor.meter.cost == vd.Cost()
 
 
 def test_scores_cost_one_row_a_mask_and_sample() -> None:
@@ -181,9 +173,9 @@ def test_a_chunk_is_halved_until_it_fits(error: Exception) -> None:
     task = vd.Task(model, ROWS, plan=Plan(rows=64))
     torch.testing.assert_close(task.predictor.outputs(task.inputs), expected)
     meter = task.predictor.meter
-    assert meter.forward == 20
+    assert meter.cost.forward == 20
     assert meter.halvings == 2
-    assert all(n == 8 for n in model.calls[1:])
+    assert all(n == 8 for n in task.predictor.model.calls[1:])
 
 
 def test_a_halved_chunk_is_noted_in_the_provenance_of_what_it_made_and_of_nothing_else() -> None:
@@ -195,7 +187,7 @@ def test_a_halved_chunk_is_noted_in_the_provenance_of_what_it_made_and_of_nothin
     torch.testing.assert_close(halved.values, smooth.values)
     assert halved.provenance["halvings"] > 0
     assert smooth.provenance["halvings"] == 0
-    model.limit = 10**9
+    task.predictor.model.limit = 10**9
     assert vd.score("pixel_flipping", task, maps).provenance["halvings"] == 0
 
 
@@ -233,9 +225,10 @@ def test_other_errors_and_the_smallest_chunk_are_not_retried() -> None:
 def test_no_chunk_is_larger_than_the_plan_whatever_the_fill_repeats() -> None:
     model = Watched()
     task = vd.Task(model, ROWS, train=ROWS, fill=vd.fill.Marginal(21), plan=Plan(rows=8))
-    model.calls.clear()
+    calls = task.predictor.model.calls
+    calls.clear()
     assert vd.score("pixel_flipping", task, torch.rand(20, 4)).cost.forward == 20 * 4 * 21
-    assert max(model.calls) == 8
+    assert max(calls) == 8
 
 
 # --- plans ------------------------------------------------------------------------------------------------
@@ -257,13 +250,13 @@ def test_the_plan_is_fixed_and_recorded() -> None:
     task = vd.Task(mlp(), ROWS)
     assert task.predictor.plan.rows == task.predictor.rows
     assert vd.explain("gradient", task).provenance["plan"]["rows"] == task.predictor.rows
-    assert Plan(**Plan(rows=16, tf32=True).to_json()) == Plan(rows=16, tf32=True)
+    assert Plan(**Plan(rows=16, precision="tf32").to_json()) == Plan(rows=16, precision="tf32")
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"rows": 12}, "multiple of 8 rows a chunk, got 12"),
+        ({"rows": 12}, "multiple of 8 rows per chunk, got 12"),
         ({"rows": 0}, "got 0"),
         ({"autocast": "int8"}, "autocast is"),
     ],
@@ -349,8 +342,8 @@ def test_answers_that_are_not_finite_are_refused(bad: float) -> None:
 
 
 def test_predictors_share_meter_and_plan_with_those_they_make() -> None:
-    base = Predictor(mlp(), plain_output, torch.device("cpu"), Plan(rows=8))
+    base = Predictor(Source(mlp()), plain_output, torch.device("cpu"), Plan(rows=8))
     other = base.with_model(mlp(seed=1))
     other.outputs(ROWS)
-    assert base.meter.forward == 20
+    assert base.meter.cost.forward == 20
     assert other.plan is base.plan

@@ -1,12 +1,11 @@
 """Small models with fixed weights, in float64, for the tests of explainers."""
 
-import copy
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import veridical as vd
+from tests.reference.weights import changed_copy, noisy
 from veridical.model.predictor import Plan
 
 
@@ -107,13 +106,7 @@ class Residual(nn.Module):
 
 def noisy_copy(task: vd.Task, sigma: float, key: vd.Key) -> tuple[vd.Task, vd.Task]:
     """The task under weight noise, and a task on a deep copy whose own weights carry the same noise."""
-    from veridical.model.noisy_copy import noisy
-
-    net = copy.deepcopy(task.model)
-    weights = noisy(task.model, sigma, key)
-    with torch.no_grad():
-        for name, value in net.named_parameters():
-            value.copy_(weights[name])
+    net = changed_copy(task.model, noisy(task.model, sigma, key))
     twin = vd.Task(
         net, task.inputs, targets=task.targets, train=task.train, space=task.space, plan=task.predictor.plan
     )

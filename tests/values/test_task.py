@@ -151,7 +151,7 @@ def test_repr_says_what_it_is() -> None:
     task = image_task()
     assert repr(task) == "Task: 4 samples of (3, 8, 8), 3 outputs (multiclass), 64 pixel features, on cpu"
     assert repr(task.with_noise(0.5, KEY)).endswith("on cpu, other weights")
-    assert "rows a chunk" in task._repr_html_()
+    assert "rows per chunk" in task._repr_html_()
 
 
 # --- heads ----------------------------------------------------------------------------------------------
@@ -292,7 +292,7 @@ def test_with_space_takes_fill_and_masks_along() -> None:
 
 def test_with_plan_keeps_the_rows_unless_given() -> None:
     task = vd.Task(mlp(), X, plan=Plan(rows=16))
-    assert task.with_plan(Plan(tf32=True)).predictor.plan == Plan(rows=16, tf32=True)
+    assert task.with_plan(Plan(precision="tf32")).predictor.plan == Plan(rows=16, precision="tf32")
     assert task.with_plan(Plan(rows=8)).predictor.rows == 8
     assert task.with_plan(Plan(rows=8)).predictor.meter is task.predictor.meter
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -17,8 +17,7 @@ from veridical.errors import InputError, NotApplicableError, ShapeError
 from veridical.explainers.base import Explainer, selected
 from veridical.explainers.lrp_graph import unwrapped
 from veridical.explainers.partition_shap import seeded_numpy
-from veridical.model.noisy_copy import swapped
-from veridical.model.predictor import CountedModel, call
+from veridical.model.predictor import call
 from veridical.random.keyed import Key
 from veridical.values.task import Task
 
@@ -104,7 +103,8 @@ class CaptumExplainer(_Adapter):
     def attribute(self, task: Task, key: Key) -> Tensor:
         names = list(task.side) if isinstance(task.side, dict) else []
         extra = tuple(task.side.values()) if isinstance(task.side, dict) else task.side
-        with task.session(grad=True) as model, seeded_torch(key / int(task.ids[0])):
+        lent = task.predictor.lent()
+        with task.session(grad=True), lent as model, seeded_torch(key / int(task.ids[0])):
             method = self._bound(_ByPosition(model, names) if names else model)
             kwargs = dict(self.kwargs)
             accepted = inspect.signature(method.attribute).parameters
@@ -142,7 +142,7 @@ def _rebound(attribution: Any, model: nn.Module) -> Any:
 class _ByPosition(nn.Module):
     """The counted model with its named side inputs given by position, as captum passes them."""
 
-    def __init__(self, module: CountedModel, names: list[str]) -> None:
+    def __init__(self, module: nn.Module, names: list[str]) -> None:
         super().__init__()
         self.module = module
         self.names = names
@@ -184,7 +184,7 @@ class ShapExplainer(_Adapter):
         named = inspect.signature(self.make).parameters
         with seeded_numpy(key / int(task.ids[0])):
             if "model" in named:
-                with task.session(grad=True) as model:
+                with task.session(grad=True), task.predictor.lent() as model:
                     answer = _shap_values(
                         self.make(model=model, background=task.train), task.inputs, self.kwargs
                     )
@@ -217,8 +217,8 @@ class ZennitExplainer(_Adapter):
     """The gradient of the explained output while a composite's rules stand in for the layers' own.
 
     Relevance starts at 1 for the explained output and 0 for the others, as with a one-hot `attr_output` in
-    zennit. Its rules read the weights in the backward pass, and exchange the parameters of a layer for others
-    there: weight noise stays in place until then, and all of it happens on stand-ins for the caller's own.
+    zennit. Its rules exchange the parameters of a layer for others in the backward pass; all of it happens on
+    a private copy.
     """
 
     composite: Any = None
@@ -229,20 +229,14 @@ class ZennitExplainer(_Adapter):
         return f"zennit {_label(self.composite)}"
 
     def attribute(self, task: Task, key: Key) -> Tensor:
-        module, views, _ = unwrapped(task.predictor.model)
         x = task.inputs.detach().clone().requires_grad_(True)
-        with ExitStack() as stack:
-            for owner, tensors in views:
-                stack.enter_context(swapped(owner, tensors))
-            stand_ins = {
-                name: nn.Parameter(value.detach(), requires_grad=False)
-                for name, value in module.named_parameters()
-            }
-            stack.enter_context(swapped(module, stand_ins))
-            stack.enter_context(self.composite.context(module))
-            model = stack.enter_context(task.session(grad=True))
-            total = selected(call(model, x, task.side), task.targets).sum()
-            (relevance,) = torch.autograd.grad(total, x)
+        with task.session(grad=True), task.predictor.lent() as model:
+            module, _ = unwrapped(model)
+            for parameter in module.parameters():
+                parameter.requires_grad_(False)
+            with self.composite.context(module):
+                total = selected(call(model, x, task.side), task.targets).sum()
+                (relevance,) = torch.autograd.grad(total, x)
         return relevance.detach()
 
 

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer, register, selected
 from veridical.model.embeddings import EmbeddingView
-from veridical.model.noisy_copy import WeightView
 from veridical.model.predictor import call
 from veridical.random.keyed import Key
 from veridical.values.task import Task
@@ -59,8 +58,7 @@ class _AttentionExplainer(Explainer):
         return None
 
     def prepared(self, task: Task) -> Task:
-        view = _eager(task.predictor.model)
-        return task._derive(model=view, predictor=task.predictor.with_model(view), _targets=task.targets)
+        return task.changed(predictor=task.predictor.with_model(_eager(task.predictor.model)))
 
     def _read(self, mixing: Tensor, task: Task) -> Tensor:
         """One row of the final (N, L, L) matrix a sample."""
@@ -136,10 +134,6 @@ def _eager(model: nn.Module) -> nn.Module:
         return model
     if isinstance(model, EmbeddingView):
         return EmbeddingView(_eager(model.module), model.layer)
-    tensors: dict[str, Tensor] | None = None
-    if isinstance(model, WeightView):
-        tensors = dict(model.tensors)
-        model = model.module
     shared: dict[int, Any] = {id(value): value for value in [*model.parameters(), *model.buffers()]}
     twin = copy.deepcopy(model, shared)
     part = _transformer(twin)
@@ -148,7 +142,7 @@ def _eager(model: nn.Module) -> nn.Module:
         switch("eager")
     else:
         part.config._attn_implementation = "eager"  # type: ignore[union-attr]
-    return twin if tensors is None else WeightView(twin, tensors)
+    return twin
 
 
 def _run(task: Task, grad: bool) -> tuple[Tensor, list[Tensor]]:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from veridical.errors import NotApplicableError
-from veridical.model.cost import Meter
 from veridical.model.late_checks import collecting
 from veridical.model.predictor import out_of_memory
 from veridical.random.keyed import Key
@@ -100,8 +99,9 @@ class Explainer(Settings):
     def __call__(self, task: Task, key: Key = Key(0)) -> Explanation:  # noqa: B008 (frozen)
         """Explain every sample of the task."""
         self.check(task)
-        before = Meter(**vars(task.predictor.meter))
+        before, halvings = task.predictor.meter.cost, task.predictor.meter.halvings
         with collecting() as unchecked:
+            task.predictor.watch(thorough=True)
             values = self.maps(task, key)
         return Explanation(
             values,
@@ -109,12 +109,12 @@ class Explainer(Settings):
             task.targets,
             task.ids,
             self.name,
-            cost=task.predictor.meter.cost - before.cost,
+            cost=task.predictor.meter.cost - before,
             provenance={
                 "explainer": self.to_json(),
                 "seed": key.seed,
                 "plan": task.predictor.plan.to_json(),
-                "halvings": task.predictor.meter.halvings - before.halvings,
+                "halvings": task.predictor.meter.halvings - halvings,
             },
             unchecked=unchecked,
         )
@@ -124,23 +124,27 @@ class Explainer(Settings):
         # asked before anything hooks into the model
         _ = task.targets
         own = key / self.name
-        parts = []
+        parts, outputs = [], []
         worked_on = self.prepared(task)
         with worked_on.session(grad="gradient" in self.needs):
             for piece in self.pieces(worked_on):
                 parts.append(self._maps(piece, own))
+                outputs.append(piece.known("outputs"))
+        if all(part is not None for part in outputs) and type(self).prepared is Explainer.prepared:
+            hand_along(task, torch.cat(outputs))
         values, valid = torch.cat(parts) if len(parts) > 1 else parts[0], self.space_of(task).valid
         return values if valid is None else values.masked_fill(~valid, 0.0)
 
     def _maps(self, piece: Task, key: Key) -> Tensor:
         """The maps of one piece, cut in two and tried again when memory runs out."""
         try:
-            maps = as_tensor(self.attribute(piece, key)).to(piece.device)
+            # a copy: maps may be the very weights of this world, or a view of the inputs
+            maps = as_tensor(self.attribute(piece, key)).detach().to(piece.device, copy=True)
             return feature_values(maps, self.space_of(piece), len(piece), f"the map of '{self.name}'")
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error) or len(piece) == 1:
                 raise
-        piece.predictor.meter.halvings += 1
+        piece.predictor.meter.here.halvings += 1
         if piece.device.type == "cuda":
             torch.cuda.empty_cache()
         half = len(piece) // 2
@@ -174,6 +178,15 @@ def register(cls: type[Explainer]) -> type[Explainer]:
 def applicable(task: Task) -> list[str]:
     """The names of all registered explainers that work on this task."""
     return [name for name in registry if registry.make(name).why_not(task) is None]
+
+
+def hand_along(task: Task, outputs: Tensor) -> None:
+    """Keep outputs that an explainer computed on its way in a world of noise: nobody need ask for them again.
+
+    Those of an unperturbed task are asked, and checked, by the task itself.
+    """
+    if task.reference is not task and task.known("outputs") is None:
+        task.keep("outputs", outputs.detach())
 
 
 def selected(outputs: Tensor, targets: Tensor) -> Tensor:

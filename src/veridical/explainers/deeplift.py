@@ -50,7 +50,7 @@ class DeepLift(Explainer):
 
     def prepared(self, task: Task) -> Task:
         # a task of this call alone, whose chunks share what the baseline did in every layer
-        own = super().prepared(task)._derive()
+        own = super().prepared(task).changed()
         own.calibrated(SHARED, dict)
         return own
 

@@ -19,7 +19,8 @@ from veridical.values.task import Task
 class FunctionExplainer(Explainer):
     """`function(model, inputs, targets) -> maps`; side inputs and `key` only if its signature names them.
 
-    The function gets a counted view of the model, and rows that fit one chunk.
+    The function gets a private copy of the model, whose calls are counted and whose weights are those of the
+    world it is asked in, and rows that fit one chunk.
     """
 
     function: Callable[..., Any] = len  # always replaced by the caller's
@@ -41,7 +42,7 @@ class FunctionExplainer(Explainer):
         except (TypeError, ValueError):
             named = {}  # type: ignore[assignment]
         extra = {name: value for name, value in offered.items() if name in named}
-        with task.session(grad=True) as model:
+        with task.session(grad=True), task.predictor.lent() as model:
             # a copy: users ask gradients of what they get, or write into it
             maps = self.function(model, task.inputs.clone(), task.targets, **extra)
         return task.values(maps, f"the map of '{self.name}'")

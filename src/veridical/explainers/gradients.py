@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError
-from veridical.explainers.base import Explainer, register
+from veridical.explainers.base import Explainer, hand_along, register
 from veridical.model.predictor import call, repeat_side
 from veridical.random.keyed import Key
 from veridical.values.task import Task
@@ -19,17 +19,19 @@ from veridical.values.task import Task
 
 def gradient(task: Task, x: Tensor | None = None) -> Tensor:
     """d y_c / d x at the task's inputs, or at rows x that repeat each sample equally often in a row."""
-    x = task.inputs if x is None else x
-    times = len(x) // len(task)
+    rows = (task.inputs if x is None else x).detach().requires_grad_(True)
+    times = len(rows) // len(task)
+    side, targets = task.side, task.targets
+    if times > 1:
+        side, targets = repeat_side(side, times), targets.repeat_interleave(times)
     with task.session(grad=True) as model:
-        x = x.detach().requires_grad_(True)
-        side, targets = task.side, task.targets
-        if times > 1:
-            side, targets = repeat_side(side, times), targets.repeat_interleave(times)
-        total = call(model, x, side).gather(1, targets[:, None]).sum()
+        outputs = call(model, rows, side)
+        total = outputs.gather(1, targets[:, None]).sum()
         if not total.requires_grad:
             raise InputError("the model's outputs do not depend on its inputs through torch operations")
-        (slope,) = torch.autograd.grad(total, x)
+        (slope,) = torch.autograd.grad(total, rows)
+    if x is None:
+        hand_along(task, outputs)
     return slope.detach()
 
 

@@ -54,7 +54,7 @@ class _Propagation(Explainer):
             return None
 
         # once for a model and its inputs: under noise both are built alike
-        module, _, _ = unwrapped(at.predictor.model)
+        module, _ = unwrapped(at.predictor.model)
         refusals: dict[nn.Module, str | None] = task.reference.cached(f"refusals of {self.rules()}", dict)
         if module not in refusals:
             refusals[module] = refusal()
@@ -64,7 +64,7 @@ class _Propagation(Explainer):
         targets = task.targets
         task = task.at_embeddings()
         predictor = self._predictor(task)
-        return task._derive(model=predictor.model, predictor=predictor, _targets=targets)
+        return task.changed(predictor=predictor, targets=targets)
 
     def attribute(self, task: Task, key: Key) -> Tensor:
         relevance, model = gradient(task), task.predictor.model
@@ -84,7 +84,7 @@ class _Propagation(Explainer):
 
     @staticmethod
     def _graph(task: Task) -> fx.Graph | None:
-        module, _, embedding = unwrapped(task.predictor.model)
+        module, embedding = unwrapped(task.predictor.model)
         named = set(task.side) if isinstance(task.side, dict) else set()
         given = 1 if isinstance(task.side, dict) else 1 + len(task.side) - (embedding is not None)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -35,19 +34,18 @@ from veridical.explainers.lrp_rules import (
 from veridical.explainers.lrp_work import Further, Work
 from veridical.model.adapters import ArrayModel, FunctionModel
 from veridical.model.embeddings import EmbeddingView
-from veridical.model.noisy_copy import Weights, WeightView, swapped
 
 
 class RelevanceGraph(nn.Module):
     """The user's model, whose gradient with respect to its input is LRP's relevance.
 
-    The value it computes is the model's own. Weights are read through the views around the module each time
-    it runs, so that a noisy view is explained with its noise. `positive` if no input is below 0.
+    The value it computes is the model's own, under the weights that lie in it. `positive` if no input is
+    below 0.
     """
 
     def __init__(self, model: nn.Module, graph: fx.Graph, rules: Rules, positive: bool = False) -> None:
         super().__init__()
-        self.module, self._views, self._embedding = unwrapped(model)
+        self.module, self._embedding = unwrapped(model)
         self._graph = graph
         self._rules = rules
         self._positive = positive
@@ -62,27 +60,16 @@ class RelevanceGraph(nn.Module):
         else:
             given = (x, *side)
         bound = inspect.signature(self.module.forward).bind(*given, **named).arguments
-        with ExitStack() as stack:
-            for module, tensors in self._views:
-                stack.enter_context(swapped(module, tensors))
-            run = _Run(self.module, self._rules, x, self._embedding, self._positive)
-            self.work = run.work
-            return run.through(self._graph, bound)
+        run = _Run(self.module, self._rules, x, self._embedding, self._positive)
+        self.work = run.work
+        return run.through(self._graph, bound)
 
 
-def unwrapped(
-    model: nn.Module,
-) -> tuple[nn.Module, list[tuple[nn.Module, Weights]], nn.Module | None]:
-    """The user's module, the weights put over it, and the layer whose answer is the explained input."""
-    views: list[tuple[nn.Module, Weights]] = []
-    embedding = None
-    while isinstance(model, WeightView | EmbeddingView):
-        if isinstance(model, WeightView):
-            views.append((model.module, model.tensors))
-        else:
-            embedding = model.module.get_submodule(model.layer)
-        model = model.module
-    return model, views, embedding
+def unwrapped(model: nn.Module) -> tuple[nn.Module, nn.Module | None]:
+    """The model itself, and the layer whose answer is the explained input."""
+    if not isinstance(model, EmbeddingView):
+        return model, None
+    return model.module, model.module.get_submodule(model.layer)
 
 
 def traced(module: nn.Module, given: int, named: set[str]) -> fx.Graph | None:

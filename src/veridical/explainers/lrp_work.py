@@ -73,5 +73,5 @@ class Further:
         before = round(self.forward), round(self.backward)
         self.forward += rows * work.forward / work.plain
         self.backward += rows * work.backward / work.plain
-        meter.forward += round(self.forward) - before[0]
-        meter.backward += round(self.backward) - before[1]
+        meter.here.forward += round(self.forward) - before[0]
+        meter.here.backward += round(self.backward) - before[1]

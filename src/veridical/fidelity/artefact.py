@@ -78,7 +78,7 @@ class Finetuned(Settings):
 
     def check(self, task: Task) -> None:
         """Refuse a task whose model, fill or space is another than that of the fine-tuning."""
-        if f"finetuned {self.path}" in task.__dict__["_cache"]:
+        if task.known(f"finetuned {self.path}") is not None:
             # looked at when its copy was made, or given one that goes along with it (meta-evaluation does)
             return
         header = self.header
@@ -133,7 +133,7 @@ class Finetuned(Settings):
 
 def on_model(task: Task, model: nn.Module) -> Task:
     """The same task, ids and targets on another model of the same kind."""
-    return task._derive(model=model, predictor=task.predictor.with_model(model), _targets=task.targets)
+    return task.with_module(model)
 
 
 @lru_cache(maxsize=4)

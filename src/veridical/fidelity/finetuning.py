@@ -21,7 +21,6 @@ from veridical.fidelity.correctness import accuracy, at_chance, check_labels, ow
 from veridical.fidelity.removal import budget, check_share, smallest_beta
 from veridical.fidelity.training import Loss, Optimiser, Rows, Schedule, fit, head_loss
 from veridical.model.adapters import ArrayModel, FunctionModel
-from veridical.model.noisy_copy import WeightView
 from veridical.model.predictor import Side
 from veridical.tasks.cached import cache_folder
 from veridical.values import files
@@ -118,7 +117,7 @@ def finetune(
 def why_no_finetuning(task: Task, train: Any = None, train_space: Space | None = None) -> str | None:
     """Why the task's model cannot be fine-tuned, or None if it can."""
     model = task.predictor.model
-    if isinstance(model, WeightView):
+    if task.predictor.weights is not None:
         return "its weights are a noisy view of a model; fine-tune the task it was made from (task.reference)"
     if isinstance(model, ArrayModel | FunctionModel) or not any(
         p.is_floating_point() for p in model.parameters()

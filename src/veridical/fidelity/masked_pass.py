@@ -88,7 +88,7 @@ def measure(
         whole = size >= len(task)
         part, some = (task, rule) if whole else (task[piece], rule.take(piece))
         answers = probe(part, some, key=key, with_clean=True, all_outputs=True)
-        values = finite_to_grid(torch.stack(rightness(answers, truth[piece], part)))
+        values = finite_to_grid(torch.stack(rightness(answers, truth[piece], part)), task.predictor.rounding)
         masked = values[..., 1:].unflatten(-1, shape).mean(2)
         found.append(values[..., :1, None] - masked)
     falls = torch.cat(found, 1) if len(found) > 1 else found[0]

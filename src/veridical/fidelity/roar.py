@@ -22,7 +22,8 @@ from veridical.fidelity.training import Rows, Schedule, fit, head_loss
 from veridical.masking.probe import probe
 from veridical.masking.rules import Given
 from veridical.metrics.base import ExplainerMetric, Outcome
-from veridical.model.noisy_copy import layers, randomised
+from veridical.model.randomised_layers import randomised
+from veridical.model.weights import layers
 from veridical.progress import track
 from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
@@ -66,9 +67,7 @@ def train_task(task: Task) -> Task:
         "masks": None,
         "ids": torch.arange(len(rows.inputs), device=task.device),
     }
-    made = task._derive(**changes)
-    made.__dict__["reference"] = made
-    made.__dict__.pop("_targets", None)
+    made = task.changed(alone=True, targets="predicted", **changes)
     return made if classes is None else made.with_targets(classes)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -9,28 +11,37 @@ from veridical.errors import InputError
 
 from ._rows import SMALLEST, align, largest_magnitude, nan_where, whole_largest
 
-_DIGITS = {torch.float64: 9, torch.float32: 6, torch.float16: 3, torch.bfloat16: 3}
+Rounding = torch.dtype | Literal["tf32"]
+"""In which precision numbers were computed: a dtype, or float32 multiplied as TF32."""
+_DIGITS: dict[Rounding, int] = {
+    torch.float64: 9,
+    torch.float32: 6,
+    "tf32": 3,
+    torch.float16: 3,
+    torch.bfloat16: 2,
+}
 
 
 def round_to_grid(
-    responses: Tensor, like: Tensor | torch.dtype | None = None, where: Tensor | None = None
+    responses: Tensor, like: Tensor | Rounding | None = None, where: Tensor | None = None
 ) -> Tensor:
     """Round each row to a grid: fine enough to keep real differences, coarse enough to drop rounding noise.
 
-    The grid step is the row's largest absolute response times 1e-6 in float32, 1e-9 in float64 and 1e-3 in
-    half precision. `like` is a tensor or dtype that tells in which precision the model answered, if not in
-    that of `responses`. The result is float64; rounding it again changes nothing. Integers are exact already
-    and are only converted; masked entries come back as NaN and do not set the scale, nor do infinities.
+    The grid step is the row's largest absolute response times 1e-6 in float32, 1e-9 in float64, 1e-3 in TF32
+    and float16, 1e-2 in bfloat16. `like` is a tensor, a dtype or "tf32" that tells in which precision the
+    model answered, if not in that of `responses`. The result is float64; rounding it again changes nothing.
+    Integers are exact already and are only converted; masked entries come back as NaN and do not set the
+    scale, nor do infinities.
 
     >>> noisy = torch.tensor([1.0, 0.5 + 1e-7, 0.5 - 1e-7])
     >>> round_to_grid(noisy).tolist()
     [1.0, 0.5, 0.5]
     """
-    dtype = responses.dtype if like is None else like.dtype if isinstance(like, Tensor) else like
+    dtype: Rounding = responses.dtype if like is None else like.dtype if isinstance(like, Tensor) else like
     values, valid = align(where, responses=responses)
     if where is None and dtype in _DIGITS and values.shape[-1]:
         return _whole(values, _DIGITS[dtype])
-    if dtype.is_floating_point:
+    if dtype == "tf32" or dtype.is_floating_point:
         if dtype not in _DIGITS:
             raise InputError(
                 f"no grid is defined for {dtype}; give like= as one of {[str(d) for d in _DIGITS]}"
@@ -47,12 +58,13 @@ def _whole(values: Tensor, digits: int) -> Tensor:
     return _rounded(values, whole_largest(values.nan_to_num(0.0, 0.0, 0.0)), digits)
 
 
-def finite_to_grid(responses: Tensor) -> Tensor:
+def finite_to_grid(responses: Tensor, like: Rounding | None = None) -> Tensor:
     """`round_to_grid` of rows that are known to be finite floats, all of them valid; in fewer steps still."""
-    if responses.dtype not in _DIGITS:
+    dtype = like or responses.dtype
+    if dtype not in _DIGITS:
         return round_to_grid(responses)
     values = responses.detach().to(torch.float64)
-    return _rounded(values, whole_largest(values), _DIGITS[responses.dtype])
+    return _rounded(values, whole_largest(values), _DIGITS[dtype])
 
 
 def _rounded(values: Tensor, scale: Tensor, digits: int) -> Tensor:

@@ -21,7 +21,7 @@ from veridical.masking.fills import Constant, Fill
 from veridical.masking.probe import flip_counts, probe
 from veridical.masking.rules import RankThreshold
 from veridical.model.cost import Cost
-from veridical.model.noisy_copy import cascade, randomised
+from veridical.model.randomised_layers import cascade, randomised
 from veridical.random import keyed
 from veridical.random.keyed import Key
 from veridical.values.space import Space
@@ -179,7 +179,8 @@ def assumptions(
 def _moved(task: Task, outputs: Tensor) -> tuple[Tensor, Tensor]:
     """|y_c - y_hat_c| and whether the class is another one, for outputs (N, C)."""
     place = task.targets[:, None]
-    pair = round_to_grid(torch.cat([task.outputs.gather(1, place), outputs.gather(1, place)], 1))
+    both = torch.cat([task.outputs.gather(1, place), outputs.gather(1, place)], 1)
+    pair = round_to_grid(both, task.predictor.rounding)
     return (pair[:, 0] - pair[:, 1]).abs(), outputs.argmax(-1) != task.predictions
 
 
@@ -205,7 +206,7 @@ def _watch_noise(task: Task, path: NoisePath, draws: int, key: Key) -> Watched:
 def _watch_layers(
     task: Task, order: Literal["top_down", "bottom_up"], draws: int, key: Key, groups: int | None
 ) -> Watched:
-    model = task.predictor.model
+    model = task.predictor.unwrapped
     all_steps = cascade(model, order)
     count = min(groups or len(all_steps), len(all_steps))
     steps = [all_steps[len(all_steps) * (i + 1) // count - 1] for i in range(count)]

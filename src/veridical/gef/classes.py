@@ -49,30 +49,29 @@ def class_task(task: Task, classes: Sequence[int] | None = None, rows_per_class:
             "among the others, or give the task train=... with such rows"
         )
     index = _members(predicted, chosen, rows_per_class)
-    members = task._derive(
+    members = task.changed(
+        alone=True,
         inputs=rows[index],
         side=take_side(side, index),
         ids=index,
         labels=None,
         masks=None,
         space=Space.of(rows).to(task.device),
-        _targets=predicted[index],
+        targets=predicted[index],
     )
-    members.__dict__["reference"] = members
     targets = torch.tensor(chosen, device=task.device)
     # the mean row stands in where an input is asked for its shape
     stand_in = rows.mean(0, keepdim=True).expand(len(chosen), *rows.shape[1:]).contiguous()
-    out = task._derive(
+    return task.changed(
+        alone=True,
         inputs=stand_in,
         ids=targets,
         labels=None,
         masks=None,
         space=Space.elements(tuple(rows.shape[1:])).to(task.device),
-        _targets=targets,
+        targets=targets,
         members=members,
     )
-    out.__dict__["reference"] = out
-    return out
 
 
 def _members(predicted: Tensor, classes: Sequence[int], most: int) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from veridical.errors import InputError, VeridicalWarning
 from veridical.explainers import Explainer
 from veridical.functional import has_spread, partial_rank_correlation, pearson, spearman
-from veridical.gef import noise_prefetch as ahead
+from veridical.gef import noise_prefetch
 from veridical.gef.distortion import (
     Distance,
     Fast,
@@ -29,15 +29,14 @@ from veridical.gef.distortion import (
     neighbours,
     noise_key,
 )
-from veridical.gef.noise_cache import KeptNoise
 from veridical.gef.path import NoisePath, Rule, find_path
 from veridical.gef.reference_form import RunningReference, step_key
 from veridical.gef.shared_worlds import Company, SharedWorld
 from veridical.gef.worlds import Perturbation
 from veridical.metrics.base import ExplainerMetric, Outcome, register
 from veridical.model.embeddings import embedding_layer
-from veridical.model.noisy_copy import Layout
 from veridical.model.predictor import memory_budget
+from veridical.model.weights import NoiseSource
 from veridical.random.keyed import Key
 from veridical.values.scores import Curve, Direction, Scores
 from veridical.values.task import Task
@@ -185,7 +184,8 @@ class GEF(ExplainerMetric):
         for who in company:
             with company.at_work(who, task):
                 explainers[who].check(task)
-        before = replace(task.predictor.meter)
+        task.predictor.watch(thorough=True)
+        before = replace(task.predictor.meter.here)
         outcomes = self._outcomes(task, company, key / self.name)
         out: dict[str, Scores | Exception] = {}
         for who, explainer in explainers.items():
@@ -267,27 +267,21 @@ class GEF(ExplainerMetric):
         # of all the clean maps and those that wait, and what one is at work on
         maps = 2 * sum(widths) + (7 if self.form == "jacobian" else 2) * max(widths, default=0)
         size = max(1, room // (8 * max(1, maps)))
-        kept: KeptNoise = task.cached("gef noise", KeptNoise)
         if size >= len(task):
-            return self._block(task, company, path, key, kept)
+            return self._block(task, company, path, key)
         starts = range(0, len(task), size)
-        parts = [self._block(task[at : at + size], company, path, key, kept) for at in starts]
+        parts = [self._block(task[at : at + size], company, path, key) for at in starts]
         return {who: Found.joined([part[who] for part in parts]) for who in company}
 
-    def _block(
-        self, task: Task, company: Company, path: NoisePath, key: Key, kept: KeptNoise
-    ) -> dict[str, Found]:
+    def _block(self, task: Task, company: Company, path: NoisePath, key: Key) -> dict[str, Found]:
         # one session around those of all worlds, unless an explainer would meet it that opens none itself
         plain = all(company.members[who].plain for who in company)
         with task.predictor.session(grad=None) if plain else nullcontext():
             if self.perturb == "input":
                 return self._walk(task, company, path, key, SharedWorld())
-            layout = Layout.of(task.predictor.model)
-            keys = self._noise_keys(task, path, key)
-            if not ahead.worthwhile(layout):
-                return self._walk(task, company, path, key, SharedWorld(kept.of(layout, keys), layout))
-            with ahead.NoiseAhead(layout, keys) as draw:
-                return self._walk(task, company, path, key, SharedWorld(draw, layout))
+            source = NoiseSource(task.predictor.source.module)
+            with noise_prefetch.NoiseAhead(source, self._noise_keys(task, path, key)) as draw:
+                return self._walk(task, company, path, key, SharedWorld(draw))
 
     def _noise_keys(self, task: Task, path: NoisePath, key: Key) -> Iterator[Key]:
         """The keys of weight noise in the order in which the form asks for them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -57,8 +58,8 @@ def at_neuron(task: Task, layer: str, unit: int, axis: int = 1) -> Task:
     known = [name for name, _ in model.named_modules() if name]
     if layer not in known:
         raise unknown_name("layer", layer, known)
-    view = NeuronView(model, layer, axis)
-    moved = task.with_module(view, output=_as_is)
+    view = partial(NeuronView, layer=layer, axis=axis)
+    moved = task.changed(predictor=task.predictor.wrapped(view, output=_as_is))
     outputs = task.uncounted(
         lambda: moved.predictor.outputs(task.inputs[:1], take_side(task.side, slice(0, 1)))
     )
@@ -66,9 +67,7 @@ def at_neuron(task: Task, layer: str, unit: int, axis: int = 1) -> Task:
     if not 0 <= unit < units:
         raise InputError(f"layer '{layer}' has units 0 to {units - 1}, got {unit}")
     targets = torch.full((len(task),), unit, device=task.device)
-    out = moved._derive(head="regression", n_outputs=units, _targets=targets)
-    out.__dict__["reference"] = out
-    return out
+    return moved.changed(alone=True, head="regression", n_outputs=units, targets=targets)
 
 
 def _as_is(answer: Any) -> Tensor:

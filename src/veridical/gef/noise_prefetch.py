@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 
-from veridical.model.noisy_copy import Layout, Noise
+from veridical.model.weights import Noise, NoiseSource
 from veridical.random.keyed import Key
 
 SMALLEST = 2**18
@@ -20,17 +20,17 @@ class NoiseAhead:
 
     Noise is drawn on the CPU, the same on every device, which would leave a GPU waiting. `coming` lists the
     keys in the order they will be asked for; at most one draw is begun ahead, and a key that was not expected
-    is drawn when it is asked for. The threads end with the block: `with NoiseAhead(layout, keys) as noise`.
+    is drawn when it is asked for. The threads end with the block: `with NoiseAhead(source, keys) as noise`.
     """
 
-    def __init__(self, layout: Layout, coming: Iterable[Key] = ()) -> None:
-        self._layout = layout
+    def __init__(self, source: NoiseSource, coming: Iterable[Key] = ()) -> None:
+        self._source = source
         self._coming: Iterator[Key] = iter(coming)
         self._next: tuple[Key, Callable[[], Noise]] | None = None
         self._pool: ThreadPoolExecutor | None = None
 
     def __enter__(self) -> NoiseAhead:
-        if worthwhile(self._layout):
+        if worthwhile(self._source):
             self._pool = ThreadPoolExecutor(
                 min(THREADS, free_cores()), thread_name_prefix="veridical noise ahead"
             )
@@ -46,19 +46,16 @@ class NoiseAhead:
             self._pool = None
 
     def __call__(self, key: Key) -> Noise:
-        """The noise of a key, to the bit what `layout.noise(key)` gives."""
-        if self._next is None:
-            return self._layout.noise(key)
-        expected, collect = self._next
-        if expected != key:
-            return self._layout.noise(key)
-        noise = collect()
+        """The noise of a key, to the bit what `source(key)` gives."""
+        if self._next is None or self._next[0] != key:
+            return self._source(key)
+        noise = self._source.keep(key, self._next[1]())
         self._begin()
         return noise
 
     def _begin(self) -> None:
         key = next(self._coming, None)
-        self._next = None if key is None else (key, self._layout.drawing(key, self._pool))
+        self._next = None if key is None else (key, self._source.begin(key, self._pool))
 
 
 def free_cores() -> int:
@@ -66,6 +63,6 @@ def free_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def worthwhile(layout: Layout) -> bool:
+def worthwhile(source: NoiseSource) -> bool:
     """Whether drawing ahead pays: on a CPU the threads would take from the model what they save."""
-    return layout.size >= SMALLEST and any(value.is_cuda for value in layout.values)
+    return source.size >= SMALLEST and source.device.type == "cuda"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -23,6 +25,10 @@ def strengths(sigma: float, steps: int) -> list[float]:
 def step_key(key: Key, t: int) -> Key:
     """The key of the fresh noise of one of these."""
     return key / "step" / t
+
+
+UNMOVED = 1e-5
+"""Of the largest value of a map: what rounding may change."""
 
 
 class RunningReference:
@@ -70,12 +76,13 @@ class RunningReference:
         return torch.where(count > 0, total / count.clamp(min=1), torch.nan).flatten(0, 1)
 
     def _reaches(self, setting: Setting, world: Task) -> bool:
-        """Whether noise on the outputs can change a map at all."""
-        explainer = setting.explainer
-        if explainer.stochastic or not explainer.reads_outputs:
-            return explainer.stochastic
-        # LRP hands back what the model's own graph computes; noise behind that graph is no part of it
-        return explainer.why_not(with_output_noise(world, setting.output_noise, setting.key)) is None
+        """Whether noise on the outputs can change a map at all: it is tried, whatever the explainer says."""
+        if setting.explainer.stochastic:
+            return True
+        noisy = with_output_noise(world, setting.output_noise, setting.key / "reaches")
+        there, here = (setting.task.uncounted(partial(setting.values, at)) for at in (noisy, world))
+        apart, size = ((each.nan_to_num().abs().amax()) for each in (there - here, here))
+        return bool(apart > UNMOVED * size)
 
     def _mean_change(
         self, setting: Setting, world: Task, clean: Tensor, change: Tensor, draw: int, level: int, t: int

@@ -11,29 +11,26 @@ from torch import Tensor
 
 from veridical.gef.worlds import Perturbation, Worlds
 from veridical.model.cost import Cost
-from veridical.model.noisy_copy import Layout, Noise
+from veridical.model.weights import Noise
 from veridical.random.keyed import Key
 from veridical.values.task import Task
 
 
 @dataclass(eq=False)
 class SharedWorld:
-    """The latest world and what its model answered; the next one takes its place in memory.
-
-    `draw` gives weight noise by key, `layout` holds the weights it is put on (see `Worlds`).
-    """
+    """The latest world and what its model answered, for all explainers that meet it."""
 
     draw: Callable[[Key], Noise] | None = None
-    layout: Layout | None = None
+    """Gives weight noise by key."""
     _around: Worlds | None = None
     _name: Any = None
     _world: Task | None = None
     _outputs: Tensor | None = None
 
     def around(self, task: Task, perturb: Perturbation) -> Worlds:
-        """The worlds around this task: its weights are laid out once for all of them."""
+        """The worlds around this task."""
         if self._around is None or self._around.origin is not task:
-            self._around = Worlds(task, perturb, self.draw, self.layout)
+            self._around = Worlds(task, perturb, self.draw)
         return self._around
 
     def world(self, name: Any, make: Callable[[], Task]) -> Task:

@@ -78,7 +78,7 @@ def probe(
         tied = torch.where(same, own, asked)
     elif signature is not None:
         tied = _tie(asked, own, signature)
-    responses = finite_to_grid(torch.cat([own, tied], 1))
+    responses = finite_to_grid(torch.cat([own, tied], 1), task.predictor.rounding)
     return responses if with_clean else responses[:, 1:]
 
 

@@ -22,25 +22,24 @@ def sharing(task: Task, once: bool = False) -> Iterator[None]:
     Rows that serve several scores are counted where they were first asked. `once`: masks that come to the
     same set are asked as one, too (see `deduplication`), so that rows depend on what the inputs show.
     """
-    kept = task.__dict__["_cache"]
-    if _PLACE in kept:
+    if task.known(_PLACE) is not None:
         yield
         return
-    kept[_PLACE] = {_ONCE: once}
+    task.keep(_PLACE, {_ONCE: once})
     try:
         yield
     finally:
-        kept.pop(_PLACE, None)
+        task.keep(_PLACE, None)
 
 
 def asks_once(task: Task) -> bool:
     """Whether masks that come to the same set are asked as one."""
-    return bool(task.__dict__["_cache"].get(_PLACE, {}).get(_ONCE, False))
+    return bool((task.known(_PLACE) or {}).get(_ONCE, False))
 
 
 def shared(task: Task, name: Hashable, make: Callable[[], T]) -> T:
     """What `make` gives, or gave before to the same name while the task's work is shared."""
-    kept = task.__dict__["_cache"].get(_PLACE)
+    kept = task.known(_PLACE)
     if kept is None:
         return make()
     if name not in kept:

@@ -34,7 +34,8 @@ class Recalled(Explainer):
 
     def __call__(self, task: Task, key: Key = Key(0)) -> Explanation:  # noqa: B008 (frozen)
         same = (
-            task.predictor.model is self.world.predictor.model
+            task.predictor.weights is self.world.predictor.weights
+            and task.predictor.wraps == self.world.predictor.wraps
             and torch.equal(task.ids, self.world.ids)
             and torch.equal(task.targets, self.world.targets)
             and torch.equal(task.inputs, self.world.inputs)

@@ -12,7 +12,7 @@ from torch import Tensor
 from veridical.errors import NotApplicableError, ShapeError
 from veridical.explainers.base import MODALITIES, Explainer
 from veridical.masking.probe import match
-from veridical.model.cost import Meter
+from veridical.model.cost import Cost, Tally
 from veridical.model.late_checks import Look, collecting
 from veridical.random.keyed import Key
 from veridical.registry import Registry
@@ -90,7 +90,7 @@ class AnyMetric(Settings):
         outcome: Outcome,
         who: str,
         key: Key,
-        before: Meter,
+        before: Tally,
         extra: Any,
         unchecked: Sequence[Look] = (),
     ) -> Scores:
@@ -124,7 +124,7 @@ class AnyMetric(Settings):
             outcome.flags,
             outcome.curve,
             outcome.details,
-            task.predictor.meter.cost - before.cost,
+            task.predictor.meter.cost - Cost(before.forward, before.backward),
             unchecked=unchecked,
             origin=origin,
         )
@@ -145,12 +145,13 @@ class Metric(AnyMetric):
         """Score every sample."""
         self.check(task)
         explanation = match(task, explanation)
-        before = Meter(**vars(task.predictor.meter))
+        before = replace(task.predictor.meter.here)
         missing = None if explanation.whole else explanation.missing
         if missing is not None:
             zeros = explanation.values.masked_fill(missing[:, None], 0.0)
             explanation = replace(explanation, values=zeros)
         with collecting() as unchecked:
+            task.predictor.watch(thorough=True)
             outcome = self.evaluate(task, explanation, key / self.name)
         if missing is not None:
             values = outcome.values.double().masked_fill(missing, torch.nan)
@@ -173,8 +174,9 @@ class ExplainerMetric(AnyMetric):
         """Score every sample."""
         self.check(task)
         explainer.check(task)
-        before = Meter(**vars(task.predictor.meter))
+        before = replace(task.predictor.meter.here)
         with collecting() as unchecked:
+            task.predictor.watch(thorough=True)
             outcome = self.evaluate(task, explainer, key / self.name)
         return self._scores(task, outcome, explainer.name, key, before, explainer, unchecked)
 

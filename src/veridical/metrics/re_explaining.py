@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -100,12 +101,9 @@ def stacked(task: Task, times: int, inputs: Tensor | None = None) -> Task:
         return copies if inputs is None else copies.with_inputs(inputs)
     held = {name: getattr(task, name) for name in ("ids", "masks", "labels", "targets")}
     held |= {"inputs": task.inputs} if inputs is None else {}
-    again = {
+    again: dict[str, Any] = {
         name: None if value is None else value.repeat(times, *[1] * (value.dim() - 1))
         for name, value in held.items()
     }
     again |= {} if inputs is None else {"inputs": inputs.to(task.inputs.dtype)}
-    calibrations = dict(task.__dict__["_calibrations"])
-    copies = task._derive(_targets=again.pop("targets"), _calibrations=calibrations, **again)
-    copies.__dict__["reference"] = copies
-    return copies
+    return task.changed(alone=True, calibrated_alike=True, **again)

@@ -59,8 +59,7 @@ def explained_beside(task: Task, explainer: Explainer, count: int, key: Key) -> 
 def _one_by_one(
     task: Task, rows: Task, explainer: Explainer, key: Key, own: Tensor, others: Tensor
 ) -> Beside:
-    samples = task._derive(_targets=own)
-    samples.__dict__["_cache"]["outputs"] = task.outputs
+    samples = task.changed(targets=own, outputs=task.outputs)
     parts = []
     for some, purpose in ((samples, "samples"), (_explained_for(rows, others), "references")):
         with explaining(explainer, some) as explain:
@@ -74,7 +73,7 @@ def _reference_rows(task: Task, count: int) -> Task:
     assert task.train is not None
     few = slice(0, count)
     rows, side = task.train[few], take_side(task.train_side, few)
-    return task._derive(
+    return task.changed(
         inputs=rows, side=side, ids=torch.arange(len(rows), device=task.device), masks=None, labels=None
     )
 
@@ -87,11 +86,9 @@ def _joined(task: Task, rows: Task) -> Task:
         else tuple(torch.cat(both) for both in zip(*(each.side for each in (task, rows)), strict=True))
     )
     inputs, ids = torch.cat([task.inputs, rows.inputs]), torch.cat([task.ids, rows.ids])
-    return task._derive(inputs=inputs, ids=ids, side=side, masks=None, labels=None)
+    return task.changed(inputs=inputs, ids=ids, side=side, masks=None, labels=None)
 
 
 def _explained_for(task: Task, targets: Tensor) -> Task:
     """A task of its own for these outputs, unchecked, as they are the model's: a check waits for a GPU."""
-    twin = task._derive(_targets=targets)
-    twin.__dict__["reference"] = twin
-    return twin
+    return task.changed(alone=True, targets=targets)

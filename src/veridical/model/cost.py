@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -12,7 +14,9 @@ class Cost:
     """Rows the model was asked, forward and backward."""
 
     forward: int = 0
+    """Rows whose outputs were computed."""
     backward: int = 0
+    """Rows through which gradients were computed."""
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(self.forward + other.forward, self.backward + other.backward)
@@ -25,26 +29,60 @@ class Cost:
 
 
 @dataclass
-class Meter:
-    """Counts rows through a model; shared by a task and everything derived from it."""
+class Tally:
+    """What one thread has asked so far."""
 
     forward: int = 0
     backward: int = 0
     halvings: int = 0
-
-    @property
-    def cost(self) -> Cost:
-        return Cost(self.forward, self.backward)
+    """How often a chunk was halved because memory ran out."""
 
     def count_backward(self, gradient: Tensor) -> None:
         """Count the rows of a gradient that comes back through a model's outputs."""
         self.backward += gradient.shape[0]
 
-    def add(self, cost: Cost) -> None:
-        """Count rows that were asked without a call of the model."""
-        self.forward += cost.forward
-        self.backward += cost.backward
+
+class Meter:
+    """Counts rows through a model; shared by a task and everything derived from it.
+
+    Each thread counts its own rows, so that two scores computed at the same time do not count each other's.
+    """
+
+    def __init__(self) -> None:
+        self._threads = threading.local()
+
+    @property
+    def here(self) -> Tally:
+        """What this thread has asked."""
+        try:
+            tally: Tally = self._threads.tally
+        except AttributeError:
+            tally = self._threads.tally = Tally()
+        return tally
+
+    @property
+    def cost(self) -> Cost:
+        """What this thread has asked, as a cost; a difference of two is the cost of what lay between."""
+        return Cost(self.here.forward, self.here.backward)
+
+    @property
+    def forward(self) -> int:
+        """Rows this thread has asked forward."""
+        return self.here.forward
+
+    @property
+    def backward(self) -> int:
+        """Rows this thread has asked backward."""
+        return self.here.backward
+
+    @property
+    def halvings(self) -> int:
+        """How often this thread had to halve a chunk."""
+        return self.here.halvings
 
     def reset(self, cost: Cost) -> None:
-        """Forget what was counted since the meter stood there."""
-        self.forward, self.backward = cost.forward, cost.backward
+        """Forget what this thread counted since the meter stood there."""
+        self.here.forward, self.here.backward = cost.forward, cost.backward
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Meter, ())  # counts belong to a process

@@ -6,8 +6,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from veridical.model.noisy_copy import WeightView, swapped
-
 
 def embedding_layer(model: nn.Module) -> str | None:
     """The name of the layer that embeds words: what the model says it is, else its first nn.Embedding."""
@@ -39,12 +37,7 @@ class EmbeddingView(nn.Module):
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """The embeddings the current weights give to these tokens."""
-        layer = self.module.get_submodule(self.layer)
-        if isinstance(self.module, WeightView) and not self.module.scripted:
-            with swapped(self.module.module, self.module.tensors):
-                embedded: Tensor = layer(token_ids)
-                return embedded
-        embedded = layer(token_ids)
+        embedded: Tensor = self.module.get_submodule(self.layer)(token_ids)
         return embedded
 
     def forward(self, embedded: Tensor, token_ids: Tensor, *side: Any, **named: Any) -> Any:

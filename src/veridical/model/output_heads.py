@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any, Literal, cast, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from veridical.errors import InputError, ShapeError, VeridicalError, VeridicalWarning
-from veridical.model.cost import Meter
+from veridical.model.fingerprint import facts
 from veridical.model.predictor import (
     Output,
     Plan,
@@ -21,6 +21,7 @@ from veridical.model.predictor import (
     measured_rows,
     memory_budget,
 )
+from veridical.model.private_copy import Source
 
 Head = Literal["multiclass", "binary", "multilabel", "regression"]
 Response = Literal["logit", "probability"]
@@ -28,12 +29,14 @@ Response = Literal["logit", "probability"]
 
 
 def first_answer(
-    module: nn.Module, raw: Output, one: Tensor, side: Side, plan: Plan | None, head: str | None
+    source: Source, raw: Output, one: Tensor, side: Side, plan: Plan | None, head: str | None
 ) -> tuple[Head, int, Plan]:
     """Ask the model one row: its head, how many outputs it has, and how many rows fit a chunk."""
     plan = plan or Plan()
     seen: list[Tensor] = []
-    trial = Predictor(module, raw, one.device, plan, True, Meter())
+    trial = Predictor(source, raw, one.device, plan)
+    module = source.here().module
+    before = facts(module)
 
     def ask() -> None:
         with trial.session() as view:
@@ -51,6 +54,7 @@ def first_answer(
         raise ShapeError(
             f"the model does not run on one row of shape {tuple(one.shape)} ({error}). {hint}"
         ) from error
+    source.learn_scratch(before, facts(module))
     check_finite(seen[0])
     kind = _head(seen[0].shape[1], head)
     outputs = 2 if kind == "binary" else seen[0].shape[1]

@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
-from functools import lru_cache
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from veridical.errors import InputError, ModelError, ShapeError
-from veridical.model.cost import Meter
-from veridical.model.sessions import Held, Session
+from veridical.functional.grid import Rounding
+from veridical.model.cost import Meter, Tally
+from veridical.model.private_copy import Private, Source
+from veridical.model.sessions import Session, uses_tf32
+from veridical.model.weights import Weights
 
 log = logging.getLogger("veridical")
 
 Side = tuple[Tensor, ...] | dict[str, Tensor]
 Output = Callable[[Any], Tensor]
+Wrap = Callable[[nn.Module], nn.Module]
+After = Callable[[Tensor, Tensor], Tensor]
 
 MIN_ROWS = 8
 
 
 def most_rows(place: torch.device) -> int:
-    """Rows a chunk beyond which nothing is gained; a GPU needs more to hide what starting its work costs."""
+    """Rows per chunk beyond which nothing is gained; a GPU needs more to hide the cost of starting work."""
     return 16384 if place.type == "cuda" else 4096
 
 
@@ -34,15 +39,7 @@ def memory_budget(place: torch.device) -> int:
     return 4096 if place.type == "cuda" else 64
 
 
-@lru_cache(maxsize=1)
-def _keep_memory() -> None:
-    """Have the C library keep the memory that tensors give back, instead of handing it to the system.
-
-    glibc keeps blocks up to the size of the largest it has seen freed, 32 MiB at most. Until then much is got
-    from the system anew, page by page: 8,000 pages in a Fast-GEF of 16 digits, 250 with this, and 4 to 15% of
-    its time. Elsewhere this does nothing: memory that is never touched is not even taken.
-    """
-    torch.empty(2**25 - 2**12, dtype=torch.uint8)
+Precision = Literal["float32", "tf32"]
 
 
 @dataclass(frozen=True)
@@ -51,22 +48,31 @@ class Plan:
 
     On a GPU that holds of answers; cuDNN's gradients of convolutions differ in their last bits from one time
     to the next, unless `torch.backends.cudnn.deterministic` is set, which takes up to a sixth longer.
-    `rows` a chunk is a multiple of 8; None lets one measured forward choose the power of two whose
-    activations fit in `budget_mib` (by default 64 on a CPU, 4096 on a GPU). It never follows free memory.
     """
 
     rows: int | None = None
+    """Rows per chunk, a multiple of 8; None lets one measured forward pass choose the power of two whose
+    activations fit in `budget_mib`. It never follows free memory."""
     budget_mib: int | None = None
-    tf32: bool = False
+    """Memory for the activations of one chunk; None is 64 on a CPU, 4096 on a GPU."""
+    precision: Precision | None = None
+    """How a GPU multiplies float32: "float32" insists on IEEE products, "tf32" on TF32 ones; None runs the
+    model as the caller's torch is set up to run it."""
     autocast: str | None = None
+    """Lower precision inside the model: "bfloat16" or "float16". An autocast that is open around a call is
+    not let in; ask for it here."""
     channels_last: bool = False
+    """Whether images are laid out channels last."""
     threads: int | None = None
+    """Threads of a CPU that torch may use; None leaves it as it is."""
 
     def __post_init__(self) -> None:
         if self.rows is not None and (self.rows < 1 or self.rows % MIN_ROWS):
-            raise InputError(f"a plan has a multiple of {MIN_ROWS} rows a chunk, got {self.rows}")
+            raise InputError(f"a plan has a multiple of {MIN_ROWS} rows per chunk, got {self.rows}")
         if self.autocast not in (None, "bfloat16", "float16"):
             raise InputError(f"autocast is None, 'bfloat16' or 'float16', got {self.autocast!r}")
+        if self.precision not in (None, "float32", "tf32"):
+            raise InputError(f"precision is None, 'float32' or 'tf32', got {self.precision!r}")
 
     def to_json(self) -> dict[str, Any]:
         """The plan as plain data, for the provenance."""
@@ -77,45 +83,56 @@ class _CountBackward(torch.autograd.Function):
     """Identity whose backward pass counts its rows."""
 
     @staticmethod
-    def forward(ctx: Any, outputs: Tensor, meter: Meter) -> Tensor:
-        ctx.meter = meter
+    def forward(ctx: Any, outputs: Tensor, tally: Tally) -> Tensor:
+        ctx.tally = tally
         return outputs.view_as(outputs)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        ctx.meter.backward += len(grad)
+        ctx.tally.backward += len(grad)
         return grad, None
 
 
 class CountedModel(nn.Module):
-    """The user's model as explainers see it: rows in, (rows, outputs) out, each row counted.
+    """A private copy as we ask it: rows in, (rows, outputs) out, each row counted, its weights in place."""
 
-    The user's module is registered as a child, so that hook-based methods find its layers.
-    """
-
-    _output: Output
-    _meter: Meter
-
-    def __init__(self, module: nn.Module, output: Output, meter: Meter) -> None:
+    def __init__(self, module: nn.Module, predictor: Predictor, own: Private) -> None:
         super().__init__()
         self.module = module
         # torch looks for parameters among attributes, which costs more than all the rest of this
-        self.__dict__.update(_output=output, _meter=meter)
+        self.__dict__.update(
+            _output=predictor.output,
+            _after=predictor.after,
+            _weights=predictor.weights,
+            _meter=predictor.meter,
+            _own=own,
+        )
 
     def forward(self, x: Tensor, *side: Any, **named: Any) -> Tensor:
-        outputs = self._output(self.module(x, *side, **named))
+        own: Private = self.__dict__["_own"]
+        own.load(self.__dict__["_weights"])
+        return self.answered(x, self.module(x, *side, **named))
+
+    def answered(self, x: Tensor, answer: Any) -> Tensor:
+        """Turn what the model answered to x into (rows, outputs), and count the rows."""
+        outputs: Tensor = self.__dict__["_output"](answer)
         rows = x.shape[0]
         if outputs.dim() != 2 or outputs.shape[0] != rows:
             raise ShapeError(
                 f"the model answered shape {tuple(outputs.shape)} to {rows} rows of {tuple(x.shape[1:])}; "
                 f"expected ({rows}, outputs). Pass output=... to turn its answer into that"
             )
-        self._meter.forward += rows
+        after = self.__dict__["_after"]
+        if after is not None:
+            outputs = after(x, outputs)
+        # of the thread that asks: gradients on a GPU come back in another one
+        tally: Tally = self.__dict__["_meter"].here
+        tally.forward += rows
         if outputs.grad_fn is not None:
-            outputs.register_hook(self._meter.count_backward)
+            outputs.register_hook(tally.count_backward)
         elif outputs.requires_grad:
             # a model that answers with its very input: a hook would stay on the caller's tensor
-            counted: Tensor = _CountBackward.apply(outputs, self._meter)  # type: ignore[no-untyped-call]
+            counted: Tensor = _CountBackward.apply(outputs, tally)  # type: ignore[no-untyped-call]
             return counted
         return outputs
 
@@ -140,42 +157,101 @@ def plain_output(answer: Any) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Predictor:
-    """Runs one model in fixed chunks under one plan."""
+    """Runs one model, under the weights of one world, in fixed chunks under one plan."""
 
-    model: nn.Module
+    source: Source
+    """The caller's model, which is never run itself."""
     output: Output
+    """Turns what the model answers into (rows, outputs)."""
     device: torch.device
     plan: Plan
     differentiable: bool = True
     meter: Meter = field(default_factory=Meter)
-    _open: dict[int, Held] = field(default_factory=dict)
-    """What the sessions of each thread hold, here and in the predictors made from this one."""
-    view: CountedModel = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "view", CountedModel(self.model, self.output, self.meter))
-        if self.device.type == "cpu":
-            _keep_memory()
+    weights: Weights | None = None
+    """What is written over the caller's weights."""
+    wraps: tuple[Wrap, ...] = ()
+    """What is put around the copy, innermost first: each takes a module and gives another."""
+    after: After | None = None
+    """What is done to the outputs (rows, C) of rows x at last: `after(x, outputs)`."""
 
     @property
     def rows(self) -> int:
-        """Rows a chunk."""
+        """Rows per chunk."""
         return self.plan.rows or MIN_ROWS
 
+    @property
+    def rounding(self) -> Rounding | None:
+        """The precision in which answers are computed, where their own dtype does not say it."""
+        if self.plan.autocast is not None:
+            lower: torch.dtype = getattr(torch, self.plan.autocast)
+            return lower
+        return "tf32" if self.device.type == "cuda" and uses_tf32(self.unwrapped, self.plan) else None
+
+    @property
+    def model(self) -> nn.Module:
+        """This thread's private copy with this world's weights written into it; never the caller's module."""
+        view = self.view
+        self.source.here().load(self.weights)
+        return view.module
+
+    @property
+    def unwrapped(self) -> nn.Module:
+        """The private copy with this world's weights, nothing around it: names are the caller's."""
+        own = self.source.here()
+        own.load(self.weights)
+        return own.module
+
+    @property
+    def view(self) -> CountedModel:
+        """The private copy as it is asked: each row counted."""
+        own = self.source.here()
+        view = own.views.get(self)
+        if view is None:
+            module = own.module
+            for wrap in self.wraps:
+                module = wrap(module)
+            view = own.views[self] = CountedModel(module, self, own)
+        return view
+
+    @contextmanager
+    def lent(self) -> Iterator[nn.Module]:
+        """The private copy for code that is not ours: a real module whose calls are counted.
+
+        It answers (rows, outputs); its weights are this world's. What such code changes in it is put back.
+        """
+        view = self.view
+        with self.source.here().lent():
+
+            def counted(
+                _module: nn.Module, given: tuple[Any, ...], named: dict[str, Any], answer: Any
+            ) -> Tensor:
+                return view.answered(_first(given, named), answer)
+
+            handle = self.model.register_forward_hook(counted, with_kwargs=True)
+            try:
+                yield self.model
+            finally:
+                handle.remove()
+
+    def watch(self, thorough: bool = False) -> None:
+        """Refuse if the caller's model has changed, unless a session of this thread has looked already."""
+        if thorough or not self.source.here().sessions:
+            self.source.check(thorough)
+
+    def with_weights(self, weights: Weights) -> Predictor:
+        """The same model under other weights, on the same plan and the same meter."""
+        return replace(self, weights=weights)
+
+    def wrapped(self, wrap: Wrap, output: Output | None = None) -> Predictor:
+        """The same model with something around it: `wrap(module)` is made for every thread's copy."""
+        return replace(self, wraps=(*self.wraps, wrap), output=output or self.output)
+
     def with_model(self, model: nn.Module, output: Output | None = None) -> Predictor:
-        """Another model (a noisy view of this one, say) on the same plan and the same meter."""
-        return Predictor(
-            model,
-            output or self.output,
-            self.device,
-            self.plan,
-            self.differentiable,
-            self.meter,
-            self._open,
-        )
+        """This very module, made of this thread's copy, in the place of the copy; for use in this thread."""
+        return replace(self, wraps=(lambda _: model,), output=output or self.output)
 
     def session(self, grad: bool | None = False) -> Session:
-        """Eval mode with every flag restored, the plan's precision and threads, gradients only if asked.
+        """The plan's precision and threads, gradients only if asked, a look whether the model has changed.
 
         With `grad=None` gradients stay as they are: for a session around many others, be they of this
         predictor or of those made from it, which find all else in place.
@@ -208,13 +284,14 @@ class Predictor:
             side = take_side(side, _padding(count, x.device))
         try:
             outputs = self._call(x, side)
-            self.meter.forward -= rows - count
-            return outputs if rows == count else outputs[:count]
+            self.meter.here.forward -= rows - count
+            # what is a view, perhaps of the very weights, would change with them
+            return outputs[:count].clone() if outputs._base is not None else outputs[:count]
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error) or count <= MIN_ROWS:
                 raise
         half = -(-count // 2 // MIN_ROWS) * MIN_ROWS
-        self.meter.halvings += 1
+        self.meter.here.halvings += 1
         log.warning("out of memory on %d rows; trying %d at a time", count, half)
         if x.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -225,6 +302,12 @@ class Predictor:
         if self.plan.channels_last and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         return call(self.view, x, side)
+
+
+def _first(given: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
+    """The explained rows among the arguments of a call."""
+    rows: Tensor = given[0] if given else next(value for value in named.values() if isinstance(value, Tensor))
+    return rows
 
 
 def call(model: nn.Module, x: Tensor, side: Side = ()) -> Tensor:

@@ -58,7 +58,7 @@ def subset_responses(task: Task, path: RankPath, features: Tensor, key: Key) -> 
     """Responses (N, 2^D) once each subset of the listed features (N, D) is gone; 2^D - 1 rows a sample."""
     rule = _AllSubsets(features, task.space.n_features)
     responses = probe(task, rule, response=path.response, fill=path.fill, key=key, with_clean=True)
-    return round_to_grid(responses, like=task.outputs)
+    return round_to_grid(responses, like=task.predictor.rounding or task.outputs)
 
 
 @dataclass(frozen=True, eq=False)

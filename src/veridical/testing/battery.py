@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from veridical.errors import VeridicalError
 from veridical.explainers import Explainer, Gradient, Random
@@ -151,23 +151,22 @@ def _settings_survive(thing: Any) -> None:
 @contextmanager
 def _untouched(task: Task) -> Iterator[None]:
     """Inputs, weights, flags and torch's global generator are afterwards as they were."""
-    model = task.predictor.model
+    model, copy = task.predictor.source.module, task.predictor.source.here().module
     before = {n: v.clone() for n, v in model.state_dict().items()}
-    flags = [m.training for m in model.modules()]
-    hooks = [
-        len(m._forward_hooks) + len(m._forward_pre_hooks) + len(m._backward_hooks) for m in model.modules()
-    ]
+    flags, hooks = [m.training for m in model.modules()], _hooks(model, copy)
     inputs, state = task.inputs.clone(), torch.get_rng_state()
     yield
     _demand(torch.equal(task.inputs, inputs), "changed the inputs in place")
     after = model.state_dict()
     _demand(all(torch.equal(after[n], v) for n, v in before.items()), "changed the model's weights")
     _demand([m.training for m in model.modules()] == flags, "changed the model's training flags")
-    now = [
-        len(m._forward_hooks) + len(m._forward_pre_hooks) + len(m._backward_hooks) for m in model.modules()
-    ]
-    _demand(now == hooks, "left hooks on the model")
+    _demand(_hooks(model, copy) == hooks, "left hooks on the model")
     _demand(torch.equal(torch.get_rng_state(), state), "moved torch's global generator")
+
+
+def _hooks(*models: nn.Module) -> list[int]:
+    tables = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
+    return [sum(len(getattr(m, table)) for table in tables) for model in models for m in model.modules()]
 
 
 def _every_nan_is_flagged(scores: Scores) -> None:

@@ -11,17 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from veridical.model.adapters import ArrayModel
-from veridical.model.noisy_copy import WeightView
 
 
 def content_digest(model: nn.Module, tensors: Mapping[str, Tensor | None], about: Any) -> str:
-    """Hash the model's structure and weights (replaced ones too), the tensors, and plain facts about them."""
+    """Hash the model's structure and weights, the tensors, and plain facts about them."""
     digest = hashlib.blake2b(digest_size=16)
     held: dict[str, Tensor | None] = {**tensors}
     held |= {f"weight/{name}": value for name, value in model.state_dict().items()}
-    for place, module in model.named_modules():
-        if isinstance(module, WeightView):
-            held |= {f"weight/{place}/{name}": value for name, value in module.tensors.items()}
     for name in sorted(held):
         value = held[name]
         if isinstance(value, Tensor):

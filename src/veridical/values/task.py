@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,14 +15,11 @@ from torch import Tensor, nn
 from veridical.errors import InputError, NotApplicableError, ShapeError, VeridicalWarning
 from veridical.masking.fills import Fill, as_fill, default_fill
 from veridical.model.adapters import adapt
-from veridical.model.cost import Meter
 from veridical.model.dataframes import FrameCodec, is_frame
 from veridical.model.embeddings import EmbeddingView, embedding_layer
-from veridical.model.noisy_copy import Weights, WeightView, noisy
-from veridical.model.output_heads import Head, Response, first_answer, two_columns
+from veridical.model.output_heads import Head, first_answer, two_columns
 from veridical.model.predictor import (
     MIN_ROWS,
-    CountedModel,
     Output,
     Plan,
     Predictor,
@@ -34,14 +30,14 @@ from veridical.model.predictor import (
     plain_output,
     take_side,
 )
+from veridical.model.private_copy import Copier, Source
+from veridical.model.weights import NoiseSource, Noisy, Replaced, Weights, checked
 from veridical.random.keyed import Key
-from veridical.values.content_hash import content_digest
+from veridical.values.answers import Answers
 from veridical.values.input_checks import (
-    as_tensor,
     behaves_otherwise,
     cast,
     checked_space,
-    feature_values,
     home_of,
     ids_of,
     labels_of,
@@ -51,23 +47,9 @@ from veridical.values.input_checks import (
     tensor_of,
 )
 from veridical.values.space import Space
-from veridical.values.task_cache import Keeping
-
-_MODALITIES = {
-    "pixel": "image",
-    "patch": "image",
-    "superpixel": "image",
-    "step": "series",
-    "step_channel": "series",
-    "token": "text",
-    "column": "table",
-    "column_group": "table",
-    "concept": "concept",
-}
-_BY_SHAPE = {3: "image", 2: "series"}
 
 
-class Task(Keeping):
+class Task(Answers):
     """A model, its inputs, and the outputs to explain; compared by identity and never changed in place.
 
     `model` is any torch module, function of a batch, or scikit-learn estimator. `inputs` is the one tensor
@@ -79,23 +61,14 @@ class Task(Keeping):
     Task: 2 samples of (4,), 3 outputs (multiclass), 4 column features, on cpu
     """
 
-    model: nn.Module
-    inputs: Tensor
-    side: Side
-    space: Space
-    fill: Fill
-    head: Head
-    ids: Tensor
-    masks: Tensor | None
     labels: Tensor | None
-    train: Tensor | None
     train_labels: Tensor | None
     train_side: Side
-    predictor: Predictor
-    _plan_given: bool
-    n_outputs: int
     reference: Task
+    """The unperturbed task from which this one was made."""
     name: str
+    _plan_given: bool
+    _targets_given: bool
     noise_share: float = 0.0
     """How far along a noise path this world lies: 0 unperturbed, 1 at the path's end."""
     members: Task | None = None
@@ -120,6 +93,7 @@ class Task(Keeping):
         device: torch.device | str | None = None,
         plan: Plan | None = None,
         name: str = "task",
+        copy: Copier | None = None,
     ) -> None:
         put = self.__dict__
         put["name"] = name
@@ -151,20 +125,18 @@ class Task(Keeping):
         module, differentiable, implied = adapt(
             model, lambda f, row: raw(call(f, row, first_side)), rows[:1], codec
         )
+        source = Source(module, copy, shared=module is not model)
         if module is model and any(m.training for m in module.modules()) and behaves_otherwise(module):
             warnings.warn(
                 "the model is in training mode, where dropout or batch normalisation make its answers "
-                "random; it is evaluated in eval mode here and its flags are put back",
+                "random; it is asked in eval mode here, and stays as it is",
                 VeridicalWarning,
                 stacklevel=2,
             )
         put["head"], put["n_outputs"], plan = first_answer(
-            module, raw, rows[:1], first_side, plan, head or implied
+            source, raw, rows[:1], first_side, plan, head or implied
         )
-        put["predictor"] = Predictor(
-            module, two_columns(raw, self.head), place, plan, differentiable, Meter()
-        )
-        put["model"] = module
+        put["predictor"] = Predictor(source, two_columns(raw, self.head), place, plan, differentiable)
 
         names = None if codec is None else codec.columns
         if space is None:
@@ -174,101 +146,71 @@ class Task(Keeping):
         put["ids"] = ids_of(ids, len(rows), place)
         put["labels"] = None if labels is None else labels_of(labels, len(rows), place)
         put["masks"] = None if masks is None else masks_of(masks, self.space, len(rows), place)
-        if targets is not None:
-            put["_targets"] = targets_of(targets, len(rows), self.n_outputs, place)
-        put["reference"] = self
+        given = None if targets is None else targets_of(targets, len(rows), self.n_outputs, place)
+        put.update(_targets=given, _targets_given=given is not None, reference=self)
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"a task is never changed in place; use task.with_...() to change '{name}'")
 
-    # --- what the model says ------------------------------------------------------------------------
-
-    def __len__(self) -> int:
-        return self.inputs.shape[0]
-
-    @property
-    def device(self) -> torch.device:
-        return self.inputs.device
-
-    @property
-    def differentiable(self) -> bool:
-        """Whether gradients of the outputs with respect to the inputs exist."""
-        return self.predictor.differentiable and self.inputs.is_floating_point()
-
-    @property
-    def modality(self) -> str:
-        """The kind of input: image, series, text, table or concept."""
-        return _MODALITIES.get(self.space.kind) or _BY_SHAPE.get(self.inputs.dim() - 1, "table")
-
-    @property
-    def outputs(self) -> Tensor:
-        """All outputs for the inputs (N, C); computed once, and counted to nobody: they are the task's."""
-        return self.cached(
-            "outputs", lambda: self.uncounted(lambda: self.predictor.outputs(self.inputs, self.side))
-        )
-
-    @property
-    def predictions(self) -> Tensor:
-        """The predicted class of each sample (the strongest label when several may hold)."""
-        if self.head == "regression" and self.n_outputs == 1:
-            return torch.zeros(len(self), dtype=torch.int64, device=self.device)
-        predictions: Tensor = self.cached("predictions", lambda: self.outputs.argmax(-1))
-        return predictions
-
-    @property
-    def targets(self) -> Tensor:
-        """The output explained in each sample: given, or the prediction."""
-        if "_targets" not in self.__dict__:
-            self.__dict__["_targets"] = self.predictions
-        targets: Tensor = self.__dict__["_targets"]
-        return targets
-
-    def probabilities(self, outputs: Tensor) -> Tensor:
-        """The outputs on the scale of probabilities; a regression has none and keeps its outputs."""
-        if self.head == "regression":
-            return outputs
-        return outputs.softmax(-1) if self.head == "multiclass" else outputs.sigmoid()
-
-    def respond(self, outputs: Tensor, response: Response = "probability") -> Tensor:
-        """The numbers metrics look at: probabilities, or the outputs as they are."""
-        return self.probabilities(outputs) if response == "probability" else outputs
-
-    def session(self, grad: bool = False) -> AbstractContextManager[CountedModel]:
-        """Run the model by hand: `with task.session(grad=True) as model: model(x, ...)`. Rows count."""
-        return self.predictor.session(grad)
-
-    def uncounted(self, ask: Callable[[], Any]) -> Any:
-        """Ask the model outside the meter: what a task or a check of ours wants to know is nobody's cost."""
-        meter = self.predictor.meter
-        before = meter.cost
-        try:
-            return ask()
-        finally:
-            meter.reset(before)
-
     # --- every change is a task ---------------------------------------------------------------------
 
-    def _derive(self, **changes: Any) -> Task:
+    def changed(
+        self,
+        *,
+        alone: bool = False,
+        targets: Tensor | Literal["kept", "predicted"] = "kept",
+        outputs: Tensor | None = None,
+        calibrated_alike: bool = False,
+        **changes: Any,
+    ) -> Task:
+        """A task that differs in these attributes; what is explained stays, unless `targets` says otherwise.
+
+        It begins with nothing cached but `outputs`, if they are known, and its calibrations, if these are
+        alike. `alone` makes it its own reference.
+        """
+        if isinstance(targets, str):
+            targets = self.targets if targets == "kept" else None  # type: ignore[assignment]
+        if "train" in changes:
+            changes["_train_facts"] = {}
         task = object.__new__(Task)
         task.__dict__.update(self.__dict__)
-        task.__dict__.update({"_cache": {}, "_calibrations": {}, **changes})
+        task.__dict__.update(
+            _cache={} if outputs is None else {"outputs": outputs},
+            _calibrations=dict(self._calibrations) if calibrated_alike else {},
+            _targets=targets,
+            **changes,
+        )
+        if alone:
+            task.__dict__["reference"] = task
         return task
 
-    def with_weights(self, weights: Weights) -> Task:
-        """The same task under other weights; targets stay those of the unperturbed model."""
-        view = WeightView(self.predictor.model, weights)
-        return self._derive(model=view, predictor=self.predictor.with_model(view), _targets=self.targets)
+    def with_weights(self, weights: Mapping[str, Tensor] | Weights) -> Task:
+        """The same task under other weights: tensors by parameter name, or anything that writes them.
+
+        They are written into a private copy of the model whenever this task is asked.
+        """
+        predictor = self.predictor
+        if isinstance(weights, Mapping):
+            weights = Replaced(checked(predictor.source.module, weights), predictor.weights)
+        return self.changed(predictor=predictor.with_weights(weights))
 
     def with_module(self, module: nn.Module, output: Output | None = None) -> Task:
-        """The same task answered by another module (a wrapped or fine-tuned one); targets stay."""
-        predictor = self.predictor.with_model(module, output)
-        return self._derive(model=module, predictor=predictor, _targets=self.targets)
+        """The same task answered by another module (a fine-tuned one, say); targets stay."""
+        old = self.predictor
+        new = replace(old, source=Source(module), output=output or old.output, weights=None, wraps=())
+        return self.changed(predictor=new)
 
     def with_noise(self, sigma: float, key: Key, layer: str | None = None, step: float = 1.0) -> Task:
-        """The same task with every weight multiplied by N(1, sigma^2); says so when that changes nothing."""
-        task = self.with_weights(noisy(self.predictor.model, sigma, key, layer, step))
+        """The same task with every weight multiplied by 1 + step * (eta - 1), eta ~ N(1, sigma^2).
+
+        The draw depends on the key and the parameter's name alone; `layer` limits the noise to one submodule.
+        It warns where noise changes no output.
+        """
+        predictor = self.predictor
+        noise = NoiseSource(predictor.source.module, layer)
+        task = self.with_weights(Noisy(noise, key, step * sigma, predictor.weights))
         reaches = f"noise reaches {layer or 'outputs'}"
-        if sigma > 0 and reaches not in self.__dict__["_cache"] and not self._differs(task):
+        if sigma > 0 and self.known(reaches) is None and not _differ(self, task):
             warnings.warn(
                 "weight noise changes no output of this model: its forward pass does not use the parameters "
                 "that torch lists for it",
@@ -276,28 +218,27 @@ class Task(Keeping):
                 stacklevel=2,
             )
         else:
-            self.cached(reaches, lambda: True)
+            self.keep(reaches, True)
         return task
 
-    def _differs(self, other: Task) -> bool:
-        few = slice(0, 8)
-        a, b = self.uncounted(
-            lambda: [t.predictor.outputs(t.inputs[few], take_side(t.side, few)) for t in (self, other)]
-        )
-        return not torch.equal(a, b)
+    def refreshed(self) -> Task:
+        """The same task for the model as it is now, when it has changed: nothing computed before is kept."""
+        predictor = replace(self.predictor, source=self.predictor.source.renewed())
+        if self._targets_given and self._targets is not None:
+            return self.changed(alone=True, predictor=predictor, targets=self._targets)
+        return self.changed(alone=True, predictor=predictor, targets="predicted")
 
     def with_inputs(self, inputs: Tensor) -> Task:
         """The same task at other inputs of the same shape; targets stay those of the original inputs."""
         if inputs.shape != self.inputs.shape:
             raise ShapeError(f"inputs have shape {tuple(inputs.shape)}, expected {tuple(self.inputs.shape)}")
         moved = inputs.to(device=self.device, dtype=self.inputs.dtype)
-        return self._derive(inputs=moved, _targets=self.targets)
+        return self.changed(inputs=moved)
 
     def with_targets(self, targets: Any) -> Task:
         """The same task explained for other outputs."""
-        task = self._derive(_targets=targets_of(targets, len(self), self.n_outputs, self.device))
-        task.__dict__["_cache"].update({k: v for k, v in self.__dict__["_cache"].items() if k == "outputs"})
-        return task
+        chosen = targets_of(targets, len(self), self.n_outputs, self.device)
+        return self.changed(targets=chosen, outputs=self.known("outputs"), _targets_given=True)
 
     def with_space(self, space: Space, fill: Fill | None = None) -> Task:
         """The same task with other features."""
@@ -305,19 +246,17 @@ class Task(Keeping):
         masks = self.masks
         if masks is not None:
             masks = masks_of(self.space.expand(masks), chosen, len(self), self.device)
-        return self._derive(space=chosen, masks=masks, fill=fill or self.fill)
+        return self.changed(space=chosen, masks=masks, fill=fill or self.fill)
 
     def with_fill(self, fill: Fill | str | float | Callable[[Tensor, Tensor], Tensor]) -> Task:
         """The same task with another fill."""
-        return self._derive(fill=as_fill(fill))
+        return self.changed(fill=as_fill(fill))
 
     def with_plan(self, plan: Plan) -> Task:
         """The same task run in other chunks or at another precision."""
         if plan.rows is None:
             plan = replace(plan, rows=self.predictor.rows)
-        old = self.predictor
-        new = Predictor(old.model, old.output, old.device, plan, old.differentiable, old.meter)
-        return self._derive(predictor=new, _calibrations=dict(self.__dict__["_calibrations"]))
+        return self.changed(predictor=replace(self.predictor, plan=plan), calibrated_alike=True)
 
     def at_embeddings(self) -> Task:
         """The same text task where inputs are the embeddings made by the current, perhaps noisy, weights."""
@@ -328,8 +267,10 @@ class Task(Keeping):
             raise NotApplicableError(
                 "the model has no nn.Embedding layer, so its tokens have no embeddings to explain at"
             )
-        view = EmbeddingView(self.predictor.model, layer)
-        with self.session():
+        predictor = self.predictor.wrapped(partial(EmbeddingView, layer=layer))
+        with predictor.session():
+            view = predictor.model
+            assert isinstance(view, EmbeddingView)
             inputs = view.embed(self.inputs)
             train = None if self.train is None else view.embed(self.train[:1024])
         side: Side = (
@@ -337,16 +278,13 @@ class Task(Keeping):
             if isinstance(self.side, dict)
             else (self.inputs, *self.side)
         )
-        return self._derive(
-            model=view,
-            predictor=self.predictor.with_model(view),
+        return self.changed(
+            predictor=predictor,
             inputs=inputs.detach(),
             train=None if train is None else train.detach(),
             side=side,
             space=self.space.at_embeddings(inputs.shape[-1]),
             fill=as_fill(0.0),
-            _train_facts={},
-            _targets=self.targets,
         )
 
     def to(self, device: torch.device | str) -> Task:
@@ -354,30 +292,21 @@ class Task(Keeping):
         place = torch.device(device)
         if place == self.device or (place.type == self.device.type and place.index is None):
             return self
-        model = copy.deepcopy(self.predictor.model).to(place)
         old = self.predictor
-        moved = {
+        moved: dict[str, Any] = {
             n: None if getattr(self, n) is None else getattr(self, n).to(place)
             for n in ("inputs", "ids", "masks", "labels", "train", "train_labels", "space", "members")
         }
-        plan = old.plan if self._plan_given else replace(old.plan, rows=self._rows_on(place, old.rows))
-        predictor = Predictor(model, old.output, place, plan, old.differentiable, old.meter)
-        sides = {n: side_of(getattr(self, n), None, place) for n in ("side", "train_side")}
-        task = self._derive(
-            model=model,
-            predictor=predictor,
-            _targets=self.targets.to(place),
-            _train_facts={},
+        rows = old.plan.rows if self._plan_given else _rows_on(place, self.device, old.rows)
+        source = Source(old.source.copied().to(place), old.source.copier, old.source.shared)
+        return self.changed(
+            alone=True,
+            predictor=replace(old, source=source, device=place, plan=replace(old.plan, rows=rows)),
+            targets=self.targets.to(place),
+            side=side_of(self.side, None, place),
+            train_side=side_of(self.train_side, None, place),
             **moved,
-            **sides,
         )
-        task.__dict__["reference"] = task
-        return task
-
-    def _rows_on(self, place: torch.device, rows: int) -> int:
-        """Rows a chunk on another kind of device: as many more as its budget is larger."""
-        there, here = memory_budget(place), memory_budget(self.device)
-        return max(MIN_ROWS, min(most_rows(place), rows * there // here))
 
     def __getitem__(self, index: Any) -> Task:
         """The task on a subset of its samples; ids, and so all draws, stay theirs."""
@@ -392,64 +321,28 @@ class Task(Keeping):
         }
         if not len(changes["inputs"]):
             raise InputError("a task needs at least one sample; this selection is empty")
-        task = self._derive(
+        outputs = self.known("outputs")
+        task = self.changed(
             **changes,
-            _targets=self.targets[index],
+            targets=self.targets[index],
             side=take_side(self.side, index),
             space=self.space.take(index),
+            outputs=None if outputs is None else outputs[index],
+            calibrated_alike=True,
         )
-        task.__dict__["_calibrations"].update(self.__dict__["_calibrations"])
-        if "outputs" in self.__dict__["_cache"]:
-            task.__dict__["_cache"]["outputs"] = self.outputs[index]
-        if self.reference is not self:
-            task.__dict__["reference"] = self.reference[index]
-        else:
-            task.__dict__["reference"] = task
+        task.__dict__["reference"] = task if self.reference is self else self.reference[index]
         return task
 
-    def chunks(self, rows_per_sample: int = 1) -> Iterator[Task]:
-        """The task in pieces that fill one chunk each when every sample asks `rows_per_sample` rows."""
-        size = max(1, self.predictor.rows // max(1, rows_per_sample))
-        if size >= len(self):
-            yield self
-            return
-        for at in range(0, len(self), size):
-            yield self[at : at + size]
 
-    def values(self, maps: Any, source: str = "the map") -> Tensor:
-        """Turn maps of any accepted shape into one value a feature (N, V), or say what would fit."""
-        return feature_values(as_tensor(maps).to(self.device), self.space, len(self), source)
+def _rows_on(place: torch.device, here: torch.device, rows: int) -> int:
+    """Rows per chunk on another kind of device: as many more as its budget is larger."""
+    return max(MIN_ROWS, min(most_rows(place), rows * memory_budget(place) // memory_budget(here)))
 
-    def content_hash(self) -> str:
-        """A digest of everything that decides what the model answers here."""
-        side = self.side if isinstance(self.side, dict) else dict(enumerate(self.side))
-        tensors = {
-            "inputs": self.inputs,
-            "targets": self.targets,
-            "ids": self.ids,
-            "train": self.train,
-            "masks": self.masks,
-            "labels": self.space.labels,
-            "valid": self.space.valid,
-            **{f"side/{name}": value for name, value in side.items()},
-        }
-        about = (self.head, self.space.kind, self.fill.to_json())
-        return content_digest(self.predictor.model, tensors, about)
 
-    def __repr__(self) -> str:
-        noise = "" if not isinstance(self.predictor.model, WeightView) else ", other weights"
-        return (
-            f"Task: {len(self)} samples of {tuple(self.inputs.shape[1:])}, {self.n_outputs} outputs "
-            f"({self.head}), {self.space.n_features} {self.space.kind} features, on {self.device}{noise}"
-        )
-
-    def _repr_html_(self) -> str:
-        from veridical.plots import html_summary
-
-        facts = [
-            ("model", type(self.model).__name__),
-            ("fill", self.fill.name),
-            ("reference rows", "none" if self.train is None else str(len(self.train))),
-            ("rows a chunk", str(self.predictor.rows)),
-        ]
-        return html_summary(repr(self), ("fact", "value"), facts)
+def _differ(one: Task, other: Task) -> bool:
+    """Whether two worlds answer a few samples differently."""
+    few = slice(0, 8)
+    a, b = one.uncounted(
+        lambda: [t.predictor.outputs(t.inputs[few], take_side(t.side, few)) for t in (one, other)]
+    )
+    return not torch.equal(a, b)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from veridical.model import noisy_copy as weights
+from veridical.model import randomised_layers as weights
 from veridical.random.keyed import Key
 
 KEY = Key(3) / "fresh"

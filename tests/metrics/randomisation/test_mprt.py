@@ -12,8 +12,8 @@ from tests.reference.metric_cases import image_task, linear_task, mlp_task, one_
 from veridical.explainers import Gradient
 from veridical.metrics import EfficientMprt, Mprt, SmoothMprt
 from veridical.metrics.input_noise import gaussian_noise
-from veridical.model.noisy_copy import randomised
 from veridical.model.predictor import Plan
+from veridical.model.randomised_layers import randomised
 from veridical.random.keyed import Key
 
 LAYERS = ["0", "2", "4"]

@@ -70,6 +70,6 @@ def test_a_normalising_layer_begins_as_its_own_reset_leaves_it():
     with torch.no_grad():
         task.model[1].weight.fill_(3.0)
         task.model[1].bias.fill_(2.0)
-    view = layerwise.fully_randomised(task, Key(0))().predictor.model
-    assert view.tensors["1.weight"].tolist() == [1.0] * 8
-    assert view.tensors["1.bias"].tolist() == [0.0] * 8
+    fresh = layerwise.fully_randomised(task.refreshed(), Key(0))().predictor.model
+    assert fresh[1].weight.tolist() == [1.0] * 8
+    assert fresh[1].bias.tolist() == [0.0] * 8

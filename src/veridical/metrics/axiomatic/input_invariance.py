@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -50,11 +51,10 @@ def shifted(task: Task, shift: float, compensate: bool) -> Task:
     if not compensate:
         return moved
     train = None if task.train is None else task.train + shift
-    twin = moved.with_module(Compensated(task.predictor.model, shift))
-    # what fills take from the reference rows must come from the shifted ones
-    twin = twin._derive(train=train, _train_facts={})
-    twin.__dict__["reference"] = twin
-    return twin
+    # what fills take from the reference rows comes from the shifted ones, too
+    return moved.changed(
+        alone=True, predictor=moved.predictor.wrapped(partial(Compensated, shift=shift)), train=train
+    )
 
 
 # by their very types: they read the gradient at the input and nothing of fills, reference rows or layers
@@ -76,8 +76,7 @@ def _both(task: Task, shift: float, compensate: bool) -> Task:
         return twins
     shifts = inputs.new_zeros(len(inputs), *[1] * (inputs.dim() - 1))
     shifts[len(task) :] = shift
-    twins = twins.with_module(CompensatedRows(task.predictor.model))
-    return twins._derive(side=(shifts, *twins.side))
+    return twins.changed(predictor=twins.predictor.wrapped(CompensatedRows), side=(shifts, *twins.side))
 
 
 def distance_and_size(maps: Tensor, valid: Tensor | None) -> Tensor:

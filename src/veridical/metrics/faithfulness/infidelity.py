@@ -194,5 +194,5 @@ class Infidelity(Metric):
                 asked[rows, columns] = answers.gather(1, target[:, None]).view(-1, across)
         look_later(asked.device, partial(check_finite, asked))
         clean = task.respond(task.outputs, self.response).gather(1, task.targets[:, None])
-        responses = round_to_grid(torch.cat([clean.to(asked.dtype), asked], 1))
+        responses = round_to_grid(torch.cat([clean.to(asked.dtype), asked], 1), task.predictor.rounding)
         return predicted, responses[:, :1] - responses[:, 1:]

@@ -9,7 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from veridical.model.noisy_copy import WeightView, cascade, drawing, layers
+from veridical.model.randomised_layers import cascade, drawing
+from veridical.model.weights import Replaced, layers
 from veridical.random.keyed import Key
 from veridical.values.scores import Curve
 from veridical.values.task import Task
@@ -19,12 +20,6 @@ _COMPARED = {"cpu": 2**17, "cuda": 2**24}
 _WEIGHTS_KEPT = 2**25
 """Numbers of drawn weights that a task keeps: 128 MB."""
 Order = Literal["top_down", "bottom_up", "independent"]
-
-
-def _own_module(task: Task) -> nn.Module:
-    """The module whose layers are named: a task under noise keeps its noise where layers stay."""
-    model = task.predictor.model
-    return model.module if isinstance(model, WeightView) else model
 
 
 def randomised_worlds(task: Task, order: Order, key: Key) -> Iterator[Task]:
@@ -51,7 +46,7 @@ def _worlds(
     kept: dict[tuple[str, Key], list[Task]] = task.cached("randomised worlds", dict)
     if (how, key) in kept:
         return iter(kept[how, key])
-    module = _own_module(task)
+    module = task.predictor.unwrapped
     steps = steps_of(module)
     drawn = drawing(module, list(dict.fromkeys(layer for names in steps for layer in names)), key)
 
@@ -71,7 +66,7 @@ def _worlds(
 
 def _under(task: Task, fresh: dict[str, Tensor]) -> Task:
     """`task.with_weights` without its copy: nobody else has these, and copying large weights takes long."""
-    return task.with_module(WeightView(task.predictor.model, fresh, copied=False))
+    return task.with_weights(Replaced(fresh, task.predictor.weights))
 
 
 def similarity_by_layer(

@@ -37,9 +37,8 @@ def _for_each(task: Task, targets: Tensor) -> Task:
     Without the check of `task.with_targets`, which would wait for a GPU: these are outputs of the model.
     """
     times = targets.shape[1]
-    twin = stacked(task, times)._derive(_targets=targets.T.flatten())
-    twin.__dict__["_cache"]["outputs"] = task.outputs.repeat(times, 1)
-    return twin
+    outputs = task.outputs.repeat(times, 1)
+    return stacked(task, times).changed(targets=targets.T.flatten(), outputs=outputs)
 
 
 @register

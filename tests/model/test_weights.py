@@ -1,8 +1,7 @@
-"""A model under other weights equals a changed deep copy, and the user's own module is never touched."""
+"""Weights are written into a private copy; it equals a changed deep copy, and the caller's module stays."""
 
 from __future__ import annotations
 
-import copy
 import warnings
 
 import pytest
@@ -11,8 +10,10 @@ from torch import Tensor, nn
 
 import veridical as vd
 from tests.reference.small_models import Convolution, Recurrent, Text, Tied, mlp
+from tests.reference.weights import changed_copy, noisy
 from veridical.errors import InputError, NotApplicableError, UnknownNameError, VeridicalWarning
-from veridical.model.noisy_copy import WeightView, cascade, layers, noisy, parameters, randomised, swapped
+from veridical.model.randomised_layers import cascade, randomised
+from veridical.model.weights import NoiseSource, layers
 from veridical.random.keyed import Key, parameter_noise
 
 KEY = Key(3) / "noise"
@@ -71,24 +72,6 @@ def made(name: str) -> tuple[nn.Module, Tensor]:
     return model, torch.randn(shape)
 
 
-def detached(model: nn.Module) -> nn.Module:
-    """A deep copy, also of modules whose hook left a computed weight behind."""
-    for module in model.modules():
-        for name, value in list(module.__dict__.items()):
-            if isinstance(value, Tensor):
-                module.__dict__[name] = value.detach()
-    return copy.deepcopy(model)
-
-
-def changed_copy(model: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
-    twin = detached(model)
-    with torch.no_grad():
-        for name, value in twin.named_parameters():
-            if name in tensors:
-                value.copy_(tensors[name])
-    return twin
-
-
 def everything(model: nn.Module) -> dict[str, object]:
     """All a module holds: parameters and buffers by identity and value, flags, plain tensors."""
     out: dict[str, object] = {}
@@ -107,161 +90,134 @@ def everything(model: nn.Module) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_view_equals_a_noisy_deep_copy(name: str) -> None:
+def test_a_noisy_world_equals_a_noisy_deep_copy(name: str) -> None:
     model, x = made(name)
-    tensors = noisy(model, 0.5, KEY)
-    twin = changed_copy(model, tensors)
-    view = WeightView(model, tensors).eval()
+    task = vd.Task(model, x, head="multiclass")
     before = everything(model)
-    with torch.no_grad():
-        assert torch.equal(view(x), twin(x))
-        assert not torch.equal(view(x), model(x))
-    assert everything(model) == before or name.endswith("by hook")
+    world, twin = task.with_noise(0.5, KEY), changed_copy(model, noisy(model, 0.5, KEY))
+    with world.session() as runs:
+        assert torch.equal(runs(x), twin(x))
+    assert not torch.equal(world.outputs, task.outputs)
     slopes = []
-    for runs in (view, twin):
-        row = x.clone().requires_grad_(True)
-        (slope,) = torch.autograd.grad(runs(row)[:, 0].sum(), row)
-        slopes.append(slope)
-    torch.testing.assert_close(*slopes, atol=1e-7, rtol=1e-6)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_the_users_module_stays_bit_identical(name: str) -> None:
-    model, x = made(name)
-    view = WeightView(model, noisy(model, 0.5, KEY)).eval()
-    before = everything(model)
-    view(x)
-    assert everything(model) == before
     row = x.clone().requires_grad_(True)
-    view(row).sum().backward()
+    with world.session(grad=True) as runs:
+        slopes.append(torch.autograd.grad(runs(row)[:, 0].sum(), row)[0])
+    slopes.append(torch.autograd.grad(twin(row)[:, 0].sum(), row)[0])
+    torch.testing.assert_close(*slopes, atol=1e-7, rtol=1e-6)
     assert everything(model) == before
-    with torch.no_grad():
-        first, second = model(x), model(x)
-    assert torch.equal(first, second)
 
 
 @pytest.mark.parametrize("name", ["plain", "weight norm by hook", "lstm"])
-def test_the_users_module_stays_bit_identical_after_an_exception(name: str) -> None:
+def test_the_callers_module_stays_bit_identical_after_an_exception(name: str) -> None:
     model, x = made(name)
-    with torch.no_grad():
-        expected = model(x)
-    before = everything(model)
-    view = WeightView(model, noisy(model, 0.5, KEY)).eval()
-    with pytest.raises(RuntimeError):
-        view(x[..., :-1])
-    hook = list(model.children())[-1].register_forward_hook(lambda *_: 1 / 0)
+    task = vd.Task(model, x)
+    expected, before = task.outputs, everything(model)
+    world = task.with_noise(0.5, KEY)
+    with pytest.raises(RuntimeError), world.session() as runs:
+        runs(x[..., :-1])
+
+    def stops(given: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+        given.train()
+        for parameter in given.parameters():
+            parameter.data.zero_()
+        raise ZeroDivisionError
+
     with pytest.raises(ZeroDivisionError):
-        view(x)
-    hook.remove()
+        vd.explain(stops, world)
     assert everything(model) == before
-    with torch.no_grad():
-        assert torch.equal(model(x), expected)
+    assert torch.equal(task.with_plan(task.predictor.plan).outputs, expected)
+    torch.testing.assert_close(
+        task.with_noise(0.5, KEY).outputs, changed_copy(model, noisy(model, 0.5, KEY))(x).detach()
+    )
 
 
-def test_swapped_restores_a_recurrent_layers_flat_list() -> None:
-    model, _ = made("lstm")
-    flat, refs = model.lstm._flat_weights, model.lstm._flat_weight_refs
-    with swapped(model, noisy(model, 0.5, KEY)):
-        assert model.lstm._flat_weights is not flat
-        model(torch.randn(2, 3, 4))
-    assert model.lstm._flat_weights is flat
-    assert model.lstm._flat_weight_refs is refs
-    assert all(a is b for a, b in zip(flat, model.lstm.parameters(), strict=True))
-
-
-def test_torchscript_runs_through_a_copy() -> None:
+def test_torchscript_is_copied_like_any_other() -> None:
     model, x = made("plain")
     scripted = torch.jit.script(model)
-    tensors = noisy(scripted, 0.5, KEY)
     before = {n: p.detach().clone() for n, p in scripted.named_parameters()}
-    with torch.no_grad():
-        assert torch.equal(WeightView(scripted, tensors)(x), changed_copy(model, tensors)(x))
-        assert torch.equal(scripted(x), model(x))
-    assert all(torch.equal(p, before[n]) for n, p in scripted.named_parameters())
     task = vd.Task(scripted, x)
-    assert not torch.equal(task.with_noise(0.5, KEY).outputs, task.outputs)
-
-
-def test_requires_grad_is_kept() -> None:
-    model, x = made("plain")
-    model[0].weight.requires_grad_(False)
-    view = WeightView(model, noisy(model, 0.5, KEY))
-    assert [view.tensors[n].requires_grad for n, _ in model.named_parameters()] == [False, True, True, True]
-    view(x).sum().backward()
-    assert model[2].weight.grad is None
+    world = task.with_noise(0.5, KEY)
+    with torch.no_grad():
+        assert torch.equal(world.outputs, changed_copy(model, noisy(model, 0.5, KEY))(x))
+    assert all(torch.equal(p, before[n]) for n, p in scripted.named_parameters())
 
 
 # --- every captum class we use ------------------------------------------------------------------------------
 
 
-def captum_maps(kind: str, runs: nn.Module, convolution: nn.Module, x: Tensor) -> Tensor:
-    import captum.attr as attr
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        if kind == "LayerGradCam":
-            return attr.LayerGradCam(runs, convolution).attribute(x, target=1)
-        return getattr(attr, kind)(runs).attribute(x, target=1)
-
-
 @pytest.mark.parametrize(
     "kind",
-    ["Saliency", "InputXGradient", "IntegratedGradients", "DeepLift", "GuidedBackprop", "Deconvolution",
-     "LRP", "LayerGradCam"],
-)  # fmt: skip
-def test_captum_explains_the_view_as_it_explains_a_noisy_copy(kind: str) -> None:
+    [
+        "Saliency",
+        "InputXGradient",
+        "IntegratedGradients",
+        "DeepLift",
+        "GuidedBackprop",
+        "Deconvolution",
+        "LRP",
+    ],
+)
+def test_captum_explains_a_world_as_it_explains_a_noisy_copy(kind: str) -> None:
+    import captum.attr as attr
+
     torch.manual_seed(0)
     # captum's LRP has rules for neither batch norm nor flattening
     model, x = (mlp(), torch.randn(3, 4)) if kind == "LRP" else (batch_norm(), torch.randn(3, 1, 8, 8))
-    model.eval()
-    inside = "0" if kind == "LRP" else "conv"
-    convolution = model.get_submodule(inside)
-    tensors = noisy(model, 0.3, KEY)
-    twin = changed_copy(model, tensors)
+    task = vd.Task(model.eval(), x, targets=[1, 1, 1])
     before = everything(model)
-    view = WeightView(model, tensors).eval()
-    got = captum_maps(kind, view, convolution, x.clone())
-    expected = captum_maps(kind, twin, twin.get_submodule(inside), x.clone())
-    torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-5)
-    clean = detached(model)
-    assert not torch.allclose(
-        got, captum_maps(kind, clean, clean.get_submodule(inside), x.clone()), atol=1e-4
-    )
+    method = _captum(getattr(attr, kind))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        got = vd.explain(method, task.with_noise(0.3, KEY)).values
+        twin = changed_copy(model, noisy(model, 0.3, KEY))
+        expected = getattr(attr, kind)(twin).attribute(x.clone().requires_grad_(True), target=1).detach()
+        clean = vd.explain(method, task).values
+    torch.testing.assert_close(got.flatten(), expected.flatten(), atol=1e-6, rtol=1e-5)
+    assert not torch.allclose(got, clean, atol=1e-4)
     assert everything(model) == before
+
+
+def _captum(kind: type) -> vd.Explainer:
+    from veridical.explainers import from_captum
+
+    return from_captum(kind)
 
 
 # --- noise --------------------------------------------------------------------------------------------------
 
 
-def test_noise_is_multiplicative_and_keyed_by_name() -> None:
+def test_noise_is_keyed_by_name_and_drawn_for_one_layer_alike() -> None:
     model, _ = made("plain")
-    tensors = noisy(model, 0.25, KEY)
+    whole = NoiseSource(model)(KEY)
     for name, value in model.named_parameters():
-        eta = 1 + 0.25 * parameter_noise(KEY, name, value.shape)
-        torch.testing.assert_close(tensors[name], value.detach() * eta)
-
-
-def test_noise_on_one_layer_leaves_the_others() -> None:
-    model, _ = made("plain")
-    assert set(noisy(model, 0.5, KEY, layer="2")) == {"2.weight", "2.bias"}
-    assert set(noisy(model, 0.5, KEY, layer="2.bias")) == {"2.bias"}
-    whole = noisy(model, 0.5, KEY)
-    assert torch.equal(noisy(model, 0.5, KEY, layer="2")["2.weight"], whole["2.weight"])
+        assert torch.equal(whole[name], parameter_noise(KEY, name, value.shape))
+    assert set(NoiseSource(model, "2")(KEY)) == {"2.weight", "2.bias"}
+    assert set(NoiseSource(model, "2.bias")(KEY)) == {"2.bias"}
+    assert torch.equal(NoiseSource(model, "2")(KEY)["2.weight"], whole["2.weight"])
     with pytest.raises(UnknownNameError, match="no layer with parameters is called '1'"):
-        noisy(model, 0.5, KEY, layer="1")
+        NoiseSource(model, "1")
+
+
+def test_wrappers_do_not_change_the_draw() -> None:
+    model, x = made("plain")
+    wrapped = nn.DataParallel(model)
+    plain, parallel = (vd.Task(each, x).with_noise(0.5, KEY) for each in (model, wrapped))
+    assert torch.equal(plain.outputs, parallel.outputs)
 
 
 @pytest.mark.parametrize("step", [0.25, 1.0])
 def test_steps_walk_the_straight_path(step: float) -> None:
-    model, _ = made("plain")
-    far, part = noisy(model, 0.5, KEY), noisy(model, 0.5, KEY, step=step)
-    for name, value in model.named_parameters():
-        torch.testing.assert_close(part[name], value.detach() + step * (far[name] - value.detach()))
+    model, x = made("plain")
+    world = vd.Task(model, x).with_noise(0.5, KEY, step=step)
+    far = noisy(model, 0.5, KEY)
+    clean = dict(model.named_parameters())
+    part = {name: clean[name].detach() + step * (value - clean[name].detach()) for name, value in far.items()}
+    torch.testing.assert_close(world.outputs, changed_copy(model, part)(x).detach())
 
 
 def test_buffers_get_no_noise() -> None:
     model, _ = made("batch norm")
-    assert set(noisy(model, 0.5, KEY)) == {n for n, _ in model.named_parameters()}
+    assert set(NoiseSource(model)(KEY)) == {n for n, _ in model.named_parameters()}
 
 
 def test_noise_upon_noise_uses_the_users_names_and_the_noisy_values() -> None:
@@ -273,18 +229,8 @@ def test_noise_upon_noise_uses_the_users_names_and_the_noisy_values() -> None:
     expected = {n: v * (1 + 0.1 * parameter_noise(KEY / 1, n, v.shape)) for n, v in first.items()}
     torch.testing.assert_close(twice.outputs, changed_copy(model, expected)(x).detach())
     assert layers(once.model) == layers(model)
-    assert set(parameters(once.model)) == set(parameters(model))
     assert once.reference is task
     assert twice.reference is task
-
-
-def test_a_view_that_is_copied_to_another_precision_takes_its_tensors_along() -> None:
-    model, x = made("plain")
-    view = WeightView(model, noisy(model, 0.5, KEY))
-    wide = copy.deepcopy(view).double()
-    assert all(v.dtype == torch.float64 for v in wide.tensors.values())
-    torch.testing.assert_close(wide(x.double()).float(), view(x))
-    assert model[0].weight.dtype == torch.float32
 
 
 def test_noise_that_reaches_nothing_says_so_each_time() -> None:
@@ -306,7 +252,7 @@ def test_noise_that_reaches_nothing_says_so_each_time() -> None:
         task.with_noise(0.5, KEY, layer="used")
         task.with_noise(0.0, KEY)
         task.with_noise(0.5, KEY)
-    assert task.predictor.meter.forward == 0
+    assert task.predictor.meter.cost.forward == 0
 
 
 def test_models_without_weights_say_that_noise_cannot_be() -> None:
@@ -316,11 +262,12 @@ def test_models_without_weights_say_that_noise_cannot_be() -> None:
 
 
 def test_names_and_shapes_are_checked() -> None:
-    model, _ = made("plain")
+    model, x = made("plain")
+    task = vd.Task(model, x)
     with pytest.raises(UnknownNameError, match=r"did you mean '0\.weight'"):
-        WeightView(model, {"0.weigh": torch.ones(8, 4)})
+        task.with_weights({"0.weigh": torch.ones(8, 4)})
     with pytest.raises(InputError, match=r"'0.weight' has shape \(8, 4\), got \(4, 8\)"):
-        WeightView(model, {"0.weight": torch.ones(4, 8)})
+        task.with_weights({"0.weight": torch.ones(4, 8)})
 
 
 # --- randomised layers ------------------------------------------------------------------------------------
@@ -356,8 +303,8 @@ def test_randomised_layers_are_keyed_and_leave_the_global_generator_alone(name: 
         own = randomised(model, [layer], KEY)
         if name != "tied":
             assert all(torch.equal(own[n], fresh[n]) for n in own)
-    with torch.no_grad():
-        assert not torch.allclose(WeightView(model, fresh).eval()(x), model(x))
+    task = vd.Task(model, x)
+    assert not torch.allclose(task.with_weights(fresh).outputs, task.outputs)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,295 @@
+"""A private copy of the caller's model, one per thread, and the guard that notices when the model changes.
+
+Nothing here ever writes to the caller's module: not its parameters, buffers, hooks or flags. Whoever asks or
+explains works on a copy, in eval mode, into which the weights of each world are written.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from veridical.errors import ModelChangedError, NotApplicableError, VeridicalWarning
+from veridical.model.fingerprint import Fact, facts, modules, samples, version
+from veridical.model.late_checks import look_later
+
+if TYPE_CHECKING:
+    from veridical.model.predictor import CountedModel, Predictor
+    from veridical.model.weights import Weights
+
+Copier = Callable[[nn.Module], nn.Module]
+"""Makes an independent copy of a model."""
+
+
+class Source:
+    """The caller's model: it is read, watched for changes, and copied once for every thread that asks."""
+
+    def __init__(self, module: nn.Module, copier: Copier | None = None, shared: bool = False) -> None:
+        self.module = module
+        self.copier = copier
+        self.shared = shared
+        """Whether it is no torch module (a function, an estimator) and is run as it is."""
+        self._scratch: frozenset[tuple[int, str]] = frozenset()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._threads = threading.local()
+        self._facts, self._samples = facts(self.module), samples(self.module)
+        self._training = self.module.training
+        self._warned = False
+
+    def here(self) -> Private:
+        """This thread's copy."""
+        try:
+            own: Private = self._threads.private
+        except AttributeError:
+            own = self._threads.private = Private(self)
+        return own
+
+    def copied(self) -> nn.Module:
+        """An independent copy of the caller's model as it is now; a clear refusal where none can be made."""
+        if self.shared:
+            return _shell(self.module)
+        try:
+            with torch.inference_mode(False), torch.no_grad():
+                made = (
+                    self.copier(self.module)
+                    if self.copier
+                    else copy.deepcopy(self.module, _computed(self.module))
+                )
+        except Exception as error:
+            raise NotApplicableError(
+                f"{type(self.module).__name__} cannot be copied ({error}), and a model is only ever run on a "
+                "private copy; give the task copy=..., a function that takes the model and makes another one"
+            ) from error
+        ours = {id(p) for p in made.parameters()} & {id(p) for p in self.module.parameters()}
+        if made is self.module or ours:
+            raise NotApplicableError(
+                f"the copy of {type(self.module).__name__} shares parameters with the original; copy=... has "
+                "to make one with parameters of its own"
+            )
+        return made
+
+    def learn_scratch(self, before: list[Fact], after: list[Fact]) -> None:
+        """Attributes that a forward pass itself writes say nothing about the model."""
+        known = {fact[:2]: fact for fact in before}
+        changed = {fact[:2] for fact in after if known.get(fact[:2]) != fact}
+        tensors = {(place, name) for place, name, *_ in _tensor_facts(self.module)}
+        self._scratch |= {(place, str(name)) for place, name in changed} - tensors
+
+    def check(self, thorough: bool = False) -> None:
+        """Raise if the caller's model has changed since this was made; `thorough` reads weights, too."""
+        now = facts(self.module)
+        if now != self._facts:
+            changed = _difference(self._facts, now, self._scratch)
+            if changed is not None:
+                raise ModelChangedError(_changed(self.module, changed))
+            self._facts = now
+        if thorough and not self.shared:
+            for now_there, was_there in zip(samples(self.module), self._samples, strict=True):
+                look_later(was_there.device, partial(self._compare, was_there, now_there))
+        if self.module.training and not self._training and not self._warned:
+            self._warned = True
+            warnings.warn(
+                "the model was put into training mode after the task was made; it is asked in eval mode, as "
+                "before",
+                VeridicalWarning,
+                stacklevel=4,
+            )
+
+    def _compare(self, before: Tensor, now: Tensor) -> None:
+        if not torch.equal(before, now):
+            raise ModelChangedError(_changed(self.module, None))
+
+    def renewed(self) -> Source:
+        """The same model as it is now."""
+        new = Source(self.module, self.copier, self.shared)
+        new._scratch = self._scratch
+        return new
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: vars(self)[name] for name in ("module", "copier", "shared", "_scratch")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._begin()
+
+
+class _Buffer:
+    """One buffer of the caller's model, and the tensor that stands for it in a copy."""
+
+    def __init__(self, theirs: nn.Module, ours: nn.Module, name: str) -> None:
+        self._theirs, self._table, self._name = theirs._buffers, ours._buffers, name
+        self._tensor = ours._buffers[name]
+
+    def state(self) -> tuple[int, int]:
+        """Which tensor is there now, and how often it was written to."""
+        now = self._table.get(self._name)
+        return id(now), -1 if now is None else version(now)
+
+    def restore(self) -> None:
+        """Put the caller's value back."""
+        value, own = self._theirs[self._name], self._tensor
+        if value is not None and own is not None:
+            own.copy_(value)
+        self._table[self._name] = own
+
+
+def _held(module: nn.Module) -> list[str]:
+    return [name for name, value in module._buffers.items() if value is not None]
+
+
+class Private:
+    """One thread's copy of a model, and which weights are written into it."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.module = source.copied()
+        self.sessions = 0
+        """How many sessions of this thread are open."""
+        self.views: WeakKeyDictionary[Predictor, CountedModel] = WeakKeyDictionary()
+        self._loaded: Weights | None = None
+        self._whole = True
+        self._own: list[Tensor] = []
+        self._clean: list[Tensor] = []
+        self._buffers: list[_Buffer] = []
+        if not source.shared:
+            self._own, self._clean = list(self.module.parameters()), list(source.module.parameters())
+            both = zip(modules(source.module), modules(self.module), strict=True)
+            self._buffers = [_Buffer(theirs, ours, name) for theirs, ours in both for name in _held(theirs)]
+        self._versions = self._buffer_versions()
+        if not source.shared:
+            self._rest()
+
+    def _rest(self) -> None:
+        """Eval mode; on a GPU recurrent layers train without dropout: else cuDNN gives no gradients."""
+        self.module.eval()
+        for module in modules(self.module):
+            if isinstance(module, nn.RNNBase) and any(p.is_cuda for p in module.parameters(recurse=False)):
+                module.dropout = 0.0
+                module.training = True
+                module.flatten_parameters()
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """The copy's own parameters by name."""
+        return dict(self.module.named_parameters())
+
+    def load(self, weights: Weights | None) -> None:
+        """Write these weights into the copy, unless they are there; None are the caller's own."""
+        if self._whole and self._loaded is weights:
+            return
+        self._whole = False
+        with torch.no_grad():
+            for own, clean in zip(self._own, self._clean, strict=True):
+                own.copy_(clean)
+            if weights is not None:
+                weights.write(self.parameters)
+        self._loaded, self._whole = weights, True
+
+    def restore_buffers(self) -> None:
+        """Put back what a forward pass wrote into buffers: an answer must not depend on earlier ones."""
+        if self._buffer_versions() == self._versions:
+            return
+        with torch.no_grad():
+            for buffer in self._buffers:
+                buffer.restore()
+        self._versions = self._buffer_versions()
+
+    def _buffer_versions(self) -> list[tuple[int, int]]:
+        return [buffer.state() for buffer in self._buffers]
+
+    @contextmanager
+    def lent(self) -> Iterator[nn.Module]:
+        """The copy for code that is not ours: whatever it changes is put back, also when it raises."""
+        if self._source.shared:
+            yield self.module
+            return
+        kept = [(module, _snapshot(module)) for module in modules(self.module)]
+        graded = [parameter.requires_grad for parameter in self._own]
+        try:
+            yield self.module
+        finally:
+            for module, state in kept:
+                _put_back(module, state)
+            for parameter, requires in zip(self._own, graded, strict=True):
+                parameter.requires_grad_(requires).grad = None
+            self._whole = False
+
+
+def _shell(model: nn.Module) -> nn.Module:
+    """Another module around the same function or estimator, with hooks of its own."""
+    made = copy.copy(model)
+    made.__dict__ = _snapshot(model)
+    return made
+
+
+def _deep_copy(model: nn.Module) -> nn.Module:
+    return copy.deepcopy(model, _computed(model))
+
+
+def _computed(model: nn.Module) -> dict[int, Any]:
+    """Tensors that a forward pass left behind as attributes: deepcopy refuses those with a history."""
+    return {
+        id(value): value.detach().clone()
+        for module in modules(model)
+        for value in module.__dict__.values()
+        if isinstance(value, Tensor) and value.grad_fn is not None
+    }
+
+
+def _snapshot(module: nn.Module) -> dict[str, Any]:
+    return {
+        name: value.copy() if isinstance(value, dict) else value for name, value in module.__dict__.items()
+    }
+
+
+def _put_back(module: nn.Module, state: dict[str, Any]) -> None:
+    own = module.__dict__
+    for name in own.keys() - state.keys():
+        del own[name]
+    for name, value in state.items():
+        now = own.get(name)
+        if isinstance(value, dict) and isinstance(now, dict):
+            # the very table: torch's handles of hooks know it
+            now.clear()
+            now.update(value)
+        else:
+            own[name] = value
+
+
+def _tensor_facts(model: nn.Module) -> Iterator[Fact]:
+    for place, module in enumerate(modules(model)):
+        for name in (*module._parameters.keys(), *module._buffers.keys()):
+            yield place, name
+
+
+def _difference(before: list[Fact], now: list[Fact], scratch: frozenset[tuple[int, str]]) -> Fact | None:
+    """The first fact that is not as it was, of those that a forward pass does not write itself."""
+    known, found = ({fact[:2]: fact for fact in each} for each in (before, now))
+    for name in sorted(known.keys() | found.keys()):
+        if known.get(name) != found.get(name) and name not in scratch:
+            return name
+    return None
+
+
+def _changed(model: nn.Module, fact: Fact | None) -> str:
+    what = "weights were written to"
+    if fact is not None:
+        names = {id(module): name for name, module in model.named_modules()}
+        place = next((m for i, m in enumerate(modules(model)) if i == fact[0]), model)
+        path = names.get(id(place), "")
+        what = f"'{path + '.' if path else ''}{fact[1]}' is not what it was"
+    return (
+        f"the model has changed since this task was made ({what}), so what the task knows no longer holds; "
+        "make the task again, or go on with task.refreshed()"
+    )

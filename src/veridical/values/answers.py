@@ -1,0 +1,167 @@
+"""What a task's model says to the task's inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from veridical.model.output_heads import Head, Response
+from veridical.model.predictor import CountedModel, Predictor, Side
+from veridical.values.content_hash import content_digest
+from veridical.values.input_checks import as_tensor, feature_values
+from veridical.values.task_cache import TaskCache
+
+if TYPE_CHECKING:
+    from veridical.masking.fills import Fill
+    from veridical.values.space import Space
+    from veridical.values.task import Task
+
+_MODALITIES = {
+    "pixel": "image",
+    "patch": "image",
+    "superpixel": "image",
+    "step": "series",
+    "step_channel": "series",
+    "token": "text",
+    "column": "table",
+    "column_group": "table",
+    "concept": "concept",
+}
+_BY_SHAPE = {3: "image", 2: "series"}
+
+
+class Answers(TaskCache):
+    """The model's outputs, predictions and explained outputs for the inputs of a task, asked once."""
+
+    inputs: Tensor
+    side: Side
+    space: Space
+    fill: Fill
+    head: Head
+    ids: Tensor
+    masks: Tensor | None
+    train: Tensor | None
+    predictor: Predictor
+    n_outputs: int
+    _targets: Tensor | None
+
+    def __len__(self) -> int:
+        return self.inputs.shape[0]
+
+    @property
+    def model(self) -> nn.Module:
+        """The caller's own model; under other weights, this thread's private copy with those weights."""
+        predictor = self.predictor
+        if predictor.weights is None and not predictor.wraps:
+            return predictor.source.module
+        return predictor.model
+
+    @property
+    def device(self) -> torch.device:
+        return self.inputs.device
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether gradients of the outputs with respect to the inputs exist."""
+        return self.predictor.differentiable and self.inputs.is_floating_point()
+
+    @property
+    def modality(self) -> str:
+        """The kind of input: image, series, text, table or concept."""
+        return _MODALITIES.get(self.space.kind) or _BY_SHAPE.get(self.inputs.dim() - 1, "table")
+
+    @property
+    def outputs(self) -> Tensor:
+        """All outputs for the inputs (N, C); computed once, and counted to nobody: they are the task's."""
+        self.predictor.watch()
+        return self.cached(
+            "outputs", lambda: self.uncounted(lambda: self.predictor.outputs(self.inputs, self.side))
+        )
+
+    @property
+    def predictions(self) -> Tensor:
+        """The predicted class of each sample (the strongest label when several may hold)."""
+        if self.head == "regression" and self.n_outputs == 1:
+            return torch.zeros(len(self), dtype=torch.int64, device=self.device)
+        predictions: Tensor = self.cached("predictions", lambda: self.outputs.argmax(-1))
+        return predictions
+
+    @property
+    def targets(self) -> Tensor:
+        """The output explained in each sample: given, or the prediction."""
+        return self.predictions if self._targets is None else self._targets
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        """The outputs on the scale of probabilities; a regression has none and keeps its outputs."""
+        if self.head == "regression":
+            return outputs
+        return outputs.softmax(-1) if self.head == "multiclass" else outputs.sigmoid()
+
+    def respond(self, outputs: Tensor, response: Response = "probability") -> Tensor:
+        """The numbers metrics look at: probabilities, or the outputs as they are."""
+        return self.probabilities(outputs) if response == "probability" else outputs
+
+    def session(self, grad: bool = False) -> AbstractContextManager[CountedModel]:
+        """Run the model by hand: `with task.session(grad=True) as model: model(x, ...)`. Rows count."""
+        return self.predictor.session(grad)
+
+    def uncounted(self, ask: Callable[[], Any]) -> Any:
+        """Ask the model outside the meter: what a task or a check of ours wants to know is nobody's cost."""
+        meter = self.predictor.meter
+        before = meter.cost
+        try:
+            return ask()
+        finally:
+            meter.reset(before)
+
+    def chunks(self, rows_per_sample: int = 1) -> Iterator[Task]:
+        """The task in pieces that fill one chunk each when every sample asks `rows_per_sample` rows."""
+        size = max(1, self.predictor.rows // max(1, rows_per_sample))
+        whole: Task = self  # type: ignore[assignment]
+        if size >= len(self):
+            yield whole
+            return
+        for at in range(0, len(self), size):
+            yield whole[at : at + size]
+
+    def values(self, maps: Any, source: str = "the map") -> Tensor:
+        """Turn maps of any accepted shape into one value per feature (N, V), or say what would fit."""
+        return feature_values(as_tensor(maps).to(self.device), self.space, len(self), source)
+
+    def content_hash(self) -> str:
+        """A digest of everything that decides what the model answers here."""
+        side = self.side if isinstance(self.side, dict) else dict(enumerate(self.side))
+        tensors = {
+            "inputs": self.inputs,
+            "targets": self.targets,
+            "ids": self.ids,
+            "train": self.train,
+            "masks": self.masks,
+            "labels": self.space.labels,
+            "valid": self.space.valid,
+            **{f"side/{name}": value for name, value in side.items()},
+        }
+        about = (self.head, self.space.kind, self.fill.to_json())
+        return content_digest(self.predictor.model, tensors, about)
+
+    def __repr__(self) -> str:
+        noise = "" if self.predictor.weights is None else ", other weights"
+        return (
+            f"Task: {len(self)} samples of {tuple(self.inputs.shape[1:])}, {self.n_outputs} outputs "
+            f"({self.head}), {self.space.n_features} {self.space.kind} features, on {self.device}{noise}"
+        )
+
+    def _repr_html_(self) -> str:
+        from veridical.plots import html_summary
+
+        facts = [
+            ("model", type(self.predictor.source.module).__name__),
+            ("fill", self.fill.name),
+            ("reference rows", "none" if self.train is None else str(len(self.train))),
+            ("rows per chunk", str(self.predictor.rows)),
+        ]
+        return html_summary(repr(self), ("fact", "value"), facts)
