@@ -77,10 +77,10 @@ def test_layers_in_place_give_the_same(kind: type[vd.Explainer]) -> None:
 @pytest.mark.parametrize("kind", BOTH)
 def test_rectifier_with_a_ceiling(kind: type[vd.Explainer]) -> None:
     net = nn.Sequential(nn.Linear(6, 8), nn.ReLU6(), nn.Linear(8, 3))
-    with torch.no_grad():
-        net[0].weight.mul_(10)
     task = table_task(net)
     with torch.no_grad():
+        net[0].weight.mul_(10)
+        task = task.refreshed()
         hidden = net[0](task.inputs)
         above = net[2].weight[task.targets].clamp(min=0)
     assert bool((hidden > 6).any())

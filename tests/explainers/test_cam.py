@@ -1,5 +1,7 @@
 """Class activation maps: captum, slow rewrites, the layer found by itself, every image space, series."""
 
+import threading
+
 import captum.attr as captum
 import pytest
 import torch
