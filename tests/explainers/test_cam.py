@@ -1,6 +1,6 @@
 """Class activation maps: captum, slow rewrites, the layer found by itself, every image space, series."""
 
-import threading
+import os
 
 import captum.attr as captum
 import pytest
@@ -189,18 +189,17 @@ def test_refusals_say_why(kind: type[Cam]) -> None:
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_no_hook_stays_after_an_exception(kind: type[Cam]) -> None:
+def test_no_hook_stays_after_an_exception(kind: type[Cam], monkeypatch: pytest.MonkeyPatch) -> None:
     class Fails(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            if len(x) > 1 and loud.is_set():
+            if len(x) > 1 and "LOUD" in os.environ:  # not seen as a change of the model
                 raise RuntimeError("on purpose")
             return x
 
-    loud = threading.Event()
     net = nn.Sequential(nn.Conv2d(2, 3, 3), Fails(), nn.Flatten(), nn.Linear(108, 3))
     task = image_task(seeded(net))
     assert task.targets.shape == (6,)
-    loud.set()
+    monkeypatch.setenv("LOUD", "1")
     with pytest.raises(RuntimeError, match="on purpose"):
         kind()(task)
     assert hook_count(net) == hook_count(task.predictor.model) == 0
