@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-import veridical as vd
-
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -20,13 +18,7 @@ def test_cards_are_up_to_date() -> None:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_every_metric_and_explainer_has_a_card() -> None:
-    metrics, explainers = ((ROOT / "docs" / page).read_text() for page in ("metrics.md", "explainers.md"))
-    assert all(f"`{name}`" in metrics for name in vd.metrics())
-    assert all(f"`{name}`" in explainers for name in vd.explainers())
+    assert done.returncode == 0, f"run make record: {done.stdout}{done.stderr}"
 
 
 def test_every_metric_states_its_facts() -> None:
@@ -35,4 +27,4 @@ def test_every_metric_states_its_facts() -> None:
     for name in registry:
         metric = registry.make(name)
         for fact in ("category", "summary", "assumes", "misleads", "paper"):
-            assert getattr(metric, fact), f"{name} does not state its {fact}"
+            assert getattr(metric, fact), f"{name} does not state its {fact}, a line of its class"
