@@ -14,7 +14,11 @@ from veridical.explainers.function import as_explainer as as_explainer
 from veridical.name_index import names_on_demand
 
 if TYPE_CHECKING:
-    from veridical.explainers.adapters import from_captum, from_shap, from_zennit  # noqa: F401
-    from veridical.explainers.transforms import degrade, shuffle, top_k  # noqa: F401
+    from veridical.explainers.adapters import from_captum as from_captum
+    from veridical.explainers.adapters import from_shap as from_shap
+    from veridical.explainers.adapters import from_zennit as from_zennit
+    from veridical.explainers.transforms import degrade as degrade
+    from veridical.explainers.transforms import shuffle as shuffle
+    from veridical.explainers.transforms import top_k as top_k
 
 __getattr__, __dir__ = names_on_demand(__name__)
