@@ -1,5 +1,6 @@
 """The generated cards are those of the code as it is."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ def test_cards_are_up_to_date() -> None:
     done = subprocess.run(
         [sys.executable, "scripts/make_cards.py", "--check"],
         cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         capture_output=True,
         text=True,
         check=False,
