@@ -38,6 +38,30 @@ class Mutant:
 
 MUTANTS = (
     Mutant(
+        "names: one loads the files of all",
+        "registry.py",
+        "        name_index.load(self.homes, name, table)\n",
+        "        self._load_all()\n",
+        "test_import.py",
+        "first_score",
+    ),
+    Mutant(
+        "names: one of ours can be taken before its file is loaded",
+        "registry.py",
+        "            name_index.load(self.homes, name, self._makers)  # so",
+        "            pass  # so",
+        "test_import.py",
+        "is_taken",
+    ),
+    Mutant(
+        "names: one in two files comes from either",
+        "name_index.py",
+        "for name, modules in homes.items() if len(modules) == 1",
+        "for name, modules in homes.items() if modules",
+        "test_name_index.py",
+        "two_files",
+    ),
+    Mutant(
         "gini: off by one",
         "functional/concentration.py",
         "(2 * rank - count - 1) * ascending",

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
+from veridical import name_index
 from veridical.errors import InputError
 
 
@@ -46,6 +47,7 @@ def holds_code(value: Any) -> bool:
 
 S = TypeVar("S", bound=Settings)
 _TABLE: dict[str, type[Settings]] = {}
+_HOMES = ("veridical.masking", "veridical.fidelity")
 
 
 def revivable(cls: type[S]) -> type[S]:
@@ -56,8 +58,10 @@ def revivable(cls: type[S]) -> type[S]:
 
 def revive(value: Any) -> Any:
     """Settings from their JSON, wherever they lie in a value; lists become tuples."""
-    if isinstance(value, dict) and value.get("name") in _TABLE:
-        return _TABLE[value["name"]].from_json(value)
+    if isinstance(value, dict) and isinstance(value.get("name"), str):
+        name_index.load(_HOMES, value["name"], _TABLE)
+        if value["name"] in _TABLE:
+            return _TABLE[value["name"]].from_json(value)
     return tuple(revive(v) for v in value) if isinstance(value, list) else value
 
 

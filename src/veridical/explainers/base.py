@@ -166,7 +166,7 @@ def _embeds(task: Task) -> bool:
     return embedding_layer(task.predictor.model) is not None
 
 
-registry: Registry[Explainer] = Registry("explainer", "veridical.explainers", ["veridical.explainers.every"])
+registry: Registry[Explainer] = Registry("explainer", "veridical.explainers", homes=("veridical.explainers",))
 
 
 def register(cls: type[Explainer]) -> type[Explainer]:

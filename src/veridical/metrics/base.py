@@ -199,7 +199,7 @@ class ExplainerMetric(AnyMetric):
 registry: Registry[AnyMetric] = Registry(
     "metric",
     "veridical.metrics",
-    ["veridical.metrics.every", "veridical.fidelity.metrics", "veridical.gef.metric", "veridical.qge"],
+    homes=("veridical.metrics", "veridical.gef", "veridical.qge", "veridical.fidelity"),
 )
 
 

@@ -18,8 +18,10 @@ from veridical.functional import positions
 from veridical.masking.fills import Blur, Fill
 from veridical.masking.probe import probe
 from veridical.metrics.base import AnyMetric
-from veridical.metrics.faithfulness import Deletion, Insertion, PixelFlipping
+from veridical.metrics.faithfulness.deletion import Deletion
+from veridical.metrics.faithfulness.insertion import Insertion
 from veridical.metrics.faithfulness.masks import removed_share, step_counts
+from veridical.metrics.faithfulness.pixel_flipping import PixelFlipping
 from veridical.model.output_heads import Response
 from veridical.random.keyed import Key
 from veridical.values.task import Task

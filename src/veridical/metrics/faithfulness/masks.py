@@ -12,7 +12,7 @@ from torch import Tensor
 from veridical.errors import InputError
 from veridical.masking.fills import Fill
 from veridical.masking.probe import blocks, flip_counts, probe
-from veridical.masking.rules import MaskRule
+from veridical.masking.rules import Given, MaskRule
 from veridical.masking.shared_work import shared
 from veridical.model.late_checks import look_later
 from veridical.model.output_heads import Response
@@ -108,26 +108,12 @@ class Summing:
             self.removed(samples, masks)
 
 
-@dataclass(frozen=True, eq=False)
-class Drawn:
-    """Masks that lie there in full (N, M, V)."""
-
-    masks: Tensor
-
-    @property
-    def count(self) -> int:
-        return self.masks.shape[1]
-
-    def removed(self, samples: slice, masks: slice) -> Tensor:
-        return self.masks[samples, masks]
-
-
 @dataclass(eq=False)
 class _Asked:
     """What masks that know nothing of a map have given so far."""
 
     responses: Tensor | None = None
-    drawn: Drawn | None = None
+    drawn: Given | None = None
 
 
 def asked_and_summed(
@@ -157,7 +143,7 @@ def asked_and_summed(
         masks = weights.new_empty(len(weights), rule.count, weights.shape[-1], dtype=torch.bool)
         for samples, some in blocks(len(weights), rule.count, rows):
             masks[samples, some] = rule.removed(samples, some)
-        asked.drawn = Drawn(masks)
+        asked.drawn = Given(masks)
         summing = Summing(asked.drawn, weights)
     summing.add_up(rows)
     return asked.responses, summing.sums
