@@ -190,8 +190,8 @@ class Private:
             return
         self._whole = False
         with torch.no_grad():
-            for own, clean in zip(self._own, self._clean, strict=True):
-                own.copy_(clean)
+            if self._own:
+                torch._foreach_copy_(self._own, self._clean)
             if weights is not None:
                 weights.write(self.parameters)
         self._loaded, self._whole = weights, True

@@ -60,9 +60,14 @@ class Noisy:
     def write(self, parameters: Mapping[str, Tensor]) -> None:
         if self.under is not None:
             self.under.write(parameters)
-        for name, drawn in self.draw(self.key).items():
-            own = parameters[name]
-            own.mul_((drawn.to(own.device, own.dtype) * self.size).add_(1.0))
+        noise = self.draw(self.key)
+        own = [parameters[name] for name in noise]
+        # all parameters in one operation each: a GPU would wait for the host that starts hundreds
+        factors = torch._foreach_mul(
+            [d.to(p.device, p.dtype) for d, p in zip(noise.values(), own)], self.size
+        )
+        torch._foreach_add_(factors, 1.0)
+        torch._foreach_mul_(own, factors)
 
 
 def floating(model: nn.Module) -> dict[str, Tensor]:
