@@ -27,6 +27,10 @@ THREADED = 2**20
 """Parameters from which on noise is drawn by several threads: a small draw is over before one has begun."""
 
 
+SHARES = 8
+"""Into how many tasks a draw is divided."""
+
+
 class Weights(Protocol):
     """Something that can be written over the caller's weights."""
 
@@ -63,9 +67,8 @@ class Noisy:
         noise = self.draw(self.key)
         own = [parameters[name] for name in noise]
         # all parameters in one operation each: a GPU would wait for the host that starts hundreds
-        factors = torch._foreach_mul(
-            [d.to(p.device, p.dtype) for d, p in zip(noise.values(), own)], self.size
-        )
+        both = zip(noise.values(), own, strict=True)
+        factors = torch._foreach_mul([drawn.to(p.device, p.dtype) for drawn, p in both], self.size)
         torch._foreach_add_(factors, 1.0)
         torch._foreach_mul_(own, factors)
 
@@ -131,9 +134,9 @@ class NoiseSource:
         flat = torch.empty(self.size, pin_memory=on_gpu)
         sizes = [shape.numel() for shape in self.shapes.values()]
         parts = list(zip(self._keyed_by, flat.split(sizes), strict=True))
-        # the largest first, so that none is left alone at the end
-        ahead = [] if threads is None else sorted(parts, key=lambda part: -part[1].numel())
-        begun = [] if threads is None else [threads.submit(draw_noise, key, [part]) for part in ahead]
+        begun = (
+            [] if threads is None else [threads.submit(draw_noise, key, share) for share in _shares(parts)]
+        )
 
         def collect() -> Noise:
             for each in begun:
@@ -146,6 +149,17 @@ class NoiseSource:
             return {name: piece.view(shape) for (name, shape), piece in pieces}
 
         return collect
+
+
+def _shares(parts: list[tuple[str, Tensor]]) -> list[list[tuple[str, Tensor]]]:
+    """Parameters dealt out evenly: as many tasks as there are parameters would cost more than they save."""
+    shares: list[list[tuple[str, Tensor]]] = [[] for _ in range(min(SHARES, len(parts)))]
+    loads = [0] * len(shares)
+    for part in sorted(parts, key=lambda part: -part[1].numel()):
+        least = loads.index(min(loads))
+        shares[least].append(part)
+        loads[least] += part[1].numel()
+    return shares
 
 
 def _drawn_names(names: list[str]) -> list[str]:
