@@ -203,6 +203,22 @@ MUTANTS = (
         "exact_arithmetic",
     ),
     Mutant(
+        "f-fidelity: a share of few features removes none",
+        "fidelity/removal.py",
+        "return torch.minimum(whole.clamp(min=1), n) if beta > 0 else whole",
+        "return whole",
+        "fidelity/test_removal.py",
+        "at_least_one_feature",
+    ),
+    Mutant(
+        "f-fidelity: few features meet sizes again and again",
+        "fidelity/removal.py",
+        "return ~again | (n > FEW)[:, None]",
+        "return again | ~again",
+        "fidelity/test_removal.py",
+        "short_samples",
+    ),
+    Mutant(
         "surf: the bias is lost",
         "surf/concepts.py",
         "constant = head.bias + self.offset",

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from veridical.errors import InputError, NotApplicableError, ShapeError, VeridicalWarning
 from veridical.fidelity.artefact import KIND, Finetuned, space_facts, state_digest, tensor_bytes
 from veridical.fidelity.correctness import accuracy, at_chance, check_labels, own_answers
-from veridical.fidelity.removal import budget, check_share, smallest_beta
+from veridical.fidelity.removal import check_share
 from veridical.fidelity.training import Loss, Optimiser, Rows, Schedule, fit, head_loss
 from veridical.model.adapters import ArrayModel, FunctionModel
 from veridical.model.noisy_copy import WeightView
@@ -56,7 +56,7 @@ def finetune(
 
     `train` is rows or (rows, labels), by default those of the task; without labels the model's own
     predictions are the targets, and the artefact says so. Each row of each batch loses a count uniform on
-    {0..B} of features, B = floor(beta * n), filled as the task fills. `loss(outputs, targets)` and
+    {0..B} of features, B = max(1, floor(beta * n)), filled as the task fills. `loss(outputs, targets)` and
     `optimiser(parameters)` are the caller's, else the usual loss of the head and Adam at `rate`.
 
     The state with the lowest loss on a held-out share of the rows is kept; training stops after `patience`
@@ -71,13 +71,6 @@ def finetune(
     if reason is not None:
         raise NotApplicableError(f"the model cannot be fine-tuned: {reason}")
     rows, origin, start = training_rows(task, train, train_side, train_space)
-    n = rows.space.counts(len(rows.inputs))
-    if masks and int(budget(n, beta).max()) < 1:
-        most = int(n.max())
-        raise InputError(
-            f"beta {beta:g} of {most} features is less than one; the smallest beta that works is "
-            f"{smallest_beta(most):g}"
-        )
     weights = state_digest(task.predictor.model)
     facts = {
         "weights": weights,

@@ -14,8 +14,9 @@ from veridical.fidelity.artefact import Finetuned
 from veridical.fidelity.correctness import Reference, judged_answers
 from veridical.fidelity.finetuning import finetune, why_no_finetuning
 from veridical.fidelity.masked_pass import Falls, evaluations, mean_over_sizes, measure
-from veridical.fidelity.removal import Sign, budget, check_levels, check_share, smallest_beta
+from veridical.fidelity.removal import Sign, check_levels, check_share
 from veridical.metrics.base import Metric, Outcome, register
+from veridical.metrics.faithfulness.masks import UNORDERED, unordered
 from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Curve, Direction
@@ -45,6 +46,7 @@ class Fidelity(Metric):
     reference: Reference | None = None
     finetuned: Finetuned | None = None
     family: ClassVar[str] = "fid"
+    version: ClassVar[int] = 2
     category: ClassVar[str] = "faithfulness"
     ranks_only: ClassVar[bool] = True
     paper: ClassVar[str] = "Zheng et al. 2025 (F-Fidelity)"
@@ -96,14 +98,14 @@ class Fidelity(Metric):
     def outcome(self, task: Task, explanation: Explanation, falls: Falls) -> Outcome:
         """Values, flags, curve and both variants from the falls."""
         chosen = falls.variant(self.variant)
-        missing = chosen.isnan()
         values = mean_over_sizes(chosen)
         flags = {
-            NO_SIZE: (none := missing.all(-1)),
-            NOTHING_REMOVED: missing.any(-1) & ~none,
+            NO_SIZE: (none := chosen.isnan().all(-1)),
+            NOTHING_REMOVED: ((falls.counts < 1) & falls.once).any(-1) & ~none,
             OTHER_CLASS: self._other_class(task, explanation),
+            UNORDERED: unordered(explanation).to(task.device),
         }
-        sizes = torch.tensor(self.sizes, dtype=torch.float64)
+        sizes = torch.tensor(falls.levels, dtype=torch.float64)
         details = {"indicator": falls.indicator, "probability": falls.probability}
         label = f"fall of the right answer ({self.variant}), {self.sign}"
         return Outcome(
@@ -155,7 +157,7 @@ class RFid(Fidelity):
     bernoulli: bool = False
     family: ClassVar[str] = "rfid"
     name: ClassVar[str] = "rfid_plus"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     summary: ClassVar[str] = "Does the right answer fall when random parts of the explanation are removed?"
     misleads: ClassVar[str] = "where even slightly masked inputs lie outside what the model has learnt"
 
@@ -175,9 +177,9 @@ class RFid(Fidelity):
 class FFid(RFid):
     """RFid on a model fine-tuned under random masks, never removing more than it has learnt to miss (eq. 6).
 
-    At most B = floor(beta * n) features are removed. `finetuned` is the artefact of `fidelity.finetune`, made
-    with the same beta, fill and space; without it the metric fine-tunes on the task's training rows, once:
-    the artefact is kept on disk and serves every explainer.
+    At most B = max(1, floor(beta * n)) features are removed. `finetuned` is the artefact of
+    `fidelity.finetune`, made with the same beta, fill and space; without it the metric fine-tunes on the
+    task's training rows, once: the artefact is kept on disk and serves every explainer.
     """
 
     beta: float = 0.1
@@ -221,21 +223,7 @@ class FFid(RFid):
     def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         if self.finetuned is not None:
             self.finetuned.check(task)
-        n = task.space.counts(len(task))
-        short = budget(n, self.beta) < 1
-        need = smallest_beta(int(n.min()))
-        flag = f"beta {self.beta:g} allows no feature to be removed; the smallest beta that works is {need:g}"
-        if bool(short.all()):
-            nan = torch.full((len(task),), torch.nan, dtype=torch.float64, device=task.device)
-            return Outcome(nan, {flag: short})
-        outcome = super().evaluate(task, explanation, key)
-        return Outcome(
-            outcome.values,
-            {**outcome.flags, flag: short.to(task.device)},
-            outcome.curve,
-            outcome.details,
-            outcome.notes,
-        )
+        return super().evaluate(task, explanation, key)
 
     def _notes(self, task: Task) -> dict[str, Any]:
         return {**super()._notes(task), "finetuned": self.artefact(task).summary(task)}
