@@ -72,8 +72,9 @@ def _accuracy(task: Task) -> list[Check]:
     labels = check_labels(task.labels, task)
     if task.head == "regression":
         return []
-    value = accuracy(task.outputs, labels, task)
-    reason = at_chance(task.outputs, labels, task)
+    answers = own_answers(task.outputs, task)
+    value = accuracy(answers, labels, task)
+    reason = at_chance(answers, labels, task)
     if reason is not None:
         return [Check("accuracy", False, value, f"The model is not better than chance: {reason}.")]
     return [Check("accuracy", True, value, f"The model is right on {value:.1%} of the {len(task)} samples.")]

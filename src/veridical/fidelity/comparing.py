@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from veridical.api import as_explanation
 from veridical.errors import InputError
-from veridical.fidelity.artefact import Finetuned, shared_rows
+from veridical.fidelity.artefact import Finetuned
 from veridical.fidelity.correctness import Reference, judged_answers, refuse_chance
 from veridical.fidelity.finetuning import finetune
 from veridical.fidelity.metrics import LEVELS, FFid
@@ -108,11 +108,12 @@ def compare_explainers(
         scores[explanation.explainer] = {
             sign: metric(judged, explanation, Key(seed)) for sign, metric in metrics.items()
         }
-    return ExplainerTable(scores, _mode(task, on_evaluated))
+    return ExplainerTable(scores, _mode(task, finetuned))
 
 
-def _mode(task: Task, on_evaluated: bool) -> str:
-    if on_evaluated:
+def _mode(task: Task, finetuned: Finetuned) -> str:
+    """What the artefact was made from, by the digests of its rows: whatever rows the task has."""
+    met = finetuned.rows_met(task.inputs)
+    if met == len(task):
         return SAME_ROWS
-    shared = 0 if task.train is None else shared_rows(task)
-    return f"{OTHER_ROWS}, but for {shared} of {len(task)}" if shared else OTHER_ROWS
+    return f"{OTHER_ROWS}, but for {met} of {len(task)}" if met else OTHER_ROWS

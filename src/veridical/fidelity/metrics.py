@@ -25,6 +25,7 @@ from veridical.values.task import Task
 LEVELS = tuple(percent / 100 for percent in range(5, 100, 5))
 OTHER_CLASS = "explained for another class than the one judged: use task.with_targets(task.labels)"
 NOTHING_REMOVED = "some sizes remove nothing and are left out"
+OTHERWISE = "the judge answers this whole input otherwise than the model"
 NO_SIZE = "no size removes anything"
 Variant = Literal["indicator", "probability"]
 
@@ -77,9 +78,14 @@ class Fidelity(Metric):
         """How many rows the model is asked: samples x sizes x draws (x repeats of the fill)."""
         return evaluations(task, self.sizes, self.removal["draws"], (self.sign,))
 
+    def artefact(self, task: Task) -> Finetuned | None:
+        """The fine-tuned model that judges, if one does."""
+        return self.finetuned
+
     def model_task(self, task: Task) -> Task:
         """The task on the model that judges masked inputs: the fine-tuned one where there is one."""
-        return task if self.finetuned is None else self.finetuned.on(task)
+        judge = self.artefact(task)
+        return task if judge is None else judge.judge(task)
 
     def falls(self, task: Task, explanation: Explanation, key: Key) -> Falls:
         """The falls over sizes, both variants, in one pass."""
@@ -105,6 +111,10 @@ class Fidelity(Metric):
             OTHER_CLASS: self._other_class(task, explanation),
             UNORDERED: unordered(explanation).to(task.device),
         }
+        judge = self.artefact(task)
+        if judge is not None:
+            flags[OTHERWISE] = judge.answers_otherwise(task)
+            flags |= {flag: torch.ones_like(none) for flag in judge.certificate.flags}
         sizes = torch.tensor(falls.levels, dtype=torch.float64)
         details = {"indicator": falls.indicator, "probability": falls.probability}
         label = f"fall of the right answer ({self.variant}), {self.sign}"
@@ -124,8 +134,9 @@ class Fidelity(Metric):
     def _notes(self, task: Task) -> dict[str, Any]:
         judged = self.reference or ("prediction" if task.labels is None else "label")
         notes: dict[str, Any] = {"evaluations": self.evaluations(task), "right answer": judged}
-        if self.finetuned is not None:
-            notes["finetuned"] = self.finetuned.summary(task)
+        judge = self.artefact(task)
+        if judge is not None:
+            notes["finetuned"] = judge.summary(task)
         return notes
 
 
@@ -217,16 +228,10 @@ class FFid(RFid):
         )
         return made
 
-    def model_task(self, task: Task) -> Task:
-        return self.artefact(task).on(task)
-
     def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         if self.finetuned is not None:
             self.finetuned.check(task)
         return super().evaluate(task, explanation, key)
-
-    def _notes(self, task: Task) -> dict[str, Any]:
-        return {**super()._notes(task), "finetuned": self.artefact(task).summary(task)}
 
 
 @register

@@ -6,19 +6,19 @@ import copy
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer
-from veridical.fidelity.artefact import on_model
 from veridical.fidelity.correctness import Reference, judged_answers, rightness
-from veridical.fidelity.finetuning import training_rows, why_no_finetuning
+from veridical.fidelity.finetuning import why_no_finetuning
 from veridical.fidelity.masked_pass import mean_over_sizes
 from veridical.fidelity.removal import Sign, check_levels, explanation_sizes
-from veridical.fidelity.training import Rows, Schedule, fit, head_loss
+from veridical.fidelity.training import Schedule, fit, head_loss
+from veridical.fidelity.training_rows import Rows, training_rows
 from veridical.masking.probe import probe
 from veridical.masking.rules import Given
 from veridical.metrics.base import ExplainerMetric, Outcome
@@ -56,20 +56,8 @@ class Retrained:
 
 def train_task(task: Task) -> Task:
     """The task over its training rows, explained for their labels (or the model's own answers)."""
-    rows, _, _ = training_rows(task, None, None, None)
-    classes = rows.targets if task.head in ("multiclass", "binary") else None
-    changes: dict[str, Any] = {
-        "inputs": rows.inputs,
-        "side": rows.side,
-        "space": rows.space,
-        "labels": rows.targets,
-        "masks": None,
-        "ids": torch.arange(len(rows.inputs), device=task.device),
-    }
-    made = task._derive(**changes)
-    made.__dict__["reference"] = made
-    made.__dict__.pop("_targets", None)
-    return made if classes is None else made.with_targets(classes)
+    rows = training_rows(task)
+    return rows.task(task, torch.arange(len(rows.inputs), device=task.device))
 
 
 def retrain(
@@ -85,7 +73,7 @@ def retrain(
     progress: bool | None = None,
 ) -> Retrained:
     """One retraining a size: remove the s strongest features (plus), or all others (minus: keep, retrain)."""
-    rows, _, _ = training_rows(task, None, None, None)
+    rows = training_rows(task)
     clean, chance = rightness(task.probabilities(task.outputs)[:, None].double(), truth, task)
     parts: tuple[list[Tensor], list[Tensor]] = ([], [])
     trained = 0
@@ -95,7 +83,7 @@ def retrain(
         masked = replace(rows, inputs=rows.without(removed, whole, key / "fill"))
         model, cost = _trained(task, masked, how, key / sign / place)
         trained += cost
-        judge = on_model(task, model)
+        judge = task.with_module(model)
         answers = probe(
             judge, Given(part_removed(explanation, level, sign)[:, None]), key=key, all_outputs=True
         )
