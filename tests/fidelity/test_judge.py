@@ -115,7 +115,9 @@ def test_between_the_limits_scores_are_flagged() -> None:
     (flag,) = certificate(after=0.93).flags
     assert "7 points of accuracy" in flag
     assert certificate(after=0.91).why_not is None
-    assert "12 points of accuracy" in (certificate(after=0.88).why_not or "")
+    assert "18 points of accuracy" in (certificate(after=0.82).why_not or "")
+    assert certificate(after=0.82, rows=6).why_not is None  # of six rows one, which chance may do
+    assert certificate(after=0.5, rows=6).why_not
     assert certificate(before=0.8, after=0.9).flags == ()  # better is no loss
     (flag,) = certificate(rows=FEW_ROWS - 1).flags
     assert "too few" in flag

@@ -114,11 +114,14 @@ def test_boundary_study_follows_the_masked_share(tmp_path: Path) -> None:
 
 def test_maps_of_the_same_model_agree_and_of_another_do_not(tmp_path: Path) -> None:
     x = torch.randn(40, 12, generator=torch.Generator().manual_seed(0))
-    model = nn.Sequential(nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 3))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 3))
     task = vd.Task(model, x[:10], train=x, fill="zero")
     same = finetune(task, epochs=1, optimiser=partial(torch.optim.SGD, lr=0.0), cache=tmp_path)
     assert torch.allclose(map_agreement(task, same), torch.ones(10, dtype=torch.float64))
-    other = finetune(task, epochs=20, rate=0.3, cache=tmp_path)
+    other = finetune(task, epochs=20, rate=0.02, cache=tmp_path)
+    assert other.header["best_epoch"] > 0
     assert map_agreement(task, other).mean() < 0.99
 
 

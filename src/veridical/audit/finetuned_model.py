@@ -69,6 +69,10 @@ def finetuned_judge(
             seed=seed,
             progress=progress,
         )
+        reason = made.certificate.why_not
+        if reason is not None:
+            notes.append(f"F-Fidelity judges with the original model (RFid): {reason}.")
+            return None, None
         shares = (0.0, BETA / 2, BETA)
         table = robustness_table(
             task, made, shares=shares, reference="prediction", seed=seed, progress=progress, **rows

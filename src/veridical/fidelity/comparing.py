@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from veridical.api import as_explanation
 from veridical.errors import InputError
 from veridical.fidelity.artefact import Finetuned
-from veridical.fidelity.correctness import Reference, judged_answers, refuse_chance
+from veridical.fidelity.correctness import Reference, refuse_chance
 from veridical.fidelity.finetuning import finetune
+from veridical.fidelity.judged_maps import right_answers
 from veridical.fidelity.metrics import LEVELS, FFid
 from veridical.fidelity.removal import SIGNS
 from veridical.random.keyed import Key
@@ -90,9 +91,8 @@ def compare_explainers(
     """
     if on_evaluated and finetuned is not None:
         raise InputError("give either finetuned=... or on_evaluated=True, not both")
-    truth = judged_answers(task, reference)
-    refuse_chance(task, reference, truth)
-    judged = task.with_targets(truth) if task.head in ("multiclass", "binary") else task
+    refuse_chance(task, reference)
+    judged, truth = right_answers(task, reference)
     made = {"beta": beta, "cache": cache, "progress": progress, **settings}
     if on_evaluated:
         finetuned = finetune(task, (task.inputs, truth), train_side=task.side, train_space=task.space, **made)

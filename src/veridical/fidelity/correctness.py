@@ -124,11 +124,11 @@ def at_chance(answers: Tensor, truth: Tensor, task: Task) -> str | None:
     )
 
 
-def refuse_chance(task: Task, reference: Reference | None, truth: Tensor) -> None:
+def refuse_chance(task: Task, reference: Reference | None) -> None:
     """Refuse to rank explainers by a model that answers no better than chance."""
     if task.labels is None or reference == "prediction":
         return
-    reason = at_chance(own_answers(task.outputs, task), truth, task)
+    reason = at_chance(own_answers(task.outputs, task), judged_answers(task, reference), task)
     if reason is not None:
         raise InputError(
             f"explainers cannot be ranked by a model whose answers are at chance: {reason}. Removing "

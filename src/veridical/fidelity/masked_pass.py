@@ -58,12 +58,11 @@ def mean_over_sizes(falls: Tensor) -> Tensor:
 
 
 def area_over_sizes(falls: Tensor, levels: Sequence[float]) -> Tensor:
-    """The trapezoid area over the sizes; sizes without a value are left out of all rows alike."""
-    level = torch.tensor(tuple(levels), dtype=torch.float64, device=falls.device)
-    there = ~falls.isnan().reshape(-1, falls.shape[-1]).any(0)
-    if int(there.sum()) < 2:
-        return falls[..., there].mean(-1)
-    return area_under_curve(falls[..., there], level[there])
+    """The trapezoid area over the sizes where a row has a value; of a single one that value."""
+    level = torch.tensor(tuple(levels), dtype=torch.float64, device=falls.device).expand_as(falls)
+    there = ~falls.isnan()
+    area = area_under_curve(falls.nan_to_num(0.0), level, there)
+    return torch.where(there.sum(-1) > 1, area, falls.nanmean(-1))
 
 
 def measure(

@@ -14,7 +14,7 @@ from veridical.fidelity.artefact import Finetuned
 from veridical.fidelity.correctness import Reference, judged_answers
 from veridical.fidelity.finetuning import finetune, why_no_finetuning
 from veridical.fidelity.masked_pass import Falls, evaluations, mean_over_sizes, measure
-from veridical.fidelity.removal import Sign, check_levels, check_share
+from veridical.fidelity.removal import Sign, check_count, check_levels, check_share
 from veridical.metrics.base import Metric, Outcome, register
 from veridical.metrics.faithfulness.masks import UNORDERED, unordered
 from veridical.random.keyed import Key
@@ -30,7 +30,7 @@ NO_SIZE = "no size removes anything"
 Variant = Literal["indicator", "probability"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Fidelity(Metric):
     """What the fidelity metrics share: sizes, sign, the right answer, and the artefact they may stand on.
 
@@ -65,6 +65,13 @@ class Fidelity(Metric):
         # RFid(sign="minus") is the metric registered as rfid_minus
         object.__setattr__(self, "name", f"{self.family}_{self.sign}")
 
+    def __eq__(self, other: object) -> bool:
+        # RFid("minus") and what its name makes, RFidMinus(), are one metric
+        return isinstance(other, Fidelity) and self.to_json() == other.to_json()
+
+    def __hash__(self) -> int:
+        return hash(repr(self.to_json()))
+
     @property
     def better(self) -> Direction:
         return Direction.HIGHER if self.sign == "plus" else Direction.LOWER
@@ -77,6 +84,12 @@ class Fidelity(Metric):
     def evaluations(self, task: Task) -> int:
         """How many rows the model is asked: samples x sizes x draws (x repeats of the fill)."""
         return evaluations(task, self.sizes, self.removal["draws"], (self.sign,))
+
+    def why_not(self, task: Task) -> str | None:
+        reason = super().why_not(task)
+        if reason is None and self.finetuned is not None:
+            reason = self.finetuned.certificate.why_not
+        return reason
 
     def artefact(self, task: Task) -> Finetuned | None:
         """The fine-tuned model that judges, if one does."""
@@ -141,7 +154,7 @@ class Fidelity(Metric):
 
 
 @register
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Fid(Fidelity):
     """The fall of the right answer when the whole explanation (plus), or all the rest (minus), is removed.
 
@@ -155,7 +168,7 @@ class Fid(Fidelity):
 
 
 @register
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RFid(Fidelity):
     """Fid with a random part of the explanation (or of the rest) removed, over `draws` draws (eq. 3-4).
 
@@ -175,8 +188,7 @@ class RFid(Fidelity):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_share("alpha", self.alpha)
-        if self.draws < 1:
-            raise InputError(f"draws is at least 1, got {self.draws}")
+        check_count("draws", self.draws)
 
     @property
     def removal(self) -> Mapping[str, Any]:
@@ -184,7 +196,7 @@ class RFid(Fidelity):
 
 
 @register
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FFid(RFid):
     """RFid on a model fine-tuned under random masks, never removing more than it has learnt to miss (eq. 6).
 
@@ -214,10 +226,7 @@ class FFid(RFid):
         return {**super().removal, "beta": self.beta}
 
     def why_not(self, task: Task) -> str | None:
-        reason = super().why_not(task)
-        if reason is None and self.finetuned is None:
-            reason = why_no_finetuning(task)
-        return reason
+        return super().why_not(task) or (why_no_finetuning(task) if self.finetuned is None else None)
 
     def artefact(self, task: Task) -> Finetuned:
         """The fine-tuned model: the given one, or one made (or found) with the default settings."""
@@ -235,7 +244,7 @@ class FFid(RFid):
 
 
 @register
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FidMinus(Fid):
     """Fid-: all but the explanation is removed; lower is better."""
 
@@ -246,7 +255,7 @@ class FidMinus(Fid):
 
 
 @register
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RFidMinus(RFid):
     """RFid-: random parts of all but the explanation are removed; lower is better."""
 
@@ -257,7 +266,7 @@ class RFidMinus(RFid):
 
 
 @register
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FFidMinus(FFid):
     """FFid-: RFid- on the fine-tuned model with capped counts; lower is better."""
 

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer
-from veridical.fidelity.correctness import Reference, judged_answers, rightness
+from veridical.fidelity.correctness import Reference, rightness
 from veridical.fidelity.finetuning import why_no_finetuning
+from veridical.fidelity.judged_maps import right_answers
 from veridical.fidelity.masked_pass import mean_over_sizes
 from veridical.fidelity.removal import Sign, check_levels, explanation_sizes
 from veridical.fidelity.training import Schedule, fit, head_loss
@@ -22,6 +23,7 @@ from veridical.fidelity.training_rows import Rows, training_rows
 from veridical.masking.probe import probe
 from veridical.masking.rules import Given
 from veridical.metrics.base import ExplainerMetric, Outcome
+from veridical.model.cost import Cost
 from veridical.model.noisy_copy import layers, randomised
 from veridical.progress import track
 from veridical.random.keyed import Key
@@ -73,6 +75,12 @@ def retrain(
     progress: bool | None = None,
 ) -> Retrained:
     """One retraining a size: remove the s strongest features (plus), or all others (minus: keep, retrain)."""
+    gaps = int(of_training.missing.sum())
+    if gaps:
+        raise InputError(
+            f"the explainer gave no map for {gaps} of the {len(of_training)} training rows, and retraining "
+            "needs one for each"
+        )
     rows = training_rows(task)
     clean, chance = rightness(task.probabilities(task.outputs)[:, None].double(), truth, task)
     parts: tuple[list[Tensor], list[Tensor]] = ([], [])
@@ -82,7 +90,8 @@ def retrain(
         whole = torch.arange(len(rows.inputs), device=task.device)
         masked = replace(rows, inputs=rows.without(removed, whole, key / "fill"))
         model, cost = _trained(task, masked, how, key / sign / place)
-        trained += cost
+        task.predictor.meter.add(cost)
+        trained += cost.backward
         judge = task.with_module(model)
         answers = probe(
             judge, Given(part_removed(explanation, level, sign)[:, None]), key=key, all_outputs=True
@@ -101,7 +110,7 @@ def part_removed(explanation: Explanation, level: float, sign: Sign) -> Tensor:
     return ranks < size if sign == "plus" else (ranks >= size) & (ranks < n[:, None])
 
 
-def _trained(task: Task, rows: Rows, how: Retraining, key: Key) -> tuple[nn.Module, int]:
+def _trained(task: Task, rows: Rows, how: Retraining, key: Key) -> tuple[nn.Module, Cost]:
     model = copy.deepcopy(task.predictor.model)
     if how.start == "fresh":
         fresh = randomised(model, layers(model), key / "fresh")
@@ -120,7 +129,7 @@ def _trained(task: Task, rows: Rows, how: Retraining, key: Key) -> tuple[nn.Modu
         None,
         False,
     )
-    return model.eval(), state.backward
+    return model.eval(), Cost(state.forward, state.backward)
 
 
 @dataclass(frozen=True)
@@ -166,9 +175,9 @@ class ROAR(ExplainerMetric):
         return super().why_not(task) or why_no_finetuning(task)
 
     def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
-        truth = judged_answers(task, self.reference)
-        judged = task.with_targets(truth) if task.head in ("multiclass", "binary") else task
+        judged, truth = right_answers(task, self.reference)
         explanation, of_training = explainer(judged, key), explainer(train_task(task), key)
+        missing = explanation.missing
         how = Retraining(self.epochs, self.rate, self.batch, start=self.start)
         found = retrain(
             task, explanation, of_training, truth, sign=self.sign, levels=self.sizes, how=how, key=key
@@ -178,7 +187,8 @@ class ROAR(ExplainerMetric):
         sizes = torch.tensor(self.sizes, dtype=torch.float64)
         label = f"fall of the right answer ({self.variant}), {self.sign}"
         return Outcome(
-            mean_over_sizes(falls),
+            mean_over_sizes(falls).masked_fill(missing, torch.nan),
+            {"no explanation": missing},
             curve=Curve(sizes, falls, "explanation size (share of features)", label),
             details={"indicator": found.indicator, "probability": found.probability},
             notes={

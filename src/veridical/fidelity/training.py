@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from veridical.errors import InputError
+from veridical.fidelity.removal import check_count
 from veridical.fidelity.training_rows import Rows
 from veridical.model.predictor import Output, call, take_side
 from veridical.progress import track
@@ -49,8 +50,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         for what in ("epochs", "batch", "patience"):
-            if getattr(self, what) < 1:
-                raise InputError(f"{what} is at least 1, got {getattr(self, what)}")
+            check_count(what, getattr(self, what))
         if not 0 < self.validation < 1:
             raise InputError(
                 f"validation is the share of training rows held out, in (0, 1); got {self.validation}"
