@@ -13,7 +13,7 @@ from torch import nn
 import veridical as vd
 from veridical.errors import InputError, NotApplicableError, VeridicalWarning
 from veridical.fidelity import FFid, Fid, Finetuned, compare_explainers, finetune, robustness_table
-from veridical.fidelity.certificate import FEW_ROWS, FLAGGED, REFUSED, Certificate
+from veridical.fidelity.certificate import FEW_ROWS, FLAGGED, MAPS_REFUSED, REFUSED, Certificate
 from veridical.fidelity.comparing import OTHER_ROWS, SAME_ROWS
 from veridical.values import files
 
@@ -121,8 +121,10 @@ def test_between_the_limits_scores_are_flagged() -> None:
     assert certificate(before=0.8, after=0.9).flags == ()  # better is no loss
     (flag,) = certificate(rows=FEW_ROWS - 1).flags
     assert "too few" in flag
-    (flag,) = certificate(maps=0.1).flags
-    assert "maps" in flag
+    (flag,) = certificate(maps=0.5).flags
+    assert "reads inputs elsewhere" in flag
+    assert certificate(maps=MAPS_REFUSED).why_not is None
+    assert "saliency maps" in (certificate(maps=0.1).why_not or "")
 
 
 def test_flags_reach_the_scores(task: vd.Task, tmp_path: Path) -> None:

@@ -31,8 +31,10 @@ LOST = 0.1
 held-out rows may show more (one-sided, 5%)."""
 LOST_FLAGGED = 0.05
 """Above this loss of accuracy every score is flagged."""
-OTHER_MAPS = 0.5
-"""Below this rank agreement of saliency maps the judge looks elsewhere than the model: a flag."""
+MAPS_REFUSED = 0.3
+"""Below this rank agreement of saliency maps the judge reads its inputs otherwise, and FFid refuses it."""
+MAPS_FLAGGED = 0.8
+"""Below this rank agreement every score is flagged: between good maps the judge prefers its own."""
 FEW_ROWS = 30
 """With fewer held-out rows the agreement is hardly known: a flag."""
 MAPS = 32
@@ -61,6 +63,8 @@ class Certificate:
         reason = None
         if not self.agreement >= REFUSED:
             reason = f"{self._share}, less than the {REFUSED:.0%} below which it is another model"
+        elif self.maps is not None and not self.maps >= MAPS_REFUSED:
+            reason = f"reads inputs elsewhere, {self._maps} and not {MAPS_REFUSED:g} at least"
         elif not self._lost <= LOST + 1.645 * math.sqrt(LOST * (1 - LOST) / self.rows):
             reason = f"{self._worse}, more than {100 * LOST:.0f}"
         if reason is None:
@@ -75,8 +79,8 @@ class Certificate:
             found.append(f"the judge {self._share} only")
         if self._lost > LOST_FLAGGED:
             found.append(f"the judge {self._worse}")
-        if self.maps is not None and self.maps < OTHER_MAPS:
-            found.append(f"saliency maps of judge and model agree by rank at {self.maps:.2f} only")
+        if self.maps is not None and self.maps < MAPS_FLAGGED:
+            found.append(f"the judge reads inputs elsewhere: {self._maps}, so close scores may be its own")
         if self.rows < FEW_ROWS:
             found.append(f"the judge was certified on {self.rows} held-out rows, too few to know it")
         return tuple(found)
@@ -84,6 +88,10 @@ class Certificate:
     @property
     def _lost(self) -> float:
         return self.original_accuracy - self.accuracy
+
+    @property
+    def _maps(self) -> str:
+        return f"its saliency maps agree with the model's by rank at {self.maps:.2f}"
 
     @property
     def _worse(self) -> str:
@@ -126,5 +134,8 @@ def _map_agreement(task: Task, judge: Task, rows: Rows, index: Tensor) -> float 
         after = as_explanation(method, few.with_module(judge.predictor.model))
     except NotApplicableError:
         return None
-    mean = float(spearman(before.values, after.values, where=before.valid).nanmean())
-    return None if math.isnan(mean) else mean
+    there = before.spread
+    if not bool(there.any()):
+        return None
+    # a map that has become constant agrees with none
+    return float(spearman(before.values, after.values, where=before.valid)[there].nan_to_num(0.0).mean())

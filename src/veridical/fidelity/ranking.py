@@ -104,7 +104,7 @@ class RankingStudy:
                 "ROAR took {retrainings} retrainings over {rows trained} rows, and explained {training rows "
                 "explained} training rows".format(**self.notes)
             )
-        return "\n".join([*lines, *self.notes.get("maps", ())])
+        return "\n".join([*lines, *self.notes.get("said", ())])
 
 
 def _cell(value: tuple[float, float], resolvable: bool = True, sign: str = "+") -> str:
@@ -171,7 +171,10 @@ def ranking_study(
                         kept.append([])
                     kept[repeat].append(values)
     levels = {name: levels_of(judged, metric.sizes) for name, metric in metrics.items()}
-    notes: dict[str, Any] = {"draws": draws, "variant": variant, "repeats": repeats, "maps": about.notes}
+    notes: dict[str, Any] = {"draws": draws, "variant": variant, "repeats": repeats}
+    judges = [judge for metric in metrics.values() if (judge := metric.artefact(judged)) is not None]
+    flags = [flag for judge in judges for flag in judge.certificate.flags]
+    notes["said"] = (*about.notes, *dict.fromkeys(flags))
     if roar is not None:
         per_sample["ROAR"], cost = _roar_falls(
             roar, judged, explainer, base, truth, ratios, repeats, variant, key, progress
