@@ -92,12 +92,12 @@ def rightness(answers: Tensor, truth: Tensor, task: Task) -> tuple[Tensor, Tenso
     return ((own > 0.5) == (wanted > 0.5)).double(), torch.where(wanted > 0.5, own, 1 - own)
 
 
-def accuracy(outputs: Tensor, truth: Tensor, task: Task) -> float:
+def accuracy(answers: Tensor, truth: Tensor, task: Task) -> float:
     """The share of right answers (of right labels for a multilabel head; R^2 for a regression)."""
     if task.head == "regression":
         spread = (truth - truth.mean(0)).double().square().sum()
-        return float(1 - (outputs - truth).double().square().sum() / spread.clamp(min=1e-300))
-    return float((own_answers(outputs, task) == truth).double().mean())
+        return float(1 - (answers - truth).double().square().sum() / spread.clamp(min=1e-300))
+    return float((answers == truth).double().mean())
 
 
 def chance_level(truth: Tensor, task: Task) -> float:
@@ -110,9 +110,9 @@ def chance_level(truth: Tensor, task: Task) -> float:
     return float(torch.bincount(truth).max()) / len(truth)
 
 
-def at_chance(outputs: Tensor, truth: Tensor, task: Task) -> str | None:
+def at_chance(answers: Tensor, truth: Tensor, task: Task) -> str | None:
     """Why these answers are no better than the commonest one, or None if they are (one-sided, 5%)."""
-    reached, level = accuracy(outputs, truth, task), chance_level(truth, task)
+    reached, level = accuracy(answers, truth, task), chance_level(truth, task)
     slack = 0.0
     if task.head in ("multiclass", "binary"):
         slack = 1.645 * math.sqrt(level * (1 - level) / len(truth))
@@ -124,11 +124,11 @@ def at_chance(outputs: Tensor, truth: Tensor, task: Task) -> str | None:
     )
 
 
-def refuse_chance(task: Task, reference: Reference | None, truth: Tensor) -> None:
+def refuse_chance(task: Task, reference: Reference | None) -> None:
     """Refuse to rank explainers by a model that answers no better than chance."""
     if task.labels is None or reference == "prediction":
         return
-    reason = at_chance(task.outputs, truth, task)
+    reason = at_chance(own_answers(task.outputs, task), judged_answers(task, reference), task)
     if reason is not None:
         raise InputError(
             f"explainers cannot be ranked by a model whose answers are at chance: {reason}. Removing "

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from veridical.fidelity.correctness import rightness
 from veridical.fidelity.removal import (
+    FEW,
     SIGNS,
     Parts,
     Removals,
@@ -18,6 +19,7 @@ from veridical.fidelity.removal import (
     budget,
     explanation_sizes,
     removal_counts,
+    sizes_once,
 )
 from veridical.functional import area_under_curve
 from veridical.functional.grid import finite_to_grid
@@ -34,11 +36,14 @@ ANSWERS_AT_ONCE = 2**23
 class Falls:
     """How far the right answer falls (N, S) over explanation sizes, as indicator and as probability.
 
-    NaN where nothing is removed (a count of 0), since a fall of 0 there would say nothing of the map.
+    NaN where nothing is removed (a count of 0), since a fall of 0 there would say nothing of the map, and
+    where a sample of few features has no size of its own at a level (`once`).
     """
 
+    levels: tuple[float, ...]
     sizes: Tensor
     counts: Tensor
+    once: Tensor
     indicator: Tensor
     probability: Tensor
 
@@ -53,12 +58,11 @@ def mean_over_sizes(falls: Tensor) -> Tensor:
 
 
 def area_over_sizes(falls: Tensor, levels: Sequence[float]) -> Tensor:
-    """The trapezoid area over the sizes; sizes without a value are left out of all rows alike."""
-    level = torch.tensor(tuple(levels), dtype=torch.float64, device=falls.device)
-    there = ~falls.isnan().reshape(-1, falls.shape[-1]).any(0)
-    if int(there.sum()) < 2:
-        return falls[..., there].mean(-1)
-    return area_under_curve(falls[..., there], level[there])
+    """The trapezoid area over the sizes where a row has a value; of a single one that value."""
+    level = torch.tensor(tuple(levels), dtype=torch.float64, device=falls.device).expand_as(falls)
+    there = ~falls.isnan()
+    area = area_under_curve(falls.nan_to_num(0.0), level, there)
+    return torch.where(there.sum(-1) > 1, area, falls.nanmean(-1))
 
 
 def measure(
@@ -79,8 +83,9 @@ def measure(
     The model is asked samples x sizes x signs x draws rows (times the repeats of the fill). `beta` caps the
     counts at floor(beta * n); None leaves them uncapped. `truth` is the right answer of each sample.
     """
+    levels = levels_of(task, levels)
     rule = removals(task, explanation, levels, alpha, beta, draws, signs, bernoulli, key)
-    shape = (draws, len(rule.signs), len(tuple(levels)))
+    shape = (draws, len(rule.signs), len(levels))
     size = max(1, ANSWERS_AT_ONCE // max(1, rule.count * task.n_outputs))
     found: list[Tensor] = []
     for at in range(0, len(task), size):
@@ -93,17 +98,29 @@ def measure(
         found.append(values[..., :1, None] - masked)
     falls = torch.cat(found, 1) if len(found) > 1 else found[0]
     out: dict[Sign, Falls] = {}
+    once = torch.ones_like(rule.sizes, dtype=torch.bool)
+    if task.space.valid is not None:
+        once = sizes_once(rule.n, rule.sizes, levels)
     for place, sign in enumerate(rule.signs):
         counts = rule.counts[place]
-        nothing = counts < 1
+        nothing = (counts < 1) | ~once
         each = [kept[:, place].masked_fill(nothing, torch.nan) for kept in falls]
-        out[sign] = Falls(rule.sizes, counts, *each)
+        out[sign] = Falls(levels, rule.sizes, counts, once, *each)
     return out
+
+
+def levels_of(task: Task, levels: Sequence[float]) -> tuple[float, ...]:
+    """The sizes that are asked: those given, or where all samples have the same few features, whole ones."""
+    n = task.space.n_features
+    if task.space.valid is not None or not 2 <= n <= FEW:
+        return tuple(levels)
+    sizes = explanation_sizes(torch.tensor([n]), levels).unique()
+    return tuple((sizes.double() / n).tolist())
 
 
 def evaluations(task: Task, levels: Sequence[float], draws: int, signs: Sequence[Sign] = SIGNS) -> int:
     """How many rows `measure` asks the model: samples x sizes x signs x draws x repeats of the fill."""
-    return len(task) * len(tuple(levels)) * len(tuple(signs)) * draws * task.fill.repeats
+    return len(task) * len(levels_of(task, levels)) * len(tuple(signs)) * draws * task.fill.repeats
 
 
 def removals(
