@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from veridical.errors import InputError, NotApplicableError, ShapeError
 from veridical.explainers.base import Explainer, selected
-from veridical.explainers.lrp_graph import unwrapped
 from veridical.explainers.partition_shap import seeded_numpy
-from veridical.model.noisy_copy import swapped
+from veridical.model.embeddings import EmbeddingView
+from veridical.model.noisy_copy import Weights, WeightView, swapped
 from veridical.model.predictor import CountedModel, call
 from veridical.random.keyed import Key
 from veridical.values.task import Task
@@ -229,7 +229,7 @@ class ZennitExplainer(_Adapter):
         return f"zennit {_label(self.composite)}"
 
     def attribute(self, task: Task, key: Key) -> Tensor:
-        module, views, _ = unwrapped(task.predictor.model)
+        module, views = _unwrapped(task.predictor.model)
         x = task.inputs.detach().clone().requires_grad_(True)
         with ExitStack() as stack:
             for owner, tensors in views:
@@ -244,6 +244,16 @@ class ZennitExplainer(_Adapter):
             total = selected(call(model, x, task.side), task.targets).sum()
             (relevance,) = torch.autograd.grad(total, x)
         return relevance.detach()
+
+
+def _unwrapped(model: nn.Module) -> tuple[nn.Module, list[tuple[nn.Module, Weights]]]:
+    """The user's module, and the weights put over it."""
+    views: list[tuple[nn.Module, Weights]] = []
+    while isinstance(model, WeightView | EmbeddingView):
+        if isinstance(model, WeightView):
+            views.append((model.module, model.tensors))
+        model = model.module
+    return model, views
 
 
 def _over_inputs(maps: Tensor, task: Task, name: str) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -93,6 +93,10 @@ class Explainer(Settings):
             return "it needs reference rows; give the task train=..."
         return None
 
+    def stated(self, task: Task) -> dict[str, Any]:
+        """What the provenance says of a choice that was made for this task, such as the layer looked at."""
+        return {}
+
     def prepared(self, task: Task) -> Task:
         """The task as this explainer works on it: text goes through its embeddings for gradients."""
         return task.at_embeddings() if "gradient" in self.needs and not task.differentiable else task
@@ -115,6 +119,7 @@ class Explainer(Settings):
                 "seed": key.seed,
                 "plan": task.predictor.plan.to_json(),
                 "halvings": task.predictor.meter.halvings - before.halvings,
+                **self.stated(task),
             },
             unchecked=unchecked,
         )

@@ -6,7 +6,7 @@ from veridical.explainers.attention import AttentionRollout, GradientXAttention
 from veridical.explainers.backprop import Deconvolution, GuidedBackprop
 from veridical.explainers.cam import GradCam, GradCamPlusPlus, LayerCam, ScoreCam
 from veridical.explainers.controls import Constant, Random, RandomK, Sobel
-from veridical.explainers.deeplift import DeepLift
+from veridical.explainers.deeplift import DeepLift, DeepLiftShap
 from veridical.explainers.function import FunctionExplainer, as_explainer
 from veridical.explainers.gradients import Gradient, InputXGradient, IntegratedGradients, Saliency
 from veridical.explainers.kernel_shap import KernelShap
@@ -24,6 +24,7 @@ __all__ = [
     "Constant",
     "Deconvolution",
     "DeepLift",
+    "DeepLiftShap",
     "Degraded",
     "ExpectedGradients",
     "FeatureAblation",
