@@ -204,7 +204,7 @@ class ScoreCam(Cam):
             return seen.last
 
     def _no_maps(self, task: Task) -> str | None:
-        if _last_maps(task).transformer:
+        if last_maps(task).transformer:
             return (
                 "its patches are tokens, which have no maps to look through; give it a convolutional network"
             )
@@ -285,7 +285,7 @@ def _ask_shapes(task: Task) -> dict[str, list[tuple[int, ...]]]:
     return found
 
 
-def _last_maps(task: Task) -> LastMaps:
+def last_maps(task: Task) -> LastMaps:
     """What one row shows of the model's last maps; asked once, and not counted."""
 
     def ask() -> LastMaps:
@@ -301,7 +301,7 @@ def _last_maps(task: Task) -> LastMaps:
 
 def _place(task: Task) -> str:
     """Where the last maps of the model are, in words; nothing if it has none."""
-    seen = _last_maps(task)
+    seen = last_maps(task)
     return (
         "the last residual sum of tokens by which patches reach the output"
         if seen.transformer
@@ -310,7 +310,7 @@ def _place(task: Task) -> str:
 
 
 def _channels(task: Task) -> int:
-    last = _last_maps(task).last
+    last = last_maps(task).last
     return 0 if last is None else last.shape[1]
 
 

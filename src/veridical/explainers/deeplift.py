@@ -14,6 +14,8 @@ from veridical.explainers.gradients import baseline_row, check_baseline, gradien
 from veridical.explainers.graph.differences import Differences, Step
 from veridical.explainers.graph.explainer import FollowingExplainer
 from veridical.explainers.graph.follow import Followed
+from veridical.explainers.laws import change_from
+from veridical.model.cost import Cost
 from veridical.random import keyed
 from veridical.random.keyed import Key
 from veridical.values.task import Task
@@ -73,12 +75,16 @@ class DeepLift(_FromBaselines):
     name: ClassVar[str] = "deeplift"
     summary: ClassVar[str] = "difference to a baseline, passed back by the rescale rule"
     paper: ClassVar[str] = "Shrikumar et al. 2017, section 3.5"
+    law: ClassVar[str] = "values sum to y(x) - y(baseline)"
 
     def __post_init__(self) -> None:
         check_baseline(self.baseline)
 
     def rows_per_sample(self, task: Task) -> int:
         return 2 if task.side else 1
+
+    def declared(self, task: Task) -> Cost:
+        return Cost(2 * len(task) if task.at_embeddings().side else len(task) + 1, len(task))
 
     def why_not(self, task: Task) -> str | None:
         return no_baseline(task, self.baseline) or super().why_not(task)
@@ -89,6 +95,9 @@ class DeepLift(_FromBaselines):
         assert isinstance(model, Followed)
         model.kept[_START] = baseline_row(ready, self.baseline)
         return ready
+
+    def promised(self, task: Task, key: Key) -> Tensor:
+        return change_from(task, lambda at: baseline_row(at, self.baseline))
 
     def attribute(self, task: Task, key: Key) -> Tensor:
         model = task.predictor.model
@@ -111,6 +120,7 @@ class DeepLiftShap(_FromBaselines):
     name: ClassVar[str] = "deeplift_shap"
     summary: ClassVar[str] = "DeepLIFT averaged over reference rows as baselines"
     paper: ClassVar[str] = "Lundberg and Lee 2017, section 4.2"
+    law: ClassVar[str] = "values sum to y(x) less the mean of y over the baselines"
     needs: ClassVar[frozenset[str]] = frozenset({"gradient", "train"})
     stochastic: ClassVar[bool] = True
 
@@ -125,6 +135,14 @@ class DeepLiftShap(_FromBaselines):
         if task.side:
             return "its baselines are reference rows, and each sample has side inputs of its own"
         return super().why_not(task)
+
+    def declared(self, task: Task) -> Cost:
+        assert task.train is not None
+        starts = min(self.baselines, len(task.train))
+        return Cost(starts * (len(task) + 1), starts * len(task))
+
+    def promised(self, task: Task, key: Key) -> Tensor:
+        return change_from(task, lambda at: self.rows_of(at, key))
 
     def rows_of(self, task: Task, key: Key) -> Tensor:
         """The baselines (k, *input shape)."""

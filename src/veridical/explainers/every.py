@@ -9,15 +9,20 @@ from veridical.explainers.controls import Constant, Random, RandomK, Sobel
 from veridical.explainers.deeplift import DeepLift, DeepLiftShap
 from veridical.explainers.function import FunctionExplainer, as_explainer
 from veridical.explainers.gradients import Gradient, InputXGradient, IntegratedGradients, Saliency
+from veridical.explainers.guided_grad_cam import GuidedGradCam
 from veridical.explainers.kernel_shap import KernelShap
 from veridical.explainers.lime import Lime
 from veridical.explainers.lrp import Lrp, LrpAlphaBeta, LrpEpsilon, LrpGamma, LrpZPlus
 from veridical.explainers.occlusion import Occlusion
 from veridical.explainers.partition_shap import PartitionShap
+from veridical.explainers.permutation_importance import PermutationImportance
 from veridical.explainers.rise import Rise
+from veridical.explainers.sensitivity_indices import Hsic, Sobol
 from veridical.explainers.shap_gradients import ExpectedGradients, GradientShap
+from veridical.explainers.shapley_sampling import ShapleySampling
 from veridical.explainers.smoothing import SmoothGrad, SmoothGradSquared, VarGrad
 from veridical.explainers.transforms import Degraded, Inverted, Shuffled, TopK, degrade, shuffle, top_k
+from veridical.explainers.tree_shap import TreeShap
 
 __all__ = [
     "AttentionRollout",
@@ -35,6 +40,8 @@ __all__ = [
     "GradientShap",
     "GradientXAttention",
     "GuidedBackprop",
+    "GuidedGradCam",
+    "Hsic",
     "InputXGradient",
     "IntegratedGradients",
     "Inverted",
@@ -48,16 +55,20 @@ __all__ = [
     "LrpZPlus",
     "Occlusion",
     "PartitionShap",
+    "PermutationImportance",
     "Random",
     "RandomK",
     "Rise",
     "Saliency",
     "ScoreCam",
+    "ShapleySampling",
     "Shuffled",
     "SmoothGrad",
     "SmoothGradSquared",
     "Sobel",
+    "Sobol",
     "TopK",
+    "TreeShap",
     "VarGrad",
     "as_explainer",
     "degrade",

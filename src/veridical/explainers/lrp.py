@@ -14,6 +14,8 @@ from veridical.explainers.graph.follow import Followed
 from veridical.explainers.graph.relevance import Relevance
 from veridical.explainers.graph.relevance_rules import RuleName, Rules
 from veridical.explainers.graph.relevance_work import Further
+from veridical.explainers.laws import explained_output
+from veridical.model.cost import Cost, Meter
 from veridical.model.late_checks import AT_ONCE
 from veridical.random.keyed import Key
 from veridical.values.task import Task
@@ -33,6 +35,11 @@ class _Propagation(FollowingExplainer):
 
     paper: ClassVar[str] = "Bach et al. 2015"
     reads_outputs: ClassVar[bool] = True
+    law: ClassVar[str] = "values sum to y(x), less what biases and the rules' denominators take"
+    exact: ClassVar[bool] = False
+
+    def promised(self, task: Task, key: Key) -> Tensor:
+        return explained_output(task)
 
     def rules(self) -> Rules:
         """The rule of each kind of layer."""
@@ -41,11 +48,21 @@ class _Propagation(FollowingExplainer):
     def follower(
         self, task: Task, model: Followed, x: Tensor, side: tuple[Any, ...], named: dict[str, Any]
     ) -> Relevance:
-        # on a CPU a look is cheaper than the products with zeros it spares; on a GPU it would wait
-        positive = x.device.type in AT_ONCE and bool(x.detach().amin() >= 0)
-        follower = Relevance(x, self.rules(), positive)
+        if "positive" not in model.kept:
+            # on a CPU a look is cheaper than the products with zeros it spares; on a GPU it would wait
+            model.kept["positive"] = x.device.type in AT_ONCE and bool(task.inputs.amin() >= 0)
+        follower = Relevance(x, self.rules(), model.kept["positive"])
         model.kept["work"] = follower.work
         return follower
+
+    def declared(self, task: Task) -> Cost:
+        ready = self.prepared(task)
+        one, meter = ready[:1], Meter()
+        ready.uncounted(lambda: gradient(one))
+        model = one.predictor.model
+        assert isinstance(model, Followed)
+        Further().count(len(task), model.kept["work"], meter)
+        return Cost(len(task), len(task)) + meter.cost
 
     def attribute(self, task: Task, key: Key) -> Tensor:
         relevance, model = gradient(task), task.predictor.model
