@@ -91,7 +91,7 @@ def test_names_of_parts_are_found_listed_and_missed() -> None:
     assert callable(_verb)
     assert package.Lrp is Lrp
     assert {"Lrp", "every", "registry"} <= set(dir(package))
-    assert package.lrp_graph is sys.modules["veridical.explainers.lrp_graph"]
+    assert package.backprop is sys.modules["veridical.explainers.backprop"]
     for module, name in ((package, "Lpr"), (vd, "gfe"), (vd.fidelity, "fid")):
         with pytest.raises(AttributeError, match=f"has no attribute '{name}'"):
             getattr(module, name)

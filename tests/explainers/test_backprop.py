@@ -211,6 +211,13 @@ class WinnersOfMany(Winners):
         return super().rectified(h) if len(h) > 1 else F.relu(h)
 
 
+class OfAnother(Written):
+    """Lets through where another value is above 0."""
+
+    def rectified(self, h: Tensor) -> Tensor:
+        return h * (h.flip(-1) > 0)
+
+
 class Sizes(Written):
     def rectified(self, h: Tensor) -> Tensor:
         return (h + h.abs()) / 2
@@ -263,6 +270,12 @@ def test_what_cannot_be_followed_is_refused(
     # a view of other weights is refused for the same reason
     with pytest.raises(NotApplicableError, match=says):
         kind()(task.with_noise(0.1, vd.Key(0)))
+
+
+@pytest.mark.parametrize("kind", [*BOTH, DeepLift])
+def test_the_mask_of_another_value_makes_no_rectifier(kind: type[vd.Explainer]) -> None:
+    with pytest.raises(NotApplicableError, match="'mul'"):
+        kind()(table_task(OfAnother()))
 
 
 def test_refusal_is_not_counted() -> None:

@@ -322,3 +322,25 @@ def test_a_graph_belongs_to_its_module_and_not_to_a_place_in_memory() -> None:
         scale = 1.0 if turn % 2 else float(turn)
         ours = LrpEpsilon()(task.with_module(other)).values
         assert torch.allclose(ours, scale * plain, rtol=1e-4), turn
+
+
+def test_a_product_with_an_activation_is_shared_in_halves():
+    class SwiGlu(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(9)
+            self.gate, self.up = nn.Linear(4, 5, bias=False), nn.Linear(4, 5, bias=False)
+            self.down = nn.Linear(5, 2, bias=False)
+
+        def forward(self, x):
+            return self.down(F.silu(self.gate(x)) * self.up(x))
+
+    model = SwiGlu().double()
+    task = Task(model, torch.randn(3, 4).double())
+    values = LrpEpsilon(1e-12)(task).values
+    assert torch.allclose(values.sum(-1), explained(task), atol=1e-9)
+    # by hand: half of each hidden unit's share goes by the way of the gate, half by the other
+    x, rows = task.inputs, model.down.weight[task.targets]
+    shared = (rows * (F.silu(model.gate(x)) * model.up(x)) / 2).detach()
+    expected = sum(x * ((shared / layer(x)) @ layer.weight) for layer in (model.gate, model.up)).detach()
+    assert torch.allclose(values, expected, atol=1e-9)
