@@ -137,6 +137,7 @@ class AttentionRollout(_AttentionExplainer):
     """
 
     name: ClassVar[str] = "attention_rollout"
+    version: ClassVar[int] = 2
     summary: ClassVar[str] = "attention followed through the layers"
     paper: ClassVar[str] = "Abnar and Zuidema 2020"
 
@@ -160,6 +161,7 @@ class GradientXAttention(_AttentionExplainer):
     """
 
     name: ClassVar[str] = "gradient_x_attention"
+    version: ClassVar[int] = 2
     summary: ClassVar[str] = "attention times its gradient, followed through the layers"
     paper: ClassVar[str] = "Chefer et al. 2021"
 

@@ -125,6 +125,7 @@ class GradCam(GradientCam):
     """max(0, sum_k a_k A_k), where a_k is the mean of the gradient over channel k (eq. 1-2)."""
 
     name: ClassVar[str] = "gradcam"
+    version: ClassVar[int] = 2
     summary: ClassVar[str] = "last convolution weighted by its mean gradient"
     paper: ClassVar[str] = "Selvaraju et al. 2017, eq. 1-2"
 
@@ -143,6 +144,7 @@ class GradCamPlusPlus(GradientCam):
     """
 
     name: ClassVar[str] = "gradcam_plus_plus"
+    version: ClassVar[int] = 2
     summary: ClassVar[str] = "last convolution weighted by its positive gradients"
     paper: ClassVar[str] = "Chattopadhay et al. 2018, eq. 19"
 
@@ -160,6 +162,7 @@ class LayerCam(GradientCam):
     """max(0, sum_k max(0, g_k) A_k), element by element (eq. 6-8)."""
 
     name: ClassVar[str] = "layercam"
+    version: ClassVar[int] = 2
     summary: ClassVar[str] = "last convolution weighted place by place by its positive gradient"
     paper: ClassVar[str] = "Jiang et al. 2021"
 
