@@ -160,8 +160,8 @@ def test_names_of_parts_are_found_listed_and_missed() -> None:
     package = sys.modules["veridical.explainers"]
     assert callable(_verb)
     assert package.Lrp is Lrp
-    assert {"Lrp", "lrp_graph", "from_captum", "registry"} <= set(dir(package))
-    assert package.lrp_graph is sys.modules["veridical.explainers.lrp_graph"]
+    assert {"Lrp", "backprop", "from_captum", "registry"} <= set(dir(package))
+    assert package.backprop is sys.modules["veridical.explainers.backprop"]
     for module, name in ((package, "Lpr"), (vd, "gfe"), (vd.fidelity, "fid")):
         with pytest.raises(AttributeError, match=f"has no attribute '{name}'"):
             getattr(module, name)

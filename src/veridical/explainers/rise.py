@@ -14,6 +14,7 @@ from veridical.errors import InputError
 from veridical.explainers.base import Explainer, register
 from veridical.explainers.coalitions import IndependentCoins, mask_pieces, sample_blocks, written_out
 from veridical.masking.probe import blocks, fill_state, probe
+from veridical.model.cost import Cost
 from veridical.model.late_checks import look_later
 from veridical.model.predictor import check_finite, repeat_side, take_side
 from veridical.random import keyed
@@ -57,6 +58,9 @@ class Rise(Explainer):
 
     def rows_per_sample(self, task: Task) -> int:
         return self.draws
+
+    def declared(self, task: Task) -> Cost:
+        return Cost(len(task) * self.draws * task.fill.repeats)
 
     def pieces(self, task: Task) -> Iterator[Task]:
         return mask_pieces(task, self.rows_per_sample(task))

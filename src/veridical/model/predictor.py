@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
@@ -173,6 +174,14 @@ class Predictor:
     """What is put around the copy, innermost first: each takes a module and gives another."""
     after: After | None = None
     """What is done to the outputs (rows, C) of rows x at last: `after(x, outputs)`."""
+    _here: threading.local = field(default_factory=threading.local, init=False, repr=False)
+    """Each thread's view, which goes with the thread."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_here"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _here=threading.local())
 
     @property
     def rows(self) -> int:
@@ -204,13 +213,13 @@ class Predictor:
     @property
     def view(self) -> CountedModel:
         """The private copy as it is asked: each row counted."""
-        own = self.source.here()
-        view = own.views.get(self)
+        view: CountedModel | None = getattr(self._here, "view", None)
         if view is None:
+            own = self.source.here()
             module = own.module
             for wrap in self.wraps:
                 module = wrap(module)
-            view = own.views[self] = CountedModel(module, self, own)
+            view = self._here.view = CountedModel(module, self, own)
         return view
 
     @contextmanager
