@@ -30,8 +30,9 @@ def load_saelens(folder: str | Path) -> Dictionary | MatchingPursuit:
     """Read a dictionary that SAELens wrote; `.concepts(head)` makes an explanation of it.
 
     Standard, TopK, AbsTopK, JumpReLU (which BatchTopK and Matryoshka are saved as), gated and
-    matching-pursuit ones can be read; transcoders, which answer another layer than they read, are refused. Arrays are
-    `W_enc` (D, atoms), `b_enc` (atoms,), `W_dec` (atoms, D), `b_dec` (D,) and what the architecture adds.
+    matching-pursuit ones can be read; transcoders, which answer another layer than they read, are refused.
+    Arrays are `W_enc` (D, atoms), `b_enc` (atoms,), `W_dec` (atoms, D), `b_dec` (D,), and others by
+    architecture.
     """
     place = Path(folder)
     for name in ("cfg.json", "sae_weights.safetensors"):
