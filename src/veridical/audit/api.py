@@ -35,7 +35,8 @@ def audit(
     this very task; the verdict weighs them by what they proved worth. `train` (rows, or rows with labels)
     lets F-Fidelity fine-tune where masks disturb the model. `concepts` are concept
     methods to compare by SURF: methods, their names, ready `Concepts` or dictionaries. By default a few are
-    judged where the head is linear and the task has train rows; `concepts=()` judges none. `effort` sets samples and draws; `samples` overrides the number of samples.
+    judged where the head is linear and the task has train rows; `concepts=()` judges none. `effort`
+    sets samples and draws; `samples` overrides the number of samples.
 
     >>> import veridical as vd
     >>> task = vd.tasks.load("known/linear")
