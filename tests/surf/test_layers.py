@@ -137,7 +137,7 @@ def test_heads_that_are_nearly_linear_are_refused(kind, seed):
 def test_a_train_row_that_is_not_linear_is_noticed_too():
     torch.manual_seed(0)
     model, inputs = Clipped("clip"), 0.01 * draw(0, 50, 4).float()
-    task = vd.Task(model, inputs, train=100 * draw(1, 50, 4).float())
+    task = vd.Task(model, inputs, train=torch.cat([inputs, 100 * draw(1, 50, 4).float()]))
     parts = surf.split(task)
     with pytest.raises(NotApplicableError, match="on row"):
         parts.train()

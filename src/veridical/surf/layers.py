@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -65,8 +66,11 @@ class _Products(TorchDispatchMode):
         return answer
 
 
-def trace(task: Task) -> tuple[dict[str, Call], list[Call]]:
-    """Layers in the order in which they finish on a few rows, the model itself last; and all products."""
+def trace(task: Task, with_products: bool = False) -> tuple[dict[str, Call], list[Call]]:
+    """Layers in the order in which they finish on a few rows, the model itself last; and all products.
+
+    Products are noted only if asked for: torch loads much of itself to watch its own operations.
+    """
     calls: dict[str, Call] = {}
     products: list[Call] = []
     few = slice(0, 4)
@@ -93,7 +97,8 @@ def trace(task: Task) -> tuple[dict[str, Call], list[Call]]:
         if not isinstance(module, torch.jit.ScriptModule)
     ]
     try:
-        with task.session() as model, _Products(product):
+        watched = _Products(product) if with_products else nullcontext()
+        with task.session() as model, watched:
             side = take_side(task.side, few)
             rows = task.inputs[few]
             task.uncounted(lambda: model(rows, **side) if isinstance(side, dict) else model(rows, *side))

@@ -159,13 +159,13 @@ def split(
         from veridical.surf.first_order import expand
 
         return expand(task, layer, read, at)
-    calls, products = trace(task)
+    calls, _ = trace(task)
     named = {name: call for name, call in calls.items() if _linear(call.module)}
     if layer is not None and layer not in named:
         raise unknown_name("linear layer", layer, [name for name in named if name])
     chosen = {layer: named[layer]} if layer is not None else named
     refusal: NotApplicableError | None = None
-    for parts in _candidates(task, calls, chosen, [] if layer is not None else products):
+    for parts in _candidates(task, calls, chosen, layer is None):
         try:
             parts.test()
         except NotApplicableError as error:
@@ -193,9 +193,7 @@ def _linear(module: nn.Module | None) -> bool:
     return isinstance(module, nn.Linear)
 
 
-def _candidates(
-    task: Task, calls: dict[str, Call], named: dict[str, Call], products: list[Call]
-) -> Iterator[Split]:
+def _candidates(task: Task, calls: dict[str, Call], named: dict[str, Call], unnamed: bool) -> Iterator[Split]:
     """Layers, the last first, then products without a layer, whose answers on a few rows are the outputs."""
     truth = task.outputs[:4].double()
     for name, call in reversed(named.items()):
@@ -207,6 +205,7 @@ def _candidates(
             embedding = as_positions(call.input, last).mean(1)
             where, tokens = _map_layer(calls, embedding) if read == "vector" else (None, False)
             yield Split(task, head, name, "input", where, read, last, map_channels_last=tokens)
+    products = trace(task, with_products=True)[1] if unnamed else []
     for number in reversed(range(len(products))):
         call = products[number]
         if len(call.input) == len(truth) and _fitting(task, call, truth, True) == "vector":
