@@ -149,6 +149,12 @@ def _rebuilt(concepts: Concepts, head: Head) -> Concepts:
 def least_squares_importances(concepts: Concepts, embeddings: Embeddings, head: Head) -> Tensor:
     """The importances (C, K) that fit the model's outputs best on these embeddings, concepts as they are."""
     groups, count, _ = concepts.vectors.shape
+    if concepts.shared and len(embeddings) < count:  # a wide dictionary: rows are fewer than atoms
+        h = embeddings.pooled
+        wanted = (
+            (head.outputs(h) if head.exact else embeddings.outputs.double()) - head.bias - concepts.offset
+        )
+        return (torch.linalg.pinv(concepts.project(h)[:, 0].double(), rtol=1e-6) @ wanted).T
     gram = concepts.vectors.new_zeros(groups, count, count)
     seen = concepts.vectors.new_zeros(head.n_outputs, count)
     for piece in chunks(len(embeddings), groups * count):
