@@ -6,6 +6,7 @@ import copy
 import functools
 import hashlib
 import json
+import logging
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from veridical.errors import InputError, NotApplicableError, ShapeError, VeridicalWarning
+from veridical.errors import FormatError, InputError, NotApplicableError, ShapeError, VeridicalWarning
 from veridical.fidelity.artefact import KIND, Finetuned, space_facts, state_digest, tensor_bytes
 from veridical.fidelity.correctness import accuracy, at_chance, check_labels, own_answers
 from veridical.fidelity.removal import budget, check_share, smallest_beta
@@ -27,6 +28,8 @@ from veridical.tasks.cached import cache_folder
 from veridical.values import files
 from veridical.values.space import Space
 from veridical.values.task import Task
+
+log = logging.getLogger("veridical")
 
 MODE = "dropout active and batch norm following the masked batches while fine-tuning; eval mode to judge"
 UNSEEN_GAP = 0.1
@@ -95,7 +98,11 @@ def finetune(
     digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=12).hexdigest()
     path = folder / f"finetuned-{digest}.safetensors"
     if path.is_file():
-        return Finetuned(str(path))
+        try:
+            files.read(path, KIND, path.stem)
+            return Finetuned(str(path))
+        except FormatError as error:
+            log.warning("%s; the model is fine-tuned again", error)
     model = copy.deepcopy(task.predictor.model)
     chosen = optimiser or (lambda parameters: torch.optim.Adam(parameters, lr=rate))
     resume = folder / f"finetuned-{digest}.resume.pt"
@@ -110,7 +117,7 @@ def finetune(
         "best_epoch": state.best_epoch,
         "cost": [state.forward, state.backward],
     }
-    files.write(path, KIND, model.state_dict(), header)
+    files.write(path, KIND, model.state_dict(), header, path.stem)
     resume.unlink(missing_ok=True)
     return Finetuned(str(path))
 

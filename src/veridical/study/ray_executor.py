@@ -11,7 +11,6 @@ counts it. Only when a whole node goes are its jobs given out again here, since 
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import secrets
@@ -20,14 +19,14 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from veridical.errors import InputError
 from veridical.study.cells import Context, Job, Result
 from veridical.study.folder import EXPLANATIONS, PREPARED, Folder
-from veridical.study.plan import StudyPlan
+from veridical.study.plan import read_plan
 from veridical.study.ray_worker import Parcel, serve
 
 log = logging.getLogger("veridical")
@@ -103,10 +102,11 @@ class RayExecutor:
         # jobs that bring no folder along leave their files at this process
         self._carried = context.folder.startswith("memory:")
         self._connect()
-        plan = self._folder.read("plan.json")
-        self._plan = StudyPlan.from_json(json.loads(plan))
+        self._plan = read_plan(self._folder, context.plan)
         self._ordinary = self._asked(context.resources)
-        self._parcel = self._ray.put(Parcel(self._token, context, plan))
+        self._parcel = self._ray.put(
+            Parcel(self._token, replace(context, plan=self._plan.digest), self._plan)
+        )
         if not self._carried:
             self._folder.write(self._token, b"")
         # a worker that has seen one GPU cannot change to another, so it serves once where there are several

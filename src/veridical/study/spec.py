@@ -28,6 +28,17 @@ class Resources(Strict):
         return self.model_dump(exclude_none=True)
 
 
+class Limits(Strict):
+    """What one cell, map or preparation may take; one that takes more is recorded as failed."""
+
+    seconds: Annotated[float, Field(gt=0)] | None = None
+    memory_mib: Positive | None = None
+
+    def given(self) -> dict[str, float]:
+        """Only what was said."""
+        return self.model_dump(exclude_none=True)
+
+
 class Entry(Strict):
     """An explainer or a metric: a registered name, or `code: module:attribute` which needs `--allow-code`.
 
@@ -97,6 +108,7 @@ class StudySpec(Strict):
     device: str | None = None
     keep_explanations: bool = True
     resources: Resources = Resources()
+    limits: Limits = Limits()
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -207,8 +207,8 @@ class Explanation:
         """The values laid back over the inputs: (N, *shape of the labels)."""
         return self.space.expand(self.values)
 
-    def save(self, path: str | Path) -> Path:
-        """Write to one safetensors file."""
+    def save(self, path: str | Path, address: str = "") -> Path:
+        """Write to one safetensors file; `address` says what the maps were made from."""
         tensors = {
             "values": self.values,
             "order": self.order,
@@ -230,12 +230,12 @@ class Explanation:
             "cost": [self.cost.forward, self.cost.backward],
             "provenance": dict(self.provenance),
         }
-        return files.write(path, "explanation", tensors, header)
+        return files.write(path, "explanation", tensors, header, address)
 
     @classmethod
-    def load(cls, path: str | Path) -> Explanation:
-        """Read what `save` wrote."""
-        tensors, header = files.read(path, "explanation")
+    def load(cls, path: str | Path, address: str | None = None) -> Explanation:
+        """Read what `save` wrote; under another address than was asked for it is refused."""
+        tensors, header = files.read(path, "explanation", address)
         about = header["space"]
         names = about["names"]
         if names is not None:
