@@ -17,7 +17,7 @@ from veridical.study.plan import read_plan
 from veridical.study.store import place, problem, read_cell, read_failure, read_map
 from veridical.study.tables import COLUMNS, joined, metadata
 from veridical.study.timings import read_timings
-from veridical.values.csv_files import write_csv
+from veridical.values.csv_files import write_table
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Scores
 
@@ -227,11 +227,9 @@ class Study:
         if path.suffix not in (".csv", ".parquet"):
             raise InputError(f"a study is exported to .csv or .parquet, got {path.name}")
         frame = self.frame()
-        if path.suffix == ".parquet":
-            frame.to_parquet(path, index=False)
-            return path
-        frame["flags"] = [";".join(reasons) for reasons in frame["flags"]]
-        return write_csv(frame, path)
+        if path.suffix == ".csv":
+            frame["flags"] = [";".join(reasons) for reasons in frame["flags"]]
+        return write_table(frame, path)
 
     # --- state --------------------------------------------------------------------------------------
 
