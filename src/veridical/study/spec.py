@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from veridical.values.bounds import refuse_more
 
 IMPORT_PATH = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
 Positive = Annotated[int, Field(ge=1)]
+
+
+def _bounded_threads(count: int) -> int:
+    refuse_more("threads", count, "plan.threads")
+    return count
 
 
 class Strict(BaseModel):
@@ -90,7 +97,7 @@ class ChunkPlan(Strict):
     given) and torch's `threads`."""
 
     rows: Annotated[int, Field(ge=8, multiple_of=8)] | None = None
-    threads: Positive = 1
+    threads: Annotated[Positive, AfterValidator(_bounded_threads)] = 1
 
 
 class StudySpec(Strict):

@@ -66,7 +66,7 @@ def resume(
 
     place = Folder(folder)
     try:
-        text = place.read("study.yaml").decode()
+        text = place.read("study.yaml").decode("utf-8", "replace")
     except FileNotFoundError:
         raise FormatError(f"{place.url} holds no study (there is no study.yaml)") from None
     plan = make_plan(parse_study(text, "study.yaml"), allow_code)
