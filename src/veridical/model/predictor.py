@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from veridical.errors import InputError, ModelError, ShapeError
 from veridical.model.cost import Meter
 from veridical.model.sessions import Held, Session
+from veridical.settings import check_settings
 
 log = logging.getLogger("veridical")
 
@@ -63,6 +64,7 @@ class Plan:
     threads: int | None = None
 
     def __post_init__(self) -> None:
+        check_settings(self)
         if self.rows is not None and (self.rows < 1 or self.rows % MIN_ROWS):
             raise InputError(f"a plan has a multiple of {MIN_ROWS} rows a chunk, got {self.rows}")
         if self.autocast not in (None, "bfloat16", "float16"):
@@ -105,6 +107,10 @@ class CountedModel(nn.Module):
     def forward(self, x: Tensor, *side: Any, **named: Any) -> Tensor:
         outputs = self._output(self.module(x, *side, **named))
         rows = x.shape[0]
+        if not isinstance(outputs, Tensor):
+            raise ModelError(
+                f"output=... gave a {type(outputs).__name__}, expected a tensor ({rows}, outputs)"
+            )
         if outputs.dim() != 2 or outputs.shape[0] != rows:
             raise ShapeError(
                 f"the model answered shape {tuple(outputs.shape)} to {rows} rows of {tuple(x.shape[1:])}; "

@@ -166,4 +166,7 @@ def _repeated(node: yaml.Node | None) -> Iterator[yaml.ScalarNode]:
 
 
 def _dumped(data: Mapping[str, Any]) -> str:
-    return yaml.safe_dump(dict(data), sort_keys=False, allow_unicode=True)
+    try:
+        return yaml.safe_dump(dict(data), sort_keys=False, allow_unicode=True)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise InputError(f"a study is plain data: texts, numbers, lists, mappings ({error})") from error

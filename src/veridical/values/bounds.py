@@ -51,10 +51,11 @@ def refuse_more(name: str, amount: float, source: str) -> None:
 def check_file(path: Path) -> None:
     """Refuse a file that is too large, as it is or, for an archive (.npz, .pt), unfolded."""
     refuse_more("file_mib", path.stat().st_size / MIB, path.name)
-    if zipfile.is_zipfile(path):
-        try:
-            with zipfile.ZipFile(path) as archive:
-                unfolded = sum(member.file_size for member in archive.infolist())
-        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
-            return  # whoever reads it says what is wrong with it
-        refuse_more("array_mib", unfolded / MIB, path.name)
+    try:
+        if not zipfile.is_zipfile(path):
+            return
+        with zipfile.ZipFile(path) as archive:
+            unfolded = sum(member.file_size for member in archive.infolist())
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
+        return  # whoever reads it says what is wrong with it
+    refuse_more("array_mib", unfolded / MIB, path.name)

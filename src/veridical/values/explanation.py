@@ -49,7 +49,12 @@ class Explanation:
     unchecked: InitVar[Sequence[Look]] = ()
 
     def __post_init__(self, unchecked: Sequence[Look]) -> None:
-        shape = (self.ids.shape[0], self.space.n_features)
+        for what, kind in (("values", Tensor), ("space", Space), ("targets", Tensor), ("ids", Tensor)):
+            if not isinstance(getattr(self, what), kind):
+                raise InputError(
+                    f"Explanation: {what} is of type {kind.__name__}, got {getattr(self, what)!r:.80}"
+                )
+        shape = (self.ids.numel(), self.space.n_features)
         if self.values.shape != shape:
             raise ShapeError(
                 f"explanation has shape {tuple(self.values.shape)}, expected {shape}: "

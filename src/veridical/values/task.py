@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -35,8 +35,10 @@ from veridical.model.predictor import (
     take_side,
 )
 from veridical.random.keyed import Key
+from veridical.settings import checked
 from veridical.values.content_hash import content_digest
 from veridical.values.input_checks import (
+    as_device,
     as_tensor,
     behaves_otherwise,
     cast,
@@ -101,6 +103,7 @@ class Task(Keeping):
     members: Task | None = None
     """Where samples stand for classes: the rows by which the model's movement on each class is judged."""
 
+    @checked
     def __init__(
         self,
         model: Any,
@@ -116,8 +119,8 @@ class Task(Keeping):
         train_side: Any = (),
         head: Head | None = None,
         output: Output | None = None,
-        ids: Sequence[int | str] | Tensor | None = None,
-        device: torch.device | str | None = None,
+        ids: Any = None,
+        device: Any = None,
         plan: Plan | None = None,
         name: str = "task",
     ) -> None:
@@ -125,6 +128,8 @@ class Task(Keeping):
         put["name"] = name
         put.update(_cache={}, _calibrations={}, _train_facts={})
         put["_plan_given"] = plan is not None and plan.rows is not None
+        if isinstance(train, tuple) and len(train) != 2:
+            raise InputError(f"train is rows, or (rows, labels); got a tuple of {len(train)}")
         train_rows, train_labels = train if isinstance(train, tuple) else (train, None)
         codec = (
             FrameCodec.of(inputs, train_rows if is_frame(train_rows) else None) if is_frame(inputs) else None
@@ -351,7 +356,7 @@ class Task(Keeping):
 
     def to(self, device: torch.device | str) -> Task:
         """A task on another device; a module on another one is copied there, the caller's stays."""
-        place = torch.device(device)
+        place = as_device(device)
         if place == self.device or (place.type == self.device.type and place.index is None):
             return self
         model = copy.deepcopy(self.predictor.model).to(place)
