@@ -13,9 +13,10 @@ import time
 from collections import Counter
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from tests.fuzz import calls, mutations
+from tests.fuzz import calls, mutations  # noqa: E402
 
 
 def main() -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -112,8 +112,8 @@ def as_explanation(
 @checked
 def evaluate(
     task: Task,
-    explainers: Sequence[Any] | Mapping[str, Any],
-    metrics: Sequence[Any] | Mapping[str, Any],
+    explainers: Any,
+    metrics: Any,
     *,
     seed: int = 0,
     device: str | torch.device | None = None,

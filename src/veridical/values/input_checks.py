@@ -55,11 +55,12 @@ def as_tensor(value: Any, what: str = "it") -> Tensor:
         raise InputError(f"{what} must be a tensor or an array of numbers ({error})") from error
 
 
-def as_device(device: Any) -> torch.device:
-    """A device that this machine has, or the sentence that says it has not."""
+def as_device(device: Any, here: bool = True) -> torch.device:
+    """A device, `here` one that this machine has; or the sentence that says what is wrong with it."""
     try:
         place = torch.device(device)
-        torch.empty(0, device=place)
+        if here:
+            torch.empty(0, device=place)
     except (RuntimeError, TypeError, ValueError, AssertionError, NotImplementedError) as error:
         raise InputError(
             f"device {device!r:.80} cannot be used here: {str(error).splitlines()[0]}"
@@ -92,7 +93,7 @@ def home_of(model: Any, device: torch.device | str | None) -> tuple[torch.device
     if any(place.type == "meta" for place in places):
         raise InputError("the model lies on the meta device and has no weights; load them first")
     home = next(iter(places), None)
-    if device is not None and home is not None and as_device(device).type != home.type:
+    if device is not None and home is not None and as_device(device, here=False).type != home.type:
         raise InputError(
             f"the model lies on {home} and device={device} was asked for; move it with model.to('{device}')"
         )
@@ -126,7 +127,8 @@ def side_of(side: Any, rows: int | None, place: torch.device) -> Side:
         out = tuple(as_tensor(value, "side").to(place) for value in given)
     for value in out.values() if isinstance(out, dict) else out:
         if rows is not None and (value.dim() == 0 or len(value) != rows):
-            raise ShapeError(f"a side input has shape {tuple(value.shape)}, inputs have {rows} rows")
+            held = len(value) if value.dim() else "no"
+            raise ShapeError(f"a side input has {held} rows, inputs have {rows}")
     return out
 
 
