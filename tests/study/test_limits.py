@@ -30,10 +30,10 @@ def test_a_cell_that_sleeps_is_ended(tmp_path, executor):
     slow = {"code": f"{HERE}:Slow", "settings": {"seconds": 60.0}}
     began = time.monotonic()
     made = studies.run(
-        study(slow, {"seconds": 1.0}), tmp_path, executor=executor, workers=1, allow_code=True, progress=False
+        study(slow, {"seconds": 5.0}), tmp_path, executor=executor, workers=1, allow_code=True, progress=False
     )
     assert time.monotonic() - began < 40
-    assert [failure.error for failure in made.failures] == ["it took longer than 1 s (limits: seconds)"]
+    assert [failure.error for failure in made.failures] == ["it took longer than 5 s (limits: seconds)"]
     assert (made.status().done, made.status().failed) == (1, 1)
     # the bound decides no score: with more time the cell is made, and the other is not made again
     again = study({**slow, "settings": {"seconds": 0.01}}, {"seconds": 60.0})
