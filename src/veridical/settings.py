@@ -96,6 +96,10 @@ def check_settings(settings: Any) -> None:
     """Refuse a field that is not of the type, or beyond the bounds, that its class declares."""
     for name, declared in _declared(settings.__class__).items():
         value = getattr(settings, name, None)
+        if isinstance(value, np.generic):
+            # numpy's narrow integers would overflow where Python's do not
+            value = value.item()
+            object.__setattr__(settings, name, value)
         reason = why_not(value, declared)
         if reason is not None:
             raise InputError(f"{type(settings).__name__}: {name} is {reason}, got {value!r:.80}")
