@@ -315,7 +315,7 @@ def _runs(pid: int, program: str) -> bool:
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize("program", ["gcs_server", "raylet"])
-def test_a_lost_head_or_agent_is_said_and_nothing_is_lost(program, tmp_path):
+def test_a_lost_head_or_agent_is_said_and_nothing_is_lost(program, tmp_path, capfd):
     """Ray cannot go on without them: the run ends by itself, says so, and another goes on where it was."""
     from tests.study.killing import start
 
@@ -337,6 +337,8 @@ def test_a_lost_head_or_agent_is_said_and_nothing_is_lost(program, tmp_path):
         assert len(victims) == 1
         os.kill(victims[0], signal.SIGKILL)
         assert process.wait(timeout=120) != 0
+        said = "the head of the Ray cluster" if program == "gcs_server" else "raylet"
+        assert said in capfd.readouterr().err
     finally:
         process.kill()
         process.wait()
