@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -26,7 +25,6 @@ from veridical.cli.sources import (
     Train,
     task_from_options,
 )
-from veridical.values.csv_files import write_csv
 
 CONCEPT_METHODS = ("pca", "kmeans", "ica", "nmf", "cdisco", "ice", "craft", "c-shap", "mcd", "hu-mcd", "sae")
 
@@ -117,12 +115,7 @@ def show(result: Audit) -> None:
 
 def write(result: Audit, folder: Path) -> None:
     """Write the report, the verdict as data and the tables, and say where."""
-    from veridical.report.audit import save_contents
+    from veridical.report.audit import write_folder
 
-    folder.mkdir(parents=True, exist_ok=True)
-    page = result.report(folder / "index.html")
-    save_contents(result, folder / "report.json")
-    (folder / "audit.json").write_text(json.dumps(result.to_json(), indent=2), encoding="utf-8")
-    write_csv(result.to_frame(), folder / "ranking.csv")
-    write_csv(result.evaluation.to_frame(), folder / "scores.csv")
+    page = write_folder(result, folder)
     out.print(f"\nThe report is in [bold]{escape(str(page))}[/bold]", soft_wrap=True)

@@ -151,7 +151,10 @@ def _ask_smooth(task: Task, masks: _SmoothMasks, key: Key) -> tuple[Tensor, Tens
             if len(mixed) < count:
                 mixed, wide = x.new_empty(count, *shape), total.new_empty(visible.shape)
             filled = mixed[:count].view(len(x), across, repeats, *shape)
-            torch.addcmul(background, shown, x[:, None, None] - background, out=filled)
+            if x.is_floating_point():
+                torch.addcmul(background, shown, x[:, None, None] - background, out=filled)
+            else:
+                torch.where(shown.bool(), x[:, None, None], background, out=filled)
             side = repeat_side(take_side(task.side, rows), across * repeats)
             answers = task.respond(predictor.chunk(mixed[:count], side), "logit")
             target = task.targets[rows].repeat_interleave(across * repeats)

@@ -116,7 +116,7 @@ def finetune(
         "certificate": certificate.to_json(),
         "cost": [state.forward + spent.forward, state.backward + spent.backward],
     }
-    files.write(path, KIND, {**model.state_dict(), ROW_DIGESTS: rows.digests}, header)
+    files.write(path, KIND, {**model.state_dict(), ROW_DIGESTS: rows.digests}, header, path.stem)
     resume.unlink(missing_ok=True)
     return Finetuned(str(path))
 
@@ -126,7 +126,7 @@ def _whole(path: Path) -> bool:
     if not path.is_file():
         return False
     try:
-        files.read(path, KIND)
+        files.read(path, KIND, path.stem)
     except (FormatError, ValueError, KeyError) as error:
         warnings.warn(f"{path.name} cannot be read and is made anew: {error}", VeridicalWarning, stacklevel=3)
         return False

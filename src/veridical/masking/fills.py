@@ -76,7 +76,10 @@ class Constant(Fill):
     name: ClassVar[str] = "constant"
 
     def background(self, state: Tensor | None, x: Tensor, ids: Tensor, key: Key) -> Tensor:
-        return x.new_full((1, 1, *x.shape[1:]), self.value)
+        try:
+            return x.new_full((1, 1, *x.shape[1:]), self.value)
+        except RuntimeError as error:
+            raise InputError(f"inputs of {x.dtype} cannot be filled with {self.value:g}: {error}") from error
 
 
 @revivable
@@ -167,8 +170,10 @@ class UniformNoise(Fill):
             low, high = flat.amin(-1).reshape(shape), flat.amax(-1).reshape(shape)
         else:
             low, high = state[0], state[1]
-        share = keyed.uniform(key / "noise", ids, 0, x[0].numel(), x.dtype).reshape(x.shape)
-        return (low + share * (high - low))[:, None]
+        dtype = x.dtype if x.is_floating_point() else torch.float64
+        share = keyed.uniform(key / "noise", ids, 0, x[0].numel(), dtype).reshape(x.shape)
+        low, high = low.to(dtype), high.to(dtype)
+        return (low + share * (high - low))[:, None].to(x.dtype)
 
 
 @revivable

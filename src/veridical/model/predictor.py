@@ -19,6 +19,7 @@ from veridical.model.cost import Meter, Tally
 from veridical.model.private_copy import Private, Source
 from veridical.model.sessions import Session, uses_tf32
 from veridical.model.weights import Weights
+from veridical.settings import check_settings
 
 log = logging.getLogger("veridical")
 
@@ -68,6 +69,7 @@ class Plan:
     """Threads of a CPU that torch may use; None leaves it as it is."""
 
     def __post_init__(self) -> None:
+        check_settings(self)
         if self.rows is not None and (self.rows < 1 or self.rows % MIN_ROWS):
             raise InputError(f"a plan has a multiple of {MIN_ROWS} rows per chunk, got {self.rows}")
         if self.autocast not in (None, "bfloat16", "float16"):
@@ -118,6 +120,10 @@ class CountedModel(nn.Module):
         """Turn what the model answered to x into (rows, outputs), and count the rows."""
         outputs: Tensor = self.__dict__["_output"](answer)
         rows = x.shape[0]
+        if not isinstance(outputs, Tensor):
+            raise ModelError(
+                f"output=... gave a {type(outputs).__name__}, expected a tensor ({rows}, outputs)"
+            )
         if outputs.dim() != 2 or outputs.shape[0] != rows:
             raise ShapeError(
                 f"the model answered shape {tuple(outputs.shape)} to {rows} rows of {tuple(x.shape[1:])}; "

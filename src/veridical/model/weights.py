@@ -84,7 +84,7 @@ def floating(model: nn.Module) -> dict[str, Tensor]:
     return found
 
 
-def checked(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def fitting(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copies of tensors that fit the parameters of these names, or what does not fit."""
     owners = dict(model.named_parameters())
     for name, value in tensors.items():

@@ -49,7 +49,12 @@ class Explanation:
     unchecked: InitVar[Sequence[Look]] = ()
 
     def __post_init__(self, unchecked: Sequence[Look]) -> None:
-        shape = (self.ids.shape[0], self.space.n_features)
+        for what, kind in (("values", Tensor), ("space", Space), ("targets", Tensor), ("ids", Tensor)):
+            if not isinstance(getattr(self, what), kind):
+                raise InputError(
+                    f"Explanation: {what} is of type {kind.__name__}, got {getattr(self, what)!r:.80}"
+                )
+        shape = (self.ids.numel(), self.space.n_features)
         if self.values.shape != shape:
             raise ShapeError(
                 f"explanation has shape {tuple(self.values.shape)}, expected {shape}: "
@@ -207,8 +212,8 @@ class Explanation:
         """The values laid back over the inputs: (N, *shape of the labels)."""
         return self.space.expand(self.values)
 
-    def save(self, path: str | Path) -> Path:
-        """Write to one safetensors file."""
+    def save(self, path: str | Path, address: str = "") -> Path:
+        """Write to one safetensors file; `address` says what the maps were made from."""
         tensors = {
             "values": self.values,
             "order": self.order,
@@ -230,12 +235,12 @@ class Explanation:
             "cost": [self.cost.forward, self.cost.backward],
             "provenance": dict(self.provenance),
         }
-        return files.write(path, "explanation", tensors, header)
+        return files.write(path, "explanation", tensors, header, address)
 
     @classmethod
-    def load(cls, path: str | Path) -> Explanation:
-        """Read what `save` wrote."""
-        tensors, header = files.read(path, "explanation")
+    def load(cls, path: str | Path, address: str | None = None) -> Explanation:
+        """Read what `save` wrote; under another address than was asked for it is refused."""
+        tensors, header = files.read(path, "explanation", address)
         about = header["space"]
         names = about["names"]
         if names is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -31,10 +31,12 @@ from veridical.model.predictor import (
     take_side,
 )
 from veridical.model.private_copy import Copier, Source
-from veridical.model.weights import NoiseSource, Noisy, Replaced, Weights, checked
+from veridical.model.weights import NoiseSource, Noisy, Replaced, Weights, fitting
 from veridical.random.keyed import Key
+from veridical.settings import checked
 from veridical.values.answers import Answers
 from veridical.values.input_checks import (
+    as_device,
     behaves_otherwise,
     cast,
     checked_space,
@@ -74,6 +76,7 @@ class Task(Answers):
     members: Task | None = None
     """Where samples stand for classes: the rows by which the model's movement on each class is judged."""
 
+    @checked
     def __init__(
         self,
         model: Any,
@@ -89,8 +92,8 @@ class Task(Answers):
         train_side: Any = (),
         head: Head | None = None,
         output: Output | None = None,
-        ids: Sequence[int | str] | Tensor | None = None,
-        device: torch.device | str | None = None,
+        ids: Any = None,
+        device: Any = None,
         plan: Plan | None = None,
         name: str = "task",
         copy: Copier | None = None,
@@ -99,6 +102,8 @@ class Task(Answers):
         put["name"] = name
         put.update(_cache={}, _calibrations={}, _train_facts={})
         put["_plan_given"] = plan is not None and plan.rows is not None
+        if isinstance(train, tuple) and len(train) != 2:
+            raise InputError(f"train is rows, or (rows, labels); got a tuple of {len(train)}")
         train_rows, train_labels = train if isinstance(train, tuple) else (train, None)
         codec = (
             FrameCodec.of(inputs, train_rows if is_frame(train_rows) else None) if is_frame(inputs) else None
@@ -191,7 +196,7 @@ class Task(Answers):
         """
         predictor = self.predictor
         if isinstance(weights, Mapping):
-            weights = Replaced(checked(predictor.source.module, weights), predictor.weights)
+            weights = Replaced(fitting(predictor.source.module, weights), predictor.weights)
         return self.changed(predictor=predictor.with_weights(weights))
 
     def with_module(self, module: nn.Module, output: Output | None = None) -> Task:
@@ -289,7 +294,7 @@ class Task(Answers):
 
     def to(self, device: torch.device | str) -> Task:
         """A task on another device; a module on another one is copied there, the caller's stays."""
-        place = torch.device(device)
+        place = as_device(device)
         if place == self.device or (place.type == self.device.type and place.index is None):
             return self
         old = self.predictor
