@@ -303,7 +303,7 @@ def peak():
 
 budget = 16
 x = torch.rand(64, 1, 28, 28)
-maps = torch.rand(64, 784)
+maps = torch.rand(64, 784).argsort(-1).float()  # no ties
 task = vd.Task(Flat().eval(), x, plan=Plan(budget_mib=budget))
 few = task[:1]
 vd.score("pixel_flipping", few, maps[:1], per_step=300)

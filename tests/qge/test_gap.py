@@ -149,7 +149,7 @@ def test_details_add_up(small: vd.Task) -> None:
     assert torch.allclose(gap.details["quality"], -values("pixel_flipping", small, e), atol=1e-8)
     assert torch.allclose(gap.details["quality"] - gap.details["inverse quality"], gap.values)
     assert gap.curve is not None
-    assert torch.allclose(torch.trapezoid(gap.curve.y, gap.curve.x), -gap.values, atol=1e-8)
+    assert torch.allclose(torch.trapezoid(gap.curve.y, gap.curve.x), gap.values, atol=1e-8)
     assert gap.direction is vd.Direction.HIGHER
 
 

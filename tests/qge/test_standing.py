@@ -14,7 +14,7 @@ from tests.reference import qge as reference
 from veridical import testing
 from veridical.errors import InputError
 from veridical.metrics.base import registry
-from veridical.qge.rankings import random_orders, reranked
+from veridical.qge.rankings import random_orders
 from veridical.qge.relative import IDENTICALLY_ZERO
 from veridical.qge.standing import interval, pairing, places
 
@@ -207,7 +207,7 @@ def test_questions_that_do_not_depend_on_the_map_are_asked_once(metric: vd.Metri
     kept = torch.tensor([i for i, how in enumerate(place.method) if how == "antithetic"])
     for pair in (0, 7):
         order = random_orders(key, ids, pair, 14)
-        for at, map_ in enumerate((reranked(e, order), reranked(e, order).inverted())):
+        for at, map_ in enumerate((e.along(order), e.along(order).inverted())):
             alone = sign * vd.score(metric, task, map_).values
             assert torch.allclose(place.sample[kept, 2 * pair + at], alone[kept], atol=1e-12)
 

@@ -16,7 +16,7 @@ from veridical.metrics.base import Metric
 from veridical.model.cost import Cost
 from veridical.qge.gap import paired
 from veridical.qge.paths import RankPath, path_of, scores_along
-from veridical.qge.rankings import random_orders, reranked, reversed_orders
+from veridical.qge.rankings import random_orders, reversed_orders
 from veridical.qge.relative import IDENTICALLY_ZERO
 from veridical.qge.subsets import LARGEST_COUNT, sampled_scores, share_below, subset_responses
 from veridical.random.keyed import Key
@@ -217,7 +217,7 @@ class _Draws:
         orders = self.orders(task, 0, count)
         columns = []
         for k in range(count):
-            map_ = reranked(self.explanation, orders[:, k])
+            map_ = self.explanation.along(orders[:, k])
             outcomes = paired(self.metric, task, map_, map_.inverted(), self.own)
             columns.append(torch.stack([o.values.double() for o in outcomes], -1))
         return self.sign * torch.stack(columns, 1)
@@ -232,7 +232,7 @@ class _Draws:
         orders = self.orders(task, first, count)
         with sharing(task):
             columns = [
-                self.metric.evaluate(task, reranked(explanation, orders[:, k]), self.own).values.double()
+                self.metric.evaluate(task, explanation.along(orders[:, k]), self.own).values.double()
                 for k in range(count)
             ]
         return self.sign * torch.stack(columns, 1)

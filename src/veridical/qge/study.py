@@ -21,7 +21,7 @@ from veridical.qge.agreement import STRATA, KeptOrder, above_random, histogram
 from veridical.qge.gap import paired
 from veridical.qge.kept_features import KeptFeatures
 from veridical.qge.paths import path_of, scores_along
-from veridical.qge.rankings import random_orders, reranked, reversed_orders
+from veridical.qge.rankings import random_orders, reversed_orders
 from veridical.qge.subsets import LARGEST_ENUMERATION, RankingScores, all_rankings, rounded, subset_responses
 from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
@@ -266,7 +266,7 @@ def _sampled(
     # what a metric asks whatever the map, such as random subsets under one key, serves all rankings
     with nullcontext() if independent else sharing(task):
         for k in track(range(rankings), "rankings", progress):
-            map_ = reranked(explanation, drawn(k, 1)[:, 0])
+            map_ = explanation.along(drawn(k, 1)[:, 0])
             if independent:
                 outcomes = tuple(
                     judge.evaluate(task, m, own / k / i) for i, m in enumerate((map_, map_.inverted()))

@@ -22,7 +22,6 @@ from veridical.values.explanation import Explanation
 from veridical.values.task import Task
 
 _MASKS_KEPT = 2**26  # features of all masks of a task that are kept while several maps meet them: 64 MB
-UNORDERED = "constant map: the order is that of the features"
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,8 +227,3 @@ def existing_values(explanation: Explanation) -> Tensor:
     """The values in float64 with 0 where a feature does not exist (N, V)."""
     values = explanation.values.double()
     return values if explanation.valid is None else values.masked_fill(~explanation.valid, 0.0)
-
-
-def unordered(explanation: Explanation) -> Tensor:
-    """Maps that rank nothing, because all their values are equal (N,)."""
-    return ~explanation.spread

@@ -1,0 +1,156 @@
+"""Metrics that rank: a map with ties is judged by all rankings that agree with it, not by the raster's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from veridical.errors import InputError, NotApplicableError
+from veridical.masking.backgrounds import Backgrounds, features_that_matter
+from veridical.masking.fills import Fill
+from veridical.metrics.base import Metric, Outcome
+from veridical.random.keyed import Key
+from veridical.values.explanation import Explanation
+from veridical.values.scores import Curve
+from veridical.values.task import Task
+from veridical.values.weak_orders import TieOrders
+
+TIED_PAIRS = "tied pairs"
+"""The detail that says which share of its pairs of features a map does not rank."""
+TIE_VARIANCE = "variance of tie orders"
+"""The detail that says how far a score moves between rankings that agree with its map."""
+TIES_DECIDE = "ties decide: the score moves between rankings that agree with the map"
+_DECIDES = 0.05
+"""Standard deviation between rankings, as a share of the score, from which ties are said to decide it."""
+Ties = Literal["average", "stable"]
+
+
+def check_ties(ties: str) -> None:
+    """Refuse a treatment of ties that does not exist."""
+    if ties not in ("average", "stable"):
+        raise InputError(f"ties is 'average' or 'stable', got {ties!r}")
+
+
+@dataclass(frozen=True)
+class RankingMetric(Metric):
+    """Base of metrics that read a map's ranking. A subclass writes `along`, for maps without ties.
+
+    `ties="average"` averages over the rankings that agree with a map: all where there are at most 8, else 8
+    keyed draws. `"stable"` breaks ties by position, as published programs do.
+    """
+
+    ties: Ties = field(default="average", kw_only=True)
+    """How tied features are ranked: averaged over the rankings that agree, or by position."""
+
+    def along(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+        """One value per sample, of maps whose order is the ranking to judge."""
+        raise NotApplicableError(f"metric '{self.name}' does not say how it judges a ranking")
+
+    def fill_on(self, task: Task) -> Fill | None:
+        """What takes the place of removed features; None if the metric removes nothing."""
+        return getattr(self, "fill", None) or task.fill
+
+    def sees_ties(self, task: Task, explanation: Explanation) -> Tensor | bool:
+        """Whether, with these settings, the order of tied features can matter; (N,) or one for all."""
+        return True
+
+    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+        return over_orders(
+            lambda t, e: self.along(t, e, key), task, self.tie_orders(task, explanation, key), key
+        )
+
+    def tie_orders(self, task: Task, explanation: Explanation, key: Key) -> TieOrders:
+        """The rankings by which each map is judged."""
+        check_ties(self.ties)
+        if self.ties == "stable" or not explanation.has_ties:
+            return TieOrders.none(explanation)
+        orders = orders_of(task, explanation, key, self.fill_on(task))
+        return orders.where(self.sees_ties(task, explanation))
+
+
+def orders_of(task: Task, explanation: Explanation, key: Key, fill: Fill | None) -> TieOrders:
+    """The rankings that maps stand for, where those that differ in features equal to their fill are one."""
+    if fill is None or fill.looks_at_mask or not explanation.has_ties:
+        return TieOrders.of(explanation)
+    return TieOrders.of(explanation, features_that_matter(task, Backgrounds(task, fill, key)))
+
+
+def over_orders(
+    judge: Callable[[Task, Explanation], Outcome],
+    task: Task,
+    orders: TieOrders,
+    key: Key,
+    whole: bool = False,
+) -> Outcome:
+    """The mean outcome over the rankings of each sample; maps without ties are judged once, as they are.
+
+    Only samples that have a further ranking are asked again, unless the judge shares its work among the
+    `whole` task.
+    """
+    explanation = orders.explanation
+    share = explanation.tied_pairs
+    if orders.most == 1:
+        first = judge(task, explanation)
+        return replace(first, details={**first.details, TIED_PAIRS: share})
+    first = judge(task, orders.strict(0, key))
+    sums = _Sums(first)
+    for which in range(1, orders.most):
+        more = orders.counts > which
+        rows = more.nonzero()[:, 0]
+        if whole or len(rows) == len(task):
+            sums.add(judge(task, orders.strict(which, key)), more, None)
+        else:
+            sums.add(judge(task[rows], orders.take(rows).strict(which, key)), more, rows)
+    outcome, variance = sums.mean(orders.counts)
+    decided = variance.sqrt() > _DECIDES * outcome.values.abs()
+    details = {**outcome.details, TIED_PAIRS: share, TIE_VARIANCE: variance / orders.counts}
+    return replace(outcome, flags={**outcome.flags, TIES_DECIDE: decided}, details=details)
+
+
+class _Sums:
+    """Outcomes of some samples after another, added up."""
+
+    def __init__(self, first: Outcome) -> None:
+        self.first = first
+        self.values = [first.values.double()]
+        self.curve = None if first.curve is None else first.curve.y.double()
+        self.details = {name: value.double() for name, value in first.details.items()}
+        self.flags = dict(first.flags)
+
+    def add(self, outcome: Outcome, more: Tensor, rows: Tensor | None) -> None:
+        """Add the outcomes of samples that have `more` rankings; where given, of these rows alone."""
+
+        def spread(part: Tensor) -> Tensor:
+            if rows is None:
+                return torch.where(more.reshape(-1, *[1] * (part.dim() - 1)), part.double(), 0.0)
+            out = part.new_zeros(len(more), *part.shape[1:], dtype=torch.float64)
+            return out.index_copy_(0, rows, part.double())
+
+        self.values.append(spread(outcome.values))
+        if self.curve is not None and outcome.curve is not None:
+            self.curve = self.curve + spread(outcome.curve.y)
+        self.details = {n: v + spread(outcome.details[n]) for n, v in self.details.items()}
+        for reason, flag in outcome.flags.items():
+            here = spread(flag) > 0
+            self.flags[reason] = self.flags[reason] | here if reason in self.flags else here
+
+    def mean(self, counts: Tensor) -> tuple[Outcome, Tensor]:
+        """The mean outcome, and the variance (N,) of a score between rankings."""
+
+        def over(total: Tensor) -> Tensor:
+            return total / counts.reshape(-1, *[1] * (total.dim() - 1))
+
+        each = torch.stack(self.values, -1)
+        mean = over(each.sum(-1))
+        there = torch.arange(each.shape[-1], device=each.device) < counts[:, None]
+        apart = torch.where(there, each - mean[:, None], 0.0).square().sum(-1)
+        curve: Curve | None = self.first.curve
+        if curve is not None and self.curve is not None:
+            curve = replace(curve, y=over(self.curve))
+        details: Mapping[str, Tensor] = {name: over(value) for name, value in self.details.items()}
+        outcome = replace(self.first, values=mean, flags=self.flags, curve=curve, details=details)
+        return outcome, apart / (counts - 1).clamp(min=1)
