@@ -7,6 +7,7 @@ from veridical.explainers.backprop import Deconvolution, GuidedBackprop
 from veridical.explainers.cam import GradCam, GradCamPlusPlus, LayerCam, ScoreCam
 from veridical.explainers.controls import Constant, Random, RandomK, Sobel
 from veridical.explainers.deeplift import DeepLift
+from veridical.explainers.exact_shapley import ExactShapley
 from veridical.explainers.function import FunctionExplainer, as_explainer
 from veridical.explainers.gradients import Gradient, InputXGradient, IntegratedGradients, Saliency
 from veridical.explainers.kernel_shap import KernelShap
@@ -25,6 +26,7 @@ __all__ = [
     "Deconvolution",
     "DeepLift",
     "Degraded",
+    "ExactShapley",
     "ExpectedGradients",
     "FeatureAblation",
     "FunctionExplainer",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from functools import partial
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -58,10 +59,22 @@ class RankingMetric(Metric):
         """Whether, with these settings, the order of tied features can matter; (N,) or one for all."""
         return True
 
+    def lighter(self, task: Task, orders: int) -> Self:
+        """The same metric with its draws, if it has any, shared out among so many rankings."""
+        return self
+
     def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
-        return over_orders(
-            lambda t, e: self.along(t, e, key), task, self.tie_orders(task, explanation, key), key
-        )
+        orders = self.tie_orders(task, explanation, key)
+        if orders.most == 1 or self.lighter(task, orders.most) is self:
+            return over_orders(lambda t, e, _: self.along(t, e, key), task, orders, key)
+        parts = []
+        for count in orders.counts.unique().tolist():
+            rows = (orders.counts == count).nonzero()[:, 0]
+            light, some = self.lighter(task, count), orders.take(rows)
+            # one ranking for a share of the draws each: as many draws in all as for a map without ties
+            judge = partial(_on_its_draws, light, key)
+            parts.append((rows, over_orders(judge, task[rows], replace(some, most=count), key)))
+        return merged(parts, len(task))
 
     def tie_orders(self, task: Task, explanation: Explanation, key: Key) -> TieOrders:
         """The rankings by which each map is judged."""
@@ -72,6 +85,44 @@ class RankingMetric(Metric):
         return orders.where(self.sees_ties(task, explanation))
 
 
+def _on_its_draws(
+    metric: RankingMetric, key: Key, task: Task, explanation: Explanation, which: int
+) -> Outcome:
+    return metric.along(
+        task, explanation, Key(key.seed, key.path[:-1]) / which / key.path[-1] if which else key
+    )
+
+
+def merged(parts: Sequence[tuple[Tensor, Outcome]], samples: int) -> Outcome:
+    """The outcomes of some rows each, as one of all samples."""
+
+    def joined(found: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor:
+        like = next(part for _, part in found if part is not None)
+        out = like.new_zeros(samples, *like.shape[1:])
+        for rows, part in found:
+            if part is not None:
+                out[rows] = part
+        return out
+
+    def by_name(each: Sequence[tuple[Tensor, Mapping[str, Tensor]]]) -> dict[str, Tensor]:
+        names = dict.fromkeys(name for _, named in each for name in named)
+        return {name: joined([(rows, named.get(name)) for rows, named in each]) for name in names}
+
+    first = parts[0][1]
+    curve = first.curve
+    if curve is not None:
+        curve = replace(
+            curve, y=joined([(rows, None if o.curve is None else o.curve.y) for rows, o in parts])
+        )
+    return replace(
+        first,
+        values=joined([(rows, o.values) for rows, o in parts]),
+        flags=by_name([(rows, o.flags) for rows, o in parts]),
+        curve=curve,
+        details=by_name([(rows, o.details) for rows, o in parts]),
+    )
+
+
 def orders_of(task: Task, explanation: Explanation, key: Key, fill: Fill | None) -> TieOrders:
     """The rankings that maps stand for, where those that differ in features equal to their fill are one."""
     if fill is None or fill.looks_at_mask or not explanation.has_ties:
@@ -80,7 +131,7 @@ def orders_of(task: Task, explanation: Explanation, key: Key, fill: Fill | None)
 
 
 def over_orders(
-    judge: Callable[[Task, Explanation], Outcome],
+    judge: Callable[[Task, Explanation, int], Outcome],
     task: Task,
     orders: TieOrders,
     key: Key,
@@ -94,17 +145,17 @@ def over_orders(
     explanation = orders.explanation
     share = explanation.tied_pairs
     if orders.most == 1:
-        first = judge(task, explanation)
+        first = judge(task, explanation, 0)
         return replace(first, details={**first.details, TIED_PAIRS: share})
-    first = judge(task, orders.strict(0, key))
+    first = judge(task, orders.strict(0, key), 0)
     sums = _Sums(first)
     for which in range(1, orders.most):
         more = orders.counts > which
         rows = more.nonzero()[:, 0]
         if whole or len(rows) == len(task):
-            sums.add(judge(task, orders.strict(which, key)), more, None)
+            sums.add(judge(task, orders.strict(which, key), which), more, None)
         else:
-            sums.add(judge(task[rows], orders.take(rows).strict(which, key)), more, rows)
+            sums.add(judge(task[rows], orders.take(rows).strict(which, key), which), more, rows)
     outcome, variance = sums.mean(orders.counts)
     decided = variance.sqrt() > _DECIDES * outcome.values.abs()
     details = {**outcome.details, TIED_PAIRS: share, TIE_VARIANCE: variance / orders.counts}

@@ -80,7 +80,7 @@ class MapGap(_Gap, Metric):
         with sharing(task):
             return over_orders(partial(self._along, key), task, orders, key, whole=not ranks)
 
-    def _along(self, key: Key, task: Task, explanation: Explanation) -> Outcome:
+    def _along(self, key: Key, task: Task, explanation: Explanation, which: int) -> Outcome:
         assert isinstance(self.metric, Metric)
         own, other = self.keys(key)
         inverse = explanation.inverted()

@@ -287,22 +287,15 @@ def _exactly(
     task: Task, path: RankPath, explanation: Explanation, quality: Tensor, draw: _Draws, draws: int
 ) -> _Found:
     counts = task.space.counts(len(task))
-    valid = (
-        torch.ones_like(explanation.values, dtype=torch.bool)
-        if task.space.valid is None
-        else task.space.valid
-    )
-    listed = torch.argsort((~valid).to(torch.int8), dim=-1, stable=True)
     percentile = torch.empty_like(quality)
     sample = quality.new_empty(len(task), draws)
     tolerance = _tolerance(task, quality)
     for size in counts.unique().tolist():
         rows = (counts == size).nonzero()[:, 0]
         group = task[rows]
-        features = listed[rows, :size]
         part = path_of(draw.metric, group)
         assert part is not None
-        tables = subset_responses(group, part, features, draw.own).cpu()
+        tables = subset_responses(group, part, size, draw.own).cpu()
         orders = random_orders(draw.key, group.ids, torch.arange(draws // 2, device=task.device), size).cpu()
         for i, row in enumerate(rows.tolist()):
             weights = draw.sign * part.dense_weights(i, size).cpu()

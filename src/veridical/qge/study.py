@@ -197,8 +197,7 @@ def rankings_of(task: Task, metric: Any = None, seed: int = 0) -> RankingScores:
         )
     if len(task) != 1:
         raise InputError(f"all rankings are scored for one sample at a time, got {len(task)}; use task[i]")
-    features = torch.arange(task.space.n_features, device=task.device)[None]
-    responses = subset_responses(task, path, features, Key(seed) / judge.name)[0]
+    responses = subset_responses(task, path, task.space.n_features, Key(seed) / judge.name)[0]
     sign = 1.0 if judge.better is Direction.HIGHER else -1.0
     return all_rankings(responses, sign * path.dense_weights(0, task.space.n_features).to(task.device))
 

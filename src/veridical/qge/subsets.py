@@ -14,6 +14,8 @@ from torch import Tensor
 
 from veridical.functional import round_to_grid
 from veridical.masking.probe import probe
+from veridical.masking.rules import AllSubsets
+from veridical.masking.subset_table import places_of
 from veridical.qge.paths import RankPath
 from veridical.random.keyed import Key
 from veridical.values.task import Task
@@ -23,25 +25,6 @@ LARGEST_COUNT = 14
 LARGEST_ENUMERATION = 10
 """Beyond this many features the scores of all rankings do not fit in 2 GB."""
 _DECIMALS = 12
-
-
-@dataclass(frozen=True, eq=False)
-class _AllSubsets:
-    """Mask j removes subset j + 1 of the listed features (N, D) of V."""
-
-    features: Tensor
-    width: int
-
-    @property
-    def count(self) -> int:
-        return 2 ** self.features.shape[-1] - 1
-
-    def removed(self, samples: slice, masks: slice) -> Tensor:
-        chosen = self.features[samples]
-        index = torch.arange(masks.start + 1, masks.stop + 1, device=chosen.device)
-        gone = bits_of(index, chosen.shape[-1])[None].expand(len(chosen), -1, -1)
-        out = gone.new_zeros(len(chosen), len(index), self.width)
-        return out.scatter_(-1, chosen[:, None].expand(-1, len(index), -1), gone)
 
 
 def rounded(scores: Tensor) -> Tensor:
@@ -54,9 +37,9 @@ def bits_of(sets: Tensor, features: int) -> Tensor:
     return (sets[..., None] >> torch.arange(features, device=sets.device)) & 1 == 1
 
 
-def subset_responses(task: Task, path: RankPath, features: Tensor, key: Key) -> Tensor:
-    """Responses (N, 2^D) once each subset of the listed features (N, D) is gone; 2^D - 1 rows a sample."""
-    rule = _AllSubsets(features, task.space.n_features)
+def subset_responses(task: Task, path: RankPath, features: int, key: Key) -> Tensor:
+    """Responses (N, 2^D) once each subset of the D features that all samples have is gone."""
+    rule = AllSubsets(places_of(task), 2**features - 1)
     responses = probe(task, rule, response=path.response, fill=path.fill, key=key, with_clean=True)
     return round_to_grid(responses, like=task.outputs)
 

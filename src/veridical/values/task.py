@@ -98,6 +98,8 @@ class Task(Keeping):
     name: str
     noise_share: float = 0.0
     """How far along a noise path this world lies: 0 unperturbed, 1 at the path's end."""
+    mask_answers: dict[Any, Any]
+    """What the model answered to masks of few features, by fill; shared with subsets and other targets."""
     members: Task | None = None
     """Where samples stand for classes: the rows by which the model's movement on each class is judged."""
 
@@ -123,7 +125,7 @@ class Task(Keeping):
     ) -> None:
         put = self.__dict__
         put["name"] = name
-        put.update(_cache={}, _calibrations={}, _train_facts={})
+        put.update(_cache={}, _calibrations={}, _train_facts={}, mask_answers={})
         put["_plan_given"] = plan is not None and plan.rows is not None
         train_rows, train_labels = train if isinstance(train, tuple) else (train, None)
         codec = (
@@ -251,7 +253,7 @@ class Task(Keeping):
     def _derive(self, **changes: Any) -> Task:
         task = object.__new__(Task)
         task.__dict__.update(self.__dict__)
-        task.__dict__.update({"_cache": {}, "_calibrations": {}, **changes})
+        task.__dict__.update({"_cache": {}, "_calibrations": {}, "mask_answers": {}, **changes})
         return task
 
     def with_weights(self, weights: Weights) -> Task:
@@ -295,7 +297,8 @@ class Task(Keeping):
 
     def with_targets(self, targets: Any) -> Task:
         """The same task explained for other outputs."""
-        task = self._derive(_targets=targets_of(targets, len(self), self.n_outputs, self.device))
+        chosen = targets_of(targets, len(self), self.n_outputs, self.device)
+        task = self._derive(_targets=chosen, mask_answers=self.mask_answers)
         task.__dict__["_cache"].update({k: v for k, v in self.__dict__["_cache"].items() if k == "outputs"})
         return task
 
@@ -309,7 +312,7 @@ class Task(Keeping):
 
     def with_fill(self, fill: Fill | str | float | Callable[[Tensor, Tensor], Tensor]) -> Task:
         """The same task with another fill."""
-        return self._derive(fill=as_fill(fill))
+        return self._derive(fill=as_fill(fill), mask_answers=self.mask_answers)
 
     def with_plan(self, plan: Plan) -> Task:
         """The same task run in other chunks or at another precision."""
@@ -394,6 +397,7 @@ class Task(Keeping):
             raise InputError("a task needs at least one sample; this selection is empty")
         task = self._derive(
             **changes,
+            mask_answers=self.mask_answers,
             _targets=self.targets[index],
             side=take_side(self.side, index),
             space=self.space.take(index),
