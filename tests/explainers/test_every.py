@@ -13,10 +13,11 @@ from veridical.model.predictor import Plan
 EVERY = sorted(registry)
 PACKAGE = {"partition_shap"}
 TEXT = {"attention_rollout", "gradient_x_attention"}  # theirs are in test_attention.py
+OF_FEW = {"exact_shapley"}  # its own are in test_exact_shapley.py
 ON_IMAGES = [
     pytest.param(name, marks=pytest.mark.extras) if name in PACKAGE else name
     for name in EVERY
-    if name not in TEXT
+    if name not in TEXT | OF_FEW
 ]
 FEW: dict[str, dict[str, int]] = {
     "lime": {"draws": 40},

@@ -126,14 +126,18 @@ def _by_subsets(
     matters = features_that_matter(task, behind)
     place, answers = subset_table.answers_to(task, subset_table.codes_of(task, rule), matters, behind)
     which = subset_table.LOGIT if response == "logit" else subset_table.PROBABILITY
+    # what is wrong with kept answers is found by everyone who reads them
     if all_outputs:
         asked = answers[place, which]
+        look_later(asked.device, partial(check_finite, asked))
         if predictions:
             asked = torch.cat([asked, answers[place, subset_table.PREDICTED]], -1)
         clean = _all_answers(task, task.outputs, response, predictions)[:, None]
         return torch.cat([clean, asked], 1).double() if with_clean else asked.double()
-    own = clean_response(task, response).to(answers.dtype)
-    responses = finite_to_grid(torch.cat([own, answers[place, which, task.targets[:, None]]], 1))
+    asked = answers[place, which, task.targets[:, None]]
+    look_later(asked.device, partial(check_finite, asked))
+    own = clean_response(task, response).to(asked.dtype)
+    responses = finite_to_grid(torch.cat([own, asked], 1))
     return responses if with_clean else responses[:, 1:]
 
 
