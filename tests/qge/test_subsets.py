@@ -19,7 +19,14 @@ from veridical.errors import InputError
 from veridical.functional import kendall_tau_b
 from veridical.metrics.base import registry
 from veridical.qge.agreement import KeptOrder, above_random
-from veridical.qge.subsets import RankingScores, all_rankings, sampled_scores, share_below, subset_responses
+from veridical.qge.subsets import (
+    RankingScores,
+    all_rankings,
+    best_and_worst,
+    sampled_scores,
+    share_below,
+    subset_responses,
+)
 
 
 def lexicographic(task: vd.Task) -> tuple[np.ndarray, np.ndarray]:
@@ -91,11 +98,27 @@ def test_share_below_counts_like_a_loop(features: int) -> None:
     path = vd.qge.path_of(vd.qge.KeptFeatures(), task)
     assert path is not None
     y = subset_responses(task, path, features, vd.Key(0))[0]
-    w = path.dense_weights(0, features)
+    steps = path.dense_weights(0, features)[sizes(features)] * y
     for score in (q.min(), q.max(), np.median(q), q[0], q[-1]):
-        assert share_below(y, w, float(score), 1e-9) == pytest.approx(
+        assert share_below(steps, float(score), 1e-9) == pytest.approx(
             reference.percentile(q, float(score), 1e-8), abs=1e-12
         )
+
+
+def sizes(features: int) -> torch.Tensor:
+    return torch.tensor([bin(code).count("1") for code in range(2**features)])
+
+
+@pytest.mark.parametrize("features", [1, 2, 3, 6])
+def test_best_and_worst_are_those_of_all_rankings(features: int) -> None:
+    generator = torch.Generator().manual_seed(features)
+    y = torch.rand(3, 2**features, generator=generator, dtype=torch.float64)
+    w = torch.rand(features + 1, generator=generator, dtype=torch.float64)
+    best, worst = best_and_worst(w[sizes(features)] * y)
+    for i in range(3):
+        scores = all_rankings(y[i], w).scores
+        assert float(best[i]) == pytest.approx(float(scores.max()), abs=1e-11)
+        assert float(worst[i]) == pytest.approx(float(scores.min()), abs=1e-11)
 
 
 def test_looking_up_a_ranking() -> None:
@@ -104,8 +127,8 @@ def test_looking_up_a_ranking() -> None:
     w = torch.rand(6, generator=generator, dtype=torch.float64)
     found = all_rankings(y, w)
     orders = torch.tensor(list(itertools.permutations(range(5))))
-    assert torch.allclose(sampled_scores(y, w, orders), found.scores)
-    assert torch.allclose(sampled_scores(y, w, orders.flip(-1)), found.inverses)
+    assert torch.allclose(sampled_scores(w[sizes(5)] * y, orders), found.scores)
+    assert torch.allclose(sampled_scores(w[sizes(5)] * y, orders.flip(-1)), found.inverses)
 
 
 # --- R1 and R2 on a model whose best ranking is known ------------------------------------------------------
