@@ -157,7 +157,7 @@ class RFid(Fidelity):
     bernoulli: bool = False
     family: ClassVar[str] = "rfid"
     name: ClassVar[str] = "rfid_plus"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     summary: ClassVar[str] = "Does the right answer fall when random parts of the explanation are removed?"
     misleads: ClassVar[str] = "where even slightly masked inputs lie outside what the model has learnt"
 

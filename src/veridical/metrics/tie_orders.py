@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -46,6 +46,7 @@ class RankingMetric(Metric):
 
     ties: Ties = field(default="average", kw_only=True)
     """How tied features are ranked: averaged over the rankings that agree, or by position."""
+    version: ClassVar[int] = 2
 
     def along(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         """One value per sample, of maps whose order is the ranking to judge."""

@@ -38,7 +38,7 @@ class Road(RankingMetric):
     response: Literal["prediction", "probability", "logit"] = "prediction"
     fill: Fill = NoisyLinear()  # noqa: RUF009 (frozen)
     name: ClassVar[str] = "road"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     category: ClassVar[str] = "faithfulness"
     direction: ClassVar[Direction] = Direction.LOWER
     summary: ClassVar[str] = "Does the prediction change when the relevant is removed without a trace?"

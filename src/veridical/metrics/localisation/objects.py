@@ -66,6 +66,7 @@ class LocalisationRanking(LocalisationMetric):
 
     ties: Ties = field(default="average", kw_only=True)
     """How tied features are ranked: averaged over the rankings that agree, or by position."""
+    version: ClassVar[int] = 2
     ranks_only: ClassVar[bool] = True
 
     def looked_at(self, masks: Tensor, counts: Tensor) -> Tensor:
