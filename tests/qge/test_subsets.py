@@ -304,3 +304,14 @@ print((peak() - before) / study.rankings)
     }
     done = subprocess.run([sys.executable, "-c", code], env=here, capture_output=True, text=True, check=True)
     assert 8 < float(done.stdout) < 250
+
+
+def test_a_study_takes_maps_as_they_come_and_names_wrong_counts() -> None:
+    task = table(5, 2)
+    maps = torch.rand(2, 5).double()
+    study = vd.qge.sampled_study(task, "pixel_flipping", rankings=5, explanation=maps, progress=False)
+    assert len(study) == 2
+    with pytest.raises(InputError, match="whole number"):
+        vd.qge.sampled_study(task, "pixel_flipping", rankings=5, draws=1.5, progress=False)
+    with pytest.raises(InputError, match="whole number"):
+        vd.qge.sampled_study(task, "pixel_flipping", rankings=5.5, progress=False)

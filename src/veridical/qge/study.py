@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor
 
-from veridical.api import as_metric
+from veridical.api import as_explanation, as_metric
 from veridical.errors import InputError
+from veridical.masking.probe import match
 from veridical.masking.shared_work import sharing
 from veridical.metrics.base import Metric
 from veridical.model.cost import Cost
@@ -209,7 +210,7 @@ def sampled_study(
     rankings: int = 1000,
     draws: int = 1,
     seed: int = 0,
-    explanation: Explanation | None = None,
+    explanation: Any = None,
     independent_draws: bool = False,
     progress: bool | None = None,
 ) -> RankingStudy:
@@ -220,8 +221,10 @@ def sampled_study(
     draws of their own, as when a metric is run again and again.
     """
     judge = _judge(metric, task, draws)
-    if rankings < 3:
-        raise InputError(f"an agreement needs at least 3 rankings, got {rankings}")
+    if not isinstance(rankings, int) or rankings < 3:
+        raise InputError(f"an agreement needs at least 3 rankings, a whole number; got {rankings!r}")
+    if explanation is not None:
+        explanation = match(task, as_explanation(explanation, task, seed))
     before = task.predictor.meter.cost
     quality, inverse = _sampled(task, judge, rankings, Key(seed), explanation, independent_draws, progress)
     gatherer = _Gatherer(task, judge, draws, Key(seed))
@@ -282,8 +285,8 @@ def _judge(metric: Any, task: Task, draws: int) -> Metric:
     if not isinstance(judge, Metric):
         raise InputError(f"a ranking study judges maps; '{judge.name}' judges methods")
     judge.check(task)
-    if draws < 1:
-        raise InputError(f"draws must be at least 1, got {draws}")
+    if not isinstance(draws, int) or draws < 1:
+        raise InputError(f"draws is a whole number of at least 1, got {draws!r}")
     return judge
 
 
