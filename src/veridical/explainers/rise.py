@@ -60,7 +60,7 @@ class Rise(Explainer):
         return self.draws
 
     def declared(self, task: Task) -> Cost:
-        return Cost(len(task) * self.draws * task.fill.repeats)
+        return Cost(len(task) * self.draws * task.fill.repeats_on(task))
 
     def pieces(self, task: Task) -> Iterator[Task]:
         return mask_pieces(task, self.rows_per_sample(task))
@@ -134,7 +134,7 @@ def _ask_smooth(task: Task, masks: _SmoothMasks, key: Key) -> tuple[Tensor, Tens
     Gives the mean answer (N, 1), and the masks' sum and their sum weighted by the answers (N, V).
     """
     fill, predictor, shape = task.fill, task.predictor, task.inputs.shape[1:]
-    repeats = fill.repeats
+    repeats = fill.repeats_on(task)
     state = fill_state(task, fill)
     total = torch.zeros(len(task), 1, dtype=torch.float64, device=task.device)
     sums = total.new_zeros(len(task), 2, task.space.n_features)

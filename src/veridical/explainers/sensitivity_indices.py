@@ -60,7 +60,7 @@ class _RandomMasks(Explainer):
     def rows_per_sample(self, task: Task) -> int:
         across = self._across(task)
         features = task.space.n_features if across is None else across[0] * across[1]
-        return self.masks(features) * task.fill.repeats
+        return self.masks(features) * task.fill.repeats_on(task)
 
     def pieces(self, task: Task) -> Iterator[Task]:
         return mask_pieces(task, self.rows_per_sample(task))

@@ -68,7 +68,7 @@ class ShapleySampling(Explainer):
         return change_from_nothing(task, FILL_KEY)
 
     def rows_per_sample(self, task: Task) -> int:
-        return (self.orders * (task.space.n_features - 1) + 1) * task.fill.repeats
+        return (self.orders * (task.space.n_features - 1) + 1) * task.fill.repeats_on(task)
 
     def pieces(self, task: Task) -> Iterator[Task]:
         return mask_pieces(task, self.rows_per_sample(task))

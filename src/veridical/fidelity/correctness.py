@@ -73,23 +73,34 @@ def judged_answers(task: Task, reference: Reference | None) -> Tensor:
     return answers
 
 
-def rightness(answers: Tensor, truth: Tensor, task: Task) -> tuple[Tensor, Tensor]:
-    """The indicator and the probability of the right answer, (N, M) each, for answers (N, M, C).
+def said_by(probabilities: Tensor, task: Task) -> Tensor:
+    """1 for the class predicted, or of labels for each that is; else 0 (..., C)."""
+    if task.head in ("multiclass", "binary"):
+        return torch.nn.functional.one_hot(probabilities.argmax(-1), task.n_outputs).to(probabilities)
+    return (probabilities > 0.5).to(probabilities)
 
-    Answers are probabilities (a regression's: numbers). Of a multilabel head the explained label alone is
-    judged. A regression has no right class: both are minus the absolute error of the explained output.
+
+def rightness(answers: Tensor, truth: Tensor, task: Task) -> tuple[Tensor, Tensor]:
+    """The indicator and the probability of the right answer, (N, M) each, of answers (N, M, C) or (N, M, 2C).
+
+    Answers are probabilities (a regression's: numbers), and behind them, if known, how often each output is
+    predicted over the rows of the fill. Of a multilabel head the explained label alone is judged. A
+    regression has no right class: both are minus the absolute error of the explained output.
     """
+    if answers.shape[-1] == task.n_outputs:
+        answers = torch.cat([answers, said_by(answers, task)], -1)
+    answers, predicted = answers.chunk(2, -1)
     if task.head in ("multiclass", "binary"):
         own = truth[:, None, None].expand(-1, answers.shape[1], 1)
-        right = answers.argmax(-1) == truth[:, None]
-        return right.double(), answers.gather(-1, own)[..., 0].double()
+        return predicted.gather(-1, own)[..., 0].double(), answers.gather(-1, own)[..., 0].double()
     index = task.targets[:, None, None].expand(-1, answers.shape[1], 1)
     own = answers.gather(-1, index)[..., 0].double()
     wanted = truth.gather(1, task.targets[:, None]).double()
     if task.head == "regression":
         error = -(own - wanted).abs()
         return error, error
-    return ((own > 0.5) == (wanted > 0.5)).double(), torch.where(wanted > 0.5, own, 1 - own)
+    said = predicted.gather(-1, index)[..., 0].double()
+    return torch.where(wanted > 0.5, said, 1 - said), torch.where(wanted > 0.5, own, 1 - own)
 
 
 def accuracy(answers: Tensor, truth: Tensor, task: Task) -> float:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from veridical.fidelity.correctness import rightness
+from veridical.fidelity.exact_sums import exact_falls
 from veridical.fidelity.removal import (
-    FEW,
     SIGNS,
     Parts,
     Removals,
@@ -24,6 +24,7 @@ from veridical.fidelity.removal import (
 from veridical.functional import area_under_curve
 from veridical.functional.grid import finite_to_grid
 from veridical.masking.probe import probe
+from veridical.masking.subset_table import FEW
 from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
 from veridical.values.task import Task
@@ -81,22 +82,15 @@ def measure(
     """Ask the task's model about every (size, sign, draw) of every sample in one pass.
 
     The model is asked samples x sizes x signs x draws rows (times the repeats of the fill). `beta` caps the
-    counts at floor(beta * n); None leaves them uncapped. `truth` is the right answer of each sample.
+    counts at floor(beta * n); None leaves them uncapped. `truth` is the right answer of each sample. Of few
+    features all subsets are asked instead, and the falls are exact expectations (see `exact_sums`).
     """
     levels = levels_of(task, levels)
     rule = removals(task, explanation, levels, alpha, beta, draws, signs, bernoulli, key)
     shape = (draws, len(rule.signs), len(levels))
-    size = max(1, ANSWERS_AT_ONCE // max(1, rule.count * task.n_outputs))
-    found: list[Tensor] = []
-    for at in range(0, len(task), size):
-        piece = slice(at, at + size)
-        whole = size >= len(task)
-        part, some = (task, rule) if whole else (task[piece], rule.take(piece))
-        answers = probe(part, some, key=key, with_clean=True, all_outputs=True)
-        values = finite_to_grid(torch.stack(rightness(answers, truth[piece], part)), task.predictor.rounding)
-        masked = values[..., 1:].unflatten(-1, shape).mean(2)
-        found.append(values[..., :1, None] - masked)
-    falls = torch.cat(found, 1) if len(found) > 1 else found[0]
+    falls = exact_falls(task, rule, truth, key)
+    if falls is None:
+        falls = _drawn_falls(task, rule, truth, shape, key)
     out: dict[Sign, Falls] = {}
     once = torch.ones_like(rule.sizes, dtype=torch.bool)
     if task.space.valid is not None:
@@ -118,9 +112,30 @@ def levels_of(task: Task, levels: Sequence[float]) -> tuple[float, ...]:
     return tuple((sizes.double() / n).tolist())
 
 
+def _drawn_falls(task: Task, rule: Removals, truth: Tensor, shape: tuple[int, int, int], key: Key) -> Tensor:
+    """Mean falls (2, N, signs, sizes) over draws, as indicator and as probability."""
+    size = max(1, ANSWERS_AT_ONCE // max(1, rule.count * 2 * task.n_outputs))
+    found: list[Tensor] = []
+    for at in range(0, len(task), size):
+        piece = slice(at, at + size)
+        whole = size >= len(task)
+        part, some = (task, rule) if whole else (task[piece], rule.take(piece))
+        answers = probe(part, some, key=key, with_clean=True, all_outputs=True, predictions=True)
+        values = finite_to_grid(torch.stack(rightness(answers, truth[piece], part)), task.predictor.rounding)
+        masked = values[..., 1:].unflatten(-1, shape).mean(2)
+        found.append(values[..., :1, None] - masked)
+    return torch.cat(found, 1) if len(found) > 1 else found[0]
+
+
 def evaluations(task: Task, levels: Sequence[float], draws: int, signs: Sequence[Sign] = SIGNS) -> int:
-    """How many rows `measure` asks the model: samples x sizes x signs x draws x repeats of the fill."""
-    return len(task) * len(levels_of(task, levels)) * len(tuple(signs)) * draws * task.fill.repeats
+    """How many rows `measure` asks the model at most: samples x sizes x signs x draws x repeats of the fill.
+
+    Of few features no mask is asked twice, so there are never more than all their subsets.
+    """
+    masks = len(levels_of(task, levels)) * len(tuple(signs)) * draws
+    n = task.space.counts(len(task))
+    each = torch.where(n <= FEW, (2 ** n.clamp(max=FEW) - 1).clamp(max=masks), masks)
+    return int(each.sum()) * task.fill.repeats_on(task)
 
 
 def removals(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -15,8 +15,9 @@ from veridical.fidelity.correctness import Reference, judged_answers
 from veridical.fidelity.finetuning import finetune, why_no_finetuning
 from veridical.fidelity.masked_pass import Falls, evaluations, mean_over_sizes, measure
 from veridical.fidelity.removal import Sign, check_count, check_levels, check_share
-from veridical.metrics.base import Metric, Outcome, register
-from veridical.metrics.faithfulness.masks import UNORDERED, unordered
+from veridical.masking.subset_table import has_few
+from veridical.metrics.base import Outcome, register
+from veridical.metrics.tie_orders import RankingMetric
 from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Curve, Direction
@@ -31,7 +32,7 @@ Variant = Literal["indicator", "probability"]
 
 
 @dataclass(frozen=True, eq=False)
-class Fidelity(Metric):
+class Fidelity(RankingMetric):
     """What the fidelity metrics share: sizes, sign, the right answer, and the artefact they may stand on.
 
     Each is known by two names: `fid_plus` is `Fid()`, `fid_minus` is `Fid("minus")`.
@@ -109,7 +110,7 @@ class Fidelity(Metric):
         )
         return found[self.sign]
 
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def along(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         # both signs and all fidelity metrics meet the same draws
         falls = self.falls(task, explanation, Key(key.seed, key.path[:-1]) / "fidelity")
         return self.outcome(task, explanation, falls)
@@ -122,7 +123,6 @@ class Fidelity(Metric):
             NO_SIZE: (none := chosen.isnan().all(-1)),
             NOTHING_REMOVED: ((falls.counts < 1) & falls.once).any(-1) & ~none,
             OTHER_CLASS: self._other_class(task, explanation),
-            UNORDERED: unordered(explanation).to(task.device),
         }
         judge = self.artefact(task)
         if judge is not None:
@@ -189,6 +189,12 @@ class RFid(Fidelity):
         super().__post_init__()
         check_share("alpha", self.alpha)
         check_count("draws", self.draws)
+
+    def lighter(self, task: Task, orders: int) -> Self:
+        # of few features all subsets are asked once, whatever the ranking
+        if self.draws == 1 or has_few(task, task.fill) is not None:
+            return self
+        return replace(self, draws=-(-self.draws // orders))
 
     @property
     def removal(self) -> Mapping[str, Any]:

@@ -175,6 +175,16 @@ class Removals:
         )
 
     @property
+    def edges(self) -> Tensor:
+        """The first rank of each part (sign, size) and the one behind its last (2, N, parts)."""
+        return self._edges
+
+    @property
+    def part_counts(self) -> Tensor:
+        """How many features each part loses (N, parts)."""
+        return self._counts
+
+    @property
     def count(self) -> int:
         """Masks a sample."""
         return self.draws * len(self.signs) * self.sizes.shape[-1]

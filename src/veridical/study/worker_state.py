@@ -154,7 +154,8 @@ class Workshop:
                 self._forget(next(iter(self._tasks)))
             self._tasks[kept] = self._checked(planned, kept[1])
         rows = slice(job.samples) if planned.ranged else slice(*job.shard)
-        task = self._tasks[kept][rows]
+        # its answers to masks are its own, or what a job costs would depend on which jobs came before it
+        task = self._tasks[kept][rows].changed(calibrated_alike=True, mask_answers={})
         self._lent.append(task)
         return task
 

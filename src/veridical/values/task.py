@@ -73,6 +73,8 @@ class Task(Answers):
     _targets_given: bool
     noise_share: float = 0.0
     """How far along a noise path this world lies: 0 unperturbed, 1 at the path's end."""
+    mask_answers: dict[Any, Any]
+    """What the model answered to masks of few features, by fill; shared with subsets and other targets."""
     members: Task | None = None
     """Where samples stand for classes: the rows by which the model's movement on each class is judged."""
 
@@ -100,7 +102,7 @@ class Task(Answers):
     ) -> None:
         put = self.__dict__
         put["name"] = name
-        put.update(_cache={}, _calibrations={}, _train_facts={})
+        put.update(_cache={}, _calibrations={}, _train_facts={}, mask_answers={})
         put["_plan_given"] = plan is not None and plan.rows is not None
         if isinstance(train, tuple) and len(train) != 2:
             raise InputError(f"train is rows, or (rows, labels); got a tuple of {len(train)}")
@@ -183,7 +185,7 @@ class Task(Answers):
             _cache={} if outputs is None else {"outputs": outputs},
             _calibrations=dict(self._calibrations) if calibrated_alike else {},
             _targets=targets,
-            **changes,
+            **{"mask_answers": {}, **changes},
         )
         if alone:
             task.__dict__["reference"] = task
@@ -243,7 +245,12 @@ class Task(Answers):
     def with_targets(self, targets: Any) -> Task:
         """The same task explained for other outputs."""
         chosen = targets_of(targets, len(self), self.n_outputs, self.device)
-        return self.changed(targets=chosen, outputs=self.known("outputs"), _targets_given=True)
+        return self.changed(
+            targets=chosen,
+            outputs=self.known("outputs"),
+            mask_answers=self.mask_answers,
+            _targets_given=True,
+        )
 
     def with_space(self, space: Space, fill: Fill | None = None) -> Task:
         """The same task with other features."""
@@ -334,6 +341,7 @@ class Task(Answers):
             space=self.space.take(index),
             outputs=None if outputs is None else outputs[index],
             calibrated_alike=True,
+            mask_answers=self.mask_answers,
         )
         task.__dict__["reference"] = task if self.reference is self else self.reference[index]
         return task
