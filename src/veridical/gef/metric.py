@@ -267,19 +267,23 @@ class GEF(ExplainerMetric):
         # of all the clean maps and those that wait, and what one is at work on
         maps = 2 * sum(widths) + (7 if self.form == "jacobian" else 2) * max(widths, default=0)
         size = max(1, room // (8 * max(1, maps)))
+        source = None
+        if self.perturb == "weights":
+            source = task.cached("weight noise", lambda: NoiseSource(task.predictor.source.module))
         if size >= len(task):
-            return self._block(task, company, path, key)
+            return self._block(task, company, path, key, source)
         starts = range(0, len(task), size)
-        parts = [self._block(task[at : at + size], company, path, key) for at in starts]
+        parts = [self._block(task[at : at + size], company, path, key, source) for at in starts]
         return {who: Found.joined([part[who] for part in parts]) for who in company}
 
-    def _block(self, task: Task, company: Company, path: NoisePath, key: Key) -> dict[str, Found]:
+    def _block(
+        self, task: Task, company: Company, path: NoisePath, key: Key, source: NoiseSource | None
+    ) -> dict[str, Found]:
         # one session around those of all worlds, unless an explainer would meet it that opens none itself
         plain = all(company.members[who].plain for who in company)
         with task.predictor.session(grad=None) if plain else nullcontext():
-            if self.perturb == "input":
+            if source is None:
                 return self._walk(task, company, path, key, SharedWorld())
-            source = NoiseSource(task.predictor.source.module)
             with noise_prefetch.NoiseAhead(source, self._noise_keys(task, path, key)) as draw:
                 return self._walk(task, company, path, key, SharedWorld(draw))
 
