@@ -208,8 +208,8 @@ def explainers_page() -> str:
         "task; one that does not says why and names those that do. The cost is rows asked of the model a",
         "sample, measured on 8 x 8 digits with default settings.",
         "",
-        "| name | what it is | applies to | needs | random | reads values | cost | paper |",
-        "|---|---|---|---|---|---|---|---|",
+        "| name | what it is | applies to | needs | random | cost | paper |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name in explainers:
         explainer: Explainer = explainers.make(name)
@@ -219,7 +219,6 @@ def explainers_page() -> str:
             f"| `{name}` | {explainer.summary} | {', '.join(sorted(explainer.modalities))} "
             f"| {', '.join(sorted(explainer.needs)) or 'nothing'} "
             f"| {'yes' if explainer.stochastic else 'no'} "
-            f"| {'yes' if explainer.reads_outputs else 'no'} "
             f"| {cost} | {explainer.paper} |"
         )
     return "\n".join([*lines, "", EXPLAINERS_NOTE, ""])

@@ -26,7 +26,6 @@ class FeatureAblation(Explainer):
     name: ClassVar[str] = "feature_ablation"
     summary: ClassVar[str] = "fall of the output when each feature is removed alone"
     paper: ClassVar[str] = "Zeiler and Fergus 2014"
-    reads_outputs: ClassVar[bool] = True
 
     def attribute(self, task: Task, key: Key) -> Tensor:
         rule = EachAlone(task.space.n_features, task.device)

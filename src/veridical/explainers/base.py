@@ -43,8 +43,6 @@ class Explainer(Settings):
     """A control reads nothing of the model; GEF redraws it at every call."""
     one_key: ClassVar[bool] = False
     """Whether GEF gives it the same key in every world: an optimisation that starts from the same noise."""
-    reads_outputs: ClassVar[bool] = False
-    """Whether it reads output values, not only their gradients."""
 
     def draws_on(self, task: Task) -> bool:
         """Whether two keys give two maps on this very task; a method may be exact on a small one."""

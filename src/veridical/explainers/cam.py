@@ -157,7 +157,6 @@ class ScoreCam(Cam):
     summary: ClassVar[str] = "last activation of convolutions weighted by the output through each channel"
     paper: ClassVar[str] = "Wang et al. 2020, Algorithm 1"
     needs: ClassVar[frozenset[str]] = frozenset({"convolution"})
-    reads_outputs: ClassVar[bool] = True
 
     def layer_name(self, task: Task) -> str:
         found = super().layer_name(task)

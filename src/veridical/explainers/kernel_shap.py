@@ -75,7 +75,6 @@ class KernelShap(Explainer):
     summary: ClassVar[str] = "Shapley values by weighted least squares"
     paper: ClassVar[str] = "Lundberg and Lee 2017"
     stochastic: ClassVar[bool] = True
-    reads_outputs: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.budget < 3:

@@ -34,7 +34,6 @@ class _Propagation(Explainer):
 
     paper: ClassVar[str] = "Bach et al. 2015"
     needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
-    reads_outputs: ClassVar[bool] = True
 
     def rules(self) -> Rules:
         """The rule of each kind of layer."""

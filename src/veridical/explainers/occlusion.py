@@ -30,7 +30,6 @@ class Occlusion(Explainer):
     name: ClassVar[str] = "occlusion"
     summary: ClassVar[str] = "fall of the output under a sliding window"
     paper: ClassVar[str] = "Zeiler and Fergus 2014"
-    reads_outputs: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.window < 1 or not 1 <= self.stride <= self.window:

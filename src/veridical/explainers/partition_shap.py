@@ -34,7 +34,6 @@ class PartitionShap(Explainer):
     name: ClassVar[str] = "partition_shap"
     summary: ClassVar[str] = "Owen values over a tree of neighbours, by the shap package"
     paper: ClassVar[str] = "Owen 1977; Lundberg and Lee 2017"
-    reads_outputs: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.budget < 4:

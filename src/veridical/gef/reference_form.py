@@ -77,7 +77,7 @@ class RunningReference:
 
     def _reaches(self, setting: Setting, world: Task) -> bool:
         """Whether noise on the outputs can change a map at all: it is tried, whatever the explainer says."""
-        if setting.explainer.stochastic:
+        if setting.redraws:
             return True
         noisy = with_output_noise(world, setting.output_noise, setting.key / "reaches")
         there, here = (setting.task.uncounted(partial(setting.values, at)) for at in (noisy, world))
