@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import veridical as vd
 from tests.reference.small_models import mlp
 from veridical.gef import FastGEF, find_path
-from veridical.gef.receipt import receipt_of
+from veridical.gef.receipt import incomplete, receipt_of
 
 PATH = (0.1, 0.4, 0.8)
 
@@ -174,6 +174,8 @@ def test_the_receipt_says_what_noise_did_not_reach() -> None:
     assert not receipt["whole"]
     assert "left out: wave (complex" in receipt["text"]
     assert receipt["self_check"] == 0
+    (said,) = incomplete([scores, scores])
+    assert "80.0% of 25 parameters perturbed" in said
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")

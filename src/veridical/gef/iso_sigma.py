@@ -120,6 +120,7 @@ class IsoSigma(GEF):
     draws: int = 20
     """Noisy models at each level, M; fewer than 20 see little."""
     name: ClassVar[str] = "gef_iso"
+    version: ClassVar[int] = 1
     summary: ClassVar[str] = "At one level of noise: does the map move more where the model moves more?"
     assumes: ClassVar[str] = (
         "of two equally noisy models, the one that moved further has moved the map further"

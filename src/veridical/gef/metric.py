@@ -125,6 +125,7 @@ class GEF(ExplainerMetric):
     path: tuple[float, ...] | Rule = "isotonic"
     """The rule by which the noise levels are found, or the levels themselves, rising."""
     name: ClassVar[str] = "gef"
+    version: ClassVar[int] = 2
     category: ClassVar[str] = "faithfulness"
     direction: ClassVar[Direction] = Direction.HIGHER
     summary: ClassVar[str] = "Does the explanation move as the model moves, under weight noise?"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from veridical.gef.worlds import Worlds
 from veridical.model.predictor import call
 from veridical.model.weights import NoiseSource
 from veridical.random.keyed import Key
+from veridical.values.scores import Scores
 from veridical.values.task import Task
 
 ROWS = 8
@@ -68,6 +69,21 @@ def receipt_of(task: Task) -> Receipt:
     """The receipt of weight noise on a task's model, made once for the task and counted to nobody."""
     found: Receipt = task.cached("gef receipt", lambda: task.uncounted(lambda: _made(task)))
     return found
+
+
+def incomplete(scores: Iterable[Scores]) -> list[str]:
+    """A sentence for everything that noise did not do as it should, the same one once."""
+    said = []
+    for own in scores:
+        receipt = own.provenance.get("receipt", {})
+        if not receipt.get("whole", True):
+            said.append(f"The weight noise behind GEF is not whole: {receipt['text']}.")
+        if receipt.get("worlds_dropped"):
+            said.append(
+                f"{receipt['worlds_dropped']} of {receipt['worlds']} noisy models behind GEF gave answers "
+                "that are not finite; their draws were dropped."
+            )
+    return list(dict.fromkeys(said))
 
 
 def _made(task: Task) -> Receipt:

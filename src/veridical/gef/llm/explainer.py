@@ -42,6 +42,7 @@ class LLMx(Explainer):
     k: int = 5
     tokenizer: Any = None
     name: ClassVar[str] = "llm_x"
+    version: ClassVar[int] = 2
     summary: ClassVar[str] = "tokens named by a language model that knows the classifier's certainty"
     paper: ClassVar[str] = "GEF paper, A.4.4"
     modalities: ClassVar[frozenset[str]] = frozenset({"text"})
