@@ -60,7 +60,9 @@ def test_noisy_models_are_asked_once_for_all_explainers(task):
     alone = [metric(task, explainer, Key(0)).cost.forward for explainer in explainers.values()]
     rows = 2 * 5 * len(task)
     assert costs[0] == alone[0]
-    assert [a - c for a, c in zip(alone[1:], costs[1:], strict=True)] == [rows, rows]
+    # a gradient method finds the answers on its way; one that does not is spared asking for them
+    assert {a - c for a, c in zip(alone[1:], costs[1:], strict=True)} <= {0, rows}
+    assert sum(costs) < sum(alone)
 
 
 def test_one_that_raises_leaves_the_others(task):
