@@ -58,10 +58,10 @@ def seconds(run: Callable[[], object], device: torch.device, times: int = 1, clo
 def bare(task: vd.Task, cost: vd.Cost, batch: int | None = None) -> Callable[[], None]:
     """The same number of rows through the model, in chunks of the task's plan, from batches that are ready.
 
-    The model is called as its user would, in the plan's precision.
+    The model is called as its user would, in the plan's precision and at the batch size that suits it best.
     `batch` bounds the rows of one call, where no more than that have their weights in common.
     """
-    rows = min(task.predictor.rows, batch or task.predictor.rows)
+    rows = min(best_rows(task), batch or task.predictor.rows)
     ready = _repeated(task, min(rows, max(1, cost.forward - cost.backward))).inputs
     few = min(rows, max(1, cost.backward))
     piece = _repeated(task, few)
@@ -80,6 +80,22 @@ def bare(task: vd.Task, cost: vd.Cost, batch: int | None = None) -> Callable[[],
                 torch.autograd.grad(call(model, x, each.side).gather(1, each.targets[:, None]).sum(), x)
 
     return run
+
+
+def best_rows(task: vd.Task) -> int:
+    """The rows per call at which a GPU answers most rows per second; on a CPU those of the plan."""
+    most = task.predictor.rows
+    if task.device.type != "cuda":
+        return most
+
+    def speed(rows: int) -> float:
+        batch = _repeated(task, rows).inputs
+        with task.session() as model:
+            model(batch)
+            return rows / seconds(lambda: model(batch), task.device, times=5)
+
+    found: int = task.cached("best rows", lambda: max({64, 128, 256, 512, most}, key=speed))
+    return min(found, most)
 
 
 def _repeated(task: vd.Task, rows: int) -> vd.Task:

@@ -163,8 +163,6 @@ def metrics_page() -> str:
 
 
 EXPLAINERS_NOTE = """\
-*Reads values* says whether a method looks at the outputs themselves or only at their gradients.
-
 ## What counts as a row
 
 A row is one pass of one input forward through the whole model, or back. Everything a method runs is counted.
@@ -186,17 +184,40 @@ which holds `z_plus` in its inner convolutions alone, takes between 1 and 2 forw
 | `alpha_beta` | 3 | 2 | 5 and 4 |
 | `z_box` | 4 | 3 | the same |
 
-## What LRP follows
+## What a map promises
 
-A model that torch.fx can trace is followed along its graph. One that it cannot, such as those of Hugging
-Face, is followed while it runs: each torch operation on what depends on the input is done by the rule of its
-kind. Both ways give the same maps. Sums share relevance in proportion; a batch norm is folded into the layer
-before it; an activation hands relevance on; attention weights and the spread of a layer norm are held
-constant, so that relevance flows through the values (Ali et al. 2022); a sigmoid gate gives all to the
-signal; a vector brought to length 1 has its length held constant. ViT, ResNet, ConvNeXt, MobileNet, BERT,
-DistilBERT and the sentence transformer MiniLM keep their relevance but for what biases and position
-embeddings take. Where a model has no convolution, `lrp` is `lrp_epsilon`. An operation without a stated rule
-(GPT-2's `addmm` and its own GELU, say) is refused by name."""
+A method with a law states what the values of each map sum to: `y(x) - y(baseline)` for integrated gradients
+and DeepLIFT, `y(x) - y(everything removed)` for Shapley sampling, `y(x)` less what biases take for LRP. Every
+explanation measures it: `explanation.provenance["law"]` holds the law in words, the largest and the mean
+residual as a share of what was promised, and how many maps are `broken`: off by more than 5%, or made of
+values that cancel a million times over. Where features are left out (special tokens) nothing is measured.
+
+## What is followed
+
+LRP, DeepLIFT, guided backpropagation and deconvolution share one engine (`explainers.graph`). It follows a
+model while it runs: each torch operation on what depends on the input is done by the rule of its kind, so
+that functions, layers that run twice, operations in place, branches and rectifiers written by hand
+(`h * (h > 0)`, `masked_fill`, `h[h < 0] = 0`) count as what they are. What no rule covers, and what cannot be
+seen (an own autograd function, a compiled part), is refused by name.
+
+In LRP sums share relevance in proportion; a batch norm is folded into the layer before it; an activation
+hands relevance on; attention weights and the spread of a norm are held constant (Ali et al. 2022); a gate
+gives all to the signal, also in LSTM and GRU (Arras et al. 2017); a product with an activation, as in SwiGLU,
+is shared in halves (Achtibat et al. 2024). Where a model has no convolution, `lrp` is `lrp_epsilon`. DeepLIFT
+gives a product of two activations to each by the mean of the other, and takes norms, softmax, attention and
+recurrent layers apart into such steps, so that no difference is lost.
+
+Class activation maps look at what the model computes last on the grid of its last convolution, behind the
+activation, the residual sum and the concatenation; in a vision transformer at the last residual sum of tokens
+by which patches reach the output. Attention is read in the row that the answer reads: the first token, the
+last one, or all. `explanation.provenance` says which layer and which row; `layer=` and `reading=` choose.
+
+## Which explainer works on which architecture
+
+Small models of random weights, run by the tests. Blue: a map, right by a law or an independent reference.
+Grey: refused, with the reason (shown when the pointer rests on the cell).
+
+![Explainers by architectures](assets/coverage.svg)"""
 
 
 def explainers_page() -> str:
@@ -208,8 +229,8 @@ def explainers_page() -> str:
         "task; one that does not says why and names those that do. The cost is rows asked of the model a",
         "sample, measured on 8 x 8 digits with default settings.",
         "",
-        "| name | what it is | applies to | needs | random | cost | paper |",
-        "|---|---|---|---|---|---|---|",
+        "| name | what it is | applies to | needs | random | cost | law | paper |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name in explainers:
         explainer: Explainer = explainers.make(name)
@@ -219,7 +240,7 @@ def explainers_page() -> str:
             f"| `{name}` | {explainer.summary} | {', '.join(sorted(explainer.modalities))} "
             f"| {', '.join(sorted(explainer.needs)) or 'nothing'} "
             f"| {'yes' if explainer.stochastic else 'no'} "
-            f"| {cost} | {explainer.paper} |"
+            f"| {cost} | {explainer.law or 'none'} | {explainer.paper} |"
         )
     return "\n".join([*lines, "", EXPLAINERS_NOTE, ""])
 

@@ -5,8 +5,12 @@ import os
 import pickle
 import re
 import stat
+import time
+import tracemalloc
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -106,6 +110,105 @@ def test_code_in_a_study_needs_permission(tmp_path: Path, monkeypatch: pytest.Mo
     assert not (tmp_path / "ran").exists()
     assert imported("trap_module:thing", True) == 1
     assert (tmp_path / "ran").exists()
+
+
+# --- files that unfold ----------------------------------------------------------------------------------
+
+STUDY = "tasks: [known/linear]\nexplainers: [gradient]\nmetrics: [sparseness]\n"
+LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{b}: &{b} [{', '.join(['*' + a] * 9)}]\n" for a, b in zip("abcdefghi", "bcdefghij", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (LAUGHS + STUDY, "VERIDICAL_MAX_YAML_NODES"),
+        (STUDY + "name: &a [*a]\n", "stands inside what it names"),
+        (STUDY + "plan: {threads: 1000000000}\n", "VERIDICAL_MAX_THREADS"),
+        (STUDY + "name: " + "[" * 5000, "VERIDICAL_MAX_YAML_DEPTH"),
+        (STUDY + "name: " + "{a: " * 5000, "VERIDICAL_MAX_YAML_DEPTH"),
+        (STUDY + "seeds: [" + "9" * 5000 + "]\n", "cannot be read"),
+        (STUDY + "name: 2026-99-99\n", "cannot be read"),
+        (STUDY + "# " + "x" * 2**21, "VERIDICAL_MAX_YAML_KIB"),
+        (STUDY + "{[1, 2]: 3}", "not YAML|cannot be read"),
+    ],
+    ids=["laughs", "self", "threads", "deep list", "deep map", "digits", "date", "long", "odd key"],
+)
+def test_study_files_cannot_fill_the_machine(text: str, told: str) -> None:
+    from veridical.study.study_file import parse_study
+
+    began = time.monotonic()
+    with pytest.raises(VeridicalError, match=told):
+        parse_study(text, "study.yaml")
+    assert time.monotonic() - began < 5
+
+
+def test_a_grid_of_too_many_points_is_refused_before_it_is_made() -> None:
+    from veridical.study.grid import expand
+    from veridical.study.study_file import read_study
+
+    axes = {f"a{i}": list(range(100)) for i in range(9)}
+    study = {"tasks": ["known/linear"], "explainers": [{"name": "gradient", "grid": axes}], "metrics": ["x"]}
+    with pytest.raises(VeridicalError, match="VERIDICAL_MAX_GRID_POINTS"):
+        expand(read_study(study))
+
+
+def test_arrays_that_unfold_are_refused_by_their_header(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from veridical.loading.weights import read_weights
+    from veridical.tasks.files import read_arrays, read_table
+
+    monkeypatch.setenv("VERIDICAL_MAX_ARRAY_MIB", "1")
+    np.savez_compressed(tmp_path / "a.npz", inputs=np.zeros(2**20))
+    with pytest.raises(VeridicalError, match="VERIDICAL_MAX_ARRAY_MIB"):
+        read_arrays(tmp_path / "a.npz")
+    torch.save({"w": torch.zeros(2**20)}, tmp_path / "w.pt")
+    with pytest.raises(VeridicalError, match="VERIDICAL_MAX_ARRAY_MIB"):
+        read_weights(tmp_path / "w.pt")
+    pd.DataFrame({"a": np.arange(2**20) % 7919}).to_parquet(tmp_path / "t.parquet")
+    with pytest.raises(VeridicalError, match="VERIDICAL_MAX_ARRAY_MIB"):
+        read_table(tmp_path / "t.parquet")
+    monkeypatch.setenv("VERIDICAL_MAX_ARRAY_MIB", "64")
+    assert read_arrays(tmp_path / "a.npz")["inputs"].shape == (2**20,)
+    monkeypatch.setenv("VERIDICAL_MAX_FILE_MIB", "0")
+    with pytest.raises(VeridicalError, match="VERIDICAL_MAX_FILE_MIB"):
+        read_arrays(tmp_path / "a.npz")
+    monkeypatch.setenv("VERIDICAL_MAX_FILE_MIB", "many")
+    with pytest.raises(VeridicalError, match="whole number"):
+        read_arrays(tmp_path / "a.npz")
+
+
+def test_images_are_bounded_as_they_are_scaled(tmp_path: Path) -> None:
+    from PIL import Image
+
+    from veridical.tasks.images import image_rule, read_image
+
+    Image.new("L", (500_000, 1)).save(tmp_path / "thin.png")
+    with pytest.raises(VeridicalError, match="VERIDICAL_MAX_IMAGE_PIXELS"):
+        read_image(tmp_path / "thin.png", 224)
+    (tmp_path / "preprocessor_config.json").write_text('{"size": {"height": 60000, "width": 60000}}')
+    with pytest.raises(VeridicalError, match="VERIDICAL_MAX_IMAGE_PIXELS"):
+        read_image(tmp_path / "thin.png", **image_rule(tmp_path / "preprocessor_config.json"))
+    with pytest.raises(VeridicalError, match="positive number"):
+        read_image(tmp_path / "thin.png", -3)
+    (tmp_path / "preprocessor_config.json").write_text('{"size": ' + "[" * 100_000)
+    with pytest.raises(VeridicalError):
+        image_rule(tmp_path / "preprocessor_config.json")
+
+
+def test_a_few_of_very_many_rows_are_drawn_without_a_permutation_of_all() -> None:
+    from veridical.loading.examples import some_rows
+
+    tracemalloc.start()
+    rows = some_rows(10**12, 1000, 0)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(rows.unique()) == 1000
+    assert int(rows.max()) > 10**11
+    assert most < 2**22
+    assert rows.equal(some_rows(10**12, 1000, 0))
 
 
 # --- the source -----------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ def curves(name: str, out: Path, device: str, sizes: tuple[int, int], chosen: li
         if method.name not in chosen:
             continue
         began = time.perf_counter()
-        curve = surf.parsimony(method, unpooled if method.name == "sae" else train, test, head, COUNTS)
+        curve = surf.parsimony(method, train, test, head, COUNTS, materials={"positions": unpooled})
         found[method.name] = {
             "mae": curve.errors("mae"),
             "emd": curve.errors("emd"),
@@ -72,6 +72,8 @@ def picture(names: list[str], folder: Path) -> None:
                 style = "o-" if place < len(COLOURS) else "s--"
                 ax.plot(counts, errors, style, color=color, markersize=3, label=method)
                 best = plateau(counts, errors)
+                if best is None:
+                    continue
                 ax.plot(best, errors[counts.index(best)], "o", markersize=9, fillstyle="none", color=color)
             ax.set_yscale("log")
             ax.set_xticks(counts)

@@ -23,6 +23,7 @@ import veridical as vd
 from replications.surf import data, prepared, trained
 from veridical import surf
 from veridical.errors import NotApplicableError
+from veridical.surf.materials import Materials
 from veridical.surf.sanity_check import LEARNED
 
 COUNT = 5
@@ -120,6 +121,19 @@ def given_head(train: surf.Embeddings, test: surf.Embeddings, head: surf.Head, n
     methods([(method, train) for method in (*all_methods(), surf.CRAFT(COUNT))], train, test, head, note)
 
 
+def small_task(task: vd.Task, note: Note) -> None:
+    """Every method on what it is fitted on, where the task has that."""
+    parts = surf.split(task)
+    supply = Materials({}, parts)
+    plan: list[tuple[surf.ConceptMethod, surf.Embeddings]] = []
+    for method in (*all_methods(), surf.CRAFT(COUNT)):
+        try:
+            plan.append((method, supply.rows(method)))
+        except NotApplicableError as error:
+            print(error, flush=True)
+    methods(plan, parts.train(), parts.test(), parts.head, note)
+
+
 def photos(note: Note) -> None:
     """One photo a class: shared dictionaries only, fitted on all positions of 200 photos."""
     train, test, head = prepared.photos()
@@ -196,10 +210,9 @@ def run(name: str, given: argparse.Namespace) -> None:
         segments(data.cifar(prepared.SEGMENTED, 1000), note)
     else:
         task = trained.attributes() if name == "attributes" else vd.tasks.load("diabetes")
-        parts = surf.split(task)
         if name == "attributes":
             note("accuracy", float(((task.outputs > 0) == (task.labels > 0.5)).double().mean()))
-        given_head(parts.train(), parts.test(), parts.head, note)
+        small_task(task, note)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """veridical: how faithful is this explanation to the model it explains, and can that number be trusted?"""
 
+import sys
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from veridical import errors, functional
@@ -7,11 +9,11 @@ from veridical._version import __version__
 from veridical.api import evaluate, explain, explainers, metrics, register, score
 from veridical.audit import audit
 from veridical.explainers.base import Explainer, applicable
-from veridical.first_use import on_first_use
 from veridical.masking import fills as fill
 from veridical.metrics.base import ExplainerMetric, Metric, Outcome
 from veridical.model.cost import Cost
 from veridical.model.predictor import Plan
+from veridical.name_index import names_on_demand
 from veridical.random.keyed import Key
 from veridical.values.evaluation import Evaluation
 from veridical.values.explanation import Explanation
@@ -27,20 +29,35 @@ if TYPE_CHECKING:
     from veridical.meta import meta_evaluate
     from veridical.qge import QGE, QRand
 
-__getattr__, __dir__ = on_first_use(
+__getattr__, __dir__ = names_on_demand(
     __name__,
     {
-        "audit": ("Audit",),
-        "fidelity": (),
-        "gef": ("GEF", "FastGEF", "visualise"),
-        "loading": (),
-        "meta": ("meta_evaluate",),
-        "qge": ("QGE", "QRand"),
-        "study": (),
-        "surf": (),
-        "tasks": (),
+        "Audit": "veridical.audit.result",
+        "FastGEF": "veridical.gef.metric",
+        "GEF": "veridical.gef.metric",
+        "QGE": "veridical.qge.gap",
+        "QRand": "veridical.qge.random_baseline",
+        "meta_evaluate": "veridical.meta.evaluate",
+        "visualise": "veridical.gef.visualise",
     },
 )
+
+# Modules that moved into folders: their old names, which stood in the documentation, import the same module
+_MOVED = {
+    "explanation": "values.explanation",
+    "fill": "masking.fills",
+    "imputation": "masking.mask_aware_fills",
+    "lots": "random.subset_draws",
+    "mask_rules": "masking.rules",
+    "predictor": "model.predictor",
+    "probe": "masking.probe",
+    "rng": "random.keyed",
+    "scores": "values.scores",
+    "space": "values.space",
+    "task": "values.task",
+}
+for _old, _new in _MOVED.items():
+    sys.modules[f"{__name__}.{_old}"] = import_module(f"{__name__}.{_new}")
 
 __all__ = [
     "GEF",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from veridical.metrics.base import registry as metric_registry
 from veridical.progress import track
 from veridical.random.keyed import Key
 from veridical.registry import Catalogue
+from veridical.settings import checked
 from veridical.values.evaluation import Evaluation, Failure
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Scores
@@ -28,6 +29,7 @@ from veridical.values.task import Task
 R = TypeVar("R", bound=type[Any])
 
 
+@checked
 def explain(
     explainer: Any,
     task: Task,
@@ -64,6 +66,7 @@ def as_metric(metric: Any, **settings: Any) -> AnyMetric:
     raise InputError(f"a metric is a name or a Metric; got {type(metric).__name__}")
 
 
+@checked
 def score(
     metric: Any,
     task: Task,
@@ -106,10 +109,11 @@ def as_explanation(
     return explain(explanation, task, seed=seed, cache=cache)
 
 
+@checked
 def evaluate(
     task: Task,
-    explainers: Sequence[Any] | Mapping[str, Any],
-    metrics: Sequence[Any] | Mapping[str, Any],
+    explainers: Any,
+    metrics: Any,
     *,
     seed: int = 0,
     device: str | torch.device | None = None,

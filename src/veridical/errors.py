@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable
 
 
@@ -36,6 +37,31 @@ class ModelChangedError(ModelError):
 
 class FormatError(VeridicalError, ValueError):
     """A stored file is not one of ours, or was written by a newer format."""
+
+
+class StorageError(VeridicalError, OSError):
+    """A file could not be written or read; the message says what to do."""
+
+    read_only = False
+
+    @classmethod
+    def of(cls, done: str, path: object, error: OSError) -> StorageError:
+        """The sentence for what the system said."""
+        remedy = _REMEDIES.get(error.errno or 0, "")
+        made = cls(f"{path} cannot be {done}: {error.strerror or error}{remedy}")
+        made.errno, made.read_only = error.errno, error.errno in _READ_ONLY
+        return made
+
+
+_READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+_REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "; free some space and go on, what is finished is kept"),
+    **dict.fromkeys(_READ_ONLY, "; choose a folder that you may write to"),
+}
+
+
+class StudyError(VeridicalError, RuntimeError):
+    """A study cannot go on: its workers die one after the other, or its folder is taken."""
 
 
 class MissingExtraError(VeridicalError, ImportError):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 
+from veridical import name_index
 from veridical.errors import InputError, VeridicalWarning, unknown_name
 
 T = TypeVar("T")
@@ -24,7 +25,8 @@ class Catalogue(dict[str, str]):
 class Registry(Generic[T]):
     """A table from name to the class (or factory) that makes the default object of that name.
 
-    Ours are in the modules `homes`, which are imported when a name is first asked for.
+    Ours lie in the packages `homes`: the file that declares a name is imported when that name is first asked
+    for, and all of them when names are listed. Those of other packages are entry points of `group`.
     """
 
     def __init__(self, kind: str, group: str, homes: Sequence[str] = ()) -> None:
@@ -33,14 +35,15 @@ class Registry(Generic[T]):
         self.homes = tuple(homes)
         self._makers: dict[str, Callable[..., T]] = {}
         self._prefixes: dict[str, Callable[[T], T]] = {}
-        self._searched = False
+        self._points: dict[str, EntryPoint] | None = None
+        self._all_loaded = False
 
     def add(self, name: str, maker: Callable[..., T], replace: bool = False) -> None:
         """Register a maker under a name."""
         if not name or ":" in name:
             raise InputError(f"a {self.kind} needs a name without ':', got {name!r}")
         if not maker.__module__.startswith("veridical."):
-            self._load_ours()  # so that a name of ours is found to be taken
+            name_index.load(self.homes, name, self._makers)  # so that a name of ours is found to be taken
         known = self._makers.get(name)
         if known is not None and not replace and _source(known) != _source(maker):
             raise InputError(f"{self.kind} '{name}' is registered already, by {known}; choose another name")
@@ -52,16 +55,14 @@ class Registry(Generic[T]):
 
     def make(self, name: str, **settings: Any) -> T:
         """The object of this name with these settings."""
-        self._search()
         prefix, colon, rest = name.partition(":")
         if colon:
-            if prefix not in self._prefixes:
+            if not self._find(prefix, self._prefixes):
                 raise unknown_name(f"{self.kind} prefix", prefix, self._prefixes)
             return self._prefixes[prefix](self.make(rest, **settings))
-        if name not in self._makers:
-            raise unknown_name(self.kind, name, self._makers)
+        maker = self.maker(name)
         try:
-            return self._makers[name](**settings)
+            return maker(**settings)
         except TypeError as error:
             if settings:
                 raise InputError(f"{self.kind} '{name}' does not take {settings}: {error}") from error
@@ -69,39 +70,54 @@ class Registry(Generic[T]):
 
     def maker(self, name: str) -> Callable[..., T]:
         """The class or factory registered under a name."""
-        self._search()
-        if name not in self._makers:
+        if not self._find(name, self._makers):
             raise unknown_name(self.kind, name, self._makers)
         return self._makers[name]
 
     def __iter__(self) -> Iterator[str]:
-        self._search()
+        self._load_all()
         return iter(sorted(self._makers))
 
     def __contains__(self, name: object) -> bool:
-        self._search()
-        return name in self._makers
+        return isinstance(name, str) and self._find(name, self._makers)
 
-    def _load_ours(self) -> None:
-        for home in self.homes:
-            import_module(home)
+    def _find(self, name: str, table: Mapping[str, Any]) -> bool:
+        """Whether the table has the name, after the file or entry point that should bring it was loaded."""
+        name_index.load(self.homes, name, table)
+        if name not in table:
+            self._load_point(name)
+        if name not in table:
+            self._load_all()  # a name that is computed, not written out, is known once its file ran
+        return name in table
 
-    def _search(self) -> None:
-        if self._searched:
+    def _load_all(self) -> None:
+        if self._all_loaded:
             return
-        self._searched = True
-        self._load_ours()
-        for point in entry_points(group=self.group):
-            if point.name not in self._makers:
-                try:
-                    self._makers[point.name] = point.load()
-                except Exception as error:
-                    # a broken package must not take away the names of all others
-                    warnings.warn(
-                        f"{self.kind} '{point.name}' of {point.value} could not be loaded: {error!r}",
-                        VeridicalWarning,
-                        stacklevel=3,
-                    )
+        for home in self.homes:
+            for module in name_index.registering(home):
+                import_module(module)
+        for name in self._entry_points():
+            self._load_point(name)
+        self._all_loaded = True
+
+    def _entry_points(self) -> dict[str, EntryPoint]:
+        if self._points is None:
+            self._points = {point.name: point for point in entry_points(group=self.group)}
+        return self._points
+
+    def _load_point(self, name: str) -> None:
+        point = self._entry_points().get(name)
+        if point is None or name in self._makers:
+            return
+        try:
+            self._makers[name] = point.load()
+        except Exception as error:
+            # a broken package must not take away the names of all others
+            warnings.warn(
+                f"{self.kind} '{name}' of {point.value} could not be loaded: {error!r}",
+                VeridicalWarning,
+                stacklevel=4,
+            )
 
 
 def _source(maker: Any) -> tuple[str, str]:

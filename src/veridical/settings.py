@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import Any, ClassVar, Self, TypeVar
+import functools
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from numbers import Integral, Real
+from types import UnionType
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    Self,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import numpy as np
 
-from veridical.errors import InputError
+from veridical import name_index
+from veridical.errors import InputError, VeridicalError
 
 
 class Settings:
@@ -15,6 +33,15 @@ class Settings:
 
     name: ClassVar[str] = ""
     version: ClassVar[int] = 1
+
+    def __init_subclass__(cls, **named: Any) -> None:
+        super().__init_subclass__(**named)
+        own = cls.__dict__.get("__post_init__")
+        if own is not None:
+            cls.__post_init__ = _checking(own)  # type: ignore[method-assign]
+
+    def __post_init__(self) -> None:
+        check_settings(self)
 
     def to_json(self) -> dict[str, Any]:
         """Name, version and hyper-parameters as plain data."""
@@ -35,6 +62,136 @@ class Settings:
         return cls(**{key: revive(value) for key, value in data.items()})
 
 
+# --- what a setting may be ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Within:
+    """Bounds of a number, said with its type: `Annotated[float, Within(0, 1)]`."""
+
+    least: float = -math.inf
+    most: float = math.inf
+
+
+LARGEST = 2**63 - 1
+
+
+def _checking(own: Callable[..., None]) -> Callable[..., None]:
+    """A class's own check, which says best what it minds, and after it that of the declared types."""
+
+    @functools.wraps(own)
+    def check(self: Any, *given: Any) -> None:
+        try:
+            own(self, *given)
+        except VeridicalError:
+            raise
+        except Exception:
+            check_settings(self)
+            raise
+        check_settings(self)
+
+    return check
+
+
+def check_settings(settings: Any) -> None:
+    """Refuse a field that is not of the type, or beyond the bounds, that its class declares."""
+    for name, declared in _declared(settings.__class__).items():
+        value = getattr(settings, name, None)
+        if isinstance(value, np.generic):
+            # numpy's narrow integers would overflow where Python's do not
+            value = value.item()
+            object.__setattr__(settings, name, value)
+        reason = why_not(value, declared)
+        if reason is not None:
+            raise InputError(f"{type(settings).__name__}: {name} is {reason}, got {value!r:.80}")
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def checked(function: F) -> F:
+    """Let a function refuse arguments that are not of the types it declares, as settings are refused."""
+    signature = inspect.signature(function)
+    who = function.__qualname__.removesuffix(".__init__")
+
+    @functools.cache
+    def declared() -> dict[str, Any]:
+        return get_type_hints(function, include_extras=True)
+
+    @functools.wraps(function)
+    def call(*args: Any, **named: Any) -> Any:
+        for name, value in signature.bind(*args, **named).arguments.items():
+            kind = signature.parameters[name].kind
+            if name in declared() and kind in (kind.POSITIONAL_OR_KEYWORD, kind.KEYWORD_ONLY):
+                reason = why_not(value, declared()[name])
+                if reason is not None:
+                    raise InputError(f"{who}: {name} is {reason}, got {value!r:.80}")
+        return function(*args, **named)
+
+    return call  # type: ignore[return-value]
+
+
+@functools.cache
+def _declared(cls: Any) -> dict[str, Any]:
+    hints = get_type_hints(cls, include_extras=True)
+    return {field.name: hints[field.name] for field in fields(cls)}
+
+
+def why_not(value: Any, declared: Any) -> str | None:
+    """What a value should have been, where it is not of the declared type; None if it is."""
+    origin, inner = get_origin(declared), get_args(declared)
+    if declared is Any:
+        return None
+    if origin is Annotated:
+        limits = [limit for limit in inner[1:] if isinstance(limit, Within)]
+        return why_not(value, inner[0]) or next((_outside(value, limit) for limit in limits), None)
+    if origin is Literal:
+        fits = isinstance(value, str | int) and value in inner
+        return None if fits else f"one of {', '.join(map(repr, inner))}"
+    if origin in (Union, UnionType):
+        reasons = [why_not(value, one) for one in inner]
+        return None if None in reasons else " or ".join(dict.fromkeys(filter(None, reasons)))
+    if origin is tuple and inner[-1] is Ellipsis:
+        fits = isinstance(value, tuple | list) and all(why_not(one, inner[0]) is None for one in value)
+        return None if fits else f"a tuple, and each part of it {why_not(None, inner[0]) or 'anything'}"
+    check, expected = _PLAIN.get(declared, (None, ""))
+    if check is not None:
+        return None if check(value) else expected
+    if declared is None or declared is type(None):
+        return None if value is None else "None"
+    declared = origin or declared
+    if isinstance(declared, type) and not getattr(declared, "_is_protocol", False):
+        return None if isinstance(value, declared) else f"of type {declared.__name__}"
+    return None
+
+
+def _outside(value: Any, limit: Within) -> str | None:
+    if value is None or limit.least <= value <= limit.most:
+        return None
+    return f"from {limit.least:g} to {limit.most:g}"
+
+
+def _whole(value: Any) -> bool:
+    return (
+        isinstance(value, Integral) and not isinstance(value, bool | np.bool_) and abs(int(value)) <= LARGEST
+    )
+
+
+def _real(value: Any) -> bool:
+    try:
+        return isinstance(value, Real) and not isinstance(value, bool | np.bool_) and math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+_PLAIN: dict[Any, tuple[Callable[[Any], bool], str]] = {
+    int: (_whole, "a whole number of at most 63 bits"),
+    float: (_real, "a finite number"),
+    bool: (lambda value: isinstance(value, bool | np.bool_), "True or False"),
+    str: (lambda value: isinstance(value, str), "a text"),
+}
+
+
 def holds_code(value: Any) -> bool:
     """Whether a function lies in these settings: in JSON only its name stands for it."""
     if isinstance(value, Settings):
@@ -46,6 +203,7 @@ def holds_code(value: Any) -> bool:
 
 S = TypeVar("S", bound=Settings)
 _TABLE: dict[str, type[Settings]] = {}
+_HOMES = ("veridical.masking", "veridical.fidelity")
 
 
 def revivable(cls: type[S]) -> type[S]:
@@ -56,8 +214,10 @@ def revivable(cls: type[S]) -> type[S]:
 
 def revive(value: Any) -> Any:
     """Settings from their JSON, wherever they lie in a value; lists become tuples."""
-    if isinstance(value, dict) and value.get("name") in _TABLE:
-        return _TABLE[value["name"]].from_json(value)
+    if isinstance(value, dict) and isinstance(value.get("name"), str):
+        name_index.load(_HOMES, value["name"], _TABLE)
+        if value["name"] in _TABLE:
+            return _TABLE[value["name"]].from_json(value)
     return tuple(revive(v) for v in value) if isinstance(value, list) else value
 
 

@@ -45,10 +45,10 @@ def test_subsets_are_asked_once_for_all_explainers(task):
     metric = QGE(registry.make("faithfulness_correlation", runs=12))
     with sharing(task):
         costs = [vd.score(metric, task, vd.explain(who, task)).cost.forward for who in METHODS]
-    assert costs == [12 * len(task), 0, 0, 0]
-    again = [vd.score(metric, task, vd.explain(who, task)).cost.forward for who in METHODS]
-    assert len(set(again)) == 1
-    assert again[0] >= 12 * len(task)
+    # subsets of few features that are drawn twice are asked once, and stay answered
+    assert 8 * len(task) < costs[0] <= 12 * len(task)
+    assert costs[1:] == [0, 0, 0]
+    assert vd.score(metric, task, vd.explain(METHODS[0], task)).cost.forward == 0
 
 
 def test_noisy_models_are_asked_once_for_all_explainers(task):

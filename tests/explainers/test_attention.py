@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.reference.architectures import made
 from veridical.errors import InputError, NotApplicableError
 from veridical.explainers import AttentionRollout, GradientXAttention, InputXGradient
 from veridical.random.keyed import Key
@@ -109,9 +110,11 @@ def test_other_models_are_refused():
             return self.head(self.embed(ids).mean(1))
 
     text = Task(Bag(), torch.randint(0, 9, (2, 5)))
-    with pytest.raises(NotApplicableError, match="Hugging Face"):
+    with pytest.raises(NotApplicableError, match="no attention weights"):
         AttentionRollout()(text)
-    assert "text" in (GradientXAttention().why_not(Task(nn.Linear(3, 2), torch.rand(2, 3))) or "")
+    assert "this task is table" in (
+        GradientXAttention().why_not(Task(nn.Linear(3, 2), torch.rand(2, 3))) or ""
+    )
     with pytest.raises(InputError):
         AttentionRollout("middle")
 
@@ -135,3 +138,115 @@ def test_sensitivity_of_attention_is_a_number():
     scores = registry.make("avg_sensitivity", draws=2)(bert_task(bert()), AttentionRollout(), Key(0))
     assert scores.values.isfinite().all()
     assert (scores.values > 0).all()
+
+
+# --- which tokens the answer reads --------------------------------------------------------------------------
+
+
+class Reading(nn.Module):
+    """nn.TransformerEncoder whose answer reads some of its tokens."""
+
+    def __init__(self, read, causal: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(8, 2, 12, batch_first=True, dropout=0.0)
+        self.embed, self.head, self.read, self.causal = nn.Embedding(12, 8), nn.Linear(8, 3), read, causal
+        self.body = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, ids):
+        mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1]) if self.causal else None
+        return self.head(self.read(self.body(self.embed(ids), mask=mask)))
+
+
+@pytest.mark.parametrize("explainer", [AttentionRollout, GradientXAttention])
+@pytest.mark.parametrize(
+    ("read", "named"),
+    [(lambda h: h[:, 0], "first"), (lambda h: h[:, -1], "last"), (lambda h: h.mean(1), "mean")],
+)
+def test_the_row_that_the_answer_reads_is_found(explainer, read, named):
+    task = Task(Reading(read).eval(), torch.randint(0, 12, (3, 5)))
+    found = explainer()(task)
+    assert found.provenance["reading"] == named
+    assert torch.equal(found.values, explainer(named)(task).values)
+    for other in {"first", "last", "mean"} - {named}:
+        assert not torch.allclose(found.values, explainer(other)(task).values, atol=1e-6)
+
+
+def test_what_reads_a_token_in_the_middle_is_refused_until_told():
+    task = Task(Reading(lambda h: h[:, 2]).eval(), torch.randint(0, 12, (3, 5)))
+    with pytest.raises(NotApplicableError, match=r"at tokens \[2\].*reading="):
+        AttentionRollout()(task)
+    assert AttentionRollout("mean")(task).values.shape == (3, 5)
+
+
+def test_a_causal_model_is_not_read_at_its_first_token():
+    # there the first token sees itself alone, and the map would be 1 on it whatever the text
+    task = Task(Reading(lambda h: h[:, -1], causal=True).eval(), torch.randint(0, 12, (4, 6)))
+    one_hot = AttentionRollout("first")(task).values
+    assert torch.equal(one_hot, torch.eye(6)[:1].expand(4, -1))
+    for explainer in (AttentionRollout(), GradientXAttention()):
+        values = explainer(task).values
+        assert bool((values[:, 1:].sum(-1) > 1e-6).all())
+
+
+def test_a_planted_cue_is_found_in_a_causal_model():
+    # one head that looks for token 7 and hands its value to the last place
+    class Cue(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(12, 2)
+            with torch.no_grad():
+                self.embed.weight.zero_()
+                self.embed.weight[7] = torch.tensor([4.0, 1.0])
+                self.embed.weight[:, 0] += 0.1
+
+        def forward(self, ids):
+            h = self.embed(ids)[:, None]
+            q = torch.ones_like(h) * torch.tensor([2.0, 0.0])
+            mixed = nn.functional.scaled_dot_product_attention(q, h, h, is_causal=True)
+            return mixed[:, 0, -1] @ torch.tensor([[0.0, 0.0], [1.0, -1.0]])
+
+    ids = torch.randint(0, 7, (20, 6))
+    places = torch.arange(20) % 6
+    ids[torch.arange(20), places] = 7
+    task = Task(Cue(), ids, targets=0)
+    for explainer in (AttentionRollout(), GradientXAttention()):
+        values = explainer(task).values
+        # a rollout keeps half of the last token for the residual path
+        found = values[:, :5].argmax(-1) if isinstance(explainer, AttentionRollout) else values.argmax(-1)
+        assert bool((found == places)[places < 5].all())
+
+
+@pytest.mark.extras
+@pytest.mark.parametrize(("name", "named"), [("hf_bert", "first"), ("hf_distilbert", "first"),
+                                             ("hf_gpt2", "last"), ("hf_llama", "last")])  # fmt: skip
+def test_models_of_hugging_face_are_read_where_they_answer(name, named):
+    assert AttentionRollout()(made(name)).provenance["reading"] == named
+
+
+def test_a_vision_transformer_has_a_map_over_its_patches():
+    task = made("vit")
+    model, weights = task.model, []
+    found = AttentionRollout()(task)
+    originals = [layer.forward for layer in model.attention]
+
+    def seen(original):
+        def run(q, k, v, need_weights=True):
+            out, w = original(q, k, v, need_weights=True, average_attn_weights=False)
+            weights.append(w)
+            return out, None
+
+        return run
+
+    for layer in model.attention:
+        layer.forward = seen(layer.forward)
+    with torch.no_grad():
+        model(task.inputs)
+    for layer, original in zip(model.attention, originals, strict=True):
+        layer.forward = original
+    mixing = torch.eye(17, dtype=torch.float64)
+    for w in weights:
+        mixing = (w.mean(1) + torch.eye(17)) / 2 @ mixing
+    small = mixing[:, 0, 1:].reshape(2, 1, 4, 4)
+    large = nn.functional.interpolate(small, size=(16, 16), mode="bilinear", align_corners=False)
+    torch.testing.assert_close(found.values, large.flatten(1), rtol=0, atol=1e-9)

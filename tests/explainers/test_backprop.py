@@ -20,7 +20,7 @@ from tests.reference.small_nets import (
     series_task,
 )
 from veridical.errors import NotApplicableError
-from veridical.explainers import Deconvolution, DeepLift, Gradient, GuidedBackprop
+from veridical.explainers import Deconvolution, DeepLift, Gradient, GuidedBackprop, LrpEpsilon
 from veridical.model.predictor import Plan
 
 BOTH = (GuidedBackprop, Deconvolution)
@@ -104,23 +104,83 @@ def test_chunks_do_not_matter(kind: type[vd.Explainer]) -> None:
     assert few.cost == many.cost
 
 
-# --- refusals -------------------------------------------------------------------------------------------
+# --- rectifiers however they are written ------------------------------------------------------------------
 
 
-class Clamped(FunctionalRelu):
+class Written(ReusedRelu):
+    """The net of `ReusedRelu`, whose second rectifier is written in some other way."""
+
+    def rectified(self, h: Tensor) -> Tensor:
+        return F.relu(h)
+
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.second(self.act(self.first(x))).clamp(min=0))
+        return self.head(self.rectified(self.second(self.act(self.first(x)))))
 
 
-class Selected(FunctionalRelu):
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = self.second(self.act(self.first(x)))
-        return self.head(torch.where(hidden > 0, hidden, torch.zeros_like(hidden)))
+class Clamped(Written):
+    def rectified(self, h: Tensor) -> Tensor:
+        return h.clamp(min=0)
 
 
-class OnInput(FunctionalRelu):
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.second(self.act(self.first(F.relu(x)))))
+class Selected(Written):
+    def rectified(self, h: Tensor) -> Tensor:
+        return torch.where(h > 0, h, torch.zeros_like(h))
+
+
+class Masked(Written):
+    def rectified(self, h: Tensor) -> Tensor:
+        return h * (h > 0)
+
+
+class MaskedByFloats(Written):
+    def rectified(self, h: Tensor) -> Tensor:
+        return (~(h <= 0)).to(h.dtype) * h
+
+
+class Filled(Written):
+    def rectified(self, h: Tensor) -> Tensor:
+        return h.masked_fill(h < 0, 0.0)
+
+
+class Assigned(Written):
+    def rectified(self, h: Tensor) -> Tensor:
+        h = h + 0.0
+        h[h < 0] = 0
+        return h
+
+
+class Larger(Written):
+    def rectified(self, h: Tensor) -> Tensor:
+        return torch.maximum(h, h.new_zeros(()))
+
+
+class ThrownAway(Written):
+    """Works in place, and the answer is not used."""
+
+    def rectified(self, h: Tensor) -> Tensor:
+        h.relu_()
+        return h
+
+
+class OnView(Written):
+    def rectified(self, h: Tensor) -> Tensor:
+        return F.relu(h.view(-1, 3), inplace=True)
+
+
+WRITTEN = [Written, Clamped, Selected, Masked, MaskedByFloats, Filled, Assigned, Larger, ThrownAway, OnView]
+
+
+@pytest.mark.parametrize("kind", [*BOTH, DeepLift, LrpEpsilon])
+@pytest.mark.parametrize("net", [FunctionalRelu, ReusedRelu, *WRITTEN])
+def test_a_rectifier_is_one_however_it_is_written(kind: type[vd.Explainer], net: type[nn.Module]) -> None:
+    plain = FunctionalRelu()
+    layers = nn.Sequential(plain.first, nn.ReLU(), plain.second, nn.ReLU(), plain.head)
+    expected = kind()(table_task(layers)).values
+    written = table_task(net())
+    torch.testing.assert_close(kind()(written).values, expected, rtol=0, atol=1e-7)
+    assert hook_count(written.model) == 0
+    noisy = written.with_noise(0.1, vd.Key(0))
+    assert not torch.allclose(kind()(noisy).values, expected)
 
 
 class Own(torch.autograd.Function):
@@ -133,34 +193,72 @@ class Own(torch.autograd.Function):
         return grad
 
 
-class OwnFunction(FunctionalRelu):
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(Own.apply(self.second(self.act(self.first(x)))))
+class OwnFunction(Written):
+    def rectified(self, h: Tensor) -> Tensor:
+        return Own.apply(h)
 
 
-class OnView(FunctionalRelu):
-    def __init__(self) -> None:
-        super().__init__()
-        self.act = nn.ReLU(inplace=True)
+class Winners(Written):
+    """Only the two largest pass."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.second(self.act(self.first(x).view(-1, 5))))
+    def rectified(self, h: Tensor) -> Tensor:
+        return h * (h >= h.topk(2).values[:, -1:])
 
 
-@pytest.mark.parametrize("kind", [*BOTH, DeepLift])
-@pytest.mark.parametrize(
-    ("net", "says"),
-    [
-        (FunctionalRelu, "'relu' after layer 'second'"),
-        (ReusedRelu, "layer 'act' .ReLU. runs 2 times"),
-        (Clamped, "'clamp.*' after layer 'second'"),
-        (Selected, "'where' after layer 'second'"),
-        (OnInput, "'relu' on the input"),
-        (OwnFunction, "'own' after layer 'second'|function 'Own' after layer 'second'"),
-        (OnView, "layer 'act' works in place on a view"),
-    ],
-)
-def test_what_no_hook_can_change_is_refused(
+class WinnersOfMany(Winners):
+    """The same, but not for a single row."""
+
+    def rectified(self, h: Tensor) -> Tensor:
+        return super().rectified(h) if len(h) > 1 else F.relu(h)
+
+
+class OfAnother(Written):
+    """Lets through where another value is above 0."""
+
+    def rectified(self, h: Tensor) -> Tensor:
+        return h * (h.flip(-1) > 0)
+
+
+class Sizes(Written):
+    def rectified(self, h: Tensor) -> Tensor:
+        return (h + h.abs()) / 2
+
+
+class Rounded(Written):
+    """Rounds, and lets the gradient pass straight through."""
+
+    def rectified(self, h: Tensor) -> Tensor:
+        return h + (h.round() - h).detach()
+
+
+class Divided(Written):
+    def rectified(self, h: Tensor) -> Tensor:
+        return h / h.norm(dim=-1, keepdim=True).detach()
+
+
+class Quietly(Written):
+    def rectified(self, h: Tensor) -> Tensor:
+        with torch.no_grad():
+            scale = h.exp().sum(-1, keepdim=True)
+        return h / scale
+
+
+HIDDEN = [
+    *((kind, net, says) for kind in (*BOTH, DeepLift)
+      for net, says in ((OwnFunction, "own autograd function"), (Winners, "'mul'|'topk'"),
+                        (WinnersOfMany, "'mul'|'topk'"))),
+    *((kind, Sizes, "'abs'.*written by hand") for kind in BOTH),
+    (DeepLift, Rounded, "'round'"),
+    (DeepLift, Divided, "carries no difference: it is cut off"),
+    (DeepLift, Quietly, "carries no difference: it is computed without gradients"),
+    (LrpEpsilon, Rounded, "'round'"),
+    (LrpEpsilon, Quietly, "computed without gradients"),
+    (LrpEpsilon, OwnFunction, "own autograd function"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "net", "says"), HIDDEN)
+def test_what_cannot_be_followed_is_refused(
     kind: type[vd.Explainer], net: type[nn.Module], says: str
 ) -> None:
     task = table_task(net())
@@ -175,8 +273,14 @@ def test_what_no_hook_can_change_is_refused(
         kind()(task.with_noise(0.1, vd.Key(0)))
 
 
+@pytest.mark.parametrize("kind", [*BOTH, DeepLift])
+def test_the_mask_of_another_value_makes_no_rectifier(kind: type[vd.Explainer]) -> None:
+    with pytest.raises(NotApplicableError, match="'mul'"):
+        kind()(table_task(OfAnother()))
+
+
 def test_refusal_is_not_counted() -> None:
-    task = table_task(FunctionalRelu())
+    task = table_task(OwnFunction())
     before = task.predictor.meter.cost
     assert GuidedBackprop().why_not(task) is not None
     assert task.predictor.meter.cost == before
@@ -195,10 +299,10 @@ def test_models_without_rectifiers_and_scripted_ones_are_refused(kind: type[vd.E
 @pytest.mark.parametrize("kind", [*BOTH, DeepLift])
 def test_no_hook_stays_after_an_exception(kind: type[vd.Explainer]) -> None:
     class Fails(nn.Module):
-        """Fails when asked for a gradient on more than one row, which the look at the graph does not do."""
+        """Fails when asked for a gradient on more than two rows, which the first look does not do."""
 
         def forward(self, x: Tensor) -> Tensor:
-            if torch.is_grad_enabled() and len(x) > 1:
+            if torch.is_grad_enabled() and len(x) > 2:
                 raise RuntimeError("on purpose")
             return x
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import veridical as vd
 from tests.random.test_hash_kernels import compiled
 from tests.reference import cam_maps as slow
+from tests.reference.architectures import made
 from tests.reference.small_nets import conv_net, draw, hook_count, image_task, noisy_copy, seeded, series_task
 from veridical.errors import NotApplicableError
 from veridical.explainers import GradCam, GradCamPlusPlus, LayerCam, ScoreCam, cam
@@ -20,13 +21,13 @@ from veridical.model.predictor import Plan
 from veridical.random import hash_kernels
 
 ALL = (GradCam, GradCamPlusPlus, LayerCam, ScoreCam)
-LAST = 4  # the last convolution of conv_net, an activation behind it
+LAST = 5  # behind the last convolution of conv_net and its activation
 
 
 def rewritten(kind: type[Cam], task: vd.Task, cut: int | None = None) -> Tensor:
     maps = []
     if cut is None:
-        cut = LAST + 1 if kind is ScoreCam else LAST
+        cut = LAST
     for x, target in zip(task.inputs, task.targets.tolist(), strict=True):
         a, g = slow.activations(task.model, cut, x, target)
         if kind is ScoreCam:
@@ -82,8 +83,7 @@ def test_layer_by_name(kind: type[Cam]) -> None:
     task = image_task()
     expected = rewritten(kind, task, 2).flatten(1)
     torch.testing.assert_close(kind(layer="2")(task).values, expected, rtol=0, atol=1e-9)
-    default = "5" if kind is ScoreCam else "4"
-    torch.testing.assert_close(kind(layer=default)(task).values, kind()(task).values)
+    torch.testing.assert_close(kind(layer="5")(task).values, kind()(task).values)
 
 
 @pytest.mark.parametrize("kind", ALL)
@@ -105,7 +105,7 @@ def test_every_image_space(kind: type[Cam]) -> None:
 @pytest.mark.parametrize("kind", ALL)
 def test_series(kind: type[Cam]) -> None:
     task = series_task()
-    expected = rewritten(kind, task, 4 if kind is ScoreCam else 3)
+    expected = rewritten(kind, task, 4)
     torch.testing.assert_close(kind()(task).values, expected, rtol=0, atol=1e-9)
 
     class TimeFirst(nn.Module):
@@ -173,10 +173,9 @@ def test_refusals_say_why(kind: type[Cam]) -> None:
     with pytest.raises(NotApplicableError, match="no convolution layer"):
         kind()(flat)
     assert kind.name not in vd.applicable(flat)
-    # one that runs twice and one with a single position are no use
+    # what has a single position is no use; a layer that runs twice is, by its last run
     reused = image_task(seeded(Reused()))
-    with pytest.raises(NotApplicableError, match="no convolution layer"):
-        kind()(reused)
+    assert kind()(reused).provenance["layer"] == "conv2d, 2 x 8 x 8"
     with pytest.raises(NotApplicableError, match="'conv' runs 2 times"):
         kind(layer="conv")(reused)
     with pytest.raises(NotApplicableError, match="did you mean"):
@@ -186,6 +185,75 @@ def test_refusals_say_why(kind: type[Cam]) -> None:
     table = vd.Task(seeded(nn.Sequential(nn.Linear(4, 3))), draw(3, 4), plan=Plan(rows=8))
     with pytest.raises(NotApplicableError, match="image, series"):
         kind()(table)
+
+
+# --- where they look by default ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("architecture", "place"),
+    [("resnet", "relu, 8 x 4 x 4"), ("densenet", "relu, 8 x 8 x 8"), ("googlenet", "cat, 8 x 8 x 8"),
+     ("efficientnet", "silu, 8 x 8 x 8"), ("convnext", "add, 6 x 8 x 8")],
+)  # fmt: skip
+def test_the_last_maps_lie_behind_activation_and_residual_sum(architecture: str, place: str) -> None:
+    task = made(architecture)
+    found = GradCam()(task)
+    assert found.provenance["layer"] == place
+    # by hand: what the mean over places is given
+    seen: list[Tensor] = []
+    pool = next((m for m in task.model.modules() if isinstance(m, nn.AdaptiveAvgPool2d)), None)
+    if pool is None:
+        return
+    handle = pool.register_forward_pre_hook(lambda _m, args: seen.append(args[0]))
+    x = task.inputs.clone().requires_grad_()
+    total = task.model(x).gather(1, task.targets[:, None]).sum()
+    handle.remove()
+    (slopes,) = torch.autograd.grad(total, seen[0])
+    small = (slopes.mean((2, 3), keepdim=True) * seen[0]).sum(1).clamp(min=0)
+    large = F.interpolate(small[:, None], size=(16, 16), mode="bilinear", align_corners=False)
+    torch.testing.assert_close(found.values, large.detach().flatten(1), rtol=0, atol=1e-9)
+
+
+def test_the_weights_of_gradcam_plus_plus_are_shares() -> None:
+    # behind a ReLU activations are at least 0, and alpha lies between 0 and a half where the gradient rises
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    class Looking(GradCamPlusPlus):
+        def weigh(self, activations: Tensor, slopes: Tensor) -> Tensor:
+            seen.append((activations, slopes))
+            return super().weigh(activations, slopes)
+
+    Looking()(image_task())
+    activations, slopes = seen[0]
+    assert bool((activations >= 0).all())
+    total = activations.sum((2, 3), keepdim=True)
+    rising = slopes > 0
+    alpha = slopes.square() / (2 * slopes.square() + total * slopes.pow(3))
+    assert bool(((alpha > 0) & (alpha <= 0.5))[rising].all())
+
+
+def test_a_vision_transformer_is_looked_at_before_its_last_block() -> None:
+    task = made("vit")
+    found = GradCam()(task)
+    assert "residual sum of tokens" in found.provenance["layer"]
+    net = task.model
+    x = task.inputs.clone().requires_grad_()
+    h = net.patch(x).flatten(2).transpose(1, 2)
+    h = torch.cat([net.token.expand(2, -1, -1), h], 1) + net.place
+    n = net.norms[0](h)
+    h = h + net.attention[0](n, n, n)[0]
+    kept = h + net.mlp[0](net.norms[1](h))
+    n = net.norms[2](kept)
+    h = kept + net.attention[1](n, n, n)[0]
+    h = h + net.mlp[1](net.norms[3](h))
+    total = net.head(net.norms[4](h)[:, 0]).gather(1, task.targets[:, None]).sum()
+    (slopes,) = torch.autograd.grad(total, kept)
+    tokens, slopes = (v[:, 1:].transpose(1, 2).unflatten(2, (4, 4)) for v in (kept.detach(), slopes))
+    small = (slopes.mean((2, 3), keepdim=True) * tokens).sum(1).clamp(min=0)
+    large = F.interpolate(small[:, None], size=(16, 16), mode="bilinear", align_corners=False)
+    torch.testing.assert_close(found.values, large.flatten(1), rtol=0, atol=1e-9)
+    with pytest.raises(NotApplicableError, match="tokens"):
+        ScoreCam()(task)
 
 
 @pytest.mark.parametrize("kind", ALL)

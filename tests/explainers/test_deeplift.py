@@ -8,7 +8,7 @@ from torch import Tensor, nn
 import veridical as vd
 from tests.reference.small_nets import conv_net, draw, image_task, linear_task, seeded, series_task
 from veridical.errors import InputError, NotApplicableError
-from veridical.explainers import DeepLift, IntegratedGradients
+from veridical.explainers import DeepLift, DeepLiftShap, IntegratedGradients
 from veridical.model.predictor import Plan
 
 
@@ -156,23 +156,135 @@ class Product(nn.Module):
         return self.head(self.first(x) * self.second(x))
 
 
-@pytest.mark.parametrize(
-    ("net", "says"),
-    [
-        (Product(), "'mul'"),
-        (nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Linear(5, 3)), "'layernorm' in layer '1'"),
-        (nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)), "'softmax' in layer '1'.*explain logits"),
-        (
-            nn.Sequential(nn.Unflatten(1, (1, 4)), nn.InstanceNorm1d(1), nn.Flatten(), nn.Linear(4, 3)),
-            "batchnorm",
-        ),
-        (nn.Sequential(nn.Linear(4, 5), nn.PReLU(), nn.Linear(5, 3)), "'prelukernel' in layer '1'"),
-    ],
-)
-def test_what_the_rule_does_not_cover_is_refused(net: nn.Module, says: str) -> None:
+class Quotient(Product):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.first(x) / (self.second(x).exp() + 1.0) + 2.0 / (self.second(x).square() + 1.0))
+
+
+class Attending(nn.Module):
+    """nn.MultiheadAttention and a norm over two tokens of two."""
+
+    def __init__(self, batch_first: bool) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(2, 2, batch_first=batch_first)
+        self.norm, self.head = nn.LayerNorm(2), nn.Linear(2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x.unflatten(1, (2, 2))
+        h = h if self.attention.batch_first else h.transpose(0, 1)
+        h = self.norm(h + self.attention(h, h, h)[0])
+        return self.head(h.mean(1 if self.attention.batch_first else 0))
+
+
+class Recurring(nn.Module):
+    def __init__(self, kind: type[nn.Module], **more: object) -> None:
+        super().__init__()
+        self.cell = kind(2, 3, batch_first=True, **more)
+        self.head = nn.Linear(6 if more.get("bidirectional") else 3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.cell(x.unflatten(1, (2, 2)))[0][:, -1])
+
+
+BLOCKS = [
+    Product(),
+    Quotient(),
+    nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Linear(5, 3)),
+    nn.Sequential(nn.Linear(4, 6), nn.Unflatten(1, (2, 3)), nn.RMSNorm(3), nn.Flatten(), nn.Linear(6, 3)),
+    nn.Sequential(nn.Linear(4, 6), nn.GroupNorm(2, 6), nn.Flatten(), nn.Linear(6, 3)),
+    nn.Sequential(nn.Linear(4, 4), nn.Unflatten(1, (2, 2)), nn.InstanceNorm1d(2),
+                  nn.Flatten(), nn.Linear(4, 3)),
+    nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)),
+    nn.Sequential(nn.Linear(4, 5), nn.PReLU(), nn.Linear(5, 3)),
+    nn.Sequential(nn.Unflatten(1, (2, 2)), nn.ConvTranspose1d(2, 3, 2), nn.ReLU(),
+                  nn.Flatten(), nn.Linear(9, 3)),
+    Attending(True),
+    Attending(False),
+    Recurring(nn.LSTM),
+    Recurring(nn.GRU),
+    Recurring(nn.RNN, nonlinearity="relu"),
+    Recurring(nn.LSTM, num_layers=2, bidirectional=True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("net", BLOCKS, ids=lambda net: type(net).__name__)
+def test_norms_products_attention_and_recurrence_lose_no_difference(net: nn.Module) -> None:
     task = vd.Task(seeded(net), draw(4, 4), plan=Plan(rows=64))
-    with pytest.raises(NotApplicableError, match=says):
-        DeepLift()(task)
+    for baseline in (0.3, -1.0):
+        maps = DeepLift(baseline)(task).values
+        assert complete(task, maps, baseline)
+        assert not complete(task, maps, baseline + 0.5)
+    # not by chance: a gradient is not complete
+    assert not complete(task, vd.explain("input_x_gradient", task).values, 0.0)
+
+
+def test_a_product_gives_each_factor_the_mean_of_the_other() -> None:
+    class Times(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x[:, :1] * x[:, 1:]).expand(-1, 2)
+
+    x, x0 = torch.tensor([[3.0, 5.0]], dtype=torch.float64), 1.0
+    found = DeepLift(x0)(vd.Task(Times(), x, targets=0)).values
+    assert found.tolist() == [[2.0 * 3.0, 4.0 * 2.0]]  # (3 - 1)(5 + 1)/2 and (5 - 1)(3 + 1)/2: Shapley values
+
+
+def test_a_maximum_along_an_axis_goes_to_the_winners() -> None:
+    class Largest(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.stack([x.amax(1), x.max(dim=1).values], 1)
+
+    x = torch.tensor([[3.0, 5.0], [4.0, -2.0]], dtype=torch.float64)
+    for target in (0, 1):
+        task = vd.Task(Largest(), x, targets=target, plan=Plan(rows=8))
+        assert DeepLift(1.0)(task).values.tolist() == [[0.0, 4.0], [3.0, 0.0]]
+
+
+def test_a_way_chosen_by_values_is_refused() -> None:
+    class Turning(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(NotApplicableError, match="chooses its way"):
+        DeepLift()(vd.Task(Turning(), draw(3, 4)))
+
+
+# --- DeepLIFT SHAP ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("net", [conv_net(), conv_net(pool=nn.MaxPool2d)])
+def test_the_mean_over_reference_rows_is_complete_and_equals_single_baselines(net: nn.Module) -> None:
+    task = image_task(net, train=draw(3, 2, 8, 8, seed=9))
+    found = DeepLiftShap()(task)
+    with torch.no_grad():
+        moved = net(task.inputs) - net(task.train).mean(0)
+    expected = moved.gather(1, task.targets[:, None])[:, 0]
+    torch.testing.assert_close(found.values.sum(-1), expected, rtol=0, atol=1e-9)
+    assert found.cost == vd.Cost(3 * 6 + 3, 3 * 6)
+    one = image_task(net, train=task.train[:1])
+    torch.testing.assert_close(DeepLiftShap()(one).values, DeepLift("mean")(one).values)
+    assert not torch.allclose(found.values, DeepLift("mean")(task).values, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:Setting forward, backward hooks")
+def test_deeplift_shap_agrees_with_captum() -> None:
+    task = image_task(conv_net(), train=draw(4, 2, 8, 8, seed=9))
+    peer = captum.DeepLiftShap(task.model)
+    theirs = peer.attribute(task.inputs.clone().requires_grad_(), task.train, target=task.targets)
+    torch.testing.assert_close(DeepLiftShap()(task).values, task.values(theirs.detach()), rtol=0, atol=1e-9)
+
+
+def test_more_reference_rows_than_baselines_are_drawn_by_the_key() -> None:
+    task = image_task(train=draw(40, 2, 8, 8, seed=9))
+    few = DeepLiftShap(baselines=4)
+    assert few.draws_on(task)
+    assert not DeepLiftShap(baselines=40).draws_on(task)
+    a, b, c = (few(task, vd.Key(seed)).values for seed in (0, 0, 1))
+    assert torch.equal(a, b)
+    assert not torch.allclose(a, c)
+    chunked = few(task.with_plan(Plan(rows=8))).values
+    torch.testing.assert_close(chunked, a, rtol=0, atol=1e-9)
+    with pytest.raises(InputError, match="at least one baseline"):
+        DeepLiftShap(baselines=0)
 
 
 def test_wrong_baselines_are_refused() -> None:

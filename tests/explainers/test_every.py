@@ -9,17 +9,24 @@ from tests.reference.small_nets import conv_net, image_task, noisy_copy, series_
 from veridical.errors import MissingExtraError, NotApplicableError
 from veridical.explainers import applicable, registry
 from veridical.model.predictor import Plan
+from veridical.testing import tiny_task
 
 EVERY = sorted(registry)
-PACKAGE = {"partition_shap"}
-TEXT = {"attention_rollout", "gradient_x_attention"}  # theirs are in test_attention.py
+PACKAGE = {"partition_shap", "tree_shap"}
+TEXT = {"attention_rollout", "gradient_x_attention", "tree_shap"}  # on images of this model they do not apply
+OF_FEW = {"exact_shapley"}  # its own are in test_exact_shapley.py
 ON_IMAGES = [
     pytest.param(name, marks=pytest.mark.extras) if name in PACKAGE else name
     for name in EVERY
-    if name not in TEXT
+    if name not in TEXT | OF_FEW
 ]
 FEW: dict[str, dict[str, int]] = {
     "lime": {"draws": 40},
+    "hsic": {"draws": 40},
+    "sobol": {"draws": 4, "grid": 4},
+    "shapley_sampling": {"orders": 2},
+    "deeplift_shap": {"baselines": 3},
+    "permutation_importance": {"rows": 2},
     "rise": {"draws": 40},
     "kernel_shap": {"budget": 140},
 }
@@ -73,7 +80,7 @@ def test_a_plain_function_is_explained_without_gradients_or_refused(name: str) -
     task = vd.Task(lambda x: x.reshape(len(x), -1) @ weights, like.inputs.numpy(), train=like.train.numpy())
     explainer = registry.make(name, **FEW.get(name, {}))
     needs = explainer.needs & {"gradient", "convolution", "attention"}
-    if not needs and name not in PACKAGE:
+    if not needs and name not in PACKAGE | OF_FEW:
         assert bool(explainer(task).values.isfinite().all())
     elif needs:
         with pytest.raises(NotApplicableError, match="These do:") as refusal:
@@ -107,3 +114,46 @@ def test_by_name_by_object_and_by_function() -> None:
         found = vd.explain(other, task)
         torch.testing.assert_close(found.values, by_name.values, rtol=0, atol=1e-12)
         assert found.cost == by_name.cost
+
+
+MASKED = {"feature_ablation", "kernel_shap", "lime", "occlusion", "partition_shap"}
+"""They declare the rows of one chunk; what they ask in all follows the fill, the windows and the budget."""
+
+
+@pytest.mark.parametrize("kind", ["image", "series", "table", "text"])
+def test_declared_rows_are_the_rows_counted(kind: str) -> None:
+    task = tiny_task(kind)
+    for name in set(applicable(task)) - MASKED:
+        explainer = registry.make(name, **FEW.get(name, {}))
+        declared = explainer.declared(task)
+        assert explainer(task).cost == declared, name
+
+
+LAWS = {"deeplift": 1e-9, "deeplift_shap": 1e-9, "integrated_gradients": 0.05, "shapley_sampling": 1e-6}
+
+
+@pytest.mark.parametrize("name", sorted(LAWS))
+def test_every_map_carries_how_far_it_is_from_its_law(name: str) -> None:
+    task = image_task(samples=3)
+    enough = {**FEW, "integrated_gradients": {"steps": 256}}
+    explainer = registry.make(name, **enough.get(name, {}))
+    law = explainer(task).provenance["law"]
+    assert law["states"] == explainer.law
+    assert law["largest_residual"] <= LAWS[name]
+    assert law["broken"] == 0
+    assert explainer(task).cost == explainer(task.with_targets(task.targets)).cost  # the check is not counted
+
+
+def test_a_broken_law_is_counted() -> None:
+    task = image_task(samples=3)
+    coarse = registry.make("integrated_gradients", steps=1, rule="left")(task).provenance["law"]
+    assert coarse["broken"] == 3
+    assert coarse["mean_residual"] > 0.05
+    # relevance is conserved where nothing but the input can take it
+    biased = registry.make("lrp_epsilon")(task).provenance["law"]
+    with torch.no_grad():
+        for name, value in task.model.named_parameters():
+            if name.endswith("bias"):
+                value.zero_()
+    plain = registry.make("lrp_epsilon")(image_task(task.model, samples=3)).provenance["law"]
+    assert plain["largest_residual"] < 1e-3 < biased["largest_residual"]

@@ -9,8 +9,8 @@ from torch import nn
 import veridical as vd
 from tests.random.test_hash_kernels import compiled
 from tests.reference.small_nets import conv_net, image_task
-from veridical.explainers.deeplift import STEEP, steep_steps
-from veridical.explainers.lrp_elements import (
+from veridical.explainers.graph.differences import STEEP, steep_steps
+from veridical.explainers.graph.relevance_elements import (
     FAVOURED,
     MORE,
     OVER,

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from tests.reference.lrp_two_layers import relevance
 from veridical.errors import InputError, NotApplicableError
 from veridical.explainers import InputXGradient, Lrp, LrpAlphaBeta, LrpEpsilon, LrpGamma, LrpZPlus
-from veridical.explainers.lrp_rules import RULES
+from veridical.explainers.graph.relevance_rules import RULES
 from veridical.random.keyed import Key
 from veridical.values.space import Space
 from veridical.values.task import Task
@@ -250,7 +250,6 @@ class Refused(nn.Module):
     def __init__(self, how: str) -> None:
         super().__init__()
         self.how, self.lin = how, nn.Linear(4, 4)
-        self.rnn = nn.LSTM(4, 4, batch_first=True)
 
     def forward(self, x):
         h = self.lin(x)
@@ -260,16 +259,14 @@ class Refused(nn.Module):
             return torch.exp(h)
         if self.how == "softmax":
             return h.softmax(-1)
-        if self.how == "rnn":
-            return self.rnn(h[:, None])[0][:, 0]
-        h.mul_(2.0)  # in place, and its result thrown away
+        h[:, :2].mul_(2.0)  # in place on a part, whose owner is used again
         return h
 
 
 @pytest.mark.parametrize(
     ("how", "named"),
     [("product", "'mul'"), ("exp", "'exp'"), ("softmax", "logits"),
-     ("rnn", "'rnn' .LSTM"), ("in place", "in place")],
+     ("in place", "in place")],
 )  # fmt: skip
 def test_what_has_no_rule_is_refused_by_name(how, named):
     torch.manual_seed(6)
@@ -325,3 +322,25 @@ def test_a_graph_belongs_to_its_module_and_not_to_a_place_in_memory() -> None:
         scale = 1.0 if turn % 2 else float(turn)
         ours = LrpEpsilon()(task.with_module(other)).values
         assert torch.allclose(ours, scale * plain, rtol=1e-4), turn
+
+
+def test_a_product_with_an_activation_is_shared_in_halves():
+    class SwiGlu(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(9)
+            self.gate, self.up = nn.Linear(4, 5, bias=False), nn.Linear(4, 5, bias=False)
+            self.down = nn.Linear(5, 2, bias=False)
+
+        def forward(self, x):
+            return self.down(F.silu(self.gate(x)) * self.up(x))
+
+    model = SwiGlu().double()
+    task = Task(model, torch.randn(3, 4).double())
+    values = LrpEpsilon(1e-12)(task).values
+    assert torch.allclose(values.sum(-1), explained(task), atol=1e-9)
+    # by hand: half of each hidden unit's share goes by the way of the gate, half by the other
+    x, rows = task.inputs, model.down.weight[task.targets]
+    shared = (rows * (F.silu(model.gate(x)) * model.up(x)) / 2).detach()
+    expected = sum(x * ((shared / layer(x)) @ layer.weight) for layer in (model.gate, model.up)).detach()
+    assert torch.allclose(values, expected, atol=1e-9)

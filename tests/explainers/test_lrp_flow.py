@@ -11,7 +11,6 @@ import veridical as vd
 from tests.explainers.test_lrp import EVERY, Residual, explained
 from veridical.errors import NotApplicableError
 from veridical.explainers import Lrp, LrpEpsilon
-from veridical.explainers.lrp_flow import RelevanceFlow
 from veridical.values.space import Space
 from veridical.values.task import Task
 
@@ -63,8 +62,6 @@ def test_following_a_run_gives_what_following_the_graph_gives(explainer):
         both_ways(Gated().double().eval(), torch.randn(3, 5, 4).double(), Space.elements((5, 4))),
     ]
     for traced, run in cases:
-        assert isinstance(explainer.prepared(run).predictor.model, RelevanceFlow)
-        assert not isinstance(explainer.prepared(traced).predictor.model, RelevanceFlow)
         assert torch.allclose(explainer(run).values, explainer(traced).values, rtol=1e-9, atol=1e-9)
 
 
@@ -124,7 +121,7 @@ class Refused(nn.Module):
             return 1.0 / h
         if self.how == "batch":
             return F.batch_norm(h[..., None].expand(-1, -1, 2), None, None, training=True)[..., 0]
-        h.mul_(2.0)
+        h[:, :2].mul_(2.0)
         return h
 
 
@@ -235,15 +232,3 @@ def test_text_models_of_hugging_face_keep_their_relevance_at_the_embeddings(name
     assert bool((found[1, 4:] == 0).all())  # padding
     eager = text_model(name, "eager")
     assert torch.allclose(LrpEpsilon(1e-12)(eager).values, found, atol=1e-8)
-
-
-@pytest.mark.extras
-def test_a_language_model_without_a_rule_is_refused_by_name():
-    import transformers as hf
-
-    config = hf.GPT2Config(vocab_size=40, n_embd=12, n_layer=1, n_head=2, n_positions=12, num_labels=3,
-                           pad_token_id=0, bos_token_id=1, eos_token_id=2)  # fmt: skip
-    ids = torch.randint(3, 40, (2, 6), generator=torch.Generator().manual_seed(1))
-    task = Task(hf.GPT2ForSequenceClassification(config).eval(), ids)
-    with pytest.raises(NotApplicableError, match=r"'addmm'.*These do:.*gradient"):
-        LrpEpsilon()(task)

@@ -8,8 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import veridical as vd
 from tests.reference.small_nets import conv_net, draw, image_task, seeded
 from veridical.explainers import Lrp, LrpEpsilon
-from veridical.explainers.lrp_rules import RULES
-from veridical.explainers.lrp_work import FURTHER, FURTHER_SIGNED, Further, Work
+from veridical.explainers.graph.relevance_rules import RULES
+from veridical.explainers.graph.relevance_work import FURTHER, FURTHER_SIGNED, Further, Work
 from veridical.model.cost import Meter
 from veridical.model.predictor import Plan
 

@@ -10,8 +10,9 @@ import torch
 import veridical as vd
 from benchmarks.launches import as_on_a_gpu, counted
 from veridical.errors import ModelError
-from veridical.explainers import Explainer, as_explainer, coalitions, registry
-from veridical.explainers.coalitions import _in_stretches, shared_counts, solved
+from veridical.explainers import Explainer, Lime, Rise, as_explainer, coalitions, registry
+from veridical.explainers.coalitions import MaskingExplainer, _in_stretches, shared_counts, solved
+from veridical.masking.subset_table import has_few
 from veridical.testing import MODALITIES, tiny_task
 
 FEW: dict[str, dict[str, int]] = {
@@ -47,7 +48,11 @@ def waits(explainer: Explainer, task: vd.Task) -> int:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("name", "kind"), [case for case in cases() if case not in WAITING])
 def test_nothing_waits_for_the_device(name: str, kind: str) -> None:
-    assert waits(registry.make(name, **FEW.get(name, {})), tiny_task(kind)) == 0
+    explainer, task = registry.make(name, **FEW.get(name, {})), tiny_task(kind)
+    # which masks of few features were asked before is looked at, a few times for each number of features
+    asks_by_masks = isinstance(explainer, MaskingExplainer | Lime | Rise)
+    most = 24 if asks_by_masks and has_few(task, task.fill) is not None else 0
+    assert waits(explainer, task) <= most
 
 
 def test_one_that_waits_is_found() -> None:

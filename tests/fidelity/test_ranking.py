@@ -1,6 +1,7 @@
 """Degradation, correlations, the ranking study, ROAR and what they cost."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -278,3 +279,115 @@ def test_costs_of_table_13() -> None:
     assert dear.break_even() == math.inf
     assert "break even" in repr(costs)
     assert FFid().removal["beta"] == 0.1
+
+
+# --- maps that are not there, or for another class --------------------------------------------------------
+
+
+def test_samples_without_a_map_are_left_out_and_said(studied) -> None:
+    task, _, _ = studied
+    maps = true_maps(task)
+    half = maps.clone()
+    half[::2] = math.nan
+    metrics = {"Fid": Fid(sizes=(0.2, 0.5))}
+    found = ranking_study(task, half, metrics=metrics, repeats=1)
+    alone = ranking_study(task[1::2], maps[1::2], metrics=metrics, repeats=1)
+    assert torch.equal(found.falls["Fid"]["plus"], alone.falls["Fid"]["plus"])
+    assert found.rows == 30
+    assert "30 of 60 samples have no map and are left out" in repr(found)
+    assert "left out" not in repr(alone)
+    with pytest.raises(InputError, match="none of the 60 samples has a map"):
+        ranking_study(task, torch.full_like(maps, math.nan), metrics=metrics, repeats=1)
+
+
+def test_finished_maps_for_another_class_are_said(studied) -> None:
+    task, _, _ = studied
+    other = vd.Explanation(true_maps(task), task.space, 1 - task.labels, task.ids)
+    found = ranking_study(task, other, metrics={"Fid": Fid(sizes=(0.5,))}, repeats=1)
+    assert "60 maps explain another class than the one judged" in repr(found)
+    with pytest.raises(InputError, match="ids are not the task's"):
+        ranking_study(task, other.take(torch.arange(59, -1, -1)), metrics={"Fid": Fid()}, repeats=1)
+
+
+def test_one_short_sample_does_not_hide_the_table() -> None:
+    base = linear(60, 20)
+    valid = torch.ones(60, 20, dtype=torch.bool)
+    valid[0, 3:] = False
+    valid[1, 1:] = False
+    space = vd.Space.columns(20)
+    task = vd.Task(
+        base.model, base.inputs, labels=base.labels, fill="zero", space=replace(space, valid=valid)
+    )
+    study = ranking_study(task, true_maps(task), metrics={"RFid": RFid(draws=4)}, repeats=1)
+    assert study.resolvable["RFid"] == {"plus": True, "minus": True}
+    assert study.agreements["RFid"].macro["MoRF vs GT"][0] < -0.9
+    assert "not resolvable" not in repr(study)
+
+
+def test_where_no_metric_is_defined_there_is_no_rank() -> None:
+    nothing = torch.full((1, 2), math.nan, dtype=torch.float64)
+    one = Agreement({}, {}, {}, dict.fromkeys(PAIRS, nothing), (0.1, 0.5))
+    assert math.isnan(micro_ranks({"a": one, "b": one})["a"]["MoRF vs GT"][0])
+    partly = torch.tensor([[math.nan, -1.0]], dtype=torch.float64)
+    other = Agreement({}, {}, {}, dict.fromkeys(PAIRS, partly), (0.1, 0.5))
+    assert micro_ranks({"a": one, "b": other})["a"]["MoRF vs GT"] == (2.0, 0.0)
+
+
+def test_a_blind_model_prints_no_rank(studied) -> None:
+    task, _, _ = studied
+    blind = nn.Linear(20, 2)
+    with torch.no_grad():
+        blind.weight.zero_()
+    own = vd.Task(blind, task.inputs, fill="zero")
+    shown = repr(ranking_study(own, torch.rand(60, 20), metrics={"Fid": Fid()}, repeats=1))
+    assert "nan" not in shown
+    assert "1.00 ±" not in shown
+
+
+def test_counts_are_whole_numbers(studied) -> None:
+    task, _, _ = studied
+    with pytest.raises(InputError, match=r"draws is a whole number of at least 1, got 1\.5"):
+        RFid(draws=1.5)
+    with pytest.raises(InputError, match="repeats is a whole number"):
+        ranking_study(task, true_maps(task), metrics={"Fid": Fid()}, repeats=1.5)
+    with pytest.raises(InputError, match="epochs is a whole number"):
+        finetune(task, epochs=2.5)
+
+
+def test_the_training_of_roar_is_in_its_cost(studied) -> None:
+    task, _, _ = studied
+    scores = vd.score(ROAR(sizes=(0.2, 0.6), epochs=3, batch=32), task, "input_x_gradient")
+    trained = 2 * 3 * 180
+    explained = 60 + 200
+    asked = 2 * 60
+    held = 2 * (3 + 1) * 20
+    assert scores.cost == vd.Cost(explained + trained + held + asked, explained + trained)
+
+
+def test_roar_leaves_samples_without_a_map_out(studied) -> None:
+    task, _, _ = studied
+
+    def patchy(model, inputs, targets):
+        maps = inputs.clone()
+        if len(inputs) == 60:
+            maps[3] = math.nan
+        return maps
+
+    scores = vd.score(ROAR(sizes=(0.5,), epochs=1), task, patchy)
+    assert scores.values.isnan().nonzero().flatten().tolist() == [3]
+    assert scores.flagged["no explanation"] == 1
+
+    def gaps(model, inputs, targets):
+        return torch.where(torch.arange(len(inputs))[:, None] % 100 == 99, math.nan, inputs)
+
+    with pytest.raises(InputError, match="no map for 2 of the 200 training rows"):
+        vd.score(ROAR(sizes=(0.5,), epochs=1), task, gaps)
+
+
+def test_metrics_inside_others_come_back_equal_from_json() -> None:
+    for metric in (RFid("minus"), Fid("minus"), FFid("minus"), RFid()):
+        wrapped = vd.qge.QGE(metric)
+        assert vd.qge.metric_from_json(wrapped.to_json()) == wrapped
+    assert RFid("minus") != RFid("minus", draws=3)
+    assert len({RFid("minus"), RFid("minus"), RFid()}) == 2
+    assert RFid() != Fid()

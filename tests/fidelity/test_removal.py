@@ -22,12 +22,12 @@ from veridical.fidelity.removal import (
     counted_last_tickets,
     explanation_sizes,
     removal_counts,
-    smallest_beta,
 )
+from veridical.metrics.faithfulness.masks import UNORDERED
 from veridical.random.keyed import Key
 
 
-def linear_task(samples: int = 6, features: int = 12, classes: int = 3, **extra) -> vd.Task:
+def linear_task(samples: int = 6, features: int = 20, classes: int = 3, **extra) -> vd.Task:
     generator = torch.Generator().manual_seed(3)
     model = torch.nn.Linear(features, classes).double()
     with torch.no_grad():
@@ -55,17 +55,20 @@ def test_counts_are_those_of_exact_arithmetic(n: int, level: float, alpha: float
 
 
 def test_products_of_decimals_do_not_lose_a_feature() -> None:
-    assert budget(torch.tensor([30, 10, 9, 100]), 0.1).tolist() == [3, 1, 0, 10]
+    assert budget(torch.tensor([30, 10, 100]), 0.1).tolist() == [3, 1, 10]
     assert budget(torch.tensor([100]), 0.29).item() == 29  # 0.29 * 100 is 28.999...
-    assert smallest_beta(9) == 0.112
-    assert smallest_beta(10) == 0.1
+
+
+def test_a_share_removes_at_least_one_feature_and_never_more_than_there_are() -> None:
+    assert budget(torch.tensor([9, 3, 1, 0]), 0.1).tolist() == [1, 1, 1, 0]
+    assert budget(torch.tensor([9, 100]), 0.0).tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("sign", ["plus", "minus"])
 @pytest.mark.parametrize(("alpha", "beta"), [(1.0, None), (0.5, None), (0.5, 0.25), (0.7, 0.1)])
 def test_falls_equal_the_slow_rewrite(sign: str, alpha: float, beta: float | None) -> None:
     task = linear_task()
-    maps = torch.randn(6, 12, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    maps = torch.randn(6, 20, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     maps[2] = 1.0  # a constant map: the order is that of the features
     explanation = vd.Explanation(maps, task.space, task.targets, task.ids)
     levels, draws, key = (0.1, 0.25, 0.5, 0.9), 4, Key(9)
@@ -196,14 +199,14 @@ def test_bernoulli_removes_the_count_on_average() -> None:
 
 @pytest.mark.parametrize(("metric", "rows"), [(Fid(), 19), (RFid(draws=3), 57), (RFid("minus", (0.5,)), 50)])
 def test_the_stated_number_of_evaluations_is_the_counted_one(metric: vd.Metric, rows: int) -> None:
-    task = linear_task()
-    scores = vd.score(metric, task, torch.rand(6, 12, dtype=torch.float64))
+    task = linear_task(features=14)
+    scores = vd.score(metric, task, torch.rand(6, 14, dtype=torch.float64))
     assert scores.cost.forward == metric.evaluations(task) == 6 * rows
     assert scores.provenance["evaluations"] == 6 * rows
 
 
 def test_one_pass_gives_both_signs_and_equals_two() -> None:
-    task = linear_task()
+    task = linear_task(features=14)
     explanation = vd.explain("gradient", task)
     before = task.predictor.meter.forward
     both = measure(task, explanation, task.targets, levels=LEVELS, draws=5)
@@ -274,13 +277,52 @@ def test_sizes_that_remove_nothing_are_left_out_and_flagged() -> None:
     assert none.flagged == {NO_SIZE: 6}
 
 
-def test_too_small_a_beta_is_flagged_with_the_smallest_that_works() -> None:
+def test_the_default_beta_scores_few_columns() -> None:
     model = torch.nn.Linear(6, 2)
     task = vd.Task(model, torch.randn(4, 6), train=torch.randn(20, 6), fill="zero")
     scores = vd.score(FFid(draws=2), task, "gradient")
-    assert scores.values.isnan().all()
-    assert scores.cost.forward == 0
-    assert any("smallest beta that works is 0.167" in reason for reason in scores.flags)
+    assert not scores.values.isnan().any()
+    assert scores.flagged[NOTHING_REMOVED] == 4  # size 1: half of one feature is none
+
+
+@pytest.mark.parametrize("n", [2, 3, 9, 12])
+def test_few_features_have_every_size_once(n: int) -> None:
+    task = linear_task(features=n)
+    scores = vd.score(Fid("minus"), task, "gradient")
+    assert scores.details["indicator"].shape == (6, n - 1)
+    assert torch.allclose(scores.curve.x, torch.arange(1, n, dtype=torch.float64) / n)
+    assert scores.cost.forward == Fid("minus").evaluations(task) == 6 * (n - 1)
+    for s in range(1, n):
+        alone = vd.score(Fid("minus", sizes=(s / n,)), task, "gradient")
+        assert torch.equal(alone.values, scores.curve.y[:, s - 1])
+    assert vd.score(Fid(sizes=(0.5,)), task, "gradient").details["indicator"].shape == (6, 1)
+
+
+def test_short_samples_among_long_ones_have_every_size_once() -> None:
+    valid = torch.ones(6, 40, dtype=torch.bool)
+    valid[1, 9:], valid[2, 4:], valid[3, 1:] = False, False, False
+    task = linear_task(features=40, space=replace(vd.Space.columns(40), valid=valid))
+    maps = torch.rand(6, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    scores = vd.score(Fid(variant="probability"), task, maps)
+    there = ~scores.curve.y.isnan()
+    assert there.sum(-1).tolist() == [19, 8, 3, 0, 19, 19]
+    assert scores.flagged == {NO_SIZE: 1, UNORDERED: 1}  # one feature has no order
+    for sample, n in ((1, 9), (2, 4)):
+        alone = [
+            vd.score(Fid(sizes=(s / n,), variant="probability"), task, maps).values[sample]
+            for s in range(1, n)
+        ]
+        assert torch.allclose(torch.stack(alone), scores.curve.y[sample][there[sample]])
+        levels = torch.tensor(LEVELS)[there[sample]]
+        assert (levels - torch.arange(1, n) / n).abs().max() <= 0.025 + 1e-9
+
+
+def test_a_constant_map_is_flagged() -> None:
+    task = linear_task()
+    maps = torch.rand(6, 20, dtype=torch.float64)
+    maps[2] = 1.0
+    for metric in (Fid(), RFid(draws=2)):
+        assert vd.score(metric, task, maps).flags[UNORDERED].tolist() == [False, False, True, *[False] * 3]
 
 
 SPACES = {
@@ -363,7 +405,7 @@ BAD = [
     (lambda: RFid(sizes=()), "at least one explanation size"),
     (lambda: RFid(sizes=(0.5, 0.2)), "must ascend"),
     (lambda: RFid(alpha=0.0), "alpha is a share"),
-    (lambda: RFid(draws=0), "draws is at least 1"),
+    (lambda: RFid(draws=0), "draws is a whole number of at least 1"),
     (lambda: FFid(beta=1.5), "beta is a share"),
     (lambda: RFid(sign="both"), "sign is 'plus' or 'minus'"),
     (lambda: RFid(variant="logit"), "variant is"),

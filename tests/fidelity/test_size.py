@@ -10,7 +10,7 @@ from torch import nn
 import veridical as vd
 from veridical.errors import InputError
 from veridical.fidelity import Finetuned, explanation_size, finetune
-from veridical.fidelity.size import fall_onset, ties_shuffled
+from veridical.fidelity.size import _answer, fall_onset, ties_shuffled
 from veridical.random.keyed import Key
 
 N = 100
@@ -122,3 +122,53 @@ def test_ties_are_put_in_random_order_and_nothing_else_moves() -> None:
     assert len({tuple(m.order[0].tolist()) for m in mixed}) > 3
     for m in mixed:
         assert torch.equal(m.values.gather(-1, m.order), values.sort(-1).values)
+
+
+def small(features: int, folder: Path):
+    """A table of few columns, of which the first two matter."""
+    importance = torch.zeros(features)
+    importance[:2] = 4.0
+    x = torch.ones(6, features)
+    task = vd.Task(Weighted(importance), x, labels=torch.ones(6, dtype=torch.int64), train=x, fill="zero")
+    tuned = finetune(task, beta=0.25, epochs=1, cache=folder)
+    return explanation_size(task, importance.expand(6, -1).clone(), finetuned=tuned, resamples=20)
+
+
+@pytest.mark.parametrize("features", [2, 9, 12, 30])
+def test_few_features_have_no_size(features: int, tmp_path: Path) -> None:
+    found = small(features, tmp_path)
+    assert found.estimate is None
+    assert found.interval is None
+    assert found.answer.startswith("not identifiable: ")
+    assert f"{features} features" in found.answer
+
+
+def test_no_bound_where_the_onsets_do_not_follow() -> None:
+    """Curves that hardly differ in height, with onsets far behind B/alpha, bound nothing."""
+    s = torch.tensor([percent / 100 for percent in range(1, 100)], dtype=torch.float64)
+    late = torch.where(s <= 0.5, 1.0, (0.5 / s) ** 4).expand(6, -1)
+    found = _answer({0.02: late, 0.01: late}, {0.02: 0.02, 0.01: 0.01}, tuple(s.tolist()), "map", 20, Key(0))
+    assert found.estimate is None
+    assert "c1 <=" not in found.answer
+    assert found.answer.startswith("not identifiable")
+
+
+def test_sizes_that_remove_nothing_are_left_out_of_the_curves(tmp_path: Path) -> None:
+    found = found_size(20, tmp_path, alpha=0.5)
+    assert all(curve[0].isnan() for curve in found.curves.values())  # half of one feature is none
+    assert found.estimate is None or found.estimate == pytest.approx(0.2, abs=0.04)
+
+
+def test_samples_without_a_map_do_not_count(tmp_path: Path) -> None:
+    maps = tiers(20).expand(6, -1).clone()
+    maps[:2] = torch.nan
+    found = found_size(20, tmp_path, maps)
+    assert found.estimate == pytest.approx(0.2, abs=0.03)
+    assert "2 of 6 samples have no map and are left out" in repr(found)
+
+
+def test_maps_for_another_class_are_said(tmp_path: Path) -> None:
+    task, tuned = setting(tiers(20), tmp_path)
+    maps = vd.Explanation(tiers(20).expand(6, -1).clone(), task.space, torch.zeros(6).long(), task.ids)
+    found = explanation_size(task, maps, finetuned=tuned, resamples=20)
+    assert "6 maps explain another class" in repr(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from torch import nn
 import veridical as vd
 from veridical.errors import InputError, UnknownNameError
 from veridical.explainers.gradients import InputXGradient
-from veridical.fidelity import case_study, compare_explainers, finetune, sensitivity
+from veridical.fidelity import case_study, compare_explainers, finetune, ranking_study, sensitivity
 from veridical.fidelity.comparing import OTHER_ROWS, SAME_ROWS
 from veridical.fidelity.correlations import PAIRS
 
@@ -142,3 +143,16 @@ def test_two_models_at_once_are_refused(task: vd.Task, folder: Path) -> None:
     tuned = finetune(task, cache=folder, progress=False, **QUICK)
     with pytest.raises(InputError, match="not both"):
         compare_explainers(task, ["random"], finetuned=tuned, on_evaluated=True)
+
+
+def test_a_tie_has_no_best_and_the_judge_is_spoken_of(task: vd.Task, folder: Path) -> None:
+    few = (task.train[:60], task.train_labels[:60])
+    tuned = finetune(task, few, cache=folder, progress=False, **QUICK)
+    maps = vd.explain(InputXGradient(), task.with_targets(task.labels))
+    same = {"one": maps, "other": replace(maps, explainer="other")}
+    table = compare_explainers(task, list(same.values()), finetuned=tuned, draws=2)
+    assert table.best == {"plus": None, "minus": None}
+    assert "*" not in repr(table)
+    assert "certified on 6 held-out rows" in repr(table)
+    study = ranking_study(task, InputXGradient(), finetuned=tuned, repeats=1, draws=2)
+    assert "certified on 6 held-out rows" in repr(study)

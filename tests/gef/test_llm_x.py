@@ -1,5 +1,6 @@
 """LLM-x: prompts, replies, matching, and a real HTTP endpoint on this machine."""
 
+import contextlib
 import json
 import logging
 import threading
@@ -337,6 +338,30 @@ def test_slow_answers_time_out(server: Server) -> None:
             Endpoint(url, "m", timeout_s=0.2, retries=0)("a")
 
 
+@pytest.mark.parametrize("opening", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n"])
+def test_a_server_that_drips_is_left_at_the_deadline(opening: bytes) -> None:
+    import socket
+    import threading
+    import time
+
+    with socket.create_server(("127.0.0.1", 0)) as slow:
+        ended = threading.Event()
+
+        def drip() -> None:
+            with contextlib.suppress(OSError):
+                client, _ = slow.accept()
+                client.sendall(opening)
+                while not ended.wait(0.05):
+                    client.sendall(b"H")
+
+        threading.Thread(target=drip, daemon=True).start()
+        began = time.monotonic()
+        with pytest.raises(vd.errors.ModelError, match="TimeoutError"):
+            Endpoint(f"http://127.0.0.1:{slow.getsockname()[1]}", "m", deadline_s=0.5, retries=3)("a")
+        assert time.monotonic() - began < 3
+        ended.set()
+
+
 def test_replies_are_kept_by_prompt(server: Server, tmp_path: Path) -> None:
     endpoint = Endpoint(server.url, "m", cache=tmp_path / "kept", pause_s=0)
     server.plan = [(200, said("one")), (200, said("two")), (200, said("three"))]
@@ -347,6 +372,11 @@ def test_replies_are_kept_by_prompt(server: Server, tmp_path: Path) -> None:
         file.write_text("{")
     server.plan = [(200, said("again"))]
     assert endpoint("a") == "again"
+    # a reply in another's place is not taken for it
+    server.plan = [(200, said("c's own"))]
+    kept = tmp_path / "kept" / f"{endpoint._name('c')}.json"
+    kept.write_bytes((tmp_path / "kept" / f"{endpoint._name('a')}.json").read_bytes())
+    assert endpoint("c") == "c's own"
 
 
 @pytest.mark.parametrize("body", [b"not json", b"{}", b'{"choices": []}', b'{"choices": [{"message": {}}]}'])

@@ -57,7 +57,7 @@ def test_a_key_that_was_not_expected_is_drawn_when_asked_for(always: None) -> No
     assert all(same(noise, source()(key)) for key, noise in found.items())
 
 
-def test_at_most_one_draw_is_begun_ahead(always: None) -> None:
+def test_only_a_few_draws_are_begun_ahead(always: None) -> None:
     drawn_by, begun = source(), []
     begin = NoiseSource.begin
 
@@ -66,9 +66,9 @@ def test_at_most_one_draw_is_begun_ahead(always: None) -> None:
         return begin(self, key, pool)
 
     with mock.patch.object(NoiseSource, "begin", counted), NoiseAhead(drawn_by, iter(KEYS)) as noise:
-        assert begun == KEYS[:1]
+        assert begun == KEYS[: ahead.AHEAD]
         noise(KEYS[0])
-        assert begun == KEYS[:2]
+        assert begun == KEYS[: ahead.AHEAD + 1]
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])

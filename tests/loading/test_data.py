@@ -240,7 +240,7 @@ def claim(path, width, height):
 @pytest.mark.parametrize("side", [8_000, 10_000, 60_000])
 def test_images_that_would_fill_the_memory_are_refused_by_their_header(tmp_path, side, recwarn):
     claim(tmp_path / "bomb.png", side, side)
-    with pytest.raises(InputError, match=r"the image bomb\.png has .* pixels; at most 50 million"):
+    with pytest.raises(InputError, match=r"the image bomb\.png .* pixels"):
         open_image(tmp_path / "bomb.png")
     assert not recwarn.list
 

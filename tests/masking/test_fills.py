@@ -47,25 +47,49 @@ def test_mean_of_integer_reference_rows_is_not_cut() -> None:
     assert state[0, 0].tolist() == [0.5, 1.0, 1.5, 2.0]
 
 
-def test_marginal_rows_really_come_from_train_and_differ_between_samples() -> None:
+def test_marginal_takes_different_rows_of_train_the_same_for_all_samples() -> None:
     fill = fills.Marginal(rows=6)
     rows = background(fill)
-    assert rows.shape == (3, 6, 5)
-    found = (rows[:, :, None] == TRAIN).all(-1)
+    assert rows.shape == (1, 6, 5)
+    found = (rows[0, :, None] == TRAIN).all(-1)
     assert bool(found.any(-1).all())
-    picked = found.to(torch.int8).argmax(-1)
-    assert len({tuple(p) for p in picked.tolist()}) == 3
-    again = fill.background(TRAIN, X[1:2], IDS[1:2], KEY)
-    assert torch.equal(again, rows[1:2])
+    assert len(found.to(torch.int8).argmax(-1).unique()) == 6
+
+
+def test_marginal_takes_all_rows_where_there_are_no_more_than_it_wants() -> None:
+    for fill in (fills.Marginal(), fills.Marginal(len(TRAIN))):
+        assert torch.equal(fill.background(TRAIN, X, IDS, KEY), TRAIN[None])
+
+
+def test_marginal_rows_follow_the_seed_and_nothing_else() -> None:
+    fill = fills.Marginal(6)
+
+    def rows(key: Key, ids: torch.Tensor = IDS, fill: fills.Marginal = fill) -> list[list[float]]:
+        return fill.background(TRAIN, X, ids, key)[0].tolist()
+
+    assert rows(Key(3) / "one") == rows(Key(3) / "other", IDS + 7)
+    assert rows(Key(3)) != rows(Key(4))
+    assert rows(Key(3)) != rows(Key(3), fill=fills.Marginal(6, draw=1))
 
 
 def test_marginal_draws_every_row_equally_often() -> None:
-    picked = fills.Marginal(rows=5).background(
-        torch.arange(20.0)[:, None], torch.zeros(2000, 1), torch.arange(2000), KEY
+    train = torch.arange(20.0)[:, None]
+    many = [fills.Marginal(5).background(train, train[:1], IDS[:1], Key(s)) for s in range(2000)]
+    one = fills.Marginal(1).background(train, torch.zeros(10000, 1), torch.arange(10000), KEY)
+    for picked in (torch.cat(many), one):
+        counts = torch.bincount(picked.reshape(-1).long(), minlength=20)
+        assert int(counts.min()) > 400
+        assert int(counts.max()) < 600
+
+
+def test_a_single_row_differs_between_samples_and_draws() -> None:
+    train, ids = torch.arange(1000.0)[:, None], torch.arange(8)
+    one, other = (
+        fills.Marginal(1).background(train, torch.zeros(8, 1), ids, Key(3) / draw).flatten()
+        for draw in range(2)
     )
-    counts = torch.bincount(picked.reshape(-1).long(), minlength=20)
-    assert int(counts.min()) > 350
-    assert int(counts.max()) < 650
+    assert len(one.unique()) > 4
+    assert not torch.equal(one, other)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])

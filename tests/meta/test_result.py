@@ -290,7 +290,6 @@ def test_fine_tuned_metrics_keep_one_copy_under_the_same_relative_noise(tmp_path
 
 def test_a_fine_tuned_copy_goes_along_to_the_embeddings_where_missing_tokens_are_zeros(tmp_path, monkeypatch):
     from veridical import fidelity
-    from veridical.fidelity.artefact import on_model
     from veridical.meta.finetuned import _misses_zeros, carry
     from veridical.values.task import Task
 
@@ -309,4 +308,4 @@ def test_a_fine_tuned_copy_goes_along_to_the_embeddings_where_missing_tokens_are
     with torch.no_grad():
         other.embedding.weight[task.fill.token_id] = 0.1
     assert _misses_zeros(task)
-    assert not _misses_zeros(on_model(task, other))
+    assert not _misses_zeros(task.with_module(other))

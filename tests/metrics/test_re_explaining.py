@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def task_of(samples: int = 5, rows: int = 32) -> vd.Task:
 class Written(Explainer):
     """Maps with something wrong in one sample."""
 
-    what: float = float("nan")
+    what: Any = float("nan")
     whole: bool = False
     name: ClassVar[str] = "written"
 

@@ -188,9 +188,9 @@ def test_scores_are_the_same_to_the_bit():
         if name in ("gef", "fast_gef", "ffid_plus", "ffid_minus") or metric.why_not(task) is not None:
             continue
         subject = "gradient" if isinstance(metric, ExplainerMetric) else vd.explain("gradient", task)
-        at_once = vd.score(metric, task, subject)
+        at_once = vd.score(metric, task_of(), subject)
         with as_on_a_gpu():
-            later = vd.score(metric, task, subject)
+            later = vd.score(metric, task_of(), subject)
         assert torch.equal(at_once.values, later.values) or bool(at_once.values.isnan().any())
         torch.testing.assert_close(at_once.values, later.values, rtol=0, atol=0, equal_nan=True)
         assert list(at_once.flags) == list(later.flags), name

@@ -8,7 +8,7 @@ from hypothesis.extra import numpy as arrays
 
 import veridical as vd
 from tests.reference import qge as reference
-from veridical.qge.rankings import digest, random_orders, reranked, reversed_orders
+from veridical.qge.rankings import digest, random_orders, reversed_orders
 
 
 def explanation(values: torch.Tensor, valid: torch.Tensor | None = None) -> vd.Explanation:
@@ -93,7 +93,7 @@ def test_random_rankings_carry_the_values_on_valid_features_only() -> None:
     valid = torch.tensor([[True, True, True, False, True], [True] * 5])
     e = explanation(torch.tensor([[3.0, 1.0, 2.0, 0.0, 7.0], [1.0, 2.0, 3.0, 4.0, 5.0]]), valid)
     order = random_orders(vd.Key(0), e.ids, 3, 5, valid)
-    moved = reranked(e, order)
+    moved = e.along(order)
     assert float(moved.values[0, 3]) == 0.0
     assert torch.equal(moved.values.sort(-1).values, e.values.sort(-1).values)
     assert bool((moved.values.gather(-1, order)[1].diff() >= 0).all())

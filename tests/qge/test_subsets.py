@@ -19,7 +19,14 @@ from veridical.errors import InputError
 from veridical.functional import kendall_tau_b
 from veridical.metrics.base import registry
 from veridical.qge.agreement import KeptOrder, above_random
-from veridical.qge.subsets import RankingScores, all_rankings, sampled_scores, share_below, subset_responses
+from veridical.qge.subsets import (
+    RankingScores,
+    all_rankings,
+    best_and_worst,
+    sampled_scores,
+    share_below,
+    subset_responses,
+)
 
 
 def lexicographic(task: vd.Task) -> tuple[np.ndarray, np.ndarray]:
@@ -90,12 +97,28 @@ def test_share_below_counts_like_a_loop(features: int) -> None:
     q, _ = lexicographic(task)
     path = vd.qge.path_of(vd.qge.KeptFeatures(), task)
     assert path is not None
-    y = subset_responses(task, path, torch.arange(features)[None], vd.Key(0))[0]
-    w = path.dense_weights(0, features)
+    y = subset_responses(task, path, features, vd.Key(0))[0]
+    steps = path.dense_weights(0, features)[sizes(features)] * y
     for score in (q.min(), q.max(), np.median(q), q[0], q[-1]):
-        assert share_below(y, w, float(score), 1e-9) == pytest.approx(
+        assert share_below(steps, float(score), 1e-9) == pytest.approx(
             reference.percentile(q, float(score), 1e-8), abs=1e-12
         )
+
+
+def sizes(features: int) -> torch.Tensor:
+    return torch.tensor([bin(code).count("1") for code in range(2**features)])
+
+
+@pytest.mark.parametrize("features", [1, 2, 3, 6])
+def test_best_and_worst_are_those_of_all_rankings(features: int) -> None:
+    generator = torch.Generator().manual_seed(features)
+    y = torch.rand(3, 2**features, generator=generator, dtype=torch.float64)
+    w = torch.rand(features + 1, generator=generator, dtype=torch.float64)
+    best, worst = best_and_worst(w[sizes(features)] * y)
+    for i in range(3):
+        scores = all_rankings(y[i], w).scores
+        assert float(best[i]) == pytest.approx(float(scores.max()), abs=1e-11)
+        assert float(worst[i]) == pytest.approx(float(scores.min()), abs=1e-11)
 
 
 def test_looking_up_a_ranking() -> None:
@@ -104,8 +127,8 @@ def test_looking_up_a_ranking() -> None:
     w = torch.rand(6, generator=generator, dtype=torch.float64)
     found = all_rankings(y, w)
     orders = torch.tensor(list(itertools.permutations(range(5))))
-    assert torch.allclose(sampled_scores(y, w, orders), found.scores)
-    assert torch.allclose(sampled_scores(y, w, orders.flip(-1)), found.inverses)
+    assert torch.allclose(sampled_scores(w[sizes(5)] * y, orders), found.scores)
+    assert torch.allclose(sampled_scores(w[sizes(5)] * y, orders.flip(-1)), found.inverses)
 
 
 # --- R1 and R2 on a model whose best ranking is known ------------------------------------------------------
@@ -205,9 +228,10 @@ def test_a_study_is_plain_data() -> None:
 
 
 def test_sampled_study_asks_about_subsets_once_for_all_rankings() -> None:
-    task = table(6, 2)
     subsets = registry.make("faithfulness_correlation", runs=30)
-    assert vd.qge.sampled_study(task, subsets, rankings=10, progress=False).cost.forward == 2 * 30
+    # of 14 features 30 subsets are drawn; six features have six subsets of one, and each is asked once
+    for task, asked in ((table(14, 2), 30), (table(6, 2), 6)):
+        assert vd.qge.sampled_study(task, subsets, rankings=10, progress=False).cost.forward == 2 * asked
 
 
 def test_sampled_study_approaches_the_exhaustive_one() -> None:
@@ -222,7 +246,7 @@ def test_sampled_study_approaches_the_exhaustive_one() -> None:
 
 
 def test_sampled_study_of_metrics_that_read_values() -> None:
-    task = table(6, 2)
+    task = table(14, 2)  # of fewer features all subsets are taken, and no draw is left that could differ
     same = vd.qge.sampled_study(task, "faithfulness_correlation", rankings=30, progress=False)
     # the same subsets for a map and its inverse: the correlation changes its sign, and QGE keeps the order
     assert bool((same.tau[:, 0] > 0.9).all())
@@ -280,3 +304,14 @@ print((peak() - before) / study.rankings)
     }
     done = subprocess.run([sys.executable, "-c", code], env=here, capture_output=True, text=True, check=True)
     assert 8 < float(done.stdout) < 250
+
+
+def test_a_study_takes_maps_as_they_come_and_names_wrong_counts() -> None:
+    task = table(5, 2)
+    maps = torch.rand(2, 5).double()
+    study = vd.qge.sampled_study(task, "pixel_flipping", rankings=5, explanation=maps, progress=False)
+    assert len(study) == 2
+    with pytest.raises(InputError, match="whole number"):
+        vd.qge.sampled_study(task, "pixel_flipping", rankings=5, draws=1.5, progress=False)
+    with pytest.raises(InputError, match="whole number"):
+        vd.qge.sampled_study(task, "pixel_flipping", rankings=5.5, progress=False)

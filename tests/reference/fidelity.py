@@ -23,7 +23,7 @@ def counts(n: int, s: int, alpha: float, beta: float | None) -> tuple[int, int]:
     plus, minus = math.floor(a * s), math.ceil(a * (n - s))
     if beta is None:
         return plus, minus
-    cap = math.floor(Fraction(str(beta)) * n)
+    cap = min(n, max(1, math.floor(Fraction(str(beta)) * n)))
     return min(plus, cap), min(minus, cap)
 
 

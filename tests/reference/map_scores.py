@@ -33,17 +33,16 @@ def effective(e, threshold):
     return sum(abs(v) / scale > threshold for v in e)
 
 
-def ranked(e):
-    """Features from most to least relevant; of equal ones the later comes first (order is ascending)."""
-    return sorted(range(len(e)), key=lambda i: (e[i], i), reverse=True)
+def top_k(e, mask, k):
+    """The mean over all rankings that agree: features that tie at the border share its places."""
+    border = sorted(e, reverse=True)[k - 1]
+    above = [bool(m) for v, m in zip(e, mask, strict=True) if v > border]
+    equal = [bool(m) for v, m in zip(e, mask, strict=True) if v == border]
+    return (sum(above) + (k - len(above)) * sum(equal) / len(equal)) / k
 
 
 def pointing(e, mask):
-    return float(mask[ranked(e)[0]])
-
-
-def top_k(e, mask, k):
-    return sum(bool(mask[i]) for i in ranked(e)[:k]) / k
+    return top_k(e, mask, 1)
 
 
 def rank_accuracy(e, mask):

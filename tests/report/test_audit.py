@@ -116,7 +116,7 @@ def test_markdown_shows_the_same_and_escapes(audited: Audit, shown: dict[str, An
     outside = re.sub(r"(`{3,}).*?\1", "", text, flags=re.S)
     assert re.search(r"(?<!\\)<", outside) is None
     rows = [line for line in text.splitlines() if line.startswith(f"| {FORMULA.split('|')[0]}")]
-    assert len(rows) == 2
+    assert len(rows) >= 2
     assert all(r"\|calc" in row for row in rows)
     assert "## What failed" in text
     assert "```bibtex" in text

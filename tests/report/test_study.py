@@ -82,7 +82,8 @@ def one(values: list[float], flags: list[bool]) -> Scores:
 def test_means_over_seeds_keep_flags_and_add_costs() -> None:
     found = over_seeds([one([1.0, 2.0], [True, False]), one([3.0, float("nan")], [False, False])])
     assert found.values.tolist() == [2.0, 2.0]
-    assert found.flagged == {"odd": 1}
+    # a value that is none never goes without a reason
+    assert found.flagged == {"odd": 1, "has no value": 1}
     assert found.cost == Cost(6, 2)
     assert found.curve is not None
     assert found.curve.y.tolist() == [[2.0, 4.0], [2.0, 4.0]]

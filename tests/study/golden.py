@@ -15,6 +15,7 @@ from veridical.metrics import registry as metric_registry
 
 FILE = Path(__file__).resolve().parents[1] / "data" / "golden_scores.json"
 RENEW = "python scripts/renew_golden_scores.py"
+RECORD = "make record"
 # they train a model, or need an extra
 LEFT_OUT = {"ffid_plus", "ffid_minus", "partition_shap"}
 SUBJECT = "saliency"
@@ -61,7 +62,7 @@ def entries(task: vd.Task) -> list[tuple[str, str]]:
 def verdict(now: dict[str, Any], golden: dict[str, Any] | None) -> str | None:
     """What is wrong, or None: scores changed, or the version did and nobody wrote the new scores down."""
     if golden is None:
-        return f"has no golden scores yet; run {RENEW}"
+        return f"has no golden scores yet; run {RECORD}"
     if now["version"] != golden["version"]:
         return f"has version {now['version']}, golden scores are of {golden['version']}; run {RENEW}"
     a, b = (torch.tensor(one["values"], dtype=torch.float64) for one in (now, golden))
@@ -80,10 +81,18 @@ def read() -> dict[str, dict[str, Any]]:
     return data
 
 
-def write() -> list[str]:
-    """Write the scores of today; what changed."""
+def write(new_only: bool = False) -> list[str]:
+    """Write down what is new and, unless told otherwise, what changed; which these are."""
     task = golden_task()
     before = read() if FILE.is_file() else {}
-    after = {f"{kind}/{name}": current(kind, name, task) for kind, name in entries(task)}
+    after, renewed = {}, []
+    for name in (f"{kind}/{name}" for kind, name in entries(task)):
+        after[name] = before.get(name)
+        if after[name] is None or not new_only:
+            now = current(*name.split("/"), task)
+            # numbers that agree stay as they were written, whichever machine this is
+            if verdict(now, after[name]) is not None:
+                after[name] = now
+                renewed.append(name)
     FILE.write_text(json.dumps(after, indent=1, allow_nan=True) + "\n")
-    return [name for name in after if verdict(after[name], before.get(name)) is not None]
+    return renewed

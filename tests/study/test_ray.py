@@ -297,3 +297,54 @@ def test_a_cluster_of_its_own_is_private_and_goes_away(held, tmp_path):
     assert seen
     assert set(seen) <= local
     assert not (home / ".ray").exists()
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            yield int(child)
+            yield from _descendants(int(child))
+
+
+def _runs(pid: int, program: str) -> bool:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return program in Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0].decode()
+    return False
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize("program", ["gcs_server", "raylet"])
+def test_a_lost_head_or_agent_is_said_and_nothing_is_lost(program, tmp_path, capfd):
+    """Ray cannot go on without them: the run ends by itself, says so, and another goes on where it was."""
+    from tests.study.killing import start
+
+    slow = {"code": "tests.study.user_code:Slow", "settings": {"seconds": 1.0}}
+    study = {
+        "tasks": [{"name": "known/linear", "samples": 4}],
+        "explainers": ["gradient", "random"],
+        "metrics": ["sparseness", slow],
+        "seeds": list(range(12)),
+        "plan": {"rows": 8},
+    }
+    run(study, tmp_path / "one")
+    process = start(study, tmp_path / "two", "ray")
+    try:
+        until = time.monotonic() + 120
+        while not list((tmp_path / "two").glob("cells/*.parquet")) and time.monotonic() < until:
+            time.sleep(0.05)
+        victims = [pid for pid in _descendants(process.pid) if _runs(pid, program)]
+        assert len(victims) == 1
+        os.kill(victims[0], signal.SIGKILL)
+        assert process.wait(timeout=120) != 0
+        said = "the head of the Ray cluster" if program == "gcs_server" else "raylet"
+        assert said in capfd.readouterr().err
+    finally:
+        process.kill()
+        process.wait()
+    # a dead run's note does not keep others out, whole cells stay as they are, the rest is made
+    before = files(tmp_path / "two")
+    assert 0 < len([name for name in before if name.startswith("cells")]) < 48
+    run(study, tmp_path / "two")
+    assert files(tmp_path / "two") == files(tmp_path / "one")
+    assert all(files(tmp_path / "two")[name] == held for name, held in before.items())

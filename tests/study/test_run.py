@@ -1,6 +1,6 @@
 """Running: the same bytes wherever it is done, nothing twice, and a cell that breaks breaks nothing else."""
 
-import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +9,11 @@ import torch
 
 import veridical as vd
 from veridical import study as studies
-from veridical.errors import InputError
+from veridical.errors import InputError, StudyError
+from veridical.study import worker_state
 from veridical.study.events import Event
-from veridical.study.running import StudyError
+from veridical.study.folder import Folder
+from veridical.study.plan import read_plan, write_plan
 
 HERE = "tests.study.user_code"
 
@@ -211,20 +213,36 @@ def test_a_broken_explanation_file_is_made_again(small, tmp_path):
     assert content(tmp_path) == before
 
 
-def test_a_task_that_changed_under_the_plan_is_refused(small, tmp_path):
+def test_a_task_that_changed_under_the_plan_is_refused(small, tmp_path, monkeypatch):
     class Meddling(studies.InProcess):
         def start(self, context: studies.Context) -> None:
-            path = tmp_path / "plan.json"
-            plan = json.loads(path.read_text())
-            plan["tasks"][0]["digest"] = "0" * 32
-            path.write_text(json.dumps(plan))
             super().start(context)
+            load = worker_state.load_task
+
+            def other(choice: Any, **named: Any) -> vd.Task:
+                task = load(choice, **named)
+                return task.with_inputs(task.inputs + 1) if choice.label == "known/linear" else task
+
+            monkeypatch.setattr(worker_state, "load_task", other)
 
     study = run(small, tmp_path, executor=Meddling())
-    assert study.status().failed == 0  # the plan on disk is not the one that ran
-    records = [json.loads(path.read_text()) for path in (tmp_path / "failures").iterdir()]
-    assert len(records) == 12
-    assert all("is another here" in record["error"] for record in records)
+    assert study.status().failed == 12
+    assert all("is another here" in failure.error for failure in study.failures)
+
+
+def test_a_job_of_another_plan_is_refused(small, tmp_path):
+    class Mixing(studies.InProcess):
+        def start(self, context: studies.Context) -> None:
+            folder = Folder(tmp_path)
+            plan = read_plan(folder)
+            other = replace(plan, tasks=(replace(plan.tasks[0], digest="0" * 32), *plan.tasks[1:]))
+            write_plan(other, folder)
+            super().start(replace(context, plan=other.digest))
+            write_plan(plan, folder)
+
+    study = run(small, tmp_path, executor=Mixing())
+    assert study.status().failed == study.status().done == 12
+    assert all("is not of the plan" in failure.error for failure in study.failures)
 
 
 def test_workers_that_never_work_end_the_study(small, tmp_path):

@@ -1,5 +1,6 @@
 """What a user might name as code in a study file: tasks, explainers and metrics, good ones and bad ones."""
 
+import hashlib
 import os
 import time
 from dataclasses import dataclass
@@ -82,6 +83,26 @@ class Slow(Metric):
         time.sleep(self.seconds)
         draws = keyed.uniform(key, task.ids, 0, 1, torch.float64)[:, 0]
         return Outcome(explanation.values.double().sum(-1) + draws, {"late": draws > 0.5})
+
+
+@dataclass(frozen=True)
+class Greedy(Metric):
+    """Holds ever more memory, or computes in one native call that hears no signal for a long while."""
+
+    name: ClassVar[str] = "greedy"
+    deaf: bool = False
+
+    def evaluate(self, task, explanation, key):  # type: ignore[no-untyped-def]
+        if self.deaf:
+            hashlib.pbkdf2_hmac("sha256", b"x", b"y", 2**31 - 1)
+        held = []
+        while len(held) < 4000:
+            try:
+                held.append(torch.ones(2**18))
+                time.sleep(0.002)
+            except Exception:
+                continue
+        return Outcome(explanation.values.double().sum(-1))
 
 
 @dataclass(frozen=True)

@@ -283,8 +283,17 @@ def test_dictionaries_in_saelens_layout_load(tmp_path, architecture, head):
 def test_broken_dictionaries_are_named(tmp_path):
     with pytest.raises(FormatError, match=r"holds no cfg\.json"):
         load_saelens(tmp_path)
+    write_saelens(tmp_path, "temporal")
+    with pytest.raises(FormatError, match="'temporal'"):
+        load_saelens(tmp_path)
     write_saelens(tmp_path, "gated")
-    with pytest.raises(FormatError, match="'gated'"):
+    with pytest.raises(FormatError, match="lacks b_gate, b_mag, r_mag"):
+        load_saelens(tmp_path)
+    write_saelens(tmp_path, "standard", activation_fn="gelu")
+    with pytest.raises(FormatError, match="the activation is 'gelu'"):
+        load_saelens(tmp_path)
+    write_saelens(tmp_path, "standard", finetuning_scaling_factor=True)
+    with pytest.raises(FormatError, match="finetuned"):
         load_saelens(tmp_path)
     write_saelens(tmp_path, "topk")
     with pytest.raises(FormatError, match="how many atoms"):

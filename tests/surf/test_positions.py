@@ -45,7 +45,8 @@ def test_positions_are_those_of_the_map():
 
 def complete(head: Head, flat: bool) -> Concepts:
     """Every channel as a concept: nothing is lost, so the surrogate must be the model."""
-    basis = Concepts.of(torch.eye(CHANNELS), torch.ones(CLASSES, CHANNELS))
+    own = unfold(head.weight, PLACES).sum(1)
+    basis = Concepts.of(torch.eye(CHANNELS), own)
     return surf.at_positions(basis, head, CHANNELS) if flat else basis
 
 
@@ -55,6 +56,35 @@ def test_a_complete_basis_is_the_model():
     assert found.mae == 0
     assert found.emd == 0
     assert surf.ice_eval(complete(head, True), rows, head).mae == 0
+
+
+def test_importances_count_at_positions():
+    """They were replaced by the head's own: ones, zeros and noise scored alike."""
+    rows, head = parts_of(flat_task())
+    own = unfold(head.weight, PLACES).sum(1)
+    basis = Concepts.of(torch.eye(CHANNELS), own)
+
+    def surrogate(importances):
+        given = basis.with_importances(importances)
+        return surf.at_positions(given, head, CHANNELS).surrogate(rows.values, head)
+
+    assert torch.allclose(surrogate(0 * own), head.bias.expand(len(rows), -1))
+    right = surrogate(own) - head.bias
+    assert torch.allclose(surrogate(3 * own) - head.bias, 3 * right, atol=1e-9) or _cancelling(head)
+    assert float((surrogate(torch.ones_like(own)) - surrogate(own)).abs().mean()) > 0.01
+
+
+def _cancelling(head: Head) -> bool:
+    own = unfold(head.weight, PLACES)
+    return bool((own.sum(1).abs() <= 0.05 * own.abs().sum(1)).any())
+
+
+def test_importances_of_a_concept_that_cancels_are_spread_evenly():
+    head = Head(torch.tensor([[1.0, -1.0], [1.0, 2.0]]), torch.zeros(2))  # one channel, two positions
+    given = Concepts.of(torch.ones(1, 1), torch.tensor([[4.0], [6.0]]))
+    found = surf.at_positions(given, head, 1)
+    assert torch.allclose(found.importances, torch.tensor([[2.0, 2.0], [2.0, 4.0]], dtype=torch.float64))
+    assert any("1 importances are spread evenly" in note for note in found.notes)
 
 
 def test_the_wrong_layout_is_noticed():

@@ -46,8 +46,8 @@ def test_the_last_linear_layer_that_runs_is_found():
 
 def test_every_row_is_counted_once():
     task = task_of(Pooled(), 1, 8, 8, plan=vd.Plan(rows=8))
-    parts = surf.split(task)
     before = task.predictor.meter.forward
+    parts = surf.split(task)
     parts.test()
     parts.train()
     assert task.predictor.meter.forward - before == 11 + 9

@@ -201,7 +201,11 @@ def test_multiclass_probabilities_sum_to_one() -> None:
     [
         ("multiclass", 1, "at least two outputs"),
         ("binary", 3, "one or two outputs, this model has 3"),
-        ("softmax", 3, "head is one of multiclass, binary, multilabel, regression; got 'softmax'"),
+        (
+            "softmax",
+            3,
+            "head is one of 'multiclass', 'binary', 'multilabel', 'regression' or None, got 'softmax'",
+        ),
     ],
 )
 def test_heads_that_do_not_fit_are_refused(head: str, outputs: int, message: str) -> None:

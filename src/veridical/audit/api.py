@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     import torch
 
     from veridical.audit.result import Audit
-    from veridical.surf import ConceptMethod
 
 
 def audit(
@@ -24,7 +23,7 @@ def audit(
     effort: EffortName | Effort = "quick",
     seed: int = 0,
     *,
-    concepts: Sequence[ConceptMethod] = (),
+    concepts: Any = None,
     samples: int | None = None,
     device: str | torch.device | None = None,
     progress: bool | None = None,
@@ -34,8 +33,10 @@ def audit(
     The model is checked, explained by every applicable explainer and by controls that know nothing of it,
     scored by GEF, F-Fidelity, QGE and descriptive metrics, and the metrics themselves are meta-evaluated on
     this very task; the verdict weighs them by what they proved worth. `train` (rows, or rows with labels)
-    lets F-Fidelity fine-tune where masks disturb the model. `concepts` asks for a comparison of concept
-    methods by SURF. `effort` sets samples and draws; `samples` overrides the number of samples.
+    lets F-Fidelity fine-tune where masks disturb the model. `concepts` are concept
+    methods to compare by SURF: methods, their names, ready `Concepts` or dictionaries. By default a few are
+    judged where the head is linear and the task has train rows; `concepts=()` judges none. `effort`
+    sets samples and draws; `samples` overrides the number of samples.
 
     >>> import veridical as vd
     >>> task = vd.tasks.load("known/linear")
@@ -52,6 +53,10 @@ def audit(
     plan = effort_of(effort, task)
     if samples is not None:
         plan = replace(plan, samples=samples, meta_samples=min(samples, plan.meta_samples))
+    if concepts is not None:
+        from veridical.surf.materials import entries
+
+        concepts = entries(concepts)  # a name nobody knows is said now, not after the work
     # on first use: an audit needs all five systems, and everybody who imports veridical would wait for them
     from veridical.audit.run import run
 

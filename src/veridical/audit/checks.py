@@ -9,7 +9,7 @@ from veridical.audit.effort import Effort
 from veridical.audit.sampling import some_of
 from veridical.errors import NotApplicableError
 from veridical.fidelity.correctness import accuracy, at_chance, check_labels, own_answers
-from veridical.fidelity.removal import smallest_beta
+from veridical.fidelity.removal import budget
 from veridical.fidelity.robustness import LITTLE_LOSS, masked_answers
 from veridical.gef import Assumptions, assumptions
 from veridical.random.keyed import Key
@@ -72,8 +72,9 @@ def _accuracy(task: Task) -> list[Check]:
     labels = check_labels(task.labels, task)
     if task.head == "regression":
         return []
-    value = accuracy(task.outputs, labels, task)
-    reason = at_chance(task.outputs, labels, task)
+    answers = own_answers(task.outputs, task)
+    value = accuracy(answers, labels, task)
+    reason = at_chance(answers, labels, task)
     if reason is not None:
         return [Check("accuracy", False, value, f"The model is not better than chance: {reason}.")]
     return [Check("accuracy", True, value, f"The model is right on {value:.1%} of the {len(task)} samples.")]
@@ -92,11 +93,11 @@ def _variety(task: Task) -> list[Check]:
 
 def _masking(task: Task, key: Key) -> tuple[float, list[Check]]:
     """The share of predictions that change when a tenth of the features, or one, is masked at random."""
-    features = int(task.space.counts(len(task)).median())
-    if task.head == "regression" or features < 2:
+    features = task.space.counts(len(task)).median()
+    if task.head == "regression" or int(features) < 2:
         return 0.0, []
-    masked = max(ROBUST_SHARE, smallest_beta(features))
-    answers = masked_answers(task, (masked,), 5, key)
+    masked = int(budget(features, ROBUST_SHARE)) / int(features)
+    answers = masked_answers(task, (ROBUST_SHARE,), 5, key)
     same = answers[:, :, 0] == own_answers(task.outputs, task)[:, None]
     loss = 1 - float(same.double().mean())
     if loss <= LITTLE_LOSS:

@@ -14,7 +14,7 @@ from veridical.explainers import Explainer
 from veridical.fidelity.metrics import Fidelity
 from veridical.gef import GEF
 from veridical.metrics import AnyMetric, ExplainerMetric
-from veridical.metrics.faithfulness import FaithfulnessCorrelation
+from veridical.metrics.faithfulness.faithfulness_correlation import FaithfulnessCorrelation
 from veridical.model.predictor import take_side
 from veridical.values.task import Task
 

@@ -18,6 +18,8 @@ from veridical.random import keyed
 from veridical.random.keyed import Key
 from veridical.values.task import Task
 
+BETA = 0.1
+"""The share of features the judge learns to miss, at least one: the published default."""
 FINETUNING_RATE = 1e-3
 """Ten times the published rate, at which few epochs leave most models as they were."""
 
@@ -56,20 +58,22 @@ def finetuned_judge(
             "fine-tune."
         )
         return None, None
-    # every sample shall lose a feature, but a few very short ones shall not have half of all others masked
-    beta = min(0.5, max(0.1, 1.0 / max(1, int(task.space.counts(len(task)).min()))))
     try:
         rows = _training_rows(task, train, effort.training_rows, seed)
         made = finetune(
             task,
             **rows,
-            beta=beta,
+            beta=BETA,
             epochs=effort.training_epochs,
             rate=FINETUNING_RATE,
             seed=seed,
             progress=progress,
         )
-        shares = (0.0, beta / 2, beta)
+        reason = made.certificate.why_not
+        if reason is not None:
+            notes.append(f"F-Fidelity judges with the original model (RFid): {reason}.")
+            return None, None
+        shares = (0.0, BETA / 2, BETA)
         table = robustness_table(
             task, made, shares=shares, reference="prediction", seed=seed, progress=progress, **rows
         )

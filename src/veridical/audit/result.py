@@ -106,6 +106,7 @@ class Audit:
                 {"explainer": f.explainer, "metric": f.metric, "message": f.message}
                 for f in self.evaluation.failures
             ],
+            "concepts": _concepts(self.concepts),
             "seconds": dict(self.seconds),
             "costs": {name: asdict(cost) for name, cost in self.costs.items()},
             "versions": dict(self.versions),
@@ -147,3 +148,17 @@ class Audit:
         ]
         head = ("explainer", "rivals beaten", "best", "above controls")
         return html_summary(" ".join(self.sentences), head, rows)
+
+
+def _concepts(found: Comparison | None) -> dict[str, Any] | None:
+    """The verdict on concept methods as plain data."""
+    from dataclasses import asdict
+
+    if found is None or found.verdict is None:
+        return None
+    return {
+        "best": found.verdict.best,
+        "sentences": list(found.verdict.sentences),
+        "methods": [{**asdict(place), "trusted": place.trusted} for place in found.verdict.places],
+        "refused": dict(found.refused),
+    }

@@ -30,13 +30,15 @@ from veridical.gef import GEF, NoisePath
 from veridical.gef.receipt import incomplete
 from veridical.metrics import registry
 from veridical.model.cost import Cost
+from veridical.model.predictor import take_side
 from veridical.qge import Standing, standing
+from veridical.random import keyed
 from veridical.random.keyed import Key
 from veridical.values.evaluation import Evaluation, Failure
 from veridical.values.task import Task
 
 if TYPE_CHECKING:
-    from veridical.surf import Comparison, ConceptMethod
+    from veridical.surf import Comparison
 
 
 def run(
@@ -45,11 +47,11 @@ def run(
     explainers: Sequence[Any] | Mapping[str, Any] | None,
     plan: Effort,
     seed: int,
-    concepts: Sequence[ConceptMethod],
+    concepts: Mapping[str, Any] | None,
     progress: bool | None,
 ) -> Audit:
     """All stages of an audit on the samples that its effort affords; `verb.audit` says what they are."""
-    task = some_of(task, plan.samples, seed)
+    whole, task = task, some_of(task, plan.samples, seed)
     clock = _Clock(task)
     notes: list[str] = []
     with clock("checks"):
@@ -83,7 +85,7 @@ def run(
     with clock("standing"):
         standings = _standings(task, evaluation, verdict.best or methods[0], plan, seed, notes)
     with clock("concepts"):
-        compared = _concepts(task, concepts, seed, evaluation)
+        compared = _concepts(whole, concepts, seed, evaluation, notes)
     return Audit(
         task,
         verdict,
@@ -143,15 +145,33 @@ def _standings(
     return {who: found}
 
 
-def _concepts(
-    task: Task, methods: Sequence[ConceptMethod], seed: int, evaluation: Evaluation
-) -> Comparison | None:
-    if not methods:
-        return None
-    try:
-        from veridical.surf import compare  # few audits ask for concepts
+_CONCEPTS = ("pca", "kmeans", "nmf", "cdisco")
+"""Concept methods that an audit judges when nobody chose: quick ones, fitted on whole samples."""
+_CONCEPT_ROWS = 1000
+"""Samples that concepts are judged on, and twice as many train rows to fit them on: a row each."""
 
-        return compare(task, list(methods), seed)
-    except Exception as error:
+
+def _concepts(
+    task: Task, methods: Mapping[str, Any] | None, seed: int, evaluation: Evaluation, notes: list[str]
+) -> Comparison | None:
+    """SURF's verdict on concept methods, on more samples than an audit explains: each costs one row."""
+    from veridical.surf import compare, compare_on, split  # few programs ask for concepts
+
+    task = some_of(task, _CONCEPT_ROWS, seed)
+    try:
+        if methods is not None:
+            return compare(task, methods, seed, seeds=3) if methods else None
+        if task.train is None or not task.predictor.differentiable:
+            return None
+        parts = split(task)
+        one = torch.zeros(1, dtype=torch.int64, device=task.device)
+        rows = keyed.permutation(Key(seed) / "audit" / "train", one, 0, len(task.train))[0]
+        rows = rows[: 2 * _CONCEPT_ROWS].sort().values
+        train = parts.collect(task.train[rows], take_side(task.train_side, rows))
+        return compare_on(train, parts.test(), parts.head, _CONCEPTS, seed, seeds=3)
+    except VeridicalError as error:
+        if methods is None:
+            notes.append(f"Concepts were not judged: {error}")
+            return None
         evaluation.failures.append(Failure("concepts", None, str(error), traceback.format_exc()))
         return None

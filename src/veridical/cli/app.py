@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 import warnings
@@ -28,7 +29,8 @@ from veridical.cli.sources import (
     task_from_options,
 )
 from veridical.errors import InputError, VeridicalError, VeridicalWarning
-from veridical.values.csv_files import write_csv
+from veridical.values.csv_files import write_table
+from veridical.values.sealed import put
 
 app = typer.Typer(
     name="veridical",
@@ -131,7 +133,7 @@ def evaluate(
         out.print(f"report written to {result.report(report)}")
     if table is not None:
         frame = result.to_frame()
-        frame.to_parquet(table) if table.suffix == ".parquet" else write_csv(frame, table)
+        write_table(frame, table)
         out.print(f"table written to {table}")
     if result.failures or result.interrupted:
         raise typer.Exit(1)
@@ -181,8 +183,14 @@ def _draw(explanation: vd.Explanation, task: vd.Task, path: Path) -> Path:
     figure = Figure(figsize=(3.2 * count, 3.0), layout="constrained")
     for sample, ax in enumerate(figure.subplots(1, count, squeeze=False)[0]):
         explanation.plot(sample, ax, task.inputs if task.inputs.dim() == 4 else None)
-    figure.savefig(path, dpi=120)
-    return path
+    return save_figure(figure, path)
+
+
+def save_figure(figure: Any, path: Path) -> Path:
+    """Write a figure at once, in the format that its name says."""
+    content = io.BytesIO()
+    figure.savefig(content, dpi=120, format=path.suffix.removeprefix(".") or "png")
+    return put(path, content.getvalue(), private=False)
 
 
 def main() -> None:

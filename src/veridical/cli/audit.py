@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -26,10 +25,8 @@ from veridical.cli.sources import (
     Train,
     task_from_options,
 )
-from veridical.errors import unknown_name
-from veridical.values.csv_files import write_csv
 
-CONCEPT_METHODS = ("pca", "kmeans", "ica", "nmf", "cdisco", "ice", "sae")
+CONCEPT_METHODS = ("pca", "kmeans", "ica", "nmf", "cdisco", "ice", "craft", "c-shap", "mcd", "hu-mcd", "sae")
 
 
 @app.command()
@@ -48,7 +45,9 @@ def audit(
     effort: Annotated[str, typer.Option(help=f"How much to do: {', '.join(EFFORTS)}.")] = "quick",
     concept: Annotated[
         list[str] | None,
-        typer.Option("--concepts", help=f"Judge concept methods too: {', '.join(CONCEPT_METHODS)}. Repeat."),
+        typer.Option(
+            "--concepts", help=f"Concept methods to judge: {', '.join(CONCEPT_METHODS)}, or none. Repeat."
+        ),
     ] = None,
     folder: Annotated[Path, typer.Option("--out", "-o", help="Where the report and the tables go.")] = Path(
         "audit"
@@ -71,7 +70,7 @@ def audit(
         effort=effort,  # type: ignore[arg-type]
         seed=seed,
         samples=samples,
-        concepts=[_concept_method(name) for name in concept or []],
+        concepts=[] if concept == ["none"] else concept,
     )
     show(result)
     write(result, folder)
@@ -87,19 +86,9 @@ def demo(
 ) -> None:
     """Audit the explanations of a small CNN on handwritten digits and write the report."""
     task = vd.tasks.load("digits")
-    result = vd.audit(task, samples=samples, seed=seed, concepts=[vd.surf.PCA(), vd.surf.NMF()])
+    result = vd.audit(task, samples=samples, seed=seed)
     show(result)
     write(result, folder)
-
-
-def _concept_method(name: str) -> vd.surf.ConceptMethod:
-    makers = {
-        made.lower(): getattr(vd.surf, made) for made in vd.surf.__all__ if made.lower() in CONCEPT_METHODS
-    }
-    if name.lower() not in makers:
-        raise unknown_name("concept method", name, CONCEPT_METHODS)
-    method: vd.surf.ConceptMethod = makers[name.lower()]()
-    return method
 
 
 def show(result: Audit) -> None:
@@ -120,16 +109,13 @@ def show(result: Audit) -> None:
         )
     out.print()
     out.print(table)
+    if result.concepts is not None and result.concepts.verdict is not None:
+        out.print("\nConcepts: " + escape(" ".join(result.concepts.verdict.sentences)), soft_wrap=True)
 
 
 def write(result: Audit, folder: Path) -> None:
     """Write the report, the verdict as data and the tables, and say where."""
-    from veridical.report.audit import save_contents
+    from veridical.report.audit import write_folder
 
-    folder.mkdir(parents=True, exist_ok=True)
-    page = result.report(folder / "index.html")
-    save_contents(result, folder / "report.json")
-    (folder / "audit.json").write_text(json.dumps(result.to_json(), indent=2), encoding="utf-8")
-    write_csv(result.to_frame(), folder / "ranking.csv")
-    write_csv(result.evaluation.to_frame(), folder / "scores.csv")
+    page = write_folder(result, folder)
     out.print(f"\nThe report is in [bold]{escape(str(page))}[/bold]", soft_wrap=True)

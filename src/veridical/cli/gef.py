@@ -11,9 +11,10 @@ from rich.table import Table
 
 import veridical as vd
 from veridical.cli import sources
-from veridical.cli.app import app, out
+from veridical.cli.app import app, out, save_figure
 from veridical.errors import InputError, NotApplicableError
 from veridical.gef.receipt import incomplete
+from veridical.values.csv_files import write_csv
 
 
 @app.command()
@@ -77,7 +78,7 @@ def gef(
     if assumptions:
         found = vd.gef.assumptions(chosen, seed=seed)
         out.print(escape(repr(found)), soft_wrap=True)
-        found.to_frame().to_csv(folder / "assumptions.csv", index=False)
+        write_csv(found.to_frame(), folder / "assumptions.csv")
     out.print(f"table and pictures are in [bold]{escape(str(folder))}[/bold]", soft_wrap=True)
 
 
@@ -134,7 +135,6 @@ def _write(scores: dict[str, vd.Scores], folder: Path) -> None:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    folder.mkdir(parents=True, exist_ok=True)
     rows = [
         {
             "explainer": name,
@@ -148,10 +148,10 @@ def _write(scores: dict[str, vd.Scores], folder: Path) -> None:
         for name, own in scores.items()
         for place, (sample, value) in enumerate(zip(own.ids.tolist(), own.values.tolist(), strict=True))
     ]
-    pd.DataFrame(rows).to_csv(folder / "gef.csv", index=False)
+    write_csv(pd.DataFrame(rows), folder / "gef.csv")
     for name, draw in (("scores", vd.gef.plot_scores_by_explainer), ("path", vd.gef.plot_path)):
         figure = Figure(
             figsize=(5.5, 1.5 + 0.4 * len(scores) if name == "scores" else 3.4), layout="constrained"
         )
         draw(scores, figure.subplots())
-        figure.savefig(folder / f"{name}.png", dpi=120)
+        save_figure(figure, folder / f"{name}.png")

@@ -12,8 +12,9 @@ from rich.table import Table
 
 import veridical as vd
 from veridical.cli import sources
-from veridical.cli.app import app, out
+from veridical.cli.app import app, out, save_figure
 from veridical.errors import InputError
+from veridical.values.csv_files import write_csv
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -244,13 +245,12 @@ def _values(text: str) -> dict[str, list[Any]]:
 
 
 def _tables(folder: Path, **frames: pd.DataFrame) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     for name, frame in frames.items():
-        frame.to_csv(folder / f"{name}.csv", index=False)
+        write_csv(frame, folder / f"{name}.csv")
 
 
 def _picture(ax: Axes, path: Path) -> None:
-    ax.figure.savefig(path, dpi=120)  # type: ignore[union-attr]
+    save_figure(ax.figure, path)
 
 
 def _show(result: vd.meta.MetaEvaluation) -> None:

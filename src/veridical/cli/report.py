@@ -9,8 +9,6 @@ import typer
 
 from veridical.cli.app import app, out
 
-PAGES = {"html": "index.html", "md": "report.md"}
-
 
 @app.command()
 def report(
@@ -24,11 +22,47 @@ def report(
 
     Example: veridical report audit --format md
     """
+    from veridical.report.chain import PAGES
     from veridical.report.rendering import write
 
     home = folder if folder.is_dir() else folder.parent
     page = write(_contents(folder), path or home / PAGES.get(format, "report"), format)
-    out.print(f"report written to {page}", soft_wrap=True, markup=False, highlight=False)
+    _say(f"report written to {page}")
+
+
+@app.command()
+def verify(
+    folder: Annotated[str, typer.Argument(help="The folder of a study, or of an audit's report.")],
+) -> None:
+    """Check every file of a study or an audit's report against its digest; no model is asked.
+
+    Exit status 1 says that something is wrong.
+
+    Example: veridical verify audit
+    """
+    from veridical.report.chain import verify_report
+    from veridical.report.rendering import CONTENTS
+
+    if (Path(folder) / CONTENTS).is_file():
+        problems = verify_report(folder)
+        good = "the digest holds: inputs, settings, scores and report belong together"
+    else:
+        from veridical.study import verify as verify_study
+
+        found = verify_study(folder)
+        problems = list(found.problems)
+        good = f"{found.sound} files are sound; {len(found.missing)} cells are to do"
+        for name in found.foreign:
+            _say(f"not of this study: {name}")
+    for line in problems or [good]:
+        _say(line)
+    if problems:
+        _say(f"{len(problems)} things are wrong; veridical resume makes what a study has lost again")
+        raise typer.Exit(1)
+
+
+def _say(line: str) -> None:
+    out.print(line, soft_wrap=True, markup=False, highlight=False)
 
 
 def _contents(folder: Path) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""Explainers: one file a family, all through one door `(task, key) -> Explanation`."""
+"""Explainers: one file per family, all through one door `(task, key) -> Explanation`.
+
+Every class and function of these files can be imported from here; only its own file is loaded then.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -6,9 +9,16 @@ from veridical.explainers.base import Explainer as Explainer
 from veridical.explainers.base import applicable as applicable
 from veridical.explainers.base import register as register
 from veridical.explainers.base import registry as registry
-from veridical.first_use import on_first_use
+from veridical.explainers.function import FunctionExplainer as FunctionExplainer
+from veridical.explainers.function import as_explainer as as_explainer
+from veridical.name_index import names_on_demand
 
 if TYPE_CHECKING:
-    from veridical.explainers.every import *  # noqa: F403 (what the next line finds when it is asked for)
+    from veridical.explainers.adapters import from_captum as from_captum
+    from veridical.explainers.adapters import from_shap as from_shap
+    from veridical.explainers.adapters import from_zennit as from_zennit
+    from veridical.explainers.transforms import degrade as degrade
+    from veridical.explainers.transforms import shuffle as shuffle
+    from veridical.explainers.transforms import top_k as top_k
 
-__getattr__, __dir__ = on_first_use(__name__, {"every": ("*",)})
+__getattr__, __dir__ = names_on_demand(__name__)

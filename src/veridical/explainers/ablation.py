@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from veridical.explainers.base import FILL_KEY, Explainer, register
-from veridical.explainers.coalitions import EachAlone
+from veridical.explainers.base import register
+from veridical.explainers.coalitions import EachAlone, MaskingExplainer
 from veridical.masking.probe import probe
 from veridical.random.keyed import Key
 from veridical.values.task import Task
@@ -16,7 +16,7 @@ from veridical.values.task import Task
 
 @register
 @dataclass(frozen=True)
-class FeatureAblation(Explainer):
+class FeatureAblation(MaskingExplainer):
     """The fall of the explained output when one feature is removed: phi_i = y(x) - y(x without i).
 
     On an additive model with a constant fill this is the feature's own term. (Leave-one-out, as in
@@ -29,5 +29,5 @@ class FeatureAblation(Explainer):
 
     def attribute(self, task: Task, key: Key) -> Tensor:
         rule = EachAlone(task.space.n_features, task.device)
-        answers = probe(task, rule, response="logit", key=FILL_KEY, with_clean=True)
+        answers = probe(task, rule, response="logit", key=self.fill_key(key), with_clean=True)
         return (answers[:, :1] - answers[:, 1:]).to(task.outputs.dtype)

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from veridical.errors import InputError, NotApplicableError, ShapeError
 from veridical.explainers.base import Explainer, selected
-from veridical.explainers.lrp_graph import unwrapped
 from veridical.explainers.partition_shap import seeded_numpy
+from veridical.model.embeddings import EmbeddingView
 from veridical.model.predictor import call
 from veridical.random.keyed import Key
 from veridical.values.task import Task
@@ -230,7 +230,7 @@ class ZennitExplainer(_Adapter):
     def attribute(self, task: Task, key: Key) -> Tensor:
         x = task.inputs.detach().clone().requires_grad_(True)
         with task.session(grad=True), task.predictor.lent() as model:
-            module, _ = unwrapped(model)
+            module = model.module if isinstance(model, EmbeddingView) else model
             for parameter in module.parameters():
                 parameter.requires_grad_(False)
             with self.composite.context(module):

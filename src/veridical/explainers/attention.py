@@ -2,36 +2,64 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
-from veridical.errors import InputError
+from veridical.errors import InputError, NotApplicableError
 from veridical.explainers.base import Explainer, register, selected
-from veridical.model.embeddings import EmbeddingView
+from veridical.explainers.cam import last_maps
+from veridical.explainers.graph.decompose import BLOCKS
+from veridical.explainers.graph.operations import KINDS, plain_name
+from veridical.explainers.grid import as_features, resized, spatial_size
 from veridical.model.predictor import call
 from veridical.random.keyed import Key
 from veridical.values.task import Task
 
-Reading = Literal["first", "mean", "last"]
+Reading = Literal["auto", "first", "mean", "last"]
+
+
+class AttentionWeights(TorchFunctionMode):
+    """Keeps the attention weights (rows, heads, L, L) that a model makes while it runs.
+
+    Fused attention never makes its weights, so it is written out; the module is not touched.
+    """
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.rows = rows
+        self.found: list[Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = plain_name(func)
+        if KINDS.get(name) == "attention":
+            with self:
+                return BLOCKS[name](*args, **(kwargs or {}))
+        value = func(*args, **(kwargs or {}))
+        square = name == "softmax" and value.dim() == 4 and value.shape[-1] == value.shape[-2]
+        if square and len(value) == self.rows:
+            if torch.is_grad_enabled() and not value.requires_grad:
+                value.requires_grad_(True)
+            self.found.append(value)
+        return value
 
 
 @dataclass(frozen=True)
 class _AttentionExplainer(Explainer):
-    """Base: the model is run on a copy of its structure (weights shared) that uses eager attention.
+    """Base: attention weights of Hugging Face's models, nn.MultiheadAttention, or attention written out.
 
-    Fused attention never makes its weights, so Hugging Face models are switched to their eager
-    implementation; the caller's model is not touched. `reading` says which row of the final matrix tells how
-    much the answer draws on each token: the first place (BERT's), the mean over tokens, or the last (GPT's).
+    `reading` says which row of the final matrix tells how much the answer draws on each token. By default the
+    rows are those that the answer reads of the last layer, told by its gradient: the first token (BERT, ViT),
+    the last one (GPT, Llama) or all of them ("mean"); the provenance says which; anything else is refused.
+    On images the tokens of the patches are laid over the input.
     """
 
-    reading: Reading = "first"
-    modalities: ClassVar[frozenset[str]] = frozenset({"text"})
+    reading: Reading = "auto"
+    """The tokens whose row is read: "first", "last", "mean" over all; "auto": those the answer reads."""
+    modalities: ClassVar[frozenset[str]] = frozenset({"text", "image", "series"})
     needs: ClassVar[frozenset[str]] = frozenset({"attention"})
 
     def __post_init__(self) -> None:
@@ -42,33 +70,61 @@ class _AttentionExplainer(Explainer):
         reason = super().why_not(task)
         if reason is not None:
             return reason
-        if _transformer(task.predictor.model) is None:
+        if not task.predictor.differentiable:
+            return "it reads the attention weights of a torch module, and this model is a plain function"
+        refusal: str | None = task.reference.cached(
+            f"refusal of {self}", lambda: self._refusal(task.reference[: min(2, len(task.reference))])
+        )
+        return refusal
+
+    def _refusal(self, task: Task) -> str | None:
+        found = task.uncounted(lambda: run(task, grad=False)[1])
+        sizes = {tuple(a.shape[-2:]) for a in found}
+        if not found:
             return (
-                "it reads the attention weights of a Hugging Face transformer (extra: pip install "
-                "'veridical[text]'), and this model is none"
+                "the model makes no attention weights of tokens x tokens for every sample (there is no "
+                "attention, it stays within windows, or it is computed by a kernel of its own)"
             )
-        worked_on = self.prepared(task)[:1]
-        found: list[Tensor] = task.uncounted(lambda: _run(worked_on, grad=False)[1])
-        size = task.space.n_features
-        if not found or any(tuple(a.shape[-2:]) != (size, size) for a in found):
-            return (
-                "the model gives no attention weights of tokens x tokens; load it with "
-                "attn_implementation='eager'"
-            )
+        places = next(iter(sizes))[0]
+        if len(sizes) > 1 or (task.modality != "image" and places != _tokens(task)):
+            return f"its attention is over {sorted(sizes)} tokens, and the task has {_tokens(task)}"
+        if task.modality == "image" and _extra(task, places) is None:
+            return f"the {places} tokens of its attention are not the patches that a convolution cuts"
+        try:
+            self.stated(task)
+        except NotApplicableError as error:
+            return str(error)
         return None
 
-    def prepared(self, task: Task) -> Task:
-        return task.changed(predictor=task.predictor.with_model(_eager(task.predictor.model)))
+    def stated(self, task: Task) -> dict[str, Any]:
+        if self.reading != "auto":
+            return {"reading": self.reading}
+        few = task.reference[: min(2, len(task.reference))]
+        found: str = task.reference.cached(
+            "rows the answer reads", lambda: few.uncounted(lambda: _read_of(few))
+        )
+        return {"reading": found}
 
     def _read(self, mixing: Tensor, task: Task) -> Tensor:
         """One row of the final (N, L, L) matrix a sample."""
-        if self.reading == "first":
+        reading = self.stated(task)["reading"]
+        if reading == "first":
             return mixing[:, 0]
-        if self.reading == "last":
-            return mixing[torch.arange(len(mixing), device=mixing.device), _last_place(task)]
-        valid = task.space.valid
+        if reading == "last":
+            return mixing[torch.arange(len(mixing), device=mixing.device), _last_place(task, mixing.shape[1])]
+        valid = task.space.valid if task.modality == "text" else None
         rows = torch.ones_like(mixing[..., 0]) if valid is None else valid.to(mixing)
         return (mixing * rows[..., None]).sum(1) / rows.sum(-1, keepdim=True)
+
+    def _laid(self, tokens: Tensor, task: Task) -> Tensor:
+        """One value a token (n, L) as a map of the task."""
+        if task.modality == "text":
+            return tokens
+        if task.modality == "series":
+            return as_features(task, tokens)
+        extra = _extra(task, tokens.shape[1])
+        small = tokens[:, extra:].unflatten(1, (1, *last_maps(task).grid))
+        return as_features(task, resized(small, spatial_size(task))[:, 0])
 
 
 @register
@@ -81,17 +137,18 @@ class AttentionRollout(_AttentionExplainer):
     """
 
     name: ClassVar[str] = "attention_rollout"
+    version: ClassVar[int] = 2
     summary: ClassVar[str] = "attention followed through the layers"
     paper: ClassVar[str] = "Abnar and Zuidema 2020"
 
     def attribute(self, task: Task, key: Key) -> Tensor:
-        _, weights = _run(task, grad=False)
+        _, weights = run(task, grad=False)
         mixing = torch.eye(weights[0].shape[-1], dtype=torch.float64, device=task.device)
         for attention in weights:
             layer = attention.double().mean(1)
             layer = (layer + torch.eye(layer.shape[-1], dtype=layer.dtype, device=layer.device)) / 2
             mixing = layer / layer.sum(-1, keepdim=True) @ mixing
-        return self._read(mixing, task).to(task.outputs.dtype)
+        return self._laid(self._read(mixing, task), task).to(task.outputs.dtype)
 
 
 @register
@@ -104,11 +161,12 @@ class GradientXAttention(_AttentionExplainer):
     """
 
     name: ClassVar[str] = "gradient_x_attention"
+    version: ClassVar[int] = 2
     summary: ClassVar[str] = "attention times its gradient, followed through the layers"
     paper: ClassVar[str] = "Chefer et al. 2021"
 
     def attribute(self, task: Task, key: Key) -> Tensor:
-        outputs, weights = _run(task, grad=True)
+        outputs, weights = run(task, grad=True)
         with torch.enable_grad():
             slopes = torch.autograd.grad(selected(outputs, task.targets).sum(), weights)
         identity = torch.eye(weights[0].shape[-1], dtype=torch.float64, device=task.device)
@@ -116,66 +174,53 @@ class GradientXAttention(_AttentionExplainer):
         for attention, slope in zip(weights, slopes, strict=True):
             layer = (attention.detach().double() * slope.double()).clamp(min=0).mean(1)
             mixing = mixing + layer @ mixing
-        return self._read(mixing - identity, task).to(outputs.dtype)
+        return self._laid(self._read(mixing - identity, task), task).to(outputs.dtype)
 
 
-def _transformer(model: nn.Module) -> nn.Module | None:
-    """The part of a model that lets its attention be chosen, as Hugging Face's models do."""
-    for module in model.modules():
-        if hasattr(getattr(module, "config", None), "_attn_implementation"):
-            return module
-    return None
-
-
-def _eager(model: nn.Module) -> nn.Module:
-    """The model itself if its attention is eager; else a copy that shares its weights and is."""
-    inner = _transformer(model)
-    if inner is None or inner.config._attn_implementation == "eager":  # type: ignore[union-attr]
-        return model
-    if isinstance(model, EmbeddingView):
-        return EmbeddingView(_eager(model.module), model.layer)
-    shared: dict[int, Any] = {id(value): value for value in [*model.parameters(), *model.buffers()]}
-    twin = copy.deepcopy(model, shared)
-    part = _transformer(twin)
-    switch = getattr(part, "set_attn_implementation", None)
-    if switch is not None:
-        switch("eager")
-    else:
-        part.config._attn_implementation = "eager"  # type: ignore[union-attr]
-    return twin
-
-
-def _run(task: Task, grad: bool) -> tuple[Tensor, list[Tensor]]:
+def run(task: Task, grad: bool) -> tuple[Tensor, list[Tensor]]:
     """Outputs, and the attention weights (n, heads, L, L) of each layer in the order they were made."""
-    with task.session(grad=grad) as model, _captured(model) as found:
+    with task.session(grad=grad) as model, AttentionWeights(len(task)) as weights:
         outputs = call(model, task.inputs, task.side)
-    return outputs, found
+    return outputs, weights.found
 
 
-@contextmanager
-def _captured(model: nn.Module) -> Iterator[list[Tensor]]:
-    found: list[Tensor] = []
+def _read_of(task: Task) -> str:
+    """Which tokens of the last layer the answer reads: those whose attention its gradient goes through."""
+    outputs, weights = run(task, grad=True)
+    with torch.enable_grad():
+        (slope,) = torch.autograd.grad(selected(outputs, task.targets).sum(), weights[-1])
+    read = slope.abs().amax((1, 3)) > 0
+    places = torch.arange(read.shape[1], device=read.device)
+    if not bool(read[:, 1:].any()) and bool(read.any()):
+        return "first"
+    if bool((read == (places == _last_place(task, len(places))[:, None])).all()):
+        return "last"
+    valid = task.space.valid if task.modality == "text" else None
+    if bool((read if valid is None else read | ~valid).all()):
+        return "mean"
+    seen = read[0].nonzero().reshape(-1).tolist()
+    raise NotApplicableError(
+        f"the answer reads the last layer at tokens {seen}, which is neither the first, the last nor all of "
+        "them; say which row to read with reading=..."
+    )
 
-    def keep(_module: nn.Module, _inputs: Any, answer: Any) -> None:
-        for value in answer if isinstance(answer, tuple) else ():
-            square = isinstance(value, Tensor) and value.dim() == 4 and value.shape[-1] == value.shape[-2]
-            # an attention layer's wrapper hands the same weights on
-            if square and not any(value is old for old in found):
-                found.append(value)
 
-    hooks = [module.register_forward_hook(keep) for module in model.modules()]
-    try:
-        yield found
-    finally:
-        for hook in hooks:
-            hook.remove()
+def _tokens(task: Task) -> int:
+    return task.space.n_features if task.modality == "text" else spatial_size(task)[0]
 
 
-def _last_place(task: Task) -> Tensor:
+def _extra(task: Task, places: int) -> int | None:
+    """How many tokens stand before those of the patches, or None if the tokens are no patches."""
+    seen = last_maps(task)
+    count = torch.Size(seen.grid).numel()
+    return places - count if seen.grid and 0 <= places - count <= 2 else None
+
+
+def _last_place(task: Task, places: int) -> Tensor:
     """The place of each sample's last token that its attention mask lets through."""
     side = task.side if isinstance(task.side, dict) else {}
-    places = torch.arange(task.inputs.shape[1], device=task.device)
+    at = torch.arange(places, device=task.device)
     mask = side.get("attention_mask")
     if mask is None:
-        return places[-1].expand(len(task))
-    return torch.where(mask > 0, places, 0).amax(-1)
+        return at[-1].expand(len(task))
+    return torch.where(mask > 0, at, 0).amax(-1)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from veridical.errors import NotApplicableError
+from veridical.explainers.laws import certificate
+from veridical.model.cost import Cost
 from veridical.model.late_checks import collecting
 from veridical.model.predictor import out_of_memory
 from veridical.random.keyed import Key
@@ -44,6 +46,16 @@ class Explainer(Settings):
     one_key: ClassVar[bool] = False
     """Whether GEF gives it the same key in every world: an optimisation that starts from the same noise."""
 
+    law: ClassVar[str] = ""
+    """What the values of each map sum to, in words; empty where the method promises nothing."""
+
+    exact: ClassVar[bool] = True
+    """Whether the law holds of each map, so that one far from it is at fault; else in the mean."""
+
+    def promised(self, task: Task, key: Key) -> Tensor | None:
+        """What the values of each sample must sum to (n,) by the law; None where it does not say."""
+        return None
+
     def draws_on(self, task: Task) -> bool:
         """Whether two keys give two maps on this very task; a method may be exact on a small one."""
         return self.stochastic
@@ -51,6 +63,11 @@ class Explainer(Settings):
     def rows_per_sample(self, task: Task) -> int:
         """Rows the model is asked at once for one sample, so that chunks fit the plan."""
         return 1
+
+    def declared(self, task: Task) -> Cost:
+        """The rows that a call on this task asks the model, forward and backward, known before it is made."""
+        rows = 0 if self.control else len(task) * self.rows_per_sample(task)
+        return Cost(rows, rows if "gradient" in self.needs else 0)
 
     @property
     def plain(self) -> bool:
@@ -76,19 +93,22 @@ class Explainer(Settings):
         if task.modality not in self.modalities:
             return f"it works on {', '.join(sorted(self.modalities))}, this task is {task.modality}"
         if "gradient" in self.needs and not task.differentiable:
-            if task.predictor.differentiable and task.modality == "text":
-                return (
-                    None
-                    if _embeds(task)
-                    else "token ids have no gradient and the model has no embedding layer; "
-                    "if they are numbers, pass inputs.float()"
-                )
             if not task.predictor.differentiable:
                 return "it needs gradients and the model is not a torch function"
-            return f"it needs gradients and inputs are {task.inputs.dtype}; pass inputs.float()"
+            if task.modality != "text":
+                return f"it needs gradients and inputs are {task.inputs.dtype}; pass inputs.float()"
+            if not _embeds(task):
+                return (
+                    "token ids have no gradient and the model has no embedding layer; if they are numbers, "
+                    "pass inputs.float()"
+                )
         if "train" in self.needs and task.train is None:
             return "it needs reference rows; give the task train=..."
         return None
+
+    def stated(self, task: Task) -> dict[str, Any]:
+        """What the provenance says of a choice that was made for this task, such as the layer looked at."""
+        return {}
 
     def prepared(self, task: Task) -> Task:
         """The task as this explainer works on it: text goes through its embeddings for gradients."""
@@ -101,19 +121,27 @@ class Explainer(Settings):
         with collecting() as unchecked:
             task.predictor.watch(thorough=True)
             values = self.maps(task, key)
+            cost = task.predictor.meter.cost - before
+            # where some features are not the task's (special tokens), their part is not in the map
+            lawful = bool(self.law) and task.space.valid is None
+            promised = self.promised(task, key / self.name) if lawful else None
+        provenance: dict[str, Any] = {
+            "explainer": self.to_json(),
+            "seed": key.seed,
+            "plan": task.predictor.plan.to_json(),
+            "halvings": task.predictor.meter.halvings - halvings,
+            **self.stated(task),
+        }
+        if promised is not None:
+            unchecked = [*unchecked, certificate(self.law, self.exact, promised, values, provenance)]
         return Explanation(
             values,
             self.space_of(task),
             task.targets,
             task.ids,
             self.name,
-            cost=task.predictor.meter.cost - before,
-            provenance={
-                "explainer": self.to_json(),
-                "seed": key.seed,
-                "plan": task.predictor.plan.to_json(),
-                "halvings": task.predictor.meter.halvings - halvings,
-            },
+            cost=cost,
+            provenance=provenance,
             unchecked=unchecked,
         )
 
@@ -164,7 +192,7 @@ def _embeds(task: Task) -> bool:
     return embedding_layer(task.predictor.model) is not None
 
 
-registry: Registry[Explainer] = Registry("explainer", "veridical.explainers", ["veridical.explainers.every"])
+registry: Registry[Explainer] = Registry("explainer", "veridical.explainers", homes=("veridical.explainers",))
 
 
 def register(cls: type[Explainer]) -> type[Explainer]:

@@ -49,9 +49,9 @@ class ExplanationCache:
         path = self.path(explainer, task, key)
         if path.is_file():
             try:
-                return Explanation.load(path).to(task.device)
+                return Explanation.load(path, path.stem).to(task.device)
             except FormatError as error:
                 log.warning("%s; it is made again", error)
         explanation = explainer(task, key)
-        explanation.save(path)
+        explanation.save(path, path.stem)
         return explanation

@@ -12,28 +12,26 @@ from torch import Tensor, nn
 
 from veridical.errors import NotApplicableError, unknown_name
 from veridical.explainers.base import Explainer, register, selected
+from veridical.explainers.cam_layer import LastMaps
 from veridical.explainers.grid import as_features, over_input, resized, spatial_axes, spatial_size
-from veridical.explainers.hooks import ELEMENTWISE
 from veridical.masking.probe import blocks
-from veridical.model.predictor import call, repeat_side, take_side
+from veridical.model.predictor import _padding, call, repeat_side, take_side
 from veridical.random.hash_kernels import at_once
 from veridical.random.keyed import Key
 from veridical.values.task import Task
-
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-FOLLOWERS = (*ELEMENTWISE, nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.Dropout, nn.Identity)
 
 
 @dataclass(frozen=True)
 class Cam(Explainer):
     """Base of the class activation maps: one value a pixel (or step), shared over the channels.
 
-    They look at the output of `layer`: by default the last convolution to run whose output has the input's
-    number of spatial axes and more than one position. The map is made on the layer's own grid and then
-    upsampled, linearly in each axis, to the input's size.
+    They look at the output of `layer`: by default at what the model computes last on a grid of places, behind
+    activation and residual sum (see `cam_layer`), which the provenance names. The map is made on that grid
+    and then upsampled, linearly in each axis, to the input's size.
     """
 
     layer: str | None = None
+    """The layer whose channels are weighted; by default the last maps of the model."""
     modalities: ClassVar[frozenset[str]] = frozenset({"image", "series"})
     needs: ClassVar[frozenset[str]] = frozenset({"gradient", "convolution"})
 
@@ -43,9 +41,9 @@ class Cam(Explainer):
             return reason
         if task.modality == "series" and task.space.valid is not None:
             return "it lays a layer's grid over a whole series and cannot tell padding; give equal lengths"
-        found = layer_shapes(task)
         if self.layer is None:
-            return None if _last_convolution(task) else _no_convolution(task)
+            return self._no_maps(task)
+        found = layer_shapes(task)
         if self.layer not in found:
             return str(unknown_name("layer that runs", self.layer, found))
         if len(found[self.layer]) != 1:
@@ -55,6 +53,9 @@ class Cam(Explainer):
             return f"layer '{self.layer}' answers shape {shape}; expected rows, channels and {axes} more axes"
         return None
 
+    def stated(self, task: Task) -> dict[str, Any]:
+        return {"layer": self.layer or _place(task)}
+
     def attribute(self, task: Task, key: Key) -> Tensor:
         small = self.coarse(task, key)
         return as_features(task, resized(small[:, None], spatial_size(task))[:, 0])
@@ -63,12 +64,13 @@ class Cam(Explainer):
         """The map (n, *grid) on the layer's own grid."""
         raise NotApplicableError(f"explainer '{self.name}' does not say how it weighs channels")
 
-    def layer_name(self, task: Task) -> str:
-        """The layer that is looked at."""
-        name = self.layer or _last_convolution(task)
-        if name is None:
-            raise NotApplicableError(f"explainer '{self.name}' does not apply here: {_no_convolution(task)}")
-        return name
+    def _no_maps(self, task: Task) -> str | None:
+        if _place(task):
+            return None
+        return (
+            f"no convolution layer of the model answers rows, channels and {spatial_axes(task)} axes of more "
+            "than one position; name a layer that does with layer=..."
+        )
 
 
 @dataclass(frozen=True)
@@ -77,20 +79,44 @@ class GradientCam(Cam):
 
     def coarse(self, task: Task, key: Key) -> Tensor:
         targets = task.targets  # before the watching begins: they may need the model without it
-        with task.session(grad=True) as model, _watched(task, self.layer_name(task)) as seen:
-            x = task.inputs.detach().clone().requires_grad_(True)
-            total = selected(call(model, x, task.side), targets).sum()
-            (slopes,) = torch.autograd.grad(total, seen[0], allow_unused=True)
+        x = task.inputs.detach().clone().requires_grad_(True)
+        with task.session(grad=True) as model:
+            if self.layer is None:
+                with LastMaps(x, spatial_axes(task)) as seen:
+                    total = selected(call(model, x, task.side), targets).sum()
+                return self.weigh(*_through_last(seen, total, self.name))
+            with _watched(task, self.layer) as outputs:
+                total = selected(call(model, x, task.side), targets).sum()
+            (slopes,) = torch.autograd.grad(total, outputs[0], allow_unused=True)
         if slopes is None:
-            raise NotApplicableError(
-                f"explainer '{self.name}' does not apply here: the output does not depend on layer "
-                f"'{self.layer_name(task)}'; name another one with layer=..."
-            )
-        return self.weigh(seen[0].detach(), slopes.detach())
+            raise _independent(self.name, f"layer '{self.layer}'")
+        return self.weigh(outputs[0].detach(), slopes.detach())
 
     def weigh(self, activations: Tensor, slopes: Tensor) -> Tensor:
         """The map of the activations and their gradients."""
         raise NotApplicableError(f"explainer '{self.name}' does not say how it weighs channels")
+
+
+def _through_last(seen: LastMaps, total: Tensor, name: str) -> tuple[Tensor, Tensor]:
+    """The last maps of a run and the gradient of the output with respect to them."""
+    if seen.transformer:
+        every = torch.autograd.grad(total, seen.tokens, allow_unused=True)
+        for tokens, slopes in zip(reversed(seen.tokens), reversed(every), strict=True):
+            if slopes is not None and bool(seen.as_maps(slopes).any()):
+                return seen.as_maps(tokens.detach()), seen.as_maps(slopes)
+        raise _independent(name, "the tokens of its patches")
+    assert seen.last is not None
+    (slopes,) = torch.autograd.grad(total, seen.last, allow_unused=True)
+    if slopes is None:
+        raise _independent(name, f"its last maps ({seen.place})")
+    return seen.last.detach(), slopes
+
+
+def _independent(name: str, what: str) -> NotApplicableError:
+    return NotApplicableError(
+        f"explainer '{name}' does not apply here: the output does not depend on {what}; name another layer "
+        "with layer=..."
+    )
 
 
 @register
@@ -99,6 +125,7 @@ class GradCam(GradientCam):
     """max(0, sum_k a_k A_k), where a_k is the mean of the gradient over channel k (eq. 1-2)."""
 
     name: ClassVar[str] = "gradcam"
+    version: ClassVar[int] = 2
     summary: ClassVar[str] = "last convolution weighted by its mean gradient"
     paper: ClassVar[str] = "Selvaraju et al. 2017, eq. 1-2"
 
@@ -117,6 +144,7 @@ class GradCamPlusPlus(GradientCam):
     """
 
     name: ClassVar[str] = "gradcam_plus_plus"
+    version: ClassVar[int] = 2
     summary: ClassVar[str] = "last convolution weighted by its positive gradients"
     paper: ClassVar[str] = "Chattopadhay et al. 2018, eq. 19"
 
@@ -134,6 +162,7 @@ class LayerCam(GradientCam):
     """max(0, sum_k max(0, g_k) A_k), element by element (eq. 6-8)."""
 
     name: ClassVar[str] = "layercam"
+    version: ClassVar[int] = 2
     summary: ClassVar[str] = "last convolution weighted place by place by its positive gradient"
     paper: ClassVar[str] = "Jiang et al. 2021"
 
@@ -148,24 +177,43 @@ class ScoreCam(Cam):
 
     The input is multiplied by the channel, upsampled and scaled to [0, 1] (Algorithm 1). A channel that is
     flat shows nothing and gets no weight. Its weights are shares of 1 and say nothing of a channel's size or
-    sign, so that by default A is taken behind the norm and the activation that follow the last convolution.
-    Rows a sample: one, and one a channel.
+    sign. Rows a sample: one, and one a channel.
     """
 
     name: ClassVar[str] = "scorecam"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     summary: ClassVar[str] = "last activation of convolutions weighted by the output through each channel"
     paper: ClassVar[str] = "Wang et al. 2020, Algorithm 1"
     needs: ClassVar[frozenset[str]] = frozenset({"convolution"})
 
-    def layer_name(self, task: Task) -> str:
-        found = super().layer_name(task)
-        return found if self.layer is not None else _activated(task, found)
+    def rows_per_sample(self, task: Task) -> int:
+        return 1 + (_channels(task) if self.layer is None else layer_shapes(task)[self.layer][0][1])
+
+    def pieces(self, task: Task) -> Iterator[Task]:
+        # the masked rows of few samples are cut into chunks here
+        return task.chunks(1)
+
+    def _activations(self, task: Task) -> Tensor:
+        with task.session():
+            if self.layer is not None:
+                with _watched(task, self.layer) as outputs:
+                    task.predictor.chunk(task.inputs, task.side)
+                return outputs[0]
+            x = task.inputs[_padding(len(task), task.device)]
+            with LastMaps(x, spatial_axes(task)) as seen:
+                task.predictor.chunk(x, take_side(task.side, _padding(len(task), task.device)), len(task))
+            assert seen.last is not None
+            return seen.last
+
+    def _no_maps(self, task: Task) -> str | None:
+        if last_maps(task).transformer:
+            return (
+                "its patches are tokens, which have no maps to look through; give it a convolutional network"
+            )
+        return super()._no_maps(task)
 
     def coarse(self, task: Task, key: Key) -> Tensor:
-        with task.session(), _watched(task, self.layer_name(task)) as seen:
-            task.predictor.chunk(task.inputs, task.side)
-        activations = seen[0][: len(task)].detach()
+        activations = self._activations(task)[: len(task)].detach()
         low, high = _ends(activations)
         shows = high > low
         scores = torch.empty_like(low)
@@ -239,46 +287,33 @@ def _ask_shapes(task: Task) -> dict[str, list[tuple[int, ...]]]:
     return found
 
 
-def _last_convolution(task: Task) -> str | None:
-    found: str | None = task.reference.cached("last convolution", lambda: _find_convolution(task))
+def last_maps(task: Task) -> LastMaps:
+    """What one row shows of the model's last maps; asked once, and not counted."""
+
+    def ask() -> LastMaps:
+        row = task.reference.inputs[:1]
+        seen = LastMaps(row, spatial_axes(task))
+        with task.reference.session() as model, seen:
+            call(model, row, take_side(task.reference.side, slice(0, 1)))
+        return seen
+
+    found: LastMaps = task.reference.cached("last maps", lambda: task.uncounted(ask))
     return found
 
 
-def _find_convolution(task: Task) -> str | None:
-    layers = dict(task.reference.predictor.model.named_modules())
-    fitting = [
-        name
-        for name, shapes in layer_shapes(task).items()
-        if isinstance(layers[name], CONVOLUTIONS)
-        and len(shapes) == 1
-        and len(shapes[0]) == 2 + spatial_axes(task)
-        and torch.Size(shapes[0][2:]).numel() > 1
-    ]
-    return fitting[-1] if fitting else None
-
-
-def _activated(task: Task, convolution: str) -> str:
-    """The last of the norms and activations that run right behind a convolution and keep its shape."""
-    found: str = task.reference.cached(f"behind {convolution}", lambda: _find_activated(task, convolution))
-    return found
-
-
-def _find_activated(task: Task, convolution: str) -> str:
-    layers, shapes = dict(task.reference.predictor.model.named_modules()), layer_shapes(task)
-    ran = [name for name in shapes if not list(layers[name].children())]
-    last = convolution
-    for name in ran[ran.index(convolution) + 1 :]:
-        if not isinstance(layers[name], FOLLOWERS) or shapes[name] != shapes[convolution]:
-            break
-        last = name
-    return last
-
-
-def _no_convolution(task: Task) -> str:
+def _place(task: Task) -> str:
+    """Where the last maps of the model are, in words; nothing if it has none."""
+    seen = last_maps(task)
     return (
-        f"no convolution layer of the model runs once and answers rows, channels and {spatial_axes(task)} "
-        "axes of more than one position; name a layer that does with layer=..."
+        "the last residual sum of tokens by which patches reach the output"
+        if seen.transformer
+        else seen.place
     )
+
+
+def _channels(task: Task) -> int:
+    last = last_maps(task).last
+    return 0 if last is None else last.shape[1]
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from veridical.explainers.base import Explainer
 from veridical.masking.rules import Given, MaskRule
 from veridical.random import subset_draws
 from veridical.random.keyed import Key
@@ -18,6 +19,19 @@ _MASKED_FEATURES = {"cpu": 2**22}  # truth values that are written out at a time
 _EXACT_IN_HALF = 2**11  # up to which 16-bit floats have all whole numbers
 _ALIGNED = 8  # rows of 16-bit floats that a GPU reads fast are a multiple of so many
 _LEAF = 64  # the largest system that is factored as it is on a GPU
+
+
+@dataclass(frozen=True)
+class MaskingExplainer(Explainer):
+    """Base of methods that ask about masked inputs and draw nothing but, perhaps, rows for their fill."""
+
+    def draws_on(self, task: Task) -> bool:
+        return self.stochastic or task.fill.follows_seed(task)
+
+    @staticmethod
+    def fill_key(key: Key) -> Key:
+        """What the fill draws by: the seed alone, so that one seed gives one map in every world."""
+        return Key(key.seed) / "fill of explainers"
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,20 +69,6 @@ class SizedSubsets:
         sizes = self.sizes[samples, masks, None]
         valid = None if self.valid is None else self.valid[samples]
         return subset_draws.subsets(self.key, self.ids[samples], draws, self.n_features, sizes, valid)
-
-
-@dataclass(frozen=True, eq=False)
-class AllSubsets:
-    """Mask m removes the features whose bits are set in m + 1, counting the valid ones from 0."""
-
-    places: Tensor
-    """(N, V): the number of each valid feature among its sample's, -1 for invalid ones."""
-    count: int
-
-    def removed(self, samples: slice, masks: slice) -> Tensor:
-        places = self.places[samples, None]
-        numbers = torch.arange(masks.start + 1, masks.stop + 1, device=places.device)[:, None]
-        return ((numbers >> places.clamp(min=0)) & 1).bool() & (places >= 0)
 
 
 @dataclass(frozen=True, eq=False)

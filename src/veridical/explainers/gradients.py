@@ -12,6 +12,7 @@ from torch import Tensor
 
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer, hand_along, register
+from veridical.explainers.laws import change_from
 from veridical.model.predictor import call, repeat_side
 from veridical.random.keyed import Key
 from veridical.values.task import Task
@@ -167,6 +168,7 @@ class IntegratedGradients(Explainer):
     name: ClassVar[str] = "integrated_gradients"
     summary: ClassVar[str] = "gradients integrated from a baseline"
     paper: ClassVar[str] = "Sundararajan et al. 2017, eq. 1"
+    law: ClassVar[str] = "values sum to y(x) - y(baseline), as far as the steps integrate the path"
     needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
 
     def __post_init__(self) -> None:
@@ -178,6 +180,9 @@ class IntegratedGradients(Explainer):
 
     def why_not(self, task: Task) -> str | None:
         return super().why_not(task) or no_baseline(task, self.baseline)
+
+    def promised(self, task: Task, key: Key) -> Tensor:
+        return change_from(task, lambda at: baseline_row(at, self.baseline))
 
     def attribute(self, task: Task, key: Key) -> Tensor:
         return integrated(task, task.inputs, baseline_row(task, self.baseline), self.rule, self.steps)

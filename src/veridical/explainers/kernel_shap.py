@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError
-from veridical.explainers.base import FILL_KEY, Explainer, register
+from veridical.explainers.base import register
 from veridical.explainers.coalitions import (
-    AllSubsets,
+    MaskingExplainer,
     SizedSubsets,
     in_words,
     least_squares,
@@ -24,7 +24,7 @@ from veridical.explainers.coalitions import (
     written_out,
 )
 from veridical.masking.probe import probe
-from veridical.masking.rules import Given, MaskRule
+from veridical.masking.rules import AllSubsets, Given, MaskRule
 from veridical.random import keyed
 from veridical.random.keyed import Key
 from veridical.values.task import Task
@@ -59,7 +59,7 @@ class _Paired:
 
 @register
 @dataclass(frozen=True)
-class KernelShap(Explainer):
+class KernelShap(MaskingExplainer):
     """Shapley values of the explained output in the game "which features are there".
 
     Minimises sum_S k(S) (v(S) - v(none) - sum_{i in S} phi_i)^2 subject to sum phi = v(all) - v(none), with
@@ -82,7 +82,9 @@ class KernelShap(Explainer):
 
     def draws_on(self, task: Task) -> bool:
         most, valid = self._enumerable, task.space.valid
-        return task.space.n_features > most and (valid is None or bool((valid.sum(-1) > most).any()))
+        return task.fill.follows_seed(task) or (
+            task.space.n_features > most and (valid is None or bool((valid.sum(-1) > most).any()))
+        )
 
     @property
     def _enumerable(self) -> int:
@@ -124,7 +126,9 @@ class KernelShap(Explainer):
             sizes = _spread_sizes(key / "sizes", task.ids, pairs, there, task.space.n_features)
             sets = SizedSubsets(key / "sets", task.ids, task.space.n_features, sizes, given)
         chosen = written_out(sets, len(task))
-        answers = probe(task, _Paired(chosen, valid), response="logit", key=FILL_KEY, with_clean=True)
+        answers = probe(
+            task, _Paired(chosen, valid), response="logit", key=self.fill_key(key), with_clean=True
+        )
         total = answers[:, :1] - answers[:, 1:2]
         out = (total / there) * valid
         elements = pairs * task.space.n_features

@@ -3,116 +3,72 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from torch import Tensor, fx, nn
+from torch import Tensor
 
-from veridical.errors import NotApplicableError, ShapeError
-from veridical.explainers.base import Explainer, register
+from veridical.explainers.base import register
 from veridical.explainers.gradients import gradient
-from veridical.explainers.lrp_flow import RelevanceFlow
-from veridical.explainers.lrp_graph import RelevanceGraph, traced, unwrapped
-from veridical.explainers.lrp_rules import RuleName, Rules
+from veridical.explainers.graph.explainer import FollowingExplainer
+from veridical.explainers.graph.follow import Followed
+from veridical.explainers.graph.relevance import Relevance
+from veridical.explainers.graph.relevance_rules import RuleName, Rules
+from veridical.explainers.graph.relevance_work import Further
+from veridical.explainers.laws import explained_output
+from veridical.model.cost import Cost, Meter
 from veridical.model.late_checks import AT_ONCE
-from veridical.model.predictor import Predictor, call, plain_output, take_side
 from veridical.random.keyed import Key
 from veridical.values.task import Task
 
 
 @dataclass(frozen=True)
-class _Propagation(Explainer):
+class _Propagation(FollowingExplainer):
     """Base of the LRP explainers: a subclass says which rules hold where.
 
-    The model is traced by torch.fx, so functional activations, reused modules, residual sums and
-    concatenations are followed; one that cannot be traced, as those of Hugging Face, is followed while it
-    runs. What has no stated rule is refused by name. Activations hand relevance on
-    as it is; maximum pooling gives it to the winner; averages and sums share it in proportion; a batch norm
-    is folded into the layer before it; attention weights and the spread of a layer norm are constants.
-    Rows: each x forward and backward, and the further passes of the rules (`lrp_work`) as the rows of the
-    whole model that they amount to.
+    Every operation of the model is followed while it runs (`explainers.graph`), so functions, reused layers,
+    residual sums and concatenations count as they are. What has no stated rule is refused by name.
+    Activations hand relevance on as it is; maximum pooling gives it to the winner; averages and sums share it
+    in proportion; a batch norm is folded into the layer before it; attention weights and the spread of a norm
+    are constants. Rows: each x forward and backward, and the further passes of the rules (`relevance_work`)
+    as the rows of the whole model that they amount to.
     """
 
     paper: ClassVar[str] = "Bach et al. 2015"
-    needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
+    law: ClassVar[str] = "values sum to y(x), less what biases and the rules' denominators take"
+    exact: ClassVar[bool] = False
+
+    def promised(self, task: Task, key: Key) -> Tensor:
+        return explained_output(task)
 
     def rules(self) -> Rules:
         """The rule of each kind of layer."""
         return Rules()
 
-    def why_not(self, task: Task) -> str | None:
-        reason = super().why_not(task)
-        if reason is not None:
-            return reason
-        at = task.at_embeddings()
+    def follower(
+        self, task: Task, model: Followed, x: Tensor, side: tuple[Any, ...], named: dict[str, Any]
+    ) -> Relevance:
+        if "positive" not in model.kept:
+            # on a CPU a look is cheaper than the products with zeros it spares; on a GPU it would wait
+            model.kept["positive"] = x.device.type in AT_ONCE and bool(task.inputs.amin() >= 0)
+        follower = Relevance(x, self.rules(), model.kept["positive"])
+        model.kept["work"] = follower.work
+        return follower
 
-        def refusal() -> str | None:
-            try:
-                self._tried(at)
-            except NotApplicableError as error:
-                return str(error)
-            return None
-
-        # once for a model and its inputs: under noise both are built alike
-        module, _ = unwrapped(at.predictor.model)
-        refusals: dict[nn.Module, str | None] = task.reference.cached(f"refusals of {self.rules()}", dict)
-        if module not in refusals:
-            refusals[module] = refusal()
-        return refusals[module]
-
-    def prepared(self, task: Task) -> Task:
-        targets = task.targets
-        task = task.at_embeddings()
-        predictor = self._predictor(task)
-        return task.changed(predictor=predictor, targets=targets)
+    def declared(self, task: Task) -> Cost:
+        ready = self.prepared(task)
+        one, meter = ready[:1], Meter()
+        ready.uncounted(lambda: gradient(one))
+        model = one.predictor.model
+        assert isinstance(model, Followed)
+        Further().count(len(task), model.kept["work"], meter)
+        return Cost(len(task), len(task)) + meter.cost
 
     def attribute(self, task: Task, key: Key) -> Tensor:
         relevance, model = gradient(task), task.predictor.model
-        assert isinstance(model, RelevanceGraph | RelevanceFlow)
-        model.further.count(len(task), model.work, task.predictor.meter)
+        assert isinstance(model, Followed)
+        further: Further = model.kept.setdefault("further", Further())
+        further.count(len(task), model.kept["work"], task.predictor.meter)
         return relevance
-
-    def _predictor(self, task: Task) -> Predictor:
-        """The task's model as one whose gradient is relevance: by its graph, or as it runs if it has none."""
-        model, output, graph = task.predictor.model, task.predictor.output, self._graph(task)
-        # on a CPU a look is cheaper than the products with zeros it spares; on a GPU it would wait
-        positive = task.device.type in AT_ONCE and bool(task.inputs.amin() >= 0)
-        if graph is None:
-            flow = RelevanceFlow(model, output, self.rules(), positive)
-            return task.predictor.with_model(flow, plain_output)
-        return task.predictor.with_model(RelevanceGraph(model, graph, self.rules(), positive))
-
-    @staticmethod
-    def _graph(task: Task) -> fx.Graph | None:
-        module, embedding = unwrapped(task.predictor.model)
-        named = set(task.side) if isinstance(task.side, dict) else set()
-        given = 1 if isinstance(task.side, dict) else 1 + len(task.side) - (embedding is not None)
-
-        # by the very module, which is kept: a place in memory may be given to another
-        graphs: dict[nn.Module, fx.Graph | None] = task.reference.cached("graphs for relevance", dict)
-        if module not in graphs:
-            with task.session():
-                graphs[module] = traced(module, given, named)
-        return graphs[module]
-
-    def _tried(self, task: Task) -> None:
-        """Run one row through the rules, and compare with the model's own answer."""
-        ours_by = self._predictor(task)
-        row, side = task.inputs[:1].detach().requires_grad_(True), take_side(task.side, slice(0, 1))
-
-        def ask() -> tuple[Tensor, Tensor]:
-            with task.session(grad=True):
-                return call(ours_by.view, row, side), call(task.predictor.view, row, side)
-
-        try:
-            ours, theirs = task.uncounted(ask)
-        except ShapeError as error:
-            raise NotApplicableError(f"the traced model does not run: {error}") from error
-        size = theirs.detach().abs().max().clamp(min=1e-6)
-        if not bool(((ours - theirs).detach().abs() <= 1e-3 * size).all()):
-            raise NotApplicableError(
-                "the model answers otherwise when its operations are followed one by one: its forward pass "
-                "depends on more than its inputs, or changes tensors in place that it uses again"
-            )
 
 
 @register

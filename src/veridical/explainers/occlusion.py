@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError
-from veridical.explainers.base import FILL_KEY, Explainer, register
+from veridical.explainers.base import register
+from veridical.explainers.coalitions import MaskingExplainer
 from veridical.masking.probe import probe
 from veridical.masking.rules import Given
 from veridical.random.keyed import Key
@@ -18,7 +19,7 @@ from veridical.values.task import Task
 
 @register
 @dataclass(frozen=True)
-class Occlusion(Explainer):
+class Occlusion(MaskingExplainer):
     """The fall of the explained output when a sliding window is removed, shared by the features under it.
 
     On images the window is `window` x `window` pixels at every `stride`, on series `window` steps; in all
@@ -40,7 +41,7 @@ class Occlusion(Explainer):
 
     def attribute(self, task: Task, key: Key) -> Tensor:
         windows = self._windows(task)
-        answers = probe(task, Given(windows), response="logit", key=FILL_KEY, with_clean=True)
+        answers = probe(task, Given(windows), response="logit", key=self.fill_key(key), with_clean=True)
         falls = answers[:, :1] - answers[:, 1:]
         cover = windows.to(falls.dtype)
         # each window's fall is shared out over its features, then averaged over the windows of a feature

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError, missing_extra
-from veridical.explainers.base import FILL_KEY, Explainer, register
+from veridical.explainers.base import register
+from veridical.explainers.coalitions import MaskingExplainer
 from veridical.masking.probe import probe
 from veridical.masking.rules import Given
 from veridical.random.keyed import Key
@@ -22,7 +23,7 @@ from veridical.values.task import Task
 
 @register
 @dataclass(frozen=True)
-class PartitionShap(Explainer):
+class PartitionShap(MaskingExplainer):
     """Shapley values handed down a binary tree of features (Owen values; Lundberg's PartitionExplainer).
 
     The tree halves the features along the longer side of the region they fill: rows and columns of an
@@ -62,18 +63,18 @@ class PartitionShap(Explainer):
             name = where.tobytes()
             if name not in trees:
                 trees[name] = halving_tree(where)
-            with seeded_numpy(FILL_KEY / int(task.ids[i])):
-                values = self._explain(piece, valid, trees[name])
+            with seeded_numpy(self.fill_key(key) / int(task.ids[i])):
+                values = self._explain(piece, valid, trees[name], key)
             out[i, valid] = torch.as_tensor(values).to(out)
         return out
 
-    def _explain(self, piece: Task, valid: Tensor, tree: np.ndarray[Any, Any]) -> Any:
+    def _explain(self, piece: Task, valid: Tensor, tree: np.ndarray[Any, Any], key: Key) -> Any:
         import shap
 
         def ask(kept: Any) -> Any:
             removed = torch.zeros(len(kept), len(valid), dtype=torch.bool, device=piece.device)
             removed[:, valid] = torch.as_tensor(np.asarray(kept) < 0.5).to(piece.device)
-            return probe(piece, Given(removed), response="logit", key=FILL_KEY)[0].cpu().numpy()
+            return probe(piece, Given(removed), response="logit", key=self.fill_key(key))[0].cpu().numpy()
 
         size = int(valid.sum())
         if size == 1:

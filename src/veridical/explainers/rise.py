@@ -14,6 +14,7 @@ from veridical.errors import InputError
 from veridical.explainers.base import Explainer, register
 from veridical.explainers.coalitions import IndependentCoins, mask_pieces, sample_blocks, written_out
 from veridical.masking.probe import blocks, fill_state, probe
+from veridical.model.cost import Cost
 from veridical.model.late_checks import look_later
 from veridical.model.predictor import check_finite, repeat_side, take_side
 from veridical.random import keyed
@@ -56,6 +57,9 @@ class Rise(Explainer):
 
     def rows_per_sample(self, task: Task) -> int:
         return self.draws
+
+    def declared(self, task: Task) -> Cost:
+        return Cost(len(task) * self.draws * task.fill.repeats_on(task))
 
     def pieces(self, task: Task) -> Iterator[Task]:
         return mask_pieces(task, self.rows_per_sample(task))
@@ -129,7 +133,7 @@ def _ask_smooth(task: Task, masks: _SmoothMasks, key: Key) -> tuple[Tensor, Tens
     Gives the mean answer (N, 1), and the masks' sum and their sum weighted by the answers (N, V).
     """
     fill, predictor, shape = task.fill, task.predictor, task.inputs.shape[1:]
-    repeats = fill.repeats
+    repeats = fill.repeats_on(task)
     state = fill_state(task, fill)
     total = torch.zeros(len(task), 1, dtype=torch.float64, device=task.device)
     sums = total.new_zeros(len(task), 2, task.space.n_features)
@@ -146,7 +150,10 @@ def _ask_smooth(task: Task, masks: _SmoothMasks, key: Key) -> tuple[Tensor, Tens
             if len(mixed) < count:
                 mixed, wide = x.new_empty(count, *shape), total.new_empty(visible.shape)
             filled = mixed[:count].view(len(x), across, repeats, *shape)
-            torch.addcmul(background, shown, x[:, None, None] - background, out=filled)
+            if x.is_floating_point():
+                torch.addcmul(background, shown, x[:, None, None] - background, out=filled)
+            else:
+                torch.where(shown.bool(), x[:, None, None], background, out=filled)
             side = repeat_side(take_side(task.side, rows), across * repeats)
             answers = task.respond(predictor.chunk(mixed[:count], side), "logit")
             target = task.targets[rows].repeat_interleave(across * repeats)

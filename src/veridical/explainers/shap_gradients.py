@@ -11,6 +11,7 @@ from torch import Tensor
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer, register
 from veridical.explainers.gradients import gradient, parts
+from veridical.explainers.laws import change_from
 from veridical.explainers.smoothing import input_noise
 from veridical.random import keyed
 from veridical.random.keyed import Key
@@ -23,6 +24,11 @@ def baselines(task: Task, key: Key, draws: Tensor) -> Tensor:
         return torch.zeros_like(task.inputs[:, None]).expand(-1, len(draws), *task.inputs.shape[1:])
     rows = keyed.integers(key / "baseline", task.ids, draws, 1, len(task.train))[..., 0]
     return task.train[rows]
+
+
+def _all_baselines(task: Task) -> Tensor:
+    """The rows that baselines are drawn from."""
+    return torch.zeros_like(task.inputs[:1]) if task.train is None else task.train
 
 
 def from_random_baselines(task: Task, key: Key, samples: int, noise: float = 0.0) -> Tensor:
@@ -56,6 +62,8 @@ class GradientShap(Explainer):
     name: ClassVar[str] = "gradient_shap"
     summary: ClassVar[str] = "gradients at random points on the way from random baselines"
     paper: ClassVar[str] = "Lundberg and Lee 2017"
+    law: ClassVar[str] = "values sum to y(x) less the mean of y over the baselines, in expectation"
+    exact: ClassVar[bool] = False
     needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
     stochastic: ClassVar[bool] = True
 
@@ -67,6 +75,9 @@ class GradientShap(Explainer):
 
     def rows_per_sample(self, task: Task) -> int:
         return self.samples
+
+    def promised(self, task: Task, key: Key) -> Tensor:
+        return change_from(task, _all_baselines)
 
     def attribute(self, task: Task, key: Key) -> Tensor:
         return from_random_baselines(task, key, self.samples, self.noise)
@@ -81,6 +92,8 @@ class ExpectedGradients(Explainer):
     name: ClassVar[str] = "expected_gradients"
     summary: ClassVar[str] = "integrated gradients over all reference rows as baselines"
     paper: ClassVar[str] = "Erion et al. 2021"
+    law: ClassVar[str] = "values sum to y(x) less the mean of y over the reference rows, in expectation"
+    exact: ClassVar[bool] = False
     needs: ClassVar[frozenset[str]] = frozenset({"gradient", "train"})
     stochastic: ClassVar[bool] = True
 
@@ -90,6 +103,9 @@ class ExpectedGradients(Explainer):
 
     def rows_per_sample(self, task: Task) -> int:
         return self.samples
+
+    def promised(self, task: Task, key: Key) -> Tensor:
+        return change_from(task, _all_baselines)
 
     def attribute(self, task: Task, key: Key) -> Tensor:
         return from_random_baselines(task, key, self.samples)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,9 +10,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from veridical.errors import InputError
+from veridical.errors import InputError, NotApplicableError
+from veridical.fidelity.certificate import Certificate
+from veridical.fidelity.correctness import own_answers
+from veridical.fidelity.digests import row_digests, state_digest, tensor_bytes
 from veridical.model.cost import Cost
 from veridical.settings import Settings, revivable
 from veridical.values import files
@@ -21,6 +23,7 @@ from veridical.values.space import Space
 from veridical.values.task import Task
 
 KIND = "fine-tuned model"
+ROW_DIGESTS = "veridical: digests of the training rows"
 
 
 @revivable
@@ -38,12 +41,30 @@ class Finetuned(Settings):
     @property
     def header(self) -> Mapping[str, Any]:
         """What the file says of itself: settings, data, history, cost."""
-        return _read(self.path, Path(self.path).stat().st_mtime_ns if Path(self.path).is_file() else 0)[1]
+        return self._content[1]
 
     @property
     def weights(self) -> Mapping[str, Tensor]:
         """The fine-tuned state of the model, parameters and buffers."""
-        return _read(self.path, Path(self.path).stat().st_mtime_ns if Path(self.path).is_file() else 0)[0]
+        return {name: value for name, value in self._content[0].items() if name != ROW_DIGESTS}
+
+    @property
+    def _content(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        return _read(self.path, Path(self.path).stat().st_mtime_ns if Path(self.path).is_file() else 0)
+
+    @property
+    def certificate(self) -> Certificate:
+        """How the fine-tuned model compares with the original on whole held-out rows."""
+        if "certificate" not in self.header:
+            raise NotApplicableError(
+                f"{Path(self.path).name} has no certificate (an older version wrote it); fine-tune again"
+            )
+        return Certificate(**self.header["certificate"])
+
+    def rows_met(self, inputs: Tensor) -> int:
+        """How many of these rows it was fine-tuned on, bit for bit."""
+        known = set(map(bytes, self._content[0][ROW_DIGESTS].numpy()))
+        return sum(bytes(row) in known for row in row_digests(inputs).numpy())
 
     @property
     def beta(self) -> float:
@@ -62,7 +83,7 @@ class Finetuned(Settings):
 
     @property
     def history(self) -> list[dict[str, float]]:
-        """Training and validation loss of every epoch."""
+        """Training and validation loss of every epoch; `header["start"]` is the loss before them."""
         return list(self.header["history"])
 
     def on(self, task: Task, beta: float | None = None) -> Task:
@@ -98,14 +119,28 @@ class Finetuned(Settings):
             )
 
     def _task(self, task: Task) -> Task:
-        model = copy.deepcopy(task.predictor.model)
+        model = task.predictor.source.copied()
         model.load_state_dict({name: value.to(task.device) for name, value in self.weights.items()})
-        return on_model(task, model.eval())
+        return task.with_module(model.eval())
 
-    def summary(self, task: Task | None = None) -> dict[str, Any]:
+    def judge(self, task: Task) -> Task:
+        """The task on the fine-tuned model, if its certificate lets it judge."""
+        reason = self.certificate.why_not
+        if reason is not None:
+            raise NotApplicableError(f"{reason} ({Path(self.path).name})")
+        return self.on(task)
+
+    def answers_otherwise(self, task: Task) -> Tensor:
+        """Samples (N,) whose whole input the judge answers otherwise; none for a regression."""
+        if task.head == "regression":
+            return torch.zeros(len(task), dtype=torch.bool, device=task.device)
+        ours, its = own_answers(task.outputs, task), own_answers(self.on(task).outputs, task)
+        return (ours != its).reshape(len(task), -1).any(-1)
+
+    def summary(self, task: Task) -> dict[str, Any]:
         """The facts that belong into the provenance of a score."""
-        header = self.header
-        out = {
+        header, certificate = self.header, self.certificate
+        return {
             "file": Path(self.path).name,
             "beta": self.beta,
             "targets": "labels" if self.labels == "given" else "the original model's own predictions",
@@ -113,63 +148,34 @@ class Finetuned(Settings):
             "best epoch": header["best_epoch"],
             "cost": header["cost"],
             "mode": header["mode"],
+            "held-out rows": certificate.rows,
+            "agreement with the model": certificate.agreement,
+            "rank agreement of maps": certificate.maps,
+            "agreement on the evaluated rows": 1 - float(self.answers_otherwise(task).double().mean()),
+            "evaluated rows that were trained on": task.cached(
+                f"rows met by {self.path}", lambda: self.rows_met(task.inputs)
+            ),
         }
-        if task is not None and task.train is not None:
-            out["evaluated rows that were trained on"] = shared_rows(task)
-        return out
 
     def __repr__(self) -> str:
         try:
             header = self.header
         except Exception:
             return f"Finetuned({self.path!r}): the file cannot be read"
-        best = header["history"][header["best_epoch"]] if header["history"] else {}
+        best = header["best_epoch"]
+        loss = header["history"][best - 1]["validation"] if best else header["start"]
+        kept = f"best {best}" if best else "the original weights were best"
+        found = self.certificate
         return (
-            f"Finetuned: beta {self.beta:g}, {len(self.history)} epochs (best {header['best_epoch'] + 1}, "
-            f"validation loss {best.get('validation', float('nan')):.4f}), targets {self.labels}, "
-            f"cost {self.cost}"
+            f"Finetuned: beta {self.beta:g}, {len(self.history)} epochs ({kept}, validation loss "
+            f"{loss:.4f}), targets {self.labels}, agrees with the model on {found.agreement:.1%} of "
+            f"{found.rows} held-out rows, cost {self.cost}"
         )
-
-
-def on_model(task: Task, model: nn.Module) -> Task:
-    """The same task, ids and targets on another model of the same kind."""
-    return task.with_module(model)
 
 
 @lru_cache(maxsize=4)
 def _read(path: str, written_ns: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return files.read(path, KIND)
-
-
-def shared_rows(task: Task) -> int:
-    """How many evaluated rows are among the training rows, bit for bit."""
-    known: set[bytes] = task.from_train("row digests", lambda: row_digests(task.train))
-    return len(row_digests(task.inputs) & known)
-
-
-def row_digests(rows: Tensor | None) -> set[bytes]:
-    """A digest of every row."""
-    if rows is None:
-        return set()
-    table = rows.detach().cpu().contiguous().reshape(len(rows), -1).numpy()
-    return {hashlib.blake2b(row.tobytes(), digest_size=12).digest() for row in table}
-
-
-def state_digest(model: nn.Module) -> str:
-    """A digest of a model's class, layout and every number in its state."""
-    digest = hashlib.blake2b(repr((type(model).__qualname__, repr(model))).encode(), digest_size=16)
-    for name, value in sorted(model.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(tensor_bytes(value))
-    return digest.hexdigest()
-
-
-def tensor_bytes(value: Tensor) -> bytes:
-    """Shape, dtype and content of a tensor as bytes."""
-    array = value.detach().cpu().contiguous()
-    return (
-        f"{tuple(array.shape)}{array.dtype}".encode() + array.reshape(-1).view(torch.uint8).numpy().tobytes()
-    )
 
 
 def space_facts(space: Space) -> dict[str, Any]:

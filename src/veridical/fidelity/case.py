@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from veridical.api import as_explanation
 from veridical.errors import InputError
 from veridical.fidelity.artefact import Finetuned
-from veridical.fidelity.correctness import Reference, judged_answers
+from veridical.fidelity.correctness import Reference
 from veridical.fidelity.correlations import PAIRS, Agreement, agreement
 from veridical.fidelity.degradation import RATIOS, degraded
+from veridical.fidelity.judged_maps import judged_maps
+from veridical.fidelity.masked_pass import levels_of
 from veridical.fidelity.metrics import LEVELS, Fidelity, Variant
 from veridical.fidelity.ranking import asked, default_metrics
 from veridical.random.keyed import Key
@@ -104,9 +105,8 @@ def case_study(
         metrics = default_metrics(finetuned, tuple(sizes), draws)
     place = sample % len(task)
     one = task[place : place + 1]
-    truth = judged_answers(one, reference)
-    one = one.with_targets(truth) if task.head in ("multiclass", "binary") else one
-    base = as_explanation(explainer, one, seed)
+    about = judged_maps(one, explainer, reference, seed)
+    one, base, truth = about.task, about.maps, about.truth
     found: dict[str, dict[str, list[Tensor]]] = {}
     for ratio in ratios:
         worse = degraded(base, ratio, 0, Key(seed) / "ranking")
@@ -114,7 +114,7 @@ def case_study(
             for sign, values in answers.items():
                 found.setdefault(name, {}).setdefault(sign, []).append(values[0])
     falls = {n: {s: torch.stack(rows) for s, rows in signs.items()} for n, signs in found.items()}
-    levels = tuple(next(iter(metrics.values())).sizes)
+    levels = levels_of(one, next(iter(metrics.values())).sizes)
     agreements = {
         name: agreement(kept["plus"][None], kept["minus"][None], ratios, levels)
         for name, kept in falls.items()

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from veridical.api import as_explanation
 from veridical.errors import InputError
-from veridical.fidelity.artefact import Finetuned, shared_rows
-from veridical.fidelity.correctness import Reference, judged_answers, refuse_chance
+from veridical.fidelity.artefact import Finetuned
+from veridical.fidelity.correctness import Reference, refuse_chance
+from veridical.fidelity.correlations import GRID
 from veridical.fidelity.finetuning import finetune
+from veridical.fidelity.judged_maps import right_answers
 from veridical.fidelity.metrics import LEVELS, FFid
 from veridical.fidelity.removal import SIGNS
 from veridical.random.keyed import Key
@@ -31,6 +33,8 @@ class ExplainerTable:
 
     scores: Mapping[str, Mapping[str, Scores]]
     mode: str
+    notes: tuple[str, ...] = ()
+    """What its certificate holds against the judge."""
 
     def to_frame(self) -> pd.DataFrame:
         """One row an explainer: means, and the bounds of their bootstrap intervals."""
@@ -46,13 +50,14 @@ class ExplainerTable:
         return pd.DataFrame(rows)
 
     @property
-    def best(self) -> dict[str, str]:
-        """The explainer with the highest FFid+ and the one with the lowest FFid-."""
-        means = {sign: {n: float(found[sign].mean()) for n, found in self.scores.items()} for sign in SIGNS}
-        return {
-            "plus": max(means["plus"], key=means["plus"].__getitem__),
-            "minus": min(means["minus"], key=means["minus"].__getitem__),
-        }
+    def best(self) -> dict[str, str | None]:
+        """The explainer with the highest FFid+ and the one with the lowest FFid-; None where some tie."""
+        out: dict[str, str | None] = {}
+        for sign, way in zip(SIGNS, (1, -1), strict=True):
+            means = {name: way * float(found[sign].mean()) for name, found in self.scores.items()}
+            top = [name for name, mean in means.items() if mean >= max(means.values()) - GRID]
+            out[sign] = top[0] if len(top) == 1 else None
+        return out
 
     def __repr__(self) -> str:
         width = max(10, *map(len, self.scores))
@@ -64,7 +69,7 @@ class ExplainerTable:
                 mark = "*" if self.best[sign] == name else " "
                 cells.append(f"{found[sign].mean():+.4f}{mark} [{low:+.4f}, {high:+.4f}]")
             lines.append(f"{name:<{width}}  {cells[0]:>24}  {cells[1]:>24}")
-        return "\n".join([*lines, self.mode])
+        return "\n".join([*lines, self.mode, *self.notes])
 
 
 def compare_explainers(
@@ -90,9 +95,8 @@ def compare_explainers(
     """
     if on_evaluated and finetuned is not None:
         raise InputError("give either finetuned=... or on_evaluated=True, not both")
-    truth = judged_answers(task, reference)
-    refuse_chance(task, reference, truth)
-    judged = task.with_targets(truth) if task.head in ("multiclass", "binary") else task
+    refuse_chance(task, reference)
+    judged, truth = right_answers(task, reference)
     made = {"beta": beta, "cache": cache, "progress": progress, **settings}
     if on_evaluated:
         finetuned = finetune(task, (task.inputs, truth), train_side=task.side, train_space=task.space, **made)
@@ -108,11 +112,12 @@ def compare_explainers(
         scores[explanation.explainer] = {
             sign: metric(judged, explanation, Key(seed)) for sign, metric in metrics.items()
         }
-    return ExplainerTable(scores, _mode(task, on_evaluated))
+    return ExplainerTable(scores, _mode(task, finetuned), finetuned.certificate.flags)
 
 
-def _mode(task: Task, on_evaluated: bool) -> str:
-    if on_evaluated:
+def _mode(task: Task, finetuned: Finetuned) -> str:
+    """What the artefact was made from, by the digests of its rows: whatever rows the task has."""
+    met = finetuned.rows_met(task.inputs)
+    if met == len(task):
         return SAME_ROWS
-    shared = 0 if task.train is None else shared_rows(task)
-    return f"{OTHER_ROWS}, but for {shared} of {len(task)}" if shared else OTHER_ROWS
+    return f"{OTHER_ROWS}, but for {met} of {len(task)}" if met else OTHER_ROWS

@@ -73,31 +73,42 @@ def judged_answers(task: Task, reference: Reference | None) -> Tensor:
     return answers
 
 
-def rightness(answers: Tensor, truth: Tensor, task: Task) -> tuple[Tensor, Tensor]:
-    """The indicator and the probability of the right answer, (N, M) each, for answers (N, M, C).
+def said_by(probabilities: Tensor, task: Task) -> Tensor:
+    """1 for the class predicted, or of labels for each that is; else 0 (..., C)."""
+    if task.head in ("multiclass", "binary"):
+        return torch.nn.functional.one_hot(probabilities.argmax(-1), task.n_outputs).to(probabilities)
+    return (probabilities > 0.5).to(probabilities)
 
-    Answers are probabilities (a regression's: numbers). Of a multilabel head the explained label alone is
-    judged. A regression has no right class: both are minus the absolute error of the explained output.
+
+def rightness(answers: Tensor, truth: Tensor, task: Task) -> tuple[Tensor, Tensor]:
+    """The indicator and the probability of the right answer, (N, M) each, of answers (N, M, C) or (N, M, 2C).
+
+    Answers are probabilities (a regression's: numbers), and behind them, if known, how often each output is
+    predicted over the rows of the fill. Of a multilabel head the explained label alone is judged. A
+    regression has no right class: both are minus the absolute error of the explained output.
     """
+    if answers.shape[-1] == task.n_outputs:
+        answers = torch.cat([answers, said_by(answers, task)], -1)
+    answers, predicted = answers.chunk(2, -1)
     if task.head in ("multiclass", "binary"):
         own = truth[:, None, None].expand(-1, answers.shape[1], 1)
-        right = answers.argmax(-1) == truth[:, None]
-        return right.double(), answers.gather(-1, own)[..., 0].double()
+        return predicted.gather(-1, own)[..., 0].double(), answers.gather(-1, own)[..., 0].double()
     index = task.targets[:, None, None].expand(-1, answers.shape[1], 1)
     own = answers.gather(-1, index)[..., 0].double()
     wanted = truth.gather(1, task.targets[:, None]).double()
     if task.head == "regression":
         error = -(own - wanted).abs()
         return error, error
-    return ((own > 0.5) == (wanted > 0.5)).double(), torch.where(wanted > 0.5, own, 1 - own)
+    said = predicted.gather(-1, index)[..., 0].double()
+    return torch.where(wanted > 0.5, said, 1 - said), torch.where(wanted > 0.5, own, 1 - own)
 
 
-def accuracy(outputs: Tensor, truth: Tensor, task: Task) -> float:
+def accuracy(answers: Tensor, truth: Tensor, task: Task) -> float:
     """The share of right answers (of right labels for a multilabel head; R^2 for a regression)."""
     if task.head == "regression":
         spread = (truth - truth.mean(0)).double().square().sum()
-        return float(1 - (outputs - truth).double().square().sum() / spread.clamp(min=1e-300))
-    return float((own_answers(outputs, task) == truth).double().mean())
+        return float(1 - (answers - truth).double().square().sum() / spread.clamp(min=1e-300))
+    return float((answers == truth).double().mean())
 
 
 def chance_level(truth: Tensor, task: Task) -> float:
@@ -110,9 +121,9 @@ def chance_level(truth: Tensor, task: Task) -> float:
     return float(torch.bincount(truth).max()) / len(truth)
 
 
-def at_chance(outputs: Tensor, truth: Tensor, task: Task) -> str | None:
+def at_chance(answers: Tensor, truth: Tensor, task: Task) -> str | None:
     """Why these answers are no better than the commonest one, or None if they are (one-sided, 5%)."""
-    reached, level = accuracy(outputs, truth, task), chance_level(truth, task)
+    reached, level = accuracy(answers, truth, task), chance_level(truth, task)
     slack = 0.0
     if task.head in ("multiclass", "binary"):
         slack = 1.645 * math.sqrt(level * (1 - level) / len(truth))
@@ -124,11 +135,11 @@ def at_chance(outputs: Tensor, truth: Tensor, task: Task) -> str | None:
     )
 
 
-def refuse_chance(task: Task, reference: Reference | None, truth: Tensor) -> None:
+def refuse_chance(task: Task, reference: Reference | None) -> None:
     """Refuse to rank explainers by a model that answers no better than chance."""
     if task.labels is None or reference == "prediction":
         return
-    reason = at_chance(task.outputs, truth, task)
+    reason = at_chance(own_answers(task.outputs, task), judged_answers(task, reference), task)
     if reason is not None:
         raise InputError(
             f"explainers cannot be ranked by a model whose answers are at chance: {reason}. Removing "

@@ -76,7 +76,8 @@ def _mean_and_spread(values: Tensor) -> tuple[float, float]:
 def micro_ranks(agreements: Mapping[str, Agreement]) -> dict[str, dict[str, tuple[float, float]]]:
     """The mean rank of each metric over its sizes: ties get the best rank, undefined ranks last.
 
-    At each size a metric stands among those measured there (ROAR has fewer sizes than the others).
+    Where no metric is defined nobody has a rank. At each size a metric stands among those measured there
+    (ROAR has fewer sizes than the others).
     """
     out: dict[str, dict[str, tuple[float, float]]] = {name: {} for name in agreements}
     sizes = sorted({size for found in agreements.values() for size in found.sizes})
@@ -88,9 +89,11 @@ def micro_ranks(agreements: Mapping[str, Agreement]) -> dict[str, dict[str, tupl
             scores = torch.stack(
                 [found.by_size[pair][:repeats, found.sizes.index(size)] for found in there.values()]
             )
+            nothing = scores.isnan().all(0)
             scores = torch.round((scores * sign).nan_to_num(-2.0) / GRID) * GRID
-            for name, place in zip(there, (scores[None] > scores[:, None]).sum(1), strict=True):
-                ranks[name].append(place.double() + 1)
+            places = (scores[None] > scores[:, None]).sum(1).double() + 1
+            for name, place in zip(there, places.masked_fill(nothing, torch.nan), strict=True):
+                ranks[name].append(place)
         for name, found_ranks in ranks.items():
             out[name][pair] = _mean_and_spread(torch.cat(found_ranks))
     return out

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from veridical.fidelity.correctness import rightness
+from veridical.fidelity.exact_sums import exact_falls
 from veridical.fidelity.removal import (
     SIGNS,
     Parts,
@@ -18,10 +19,12 @@ from veridical.fidelity.removal import (
     budget,
     explanation_sizes,
     removal_counts,
+    sizes_once,
 )
 from veridical.functional import area_under_curve
 from veridical.functional.grid import finite_to_grid
 from veridical.masking.probe import probe
+from veridical.masking.subset_table import FEW
 from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
 from veridical.values.task import Task
@@ -34,11 +37,14 @@ ANSWERS_AT_ONCE = 2**23
 class Falls:
     """How far the right answer falls (N, S) over explanation sizes, as indicator and as probability.
 
-    NaN where nothing is removed (a count of 0), since a fall of 0 there would say nothing of the map.
+    NaN where nothing is removed (a count of 0), since a fall of 0 there would say nothing of the map, and
+    where a sample of few features has no size of its own at a level (`once`).
     """
 
+    levels: tuple[float, ...]
     sizes: Tensor
     counts: Tensor
+    once: Tensor
     indicator: Tensor
     probability: Tensor
 
@@ -53,12 +59,11 @@ def mean_over_sizes(falls: Tensor) -> Tensor:
 
 
 def area_over_sizes(falls: Tensor, levels: Sequence[float]) -> Tensor:
-    """The trapezoid area over the sizes; sizes without a value are left out of all rows alike."""
-    level = torch.tensor(tuple(levels), dtype=torch.float64, device=falls.device)
-    there = ~falls.isnan().reshape(-1, falls.shape[-1]).any(0)
-    if int(there.sum()) < 2:
-        return falls[..., there].mean(-1)
-    return area_under_curve(falls[..., there], level[there])
+    """The trapezoid area over the sizes where a row has a value; of a single one that value."""
+    level = torch.tensor(tuple(levels), dtype=torch.float64, device=falls.device).expand_as(falls)
+    there = ~falls.isnan()
+    area = area_under_curve(falls.nan_to_num(0.0), level, there)
+    return torch.where(there.sum(-1) > 1, area, falls.nanmean(-1))
 
 
 def measure(
@@ -77,33 +82,60 @@ def measure(
     """Ask the task's model about every (size, sign, draw) of every sample in one pass.
 
     The model is asked samples x sizes x signs x draws rows (times the repeats of the fill). `beta` caps the
-    counts at floor(beta * n); None leaves them uncapped. `truth` is the right answer of each sample.
+    counts at floor(beta * n); None leaves them uncapped. `truth` is the right answer of each sample. Of few
+    features all subsets are asked instead, and the falls are exact expectations (see `exact_sums`).
     """
+    levels = levels_of(task, levels)
     rule = removals(task, explanation, levels, alpha, beta, draws, signs, bernoulli, key)
-    shape = (draws, len(rule.signs), len(tuple(levels)))
-    size = max(1, ANSWERS_AT_ONCE // max(1, rule.count * task.n_outputs))
+    shape = (draws, len(rule.signs), len(levels))
+    falls = exact_falls(task, rule, truth, key)
+    if falls is None:
+        falls = _drawn_falls(task, rule, truth, shape, key)
+    out: dict[Sign, Falls] = {}
+    once = torch.ones_like(rule.sizes, dtype=torch.bool)
+    if task.space.valid is not None:
+        once = sizes_once(rule.n, rule.sizes, levels)
+    for place, sign in enumerate(rule.signs):
+        counts = rule.counts[place]
+        nothing = (counts < 1) | ~once
+        each = [kept[:, place].masked_fill(nothing, torch.nan) for kept in falls]
+        out[sign] = Falls(levels, rule.sizes, counts, once, *each)
+    return out
+
+
+def levels_of(task: Task, levels: Sequence[float]) -> tuple[float, ...]:
+    """The sizes that are asked: those given, or where all samples have the same few features, whole ones."""
+    n = task.space.n_features
+    if task.space.valid is not None or not 2 <= n <= FEW:
+        return tuple(levels)
+    sizes = explanation_sizes(torch.tensor([n]), levels).unique()
+    return tuple((sizes.double() / n).tolist())
+
+
+def _drawn_falls(task: Task, rule: Removals, truth: Tensor, shape: tuple[int, int, int], key: Key) -> Tensor:
+    """Mean falls (2, N, signs, sizes) over draws, as indicator and as probability."""
+    size = max(1, ANSWERS_AT_ONCE // max(1, rule.count * 2 * task.n_outputs))
     found: list[Tensor] = []
     for at in range(0, len(task), size):
         piece = slice(at, at + size)
         whole = size >= len(task)
         part, some = (task, rule) if whole else (task[piece], rule.take(piece))
-        answers = probe(part, some, key=key, with_clean=True, all_outputs=True)
+        answers = probe(part, some, key=key, with_clean=True, all_outputs=True, predictions=True)
         values = finite_to_grid(torch.stack(rightness(answers, truth[piece], part)), task.predictor.rounding)
         masked = values[..., 1:].unflatten(-1, shape).mean(2)
         found.append(values[..., :1, None] - masked)
-    falls = torch.cat(found, 1) if len(found) > 1 else found[0]
-    out: dict[Sign, Falls] = {}
-    for place, sign in enumerate(rule.signs):
-        counts = rule.counts[place]
-        nothing = counts < 1
-        each = [kept[:, place].masked_fill(nothing, torch.nan) for kept in falls]
-        out[sign] = Falls(rule.sizes, counts, *each)
-    return out
+    return torch.cat(found, 1) if len(found) > 1 else found[0]
 
 
 def evaluations(task: Task, levels: Sequence[float], draws: int, signs: Sequence[Sign] = SIGNS) -> int:
-    """How many rows `measure` asks the model: samples x sizes x signs x draws x repeats of the fill."""
-    return len(task) * len(tuple(levels)) * len(tuple(signs)) * draws * task.fill.repeats
+    """How many rows `measure` asks the model at most: samples x sizes x signs x draws x repeats of the fill.
+
+    Of few features no mask is asked twice, so there are never more than all their subsets.
+    """
+    masks = len(levels_of(task, levels)) * len(tuple(signs)) * draws
+    n = task.space.counts(len(task))
+    each = torch.where(n <= FEW, (2 ** n.clamp(max=FEW) - 1).clamp(max=masks), masks)
+    return int(each.sum()) * task.fill.repeats_on(task)
 
 
 def removals(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -14,8 +14,10 @@ from veridical.fidelity.artefact import Finetuned
 from veridical.fidelity.correctness import Reference, judged_answers
 from veridical.fidelity.finetuning import finetune, why_no_finetuning
 from veridical.fidelity.masked_pass import Falls, evaluations, mean_over_sizes, measure
-from veridical.fidelity.removal import Sign, budget, check_levels, check_share, smallest_beta
-from veridical.metrics.base import Metric, Outcome, register
+from veridical.fidelity.removal import Sign, check_count, check_levels, check_share
+from veridical.masking.subset_table import has_few
+from veridical.metrics.base import Outcome, register
+from veridical.metrics.tie_orders import RankingMetric
 from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Curve, Direction
@@ -24,12 +26,13 @@ from veridical.values.task import Task
 LEVELS = tuple(percent / 100 for percent in range(5, 100, 5))
 OTHER_CLASS = "explained for another class than the one judged: use task.with_targets(task.labels)"
 NOTHING_REMOVED = "some sizes remove nothing and are left out"
+OTHERWISE = "the judge answers this whole input otherwise than the model"
 NO_SIZE = "no size removes anything"
 Variant = Literal["indicator", "probability"]
 
 
-@dataclass(frozen=True)
-class Fidelity(Metric):
+@dataclass(frozen=True, eq=False)
+class Fidelity(RankingMetric):
     """What the fidelity metrics share: sizes, sign, the right answer, and the artefact they may stand on.
 
     Each is known by two names: `fid_plus` is `Fid()`, `fid_minus` is `Fid("minus")`.
@@ -45,6 +48,7 @@ class Fidelity(Metric):
     reference: Reference | None = None
     finetuned: Finetuned | None = None
     family: ClassVar[str] = "fid"
+    version: ClassVar[int] = 2
     category: ClassVar[str] = "faithfulness"
     ranks_only: ClassVar[bool] = True
     paper: ClassVar[str] = "Zheng et al. 2025 (F-Fidelity)"
@@ -62,6 +66,13 @@ class Fidelity(Metric):
         # RFid(sign="minus") is the metric registered as rfid_minus
         object.__setattr__(self, "name", f"{self.family}_{self.sign}")
 
+    def __eq__(self, other: object) -> bool:
+        # RFid("minus") and what its name makes, RFidMinus(), are one metric
+        return isinstance(other, Fidelity) and self.to_json() == other.to_json()
+
+    def __hash__(self) -> int:
+        return hash(repr(self.to_json()))
+
     @property
     def better(self) -> Direction:
         return Direction.HIGHER if self.sign == "plus" else Direction.LOWER
@@ -75,9 +86,20 @@ class Fidelity(Metric):
         """How many rows the model is asked: samples x sizes x draws (x repeats of the fill)."""
         return evaluations(task, self.sizes, self.removal["draws"], (self.sign,))
 
+    def why_not(self, task: Task) -> str | None:
+        reason = super().why_not(task)
+        if reason is None and self.finetuned is not None:
+            reason = self.finetuned.certificate.why_not
+        return reason
+
+    def artefact(self, task: Task) -> Finetuned | None:
+        """The fine-tuned model that judges, if one does."""
+        return self.finetuned
+
     def model_task(self, task: Task) -> Task:
         """The task on the model that judges masked inputs: the fine-tuned one where there is one."""
-        return task if self.finetuned is None else self.finetuned.on(task)
+        judge = self.artefact(task)
+        return task if judge is None else judge.judge(task)
 
     def falls(self, task: Task, explanation: Explanation, key: Key) -> Falls:
         """The falls over sizes, both variants, in one pass."""
@@ -88,7 +110,7 @@ class Fidelity(Metric):
         )
         return found[self.sign]
 
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def along(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         # both signs and all fidelity metrics meet the same draws
         falls = self.falls(task, explanation, Key(key.seed, key.path[:-1]) / "fidelity")
         return self.outcome(task, explanation, falls)
@@ -96,14 +118,17 @@ class Fidelity(Metric):
     def outcome(self, task: Task, explanation: Explanation, falls: Falls) -> Outcome:
         """Values, flags, curve and both variants from the falls."""
         chosen = falls.variant(self.variant)
-        missing = chosen.isnan()
         values = mean_over_sizes(chosen)
         flags = {
-            NO_SIZE: (none := missing.all(-1)),
-            NOTHING_REMOVED: missing.any(-1) & ~none,
+            NO_SIZE: (none := chosen.isnan().all(-1)),
+            NOTHING_REMOVED: ((falls.counts < 1) & falls.once).any(-1) & ~none,
             OTHER_CLASS: self._other_class(task, explanation),
         }
-        sizes = torch.tensor(self.sizes, dtype=torch.float64)
+        judge = self.artefact(task)
+        if judge is not None:
+            flags[OTHERWISE] = judge.answers_otherwise(task)
+            flags |= {flag: torch.ones_like(none) for flag in judge.certificate.flags}
+        sizes = torch.tensor(falls.levels, dtype=torch.float64)
         details = {"indicator": falls.indicator, "probability": falls.probability}
         label = f"fall of the right answer ({self.variant}), {self.sign}"
         return Outcome(
@@ -122,13 +147,14 @@ class Fidelity(Metric):
     def _notes(self, task: Task) -> dict[str, Any]:
         judged = self.reference or ("prediction" if task.labels is None else "label")
         notes: dict[str, Any] = {"evaluations": self.evaluations(task), "right answer": judged}
-        if self.finetuned is not None:
-            notes["finetuned"] = self.finetuned.summary(task)
+        judge = self.artefact(task)
+        if judge is not None:
+            notes["finetuned"] = judge.summary(task)
         return notes
 
 
 @register
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Fid(Fidelity):
     """The fall of the right answer when the whole explanation (plus), or all the rest (minus), is removed.
 
@@ -142,7 +168,7 @@ class Fid(Fidelity):
 
 
 @register
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RFid(Fidelity):
     """Fid with a random part of the explanation (or of the rest) removed, over `draws` draws (eq. 3-4).
 
@@ -155,15 +181,20 @@ class RFid(Fidelity):
     bernoulli: bool = False
     family: ClassVar[str] = "rfid"
     name: ClassVar[str] = "rfid_plus"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     summary: ClassVar[str] = "Does the right answer fall when random parts of the explanation are removed?"
     misleads: ClassVar[str] = "where even slightly masked inputs lie outside what the model has learnt"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_share("alpha", self.alpha)
-        if self.draws < 1:
-            raise InputError(f"draws is at least 1, got {self.draws}")
+        check_count("draws", self.draws)
+
+    def lighter(self, task: Task, orders: int) -> Self:
+        # of few features all subsets are asked once, whatever the ranking
+        if self.draws == 1 or has_few(task, task.fill) is not None:
+            return self
+        return replace(self, draws=-(-self.draws // orders))
 
     @property
     def removal(self) -> Mapping[str, Any]:
@@ -171,13 +202,13 @@ class RFid(Fidelity):
 
 
 @register
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FFid(RFid):
     """RFid on a model fine-tuned under random masks, never removing more than it has learnt to miss (eq. 6).
 
-    At most B = floor(beta * n) features are removed. `finetuned` is the artefact of `fidelity.finetune`, made
-    with the same beta, fill and space; without it the metric fine-tunes on the task's training rows, once:
-    the artefact is kept on disk and serves every explainer.
+    At most B = max(1, floor(beta * n)) features are removed. `finetuned` is the artefact of
+    `fidelity.finetune`, made with the same beta, fill and space; without it the metric fine-tunes on the
+    task's training rows, once: the artefact is kept on disk and serves every explainer.
     """
 
     beta: float = 0.1
@@ -201,10 +232,7 @@ class FFid(RFid):
         return {**super().removal, "beta": self.beta}
 
     def why_not(self, task: Task) -> str | None:
-        reason = super().why_not(task)
-        if reason is None and self.finetuned is None:
-            reason = why_no_finetuning(task)
-        return reason
+        return super().why_not(task) or (why_no_finetuning(task) if self.finetuned is None else None)
 
     def artefact(self, task: Task) -> Finetuned:
         """The fine-tuned model: the given one, or one made (or found) with the default settings."""
@@ -215,34 +243,14 @@ class FFid(RFid):
         )
         return made
 
-    def model_task(self, task: Task) -> Task:
-        return self.artefact(task).on(task)
-
     def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         if self.finetuned is not None:
             self.finetuned.check(task)
-        n = task.space.counts(len(task))
-        short = budget(n, self.beta) < 1
-        need = smallest_beta(int(n.min()))
-        flag = f"beta {self.beta:g} allows no feature to be removed; the smallest beta that works is {need:g}"
-        if bool(short.all()):
-            nan = torch.full((len(task),), torch.nan, dtype=torch.float64, device=task.device)
-            return Outcome(nan, {flag: short})
-        outcome = super().evaluate(task, explanation, key)
-        return Outcome(
-            outcome.values,
-            {**outcome.flags, flag: short.to(task.device)},
-            outcome.curve,
-            outcome.details,
-            outcome.notes,
-        )
-
-    def _notes(self, task: Task) -> dict[str, Any]:
-        return {**super()._notes(task), "finetuned": self.artefact(task).summary(task)}
+        return super().evaluate(task, explanation, key)
 
 
 @register
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FidMinus(Fid):
     """Fid-: all but the explanation is removed; lower is better."""
 
@@ -253,7 +261,7 @@ class FidMinus(Fid):
 
 
 @register
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RFidMinus(RFid):
     """RFid-: random parts of all but the explanation are removed; lower is better."""
 
@@ -264,7 +272,7 @@ class RFidMinus(RFid):
 
 
 @register
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FFidMinus(FFid):
     """FFid-: RFid- on the fine-tuned model with capped counts; lower is better."""
 

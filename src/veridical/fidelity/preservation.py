@@ -13,7 +13,7 @@ from veridical.explainers.function import as_explainer
 from veridical.fidelity.artefact import Finetuned
 from veridical.fidelity.correctness import Reference
 from veridical.fidelity.finetuning import finetune
-from veridical.fidelity.robustness import ORIGINAL, answer_shares, answers_frame
+from veridical.fidelity.robustness import ORIGINAL, answer_shares, answers_frame, real_shares
 from veridical.functional import spearman
 from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
@@ -71,8 +71,9 @@ def boundary_study(
     for beta in betas:
         tuned = finetune(task, beta=beta, cache=cache, progress=progress, **settings)
         models[f"fine-tuned, beta {beta:g}"] = tuned.on(task)
+    shares, _ = real_shares(task, shares)
     right, same = answer_shares(task, models, shares, draws, reference, Key(seed) / "boundary")
-    return BoundaryStudy(tuple(shares), right, same)
+    return BoundaryStudy(shares, right, same)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

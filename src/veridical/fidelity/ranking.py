@@ -13,13 +13,14 @@ from torch import Tensor
 from veridical.api import as_explanation
 from veridical.errors import InputError
 from veridical.fidelity.artefact import Finetuned
-from veridical.fidelity.correctness import Reference, judged_answers, refuse_chance
+from veridical.fidelity.correctness import Reference, refuse_chance
 from veridical.fidelity.correlations import PAIRS, Agreement, agreement, micro_ranks
 from veridical.fidelity.degradation import RATIOS, degraded
 from veridical.fidelity.finetuning import finetune
-from veridical.fidelity.masked_pass import area_over_sizes, measure
+from veridical.fidelity.judged_maps import judged_maps
+from veridical.fidelity.masked_pass import area_over_sizes, levels_of, measure
 from veridical.fidelity.metrics import LEVELS, FFid, Fid, Fidelity, RFid, Variant
-from veridical.fidelity.removal import SIGNS
+from veridical.fidelity.removal import SIGNS, check_count
 from veridical.fidelity.roar import ROAR, Retraining, retrain, train_task
 from veridical.functional import bootstrap_interval
 from veridical.progress import track
@@ -96,21 +97,21 @@ class RankingStudy:
             ]
             lines.append(f"{f'micro {pair}':<32}" + "".join(f"{c:>{width}}" for c in cells))
         for pair in PAIRS:
-            cells = ["{:.2f} ±{:.2f}".format(*self.ranks[n][pair]) for n in names]
+            cells = [_cell(self.ranks[n][pair], sign="") for n in names]
             lines.append(f"{f'micro rank {pair}':<32}" + "".join(f"{c:>{width}}" for c in cells))
         if "retrainings" in self.notes:
             lines.append(
                 "ROAR took {retrainings} retrainings over {rows trained} rows, and explained {training rows "
                 "explained} training rows".format(**self.notes)
             )
-        return "\n".join(lines)
+        return "\n".join([*lines, *self.notes.get("said", ())])
 
 
-def _cell(value: tuple[float, float], resolvable: bool = True) -> str:
+def _cell(value: tuple[float, float], resolvable: bool = True, sign: str = "+") -> str:
     mean, spread = value
     if not resolvable:
         return "not resolvable"
-    return "-" if mean != mean else f"{mean:+.2f} ±{spread:.2f}"
+    return "-" if mean != mean else f"{mean:{sign}.2f} ±{spread:.2f}"
 
 
 def _undefined(count: int) -> str:
@@ -145,17 +146,14 @@ def ranking_study(
     """
     if len(ratios) < 3 or sorted(set(ratios)) != list(ratios):
         raise InputError(f"a ranking needs at least three ascending ratios, got {tuple(ratios)}")
-    if repeats < 1:
-        raise InputError(f"repeats is at least 1, got {repeats}")
-    truth = judged_answers(task, reference)
-    refuse_chance(task, reference, truth)
+    check_count("repeats", repeats)
+    refuse_chance(task, reference)
     if metrics is None:
         finetuned = finetuned or finetune(task, beta=beta, cache=cache, progress=progress)
         metrics = default_metrics(finetuned, tuple(sizes), draws)
-    classes = task.head in ("multiclass", "binary")
-    judged = task.with_targets(truth) if classes else task
     key = Key(seed) / "ranking"
-    base = as_explanation(explainer, judged, seed, cache)
+    about = judged_maps(task, explainer, reference, seed, cache)
+    judged, base, truth = about.task, about.maps, about.truth
     per_sample: dict[str, dict[str, list[list[Tensor]]]] = {}
     for repeat in track(range(repeats), "ranking study", progress):
         for place, ratio in enumerate(ratios):
@@ -172,15 +170,18 @@ def ranking_study(
                     if place == 0:
                         kept.append([])
                     kept[repeat].append(values)
-    levels = {name: metric.sizes for name, metric in metrics.items()}
+    levels = {name: levels_of(judged, metric.sizes) for name, metric in metrics.items()}
     notes: dict[str, Any] = {"draws": draws, "variant": variant, "repeats": repeats}
+    judges = [judge for metric in metrics.values() if (judge := metric.artefact(judged)) is not None]
+    flags = [flag for judge in judges for flag in judge.certificate.flags]
+    notes["said"] = (*about.notes, *dict.fromkeys(flags))
     if roar is not None:
         per_sample["ROAR"], cost = _roar_falls(
             roar, judged, explainer, base, truth, ratios, repeats, variant, key, progress
         )
         notes |= cost
         levels["ROAR"] = roar.sizes
-    return _summed(per_sample, levels, tuple(ratios), base.explainer, len(task), notes)
+    return _summed(per_sample, levels, tuple(ratios), base.explainer, len(judged), notes)
 
 
 def default_metrics(finetuned: Finetuned, sizes: tuple[float, ...], draws: int) -> dict[str, Fidelity]:
@@ -280,9 +281,11 @@ def resolves(areas: Tensor) -> bool:
 
     Each sample's own mean over ratios is taken out first: the same samples stand behind every ratio.
     """
+    # a sample of one feature has no sizes
+    areas = areas[:, ~areas.isnan().any(0)].cpu()
     if areas.shape[-1] < 2:
         return False
-    centred = (areas - areas.mean(0, keepdim=True)).cpu()
+    centred = areas - areas.mean(0, keepdim=True)
     low, high = bootstrap_interval(centred)
     means = centred.mean(-1)
     return bool(means.max() - means.min() > (high - low).max())

@@ -27,19 +27,16 @@ CELLS_KEPT = 2**24
 """Tickets (samples x draws x features) kept for chunks to come: 64 MiB, eight times that on a GPU."""
 LAST_TICKET = 2**31 - 1
 """What features outside a part hold, so that they come after all others."""
+FEW = 12
+"""Up to so many features each whole size is asked once: 19 levels would fall on them unevenly."""
 SLACK = 1e-9
 """What a product of decimals may miss an integer by: 0.1 * 30 must allow 3 features, not 2."""
 
 
 def budget(n: Tensor, beta: float) -> Tensor:
-    """B = floor(beta * n + 1e-9): how many features fine-tuning and evaluation may remove."""
-    return (n.double() * beta + SLACK).floor().to(torch.int64)
-
-
-def smallest_beta(n: int) -> float:
-    """The smallest beta, in thousandths, that lets one of n features be removed."""
-    thousandths = -(-1000 // max(n, 1))
-    return thousandths / 1000
+    """B = max(1, floor(beta * n + 1e-9)): how many of n features a positive share beta may remove."""
+    whole = (n.double() * beta + SLACK).floor().to(torch.int64)
+    return torch.minimum(whole.clamp(min=1), n) if beta > 0 else whole
 
 
 def explanation_sizes(n: Tensor, levels: Sequence[float]) -> Tensor:
@@ -47,6 +44,16 @@ def explanation_sizes(n: Tensor, levels: Sequence[float]) -> Tensor:
     level = numbers_on(n.device, tuple(levels))
     sizes = (n.double()[:, None] * level + 0.5 + SLACK).floor().to(torch.int64)
     return torch.minimum(sizes, n[:, None] - 1).clamp(min=1)
+
+
+def sizes_once(n: Tensor, sizes: Tensor, levels: Sequence[float]) -> Tensor:
+    """(N, S): False where a sample of few features meets a size again, further from that size's own share."""
+    share = numbers_on(n.device, tuple(levels))
+    off = (sizes / n.clamp(min=1)[:, None] - share).abs()
+    place = torch.arange(len(share), device=n.device)
+    nearer = (off[:, None] < off[..., None]) | ((off[:, None] == off[..., None]) & (place < place[:, None]))
+    again = ((sizes[:, None] == sizes[..., None]) & nearer).any(-1)
+    return ~again | (n > FEW)[:, None]
 
 
 def removal_counts(sizes: Tensor, n: Tensor, sign: Sign, alpha: float, cap: Tensor | None = None) -> Tensor:
@@ -74,6 +81,12 @@ def check_levels(levels: Sequence[float]) -> None:
             )
     if any(b <= a for a, b in pairwise(levels)):
         raise InputError(f"explanation sizes must ascend, got {tuple(levels)}")
+
+
+def check_count(what: str, value: int, least: int = 1) -> None:
+    """Refuse a number of things that is not whole, or too small."""
+    if not isinstance(value, int) or value < least:
+        raise InputError(f"{what} is a whole number of at least {least}, got {value}")
 
 
 def check_share(what: str, value: float, above: float = 0.0) -> None:
@@ -160,6 +173,16 @@ class Removals:
             counts=tuple(counts[samples] for counts in self.counts),
             parts=self._parts.take(samples),
         )
+
+    @property
+    def edges(self) -> Tensor:
+        """The first rank of each part (sign, size) and the one behind its last (2, N, parts)."""
+        return self._edges
+
+    @property
+    def part_counts(self) -> Tensor:
+        """How many features each part loses (N, parts)."""
+        return self._counts
 
     @property
     def count(self) -> int:

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer
-from veridical.fidelity.artefact import on_model
-from veridical.fidelity.correctness import Reference, judged_answers, rightness
-from veridical.fidelity.finetuning import training_rows, why_no_finetuning
+from veridical.fidelity.correctness import Reference, rightness
+from veridical.fidelity.finetuning import why_no_finetuning
+from veridical.fidelity.judged_maps import right_answers
 from veridical.fidelity.masked_pass import mean_over_sizes
 from veridical.fidelity.removal import Sign, check_levels, explanation_sizes
-from veridical.fidelity.training import Rows, Schedule, fit, head_loss
+from veridical.fidelity.training import Schedule, fit, head_loss
+from veridical.fidelity.training_rows import Rows, training_rows
 from veridical.masking.probe import probe
 from veridical.masking.rules import Given
 from veridical.metrics.base import ExplainerMetric, Outcome
+from veridical.model.cost import Cost
 from veridical.model.randomised_layers import randomised
 from veridical.model.weights import layers
 from veridical.progress import track
@@ -57,18 +58,8 @@ class Retrained:
 
 def train_task(task: Task) -> Task:
     """The task over its training rows, explained for their labels (or the model's own answers)."""
-    rows, _, _ = training_rows(task, None, None, None)
-    classes = rows.targets if task.head in ("multiclass", "binary") else None
-    changes: dict[str, Any] = {
-        "inputs": rows.inputs,
-        "side": rows.side,
-        "space": rows.space,
-        "labels": rows.targets,
-        "masks": None,
-        "ids": torch.arange(len(rows.inputs), device=task.device),
-    }
-    made = task.changed(alone=True, targets="predicted", **changes)
-    return made if classes is None else made.with_targets(classes)
+    rows = training_rows(task)
+    return rows.task(task, torch.arange(len(rows.inputs), device=task.device))
 
 
 def retrain(
@@ -84,7 +75,13 @@ def retrain(
     progress: bool | None = None,
 ) -> Retrained:
     """One retraining a size: remove the s strongest features (plus), or all others (minus: keep, retrain)."""
-    rows, _, _ = training_rows(task, None, None, None)
+    gaps = int(of_training.missing.sum())
+    if gaps:
+        raise InputError(
+            f"the explainer gave no map for {gaps} of the {len(of_training)} training rows, and retraining "
+            "needs one for each"
+        )
+    rows = training_rows(task)
     clean, chance = rightness(task.probabilities(task.outputs)[:, None].double(), truth, task)
     parts: tuple[list[Tensor], list[Tensor]] = ([], [])
     trained = 0
@@ -93,8 +90,9 @@ def retrain(
         whole = torch.arange(len(rows.inputs), device=task.device)
         masked = replace(rows, inputs=rows.without(removed, whole, key / "fill"))
         model, cost = _trained(task, masked, how, key / sign / place)
-        trained += cost
-        judge = on_model(task, model)
+        task.predictor.meter.add(cost)
+        trained += cost.backward
+        judge = task.with_module(model)
         answers = probe(
             judge, Given(part_removed(explanation, level, sign)[:, None]), key=key, all_outputs=True
         )
@@ -112,8 +110,8 @@ def part_removed(explanation: Explanation, level: float, sign: Sign) -> Tensor:
     return ranks < size if sign == "plus" else (ranks >= size) & (ranks < n[:, None])
 
 
-def _trained(task: Task, rows: Rows, how: Retraining, key: Key) -> tuple[nn.Module, int]:
-    model = copy.deepcopy(task.predictor.model)
+def _trained(task: Task, rows: Rows, how: Retraining, key: Key) -> tuple[nn.Module, Cost]:
+    model = task.predictor.source.copied()
     if how.start == "fresh":
         fresh = randomised(model, layers(model), key / "fresh")
         model.load_state_dict({**model.state_dict(), **fresh})
@@ -131,7 +129,7 @@ def _trained(task: Task, rows: Rows, how: Retraining, key: Key) -> tuple[nn.Modu
         None,
         False,
     )
-    return model.eval(), state.backward
+    return model.eval(), Cost(state.forward, state.backward)
 
 
 @dataclass(frozen=True)
@@ -177,9 +175,9 @@ class ROAR(ExplainerMetric):
         return super().why_not(task) or why_no_finetuning(task)
 
     def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
-        truth = judged_answers(task, self.reference)
-        judged = task.with_targets(truth) if task.head in ("multiclass", "binary") else task
+        judged, truth = right_answers(task, self.reference)
         explanation, of_training = explainer(judged, key), explainer(train_task(task), key)
+        missing = explanation.missing
         how = Retraining(self.epochs, self.rate, self.batch, start=self.start)
         found = retrain(
             task, explanation, of_training, truth, sign=self.sign, levels=self.sizes, how=how, key=key
@@ -189,7 +187,8 @@ class ROAR(ExplainerMetric):
         sizes = torch.tensor(self.sizes, dtype=torch.float64)
         label = f"fall of the right answer ({self.variant}), {self.sign}"
         return Outcome(
-            mean_over_sizes(falls),
+            mean_over_sizes(falls).masked_fill(missing, torch.nan),
+            {"no explanation": missing},
             curve=Curve(sizes, falls, "explanation size (share of features)", label),
             details={"indicator": found.indicator, "probability": found.probability},
             notes={

@@ -12,9 +12,11 @@ from torch import Tensor
 
 from veridical.errors import InputError
 from veridical.fidelity.artefact import Finetuned
+from veridical.fidelity.certificate import REFUSED
 from veridical.fidelity.correctness import Reference, judged_answers, own_answers
-from veridical.fidelity.finetuning import finetune
-from veridical.fidelity.removal import budget
+from veridical.fidelity.finetuning import data_digest, finetune
+from veridical.fidelity.removal import FEW, budget
+from veridical.fidelity.training_rows import training_rows
 from veridical.masking.probe import probe
 from veridical.masking.rules import RandomSubsets
 from veridical.random.keyed import Key
@@ -40,16 +42,21 @@ class RobustnessTable:
     accuracy: Mapping[str, tuple[float, ...]]
     agreement: Mapping[str, tuple[float, ...]]
     rows: int
+    features: int | None = None
+    """How many features every sample has, where they are few and shares are told in whole ones."""
 
     @property
     def advice(self) -> str:
         """Which metric to use here, and why (section 5.4)."""
         whole, masked = self.accuracy[ORIGINAL][0], self.accuracy[ORIGINAL][-1]
-        share = self.shares[-1]
         fall = whole - masked
-        said = (
-            f"The original loses {100 * fall:.1f} points of accuracy with {share:.0%} of the features masked"
-        )
+        said = f"The original loses {100 * fall:.1f} points of accuracy with {self._masked(-1)} masked"
+        same = self.agreement[TUNED][0]
+        if same < REFUSED:
+            return (
+                f"{said}. The fine-tuned model answers {same:.1%} of the whole inputs as the original does: "
+                "it is another model and may not judge for it. Fine-tune more gently or on more rows."
+            )
         if fall <= LITTLE_LOSS:
             return (
                 f"{said}, which is little: masked inputs are no trouble to it, plain Fid is enough, and FFid "
@@ -76,13 +83,19 @@ class RobustnessTable:
             "would measure how the original mistakes masked inputs rather than how good an explanation is."
         )
 
+    def _masked(self, at: int, behind: str = " of the features") -> str:
+        """A masked share in words: "1 of 9" where features are few."""
+        if self.features is None:
+            return f"{self.shares[at]:.0%}{behind}"
+        return f"{round(self.shares[at] * self.features)} of {self.features}{behind and ' features'}"
+
     def to_frame(self) -> pd.DataFrame:
         """One row a model and masked share."""
         return answers_frame(self.shares, self.accuracy, self.agreement)
 
     def __repr__(self) -> str:
         width = max(map(len, self.accuracy))
-        head = "  ".join(f"{share:>11.0%}" for share in self.shares)
+        head = "  ".join(f"{self._masked(at, ''):>11}" for at in range(len(self.shares)))
         lines = [f"{'masked':<{width}}  {head}   (accuracy, agreement in %; {self.rows} samples)"]
         for name in self.accuracy:
             pairs = zip(self.accuracy[name], self.agreement[name], strict=True)
@@ -133,11 +146,34 @@ def robustness_table(
     if finetuned is None:
         finetuned = finetune(task, **settings)
     if control is None:
-        made = {k: v for k, v in finetuned.header["settings"].items() if k != "masks"}
-        control = finetune(task, **{**made, **settings, "masks": False})
+        made = {**finetuned.header["settings"], **settings, "masks": False}
+        about = {n: made.get(n) for n in ("train", "train_side", "train_space", "columns")}
+        _same_data(finetuned, data_digest(training_rows(task, **about)))
+        control = finetune(task, **made)
+    else:
+        _same_data(finetuned, control.header["data"])
     models = {ORIGINAL: task, TUNED: finetuned.on(task), CONTROL: control.on(task)}
+    shares, few = real_shares(task, shares)
     right, same = answer_shares(task, models, shares, draws, reference, Key(seed) / "robustness")
-    return RobustnessTable(tuple(shares), right, same, len(task))
+    return RobustnessTable(shares, right, same, len(task), few)
+
+
+def _same_data(finetuned: Finetuned, data: str) -> None:
+    """Refuse a control that learns from other rows: its gain would not be that of masks."""
+    if finetuned.header["data"] != data:
+        raise InputError(
+            "the control would be fine-tuned on other rows than the fine-tuned model was; give the rows of "
+            "its fine-tuning as train=... (and train_side=, train_space=, columns= as there)"
+        )
+
+
+def real_shares(task: Task, shares: Sequence[float]) -> tuple[tuple[float, ...], int | None]:
+    """Shares as they are masked, and the number of features where whole ones of few are counted."""
+    n = task.space.n_features
+    if task.space.valid is not None or n > FEW:
+        return tuple(shares), None
+    counts = dict.fromkeys(int(budget(torch.tensor(n), share)) for share in shares)
+    return tuple(count / n for count in counts), n
 
 
 def answer_shares(

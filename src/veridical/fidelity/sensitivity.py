@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from veridical.api import as_explanation
 from veridical.errors import InputError, unknown_name
-from veridical.fidelity.correctness import Reference, judged_answers
+from veridical.fidelity.correctness import Reference
 from veridical.fidelity.correlations import PAIRS
 from veridical.fidelity.finetuning import finetune
+from veridical.fidelity.judged_maps import right_answers
 from veridical.fidelity.metrics import LEVELS, FFid, Variant
 from veridical.fidelity.ranking import RankingStudy, ranking_study
 from veridical.values.task import Task
@@ -88,8 +89,7 @@ def sensitivity(
     """
     if not any((draws, betas, alphas)):
         raise InputError("give at least one value of draws, betas or alphas")
-    truth = judged_answers(task, reference)
-    judged = task.with_targets(truth) if task.head in ("multiclass", "binary") else task
+    judged, _ = right_answers(task, reference)
     explanation = as_explanation(explainer, judged, seed, cache)
     made: dict[tuple[int, float, float], RankingStudy] = {}
 

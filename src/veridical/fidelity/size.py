@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from veridical.api import as_explanation
 from veridical.errors import InputError
 from veridical.fidelity.artefact import Finetuned
-from veridical.fidelity.correctness import Reference, judged_answers
+from veridical.fidelity.correctness import Reference
 from veridical.fidelity.finetuning import finetune
+from veridical.fidelity.judged_maps import judged_maps
 from veridical.fidelity.masked_pass import measure
-from veridical.fidelity.removal import check_share
+from veridical.fidelity.removal import budget, check_count, check_share
 from veridical.progress import track
 from veridical.random import keyed
 from veridical.random.keyed import Key
@@ -41,8 +41,12 @@ FAINT = 0.05
 SATURATED = 0.6
 """Nor are those higher than this share: with hardly anything left of the first tier the answer is lost
 already, and adding others to the draw shows late."""
+LATE = 1.5
+"""How far behind B/alpha the onset of such a curve may then lie and still bound c1."""
 LEFT = 0.6
 """A curve has fallen if it ends below this share of its height."""
+FEWEST = 50
+"""With fewer features one of them is more than 2% of all, and onsets cannot be told from B/alpha."""
 ORDERS = 5
 """Random orders of tied features: members of a tier are exchangeable, their numbering is not."""
 
@@ -61,6 +65,8 @@ class ExplanationSize:
     sizes: tuple[float, ...]
     curves: Mapping[float, Tensor]
     explainer: str
+    notes: tuple[str, ...] = ()
+    """What must be said of the maps: samples without one, or maps for another class."""
 
     def to_frame(self) -> pd.DataFrame:
         """One row a beta and size: the mean fall."""
@@ -81,7 +87,8 @@ class ExplanationSize:
 
     def __repr__(self) -> str:
         moves = "; ".join(f"beta {b:.3g}: {at:.3f}" for b, (_, at) in self.onsets.items())
-        return f"ExplanationSize of {self.explainer}: {self.answer} (onset of the fall at {moves})"
+        seen = f" (onset of the fall at {moves})" if moves else ""
+        return "; ".join([f"ExplanationSize of {self.explainer}: {self.answer}{seen}", *self.notes])
 
 
 def explanation_size(
@@ -105,10 +112,11 @@ def explanation_size(
 
     The model is fine-tuned once at the largest beta (or given as `finetuned`) and beta is swept downwards at
     evaluation, by default in ten even steps. The falls are those of the probability. A size c1 shows only
-    where beta < alpha * c1 for some beta of the sweep. The interval is a bootstrap over samples. Tied
-    features are put in random order, `draws` subsets for each of five orders.
+    where beta < alpha * c1 for some beta of the sweep, and never with fewer than 50 features. The interval is
+    a bootstrap over samples. Tied features are put in random order, `draws` subsets for each of five orders.
     """
     check_share("alpha", alpha)
+    check_count("draws", draws)
     if finetuned is None:
         finetuned = finetune(task, beta=beta, cache=cache, progress=progress, **settings)
     top = finetuned.beta
@@ -118,16 +126,25 @@ def explanation_size(
             f"betas are swept from that of the fine-tuning ({top:g}) downwards, got {swept[0]:g} to "
             f"{swept[-1]:g}"
         )
-    truth = judged_answers(task, reference)
-    judged = task.with_targets(truth) if task.head in ("multiclass", "binary") else task
-    maps = as_explanation(explanation, judged, seed, cache)
-    judge = finetuned.on(judged)
+    about = judged_maps(task, explanation, reference, seed, cache)
+    maps, n = about.maps, about.task.space.counts(len(about.task))
+    few = int(n.median())
+    if few < FEWEST:
+        answer = (
+            f"not identifiable: of {few} features one is {1 / few:.0%}, and a size shows from {FEWEST} on"
+        )
+        return ExplanationSize(None, None, answer, {}, tuple(sizes), {}, maps.explainer, about.notes)
+    judge = finetuned.judge(about.task)
     key = Key(seed) / "explanation size"
+    # betas that allow the same counts ask the same
+    distinct = {tuple(budget(n, b).tolist()): b for b in reversed(swept)}.values()
     per_sample = {
-        b: _curve(judge, maps, truth, tuple(sizes), alpha, b, draws, key)
-        for b in track(swept, "explanation size", progress)
+        b: _curve(judge, maps, about.truth, tuple(sizes), alpha, b, draws, key)
+        for b in track(sorted(distinct, reverse=True), "explanation size", progress)
     }
-    return _answer(per_sample, tuple(sizes), alpha, maps.explainer, resamples, key)
+    limits = {b: float((budget(n, b) / n).mean()) / alpha for b in per_sample}
+    found = _answer(per_sample, limits, tuple(sizes), maps.explainer, resamples, key)
+    return replace(found, notes=about.notes)
 
 
 def _curve(
@@ -173,7 +190,7 @@ def fall_onset(sizes: Tensor, curves: Tensor, limit: float) -> Tensor:
     Least squares of P + a (1 - t/s)+ + b ((1 - t/s)+)^2 over candidates t: past the onset a share t/s of what
     is drawn comes from the first tier. Sizes count by 1/s, so that the long tail does not decide.
     """
-    behind = sizes >= limit - 1e-9
+    behind = (sizes >= limit - 1e-9) & ~curves.isnan().any(0)
     s, y = sizes[behind], curves[:, behind]
     if len(s) < 5:
         return torch.full((len(curves),), torch.nan, dtype=torch.float64)
@@ -190,17 +207,17 @@ def fall_onset(sizes: Tensor, curves: Tensor, limit: float) -> Tensor:
 
 def _answer(
     per_sample: Mapping[float, Tensor],
+    limits: Mapping[float, float],
     sizes: tuple[float, ...],
-    alpha: float,
     explainer: str,
     resamples: int,
     key: Key,
 ) -> ExplanationSize:
     grid = torch.tensor(sizes, dtype=torch.float64)
-    each = {b: falls.double().cpu().nan_to_num(0.0) for b, falls in per_sample.items()}
-    curves = {b: falls.mean(0) for b, falls in each.items()}
-    onsets = {b: (b / alpha, float(fall_onset(grid, c[None], b / alpha)[0])) for b, c in curves.items()}
-    heights = {b: float(c.max()) for b, c in curves.items()}
+    each = {b: falls.double().cpu() for b, falls in per_sample.items()}
+    curves = {b: falls.nanmean(0) for b, falls in each.items()}
+    onsets = {b: (limits[b], float(fall_onset(grid, c[None], limits[b])[0])) for b, c in curves.items()}
+    heights = {b: float(c.nan_to_num(0.0).max()) for b, c in curves.items()}
     tallest = max(heights.values())
 
     def made(estimate: float | None, interval: tuple[float, float] | None, answer: str) -> ExplanationSize:
@@ -210,8 +227,12 @@ def _answer(
         return made(None, None, "not identifiable: removing features changes nothing")
     read = [b for b, height in heights.items() if FAINT * tallest <= height <= SATURATED * tallest]
     if not read:
-        lowest = min(curves) / alpha
-        return made(None, None, f"c1 <= {lowest:.3g}: the onset always lies at B/alpha")
+        if all(onset <= LATE * limit + FOLLOWS for limit, onset in onsets.values()):
+            lowest = min(limits.values())
+            return made(None, None, f"c1 <= {lowest:.3g}: the onset always lies at B/alpha")
+        return made(
+            None, None, "not identifiable: the curves are all about as high, and their onsets do not agree"
+        )
     if all(float(curves[b][-3:].mean()) > LEFT * heights[b] for b in read):
         return made(
             None, None, "not identifiable: the curves do not fall, the map ranks hardly better than chance"
@@ -224,7 +245,7 @@ def _answer(
     seen = torch.tensor([onsets[b][1] for b in rest], dtype=torch.float64)
     count = len(next(iter(each.values())))
     picks = keyed.integers(key / "bootstrap", torch.arange(resamples), 0, count, count)
-    drawn = torch.stack([fall_onset(grid, each[b][picks].mean(1), b / alpha) for b in rest])
+    drawn = torch.stack([fall_onset(grid, each[b][picks].nanmean(1), limits[b]) for b in rest])
     ends = torch.tensor([0.025, 0.975], dtype=torch.float64)
     low, high = torch.quantile(_middle(drawn), ends).tolist()
     estimate = float(_middle(seen[:, None])[0])

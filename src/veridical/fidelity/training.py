@@ -22,13 +22,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from veridical.errors import InputError
-from veridical.fidelity.removal import budget
-from veridical.masking.fills import Fill
-from veridical.model.predictor import Output, Side, call, take_side
+from veridical.fidelity.removal import check_count
+from veridical.fidelity.training_rows import Rows
+from veridical.model.predictor import Output, call, take_side
 from veridical.progress import track
 from veridical.random import keyed
 from veridical.random.keyed import Key
-from veridical.values.space import Space
 
 log = logging.getLogger("veridical")
 
@@ -51,8 +50,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         for what in ("epochs", "batch", "patience"):
-            if getattr(self, what) < 1:
-                raise InputError(f"{what} is at least 1, got {getattr(self, what)}")
+            check_count(what, getattr(self, what))
         if not 0 < self.validation < 1:
             raise InputError(
                 f"validation is the share of training rows held out, in (0, 1); got {self.validation}"
@@ -61,49 +59,26 @@ class Schedule:
             raise InputError(f"rate is positive, got {self.rate}")
 
 
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """Training rows with what removes features from them."""
-
-    inputs: Tensor
-    targets: Tensor
-    side: Side
-    space: Space
-    fill: Fill
-    fill_state: Tensor | None
-
-    def masked(self, index: Tensor, beta: float, key: Key, draw: int) -> Tensor:
-        """Rows with a count uniform on {0..B} of features each removed, all channels together."""
-        space = self.space.take(index)
-        n = space.counts(len(index)).to(index.device)
-        most = budget(n, beta)
-        counts = keyed.integers(key / "count", index, draw, 1, (most + 1)[:, None])
-        ranks = keyed.random_ranks(key / "mask", index, draw, space.n_features, space.valid)
-        return self.without(ranks < counts, index, key / "fill" / draw)
-
-    def without(self, removed: Tensor, index: Tensor, key: Key) -> Tensor:
-        """The rows `index` with the features `removed` (rows, V) filled."""
-        x, removed = self.inputs[index], self.space.take(index).expand(removed)
-        if self.fill.looks_at_mask:
-            return self.fill.impute(x, removed, index, key)
-        background = self.fill.background(self.fill_state, x, index, key)[:, 0]
-        return torch.where(removed, background, x)
-
-
 @dataclass
 class Progress:
     """Where a fine-tuning stands; goes to the resume file and back."""
 
+    start: float
+    """The validation loss of the weights it began with."""
+    best: dict[str, Tensor]
+    best_epoch: int = 0
+    """Epochs after which the validation loss was lowest; 0 is the beginning."""
+    best_loss: float = math.inf
     epoch: int = 0
-    best_epoch: int = -1
-    best: dict[str, Tensor] = field(default_factory=dict)
     history: list[dict[str, float]] = field(default_factory=list)
     forward: int = 0
     backward: int = 0
 
-    def waited(self) -> int:
-        """Epochs since the validation loss last fell."""
-        return self.epoch - 1 - self.best_epoch
+    def said(self) -> str:
+        """The last losses, for a progress bar."""
+        if not self.history:
+            return f"validation loss {self.start:.4f} before"
+        return "loss {training:.4f}, validation loss {validation:.4f}".format(**self.history[-1])
 
 
 def head_loss(head: str) -> Loss:
@@ -142,15 +117,20 @@ def fit(
         for parameter in trained:
             parameter.requires_grad_(True)
     steps = optimiser(trained)
-    state = (None if resume is None else _resumed(resume, model, steps)) or Progress()
+    state = None if resume is None else _resumed(resume, model, steps)
+    if state is None:
+        first = _validation(model, output, rows, held, schedule, loss, key)
+        # the starting weights are a candidate like any other: training may only make them worse
+        state = Progress(first, _copied(model), best_loss=first if math.isfinite(first) else math.inf)
+        state.forward += len(held)
     what = "fine-tuning" if schedule.masks else "fine-tuning without masks"
-    for epoch in track(range(schedule.epochs), what, show):
-        if epoch < state.epoch:
-            continue
-        if state.waited() >= schedule.patience:
+    for epoch in track(range(state.epoch, schedule.epochs), what, show, state.said):
+        if state.epoch - state.best_epoch >= schedule.patience:
             break
-        train_loss = _epoch(model, output, rows, learn, schedule, loss, steps, key, epoch, state)
-        valid_loss = _validation(model, output, rows, held, schedule, loss, key, state)
+        train_loss = _epoch(model, output, rows, learn, schedule, loss, steps, key, epoch)
+        valid_loss = _validation(model, output, rows, held, schedule, loss, key)
+        state.forward += len(learn) + len(held)
+        state.backward += len(learn)
         state.history.append({"training": train_loss, "validation": valid_loss})
         if not math.isfinite(train_loss) or not math.isfinite(valid_loss):
             if resume is not None:
@@ -158,15 +138,17 @@ def fit(
             raise InputError(
                 f"the loss became {train_loss} in epoch {epoch + 1}: the steps are too large; lower the rate"
             )
-        best = state.history[state.best_epoch]["validation"] if state.best_epoch >= 0 else math.inf
-        if valid_loss < best:
-            state.best_epoch = epoch
-            state.best = {name: value.detach().clone() for name, value in model.state_dict().items()}
         state.epoch = epoch + 1
+        if valid_loss < state.best_loss:
+            state.best_epoch, state.best_loss, state.best = state.epoch, valid_loss, _copied(model)
         if resume is not None:
             _keep(resume, model, steps, state)
     model.load_state_dict(state.best)
     return state
+
+
+def _copied(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
 def split(count: int, share: float, key: Key, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -186,7 +168,6 @@ def _epoch(
     steps: torch.optim.Optimizer,
     key: Key,
     epoch: int,
-    state: Progress,
 ) -> float:
     # dropout acts and batch norm follows the masked batches, as in ordinary training
     model.train()
@@ -201,8 +182,6 @@ def _epoch(
                 value.backward()
             steps.step()
             total += value.detach().double() * len(index)
-    state.forward += len(learn)
-    state.backward += len(learn)
     return float(total / len(learn))
 
 
@@ -214,7 +193,6 @@ def _validation(
     schedule: Schedule,
     loss: Loss,
     key: Key,
-    state: Progress,
 ) -> float:
     model.eval()
     total = torch.zeros((), dtype=torch.float64, device=held.device)
@@ -224,7 +202,6 @@ def _validation(
             x = _inputs(rows, index, schedule, key / "validation", 0)
             value = loss(output(call(model, x, take_side(rows.side, index))), rows.targets[index])
             total += value.double() * len(index)
-    state.forward += len(held)
     return float(total / len(held))
 
 

@@ -1,8 +1,9 @@
-"""The noise of the next world, drawn while the model is still at work in this one."""
+"""The noise of the next worlds, drawn while the model is still at work in this one."""
 
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
@@ -12,21 +13,24 @@ from veridical.random.keyed import Key
 
 SMALLEST = 2**18
 """Parameters from which on the noise of a model on a GPU takes longer to draw than a thread to begin."""
-THREADS = 8
+THREADS = 16
+AHEAD = 3
+"""Draws that are begun ahead: the largest parameter is drawn by one thread, so that one draw alone would take
+as long as that, whatever the number of threads."""
 
 
 class NoiseAhead:
     """Weight noise by key: for a large model on a GPU that of the key to come is drawn in other threads.
 
     Noise is drawn on the CPU, the same on every device, which would leave a GPU waiting. `coming` lists the
-    keys in the order they will be asked for; at most one draw is begun ahead, and a key that was not expected
-    is drawn when it is asked for. The threads end with the block: `with NoiseAhead(source, keys) as noise`.
+    keys in the order they will be asked for; a few draws are begun ahead, and a key that was not expected is
+    drawn when it is asked for. The threads end with the block: `with NoiseAhead(source, keys) as noise`.
     """
 
     def __init__(self, source: NoiseSource, coming: Iterable[Key] = ()) -> None:
         self._source = source
         self._coming: Iterator[Key] = iter(coming)
-        self._next: tuple[Key, Callable[[], Noise]] | None = None
+        self._begun: deque[tuple[Key, Callable[[], Noise]]] = deque()
         self._pool: ThreadPoolExecutor | None = None
 
     def __enter__(self) -> NoiseAhead:
@@ -34,28 +38,29 @@ class NoiseAhead:
             self._pool = ThreadPoolExecutor(
                 min(THREADS, free_cores()), thread_name_prefix="veridical noise ahead"
             )
-            self._begin()
+            for _ in range(AHEAD):
+                self._begin()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._next = None
+        self._begun.clear()
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
             self._pool = None
 
     def __call__(self, key: Key) -> Noise:
         """The noise of a key, to the bit what `source(key)` gives."""
-        if self._next is None or self._next[0] != key:
+        if not self._begun or self._begun[0][0] != key:
             return self._source(key)
-        noise = self._source.keep(key, self._next[1]())
         self._begin()
-        return noise
+        return self._source.keep(key, self._begun.popleft()[1]())
 
     def _begin(self) -> None:
         key = next(self._coming, None)
-        self._next = None if key is None else (key, self._source.begin(key, self._pool))
+        if key is not None:
+            self._begun.append((key, self._source.begin(key, self._pool)))
 
 
 def free_cores() -> int:

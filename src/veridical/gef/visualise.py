@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from veridical.errors import unknown_name
@@ -106,13 +105,3 @@ def visualise(
         task.probabilities(outputs).gather(1, place)[:, 0],
         explanation.cost,
     )
-
-
-def noise_images(task: Task, count: int = 16, seed: int = 0) -> Tensor:
-    """Uniform noise in the model's value range, to compare a visualisation with."""
-    from veridical.random import keyed
-
-    rows = task.inputs if task.train is None else task.train
-    ids = torch.arange(count, device=task.device)
-    drawn = keyed.uniform(Key(seed) / "noise images", ids, 0, rows[0].numel(), rows.dtype)
-    return rows.min() + (rows.max() - rows.min()) * drawn.reshape(count, *rows.shape[1:])

@@ -17,6 +17,7 @@ from veridical.random.keyed import Key
 from veridical.tasks.files import ARRAY_SUFFIXES, TABLE_SUFFIXES, read_arrays, read_table
 from veridical.tasks.images import image_files
 
+MANY_ROWS = 2**20
 ALIASES = {
     "inputs": ("inputs", "x", "x_test", "test"),
     "labels": ("labels", "y", "y_test", "test_labels"),
@@ -75,8 +76,13 @@ def some_rows(count: int, samples: int | None, seed: int) -> Tensor:
     """Row numbers of `samples` rows drawn without replacement, in ascending order; all of them for None."""
     if samples is None or samples >= count:
         return torch.arange(count)
-    order = keyed.permutation(Key(seed) / "own data", torch.tensor([0]), 0, count)[0]
-    return order[:samples].sort().values
+    key, one = Key(seed) / "own data", torch.tensor([0])
+    if count > MANY_ROWS and samples < count // 2:
+        # of very many rows a permutation would be larger than the rows: draw until enough differ
+        drawn = keyed.integers(key, one, 0, 2 * samples + 64, count)[0].tolist()
+        kept = list(dict.fromkeys(drawn))[:samples]
+        return torch.tensor(kept).sort().values
+    return keyed.permutation(key, one, 0, count)[0][:samples].sort().values
 
 
 def _images(folder: Path) -> Examples:

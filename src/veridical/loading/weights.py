@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from veridical.errors import FormatError, InputError
 from veridical.loading.trust import import_attribute
-from veridical.tasks.files import existing_file, read_safetensors
+from veridical.tasks.files import BROKEN, existing_file, read_safetensors
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 
@@ -24,11 +24,11 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         return read_safetensors(path)
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError, OSError, KeyError) as error:
+    except (pickle.UnpicklingError, *BROKEN) as error:
         raise FormatError(
             f"{path.name} holds more than weights, or is damaged; a whole pickled model can run code and is "
             "never read. Save torch.save(model.state_dict(), path), or better a .safetensors file "
-            f"({str(error).splitlines()[0]})"
+            f"({str(error).partition(chr(10))[0]})"
         ) from error
     return _state(found, path)
 

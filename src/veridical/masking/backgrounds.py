@@ -29,7 +29,8 @@ class Backgrounds:
         self.fill, self.key = fill, key
         self.state = fill_state(task, fill)
         self._task = task
-        self._few = max(1, task.predictor.rows // fill.repeats)
+        self.repeats = fill.repeats_on(task)
+        self._few = max(1, task.predictor.rows // self.repeats)
         self._start = self._stop = 0
         self._made: Tensor | None = None
 
@@ -69,7 +70,7 @@ def features_that_matter(task: Task, behind: Backgrounds) -> Tensor | None:
 
 
 def _changing(task: Task, behind: Backgrounds) -> Tensor:
-    few = max(1, task.predictor.rows // behind.fill.repeats)
+    few = max(1, task.predictor.rows // behind.repeats)
     changes = []
     for at in range(0, len(task), few):
         rows = slice(at, min(len(task), at + few))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numbers
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -22,22 +23,28 @@ from veridical.settings import Settings, revivable
 
 if TYPE_CHECKING:
     from veridical.values.space import Space
+    from veridical.values.task import Task
 
 
 @dataclass(frozen=True)
 class Fill(Settings):
-    """Base of the fills: `prepare` once a task, then `background` once a sample or `impute` once a mask.
-
-    `repeats` backgrounds are tried for every mask and the model's answers averaged over them.
-    """
+    """Base of the fills: `prepare` once a task, then `background` once a sample or `impute` once a mask."""
 
     name: ClassVar[str] = ""
     needs_train: ClassVar[bool] = False
     looks_at_mask: ClassVar[bool] = False
 
-    @property
-    def repeats(self) -> int:
+    def repeats_on(self, task: Task) -> int:
+        """How many backgrounds are tried for every mask, over which the model's answers are averaged."""
         return 1
+
+    def draw_of(self, key: Key) -> Key | None:
+        """What its values follow besides the task: None for a fill that draws nothing."""
+        return key
+
+    def follows_seed(self, task: Task) -> bool:
+        """Whether another seed gives other values on this task."""
+        return self.draw_of(Key(0)) is not None
 
     def prepare(self, train: Tensor | None, space: Space) -> Tensor | None:
         """Estimate from the reference rows whatever the fill needs; computed once a task."""
@@ -75,8 +82,14 @@ class Constant(Fill):
     value: float = 0.0
     name: ClassVar[str] = "constant"
 
+    def draw_of(self, key: Key) -> None:
+        return None
+
     def background(self, state: Tensor | None, x: Tensor, ids: Tensor, key: Key) -> Tensor:
-        return x.new_full((1, 1, *x.shape[1:]), self.value)
+        try:
+            return x.new_full((1, 1, *x.shape[1:]), self.value)
+        except RuntimeError as error:
+            raise InputError(f"inputs of {x.dtype} cannot be filled with {self.value:g}: {error}") from error
 
 
 @revivable
@@ -99,6 +112,9 @@ class Token(Fill):
     token_id: int = 0
     name: ClassVar[str] = "token"
 
+    def draw_of(self, key: Key) -> None:
+        return None
+
     def background(self, state: Tensor | None, x: Tensor, ids: Tensor, key: Key) -> Tensor:
         return x.new_full((1, 1, *x.shape[1:]), self.token_id)
 
@@ -116,6 +132,9 @@ class Mean(Fill):
         assert train is not None
         return train.to(torch.float64).mean(0).to(train.dtype)[None, None]
 
+    def draw_of(self, key: Key) -> None:
+        return None
+
     def background(self, state: Tensor | None, x: Tensor, ids: Tensor, key: Key) -> Tensor:
         assert state is not None
         return state
@@ -124,9 +143,17 @@ class Mean(Fill):
 @revivable
 @dataclass(frozen=True)
 class Marginal(Fill):
-    """Values of `rows` random reference rows, so that removed columns keep a value they really take."""
+    """Values of reference rows, so that removed columns keep a value they really take.
 
-    rows: int = 4
+    The answer to a mask is the mean over `rows` of them (interventional): all where there are no more, else
+    so many drawn without replacement, the same for all samples, explainers and metrics of one seed.
+    `Marginal(1)` lets one row stand in, another one for every sample and draw.
+    """
+
+    rows: int = 100
+    """How many reference rows the answer to a mask is averaged over, at most."""
+    draw: int = 0
+    """Which draw of the rows: another number takes others under the same seed."""
     name: ClassVar[str] = "marginal"
     needs_train: ClassVar[bool] = True
 
@@ -134,9 +161,14 @@ class Marginal(Fill):
         if self.rows < 1:
             raise InputError(f"Marginal needs at least one row, got {self.rows}")
 
-    @property
-    def repeats(self) -> int:
-        return self.rows
+    def repeats_on(self, task: Task) -> int:
+        return self.rows if task.train is None else min(self.rows, len(task.train))
+
+    def draw_of(self, key: Key) -> Key:
+        return (key if self.rows == 1 else Key(key.seed)) / "reference rows" / self.draw
+
+    def follows_seed(self, task: Task) -> bool:
+        return task.train is None or len(task.train) > self.rows
 
     def prepare(self, train: Tensor | None, space: Space) -> Tensor | None:
         super().prepare(train, space)
@@ -144,7 +176,19 @@ class Marginal(Fill):
 
     def background(self, state: Tensor | None, x: Tensor, ids: Tensor, key: Key) -> Tensor:
         assert state is not None
-        return state[keyed.integers(key / "marginal", ids, 0, self.rows, len(state))]
+        own = self.draw_of(key)
+        if self.rows == 1:
+            return state[keyed.integers(own, ids, 0, 1, len(state))]
+        if len(state) <= self.rows:
+            return state[None]
+        return state[_drawn_rows(own, len(state), self.rows).to(state.device)][None]
+
+
+@lru_cache(maxsize=64)
+def _drawn_rows(key: Key, among: int, count: int) -> Tensor:
+    """So many different row numbers, in ascending order; the same on every device."""
+    with torch.inference_mode(False):
+        return keyed.permutation(key, torch.zeros(1, dtype=torch.int64), 0, among)[0, :count].sort().values
 
 
 @revivable
@@ -167,8 +211,10 @@ class UniformNoise(Fill):
             low, high = flat.amin(-1).reshape(shape), flat.amax(-1).reshape(shape)
         else:
             low, high = state[0], state[1]
-        share = keyed.uniform(key / "noise", ids, 0, x[0].numel(), x.dtype).reshape(x.shape)
-        return (low + share * (high - low))[:, None]
+        dtype = x.dtype if x.is_floating_point() else torch.float64
+        share = keyed.uniform(key / "noise", ids, 0, x[0].numel(), dtype).reshape(x.shape)
+        low, high = low.to(dtype), high.to(dtype)
+        return (low + share * (high - low))[:, None].to(x.dtype)
 
 
 @revivable
@@ -187,6 +233,9 @@ class Blur(Fill):
         # channels are never mixed, and a series may have its time on either axis
         if space.kind == "step":
             return torch.tensor([1 + space.labels.shape.index(space.n_features)])
+        return None
+
+    def draw_of(self, key: Key) -> None:
         return None
 
     def background(self, state: Tensor | None, x: Tensor, ids: Tensor, key: Key) -> Tensor:

@@ -74,6 +74,9 @@ class NoisyLinear(Fill):
 
     def impute_masks(self, x: Tensor, removed: Tensor, ids: Tensor, key: Key) -> Tensor:
         _images_only(self.name, x)
+        if not x.is_floating_point():
+            # whole numbers are filled in as real ones, and rounded
+            return self.impute_masks(x.double(), removed, ids, key).round().to(x.dtype)
         shape = (*removed.shape[:2], *x.shape[1:])
         hole = removed.expand(*shape[:2], -1, *shape[3:])
         rows = x[:, None].expand(shape)

@@ -16,12 +16,14 @@ from torch import Tensor
 
 from veridical.errors import InputError, ShapeError
 from veridical.functional.grid import finite_to_grid
+from veridical.masking import subset_table
 from veridical.masking.backgrounds import Backgrounds, features_that_matter
 from veridical.masking.backgrounds import fill_state as fill_state
 from veridical.masking.deduplication import ask_once, one_hides_all
 from veridical.masking.fills import Fill
-from veridical.masking.rules import MaskRule, RankThreshold, is_signed
+from veridical.masking.rules import MaskRule, RankThreshold, is_signed, rows_of
 from veridical.masking.shared_work import asks_once
+from veridical.masking.subset_table import has_few
 from veridical.model.late_checks import look_later
 from veridical.model.output_heads import Response
 from veridical.model.predictor import MIN_ROWS, check_finite, repeat_side, take_side
@@ -41,16 +43,21 @@ def probe(
     key: Key = Key(0),  # noqa: B008 (frozen)
     with_clean: bool = False,
     all_outputs: bool = False,
+    predictions: bool = False,
 ) -> Tensor:
     """Ask the model about every mask: responses (N, M) of the explained output, in float64.
 
     `with_clean` puts the response to the unmasked input in front (N, M + 1). Responses are rounded to the
     grid within which equal inputs tie, and masks that remove only features equal to their fill answer
-    exactly alike. `all_outputs` gives (N, M, C) instead, unrounded.
+    exactly alike. `all_outputs` gives (N, M, C) instead, unrounded; with `predictions` (N, M, 2C), behind the
+    answers how often, over the rows of the fill, each output is the one predicted.
     """
     if rule.count < 1:
         raise InputError("the mask rule makes no masks, so there is nothing to ask")
     fill = fill or task.fill
+    few = has_few(task, fill)
+    if few is not None:
+        return _by_subsets(task, rule, few, response, fill, key, with_clean, all_outputs, predictions)
     behind = Backgrounds(task, fill, key)
     matters = None if all_outputs else features_that_matter(task, behind)
     signature = rule.signature(matters) if matters is not None and is_signed(rule) else None
@@ -67,11 +74,11 @@ def probe(
         asked = ask_once(task, rule, behind(slice(0, 2)), response, signature, whole, name)
     else:
         unsigned = matters if signature is None else None
-        asked, same = _ask(task, rule, behind, response, all_outputs, unsigned)
+        asked, same = _ask(task, rule, behind, response, all_outputs, predictions, unsigned)
     look_later(asked.device, partial(check_finite, asked))
     if all_outputs:
-        clean = task.respond(task.outputs, response)
-        return torch.cat([clean[:, None], asked], 1).double() if with_clean else asked.double()
+        clean = _all_answers(task, task.outputs, response, predictions)[:, None]
+        return torch.cat([clean, asked], 1).double() if with_clean else asked.double()
     own = clean_response(task, response).to(asked.dtype)
     tied = asked
     if same is not None:
@@ -80,6 +87,64 @@ def probe(
         tied = _tie(asked, own, signature)
     responses = finite_to_grid(torch.cat([own, tied], 1), task.predictor.rounding)
     return responses if with_clean else responses[:, 1:]
+
+
+def _by_subsets(
+    task: Task,
+    rule: MaskRule,
+    few: Tensor,
+    response: Response,
+    fill: Fill,
+    key: Key,
+    with_clean: bool,
+    all_outputs: bool,
+    predictions: bool,
+) -> Tensor:
+    """`probe` where samples have few features: each set of them is asked once. Others are asked as ever."""
+    at_once = max(1, subset_table.KEPT_BYTES // (32 * 3 * task.n_outputs * rule.count))
+    if not bool(few.all()) or len(task) > at_once:
+        out: Tensor | None = None
+        for kind in (few, ~few):
+            for rows in kind.nonzero()[:, 0].split(at_once):
+                if not len(rows):
+                    continue
+                part = probe(
+                    task[rows],
+                    rows_of(rule, rows, len(task)),
+                    response=response,
+                    fill=fill,
+                    key=key,
+                    with_clean=with_clean,
+                    all_outputs=all_outputs,
+                    predictions=predictions,
+                )
+                out = part.new_empty(len(task), *part.shape[1:]) if out is None else out
+                out[rows] = part
+        assert out is not None
+        return out
+    behind = Backgrounds(task, fill, key)
+    matters = features_that_matter(task, behind)
+    place, answers = subset_table.answers_to(task, subset_table.codes_of(task, rule), matters, behind)
+    which = subset_table.LOGIT if response == "logit" else subset_table.PROBABILITY
+    # what is wrong with kept answers is found by everyone who reads them
+    if all_outputs:
+        asked = answers[place, which]
+        look_later(asked.device, partial(check_finite, asked))
+        if predictions:
+            asked = torch.cat([asked, answers[place, subset_table.PREDICTED]], -1)
+        clean = _all_answers(task, task.outputs, response, predictions)[:, None]
+        return torch.cat([clean, asked], 1).double() if with_clean else asked.double()
+    asked = answers[place, which, task.targets[:, None]]
+    look_later(asked.device, partial(check_finite, asked))
+    own = clean_response(task, response).to(asked.dtype)
+    responses = finite_to_grid(torch.cat([own, asked], 1))
+    return responses if with_clean else responses[:, 1:]
+
+
+def _all_answers(task: Task, outputs: Tensor, response: Response, predictions: bool) -> Tensor:
+    """The answers of all outputs and, where asked for, which of them are predicted, behind them."""
+    answers = task.respond(outputs, response)
+    return torch.cat([answers, subset_table.predicted(task, outputs)], -1) if predictions else answers
 
 
 def clean_response(task: Task, response: Response) -> Tensor:
@@ -106,13 +171,14 @@ def _ask(
     behind: Backgrounds,
     response: Response,
     all_outputs: bool,
+    predictions: bool,
     matters: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
     """Answers (N, M, C or none) and, where it is said which features matter, which masks change nothing."""
     fill, key, predictor = behind.fill, behind.key, task.predictor
-    samples, masks, repeats = len(task), rule.count, fill.repeats
+    samples, masks, repeats = len(task), rule.count, behind.repeats
     shape = task.inputs.shape[1:]
-    width = task.n_outputs if all_outputs else 1
+    width = task.n_outputs * (1 + predictions) if all_outputs else 1
     found: list[Tensor] = []
     result = touched = buffer = None
     if matters is not None:
@@ -147,7 +213,7 @@ def _ask(
                 _put(removed, behind(rows)[:, None], x[:, None, None], filled)
             side = repeat_side(take_side(task.side, rows), across * repeats)
             outputs = predictor.chunk(buffer[:padded], side, total)
-            answers = task.respond(outputs, response)
+            answers = _all_answers(task, outputs, response, predictions)
             answers = answers.reshape(count, across, repeats, -1)
             if not all_outputs:
                 target = task.targets[rows].view(-1, 1, 1, 1).expand(count, across, repeats, 1)

@@ -38,6 +38,40 @@ def is_signed(rule: MaskRule) -> TypeGuard[Signed]:
 
 
 @dataclass(frozen=True, eq=False)
+class _Rows:
+    """The masks of some samples of a rule, by their numbers in ascending order."""
+
+    rule: MaskRule
+    rows: Tensor
+
+    @property
+    def count(self) -> int:
+        return self.rule.count
+
+    def removed(self, samples: slice, masks: slice) -> Tensor:
+        rows = self.rows[samples]
+        first = int(rows[0])
+        removed = self.rule.removed(slice(first, int(rows[-1]) + 1), masks)
+        return removed if len(removed) == 1 else removed[rows - first]
+
+
+@dataclass(frozen=True, eq=False)
+class _SignedRows(_Rows):
+    samples: int
+
+    def signature(self, matters: Tensor) -> Tensor:
+        every = matters.new_zeros(self.samples, matters.shape[-1])
+        every[self.rows] = matters
+        assert is_signed(self.rule)
+        return self.rule.signature(every)[self.rows]
+
+
+def rows_of(rule: MaskRule, rows: Tensor, samples: int) -> MaskRule:
+    """The masks that a rule of so many samples has for some of them."""
+    return _SignedRows(rule, rows, samples) if is_signed(rule) else _Rows(rule, rows)
+
+
+@dataclass(frozen=True, eq=False)
 class Given:
     """Masks written out: (N, M, V) or (M, V) for all samples, True where removed."""
 
@@ -94,6 +128,20 @@ class RankThreshold:
         gone = place.new_zeros(len(place), features + 2).scatter_add_(-1, place, matters.long()).cumsum(-1)
         counts = self.counts.to(torch.int64).expand(len(self.ranks), -1)
         return gone.gather(-1, counts)
+
+
+@dataclass(frozen=True, eq=False)
+class AllSubsets:
+    """Mask m removes the features whose bits are set in m + 1, counting the valid ones from 0."""
+
+    places: Tensor
+    """(N, V): the number of each valid feature among its sample's, -1 for invalid ones."""
+    count: int
+
+    def removed(self, samples: slice, masks: slice) -> Tensor:
+        places = self.places[samples, None]
+        numbers = torch.arange(masks.start + 1, masks.stop + 1, device=places.device)[:, None]
+        return ((numbers >> places.clamp(min=0)) & 1).bool() & (places >= 0)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,8 +1,8 @@
-"""Metrics: one file a metric, each a short function of responses or maps."""
+"""Metrics: one file per metric, each a short function of responses or maps.
 
-from typing import TYPE_CHECKING
+Every metric's class can be imported from here; only its own file is loaded then.
+"""
 
-from veridical.first_use import on_first_use
 from veridical.metrics.base import AnyMetric as AnyMetric
 from veridical.metrics.base import ExplainerMetric as ExplainerMetric
 from veridical.metrics.base import Metric as Metric
@@ -10,8 +10,6 @@ from veridical.metrics.base import Outcome as Outcome
 from veridical.metrics.base import applicable as applicable
 from veridical.metrics.base import register as register
 from veridical.metrics.base import registry as registry
+from veridical.name_index import names_on_demand
 
-if TYPE_CHECKING:
-    from veridical.metrics.every import *  # noqa: F403 (what the next line finds when it is asked for)
-
-__getattr__, __dir__ = on_first_use(__name__, {"every": ("*",)})
+__getattr__, __dir__ = names_on_demand(__name__)

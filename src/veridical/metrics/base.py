@@ -21,6 +21,9 @@ from veridical.values.explanation import Explanation
 from veridical.values.scores import Curve, Direction, Scores
 from veridical.values.task import Task
 
+CONSTANT = "constant map: it tells no feature from another"
+"""The flag of maps that rank nothing, under every metric and whatever number they get."""
+
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
@@ -153,6 +156,7 @@ class Metric(AnyMetric):
         with collecting() as unchecked:
             task.predictor.watch(thorough=True)
             outcome = self.evaluate(task, explanation, key / self.name)
+            outcome = replace(outcome, flags={CONSTANT: ~explanation.spread, **outcome.flags})
         if missing is not None:
             values = outcome.values.double().masked_fill(missing, torch.nan)
             # what the stand-in map was flagged for is not the sample's doing
@@ -199,7 +203,7 @@ class ExplainerMetric(AnyMetric):
 registry: Registry[AnyMetric] = Registry(
     "metric",
     "veridical.metrics",
-    ["veridical.metrics.every", "veridical.fidelity.metrics", "veridical.gef.metric", "veridical.qge"],
+    homes=("veridical.metrics", "veridical.gef", "veridical.qge", "veridical.fidelity"),
 )
 
 

@@ -75,11 +75,6 @@ def uniform_noise(task: Task, key: Key, draw: int) -> Tensor:
     return uniform_draws(task, key, range(draw, draw + 1))[0]
 
 
-def gaussian_noise(task: Task, key: Key, draw: int) -> Tensor:
-    """One of the `gaussian_draws` (N, *input shape)."""
-    return gaussian_draws(task, key, range(draw, draw + 1))[0]
-
-
 def _drawn(task: Task, draws: range, draw: Callable[[Tensor, int], Tensor]) -> Tensor:
     """`draw(numbers of draws (K,), elements)` as (N, K, elements) for all draws, a few at a time."""
     size = task.inputs[0].numel()

@@ -80,6 +80,11 @@ class Meter:
         """How often this thread had to halve a chunk."""
         return self.here.halvings
 
+    def add(self, cost: Cost) -> None:
+        """Count rows that were asked without a call of the model."""
+        self.here.forward += cost.forward
+        self.here.backward += cost.backward
+
     def reset(self, cost: Cost) -> None:
         """Forget what this thread counted since the meter stood there."""
         self.here.forward, self.here.backward = cost.forward, cost.backward

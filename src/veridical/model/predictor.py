@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
@@ -18,6 +19,7 @@ from veridical.model.cost import Meter, Tally
 from veridical.model.private_copy import Private, Source
 from veridical.model.sessions import Session, uses_tf32
 from veridical.model.weights import Weights
+from veridical.settings import check_settings
 
 log = logging.getLogger("veridical")
 
@@ -67,6 +69,7 @@ class Plan:
     """Threads of a CPU that torch may use; None leaves it as it is."""
 
     def __post_init__(self) -> None:
+        check_settings(self)
         if self.rows is not None and (self.rows < 1 or self.rows % MIN_ROWS):
             raise InputError(f"a plan has a multiple of {MIN_ROWS} rows per chunk, got {self.rows}")
         if self.autocast not in (None, "bfloat16", "float16"):
@@ -117,6 +120,10 @@ class CountedModel(nn.Module):
         """Turn what the model answered to x into (rows, outputs), and count the rows."""
         outputs: Tensor = self.__dict__["_output"](answer)
         rows = x.shape[0]
+        if not isinstance(outputs, Tensor):
+            raise ModelError(
+                f"output=... gave a {type(outputs).__name__}, expected a tensor ({rows}, outputs)"
+            )
         if outputs.dim() != 2 or outputs.shape[0] != rows:
             raise ShapeError(
                 f"the model answered shape {tuple(outputs.shape)} to {rows} rows of {tuple(x.shape[1:])}; "
@@ -173,6 +180,14 @@ class Predictor:
     """What is put around the copy, innermost first: each takes a module and gives another."""
     after: After | None = None
     """What is done to the outputs (rows, C) of rows x at last: `after(x, outputs)`."""
+    _here: threading.local = field(default_factory=threading.local, init=False, repr=False)
+    """Each thread's view, which goes with the thread."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_here"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _here=threading.local())
 
     @property
     def rows(self) -> int:
@@ -204,13 +219,13 @@ class Predictor:
     @property
     def view(self) -> CountedModel:
         """The private copy as it is asked: each row counted."""
-        own = self.source.here()
-        view = own.views.get(self)
+        view: CountedModel | None = getattr(self._here, "view", None)
         if view is None:
+            own = self.source.here()
             module = own.module
             for wrap in self.wraps:
                 module = wrap(module)
-            view = own.views[self] = CountedModel(module, self, own)
+            view = self._here.view = CountedModel(module, self, own)
         return view
 
     @contextmanager

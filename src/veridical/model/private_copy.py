@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +22,6 @@ from veridical.model.fingerprint import Fact, facts, modules, samples, version
 from veridical.model.late_checks import look_later
 
 if TYPE_CHECKING:
-    from veridical.model.predictor import CountedModel, Predictor
     from veridical.model.weights import Weights
 
 Copier = Callable[[nn.Module], nn.Module]
@@ -156,7 +154,6 @@ class Private:
         self.module = source.copied()
         self.sessions = 0
         """How many sessions of this thread are open."""
-        self.views: WeakKeyDictionary[Predictor, CountedModel] = WeakKeyDictionary()
         self._loaded: Weights | None = None
         self._whole = True
         self._own: list[Tensor] = []
@@ -190,8 +187,8 @@ class Private:
             return
         self._whole = False
         with torch.no_grad():
-            for own, clean in zip(self._own, self._clean, strict=True):
-                own.copy_(clean)
+            if self._own:
+                torch._foreach_copy_(self._own, self._clean)
             if weights is not None:
                 weights.write(self.parameters)
         self._loaded, self._whole = weights, True

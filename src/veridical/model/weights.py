@@ -27,6 +27,10 @@ THREADED = 2**20
 """Parameters from which on noise is drawn by several threads: a small draw is over before one has begun."""
 
 
+SHARES = 8
+"""Into how many tasks a draw is divided."""
+
+
 class Weights(Protocol):
     """Something that can be written over the caller's weights."""
 
@@ -60,9 +64,13 @@ class Noisy:
     def write(self, parameters: Mapping[str, Tensor]) -> None:
         if self.under is not None:
             self.under.write(parameters)
-        for name, drawn in self.draw(self.key).items():
-            own = parameters[name]
-            own.mul_((drawn.to(own.device, own.dtype) * self.size).add_(1.0))
+        noise = self.draw(self.key)
+        own = [parameters[name] for name in noise]
+        # all parameters in one operation each: a GPU would wait for the host that starts hundreds
+        both = zip(noise.values(), own, strict=True)
+        factors = torch._foreach_mul([drawn.to(p.device, p.dtype) for drawn, p in both], self.size)
+        torch._foreach_add_(factors, 1.0)
+        torch._foreach_mul_(own, factors)
 
 
 def floating(model: nn.Module) -> dict[str, Tensor]:
@@ -76,7 +84,7 @@ def floating(model: nn.Module) -> dict[str, Tensor]:
     return found
 
 
-def checked(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def fitting(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copies of tensors that fit the parameters of these names, or what does not fit."""
     owners = dict(model.named_parameters())
     for name, value in tensors.items():
@@ -126,9 +134,9 @@ class NoiseSource:
         flat = torch.empty(self.size, pin_memory=on_gpu)
         sizes = [shape.numel() for shape in self.shapes.values()]
         parts = list(zip(self._keyed_by, flat.split(sizes), strict=True))
-        # the largest first, so that none is left alone at the end
-        ahead = [] if threads is None else sorted(parts, key=lambda part: -part[1].numel())
-        begun = [] if threads is None else [threads.submit(draw_noise, key, [part]) for part in ahead]
+        begun = (
+            [] if threads is None else [threads.submit(draw_noise, key, share) for share in _shares(parts)]
+        )
 
         def collect() -> Noise:
             for each in begun:
@@ -141,6 +149,17 @@ class NoiseSource:
             return {name: piece.view(shape) for (name, shape), piece in pieces}
 
         return collect
+
+
+def _shares(parts: list[tuple[str, Tensor]]) -> list[list[tuple[str, Tensor]]]:
+    """Parameters dealt out evenly: as many tasks as there are parameters would cost more than they save."""
+    shares: list[list[tuple[str, Tensor]]] = [[] for _ in range(min(SHARES, len(parts)))]
+    loads = [0] * len(shares)
+    for part in sorted(parts, key=lambda part: -part[1].numel()):
+        least = loads.index(min(loads))
+        shares[least].append(part)
+        loads[least] += part[1].numel()
+    return shares
 
 
 def _drawn_names(names: list[str]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, overload
 
 import torch
@@ -12,13 +13,15 @@ from veridical.explainers.base import Explainer
 from veridical.explainers.transforms import Inverted
 from veridical.masking.shared_work import sharing
 from veridical.metrics.base import AnyMetric, ExplainerMetric, Metric, Outcome, registry
-from veridical.metrics.faithfulness.masks import UNORDERED, removed_share, unordered
+from veridical.metrics.faithfulness.masks import removed_share
+from veridical.metrics.tie_orders import RankingMetric, over_orders
 from veridical.qge.paths import RankPath, path_of, responses_along
 from veridical.qge.relative import Relative, add_wrapper, joined, undefined, unmoved_by_inversion
 from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
-from veridical.values.scores import Curve
+from veridical.values.scores import Curve, Direction
 from veridical.values.task import Task
+from veridical.values.weak_orders import TieOrders
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,9 @@ class _Gap(Relative):
         quality, other = self.quality(outcome), self.quality(inverse)
         curve = None
         if outcome.curve is not None and inverse.curve is not None:
-            down = outcome.curve.y.double() - inverse.curve.y.double()
+            # higher is better along the curve, too, so that its sign is that of the value
+            sign = 1.0 if self.metric.better is Direction.HIGHER else -1.0
+            down = sign * (outcome.curve.y.double() - inverse.curve.y.double())
             curve = replace(outcome.curve, y=down, y_label=f"{outcome.curve.y_label}, less the inverse")
         return Outcome(
             quality - other,
@@ -66,16 +71,23 @@ class MapGap(_Gap, Metric):
         assert isinstance(self.metric, Metric)
         if unmoved_by_inversion(self.metric):
             return undefined(task)
+        # a ranking that agrees with the map and its reverse are judged together; where a metric reads values
+        # the inverse's depend on that ranking, though its own do not
+        if isinstance(self.metric, RankingMetric):
+            orders, ranks = self.metric.tie_orders(task, explanation, key), True
+        else:
+            orders, ranks = TieOrders.of(explanation), False
+        with sharing(task):
+            return over_orders(partial(self._along, key), task, orders, key, whole=not ranks)
+
+    def _along(self, key: Key, task: Task, explanation: Explanation, which: int) -> Outcome:
+        assert isinstance(self.metric, Metric)
         own, other = self.keys(key)
         inverse = explanation.inverted()
-        if self.independent_draws:
-            outcomes = (
-                self.metric.evaluate(task, explanation, own),
-                self.metric.evaluate(task, inverse, other),
-            )
-        else:
-            outcomes = paired(self.metric, task, explanation, inverse, own)
-        return self.gap(*outcomes)
+        if not self.independent_draws:
+            return self.gap(*paired(self.metric, task, explanation, inverse, own))
+        both = self.metric.evaluate(task, explanation, own), self.metric.evaluate(task, inverse, other)
+        return self.gap(*both)
 
     def pair(
         self, task: Task, explanation: Explanation, inverse: Explanation, key: Key
@@ -145,9 +157,8 @@ def paired(
     both = torch.stack([explanation.order, inverse.order], 1)
     responses = responses_along(task, path, both, key)
     values = path.score(responses)
-    flags = {UNORDERED: unordered(explanation)}
     share = removed_share(task, path.counts).mean(0)
-    first, second = (Outcome(values[:, i], flags, _curve(path, share, responses[:, i])) for i in range(2))
+    first, second = (Outcome(values[:, i], curve=_curve(path, share, responses[:, i])) for i in range(2))
     return first, second
 
 

@@ -8,14 +8,13 @@ from typing import ClassVar
 from veridical.masking.fills import Fill
 from veridical.masking.probe import probe
 from veridical.masking.rules import RankThreshold
-from veridical.metrics.base import Metric, Outcome, register
+from veridical.metrics.base import Outcome, register
 from veridical.metrics.faithfulness.masks import (
-    UNORDERED,
     check_steps,
     removed_share,
     step_counts,
-    unordered,
 )
+from veridical.metrics.tie_orders import RankingMetric
 from veridical.model.output_heads import Response
 from veridical.qge.paths import RankPath
 from veridical.random.keyed import Key
@@ -26,7 +25,7 @@ from veridical.values.task import Task
 
 @register
 @dataclass(frozen=True)
-class KeptFeatures(Metric):
+class KeptFeatures(RankingMetric):
     """q = 1/L sum over levels l = 0..L of the response when only the m_l most relevant features are kept.
 
     Without `levels` there is one for every number of features, m = 0..D, and L = D (QGE eq. 6); with it,
@@ -58,13 +57,12 @@ class KeptFeatures(Metric):
         levels = (new.sum(-1, keepdim=True) - 1).clamp(min=1)
         return RankPath(counts, new / levels.double(), False, self.response, self.fill)
 
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def along(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         path = self.path(task)
         rule = RankThreshold(explanation.ranks, path.counts)
         responses = probe(task, rule, response=self.response, fill=self.fill, key=key, with_clean=True)
         kept = 1 - removed_share(task, path.counts)
         return Outcome(
             path.score(responses[:, None])[:, 0],
-            flags={UNORDERED: unordered(explanation)},
             curve=Curve(kept.mean(0).flip(-1), responses.flip(-1), "share of features kept", self.response),
         )

@@ -15,11 +15,13 @@ import torch
 from torch import Tensor
 
 from veridical.functional import positions
-from veridical.masking.fills import Blur, Fill
+from veridical.masking.fills import Fill
 from veridical.masking.probe import probe
 from veridical.metrics.base import AnyMetric
-from veridical.metrics.faithfulness import Deletion, Insertion, PixelFlipping
+from veridical.metrics.faithfulness.deletion import Deletion
+from veridical.metrics.faithfulness.insertion import Insertion
 from veridical.metrics.faithfulness.masks import removed_share, step_counts
+from veridical.metrics.faithfulness.pixel_flipping import PixelFlipping
 from veridical.model.output_heads import Response
 from veridical.random.keyed import Key
 from veridical.values.task import Task
@@ -85,8 +87,7 @@ def _(metric: Insertion, task: Task) -> RankPath | None:
     total = task.space.counts(len(task))
     whole = total[:1] if kept.dim() == 1 else total[:, None]
     gone = (whole - torch.cat([torch.zeros_like(kept[..., :1]), kept[..., :-1]], -1)).flip(-1)
-    fill = metric.fill or (Blur(5.0) if task.modality == "image" else None)
-    return RankPath(gone, trapezoid(removed_share(task, gone)), False, metric.response, fill)
+    return RankPath(gone, trapezoid(removed_share(task, gone)), False, metric.response, metric.fill_on(task))
 
 
 def trapezoid(points: Tensor) -> Tensor:

@@ -13,9 +13,9 @@ from veridical.explainers.base import Explainer
 from veridical.explainers.transforms import Transform
 from veridical.masking.shared_work import sharing
 from veridical.metrics.base import AnyMetric, ExplainerMetric, Metric, Outcome, registry
-from veridical.metrics.faithfulness.masks import UNORDERED, unordered
+from veridical.metrics.tie_orders import TIE_VARIANCE, TIED_PAIRS
 from veridical.qge.paths import path_of, scores_along
-from veridical.qge.rankings import digest, random_orders, reranked
+from veridical.qge.rankings import digest, random_orders
 from veridical.qge.relative import Relative, add_wrapper, joined, undefined
 from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
@@ -39,7 +39,9 @@ class _AboveRandom(Relative):
         quality = self.quality(outcome)
         other = torch.stack([self.quality(o) for o in randoms], -1).mean(-1)
         flags = joined(outcome.flags, *(o.flags for o in randoms))
-        return Outcome(quality - other, flags, details={"quality": quality, "random quality": other})
+        ties = {name: outcome.details[name] for name in (TIED_PAIRS, TIE_VARIANCE) if name in outcome.details}
+        details = {**ties, "quality": quality, "random quality": other}
+        return Outcome(quality - other, flags, details=details)
 
 
 @dataclass(frozen=True)
@@ -58,14 +60,17 @@ class MapAboveRandom(_AboveRandom, Metric):
         drawn = orders_for(explanation, task.ids, key, self.draws)
         path = path_of(self.metric, task)
         if path is None:
-            maps = [explanation, *(reranked(explanation, drawn[:, k]) for k in range(self.draws))]
+            maps = [explanation, *(explanation.along(drawn[:, k]) for k in range(self.draws))]
             with sharing(task):
                 first, *randoms = [self.metric.evaluate(task, map_, own) for map_ in maps]
             return self.above(first, randoms)
+        if explanation.has_ties:
+            values = scores_along(task, path, lambda at, n: drawn[:, at : at + n], self.draws, own)
+            first = self.metric.evaluate(task, explanation, own)
+            return self.above(first, [Outcome(v) for v in values.unbind(-1)])
         orders = torch.cat([explanation.order[:, None], drawn], 1)
         values = scores_along(task, path, lambda at, n: orders[:, at : at + n], self.draws + 1, own)
-        flags = {UNORDERED: unordered(explanation)}
-        return self.above(Outcome(values[:, 0], flags), [Outcome(v) for v in values[:, 1:].unbind(-1)])
+        return self.above(Outcome(values[:, 0]), [Outcome(v) for v in values[:, 1:].unbind(-1)])
 
 
 @dataclass(frozen=True)
@@ -95,7 +100,7 @@ class Reshuffled(Transform):
 
     def transform(self, explanation: Explanation, key: Key) -> Explanation:
         drawn = orders_for(explanation, explanation.ids, key, self.draw + 1)
-        return reranked(explanation, drawn[:, self.draw])
+        return explanation.along(drawn[:, self.draw])
 
 
 def orders_for(explanation: Explanation, ids: Tensor, key: Key, draws: int) -> Tensor:

@@ -1,8 +1,6 @@
-"""Random rankings that carry a map's own values, and the digest that keys them."""
+"""Random rankings, their reverses, and the digest of a map that keys them."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -10,13 +8,6 @@ from torch import Tensor
 from veridical.random import keyed
 from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
-
-
-def reranked(explanation: Explanation, order: Tensor, name: str = "") -> Explanation:
-    """The same values along another ranking (N, V), from least to most relevant, invalid features last."""
-    ascending = explanation.values.gather(-1, explanation.order)
-    values = torch.empty_like(explanation.values).scatter_(-1, order, ascending)
-    return replace(explanation, values=values, order=order, explainer=name or explanation.explainer)
 
 
 def reversed_orders(orders: Tensor, valid: Tensor | None) -> Tensor:

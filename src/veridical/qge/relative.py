@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from veridical.metrics.base import AnyMetric, Outcome, registry
-from veridical.metrics.randomisation import Mprt, RandomLogit
+from veridical.metrics.randomisation.mprt import Mprt
+from veridical.metrics.randomisation.random_logit import RandomLogit
 from veridical.random.keyed import Key
 from veridical.values.scores import Direction
 from veridical.values.task import Task

@@ -10,18 +10,16 @@ from torch import Tensor
 
 from veridical.api import as_explanation, as_metric
 from veridical.errors import InputError
+from veridical.explainers.function import as_explainer
 from veridical.masking.probe import match
 from veridical.masking.shared_work import sharing
-from veridical.metrics.base import Metric
+from veridical.metrics.base import CONSTANT, AnyMetric, Metric
 from veridical.model.cost import Cost
-from veridical.qge.gap import paired
-from veridical.qge.paths import RankPath, path_of, scores_along
-from veridical.qge.rankings import random_orders, reranked, reversed_orders
+from veridical.qge.rankings import random_orders
 from veridical.qge.relative import IDENTICALLY_ZERO
-from veridical.qge.subsets import LARGEST_COUNT, sampled_scores, share_below, subset_responses
+from veridical.qge.standing_draws import MapDraws, MethodDraws, interval, mean_places, pairing, tie_tolerance
+from veridical.qge.subsets import LARGEST_COUNT, best_and_worst, sampled_scores, share_below, steps_of
 from veridical.random.keyed import Key
-from veridical.values.explanation import Explanation
-from veridical.values.scores import Direction
 from veridical.values.task import Task
 
 if TYPE_CHECKING:
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
 LARGEST_BY_DEFAULT = 12
 LOOKED_UP = 1000
 """Rankings that show the distribution where the percentile is exact: they cost no evaluation."""
-_GRID = {torch.float64: 1e-9, torch.float32: 1e-6}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -42,7 +39,8 @@ class Standing:
     (N, draws; at least 1000 where exact) holds scores of random rankings. `variance_ratio` is the variance
     of the estimate with antithetic pairs over that of as many plain draws: below 1, pairing helps; NaN where
     all rankings drawn stand on one side, so that there is none. `method` says how each percentile was found:
-    "exact", "antithetic" or "plain".
+    "exact", "antithetic" or "plain". Where it is exact, `best` and `worst` are the quality of the best and
+    the worst ranking there is. A map with ties has the mean place of the rankings that agree with it.
     """
 
     metric: str
@@ -59,9 +57,18 @@ class Standing:
     level: float
     cost: Cost
     flags: dict[str, Tensor] = field(default_factory=dict)
+    best: Tensor = field(default_factory=lambda: torch.empty(0))
+    """The quality that the best of all rankings reaches (N,), NaN where that is not known."""
+    worst: Tensor = field(default_factory=lambda: torch.empty(0))
+    """The quality of the worst of all rankings (N,), NaN where that is not known."""
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def reached(self) -> Tensor:
+        """How far between the worst and the best reachable ranking it lies (N,): 1 is the best there is."""
+        return (self.quality - self.worst) / (self.best - self.worst)
 
     @property
     def variance_removed(self) -> Tensor:
@@ -72,7 +79,17 @@ class Standing:
         """One row a sample."""
         import pandas as pd
 
-        numbers = ("quality", "gap", "percentile", "low", "high", "variance_ratio")
+        numbers = (
+            "quality",
+            "gap",
+            "percentile",
+            "low",
+            "high",
+            "variance_ratio",
+            "best",
+            "worst",
+            "reached",
+        )
         return pd.DataFrame(
             {
                 "id": self.ids.cpu().numpy(),
@@ -97,6 +114,8 @@ class Standing:
         sure = f" (+-{half:.1f} points at {self.level:.0%})" if half > 0 else ""
         removed = 100 * float(self.variance_removed.nanmean()) if len(self) else float("nan")
         pairs = f"; pairs remove {removed:.0f}% of the variance" if removed == removed else ""
+        far = float(self.reached.nanmedian()) if len(self) else float("nan")
+        pairs += f"; {far:.0%} of the way from the worst ranking to the best" if far == far else ""
         notes = "".join(f"; {int(mask.sum())} flagged '{why}'" for why, mask in self.flags.items())
         return (
             f"Standing of {self.explainer} under {self.metric}: median percentile {100 * middle:.1f}{sure}, "
@@ -111,56 +130,73 @@ def standing(
     explanation: Any,
     *,
     draws: int = 100,
+    at_most: int | None = None,
     seed: int = 0,
     level: float = 0.95,
     exact: bool | None = None,
 ) -> Standing:
     """Where an explanation stands among all rankings of its own values, for each sample.
 
-    Exact where the metric walks one path of nested sets (pixel flipping, deletion, insertion, kept features)
-    over at most 12 features (14 with `exact=True`): 2^D - 1 evaluations stand for all D! rankings. Otherwise
-    `draws` random rankings in antithetic pairs (r, r_inv); the pair is the sampling unit. Where pairing would
-    raise the variance, half as many plain draws again replace the inverses.
+    Exact where the metric, or the metric whose gap it is, walks one path of nested sets (pixel flipping,
+    deletion, insertion, kept features) over at most 12 features (14 with `exact=True`): 2^D - 1 evaluations
+    stand for all D! rankings, and tell the best that any ranking reaches. Otherwise `draws` random rankings
+    in antithetic pairs (r, r_inv); the pair is the sampling unit. Where pairing would raise the variance,
+    half as many plain draws again replace the inverses. A metric that judges methods (robustness,
+    randomisation) is given an explainer; its random methods shuffle each map.
 
     Every draw costs one evaluation of the metric. A hundred put the percentile within 10 points either way
-    at 95%, mostly within 5; a thousand within 3.
+    at 95%, mostly within 5; a thousand within 3. `at_most` draws on, twice as many at each look, for samples
+    whose interval still holds 50%; the level is then shared out among the looks.
 
     >>> import veridical as vd
     >>> task = vd.Task(torch.nn.Linear(4, 3), torch.ones(2, 4), fill=0.0)
     >>> vd.qge.standing(task, "pixel_flipping", "input_x_gradient").method
     ('exact', 'exact')
     """
-    judge, explained = _read(task, metric, explanation, draws, seed, level)
-    before = task.predictor.meter.cost
-    # a map that is missing has no place; zeros stand in for it so that the others can be asked
-    missing = explained.values.isnan().all(-1)
-    explained = explained.with_values(explained.values.nan_to_num()) if bool(missing.any()) else explained
+    judge = as_metric(metric)
+    judge.check(task)
+    _check(draws, at_most, level)
     own = Key(seed) / judge.name
-    path = path_of(judge, task)
-    most = int(task.space.counts(len(task)).max())
-    if exact is None:
-        exact = path is not None and most <= LARGEST_BY_DEFAULT
-    if exact and (path is None or most > LARGEST_COUNT):
-        reason = f"{most} features" if path is not None else "a metric that does not walk one path of sets"
-        raise InputError(f"the exact standing of {reason} is out of reach; use exact=False")
+    draw: MapDraws | MethodDraws
+    if isinstance(judge, Metric):
+        explained = match(task, as_explanation(explanation, task, seed))
+        missing, constant, who = explained.missing, ~explained.spread, explained.explainer
+        # a map that is missing has no place; zeros stand in for it so that the others can be asked
+        explained = explained.with_values(explained.values.nan_to_num()) if bool(missing.any()) else explained
+        draw = MapDraws(judge, explained, Key(seed) / "standing", own)
+    else:
+        method = as_explainer(explanation)
+        method.check(task)
+        missing = constant = torch.zeros(len(task), dtype=torch.bool, device=task.device)
+        draw, who = MethodDraws(judge, method, own), method.name  # type: ignore[arg-type]
+    before = task.predictor.meter.cost
     # what a metric asks whatever the map, such as random subsets, is asked once for all rankings
     with sharing(task):
-        pair = paired(judge, task, explained, explained.inverted(), own)
-        sign = 1.0 if judge.better is Direction.HIGHER else -1.0
-        quality, inverse = (sign * outcome.values.double() for outcome in pair)
-        draw = _Draws(judge, explained, path, sign, Key(seed) / "standing", own)
-        if exact and path is not None:
-            found = _exactly(task, path, explained, quality, draw, max(draws, LOOKED_UP))
+        each, inverses, counts = draw.own_scores(task)
+        quality, inverse = (
+            torch.where(x.isnan().all(-1), torch.nan, x.nansum(-1) / counts) for x in (each, inverses)
+        )
+        steps = _all_steps(task, judge, own, exact)
+        if steps is not None:
+            found = _exactly(task, steps, each, draw, max(draws, LOOKED_UP))
         else:
-            found = _sampled(task, quality, draw, draws, level)
+            found = _sampled(task, each, draw, draws, at_most or draws, level)
     unknown = missing | quality.isnan()
-    flags = {"no explanation": missing, "the metric has no value": quality.isnan() & ~missing}
+    # a map that ranks nothing stands for every ranking there is, and half of these are below the others
+    columns = {
+        name: getattr(found, name).masked_fill(constant, 0.5) for name in ("percentile", "low", "high")
+    }
+    columns |= {name: getattr(found, name) for name in ("variance_ratio", "best", "worst")}
+    flags = {
+        "no explanation": missing,
+        "the metric has no value": quality.isnan() & ~missing,
+        CONSTANT: constant & ~missing,
+    }
     if judge.permutation_invariant:
         unknown, flags[IDENTICALLY_ZERO] = torch.ones_like(unknown), torch.ones_like(unknown)
-    columns = {name: getattr(found, name).masked_fill(unknown, torch.nan) for name in _Found.numbers}
     return Standing(
         judge.name,
-        explained.explainer,
+        who,
         task.ids,
         quality.masked_fill(unknown, torch.nan),
         (quality - inverse).masked_fill(unknown, torch.nan),
@@ -169,73 +205,18 @@ def standing(
         level=level,
         cost=task.predictor.meter.cost - before,
         flags={why: mask for why, mask in flags.items() if bool(mask.any())},
-        **columns,
+        **{name: column.masked_fill(unknown, torch.nan) for name, column in columns.items()},
     )
 
 
-def _read(
-    task: Task, metric: Any, explanation: Any, draws: int, seed: int, level: float
-) -> tuple[Metric, Explanation]:
-    judge = as_metric(metric)
-    if not isinstance(judge, Metric):
-        raise InputError(f"a map has a standing; '{judge.name}' judges methods")
-    judge.check(task)
-    if draws < 4 or draws % 2:
-        raise InputError(f"draws come in pairs and are at least 4, got {draws}")
+def _check(draws: Any, at_most: Any, level: float) -> None:
+    for what, count in (("draws", draws), ("at_most", draws if at_most is None else at_most)):
+        if not isinstance(count, int) or count < 4 or count % 2:
+            raise InputError(f"{what} come in pairs: an even number of at least 4, got {count!r}")
+    if at_most is not None and at_most < draws:
+        raise InputError(f"at_most is at least the first {draws} draws, got {at_most}")
     if not 0 < level < 1:
         raise InputError(f"level must lie between 0 and 1, got {level}")
-    return judge, match(task, as_explanation(explanation, task, seed))
-
-
-@dataclass(frozen=True, eq=False)
-class _Draws:
-    """Scores of random rankings that carry an explanation's values; the rankings follow the sample alone."""
-
-    metric: Metric
-    explanation: Explanation
-    path: RankPath | None
-    sign: float
-    key: Key
-    own: Key
-
-    def orders(self, task: Task, first: int, count: int) -> Tensor:
-        which = torch.arange(first, first + count, device=task.device)
-        return random_orders(self.key, task.ids, which, task.space.n_features, task.space.valid)
-
-    def pairs(self, task: Task, count: int) -> Tensor:
-        """(N, count, 2): the scores of rankings and of their inverses."""
-        if self.path is not None:
-            # a ranking and then its inverse, drawn as they are asked for
-            def both(first: int, rankings: int) -> Tensor:
-                which = range(first // 2, (first + rankings + 1) // 2)
-                orders = self.orders(task, which.start, len(which))
-                turned = torch.stack([orders, reversed_orders(orders, task.space.valid)], 2).flatten(1, 2)
-                return turned[:, first % 2 :][:, :rankings]
-
-            scores = scores_along(task, self.path, both, 2 * count, self.own)
-            return self.sign * scores.unflatten(1, (count, 2))
-        orders = self.orders(task, 0, count)
-        columns = []
-        for k in range(count):
-            map_ = reranked(self.explanation, orders[:, k])
-            outcomes = paired(self.metric, task, map_, map_.inverted(), self.own)
-            columns.append(torch.stack([o.values.double() for o in outcomes], -1))
-        return self.sign * torch.stack(columns, 1)
-
-    def plain(self, task: Task, explanation: Explanation, first: int, count: int) -> Tensor:
-        """(n, count): the scores of further rankings, on a part of the task."""
-        path = path_of(self.metric, task)
-        if path is not None:
-            return self.sign * scores_along(
-                task, path, lambda at, n: self.orders(task, first + at, n), count, self.own
-            )
-        orders = self.orders(task, first, count)
-        with sharing(task):
-            columns = [
-                self.metric.evaluate(task, reranked(explanation, orders[:, k]), self.own).values.double()
-                for k in range(count)
-            ]
-        return self.sign * torch.stack(columns, 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,92 +227,97 @@ class _Found:
     variance_ratio: Tensor
     method: tuple[str, ...]
     sample: Tensor
-    numbers = ("percentile", "low", "high", "variance_ratio")
+    best: Tensor
+    worst: Tensor
 
 
-def places(sample: Tensor, quality: Tensor, tolerance: Tensor | float) -> Tensor:
-    """1 where a score lies below the quality, 1/2 where it ties, 0 above."""
-    difference = quality.reshape(-1, *[1] * (sample.dim() - 1)) - sample
-    tied = difference.abs() <= tolerance
-    return torch.where(tied, 0.5, (difference > 0).double())
-
-
-def pairing(place: Tensor) -> Tensor:
-    """The variance (N,) of a pair's mean over half that of one draw, of places in pairs (N, K, 2)."""
-    single = place.var(dim=(1, 2), correction=0)
-    # 0 / 0, which is NaN, where nothing varies
-    return place.mean(-1).var(-1, correction=0) / (single / 2)
-
-
-def interval(units: Tensor, level: float) -> tuple[Tensor, Tensor]:
-    """An interval for the mean of sampling units (N, K) in [0, 1].
-
-    Two units at 0 and two at 1 are added first (Agresti and Coull's rule): a percentile near 0 or 1 then
-    keeps an honest width although all units agree.
-    """
-    extra = units.new_tensor([0.0, 0.0, 1.0, 1.0]).expand(len(units), 4)
-    more = torch.cat([units, extra], 1)
-    z = float(torch.special.ndtri(torch.tensor((1 + level) / 2, dtype=torch.float64)))
-    half = z * more.std(-1) / more.shape[1] ** 0.5
-    middle = more.mean(-1)
-    return (middle - half).clamp(min=0.0), (middle + half).clamp(max=1.0)
-
-
-def _tolerance(task: Task, quality: Tensor) -> Tensor:
-    """Two steps of the grid on which responses lie: scores closer than this tie."""
-    step = _GRID.get(task.inputs.dtype, 1e-6)
-    return 2 * step * quality.abs().clamp(min=1.0)
+def _all_steps(
+    task: Task, judge: AnyMetric, key: Key, exact: bool | None
+) -> list[tuple[Tensor, Tensor]] | None:
+    """For samples of each number of features: which they are, and what each of their sets adds to a score."""
+    counts = task.space.counts(len(task))
+    most = int(counts.max())
+    fits = isinstance(judge, Metric) and most <= (LARGEST_COUNT if exact else LARGEST_BY_DEFAULT)
+    found = []
+    for size in counts.unique().tolist() if fits and exact is not False else ():
+        rows = (counts == size).nonzero()[:, 0]
+        steps = steps_of(judge, task if len(rows) == len(task) else task[rows], size, key)  # type: ignore[arg-type]
+        if steps is None:
+            break
+        found.append((rows, steps))
+    if found:
+        return found
+    if exact:
+        reason = (
+            f"{most} features" if most > LARGEST_COUNT else "a metric that does not walk one path of sets"
+        )
+        raise InputError(f"the exact standing of {reason} is out of reach; use exact=False")
+    return None
 
 
 def _exactly(
-    task: Task, path: RankPath, explanation: Explanation, quality: Tensor, draw: _Draws, draws: int
+    task: Task, groups: list[tuple[Tensor, Tensor]], each: Tensor, draw: MapDraws | MethodDraws, draws: int
 ) -> _Found:
-    counts = task.space.counts(len(task))
-    valid = (
-        torch.ones_like(explanation.values, dtype=torch.bool)
-        if task.space.valid is None
-        else task.space.valid
-    )
-    listed = torch.argsort((~valid).to(torch.int8), dim=-1, stable=True)
-    percentile = torch.empty_like(quality)
-    sample = quality.new_empty(len(task), draws)
-    tolerance = _tolerance(task, quality)
-    for size in counts.unique().tolist():
-        rows = (counts == size).nonzero()[:, 0]
-        group = task[rows]
-        features = listed[rows, :size]
-        part = path_of(draw.metric, group)
-        assert part is not None
-        tables = subset_responses(group, part, features, draw.own).cpu()
-        orders = random_orders(draw.key, group.ids, torch.arange(draws // 2, device=task.device), size).cpu()
+    assert isinstance(draw, MapDraws)
+    sample = each.new_empty(len(task), draws)
+    percentile, best, worst = each.new_empty(3, len(task))
+    for rows, steps in groups:
+        size, which = steps.shape[-1].bit_length() - 1, torch.arange(draws // 2, device=task.device)
+        orders = random_orders(draw.key, task.ids[rows], which, size)
+        both = torch.cat([orders, orders.flip(-1)], 1)
+        best[rows], worst[rows] = best_and_worst(steps)
         for i, row in enumerate(rows.tolist()):
-            weights = draw.sign * part.dense_weights(i, size).cpu()
-            score, near = float(quality[row]), float(tolerance[row])
-            percentile[row] = share_below(tables[i], weights, score, near)
-            both = torch.cat([orders[i], orders[i].flip(-1)])
-            sample[row] = sampled_scores(tables[i], weights, both).to(sample.device)
-    halves = torch.stack(sample.chunk(2, 1), -1)
-    ratio = pairing(places(halves, quality, tolerance[:, None, None]))
-    return _Found(percentile, percentile, percentile, ratio, ("exact",) * len(task), sample)
+            sample[row] = sampled_scores(steps[i], both[i])
+    near = tie_tolerance(task, each, sample, best[:, None], worst[:, None])
+    for rows, steps in groups:
+        for i, row in enumerate(rows.tolist()):
+            scores = [score for score in each[row].tolist() if score == score]
+            found = [share_below(steps[i].cpu(), score, float(near[row])) for score in scores]
+            percentile[row] = sum(found) / len(found) if found else torch.nan
+    ratio = pairing(mean_places(torch.stack(sample.chunk(2, 1), -1), each, near))
+    return _Found(percentile, percentile, percentile, ratio, ("exact",) * len(task), sample, best, worst)
 
 
-def _sampled(task: Task, quality: Tensor, draw: _Draws, draws: int, level: float) -> _Found:
-    tolerance = _tolerance(task, quality)
-    pairs = draw.pairs(task, draws // 2)
-    place = places(pairs, quality, tolerance[:, None, None])
-    ratio = pairing(place)
-    units = place.mean(-1)
-    percentile = units.mean(-1)
-    low, high = interval(units, level)
-    sample = pairs.flatten(1)
-    worse = (ratio > 1).nonzero()[:, 0]
-    if len(worse):
-        fresh = draw.plain(task[worse], draw.explanation.take(worse), draws // 2, draws - draws // 2)
-        single = torch.cat([pairs[worse, :, 0], fresh], 1)
-        sample[worse] = single
-        units = places(single, quality[worse], tolerance[worse, None])
-        percentile[worse] = units.mean(-1)
-        low[worse], high[worse] = interval(units, level)
-    plain = set(worse.tolist())
-    method = tuple("plain" if i in plain else "antithetic" for i in range(len(task)))
-    return _Found(percentile, low, high, ratio, method, sample)
+def _sampled(
+    task: Task, each: Tensor, draw: MapDraws | MethodDraws, draws: int, most: int, level: float
+) -> _Found:
+    """Draws until the interval of a sample leaves 50%, twice as many at each look, or `most`."""
+    looks = [draws]
+    while looks[-1] < most:
+        looks.append(min(most, 2 * looks[-1]))
+    level = 1 - (1 - level) / len(looks)
+    sample = each.new_full((len(task), looks[-1]), torch.nan)
+    percentile, low, high, ratio = each.new_full((4, len(task)), torch.nan)
+    worse = torch.zeros(len(task), dtype=torch.bool, device=task.device)
+    rows, done = torch.arange(len(task), device=task.device), 0
+    for upto in looks:
+        whole = len(rows) == len(task)
+        part, some = (task, draw) if whole else (task[rows], draw.take(rows))
+        pairs = some.pairs(part, done // 2, (upto - done) // 2)
+        sample[rows, done:upto] = pairs.flatten(1)
+        scores = sample[rows, :upto].unflatten(1, (-1, 2))
+        place = mean_places(scores, each[rows], tie_tolerance(part, each[rows], scores))
+        units, ratio[rows] = place.mean(-1), pairing(place)
+        percentile[rows] = units.mean(-1)
+        low[rows], high[rows] = interval(units, level)
+        worse[rows] = ratio[rows] > 1
+        open_ = (low[rows] <= 0.5) & (high[rows] >= 0.5)
+        rows, done = rows[open_], upto
+        if not len(rows):
+            break
+    plain = worse.nonzero()[:, 0]
+    if len(plain):
+        part, some = (task[plain], draw.take(plain))
+        asked = (~sample[plain].isnan()).sum(-1)
+        for count in asked.unique().tolist():
+            own = (asked == count).nonzero()[:, 0]
+            at = plain[own]
+            fresh = some.take(own).plain(part[own], looks[-1] // 2, count - count // 2)
+            single = torch.cat([sample[at, :count:2], fresh], 1)
+            sample[at, :count] = single
+            units = mean_places(single, each[at], tie_tolerance(part[own], each[at], single))
+            percentile[at] = units.mean(-1)
+            low[at], high[at] = interval(units, level)
+    method = tuple("plain" if is_plain else "antithetic" for is_plain in worse.tolist())
+    unknown = torch.full_like(percentile, torch.nan)
+    return _Found(percentile, low, high, ratio, method, sample, unknown, unknown)

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor
 
-from veridical.api import as_metric
+from veridical.api import as_explanation, as_metric
 from veridical.errors import InputError
+from veridical.masking.probe import match
 from veridical.masking.shared_work import sharing
 from veridical.metrics.base import Metric
 from veridical.model.cost import Cost
@@ -21,7 +22,7 @@ from veridical.qge.agreement import STRATA, KeptOrder, above_random, histogram
 from veridical.qge.gap import paired
 from veridical.qge.kept_features import KeptFeatures
 from veridical.qge.paths import path_of, scores_along
-from veridical.qge.rankings import random_orders, reranked, reversed_orders
+from veridical.qge.rankings import random_orders, reversed_orders
 from veridical.qge.subsets import LARGEST_ENUMERATION, RankingScores, all_rankings, rounded, subset_responses
 from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
@@ -197,8 +198,7 @@ def rankings_of(task: Task, metric: Any = None, seed: int = 0) -> RankingScores:
         )
     if len(task) != 1:
         raise InputError(f"all rankings are scored for one sample at a time, got {len(task)}; use task[i]")
-    features = torch.arange(task.space.n_features, device=task.device)[None]
-    responses = subset_responses(task, path, features, Key(seed) / judge.name)[0]
+    responses = subset_responses(task, path, task.space.n_features, Key(seed) / judge.name)[0]
     sign = 1.0 if judge.better is Direction.HIGHER else -1.0
     return all_rankings(responses, sign * path.dense_weights(0, task.space.n_features).to(task.device))
 
@@ -210,7 +210,7 @@ def sampled_study(
     rankings: int = 1000,
     draws: int = 1,
     seed: int = 0,
-    explanation: Explanation | None = None,
+    explanation: Any = None,
     independent_draws: bool = False,
     progress: bool | None = None,
 ) -> RankingStudy:
@@ -221,8 +221,10 @@ def sampled_study(
     draws of their own, as when a metric is run again and again.
     """
     judge = _judge(metric, task, draws)
-    if rankings < 3:
-        raise InputError(f"an agreement needs at least 3 rankings, got {rankings}")
+    if not isinstance(rankings, int) or rankings < 3:
+        raise InputError(f"an agreement needs at least 3 rankings, a whole number; got {rankings!r}")
+    if explanation is not None:
+        explanation = match(task, as_explanation(explanation, task, seed))
     before = task.predictor.meter.cost
     quality, inverse = _sampled(task, judge, rankings, Key(seed), explanation, independent_draws, progress)
     gatherer = _Gatherer(task, judge, draws, Key(seed))
@@ -266,7 +268,7 @@ def _sampled(
     # what a metric asks whatever the map, such as random subsets under one key, serves all rankings
     with nullcontext() if independent else sharing(task):
         for k in track(range(rankings), "rankings", progress):
-            map_ = reranked(explanation, drawn(k, 1)[:, 0])
+            map_ = explanation.along(drawn(k, 1)[:, 0])
             if independent:
                 outcomes = tuple(
                     judge.evaluate(task, m, own / k / i) for i, m in enumerate((map_, map_.inverted()))
@@ -283,8 +285,8 @@ def _judge(metric: Any, task: Task, draws: int) -> Metric:
     if not isinstance(judge, Metric):
         raise InputError(f"a ranking study judges maps; '{judge.name}' judges methods")
     judge.check(task)
-    if draws < 1:
-        raise InputError(f"draws must be at least 1, got {draws}")
+    if not isinstance(draws, int) or draws < 1:
+        raise InputError(f"draws is a whole number of at least 1, got {draws!r}")
     return judge
 
 

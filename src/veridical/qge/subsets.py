@@ -14,8 +14,13 @@ from torch import Tensor
 
 from veridical.functional import round_to_grid
 from veridical.masking.probe import probe
-from veridical.qge.paths import RankPath
+from veridical.masking.rules import AllSubsets
+from veridical.masking.subset_table import places_of
+from veridical.metrics.base import Metric
+from veridical.qge.gap import MapGap
+from veridical.qge.paths import RankPath, path_of
 from veridical.random.keyed import Key
+from veridical.values.scores import Direction
 from veridical.values.task import Task
 
 LARGEST_COUNT = 14
@@ -23,25 +28,6 @@ LARGEST_COUNT = 14
 LARGEST_ENUMERATION = 10
 """Beyond this many features the scores of all rankings do not fit in 2 GB."""
 _DECIMALS = 12
-
-
-@dataclass(frozen=True, eq=False)
-class _AllSubsets:
-    """Mask j removes subset j + 1 of the listed features (N, D) of V."""
-
-    features: Tensor
-    width: int
-
-    @property
-    def count(self) -> int:
-        return 2 ** self.features.shape[-1] - 1
-
-    def removed(self, samples: slice, masks: slice) -> Tensor:
-        chosen = self.features[samples]
-        index = torch.arange(masks.start + 1, masks.stop + 1, device=chosen.device)
-        gone = bits_of(index, chosen.shape[-1])[None].expand(len(chosen), -1, -1)
-        out = gone.new_zeros(len(chosen), len(index), self.width)
-        return out.scatter_(-1, chosen[:, None].expand(-1, len(index), -1), gone)
 
 
 def rounded(scores: Tensor) -> Tensor:
@@ -54,9 +40,9 @@ def bits_of(sets: Tensor, features: int) -> Tensor:
     return (sets[..., None] >> torch.arange(features, device=sets.device)) & 1 == 1
 
 
-def subset_responses(task: Task, path: RankPath, features: Tensor, key: Key) -> Tensor:
-    """Responses (N, 2^D) once each subset of the listed features (N, D) is gone; 2^D - 1 rows a sample."""
-    rule = _AllSubsets(features, task.space.n_features)
+def subset_responses(task: Task, path: RankPath, features: int, key: Key) -> Tensor:
+    """Responses (N, 2^D) once each subset of the D features that all samples have is gone."""
+    rule = AllSubsets(places_of(task), 2**features - 1)
     responses = probe(task, rule, response=path.response, fill=path.fill, key=key, with_clean=True)
     return round_to_grid(responses, like=task.predictor.rounding or task.outputs)
 
@@ -116,27 +102,65 @@ def _walk(
     return at, total
 
 
-def sampled_scores(responses: Tensor, weights: Tensor, orders: Tensor) -> Tensor:
+def steps_of(metric: Metric, task: Task, features: int, key: Key) -> Tensor | None:
+    """What each set of removed features adds to a score (N, 2^D), higher is better; None if it is no path.
+
+    A ranking's score is the sum over the sets it passes. The inverse passes their complements, so the gap of
+    such a metric is a sum over the same sets.
+    """
+    size = bits_of(torch.arange(2**features, device=task.device), features).sum(-1)
+    if isinstance(metric, MapGap) and not metric.independent_draws and isinstance(metric.metric, Metric):
+        own = steps_of(metric.metric, task, features, metric.own_key(key))
+        # a set and its complement are a number and the same read from the other end
+        return None if own is None else own - own.flip(-1)
+    path = path_of(metric, task)
+    if path is None:
+        return None
+    responses = subset_responses(task, path, features, key)
+    weights = torch.stack([path.dense_weights(i, features) for i in range(len(task))]).to(task.device)
+    return (1.0 if metric.better is Direction.HIGHER else -1.0) * responses * weights[:, size]
+
+
+def sampled_scores(steps: Tensor, orders: Tensor) -> Tensor:
     """The scores (K,) of removal orders (K, D) of one sample, looked up without asking the model."""
     gone = (1 << orders).cumsum(-1)
     gone = torch.cat([torch.zeros_like(gone[:, :1]), gone], -1)
-    return rounded((responses[gone] * weights).sum(-1))
+    return rounded(steps[gone].sum(-1))
 
 
-def share_below(responses: Tensor, weights: Tensor, score: float, tolerance: float) -> float:
+def best_and_worst(steps: Tensor) -> tuple[Tensor, Tensor]:
+    """The highest and the lowest score (N,) that any of the D! rankings of each sample reaches.
+
+    From the end: the best way on from a set is its best next feature, so 2^D D look-ups find it.
+    """
+    features = steps.shape[-1].bit_length() - 1
+    sets = torch.arange(steps.shape[-1], device=steps.device)
+    size = bits_of(sets, features).sum(-1)
+    best, worst = steps.clone(), steps.clone()
+    for many in range(features - 1, -1, -1):
+        some = sets[size == many]
+        free = torch.argsort(bits_of(some, features).to(torch.int8), dim=-1, stable=True)[
+            :, : features - many
+        ]
+        further = some[:, None] | (1 << free)
+        best[:, some] += best[:, further].amax(-1)
+        worst[:, some] += worst[:, further].amin(-1)
+    return best[:, 0], worst[:, 0]
+
+
+def share_below(steps: Tensor, score: float, tolerance: float) -> float:
     """The share of all D! rankings that score lower, those that tie counted half.
 
     Each ranking passes one set of D/2 features: what can come before and after it is summed up apart, and
     sorting one side counts the pairs. So 12! rankings take 924 x 720 look-ups.
     """
-    features = len(weights) - 1
+    features = steps.shape[-1].bit_length() - 1
     half = features // 2
-    sets = torch.arange(2**features, device=responses.device)
+    sets = torch.arange(2**features, device=steps.device)
     size = bits_of(sets, features).sum(-1)
-    step = weights[size] * responses
-    middle, before = _walk(step, features, sets[:1], half)
+    middle, before = _walk(steps, features, sets[:1], half)
     before = before[middle.argsort(stable=True)].reshape(-1, math.factorial(half))
-    _, after = _walk(step, features, sets[size == half], features - half, False)
+    _, after = _walk(steps, features, sets[size == half], features - half, False)
     after = after.reshape(len(before), -1).sort(-1).values
     wanted = score - before
     lower = torch.searchsorted(after, (wanted - tolerance).contiguous()).sum()

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from veridical.errors import InputError
 from veridical.random import hash_kernels
 
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
@@ -39,7 +40,10 @@ class Key:
 
     def __post_init__(self) -> None:
         # numpy's integers print otherwise, and the text of a key decides its draws
-        object.__setattr__(self, "seed", operator.index(self.seed))
+        try:
+            object.__setattr__(self, "seed", operator.index(self.seed))
+        except TypeError:
+            raise InputError(f"a seed is a whole number, got {self.seed!r}") from None
         plain = tuple(p if isinstance(p, str) else operator.index(p) for p in self.path)
         object.__setattr__(self, "path", plain)
 

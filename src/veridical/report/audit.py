@@ -9,10 +9,22 @@ from typing import Any
 from veridical.audit import Audit
 from veridical.audit.verdict import Place
 from veridical.report import cells, systems
+from veridical.report.chain import PAGES, chain, tables
 from veridical.report.citations import STATISTICS, SYSTEMS, bibtex
 from veridical.report.gallery import gallery
 from veridical.report.numbers import plain
-from veridical.report.rendering import opening, save, write
+from veridical.report.rendering import CONTENTS, opening, save, write
+from veridical.values.sealed import put
+
+
+def write_folder(audit: Audit, folder: str | Path) -> Path:
+    """Write the report with its contents, the verdict as data and the tables; the page's place."""
+    folder = Path(folder)
+    found = contents(audit)
+    for name, text in tables(audit).items():
+        put(folder / name, text, private=False)
+    save(found, folder / CONTENTS)
+    return write(found, folder / PAGES["html"])
 
 
 def write_audit(audit: Audit, path: str | Path, format: str = "html") -> Path:
@@ -62,7 +74,9 @@ def contents(audit: Audit) -> dict[str, Any]:
         "cost": _cost(audit),
         "bibtex": bibtex(_papers(audit)),
     }
-    return plain(found)
+    told: dict[str, Any] = plain(found)
+    # one digest of inputs, plan, scores and all that is told here
+    return {**told, "chain": chain(told, audit.task.content_hash(), tables(audit))}
 
 
 def _by_reason(skipped: Mapping[str, str]) -> list[dict[str, Any]]:

@@ -9,8 +9,9 @@ from veridical.report.numbers import plain
 from veridical.report.png import image_address
 from veridical.surf import Comparison, Concepts, Embeddings, split
 from veridical.surf.comparison import COLUMNS
-from veridical.surf.judgement import HIGHER, LABELS, shown
+from veridical.surf.judgement import HIGHER, LABELS, Judgement, shown
 from veridical.surf.plots import patch, strongest
+from veridical.surf.verdict import Place
 from veridical.values.task import Task
 
 OUTPUTS, MOST, PATCHES = 3, 4, 5
@@ -20,16 +21,15 @@ OUTPUTS, MOST, PATCHES = 3, 4, 5
 def concepts(task: Task, comparison: Comparison) -> dict[str, Any]:
     """The table of methods, and for images the patches that activate each method's concepts most."""
     columns = [c for c in COLUMNS if any(c in j.summary for j in comparison.judgements.values())]
+
+    def cells(found: Judgement) -> list[dict[str, Any]]:
+        values = [(c, float(found.summary.get(c, float("nan")))) for c in columns]
+        return [{"value": plain(value), "shown": shown(c, value)} for c, value in values]
+
     rows = [
         {
             "method": name,
-            "cells": [
-                {
-                    "value": plain(float(found.summary.get(c, float("nan")))),
-                    "shown": shown(c, found.summary.get(c, float("nan"))),
-                }
-                for c in columns
-            ],
+            "cells": cells(found),
             "error_of_concepts": plain(float(comparison.splits[name].concepts)),
             "error_of_importances": plain(float(comparison.splits[name].importances)),
             "notes": [*found.notes, *(f"output {o}: {why}" for o, why in found.flags.items())],
@@ -39,8 +39,24 @@ def concepts(task: Task, comparison: Comparison) -> dict[str, Any]:
     return {
         "columns": [{"label": LABELS.get(c, c.capitalize()), "higher": c in HIGHER} for c in columns],
         "rows": rows,
+        "controls": [{"method": name, "cells": cells(found)} for name, found in comparison.controls.items()],
+        "sentences": [] if comparison.verdict is None else list(comparison.verdict.sentences),
+        "places": [] if comparison.verdict is None else [_place(p) for p in comparison.verdict.places],
         "refused": dict(comparison.refused),
         "grids": _grids(task, comparison),
+    }
+
+
+def _place(place: Place) -> dict[str, Any]:
+    """One method in the verdict: its error, and by how much each control's is larger."""
+    return {
+        "method": place.method,
+        "error": str(place.error),
+        "behind": "" if place.behind is None else str(place.behind),
+        "above": {name: str(found) for name, found in place.above.items()},
+        "trusted": place.trusted,
+        "stability": None if place.stability is None else plain(place.stability.concepts),
+        "stability_of_importances": None if place.stability is None else plain(place.stability.importances),
     }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -19,6 +18,7 @@ from veridical._version import __version__
 from veridical.errors import FormatError, InputError
 from veridical.report import charts
 from veridical.report.svg import number
+from veridical.values.sealed import get, put
 
 TEMPLATES = Path(__file__).parent / "templates"
 FORMAT = 1
@@ -35,21 +35,13 @@ def opening(kind: str, name: str) -> dict[str, Any]:
 
 def write(contents: Mapping[str, Any], path: str | Path, format: str = "html") -> Path:
     """Render and write atomically: a reader finds the whole page or none."""
-    return _put(render(contents, format), path)
+    return put(path, render(contents, format), private=False)
 
 
 def save(contents: Mapping[str, Any], path: str | Path) -> Path:
     """The contents as JSON."""
-    return _put(json.dumps(contents, ensure_ascii=False, allow_nan=False, indent=1) + "\n", path)
-
-
-def _put(text: str, path: str | Path) -> Path:
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
-    return path
+    text = json.dumps(contents, ensure_ascii=False, allow_nan=False, indent=1) + "\n"
+    return put(path, text, private=False)
 
 
 def read(path: str | Path) -> dict[str, Any]:
@@ -59,8 +51,8 @@ def read(path: str | Path) -> dict[str, Any]:
     if not path.is_file():
         raise InputError(f"there is no {path}; an audit with --out writes it")
     try:
-        contents = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        contents = json.loads(get(path))
+    except (ValueError, RecursionError) as error:
         raise FormatError(f"{path} is not the contents of a report: {error}") from error
     if not isinstance(contents, dict) or contents.get("kind") not in KINDS:
         raise FormatError(f"{path} is not the contents of a report")

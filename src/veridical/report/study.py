@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,14 +13,9 @@ from veridical.model.cost import Cost
 from veridical.report import cells
 from veridical.report.citations import bibtex
 from veridical.report.numbers import plain
-from veridical.report.rendering import opening, write
+from veridical.report.rendering import opening
 from veridical.study.result import Study
 from veridical.values.scores import Scores
-
-
-def write_study(study: Study, path: str | Path, format: str = "html") -> Path:
-    """Write the page of a study, finished or not."""
-    return write(contents(study), path, format)
 
 
 @dataclass(frozen=True)

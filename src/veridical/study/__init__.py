@@ -3,7 +3,7 @@
 from veridical.study.cells import Context, Job, Result
 from veridical.study.executors import Executor, InProcess, LocalProcesses
 from veridical.study.tracking import track
-from veridical.study.verbs import open, resume, run
+from veridical.study.verbs import open, resume, run, verify
 
 __all__ = [
     "Context",
@@ -16,4 +16,5 @@ __all__ = [
     "resume",
     "run",
     "track",
+    "verify",
 ]

@@ -8,8 +8,9 @@ A study is cut into three kinds of job:
 - `score`: one cell, that is one metric on one explainer, seed and shard.
 
 Each job has an `address`, the digest of everything that decides its result, and leaves one file of that name
-in the study's folder. A worker needs nothing but a `Context` to carry out a job: it reads the plan from the
-folder, loads the task by its name, writes the file, and answers with a `Result`. See `workshop.Workshop`.
+in the study's folder. A worker needs nothing but a `Context` to carry out a job: it reads the run's plan from
+the folder, refuses a job to which the plan gives another address, loads the task by its name, writes the
+file, and answers with a `Result`. See `worker_state.Workshop`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class Context:
 
     `folder` is a local path or an fsspec URL that all workers reach. `imports` are modules to import first,
     since they register explainers or metrics of the user's own. `resources` are what one job asks of a
-    cluster: `cpus`, `gpus`, `memory_mib`.
+    cluster: `cpus`, `gpus`, `memory_mib`. `plan` is the digest of the run's own plan, the folder's current
+    one if not given. `limits` are what one job may take: `seconds`, `memory_mib`.
     """
 
     folder: str
@@ -36,6 +38,8 @@ class Context:
     imports: tuple[str, ...] = ()
     threads: int | None = 1
     resources: Mapping[str, float] = field(default_factory=dict)
+    plan: str | None = None
+    limits: Mapping[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """The context as plain data."""

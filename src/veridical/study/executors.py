@@ -21,12 +21,14 @@ import queue
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from veridical.errors import InputError
-from veridical.study.cells import Context, Job, Result
+from veridical.study.cells import Context, Job, Result, Status
+from veridical.study.limits import GRACE_SECONDS, passed
 
 if TYPE_CHECKING:
     from veridical.study.worker_state import Workshop
@@ -90,13 +92,16 @@ class _Worker:
     process: subprocess.Popen[str]
     job: Job | None = None
     gone: bool = False
+    ready: bool = False
+    since: float = 0.0
+    overdue: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, job: Job) -> bool:
         """Take a job in hand, unless the process has died; its death is then reported with the job."""
         with self.lock:
             if not self.gone:
-                self.job = job
+                self.job, self.since = job, time.monotonic()
             return not self.gone
 
 
@@ -150,13 +155,33 @@ class LocalProcesses:
     def wait(self) -> list[Result]:
         results: list[Result] = []
         while not results or not self._ended.empty():
-            worker, result = self._ended.get()
-            if result.status == "lost":
+            try:
+                worker, result = self._ended.get(timeout=self._look)
+            except queue.Empty:
+                self._end_overdue()
+                continue
+            if worker.gone:
                 self._all.remove(worker)
                 worker = self._hire()
             self._idle.append(worker)
             results.append(result)
         return results
+
+    @property
+    def _look(self) -> float | None:
+        """How often to look for workers that do not hear of their limit; never, where there is none."""
+        return None if self._context is None or "seconds" not in self._context.limits else 1.0
+
+    def _end_overdue(self) -> None:
+        """Kill a worker whose job should have ended long ago: a native routine hears no signal."""
+        assert self._context is not None
+        most = self._context.limits["seconds"] + GRACE_SECONDS
+        for worker in self._all:
+            with worker.lock:
+                late = worker.ready and worker.job is not None and time.monotonic() - worker.since > most
+                if late and not worker.gone:
+                    worker.overdue = True
+                    worker.process.kill()
 
     def close(self) -> None:
         for worker in self._all:
@@ -193,6 +218,11 @@ class LocalProcesses:
         assert worker.process.stdout is not None
         try:
             for line in worker.process.stdout:
+                if not worker.ready:
+                    # its first line says that it has begun to work; until then it imports
+                    with worker.lock:
+                        worker.ready, worker.since = True, time.monotonic()
+                    continue
                 result = Result.from_json(json.loads(line))
                 with worker.lock:
                     worker.job = None
@@ -205,4 +235,7 @@ class LocalProcesses:
             job = worker.job
         if job is not None:
             error = f"the worker died with status {status}"
-            self._ended.put((worker, Result(job.address, "lost", pid=worker.process.pid, error=error)))
+            said: Status = "lost"
+            if worker.overdue and self._context is not None:
+                error, said = str(passed({**self._context.limits}, float("inf"))), "failed"
+            self._ended.put((worker, Result(job.address, said, pid=worker.process.pid, error=error)))

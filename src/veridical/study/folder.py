@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import tempfile
-import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from veridical.errors import StorageError
+from veridical.values import sealed
+from veridical.values.sealed import PART
+
 CELLS, EXPLANATIONS, PREPARED, FAILURES, TIMINGS = "cells", "explanations", "prepared", "failures", "timings"
-PART = ".part"
-OLD_SECONDS = 3600.0
+PLANS, LEASES = "plans", "leases"
 
 
 class Folder:
@@ -34,40 +36,44 @@ class Folder:
 
     def read(self, name: str) -> bytes:
         """The bytes of a file; FileNotFoundError where there is none."""
-        if self.local is not None:
-            return (self.local / name).read_bytes()
-        content: bytes = self._fs.cat_file(self._at(name))
-        return content
+        try:
+            if self.local is not None:
+                return (self.local / name).read_bytes()
+            content: bytes = self._fs.cat_file(self._at(name))
+            return content
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise StorageError.of("read", f"{self.url}/{name}", error) from error
 
     def write(self, name: str, content: bytes) -> None:
         """Put a file in place at once: killed before, there is none; killed after, it is whole."""
-        if self.local is None:
-            part = self._at(f"{name}.{uuid.uuid4().hex}{PART}")
+        if self.local is not None:
+            sealed.put(self.local / name, content)
+            return
+        part = self._at(f"{name}.{uuid.uuid4().hex}{PART}")
+        try:
             self._fs.makedirs(self._at(name).rpartition("/")[0], exist_ok=True)
             self._fs.pipe_file(part, content)
             self._fs.mv(part, self._at(name))
-            return
-        path = self.local / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, part = tempfile.mkstemp(dir=path.parent, suffix=PART)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(part, path)
-        except BaseException:
-            with suppress(FileNotFoundError):
-                os.unlink(part)
-            raise
+        except OSError as error:
+            raise StorageError.of("written", f"{self.url}/{name}", error) from error
+
+    def rewrite(self, name: str, content: bytes) -> None:
+        """Write a file unless it holds this already."""
+        if not self.exists(name) or self.read(name) != content:
+            self.write(name, content)
 
     def append(self, name: str, line: str) -> None:
         """Add a line to a local file; elsewhere files cannot grow, and the caller writes them whole."""
         assert self.local is not None
         path = self.local / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+        except OSError as error:
+            raise StorageError.of("written", path, error) from error
 
     def exists(self, name: str) -> bool:
         """Whether there is such a file."""
@@ -110,14 +116,14 @@ class Folder:
             path.write_bytes(self.read(name))
             yield path
 
-    def sweep(self) -> None:
-        """Remove what killed writers left behind long ago."""
+    def sweep(self, before: float) -> None:
+        """Remove what killed writers left behind; for a run alone in the folder until `before`."""
         if self.local is None:
             return
-        for kind in (CELLS, EXPLANATIONS, PREPARED, FAILURES):
+        for kind in ("", CELLS, EXPLANATIONS, PREPARED, FAILURES, PLANS):
             for path in (self.local / kind).glob(f"*{PART}"):
                 with suppress(FileNotFoundError):
-                    if time.time() - path.stat().st_mtime > OLD_SECONDS:
+                    if path.stat().st_mtime < before:
                         path.unlink()
 
     def _at(self, name: str) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from veridical.study.spec import Entry, StudySpec, TaskEntry
 from veridical.study.study_file import StudyFile
+from veridical.values.bounds import refuse_more
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,8 @@ def expand(file: StudyFile) -> Grid:
 
 def _choices(file: StudyFile, axis: str, entries: Sequence[Entry]) -> tuple[Choice, ...]:
     found: dict[str, Choice] = {}
+    points = sum(math.prod(map(len, entry.grid.values())) for entry in entries)
+    refuse_more("grid_points", points, f"{file.source}: {axis}")
     for number, entry in enumerate(entries):
         for point in _points(entry.grid):
             settings = {**entry.settings, **point}

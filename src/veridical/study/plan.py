@@ -2,7 +2,7 @@
 
 Addresses are digests of what decides a result: version and settings of explainer and metric, content of the
 task, chunk plan, seed, rows. Labels are not among them, so renaming something computes nothing again. The
-product of the axes is never written out; `plan.json` grows with their sum.
+product of the axes is never written out; the plan's file grows with their sum.
 """
 
 from __future__ import annotations
@@ -11,12 +11,18 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import Any, TypeVar
 
+from veridical.errors import FormatError, InputError
 from veridical.study.cells import Job
+from veridical.study.folder import PLANS, Folder
 from veridical.study.grid import Choice
+from veridical.values import sealed
 
-FORMAT = 1
+FORMAT = 2
+KIND = "plan"
+CURRENT = "plan.json"
 
 
 def digest_of(content: Any) -> str:
@@ -82,6 +88,7 @@ class StudyPlan:
     imports: tuple[str, ...] = ()
     skipped: tuple[Mapping[str, str], ...] = ()
     resources: Mapping[str, float] = field(default_factory=dict)
+    limits: Mapping[str, float] = field(default_factory=dict)
 
     # --- jobs ---------------------------------------------------------------------------------------
 
@@ -158,6 +165,18 @@ class StudyPlan:
             needed = any(explain.address in job.needs for job in scores)
             yield Group(explain if needed else None, tuple(scores))
 
+    def address(self, job: Job) -> str:
+        """The address this plan gives to a job, worked out anew: a job of another plan has another."""
+        task = self.task(job.task)
+        if job.kind == "prepare":
+            return self.preparation(task, job.facts).address
+        assert job.explainer is not None
+        about = {**self._where(task), "shard": job.shard, "kind": job.kind, "seed": job.seed}
+        about["explainer"] = digest_of(self.explainer(job.explainer).content)
+        if job.metric is not None:
+            about["metric"] = digest_of(self.metric(job.metric).content)
+        return digest_of(about)
+
     def preparations(self) -> Iterator[Job]:
         """What is estimated once a task, each once."""
         skip = {(s["task"], s["metric"]) for s in self.skipped if not s["explainer"]}
@@ -221,26 +240,30 @@ class StudyPlan:
 
     def task(self, label: str) -> PlannedTask:
         """The task of this label."""
-        return next(task for task in self.tasks if task.label == label)
+        return _labelled("task", self.tasks, label)
 
     def explainer(self, label: str) -> PlannedThing:
         """The explainer of this label."""
-        return next(thing for thing in self.explainers if thing.label == label)
+        return _labelled("explainer", self.explainers, label)
 
     def metric(self, label: str) -> PlannedThing:
         """The metric of this label."""
-        return next(thing for thing in self.metrics if thing.label == label)
+        return _labelled("metric", self.metrics, label)
 
     # --- as a file ----------------------------------------------------------------------------------
 
+    @cached_property
+    def digest(self) -> str:
+        """What the plan is known by: another study, or another version of it, has another."""
+        return digest_of(self.to_json())
+
     def to_json(self) -> dict[str, Any]:
         """The plan as plain data."""
-        return {"format": FORMAT, **asdict(self)}
+        return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> StudyPlan:
         """Back from plain data."""
-        data = {key: value for key, value in data.items() if key != "format"}
 
         def thing(made: Mapping[str, Any]) -> PlannedThing:
             prepares = tuple(tuple(facts) for facts in made["prepares"])
@@ -259,3 +282,37 @@ class StudyPlan:
                 "skipped": tuple(data["skipped"]),
             }
         )
+
+
+P = TypeVar("P", PlannedTask, PlannedThing)
+
+
+def _labelled(kind: str, axis: tuple[P, ...], label: str) -> P:
+    for thing in axis:
+        if thing.label == label:
+            return thing
+    raise InputError(f"the plan has no {kind} '{label}'")
+
+
+def write_plan(plan: StudyPlan, folder: Folder) -> None:
+    """Keep a plan under its digest, where workers find it, and make it the folder's current one."""
+    folder.rewrite(f"{PLANS}/{plan.digest}.json", sealed.pack_json(plan.to_json(), KIND, FORMAT, plan.digest))
+    current = {"plan": plan.digest, "study": plan.name}
+    folder.rewrite(CURRENT, sealed.pack_json(current, "current plan", FORMAT))
+    for old in folder.names(PLANS) - {plan.digest}:
+        folder.delete(f"{PLANS}/{old}.json")
+
+
+def read_plan(folder: Folder, digest: str | None = None) -> StudyPlan:
+    """The plan of this digest, or the folder's current one; FormatError where it is not whole."""
+    try:
+        if digest is None:
+            said = sealed.unpack_json(folder.read(CURRENT), f"{folder.url}/{CURRENT}", "current plan", FORMAT)
+            digest = str(said["plan"])
+        name = f"{PLANS}/{digest}.json"
+        data = sealed.unpack_json(folder.read(name), f"{folder.url}/{name}", KIND, FORMAT, digest)
+    except FileNotFoundError as error:
+        if not folder.exists("study.yaml"):
+            raise FormatError(f"{folder.url} holds no study (there is no {CURRENT})") from None
+        raise FormatError(f"{folder.url} lacks its plan ({error}); veridical resume makes it again") from None
+    return StudyPlan.from_json(data)

@@ -70,6 +70,7 @@ def make_plan(file: StudyFile, allow_code: bool = False) -> StudyPlan:
         tuple(sorted({m for k in (*known_explainers.values(), *known_metrics.values()) for m in k.modules})),
         tuple(skipped),
         spec.resources.given(),
+        spec.limits.given(),
     )
 
 

@@ -6,7 +6,6 @@ Both lie possibly deep inside a metric (`qge:ffid_plus` wraps one), so the metri
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -15,16 +14,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from veridical.fidelity import FFid, finetune
-from veridical.fidelity.artefact import Finetuned
+from veridical.fidelity.artefact import KIND, Finetuned
 from veridical.gef import GEF
 from veridical.gef.path import NoisePath
 from veridical.metrics import AnyMetric
 from veridical.random.keyed import Key
 from veridical.study.folder import PREPARED, Folder
 from veridical.study.resolve import inside
+from veridical.study.store import PATH_FORMAT, PATH_KIND
+from veridical.values import files, sealed
 from veridical.values.task import Task
 
-FINETUNED, PATH = "fine-tuned model", "noise path"
+FINETUNED, PATH = KIND, PATH_KIND
 M = TypeVar("M")
 
 
@@ -54,13 +55,14 @@ def prepare(facts: Mapping[str, Any], metric: AnyMetric, task: Task, folder: Fol
             if isinstance(part, GEF) and _facts(part, facts["seed"]) == facts:
                 part.noise_path(task, Key(facts["seed"]))
         kept = {label: path.to_json() for label, path in vars(task)["_calibrations"].items()}
-        folder.write(f"{PREPARED}/{address}.json", json.dumps(kept).encode())
+        folder.write(f"{PREPARED}/{address}.json", sealed.pack_json(kept, PATH, PATH_FORMAT, address))
         return
     # beside the result, so that a fine-tuning that is killed goes on where it was
     beside = None if folder.local is None else folder.local / PREPARED / f"{address}.work"
     work = Path(tempfile.mkdtemp()) if beside is None else beside
     artefact = finetune(task, beta=facts["beta"], cache=work, progress=False)
-    folder.write(f"{PREPARED}/{address}.safetensors", Path(artefact.path).read_bytes())
+    content = files.pack(KIND, artefact.weights, artefact.header, address)
+    folder.write(f"{PREPARED}/{address}.safetensors", content)
     shutil.rmtree(work, ignore_errors=True)
 
 
@@ -68,10 +70,14 @@ def equipped(metric: M, task: Task, prepared: Mapping[str, Mapping[str, Any]], f
     """The metric with what `prepared` (address -> facts) holds for it; noise paths go into the task."""
     for address, facts in prepared.items():
         if facts["kind"] == PATH:
-            for label, path in json.loads(folder.read(f"{PREPARED}/{address}.json")).items():
+            name = f"{PREPARED}/{address}.json"
+            kept = sealed.unpack_json(folder.read(name), name, PATH, PATH_FORMAT, address)
+            for label, path in kept.items():
                 _lay(task, label, path)
         else:
-            metric = _with_artefact(metric, facts["beta"], Finetuned(_path(folder, address)))
+            artefact = Finetuned(_path(folder, address))
+            sealed.agree(artefact.header, artefact.path, address=address)
+            metric = _with_artefact(metric, facts["beta"], artefact)
     return metric
 
 

@@ -11,28 +11,32 @@ counts it. Only when a whole node goes are its jobs given out again here, since 
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import secrets
+import socket
 import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from veridical.errors import InputError
+from veridical.errors import InputError, StudyError
 from veridical.study.cells import Context, Job, Result
 from veridical.study.folder import EXPLANATIONS, PREPARED, Folder
-from veridical.study.plan import StudyPlan
+from veridical.study.limits import passed
+from veridical.study.plan import read_plan
 from veridical.study.ray_worker import Parcel, serve
 
 log = logging.getLogger("veridical")
 MIB = 2**20
 LOOK_SECONDS = 1.0
+HEAD_SECONDS = 5.0
+OVERDUE_SECONDS = 60.0
+"""A job on a cluster may wait for its place; only one this much over its limit is cancelled from here."""
 KEPT_FILES = 8
 NEEDED = (f"{EXPLANATIONS}/{{}}.safetensors", f"{PREPARED}/{{}}.safetensors", f"{PREPARED}/{{}}.json")
 
@@ -44,6 +48,8 @@ class _Flight:
     job: Job
     nodes: frozenset[str]
     losses: int = 0
+    since: float = field(default_factory=time.monotonic)
+    cancelled: bool = False
 
 
 @dataclass
@@ -103,10 +109,11 @@ class RayExecutor:
         # jobs that bring no folder along leave their files at this process
         self._carried = context.folder.startswith("memory:")
         self._connect()
-        plan = self._folder.read("plan.json")
-        self._plan = StudyPlan.from_json(json.loads(plan))
+        self._plan = read_plan(self._folder, context.plan)
         self._ordinary = self._asked(context.resources)
-        self._parcel = self._ray.put(Parcel(self._token, context, plan))
+        self._parcel = self._ray.put(
+            Parcel(self._token, replace(context, plan=self._plan.digest), self._plan)
+        )
         if not self._carried:
             self._folder.write(self._token, b"")
         # a worker that has seen one GPU cannot change to another, so it serves once where there are several
@@ -127,13 +134,38 @@ class RayExecutor:
         """Every result that has come in; blocks until there is one."""
         results, self._answers = self._answers, []
         while not results:
-            ready, _ = self._ray.wait(list(self._flights), num_returns=1)
+            ready, _ = self._ray.wait(list(self._flights), num_returns=1, timeout=HEAD_SECONDS)
+            if not ready:
+                self._refuse_headless()
+                self._end_overdue()
+                continue
             more, _ = self._ray.wait(list(self._flights), num_returns=len(self._flights), timeout=0)
             for ref in dict.fromkeys([*ready, *more]):
                 result = self._landed(ref)
                 if result is not None:
                     results.append(result)
         return results
+
+    def _refuse_headless(self) -> None:
+        """Say that the cluster's head is gone; Ray itself would wait, and then end this process."""
+        host, _, port = str(self._ray.get_runtime_context().gcs_address).rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), timeout=HEAD_SECONDS).close()
+        except OSError:
+            raise StudyError(
+                f"the head of the Ray cluster at {host}:{port} is gone; the finished cells are kept: start "
+                f"the cluster again, and veridical resume {self._folder.url} goes on"
+            ) from None
+
+    def _end_overdue(self) -> None:
+        """Cancel jobs that should have ended long ago and did not hear of it."""
+        most = self._context.limits.get("seconds")
+        if most is None:
+            return
+        for ref, flight in list(self._flights.items()):
+            if time.monotonic() - flight.since > most + OVERDUE_SECONDS and not flight.cancelled:
+                self._flights[ref] = replace(flight, cancelled=True)
+                self._ray.cancel(ref, force=True)
 
     def close(self) -> None:
         """Stop what is under way, and the cluster if this executor started it."""
@@ -186,6 +218,7 @@ class RayExecutor:
     def _alive(self) -> dict[str, dict[str, float]]:
         """The nodes that live and what each has, looked up at most once a second."""
         if time.monotonic() - self._looked >= LOOK_SECONDS:
+            self._refuse_headless()
             self._nodes = {n["NodeID"]: n["Resources"] for n in self._ray.nodes() if n["Alive"]}
             self._looked = time.monotonic()
         return self._nodes
@@ -244,6 +277,9 @@ class RayExecutor:
         return Result.from_json(result)
 
     def _lost(self, flight: _Flight, problem: Exception) -> Result | None:
+        if flight.cancelled:
+            error = str(passed(self._context.limits, float("inf")))
+            return Result(flight.job.address, "failed", error=error)
         self._looked = -LOOK_SECONDS
         problems = self._ray.exceptions
         of_node = isinstance(problem, (problems.NodeDiedError, problems.ObjectLostError))

@@ -10,6 +10,7 @@ from typing import Any
 
 from veridical.study.cells import Context, Job, Result
 from veridical.study.folder import CELLS, EXPLANATIONS, PREPARED, Folder
+from veridical.study.plan import StudyPlan, write_plan
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Parcel:
 
     token: str
     context: Context
-    plan: bytes
+    plan: StudyPlan
 
 
 class _Bench:
@@ -48,7 +49,7 @@ class _Bench:
 
         with tempfile.TemporaryDirectory() as where:
             folder = Folder(where)
-            folder.write("plan.json", self.parcel.plan)
+            write_plan(self.parcel.plan, folder)
             for name, content in zip(files, ray.get(list(files.values())), strict=True):
                 folder.write(name, content)
             result = self.carry_out(job, folder)

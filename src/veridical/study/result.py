@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,11 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from veridical.errors import FormatError, InputError, unknown_name
 from veridical.study.cells import Job
-from veridical.study.folder import CELLS, EXPLANATIONS, FAILURES, Folder
-from veridical.study.plan import StudyPlan
-from veridical.study.tables import COLUMNS, from_parquet, joined, metadata
+from veridical.study.folder import CELLS, FAILURES, Folder
+from veridical.study.plan import read_plan
+from veridical.study.store import place, problem, read_cell, read_failure, read_map
+from veridical.study.tables import COLUMNS, joined, metadata
 from veridical.study.timings import read_timings
-from veridical.values.csv_files import write_csv
+from veridical.values.csv_files import write_table
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Scores
 
@@ -55,6 +55,7 @@ class Progress:
     stale: int
     skipped: int
     seconds: float
+    damaged: int = 0
 
     @property
     def complete(self) -> bool:
@@ -66,6 +67,7 @@ class Progress:
         parts = [f"{self.done} of {self.cells} cells done"]
         parts += [f"{self.failed} failed"] * bool(self.failed)
         parts += [f"{left} to do"] * bool(left)
+        parts += [f"{self.damaged} files damaged"] * bool(self.damaged)
         parts += [f"{self.skipped} combinations do not apply"] * bool(self.skipped)
         parts += [f"{self.stale} files of earlier plans"] * bool(self.stale)
         return ", ".join(parts) + f"; {self.seconds:.1f} s of work"
@@ -76,11 +78,8 @@ class Study:
 
     def __init__(self, folder: str | Path | Folder) -> None:
         self.folder = folder if isinstance(folder, Folder) else Folder(folder)
-        try:
-            data = json.loads(self.folder.read("plan.json"))
-        except FileNotFoundError:
-            raise FormatError(f"{self.folder.url} holds no study (there is no plan.json)") from None
-        self.plan = StudyPlan.from_json(data)
+        self.plan = read_plan(self.folder)
+        self._checked: dict[str, bool] = {}
 
     @property
     def name(self) -> str:
@@ -124,14 +123,14 @@ class Study:
         if jobs is None:
             raise InputError(f"the study has no cell {cell}: it does not apply, or is called otherwise")
         try:
-            return joined([self._read(job) for job in jobs])
+            return joined([read_cell(self.folder, job) for job in jobs])
         except FileNotFoundError:
             why = next((f.error for f in self.failures if f.name == cell), "it has not been computed yet")
             raise InputError(f"there are no scores of {cell}: {why}") from None
 
     def __iter__(self) -> Iterator[CellName]:
         """The names of the cells whose scores are all there."""
-        there = self.folder.names(CELLS)
+        there = set(self._there())
         return (name for name, jobs in self.cells.items() if all(job.address in there for job in jobs))
 
     def explanation(self, task: str, explainer: str, seed: int = 0, shard: int = 0) -> Explanation:
@@ -142,8 +141,7 @@ class Study:
             if job is None or (job.task, job.explainer, job.shard[0]) != (task, explainer, start):
                 continue
             if job.seed == seed or not self.plan.task(task).draws[explainer]:
-                with self.folder.at_hand(f"{EXPLANATIONS}/{job.address}.safetensors") as path:
-                    return Explanation.load(path)
+                return read_map(self.folder, job.address, job.samples)
         raise InputError(f"the study explains no '{task}' with '{explainer}' at seed {seed}, shard {shard}")
 
     # --- tables -------------------------------------------------------------------------------------
@@ -155,7 +153,7 @@ class Study:
         import pyarrow.parquet as pq
 
         parts = []
-        for address in self._there():
+        for address in self._there(must_be_sound=True):
             content = io.BytesIO(self.folder.read(f"{CELLS}/{address}.parquet"))
             parts.append(pq.read_table(content, columns=list(COLUMNS)).replace_schema_metadata(None))
         if not parts:
@@ -193,7 +191,7 @@ class Study:
         from veridical.study.queries import ask, connect
 
         jobs = [(job, name) for name, jobs in self.cells.items() for job in jobs]
-        there = self.folder.names(CELLS)
+        there = set(self._there(must_be_sound=True))
         failed = {f["address"] for f in self._failed()}
         seconds = {line["address"]: line["seconds"] for line in self.timings if line["status"] == "done"}
         cells = [
@@ -229,11 +227,9 @@ class Study:
         if path.suffix not in (".csv", ".parquet"):
             raise InputError(f"a study is exported to .csv or .parquet, got {path.name}")
         frame = self.frame()
-        if path.suffix == ".parquet":
-            frame.to_parquet(path, index=False)
-            return path
-        frame["flags"] = [";".join(reasons) for reasons in frame["flags"]]
-        return write_csv(frame, path)
+        if path.suffix == ".csv":
+            frame["flags"] = [";".join(reasons) for reasons in frame["flags"]]
+        return write_table(frame, path)
 
     # --- state --------------------------------------------------------------------------------------
 
@@ -259,23 +255,23 @@ class Study:
     def status(self) -> Progress:
         """How far the study is."""
         planned = Counter(job.address for jobs in self.cells.values() for job in jobs)
-        there = self.folder.names(CELLS)
+        files = self.folder.names(CELLS)
+        done = len(set(self._there()))
         return Progress(
             cells=planned.total(),
-            done=len(there & set(planned)),
+            done=done,
             failed=len(self._failed()),
-            stale=len(there - set(planned)),
+            stale=len(files - set(planned)),
             skipped=len(self.plan.skipped),
             seconds=sum(line["seconds"] for line in self.timings),
+            damaged=len(files & set(planned)) - done,
         )
 
     def settings(self, name: tuple[str, str, str, int]) -> dict[str, Any]:
         """Everything that decided a cell, as it was written down with it."""
-        import pyarrow.parquet as pq
-
         job = self.cells[CellName(*name)][0]
-        content = io.BytesIO(self.folder.read(f"{CELLS}/{job.address}.parquet"))
-        settings: dict[str, Any] = metadata(pq.read_schema(content), job.address)["settings"]
+        content = self.folder.read(place(job))
+        settings: dict[str, Any] = metadata(content, place(job), job.address)["settings"]
         return settings
 
     def __repr__(self) -> str:
@@ -283,20 +279,24 @@ class Study:
 
     # --- inside -------------------------------------------------------------------------------------
 
-    def _there(self) -> list[str]:
+    def _there(self, must_be_sound: bool = False) -> list[str]:
+        """The addresses of cells that are there and sound; each file is looked at once."""
         there = self.folder.names(CELLS)
-        return [job.address for jobs in self.cells.values() for job in jobs if job.address in there]
+        found = []
+        for job in (job for jobs in self.cells.values() for job in jobs if job.address in there):
+            if not self._checked.get(job.address):
+                wrong = problem(self.folder, job)
+                if wrong is not None and must_be_sound:
+                    raise FormatError(f"{wrong}; veridical resume {self.folder.url} makes it again")
+                self._checked[job.address] = wrong is None
+            if self._checked[job.address]:
+                found.append(job.address)
+        return found
 
     def _failed(self) -> list[dict[str, Any]]:
         names = self.folder.names(FAILURES) - self.folder.names(CELLS)
-        if not names:
-            return []
-        planned = [job.address for jobs in self.cells.values() for job in jobs if job.address in names]
-        return [json.loads(self.folder.read(f"{FAILURES}/{address}.json")) for address in planned]
-
-    def _read(self, job: Job) -> Scores:
-        name = f"{CELLS}/{job.address}.parquet"
-        return from_parquet(self.folder.read(name), name)
+        planned = [job for jobs in self.cells.values() for job in jobs if job.address in names]
+        return [read_failure(self.folder, job) for job in planned]
 
     def _only(self, kind: str, labels: list[str], given: str | None) -> str:
         if given is None:

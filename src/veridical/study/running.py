@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from veridical.errors import VeridicalError
+from veridical.errors import StudyError
 from veridical.study.cells import Context, Job, Result
 from veridical.study.events import Counts, Event, Watcher, What
 from veridical.study.executors import Executor
 from veridical.study.folder import CELLS, EXPLANATIONS, FAILURES, PREPARED, Folder
 from veridical.study.plan import Group, StudyPlan
+from veridical.study.store import FAILURE_FORMAT, FAILURE_KIND, failure_of, jobs_of, place, problem
+from veridical.values import sealed
 
 log = logging.getLogger("veridical")
 RETRIES = 2
 LOST_IN_A_ROW = 10
-
-
-class StudyError(VeridicalError, RuntimeError):
-    """A study cannot go on: its workers die as soon as they are given something to do."""
 
 
 class Runner:
@@ -37,6 +34,7 @@ class Runner:
         self.plan, self.folder, self.executor, self.watchers = plan, folder, executor, watchers
         self._cells = folder.names(CELLS)
         self._made = folder.names(EXPLANATIONS) | folder.names(PREPARED)
+        self.damaged = self._remove_damaged()
         self._failures = folder.names(FAILURES)
         self._broken: dict[str, Result] = {}
         self._ready: deque[Job] = deque()
@@ -45,7 +43,7 @@ class Runner:
         self._tries: dict[str, int] = {}
         self._open: dict[str, set[str]] = {}
         self._lost_in_a_row = 0
-        self._wanted: set[str] = set()
+        self._wanted = set(self.damaged)
         preparations = {job.address for job in plan.preparations()}
         total = known = 0
         for job in plan.cells():
@@ -60,7 +58,7 @@ class Runner:
         """Carry out everything that is not there yet; Ctrl-C ends early and keeps what is finished."""
         self._tell("planned")
         try:
-            if self.counts.left:
+            if self.counts.left or self.damaged:
                 self.executor.start(context)
                 self._go()
         except KeyboardInterrupt:
@@ -69,6 +67,26 @@ class Runner:
             self.executor.close()
             self._tell("finished")
         return self.counts
+
+    def _remove_damaged(self) -> dict[str, str]:
+        """Take away files that are not what their jobs left, and say so; they are made again."""
+        found: dict[str, str] = {}
+        for job in jobs_of(self.plan):
+            there = self._cells if job.kind == "score" else self._made
+            if job.address not in there:
+                continue
+            try:
+                wrong = problem(self.folder, job)
+            except FileNotFoundError:
+                wrong = ""  # another run, or another ending of the name
+            if wrong is None:
+                continue
+            there.discard(job.address)
+            if wrong:
+                log.warning("%s; it is made again", wrong)
+                self.folder.delete(place(job))
+                found[job.address] = wrong
+        return found
 
     # --- order --------------------------------------------------------------------------------------
 
@@ -106,9 +124,13 @@ class Runner:
             return True
         for group in groups:
             todo = [job for job in group.scores if not self._has(job)]
-            if not todo:
-                continue
             explain = group.explain
+            if not todo:
+                # no cell needs the map any more, but it is part of the study
+                if explain is not None and explain.address in self.damaged and self.plan.keep_explanations:
+                    self._ready.append(explain)
+                    return True
+                continue
             if explain is not None and any(explain.address in job.needs for job in todo):
                 known = explain.address in self._made and self.plan.cached(explain)
                 self._open[explain.address] = {j.address for j in todo if explain.address in j.needs}
@@ -176,15 +198,10 @@ class Runner:
         """Record a failed cell, or every cell that rests on a failed explanation or preparation."""
         if job.kind == "score":
             self.counts = replace(self.counts, failed=self.counts.failed + 1)
-            record = {
-                **{name: getattr(job, name) for name in ("task", "explainer", "metric", "seed")},
-                "shard": list(job.shard),
-                "address": job.address,
-                "step": "score" if result.address == job.address else "before",
-                "error": result.error,
-                "traceback": result.traceback,
-            }
-            self.folder.write(f"{FAILURES}/{job.address}.json", json.dumps(record, indent=1).encode())
+            record = failure_of(job, "score" if result.address == job.address else "before")
+            record |= {"error": result.error, "traceback": result.traceback}
+            content = sealed.pack_json(record, FAILURE_KIND, FAILURE_FORMAT, job.address)
+            self.folder.write(f"{FAILURES}/{job.address}.json", content)
             if job.address in self._cells:
                 self.folder.delete(f"{CELLS}/{job.address}.parquet")
             self._close(job)

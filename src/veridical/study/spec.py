@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from veridical.values.bounds import refuse_more
 
 IMPORT_PATH = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
 Positive = Annotated[int, Field(ge=1)]
+
+
+def _bounded_threads(count: int) -> int:
+    refuse_more("threads", count, "plan.threads")
+    return count
 
 
 class Strict(BaseModel):
@@ -21,6 +28,17 @@ class Resources(Strict):
 
     cpus: Annotated[float, Field(ge=0)] | None = None
     gpus: Annotated[float, Field(ge=0)] | None = None
+    memory_mib: Positive | None = None
+
+    def given(self) -> dict[str, float]:
+        """Only what was said."""
+        return self.model_dump(exclude_none=True)
+
+
+class Limits(Strict):
+    """What one cell, map or preparation may take; one that takes more is recorded as failed."""
+
+    seconds: Annotated[float, Field(gt=0)] | None = None
     memory_mib: Positive | None = None
 
     def given(self) -> dict[str, float]:
@@ -79,7 +97,7 @@ class ChunkPlan(Strict):
     given) and torch's `threads`."""
 
     rows: Annotated[int, Field(ge=8, multiple_of=8)] | None = None
-    threads: Positive = 1
+    threads: Annotated[Positive, AfterValidator(_bounded_threads)] = 1
 
 
 class StudySpec(Strict):
@@ -97,6 +115,7 @@ class StudySpec(Strict):
     device: str | None = None
     keep_explanations: bool = True
     resources: Resources = Resources()
+    limits: Limits = Limits()
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -12,6 +12,8 @@ from pydantic import ValidationError
 
 from veridical.errors import InputError
 from veridical.study.spec import StudySpec
+from veridical.values import sealed
+from veridical.values.bounds import bound, refuse_more
 
 Place = Sequence[str | int]
 
@@ -40,24 +42,64 @@ def read_study(study: str | Path | Mapping[str, Any] | StudySpec) -> StudyFile:
     path = Path(study)
     if not path.is_file():
         raise InputError(f"there is no study file {path}")
-    return parse_study(path.read_text(encoding="utf-8"), path.name)
+    return parse_study(sealed.get(path), path.name)
 
 
-def parse_study(text: str, source: str = "study") -> StudyFile:
+def parse_study(text: str | bytes, source: str = "study") -> StudyFile:
     """Read the text of a study file."""
     try:
+        text = text if isinstance(text, str) else text.decode()
+    except UnicodeDecodeError as error:
+        raise InputError(f"{source}: not written in UTF-8: {error}") from error
+    refuse_more("yaml_kib", len(text) / 1024, source)
+    try:
+        _refuse_deep(text, source)
         root = yaml.compose(text, Loader=yaml.SafeLoader)
+        refuse_more("yaml_nodes", _unfolded(root, source), source)
         data = yaml.safe_load(text)
     except yaml.MarkedYAMLError as error:
         line = "" if error.problem_mark is None else f":{error.problem_mark.line + 1}"
         raise InputError(f"{source}{line}: not YAML: {error.problem or error}") from error
     except yaml.YAMLError as error:
         raise InputError(f"{source}: not YAML: {error}") from error
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        # a number of too many digits, a date that is none, a key that is a list
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{source}: holds a value that cannot be read: {error}") from error
     if not isinstance(data, dict):
         raise InputError(f"{source}:1: a study file is a mapping with tasks, explainers and metrics")
     for key in _repeated(root):
         raise InputError(f"{source}:{key.start_mark.line + 1}: '{key.value}' is said twice")
     return StudyFile(_checked(data, source, root), text, source, root)
+
+
+def _refuse_deep(text: str, source: str) -> None:
+    """Nesting is counted before anything follows it."""
+    depth, most = 0, bound("yaml_depth")
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > most:
+            refuse_more("yaml_depth", depth, f"{source}:{event.start_mark.line + 1}")
+
+
+def _unfolded(root: yaml.Node | None, source: str) -> int:
+    """How many values the file holds once every alias is written out; a few lines can stand for billions."""
+    known: dict[int, int | None] = {}
+
+    def count(node: Any) -> int:
+        if isinstance(node, tuple):
+            return sum(map(count, node))
+        if id(node) not in known:
+            known[id(node)] = None
+            inner = node.value if isinstance(node, yaml.CollectionNode) else ()
+            known[id(node)] = 1 + sum(map(count, inner))
+        found = known[id(node)]
+        if found is None:
+            raise InputError(f"{source}:{node.start_mark.line + 1}: an alias stands inside what it names")
+        return found
+
+    return 0 if root is None else count(root)
 
 
 def _checked(data: Mapping[str, Any], source: str, root: yaml.Node | None) -> StudySpec:
@@ -124,4 +166,7 @@ def _repeated(node: yaml.Node | None) -> Iterator[yaml.ScalarNode]:
 
 
 def _dumped(data: Mapping[str, Any]) -> str:
-    return yaml.safe_dump(dict(data), sort_keys=False, allow_unicode=True)
+    try:
+        return yaml.safe_dump(dict(data), sort_keys=False, allow_unicode=True)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise InputError(f"a study is plain data: texts, numbers, lists, mappings ({error})") from error

@@ -5,25 +5,26 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from veridical.errors import FormatError
 from veridical.model.cost import Cost
+from veridical.values import sealed
 from veridical.values.scores import Curve, Direction, Scores
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-FORMAT = 1
+FORMAT = 2
+KIND = "cell"
 META = b"veridical"
 COLUMNS = ("task", "explainer", "metric", "seed", "id", "value", "direction", "flags")
 DETAIL, CURVE = "detail.", "curve"
 
 
-def to_parquet(scores: Scores, cell: Mapping[str, Any], settings: Mapping[str, Any]) -> bytes:
+def to_parquet(
+    scores: Scores, cell: Mapping[str, Any], settings: Mapping[str, Any], address: str = ""
+) -> bytes:
     """The scores of one cell; `cell` holds its labels (with its seed), `settings` what decided it.
 
     Columns: task, explainer, metric, seed, id, value, direction, flags (a list of reasons), and after them
@@ -44,7 +45,7 @@ def to_parquet(scores: Scores, cell: Mapping[str, Any], settings: Mapping[str, A
         "flags": pa.array(raised, pa.list_(pa.string())),
     }
     about: dict[str, Any] = {
-        "format": FORMAT,
+        **sealed.header(KIND, FORMAT, address, count),
         "metric": scores.metric,
         "explainer": scores.explainer,
         "direction": scores.direction.value,
@@ -70,15 +71,17 @@ def to_parquet(scores: Scores, cell: Mapping[str, Any], settings: Mapping[str, A
     table = pa.table(columns).replace_schema_metadata({META: json.dumps(about, sort_keys=True).encode()})
     sink = io.BytesIO()
     pq.write_table(table, sink, compression="zstd")
-    return sink.getvalue()
+    return sealed.seal(sink.getvalue())
 
 
-def from_parquet(content: bytes, source: str = "the file") -> Scores:
-    """Read what `to_parquet` wrote."""
+def from_parquet(
+    content: bytes, source: str = "the file", address: str | None = None, rows: int | None = None
+) -> Scores:
+    """Read what `to_parquet` wrote, under the address and with as many rows as it should."""
     import pyarrow.parquet as pq
 
+    about = metadata(content, source, address, rows)
     table = pq.read_table(io.BytesIO(content))
-    about = metadata(table.schema, source)
     raised = table["flags"].to_pylist()
     flags = {reason: torch.tensor([reason in found for found in raised]) for reason in about["flags"]}
     details = {
@@ -104,22 +107,29 @@ def from_parquet(content: bytes, source: str = "the file") -> Scores:
     )
 
 
-def metadata(schema: pa.Schema, source: str) -> dict[str, Any]:
-    """What a file says of itself."""
-    if META not in (schema.metadata or {}):
+def metadata(
+    content: bytes, source: str, address: str | None = None, rows: int | None = None
+) -> dict[str, Any]:
+    """What a file says of itself, once its digest, address and row count are found to be right."""
+    import pyarrow.parquet as pq
+    from pyarrow import ArrowException
+
+    sealed.check(content, source)
+    try:
+        found = pq.read_schema(io.BytesIO(content)).metadata or {}
+    except (ArrowException, OSError) as error:
+        raise FormatError(f"{source} is not a Parquet file: {error}") from error
+    if META not in found:
         raise FormatError(f"{source} was not written by a study (its header is missing)")
-    about: dict[str, Any] = json.loads(schema.metadata[META])
-    if about["format"] > FORMAT:
-        raise FormatError(f"{source} has format {about['format']}, this version reads up to {FORMAT}")
+    about = sealed.readable(found[META], source, FORMAT)
+    sealed.agree(about, source, kind=KIND, address=address, rows=rows)
     return about
 
 
 def relabelled(content: bytes, cell: Mapping[str, Any]) -> bytes:
     """The same scores under other labels."""
-    import pyarrow.parquet as pq
-
-    settings = metadata(pq.read_schema(io.BytesIO(content)), "the file")["settings"]
-    return to_parquet(from_parquet(content), cell, settings)
+    about = metadata(content, "the file")
+    return to_parquet(from_parquet(content), cell, about["settings"], about["address"])
 
 
 def joined(parts: Sequence[Scores]) -> Scores:

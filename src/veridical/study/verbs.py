@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from veridical.errors import FormatError, InputError
+from veridical.errors import FormatError, InputError, StorageError
 from veridical.study.cells import Context
 from veridical.study.executors import Executor, InProcess, LocalProcesses
 
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
     from veridical.study.plan import StudyPlan
     from veridical.study.result import Study
     from veridical.study.spec import StudySpec
+    from veridical.study.store import Verification
 
     AnyStudy = str | Path | Mapping[str, Any] | StudySpec
 
@@ -47,8 +47,7 @@ def run(
     if next(plan.cells(), None) is None:
         raise nothing_applies(plan)
     place = Folder(folder if folder is not None else default_folder(study))
-    settle(plan, file.text, place)
-    return _computed(plan, place, chosen, allow_code, watchers, progress)
+    return _computed(plan, file.text, place, chosen, allow_code, watchers, progress)
 
 
 def resume(
@@ -67,12 +66,11 @@ def resume(
 
     place = Folder(folder)
     try:
-        text = place.read("study.yaml").decode()
+        text = place.read("study.yaml").decode("utf-8", "replace")
     except FileNotFoundError:
         raise FormatError(f"{place.url} holds no study (there is no study.yaml)") from None
     plan = make_plan(parse_study(text, "study.yaml"), allow_code)
-    settle(plan, text, place)
-    return _computed(plan, place, as_executor(executor, workers), allow_code, watchers, progress)
+    return _computed(plan, text, place, as_executor(executor, workers), allow_code, watchers, progress)
 
 
 def open(folder: str | Path) -> Study:
@@ -109,16 +107,17 @@ def default_folder(study: Any) -> str:
 
 def settle(plan: StudyPlan, text: str, folder: Any) -> None:
     """Write the study and its plan into the folder, where workers find them."""
+    from veridical.study.plan import write_plan
     from veridical.study.relabelling import relabel
 
     relabel(plan, folder)
-    folder.sweep()
-    folder.write("study.yaml", text.encode())
-    folder.write("plan.json", json.dumps(plan.to_json(), indent=1).encode())
+    folder.rewrite("study.yaml", text.encode())
+    write_plan(plan, folder)
 
 
 def _computed(
     plan: StudyPlan,
+    text: str,
     folder: Any,
     executor: Executor,
     allow_code: bool,
@@ -126,11 +125,47 @@ def _computed(
     progress: bool | None,
 ) -> Study:
     from veridical.study.bar import Bar
+    from veridical.study.lease import Lease
     from veridical.study.result import Study
     from veridical.study.running import Runner
     from veridical.study.timings import Timings
 
-    context = Context(folder.url, allow_code, plan.imports, plan.threads, plan.resources)
-    watching: list[Watcher] = [Timings(folder), Bar(progress), *watchers]
-    Runner(plan, folder, executor, watching).run(context)
+    try:
+        with Lease(folder, plan):
+            settle(plan, text, folder)
+            context = Context(
+                folder.url,
+                allow_code,
+                plan.imports,
+                plan.threads,
+                plan.resources,
+                plan.digest,
+                plan.limits,
+            )
+            watching: list[Watcher] = [Timings(folder), Bar(progress), *watchers]
+            Runner(plan, folder, executor, watching).run(context)
+    except StorageError as error:
+        study = _complete(plan, folder) if error.read_only else None
+        if study is None:
+            raise
+        return study
     return Study(folder)
+
+
+def _complete(plan: StudyPlan, folder: Any) -> Study | None:
+    """The study of a folder that cannot be written to, if nothing needs to be."""
+    from veridical.study.result import Study
+
+    try:
+        study = Study(folder)
+    except FormatError:
+        return None
+    return study if study.plan.digest == plan.digest and study.status().complete else None
+
+
+def verify(folder: str | Path) -> Verification:
+    """Check every file of a study's folder: digest, address, row count, format. Nothing is computed."""
+    from veridical.study.folder import Folder
+    from veridical.study.store import verify as check
+
+    return check(Folder(folder))

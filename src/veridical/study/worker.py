@@ -27,6 +27,8 @@ def main() -> None:
 
     threading.Thread(target=listen, daemon=True).start()
     workshop = Workshop(Context.from_json(json.loads(sys.argv[1])))
+    answers.write("ready\n")
+    answers.flush()
     while True:
         result = workshop.carry_out(jobs.get())
         answers.write(json.dumps(result.to_json()) + "\n")

@@ -7,7 +7,6 @@ changes neither a value nor a count; threads and chunk plan are the study's.
 from __future__ import annotations
 
 import gc
-import json
 import os
 import socket
 import tempfile
@@ -21,17 +20,19 @@ from pathlib import Path
 
 import torch
 
-from veridical.errors import FormatError, InputError
+from veridical.errors import FormatError, InputError, VeridicalWarning
 from veridical.explainers import Explainer
 from veridical.metrics import ExplainerMetric, Metric
 from veridical.model.cost import Cost
 from veridical.random.keyed import Key
 from veridical.study.cells import Context, Job, Result
-from veridical.study.folder import CELLS, EXPLANATIONS, Folder
+from veridical.study.folder import EXPLANATIONS, Folder
+from veridical.study.limits import LimitReached, within
 from veridical.study.loading import identify_task, load_task
-from veridical.study.plan import PlannedTask, StudyPlan
+from veridical.study.plan import PlannedTask, read_plan
 from veridical.study.preparations import equipped, prepare
 from veridical.study.resolve import make_explainer, make_metric
+from veridical.study.store import place, read_map
 from veridical.study.tables import to_parquet
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Scores
@@ -56,7 +57,7 @@ class Workshop:
             import_module(module)
         self.context = context
         self.folder = Folder(context.folder)
-        self.plan = StudyPlan.from_json(json.loads(self.folder.read("plan.json")))
+        self.plan = read_plan(self.folder, context.plan)
         self._tasks: dict[tuple[str, tuple[int, int] | None], Task] = {}
         self._placed = tasks or {}
         self._lent: list[Task] = []
@@ -75,9 +76,12 @@ class Workshop:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
-                cost = {"prepare": self._prepare, "explain": self._explain, "score": self._score}[job.kind](
-                    job
-                )
+                self._refuse_foreign(job)
+                work = {"prepare": self._prepare, "explain": self._explain, "score": self._score}[job.kind]
+                with within(self.context.limits):
+                    cost = work(job)
+            except LimitReached as problem:
+                status, error = "failed", str(problem)
             except Exception as problem:
                 status, error = "failed", f"{type(problem).__name__}: {problem}"
                 trace = traceback.format_exc()
@@ -96,6 +100,10 @@ class Workshop:
             trace,
             tuple(dict.fromkeys(str(warning.message) for warning in caught)),
         )
+
+    def _refuse_foreign(self, job: Job) -> None:
+        if self.plan.address(job) != job.address:
+            raise InputError(f"{job} is not of the plan {self.plan.digest}: its address would be another")
 
     # --- the three kinds ----------------------------------------------------------------------------
 
@@ -133,8 +141,7 @@ class Workshop:
 
     def _keep(self, job: Job, scores: Scores) -> None:
         labels = {"task": job.task, "explainer": job.explainer, "metric": job.metric, "seed": job.seed}
-        content = to_parquet(scores, labels, self.plan.settings(job))
-        self.folder.write(f"{CELLS}/{job.address}.parquet", content)
+        self.folder.write(place(job), to_parquet(scores, labels, self.plan.settings(job), job.address))
 
     # --- what they work on --------------------------------------------------------------------------
 
@@ -147,7 +154,8 @@ class Workshop:
                 self._forget(next(iter(self._tasks)))
             self._tasks[kept] = self._checked(planned, kept[1])
         rows = slice(job.samples) if planned.ranged else slice(*job.shard)
-        task = self._tasks[kept][rows]
+        # its answers to masks are its own, or what a job costs would depend on which jobs came before it
+        task = self._tasks[kept][rows].changed(calibrated_alike=True, mask_answers={})
         self._lent.append(task)
         return task
 
@@ -196,18 +204,18 @@ class Workshop:
         address = job.needs[-1]
         if address in self._explanations:
             return self._explanations[address]
-        name = f"{EXPLANATIONS}/{address}.safetensors"
         try:
-            with self.folder.at_hand(name) as path:
-                return self._remember(address, Explanation.load(path))
-        except (FormatError, FileNotFoundError):
+            return self._remember(address, read_map(self.folder, address, job.samples))
+        except (FormatError, FileNotFoundError) as error:
+            if isinstance(error, FormatError):
+                warnings.warn(f"{error}; it is made again", VeridicalWarning, stacklevel=2)
             seed = job.seed if self.plan.task(job.task).draws[job.explainer] else 0
             return self._explained(job, address, seed)
 
     def _explained(self, job: Job, address: str, seed: int) -> Explanation:
         explanation = self._explainer(job)(self.task(job), Key(seed))
         with tempfile.TemporaryDirectory() as where:
-            path = explanation.save(Path(where) / "map.safetensors")
+            path = explanation.save(Path(where) / "map.safetensors", address)
             self.folder.write(f"{EXPLANATIONS}/{address}.safetensors", path.read_bytes())
         return self._remember(address, explanation)
 

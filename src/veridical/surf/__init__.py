@@ -22,7 +22,9 @@ from veridical.surf.methods import (
     ConceptMethod,
     ConceptSHAP,
     Dictionary,
+    Found,
     KMeans,
+    MatchingPursuit,
     crop_embeddings,
     load_saelens,
 )
@@ -31,6 +33,7 @@ from veridical.surf.plots import concept_grid, plot_parsimony, surrogate_against
 from veridical.surf.positions import at_positions, unflatten
 from veridical.surf.sanity_check import (
     SanityTable,
+    constant,
     perfect,
     random_concepts,
     random_importances,
@@ -38,7 +41,9 @@ from veridical.surf.sanity_check import (
     sanity_of_head,
 )
 from veridical.surf.splitting import Split, split
+from veridical.surf.stability import Stability, stability
 from veridical.surf.upper_bound import ErrorSplit, error_split, rank_optimum
+from veridical.surf.verdict import ConceptVerdict
 
 __all__ = [
     "split",
@@ -57,6 +62,10 @@ __all__ = [
     "perfect",
     "random_importances",
     "random_concepts",
+    "constant",
+    "ConceptVerdict",
+    "Stability",
+    "stability",
     "ice_eval",
     "cshap_eval",
     "Training",
@@ -65,6 +74,7 @@ __all__ = [
     "pixel_deletion",
     "DeletionCurve",
     "ConceptMethod",
+    "Found",
     "PCA",
     "KMeans",
     "ICA",
@@ -79,6 +89,7 @@ __all__ = [
     "segment_embeddings",
     "SAE",
     "Dictionary",
+    "MatchingPursuit",
     "load_saelens",
     "parsimony",
     "Parsimony",

@@ -132,21 +132,25 @@ class Concepts:
 
     def surrogate_of(self, head: Head) -> Callable[[Tensor], Tensor]:
         """The surrogate as a function of embeddings; where it is linear, one matrix made once."""
-        constant = head.bias + self.offset
         if isinstance(self.projection, Linear):
             weight, taken = collapsed(self.projection, self.importances)
-            return LinearSurrogate(weight, constant - taken)
+            return LinearSurrogate(weight, head.bias + self.offset - taken)
 
         def answer(h: Tensor) -> Tensor:
             if h.dim() == 3:
                 each = answer(h.reshape(-1, h.shape[-1]))
                 return each.reshape(*h.shape[:2], -1).mean(1)
-            codes = self.project(h)
-            if self.shared:
-                return codes[:, 0] @ self.importances.T + constant
-            return torch.einsum("nck,ck->nc", codes, self.importances) + constant
+            return self.answers(self.project(h), head)
 
         return answer
+
+    def answers(self, codes: Tensor, head: Head) -> Tensor:
+        """The surrogate's outputs (N, C) for codes (N, G, K)."""
+        if self.shared:
+            found = codes[:, 0] @ self.importances.T
+        else:
+            found = torch.einsum("nck,ck->nc", codes, self.importances)
+        return found + head.bias + self.offset
 
 
 def collapsed(projection: Linear, importances: Tensor) -> tuple[Tensor, Tensor]:

@@ -19,32 +19,32 @@ from veridical.surf.head import Head
 from veridical.surf.judgement import Judgement
 
 Loss = Literal["cross_entropy", "l1"]
-_PROGRESS = 1e-3
-"""A fall of the loss, as a share of the first epoch's, below which an epoch counts as no progress."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """How the network is trained (supplement B.2.3); batch, patience and stall are not in the paper.
-
-    The rate is halved after `patience` epochs without progress, and training ends after `stall` of them: from
-    there on halving moves nothing that the measures show.
-    """
+    """How the network is trained (supplement B.2.3); batch and patience are not in the paper."""
 
     loss: Loss = "cross_entropy"
+    """What is made small: the cross-entropy to the model's probabilities, or "l1", the error of logits."""
     rate: float = 0.1
+    """Adam's learning rate at the start."""
     epochs: int = 100
+    """Epochs at most."""
     batch: int = 64
+    """Embeddings in a step."""
     patience: int = 2
-    stall: int = 10
+    """Epochs without a lower loss after which the rate is halved."""
     smallest_rate: float = 1e-7
+    """The rate below which training ends."""
     hidden: int = HIDDEN
+    """Hidden units."""
 
     def __post_init__(self) -> None:
         if self.loss not in ("cross_entropy", "l1"):
             raise InputError(f"the loss is 'cross_entropy' or 'l1', got {self.loss!r}")
-        if self.rate <= 0 or min(self.epochs, self.batch, self.stall) < 1:
-            raise InputError("rate, epochs, batch and stall must be positive")
+        if self.rate <= 0 or min(self.epochs, self.batch) < 1:
+            raise InputError("rate, epochs and batch must be positive")
 
 
 class Network:
@@ -96,7 +96,6 @@ def train(concepts: Concepts, embeddings: Embeddings, head: Head, training: Trai
     slower = torch.optim.lr_scheduler.ReduceLROnPlateau(optimiser, factor=0.5, patience=training.patience)
     one = torch.zeros(1, dtype=torch.int64, device=codes.device)
     scale = 0.5 if head.kind == "binary" else 1.0
-    best, reached, first = math.inf, 0, 0.0
     for epoch in range(training.epochs):
         order = permutation(key / "order", one, epoch, len(codes))[0]
         total = torch.zeros((), device=codes.device)
@@ -111,12 +110,8 @@ def train(concepts: Concepts, embeddings: Embeddings, head: Head, training: Trai
             loss.backward()
             optimiser.step()
             total += loss.detach() * len(rows)
-        mean = float(total) / len(codes)
-        slower.step(mean)
-        first = mean if epoch == 0 else first
-        if mean < best - _PROGRESS * first:
-            best, reached = mean, epoch
-        if epoch - reached >= training.stall or optimiser.param_groups[0]["lr"] < training.smallest_rate:
+        slower.step(float(total) / len(codes))
+        if optimiser.param_groups[0]["lr"] < training.smallest_rate:
             break
     return network
 

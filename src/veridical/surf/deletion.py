@@ -71,8 +71,17 @@ def importance_order(concepts: Concepts) -> Tensor:
     return concepts.importances.abs().argsort(dim=-1, descending=True, stable=True)
 
 
+def _check_classifier(head: Head) -> None:
+    if not head.classifies:
+        raise NotApplicableError(
+            f"deletion asks what becomes of the predicted class and this head is a {head.kind}; SURF "
+            "(judge) applies"
+        )
+
+
 def concept_deletion(concepts: Concepts, embeddings: Embeddings, head: Head) -> DeletionCurve:
     """CRAFT's proxy: set codes to zero, rebuild, and read the logit of the predicted class."""
+    _check_classifier(head)
     order = importance_order(concepts)
     weights, offset = concepts.weights_of(head), concepts.reconstructed_offset(head) + head.bias
     curves, owners = [], []
@@ -94,6 +103,7 @@ def weight_deletion(concepts: Concepts, embeddings: Embeddings, head: Head) -> D
 
     The weights that belong to a concept are the head's component along it; those of all outputs go.
     """
+    _check_classifier(head)
     order = importance_order(concepts)
     owner = head.outputs(embeddings.pooled).argmax(1)
     count = order.shape[1]
@@ -123,6 +133,7 @@ def pixel_deletion(
     where its code exceeds `share` of its largest one in the image, on the grid of the last map; the grid is
     enlarged to pixels. Rows go through the task's predictor and are counted.
     """
+    _check_classifier(split.head)
     if inputs.dim() != 4:
         raise NotApplicableError(
             f"pixels are deleted from images (N, C, H, W); inputs are {tuple(inputs.shape)}"

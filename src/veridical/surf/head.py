@@ -13,7 +13,7 @@ from veridical.model.output_heads import Head as HeadKind
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """Outputs `y = F h + b` of an embedding h, in float64.
+    """Outputs `y = F h + b` of an embedding h, in float64; arrays of NumPy are welcome.
 
     `exact` is False where F and b are the first-order expansion of a head that is not linear.
 
@@ -28,7 +28,8 @@ class Head:
     exact: bool = True
 
     def __post_init__(self) -> None:
-        weight, bias = self.weight.detach().double(), self.bias.detach().double()
+        weight = torch.as_tensor(self.weight).detach().double()
+        bias = torch.as_tensor(self.bias).detach().double()
         if weight.dim() != 2 or tuple(bias.shape) != (len(weight),):
             raise ShapeError(
                 f"a head has weights (outputs, dimensions) and one bias an output; got {tuple(weight.shape)} "

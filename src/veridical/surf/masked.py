@@ -128,7 +128,8 @@ def segment_embeddings(
         for at in torch.arange(len(image), device=inputs.device).split(4 * predictor.rows)
     ]
     outputs = split.task.predictor.outputs(inputs)[image]
-    return Embeddings(torch.cat(found), outputs, torch.arange(len(image), device=inputs.device))
+    ids = torch.arange(len(image), device=inputs.device)
+    return Embeddings(torch.cat(found), outputs, ids, kind="segments")
 
 
 def _same(answer: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from veridical.surf.concepts import Concepts
 from veridical.surf.embeddings import Embeddings
 from veridical.surf.head import Head
 from veridical.surf.judgement import Judgement
+from veridical.surf.projection import Linear
 
 Positions = Literal["pooled", "each"]
 
@@ -33,18 +34,44 @@ def judge(
     _check(concepts, embeddings, head, positions)
     each = positions == "each"
     width = concepts.vectors.shape[0] * concepts.vectors.shape[1]
-    values = compare(concepts.surrogate_of(head), embeddings, head, width, companions, each)
+    if each or not companions:
+        values = compare(concepts.surrogate_of(head), embeddings, head, width, companions, each)
+        rebuilding: dict[str, float] = reconstruction(concepts, embeddings, head) if companions else {}
+    else:
+        values, rebuilding = _codes_once(concepts, embeddings, head, width)
+    # of a sparse code a reader is shown what is active, which only the data can tell
+    sparse = not isinstance(concepts.projection, Linear) and getattr(concepts.projection, "active", 0) is None
+    charged = rebuilding.get("active", concepts.charged) if sparse else concepts.charged
     facts: dict[str, float] = {
-        "concepts": concepts.charged,
+        "concepts": charged,
         "parameters": 0,
-        "flops": surf_flops(head.n_outputs, round(concepts.charged)),
+        "flops": surf_flops(head.n_outputs, round(charged)),
     }
     if companions:
-        facts |= {"plausibility": plausibility(concepts, head), **reconstruction(concepts, embeddings, head)}
+        facts |= {"plausibility": plausibility(concepts, head), **rebuilding}
     notes = (*concepts.notes, f"positions: {positions}")
     return Judgement(
         concepts.method, "SURF", values, embeddings.ids, 1 / head.n_outputs, facts, concepts.flags, notes
     )
+
+
+def _codes_once(
+    concepts: Concepts, embeddings: Embeddings, head: Head, width: int
+) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """All measures and the reconstruction, with codes that are found once: they are most of the work."""
+    if isinstance(concepts.projection, Linear):
+        values = compare(concepts.surrogate_of(head), embeddings, head, width)
+        return values, reconstruction(concepts, embeddings, head)
+    found: list[dict[str, Tensor]] = []
+    totals = concepts.vectors.new_zeros(3)
+    for piece in chunks(len(embeddings), max(head.dimension, head.n_outputs, width)):
+        part = embeddings.take(piece).as_pooled()
+        codes = concepts.project(part.values.double())
+        answers = concepts.answers(codes, head)
+        found.append(compare(lambda _, y=answers: y, part, head, width))  # type: ignore[misc]
+        totals += _rebuilding(concepts, part, codes, head)
+    values = {name: torch.cat([each[name] for each in found]) for name in found[0]}
+    return values, _rebuilding_facts(totals, len(embeddings), head)
 
 
 def ice_eval(concepts: Concepts, embeddings: Embeddings, head: Head) -> Judgement:
@@ -77,32 +104,42 @@ def plausibility(concepts: Concepts, head: Head) -> float:
 
 
 def reconstruction(concepts: Concepts, embeddings: Embeddings, head: Head) -> dict[str, float]:
-    """Mean squared error of rebuilt embeddings, and KL(p || p_rebuilt) of the head's distributions."""
-    rebuilt = _rebuilt(concepts, head).surrogate_of(head)
-    gram = concepts.vectors @ concepts.vectors.mT
-    centre = torch.zeros_like(concepts.vectors[:, 0]) if concepts.centre is None else concepts.centre
-    totals = concepts.vectors.new_zeros(2)
+    """How well embeddings are rebuilt: mean squared error, KL(p || p_rebuilt), concepts in use."""
+    totals = concepts.vectors.new_zeros(3)
     groups, count, width = concepts.vectors.shape
     for piece in chunks(len(embeddings), max(width, groups * count)):
-        h = embeddings.take(piece).pooled.double()
-        codes = concepts.project(h)
-        seen = (h @ concepts.vectors.reshape(-1, width).T).reshape(len(h), groups, count)
-        seen = seen - torch.einsum("gkd,gd->gk", concepts.vectors, centre)
-        away = h.square().sum(-1, keepdim=True) - 2 * h @ centre.T + centre.square().sum(-1)
-        inner = torch.einsum("ngk,gkj,ngj->ng", codes, gram, codes)
-        error = (away - 2 * (codes * seen).sum(-1) + inner).clamp(min=0)
-        totals[0] += error.mean(-1).sum() / width
-        if head.classifies:
-            scale = 0.5 if head.kind == "binary" else 1.0
-            log_p = torch.log_softmax(head.outputs(h) * scale, -1)
-            log_q = torch.log_softmax(rebuilt(h) * scale, -1)
-            totals[1] += (log_p.exp() * (log_p - log_q)).sum()
-    mse, kl = (totals / len(embeddings)).tolist()
-    return (
-        {"reconstruction_mse": mse, "reconstruction_kl": kl}
-        if head.classifies
-        else {"reconstruction_mse": mse}
-    )
+        part = embeddings.take(piece).as_pooled()
+        totals += _rebuilding(concepts, part, concepts.project(part.values.double()), head)
+    return _rebuilding_facts(totals, len(embeddings), head)
+
+
+def _rebuilding_facts(totals: Tensor, count: int, head: Head) -> dict[str, float]:
+    mse, kl, active = (totals / count).tolist()
+    facts = {"reconstruction_mse": mse, "active": active}
+    return facts | {"reconstruction_kl": kl} if head.classifies else facts
+
+
+def _rebuilding(concepts: Concepts, part: Embeddings, codes: Tensor, head: Head) -> Tensor:
+    """Sums over the rows of a part (3,): squared error of the embedding, KL, codes that are not zero."""
+    h = part.values.double()
+    groups, count, width = concepts.vectors.shape
+    centre = torch.zeros_like(concepts.vectors[:, 0]) if concepts.centre is None else concepts.centre
+    seen = (h @ concepts.vectors.reshape(-1, width).T).reshape(len(h), groups, count)
+    seen = seen - torch.einsum("gkd,gd->gk", concepts.vectors, centre)
+    away = h.square().sum(-1, keepdim=True) - 2 * h @ centre.T + centre.square().sum(-1)
+    if concepts.shared:  # one dictionary may be wide: no products of its atoms with each other
+        inner = (codes[:, 0] @ concepts.vectors[0]).square().sum(-1, keepdim=True)
+    else:
+        inner = torch.einsum("ngk,gkj,ngj->ng", codes, concepts.vectors @ concepts.vectors.mT, codes)
+    error = (away - 2 * (codes * seen).sum(-1) + inner).clamp(min=0).mean(-1).sum() / width
+    active = (codes != 0).double().sum(-1).mean(-1).sum()
+    kl = torch.zeros_like(error)
+    if head.classifies:
+        scale = 0.5 if head.kind == "binary" else 1.0
+        log_p = torch.log_softmax(head.outputs(h) * scale, -1)
+        log_q = torch.log_softmax(_rebuilt(concepts, head).answers(codes, head) * scale, -1)
+        kl = (log_p.exp() * (log_p - log_q)).sum()
+    return torch.stack([error, kl, active])
 
 
 def _rebuilt(concepts: Concepts, head: Head) -> Concepts:
@@ -112,11 +149,19 @@ def _rebuilt(concepts: Concepts, head: Head) -> Concepts:
 def least_squares_importances(concepts: Concepts, embeddings: Embeddings, head: Head) -> Tensor:
     """The importances (C, K) that fit the model's outputs best on these embeddings, concepts as they are."""
     groups, count, _ = concepts.vectors.shape
+    if concepts.shared and len(embeddings) < count:  # a wide dictionary: rows are fewer than atoms
+        h = embeddings.pooled
+        wanted = (
+            (head.outputs(h) if head.exact else embeddings.outputs.double()) - head.bias - concepts.offset
+        )
+        return (torch.linalg.pinv(concepts.project(h)[:, 0].double(), rtol=1e-6) @ wanted).T
     gram = concepts.vectors.new_zeros(groups, count, count)
     seen = concepts.vectors.new_zeros(head.n_outputs, count)
     for piece in chunks(len(embeddings), groups * count):
-        h = embeddings.take(piece).pooled
-        wanted = head.outputs(h) - head.bias - concepts.offset
+        part = embeddings.take(piece)
+        h = part.pooled
+        # what is to be explained is the model: an expanded head is only near it
+        wanted = (head.outputs(h) if head.exact else part.outputs.double()) - head.bias - concepts.offset
         codes = concepts.project(h)
         gram += torch.einsum("ngk,ngj->gkj", codes, codes)
         if concepts.shared:

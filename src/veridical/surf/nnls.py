@@ -6,6 +6,12 @@ import torch
 from torch import Tensor
 
 _TOLERANCE = 1e-10
+_SMALL = 32
+"""Concepts up to which systems are eliminated side by side; LAPACK takes larger ones one after another."""
+
+
+_CACHED = 2**17
+"""Numbers of the systems that a CPU works on at a time: 1 MiB."""
 
 
 def nnls(gram: Tensor, seen: Tensor) -> Tensor:
@@ -18,53 +24,74 @@ def nnls(gram: Tensor, seen: Tensor) -> Tensor:
     >>> nnls(torch.eye(2)[None], torch.tensor([[[1.0, -1.0]]])).round(decimals=9).tolist()
     [[[1.0, 0.0]]]
     """
-    seen = seen.double()
     groups, rows, count = seen.shape
-    flat = seen.reshape(-1, count)
+    # rows run fastest, so that every step is long, and come in blocks that a cache holds
+    systems = gram.double().permute(1, 2, 0)
+    flat = seen.double().permute(2, 0, 1).reshape(count, -1)
     which = torch.arange(groups, device=seen.device).repeat_interleave(rows)
-    answer = torch.zeros_like(flat)
-    scale = flat.abs().amax(-1).clamp(min=1e-300)
-    left = torch.arange(len(flat), device=seen.device)
-    passive = torch.zeros_like(flat, dtype=torch.bool)
-    for _ in range(3 * count + 10):
-        slope = flat[left] - torch.einsum("nkj,nj->nk", gram.double()[which[left]], answer[left])
-        slope = slope.masked_fill(passive[left], -torch.inf)
-        best, at = slope.max(-1)
-        open_rows = best > _TOLERANCE * scale[left]
-        left, at = left[open_rows], at[open_rows]
+    block = max(256, _CACHED // count**2) if seen.device.type == "cpu" else len(which)
+    found = [
+        _solve(systems[:, :, owner], part)
+        for owner, part in zip(which.split(block), flat.split(block, 1), strict=True)
+    ]
+    return torch.cat(found, 1).reshape(count, groups, rows).permute(1, 2, 0)
+
+
+def _solve(own: Tensor, wanted: Tensor) -> Tensor:
+    """Codes (K, n) of systems (K, K, n)."""
+    answer = torch.zeros_like(wanted)
+    least = _TOLERANCE * wanted.abs().amax(0).clamp(min=1e-300)
+    left = torch.arange(wanted.shape[1], device=wanted.device)
+    now, passive = answer.clone(), torch.zeros_like(wanted, dtype=torch.bool)
+    for _ in range(3 * len(wanted) + 10):
+        slope = (wanted - (own * now).sum(1)).masked_fill_(passive, -torch.inf)
+        best, at = slope.max(0)
+        still = best > least
+        if not bool(still.all()):  # rows that are optimal leave
+            answer[:, left] = now
+            left, at, least = left[still], at[still], least[still]
+            own, wanted, now, passive = own[..., still], wanted[:, still], now[:, still], passive[:, still]
         if not len(left):
             break
-        passive[left, at] = True
-        answer[left], passive[left] = _inner(
-            gram.double()[which[left]], flat[left], answer[left], passive[left]
-        )
-    return answer.reshape(groups, rows, count)
+        passive[at, torch.arange(len(left), device=at.device)] = True
+        now, passive = _inner(own, wanted, now, passive)
+    answer[:, left] = now
+    return answer
 
 
 def _inner(gram: Tensor, seen: Tensor, current: Tensor, passive: Tensor) -> tuple[Tensor, Tensor]:
     """Solve on the passive sets; while a concept turns negative, step to the border and drop it."""
-    passive = passive.clone()
-    for _ in range(passive.shape[-1] + 1):
+    for _ in range(len(passive) + 1):
         wanted = _on_passive(gram, seen, passive)
         bad = passive & (wanted <= 0)
         if not bool(bad.any()):
             return wanted, passive
-        share = torch.where(bad, current / (current - wanted).clamp(min=1e-300), torch.inf)
-        step = share.amin(-1, keepdim=True).clamp(max=1.0)
+        share = (current / (current - wanted).clamp(min=1e-300)).masked_fill_(~bad, torch.inf)
+        step = share.amin(0).clamp(max=1.0)
         moved = current + step * (wanted - current)
         # the concept that sets the step is dropped by name: rounding could leave it a hair above zero
-        dropped = bad & (share <= step)
-        passive = passive & ~dropped & ~(passive & (moved <= 0) & bad)
-        current = torch.where(passive, moved, 0.0)
+        passive = passive & ~(bad & ((share <= step) | (moved <= 0)))
+        current = moved * passive
     return current.clamp(min=0), passive
 
 
 def _on_passive(gram: Tensor, seen: Tensor, passive: Tensor) -> Tensor:
-    """The unconstrained solution with all other concepts held at zero."""
-    both = passive[:, :, None] & passive[:, None, :]
-    eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+    """The unconstrained solution (K, n) with all other concepts held at zero."""
+    keep = passive.to(gram.dtype)
+    system = gram * (keep[:, None] * keep)
     # duplicates make the system singular: a ridge at the level of rounding shares the weight between them
-    ridge = 1e-13 * gram.diagonal(dim1=-2, dim2=-1).amax(-1).clamp(min=1e-300)
-    system = torch.where(both, gram, 0.0) + eye * torch.where(passive, ridge[:, None], 1.0)[:, None, :]
-    solved = torch.linalg.solve(system, torch.where(passive, seen, 0.0)[..., None]).squeeze(-1)
-    return torch.where(passive, solved, 0.0)
+    ridge = 1e-13 * gram.diagonal(dim1=0, dim2=1).amax(1).clamp(min=1e-300)
+    system.diagonal(dim1=0, dim2=1).T.add_(1 - keep + keep * ridge)
+    right = seen * keep
+    count = len(right)
+    if count > _SMALL:
+        solved = torch.linalg.solve(system.permute(2, 0, 1), right.T[..., None]).squeeze(-1).T
+        return solved * keep
+    for k in range(count - 1):  # elimination; a positive definite system needs no exchange of rows
+        factor = system[k + 1 :, k] / system[k, k]
+        system[k + 1 :, k + 1 :].addcmul_(factor[:, None], system[k, k + 1 :], value=-1)
+        right[k + 1 :].addcmul_(factor, right[k], value=-1)
+    for k in reversed(range(count)):
+        right[k] -= (system[k, k + 1 :] * right[k + 1 :]).sum(0)
+        right[k] /= system[k, k]
+    return right.mul_(keep)

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from veridical.errors import InputError
 from veridical.random.keyed import Key
-from veridical.surf.embeddings import Embeddings
+from veridical.surf.embeddings import Embeddings, Kind
 from veridical.surf.head import Head
 from veridical.surf.judgement import Judgement
+from veridical.surf.materials import Materials, entries
 from veridical.surf.measures import judge
 from veridical.surf.methods.base import ConceptMethod
+from veridical.surf.splitting import split
+from veridical.values.task import Task
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
 
-def plateau(counts: Sequence[int], errors: Sequence[float], tolerance: float = 0.05) -> int:
+def plateau(counts: Sequence[int], errors: Sequence[float], tolerance: float = 0.05) -> int | None:
     """The fewest concepts whose error is within a share of the whole improvement of the best one.
 
-    `error(K) <= best + tolerance (first - best)`. A curve that never improves has its plateau at the start.
+    `error(K) <= best + tolerance (first - best)`. A curve that never improves has its plateau at the start;
+    one that still falls at its end has none (None): more concepts would tell.
 
     >>> plateau([1, 2, 4, 8], [10.0, 4.0, 1.2, 1.0])
     4
@@ -31,7 +35,8 @@ def plateau(counts: Sequence[int], errors: Sequence[float], tolerance: float = 0
         raise InputError(f"one error a count is needed, got {len(errors)} for {len(counts)}")
     best = min(errors)
     enough = best + tolerance * max(0.0, errors[0] - best)
-    return next(k for k, error in zip(counts, errors, strict=True) if error <= enough + 1e-12)
+    found = next(k for k, error in zip(counts, errors, strict=True) if error <= enough + 1e-12)
+    return None if found == counts[-1] and len(counts) > 1 else found
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -46,8 +51,8 @@ class Parsimony:
         """The curve of one measure."""
         return [float(getattr(judgement, name)) for judgement in self.judgements]
 
-    def suggested(self, name: str = "mae") -> int:
-        """The number of concepts at the plateau."""
+    def suggested(self, name: str = "mae") -> int | None:
+        """The number of concepts at the plateau; None where the curve has none."""
         return plateau(self.counts, self.errors(name))
 
     def to_frame(self) -> pd.DataFrame:
@@ -68,22 +73,38 @@ class Parsimony:
 
     def __repr__(self) -> str:
         curve = ", ".join(f"{k}: {e:.4g}" for k, e in zip(self.counts, self.errors(), strict=True))
-        return f"Parsimony of {self.method}, SURF_MAE by concepts: {curve}; plateau at {self.suggested()}"
+        found = self.suggested()
+        end = "no plateau up to there" if found is None else f"plateau at {found}"
+        return f"Parsimony of {self.method}, SURF_MAE by concepts: {curve}; {end}"
 
 
 def parsimony(
-    method: ConceptMethod,
-    train: Embeddings,
-    test: Embeddings,
-    head: Head,
+    method: ConceptMethod | str,
+    train: Embeddings | Task,
+    test: Embeddings | None = None,
+    head: Head | None = None,
     counts: Sequence[int] = (1, 2, 3, 5, 8, 12),
     seed: int | Key = 0,
+    materials: Mapping[Kind, Embeddings] | None = None,
 ) -> Parsimony:
-    """Fit with each number of concepts and judge on the test embeddings."""
+    """Fit with each number of concepts and judge on the test embeddings.
+
+    A task in place of the embeddings brings both, and whatever the method is fitted on.
+    """
     if not counts or list(counts) != sorted(set(counts)):
         raise InputError(f"counts must rise, got {list(counts)}")
-    found = [
-        judge(replace(method, n_concepts=k).fit(train, head, seed), test, head, companions=False)
-        for k in counts
-    ]
-    return Parsimony(method.name, tuple(counts), tuple(found))
+    item = next(iter(entries([method]).values()))
+    if not isinstance(item, ConceptMethod):
+        raise InputError(f"a curve needs a method to fit again and again, not a ready {type(item).__name__}")
+    if isinstance(train, Task):
+        parts = split(train)
+        test, head, rows = parts.test(), parts.head, Materials(materials or {}, parts)
+    elif test is None or head is None:
+        raise InputError("give a task, or train and test embeddings with their head")
+    else:
+        rows = Materials.of(train, materials)
+    found = []
+    for k in counts:
+        concepts = rows.concepts(replace(item, n_concepts=k), head, seed)
+        found.append(judge(concepts, test, head, companions=False))
+    return Parsimony(item.name, tuple(counts), tuple(found))

@@ -34,9 +34,11 @@ def plot_parsimony(
     ax = axes(ax)
     errors, best = curve.errors(name), curve.suggested(name)
     color = color or COLOURS[len(ax.get_lines()) // 2 % len(COLOURS)]
-    ax.plot(curve.counts, errors, "o-", color=color, markersize=3, label=f"{curve.method} (K = {best})")
-    at = curve.counts.index(best)
-    ax.plot(curve.counts[at], errors[at], "o", markersize=10, fillstyle="none", color=color)
+    label = curve.method if best is None else f"{curve.method} (K = {best})"
+    ax.plot(curve.counts, errors, "o-", color=color, markersize=3, label=label)
+    if best is not None:
+        ring = errors[curve.counts.index(best)]
+        ax.plot(best, ring, "o", markersize=10, fillstyle="none", color=color)
     ax.set_xticks(curve.counts)
     ax.spines[["top", "right"]].set_visible(False)
     ax.set_xlabel("concepts an output")

@@ -13,6 +13,9 @@ from veridical.surf.embeddings import Embeddings
 from veridical.surf.head import Head
 from veridical.surf.projection import Projection
 
+_CANCELS = 0.05
+"""Below this share of its absolute sum, a sum over positions is a matter of what cancels."""
+
 
 @dataclass(frozen=True, eq=False)
 class AtPositions:
@@ -41,38 +44,48 @@ def unflatten(embeddings: Embeddings, head: Head, channels: int) -> tuple[Embedd
     positions = _positions(head, channels)
     values = unfold(embeddings.values, positions)
     summed = unfold(head.weight, positions).sum(1)
-    return replace(embeddings, values=values), replace(head, weight=summed)
+    return replace(embeddings, values=values, kind="positions"), replace(head, weight=summed)
 
 
 def at_positions(concepts: Concepts, head: Head, channels: int) -> Concepts:
     """Concepts of single positions as an explanation of a head over the flattened map (eq. 9 and 10).
 
-    `y_i = sum_j sum_k (f_ij . v_ik) P(h_j; V_i)_k + b_i`: each concept is read at every position and weighed
-    by what the head makes of it there. With the head's own directions as concepts this is the model.
+    Each concept is read at every position, and its importance is shared out as the head weighs positions:
+    `y_i = sum_j sum_k alpha_ik w_ijk P(h_j; V_i)_k + b_i` with `w_ijk = f_ij . v_ik / sum_j f_ij . v_ik`.
+    Importances `alpha_ik = sum_j f_ij . v_ik` give back `f_ij . v_ik`; equal positions give the mean. Where
+    the head's weights cancel over positions (their sum is below a twentieth of their sizes) there are no
+    shares to follow: other importances are then spread evenly, and a note counts them.
     """
     positions = _positions(head, channels)
     groups, count, width = concepts.vectors.shape
     if width != channels:
         raise ShapeError(f"concepts have {width} dimensions, the map has {channels} channels")
     weight = unfold(head.weight, positions)
-    own = concepts.vectors.expand(head.n_outputs, -1, -1)
-    importances = torch.einsum("cjd,ckd->cjk", weight, own).flatten(1)
+    own = torch.einsum("cjd,ckd->cjk", weight, concepts.vectors.expand(head.n_outputs, -1, -1))
+    total, size = own.sum(1, keepdim=True), own.abs().sum(1, keepdim=True)
+    given = concepts.importances[:, None]
+    cancels = total.abs() <= _CANCELS * size
+    shares = torch.where(cancels, 1 / positions, own / torch.where(cancels, 1.0, total))
+    importances = torch.where((given - total).abs() <= 1e-9 * size, own, given * shares)
+    spread = int((cancels & ((given - total).abs() > 1e-9 * size)).sum())
     eye = torch.eye(positions, dtype=concepts.vectors.dtype, device=concepts.vectors.device)
     vectors = torch.einsum("gkd,jl->gjkdl", concepts.vectors, eye)
     vectors = vectors.reshape(groups, positions * count, channels * positions)
     centre = concepts.centre
     if centre is not None:
         centre = centre[:, :, None].expand(-1, -1, positions).flatten(1)
-    offset = torch.zeros_like(head.bias) if centre is None else (head.weight * centre).sum(-1)
+    notes = [*concepts.notes, f"read at {positions} positions of a flattened map"]
+    if spread:
+        notes.append(f"{spread} importances are spread evenly: the head's weights of the concept cancel")
     return Concepts(
         concepts.method,
         vectors,
-        importances,
+        importances.flatten(1),
         AtPositions(concepts.projection, positions),
-        offset,
+        concepts.offset,
         centre,
         concepts.flags,
-        (*concepts.notes, f"read at {positions} positions of a flattened map"),
+        tuple(notes),
     )
 
 

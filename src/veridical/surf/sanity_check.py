@@ -52,6 +52,13 @@ def random_concepts(head: Head, seed: int | Key = 0, draw: int = 0) -> Concepts:
     return Concepts.of(vectors[:, None], _importances(head, as_key(seed), draw), method="Full-Rand")
 
 
+def constant(embeddings: Embeddings, head: Head) -> Concepts:
+    """What any explanation must beat: the mean output of these embeddings, whatever the input."""
+    offset = head.outputs(embeddings.pooled.double().mean(0, keepdim=True))[0] - head.bias
+    blank = Concepts.of(torch.ones(1, head.dimension), torch.zeros(head.n_outputs, 1), method="Constant")
+    return blank.with_importances(blank.importances.to(head.weight), offset)
+
+
 def _importances(head: Head, key: Key, draw: int) -> Tensor:
     ids = torch.arange(head.n_outputs, device=head.weight.device)
     return uniform(key / "importances", ids, draw, 1, torch.float64)

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from veridical.errors import InputError, NotApplicableError, unknown_name
-from veridical.model.predictor import Side, take_side
+from veridical.model.predictor import Side
 from veridical.surf.embeddings import Embeddings
 from veridical.surf.head import Head
+from veridical.surf.layers import Call, End, Tap, as_positions, trace
 from veridical.values.task import Task
 
-End = Literal["input", "output"]
+Read = Literal["vector", "mean", "first", "last", "token", "each"]
+"""What the head sees of a layer with positions or tokens: the mean over them, one of them, or all in a row.
+
+"token" is the one that the model's own output comes from, which may be another one in every sample."""
+
+_ROUNDING = {torch.float64: 1e-9, torch.float32: 2e-5, torch.float16: 2**-8, torch.bfloat16: 2**-6}
+"""How far, as a share of `|F| |h| + |b|`, products of a precision may be from the exact ones."""
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
     """A task's model as `f(g(x))`: `head` is f, and `collect` runs g.
 
-    `layer` and `end` say where embeddings are read; `map_layer` names the layer whose answer, averaged over
-    positions, is the embedding (None where no layer's is).
+    `layer` and `end` say where embeddings are read, and `read` what becomes one vector of a sample;
+    `map_layer` names the layer whose answer, averaged over positions, is the embedding (None: no layer's is).
     """
 
     task: Task
@@ -32,6 +38,15 @@ class Split:
     layer: str
     end: End
     map_layer: str | None = None
+    read: Read = "vector"
+    channels_last: bool = True
+    product: int = 0
+    map_channels_last: bool = False
+
+    @property
+    def positions(self) -> bool:
+        """Whether there is an embedding at every position or token."""
+        return self.map_layer is not None or self.read not in ("vector", "each")
 
     def collect(
         self,
@@ -41,21 +56,57 @@ class Split:
         ids: Tensor | None = None,
         spatial: bool = False,
     ) -> Embeddings:
-        """Embeddings and outputs of any rows, in the task's chunks; each row is counted once."""
-        if spatial and self.map_layer is None:
+        """Embeddings and outputs of any rows, in the task's chunks; each row is counted once.
+
+        Where the head is said to be linear, every row must bear it out.
+        """
+        if spatial and not self.positions:
             raise NotApplicableError(
                 f"no layer before '{self.layer}' gives a map whose mean is the embedding, so there is no "
-                "embedding a position; collect with spatial=False"
+                "embedding at each position; collect with spatial=False"
             )
-        layer, end = (self.map_layer, "output") if spatial else (self.layer, self.end)
-        tap = _Tap(self.task.predictor.model, layer or "", end)  # type: ignore[arg-type]
-        answered = _Answer(self.task.predictor.output, self.task.n_outputs)
+        at = self
+        if spatial and self.map_layer is not None:
+            at = replace(
+                self, layer=self.map_layer, end="output", read="mean", channels_last=self.map_channels_last
+            )
+        tap = Tap(self.task.predictor.model, at.layer, at.end, at.product)
+        answered = _Answer(self.task.predictor.output, at, spatial)
         joined = self.task.predictor.with_model(tap, answered).outputs(inputs, side)
-        outputs, flat = joined.split([self.task.n_outputs, joined.shape[1] - self.task.n_outputs], 1)
         width = self.head.dimension
-        values = flat.reshape(len(flat), -1, width) if spatial else flat
+        outputs, flat = joined.split([self.task.n_outputs, joined.shape[1] - self.task.n_outputs], 1)
         ids = torch.arange(len(inputs), device=inputs.device) if ids is None else ids
-        return Embeddings(values, outputs, ids, labels)
+        values, seen = flat, None
+        if spatial:
+            values = flat.reshape(len(flat), -1, width)
+            if at.read != "mean":
+                values, seen = values[:, 1:], values[:, 0]
+        found = Embeddings(values, outputs, ids, labels, "positions" if spatial else "pooled", seen)
+        self._check_linear(found)
+        return found
+
+    def _check_linear(self, found: Embeddings) -> None:
+        if not self.head.exact:
+            return
+        precision = {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(
+            self.task.predictor.plan.autocast or "", found.values.dtype
+        )
+        share = _ROUNDING.get(precision, 2e-5)
+        if found.values.device.type == "cuda" and precision == torch.float32:
+            share = 2**-9  # products may be in TF32
+        for at in range(0, len(found), 4096):
+            h, y = found.pooled[at : at + 4096].double(), found.outputs[at : at + 4096].double()
+            bound = share * (h.abs() @ self.head.weight.abs().T + self.head.bias.abs()) + 1e-12
+            wrong = ((self.head.outputs(h) - y).abs() > bound).any(-1)
+            if bool(wrong.any()):
+                first = at + int(wrong.nonzero()[0])
+                raise NotApplicableError(
+                    f"the head is not linear: on row {first} the model's outputs are not what its linear "
+                    f"layer '{self.layer}' answers (largest difference "
+                    f"{float((self.head.outputs(h) - y).abs().max()):.3g}). Give logits, not probabilities "
+                    "(output=...), or use split(task, layer, first_order=True), which expands the head and "
+                    "reports the error of doing so"
+                )
 
     def test(self, spatial: bool = False) -> Embeddings:
         """The embeddings of the task's inputs, on which explanations are judged; collected once."""
@@ -64,7 +115,7 @@ class Split:
         def make() -> Embeddings:
             return self.collect(task.inputs, task.side, task.labels, task.ids, spatial)
 
-        return task.cached(f"surf test {self.layer} {self.end} {spatial}", make)
+        return task.cached(self._key("test", spatial), make)
 
     def train(self, spatial: bool = False) -> Embeddings:
         """The embeddings of the task's train rows, on which concepts are fitted; collected once."""
@@ -76,17 +127,29 @@ class Split:
             )
         rows = task.train
         return task.cached(
-            f"surf train {self.layer} {self.end} {spatial}",
+            self._key("train", spatial),
             lambda: self.collect(rows, task.train_side, task.train_labels, None, spatial),
         )
 
+    def _key(self, part: str, spatial: bool) -> str:
+        return f"surf {part} {self.layer} {self.end} {self.product} {self.read} {spatial} {self.head.exact}"
 
-def split(task: Task, layer: str | None = None, first_order: bool = False) -> Split:
+
+def split(
+    task: Task,
+    layer: str | None = None,
+    first_order: bool = False,
+    read: Read | None = None,
+    at: Literal["mean", "samples", "path"] = "mean",
+) -> Split:
     """Split a task's model at its last linear layer, which is found by itself.
 
-    With `first_order=True`, `layer` names the layer whose answer is the embedding (default: the input of the
-    last linear layer), and the head is expanded once at the mean train embedding `h0`:
-    `F = J(h0)`, `b = y(h0) - J(h0) h0`.
+    A 1x1 convolution before average pooling, a product of functions (`F.linear`, `@`), a bare `nn.Linear`
+    and a layer over tokens of which one is answered are such layers too. All outputs must be what the layer
+    answers. With `first_order=True`, `layer` names any layer, whose answer is the embedding (default: the
+    input of the last linear layer); `read` says what becomes one vector of a sample where it has positions
+    or tokens ("mean", "first", "last", or "each": all in a row); and the head is expanded `at` the mean train
+    embedding (`F = J(h0)`, `b = y(h0) - J(h0) h0`), at the samples or along the path between, each averaged.
     """
     if not task.predictor.differentiable:
         raise NotApplicableError(
@@ -95,140 +158,135 @@ def split(task: Task, layer: str | None = None, first_order: bool = False) -> Sp
     if first_order:
         from veridical.surf.first_order import expand
 
-        return expand(task, layer)
-    calls = _trace(task)
-    linear = {name: call for name, call in calls.items() if isinstance(call.module, nn.Linear)}
-    if layer is not None and layer not in linear:
-        raise unknown_name("linear layer", layer, linear)
-    if not linear:
+        return expand(task, layer, read, at)
+    calls, _ = trace(task)
+    named = {name: call for name, call in calls.items() if _linear(call.module)}
+    if layer is not None and layer not in named:
+        raise unknown_name("linear layer", layer, [name for name in named if name])
+    chosen = {layer: named[layer]} if layer is not None else named
+    refusal: NotApplicableError | None = None
+    for parts in _candidates(task, calls, chosen, layer is None):
+        try:
+            parts.test()
+        except NotApplicableError as error:
+            refusal = refusal or error
+            continue
+        return parts
+    if refusal is not None:
+        raise refusal
+    if not named:
         raise NotApplicableError(
             "the head is not linear: no nn.Linear runs in this model. "
             "split(task, layer, first_order=True) expands a head that is not linear"
         )
-    name = layer or next(reversed(linear))
-    call = linear[name]
-    module = call.module
-    weight = call.weight
-    bias = call.bias if call.bias is not None else weight.new_zeros(len(weight))
-    fits = call.input.dim() == 2 and call.output.dim() == 2
-    if fits:
-        weight, bias = _columns(weight, bias, task)
-        answers = call.input.double() @ weight.double().T + bias.double()
-        truth = task.uncounted(
-            lambda: task.predictor.outputs(task.inputs[:4], take_side(task.side, slice(4)))
-        )
-        fits = answers.shape == truth.shape and torch.allclose(answers.to(truth), truth, rtol=1e-3, atol=1e-4)
-    if not fits:
-        raise NotApplicableError(
-            f"the head is not linear: the model's outputs are not what its linear layer '{name}' ({module}) "
-            "answers. Give logits, not probabilities (output=...), or use "
-            "split(task, layer, first_order=True), which expands the head and reports the error of doing so"
-        )
-    head = Head(weight, bias, task.head, name)
-    return Split(task, head, name, "input", _map_layer(calls, call.input))
+    name, call = next(reversed(chosen.items()))
+    raise NotApplicableError(
+        f"the head is not linear: the model's outputs are not what its linear layer '{name}' ({call.module}) "
+        "answers. Give logits, not probabilities (output=...), or use "
+        "split(task, layer, first_order=True), which expands the head and reports the error of doing so"
+    )
 
 
-@dataclass(frozen=True, eq=False)
-class _Call:
-    """What one layer was given and answered, with the weights it used."""
-
-    module: nn.Module
-    input: Tensor
-    output: Tensor
-    weight: Tensor
-    bias: Tensor | None
+def _linear(module: nn.Module | None) -> bool:
+    if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        return set(module.kernel_size) == {1} and set(module.stride) == {1} and module.groups == 1
+    return isinstance(module, nn.Linear)
 
 
-def _trace(task: Task) -> dict[str, _Call]:
-    """The layers in the order in which they finish on a few rows."""
-    calls: dict[str, _Call] = {}
-    few = slice(0, 4)
-
-    def note(name: str, module: nn.Module, given: tuple[Any, ...], answer: Any) -> None:
-        if given and isinstance(given[0], Tensor) and isinstance(answer, Tensor):
-            weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
-            calls.pop(name, None)
-            calls[name] = _Call(
-                module,
-                given[0].detach(),
-                answer.detach().clone(),
-                weight.detach().clone() if isinstance(weight, Tensor) else torch.empty(0),
-                bias.detach().clone() if isinstance(bias, Tensor) else None,
-            )
-
-    hooks = [
-        module.register_forward_hook(partial(note, name))
-        for name, module in task.predictor.model.named_modules()
-        if name and not isinstance(module, torch.jit.ScriptModule)
-    ]
-    try:
-        with task.session() as model:
-            side = take_side(task.side, few)
-            rows = task.inputs[few]
-            task.uncounted(lambda: model(rows, **side) if isinstance(side, dict) else model(rows, *side))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return calls
+def _candidates(task: Task, calls: dict[str, Call], named: dict[str, Call], unnamed: bool) -> Iterator[Split]:
+    """Layers, the last first, then products without a layer, whose answers on a few rows are the outputs."""
+    truth = task.outputs[:4].double()
+    for name, call in reversed(named.items()):
+        last = isinstance(call.module, nn.Linear)
+        read = _fitting(task, call, truth, last)
+        if read is not None:
+            weight, bias = _columns(call, task)
+            head = Head(weight, bias, task.head, name)
+            embedding = as_positions(call.input, last).mean(1)
+            where, tokens = _map_layer(calls, embedding) if read == "vector" else (None, False)
+            yield Split(task, head, name, "input", where, read, last, map_channels_last=tokens)
+    products = trace(task, with_products=True)[1] if unnamed else []
+    for number in reversed(range(len(products))):
+        call = products[number]
+        if len(call.input) == len(truth) and _fitting(task, call, truth, True) == "vector":
+            weight, bias = _columns(call, task)
+            where, tokens = _map_layer(calls, call.input)
+            name = f"product {number}"
+            head = Head(weight, bias, task.head, name)
+            yield Split(task, head, name, "product", where, product=number, map_channels_last=tokens)
 
 
-def _columns(weight: Tensor, bias: Tensor, task: Task) -> tuple[Tensor, Tensor]:
+def _fitting(task: Task, call: Call, truth: Tensor, channels_last: bool) -> Read | None:
+    """How the outputs come from the layer's answers at each position; None where they do not."""
+    weight, bias = _columns(call, task)
+    if call.input.dim() < 2 or len(call.input) != len(truth) or len(weight) != truth.shape[1]:
+        return None
+    each = as_positions(call.input, channels_last).double()
+    if each.shape[-1] != weight.shape[1]:
+        return None
+    answers = each @ weight.double().T + bias.double()
+    near = 0.02 * truth.abs().amax().clamp(min=1e-6)  # the rows are checked closely when they are collected
+
+    def fits(y: Tensor) -> bool:
+        return bool(((y - truth).abs() <= near).all())
+
+    if fits(answers.mean(1)):
+        return "vector" if call.input.dim() == 2 else "mean"
+    nearest = (answers - truth[:, None]).abs().amax(-1).argmin(1)
+    return "token" if fits(answers[torch.arange(len(truth)), nearest]) else None
+
+
+def _columns(call: Call, task: Task) -> tuple[Tensor, Tensor]:
     """The layer's weights as the task reads its outputs: a binary head has the two columns (-z, z)."""
-    if task.head != "binary":
+    weight = call.weight.flatten(1)
+    bias = weight.new_zeros(len(weight)) if call.bias is None else call.bias.expand(len(weight))
+    if task.head != "binary" or len(weight) > 2:
         return weight, bias
     if len(weight) == 2:
         weight, bias = weight[1:] - weight[:1], bias[1:] - bias[:1]
     return torch.cat([-weight, weight]), torch.cat([-bias, bias])
 
 
-def _map_layer(calls: dict[str, _Call], embedding: Tensor) -> str | None:
-    """The last layer whose map (N, D, positions...) averages to the embedding."""
+def _map_layer(calls: dict[str, Call], embedding: Tensor) -> tuple[str | None, bool]:
+    """The last layer whose map (N, D, positions...) or tokens (N, T, D: True) average to the embedding."""
     for name in reversed(calls):
-        maps = calls[name].output
-        if maps.dim() < 3 or maps.shape[:2] != embedding.shape or maps[0, 0].numel() < 2:
-            continue
-        if torch.allclose(maps.flatten(2).mean(2), embedding, rtol=1e-3, atol=1e-5):
-            return name
-    return None
-
-
-class _Tap(nn.Module):
-    """The model and, beside its answer, what went into or came out of one layer.
-
-    A map (N, D, positions...) comes out with its positions first: the vectors one after another.
-    """
-
-    def __init__(self, module: nn.Module, layer: str, end: End) -> None:
-        super().__init__()
-        self.module = module
-        self.layer = layer
-        self.end = end
-
-    def forward(self, *args: Any, **named: Any) -> tuple[Any, Tensor]:
-        seen: list[Tensor] = []
-
-        def note(_module: nn.Module, given: tuple[Any, ...], answer: Any) -> None:
-            seen.append(given[0] if self.end == "input" else answer)
-
-        handle = self.module.get_submodule(self.layer).register_forward_hook(note)
-        try:
-            answer = self.module(*args, **named)
-        finally:
-            handle.remove()
-        found = seen[-1]
-        if found.dim() > 2:
-            found = found.flatten(2).transpose(1, 2) if self.end == "output" else found
-            found = found.flatten(1)
-        return answer, found
+        for last in (False, True):
+            maps = calls[name].output
+            if maps.dim() < 3 or len(maps) != len(embedding):
+                continue
+            each = as_positions(maps, last)
+            if each.shape[1] < 2 or each.shape[2] != embedding.shape[1]:
+                continue
+            if torch.allclose(each.mean(1), embedding, rtol=1e-3, atol=1e-5):
+                return name, last
+    return None, False
 
 
 class _Answer:
     """Reads outputs and embedding of a tap as one row: the predictor carries one tensor."""
 
-    def __init__(self, output: Callable[[Any], Tensor], n_outputs: int) -> None:
-        self.output = output
-        self.n_outputs = n_outputs
+    def __init__(self, output: Callable[[Any], Tensor], at: Split, spatial: bool) -> None:
+        self.output, self.at, self.spatial = output, at, spatial
 
     def __call__(self, answer: tuple[Any, Tensor]) -> Tensor:
         outputs = self.output(answer[0])
-        return torch.cat([outputs, answer[1].to(outputs)], 1)
+        each = as_positions(answer[1], self.at.channels_last).to(outputs)
+        parts = [outputs]
+        if not (self.spatial and self.at.read == "mean"):
+            parts.append(seen_of(each, self.at, outputs))
+        if self.spatial:
+            parts.append(each.flatten(1))
+        return torch.cat(parts, 1)
+
+
+def seen_of(each: Tensor, at: Split, outputs: Tensor) -> Tensor:
+    """What the head sees (N, D) of vectors (N, J, D)."""
+    if at.read in ("vector", "mean"):
+        return each.mean(1)
+    if at.read in ("first", "last"):
+        return each[:, 0 if at.read == "first" else -1]
+    if at.read == "each":  # as nn.Flatten lays out a map: channels first
+        return each.transpose(1, 2).flatten(1)
+    answers = each.double() @ at.head.weight.T + at.head.bias
+    nearest = (answers - outputs.double()[:, None]).abs().amax(-1).argmin(1)
+    return each[torch.arange(len(each), device=each.device), nearest]

@@ -19,30 +19,36 @@ from veridical.surf.projection import Linear
 def rank_optimum(embeddings: Embeddings, head: Head, n_concepts: int) -> Concepts:
     """The K shared directions with the least RMSE that a linear surrogate can have on these embeddings.
 
-    With `S = E[h h^T]` and `F S^(1/2) = U s W^T`, the surrogate is `U_K U_K^T F h + b`, and its squared error
-    is `sum_{j > K} s_j^2 / C` (Eckart and Young). At K = rank(F) it is the head itself.
+    With `mu = E[h]`, `S = Cov(h)` and `F S^(1/2) = U s W^T` the surrogate is
+    `U_K U_K^T F (h - mu) + F mu + b`, and its squared error `sum_{j > K} s_j^2 / C` (Eckart and Young): no
+    method of K shared directions, with an offset or without, does better on them. At K = rank(F) it is the
+    head itself.
     """
     if not 1 <= n_concepts <= min(head.weight.shape):
         raise InputError(f"n_concepts is between 1 and {min(head.weight.shape)} here, got {n_concepts}")
-    moment = head.weight.new_zeros(head.dimension, head.dimension)
-    for piece in chunks(len(embeddings), head.dimension):
-        h = embeddings.take(piece).pooled.double()
-        moment += h.T @ h
+    h = embeddings.pooled
+    centre = torch.stack([part.double().sum(0) for part in h.split(4096)]).sum(0) / len(h)
+    spread = head.weight.new_zeros(head.dimension, head.dimension)
+    for piece in chunks(len(h), head.dimension):
+        away = h[piece].double() - centre
+        spread += away.T @ away
     # F S F^T has the left singular vectors of F S^(1/2): no root of S is needed
-    _, left = torch.linalg.eigh(head.weight @ moment @ head.weight.T / len(embeddings))
+    _, left = torch.linalg.eigh(head.weight @ spread @ head.weight.T / len(h))
     left = left[:, -n_concepts:].flip(1)
     rows = left.T @ head.weight
     length = rows.norm(dim=-1).clamp(min=1e-300)
     vectors = (rows / length[:, None])[None]
-    offset = torch.zeros_like(head.bias)
-    return Concepts("optimum", vectors, left * length, Linear(vectors), offset)
+    offset = head.weight @ centre
+    return Concepts("optimum", vectors, left * length, Linear(vectors, centre[None]), offset, centre[None])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ErrorSplit:
     """An explanation as it is, and with the best importances its concepts allow.
 
-    What is left with those importances is the concepts' fault; what they gain is the importances'.
+    What is left with those importances is the concepts' fault; what they gain is the importances'. All are
+    errors against the model's own outputs: where the head is expanded, `linearisation` is the part of them
+    that any linear explanation has.
     """
 
     own: Judgement
@@ -52,6 +58,11 @@ class ErrorSplit:
     def concepts(self) -> float:
         """The error (MAE) that no importances would remove."""
         return self.fitted.mae
+
+    @property
+    def linearisation(self) -> float:
+        """The error (MAE) of the expanded head itself; 0 where the head is linear."""
+        return self.own.summary.get("linearisation", 0.0)
 
     @property
     def importances(self) -> float:

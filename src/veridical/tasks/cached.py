@@ -56,14 +56,14 @@ def kept(
     path = cache_folder() / "tasks" / f"{name}-{_address(model, facts, tensors)}.safetensors"
     if path.is_file():
         try:
-            weights, _ = files.read(path, KIND)
+            weights, _ = files.read(path, KIND, path.stem)
             model.load_state_dict(weights)
             return model.eval()
         except (FormatError, RuntimeError) as error:
             log.warning("%s cannot be used (%s); the model is trained again", path, error)
     make()
     try:
-        files.write(path, KIND, model.state_dict(), {"name": name})
+        files.write(path, KIND, model.state_dict(), {"name": name}, path.stem)
     except OSError as error:
         log.warning("the trained model could not be kept in %s: %s", path.parent, error)
     return model.eval()

@@ -9,6 +9,7 @@ from typing import Any
 
 from veridical.errors import InputError, unknown_name
 from veridical.registry import Catalogue
+from veridical.settings import checked
 from veridical.tasks.known import KnownAnswer
 from veridical.values.task import Task
 
@@ -184,6 +185,7 @@ def names() -> Catalogue:
     return Catalogue({name: entry.line() for name, entry in sorted(ENTRIES.items())})
 
 
+@checked
 def load(name: str, samples: int | None = None, seed: int = 0) -> Task:
     """The embedded task of this name on all of its held-out samples, or on `samples` of them drawn by `seed`.
 

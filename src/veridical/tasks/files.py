@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import json
+import struct
+import tokenize
 import zipfile
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from veridical.errors import FormatError, InputError
+from veridical.errors import FormatError, InputError, VeridicalError
+from veridical.values.bounds import MIB, check_file, refuse_more
 
 if TYPE_CHECKING:
     import pandas as pd
 
 ARRAY_SUFFIXES = (".npy", ".npz", ".safetensors")
+BROKEN = (
+    *(ValueError, TypeError, OSError, EOFError, AttributeError, KeyError, IndexError, SyntaxError),
+    *(MemoryError, OverflowError, RecursionError, NotImplementedError, RuntimeError),
+    *(zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError),
+)
+"""What numpy and the formats below it raise on damaged bytes."""
 TABLE_SUFFIXES = (".csv", ".tsv", ".parquet", ".jsonl")
 
 
@@ -25,6 +35,7 @@ def existing_file(path: str | Path) -> Path:
         raise InputError(f"there is no file {path}")
     if path.stat().st_size == 0:
         raise FormatError(f"{path.name} is empty")
+    check_file(path)
     return path
 
 
@@ -43,7 +54,7 @@ def read_arrays(path: str | Path) -> dict[str, Any]:
             return {"inputs": file}
         with file:
             return {name: file[name] for name in file.files}
-    except (ValueError, OSError, EOFError, AttributeError, zipfile.BadZipFile) as error:
+    except BROKEN as error:
         if "pickle" in str(error).lower() or "object array" in str(error).lower():
             raise FormatError(
                 f"{path.name} cannot be read without unpickling, which can run code: it is no numpy file or "
@@ -83,17 +94,23 @@ def _separated(path: Path) -> pd.DataFrame:
         return pd.read_csv(path, sep="\t" if path.suffix.lower() == ".tsv" else ",", encoding="utf-8")
     except UnicodeDecodeError as error:
         raise FormatError(f"{path.name} is not written in UTF-8: {error}") from error
-    except ValueError as error:  # pandas' ParserError and EmptyDataError are values too
+    except (ValueError, OverflowError, MemoryError) as error:  # pandas' own errors are values too
         raise FormatError(f"{path.name} is not a table: {str(error).strip()}") from error
 
 
 def _parquet(path: Path) -> pd.DataFrame:
     import pandas as pd
+    import pyarrow.parquet as pq
     from pyarrow import ArrowException
 
     try:
+        about = pq.read_metadata(path)
+        unfolded = sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
+        refuse_more("array_mib", unfolded / MIB, path.name)
         return pd.read_parquet(path)
-    except (ArrowException, ValueError, OSError) as error:
+    except (ArrowException, ValueError, OSError, KeyError, TypeError, RecursionError) as error:
+        if isinstance(error, VeridicalError):
+            raise
         raise FormatError(f"{path.name} is not a parquet file: {error}") from error
 
 
@@ -117,7 +134,7 @@ def _json_lines(path: Path) -> pd.DataFrame:
 def _json_row(line: str, where: str, first: dict[str, Any] | None) -> dict[str, Any]:
     try:
         row = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also a number of too many digits
         raise FormatError(f"{where} is not JSON: {error}") from error
     if not isinstance(row, dict):
         raise FormatError(f'{where} is no object such as {{"text": "...", "label": 1}}')

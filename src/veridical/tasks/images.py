@@ -16,6 +16,7 @@ from veridical.errors import FormatError, InputError, VeridicalError
 from veridical.random import keyed
 from veridical.random.keyed import Key
 from veridical.tasks.packages import require
+from veridical.values.bounds import refuse_more
 from veridical.values.space import Space
 from veridical.values.task import Task
 
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
-MAX_PIXELS = 50_000_000
-"""Pixels of the largest image that is decoded: beyond any camera's photo, within any machine's memory."""
 MANY_PIXELS = 64 * 64
 PATCHES_A_SIDE = 14
 Channels = float | Sequence[float]
@@ -42,11 +41,10 @@ def open_image(path: str | Path, mode: str = "RGB") -> Image:
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             with Image.open(path) as file:
                 # the header alone has been read; a small file can claim a size that fills the memory
-                if file.width * file.height > MAX_PIXELS:
-                    raise _too_large(path, f"{file.width} x {file.height}")
+                refuse_more("image_pixels", file.width * file.height, f"the image {path.name}")
                 return file.convert(mode)
     except Image.DecompressionBombError as error:
-        raise _too_large(path, "vastly more") from error
+        raise InputError(f"the image {path.name} is larger than any photo: {error}") from error
     except UnidentifiedImageError as error:
         raise FormatError(f"{path.name} is not an image that can be read") from error
     except FileNotFoundError as error:
@@ -55,13 +53,6 @@ def open_image(path: str | Path, mode: str = "RGB") -> Image:
         if isinstance(error, VeridicalError):
             raise
         raise FormatError(f"the image {path.name} is damaged: {error}") from error
-
-
-def _too_large(path: Path, pixels: str) -> InputError:
-    return InputError(
-        f"the image {path.name} has {pixels} pixels; at most {MAX_PIXELS // 1_000_000} million are decoded. "
-        "Make it smaller first"
-    )
 
 
 def read_image(
@@ -82,7 +73,7 @@ def read_image(
     cuts nothing off. The longer side is rounded, or with `truncate` rounded down, as torchvision and
     transformers do. `resample` is Pillow's number of the filter (3: bicubic).
     """
-    height, width = (size, size) if isinstance(size, int) else size
+    height, width = _sides(size)
     if channels not in (1, 3):
         raise InputError(f"images are read with 1 or 3 channels, got {channels}")
     image = open_image(path, "RGB" if channels == 3 else "L")
@@ -94,11 +85,20 @@ def read_image(
     if squash:
         shape = (width, height)
     if shape != image.size:
+        refuse_more("image_pixels", shape[0] * shape[1], f"the image {Path(path).name}, scaled to {shape},")
         image = image.resize(shape, resample)
     left, top = (image.width - width) // 2, (image.height - height) // 2
     pixels = np.array(image.crop((left, top, left + width, top + height)), dtype=np.float32) / 255.0
     x = torch.from_numpy(pixels).reshape(height, width, channels).permute(2, 0, 1)
     return ((x - _each(mean)) / _each(deviation)).contiguous()
+
+
+def _sides(size: Any) -> tuple[int, int]:
+    sides = (size, size) if isinstance(size, int) else tuple(size) if isinstance(size, list | tuple) else ()
+    if len(sides) != 2 or not all(isinstance(n, int) and n > 0 for n in sides):
+        raise InputError(f"the size of images is a positive number or (height, width), got {size!r}")
+    refuse_more("image_pixels", sides[0] * sides[1], f"an image of {sides[0]} x {sides[1]}")
+    return sides[0], sides[1]
 
 
 def _each(value: Channels) -> Tensor:
@@ -132,7 +132,7 @@ def image_rule(path: Path) -> dict[str, Any]:
             "truncate": True,
             "resample": facts.get("resample", 2),
         }
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
         raise FormatError(f"{path} does not say how images are prepared: {error!r}") from error
 
 

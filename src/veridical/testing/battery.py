@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from veridical.errors import VeridicalError
-from veridical.explainers import Explainer, Gradient, Random
+from veridical.explainers import Explainer
+from veridical.explainers.controls import Random
+from veridical.explainers.gradients import Gradient
 from veridical.metrics.base import AnyMetric, ExplainerMetric, Metric
 from veridical.model.predictor import Plan
 from veridical.random.keyed import Key

@@ -18,6 +18,7 @@ from veridical.model.cost import Cost
 from veridical.model.late_checks import Look
 from veridical.values import files
 from veridical.values.space import Space
+from veridical.values.weak_orders import reversed_ties, tied_pairs, ties_along
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,10 +47,17 @@ class Explanation:
     provenance: Mapping[str, Any] = field(default_factory=dict)
     whole: bool = field(init=False)
     """Whether every sample could be explained; known from the check of the values."""
+    tied: Tensor = field(default_factory=lambda: None)  # type: ignore[assignment]
+    """(N, V) along `order`: whether a feature ties with the one before it, so that either may come first."""
     unchecked: InitVar[Sequence[Look]] = ()
 
     def __post_init__(self, unchecked: Sequence[Look]) -> None:
-        shape = (self.ids.shape[0], self.space.n_features)
+        for what, kind in (("values", Tensor), ("space", Space), ("targets", Tensor), ("ids", Tensor)):
+            if not isinstance(getattr(self, what), kind):
+                raise InputError(
+                    f"Explanation: {what} is of type {kind.__name__}, got {getattr(self, what)!r:.80}"
+                )
+        shape = (self.ids.numel(), self.space.n_features)
         if self.values.shape != shape:
             raise ShapeError(
                 f"explanation has shape {tuple(self.values.shape)}, expected {shape}: "
@@ -58,6 +66,8 @@ class Explanation:
         if self.order is None:
             # sorting costs more than many methods do, and not every metric ranks: it waits until asked for
             object.__delattr__(self, "order")
+        if self.tied is None:
+            object.__delattr__(self, "tied")
         at_once = self.values.device.type in late_checks.AT_ONCE
         self.__dict__["_unread"], self.__dict__["_looks"] = self.__dict__.pop("values"), unchecked
         if at_once:
@@ -74,6 +84,8 @@ class Explanation:
             whole = whole and math.isfinite(float(values.abs().amax()))
             self.__dict__["whole"] = whole or self._checked(values)
             self.__dict__["values"] = values
+            if "order" in self.__dict__:
+                self._check_order()
             for read in ("_unread", "_looks"):
                 self.__dict__.pop(read, None)
         return self
@@ -95,11 +107,24 @@ class Explanation:
             )
         return not bool(missing.any())
 
+    def _check_order(self) -> None:
+        """Raise where the order does not sort the values: it belongs to another map then."""
+        ascending = self._existing().gather(-1, self.order)
+        wrong = (ascending[:, 1:] < ascending[:, :-1]).any(-1)
+        if bool(wrong.any()):
+            bad = wrong.nonzero().reshape(-1)[:5].tolist()
+            raise InputError(
+                f"`order` does not sort the values of '{self.explainer}' in samples {bad}: it is that of "
+                "another map. Use explanation.with_values(values), which ranks anew, or give order=None"
+            )
+
     def __getattr__(self, name: str) -> Any:
         if name in ("values", "whole") and "_unread" in self.__dict__:
             self.settle()
         elif name == "order" and "space" in self.__dict__:
-            self.__dict__["order"] = self._argsort()
+            self.__dict__["order"] = torch.argsort(self._existing(), dim=-1, stable=True)
+        elif name == "tied" and "space" in self.__dict__:
+            self.__dict__["tied"] = ties_along(self._existing().gather(-1, self.order), self._counts)
         if name not in self.__dict__:
             raise AttributeError(f"an explanation has no attribute '{name}'")
         return self.__dict__[name]
@@ -107,11 +132,14 @@ class Explanation:
     def __getstate__(self) -> dict[str, Any]:
         return self.settle().__dict__
 
-    def _argsort(self) -> Tensor:
+    def _existing(self) -> Tensor:
+        """The values as they are ranked: zeros for a map that is missing, infinity where no feature is."""
         values = self.values if self.whole else self.values.masked_fill(self.missing[:, None], 0.0)
-        if self.valid is not None:
-            values = values.masked_fill(~self.valid, torch.inf)
-        return torch.argsort(values, dim=-1, stable=True)
+        return values if self.valid is None else values.masked_fill(~self.valid, torch.inf)
+
+    @property
+    def _counts(self) -> Tensor | int:
+        return self.space.n_features if self.valid is None else self.valid.sum(-1)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -144,6 +172,18 @@ class Explanation:
         return spread
 
     @property
+    def has_ties(self) -> bool:
+        """Whether any map has ties; looked at once, since to look waits for a GPU."""
+        if "_has_ties" not in self.__dict__:
+            self.__dict__["_has_ties"] = bool(self.tied.any())
+        return bool(self.__dict__["_has_ties"])
+
+    @property
+    def tied_pairs(self) -> Tensor:
+        """The share of the pairs of features that tie, so that the map does not rank them (N,)."""
+        return tied_pairs(self.tied, self._counts)
+
+    @property
     def descending_ranks(self) -> Tensor:
         """0 for the most relevant feature; invalid features keep the last places."""
         ranks = self.ranks
@@ -158,6 +198,7 @@ class Explanation:
             self,
             values=values,
             order=None,  # type: ignore[arg-type]
+            tied=None,  # type: ignore[arg-type]
             explainer=explainer or self.explainer,
         )
 
@@ -168,15 +209,22 @@ class Explanation:
             scaled = scaled.masked_fill(~self.valid, 0.0)
         return replace(self, values=scaled)
 
+    def along(self, order: Tensor) -> Explanation:
+        """The same values along another ranking (N, V), least relevant first, without ties."""
+        ascending = self.values.gather(-1, self.order)
+        values = torch.empty_like(self.values).scatter_(-1, order, ascending)
+        return replace(self, values=values, order=order, tied=torch.zeros_like(order, dtype=torch.bool))
+
     def inverted(self) -> Explanation:
         """Reverse the ranking and re-assign the sorted values along it (QGE eq. 4).
 
-        On (values, order) this is an exact involution, ties or not.
+        Ties are turned round with the ranking, never read from the new values. On (values, order, tied) this
+        is an exact involution.
         """
-        reverse = self._reversed_order()
-        ascending = self.values.gather(-1, self.order)
-        values = torch.empty_like(self.values).scatter_(-1, reverse, ascending)
-        return replace(self, values=values, order=reverse, explainer=f"inverse of {self.explainer}")
+        turned = self.along(self._reversed_order())
+        return replace(
+            turned, tied=reversed_ties(self.tied, self._counts), explainer=f"inverse of {self.explainer}"
+        )
 
     def _reversed_order(self) -> Tensor:
         if self.valid is None:
@@ -193,6 +241,7 @@ class Explanation:
             targets=self.targets[index],
             ids=self.ids[index],
             order=self.order[index],
+            tied=self.tied[index],
             space=self.space.take(index),
         )
 
@@ -200,18 +249,21 @@ class Explanation:
         """The same explanation on another device."""
         if self.values.device == torch.device(device):
             return self
-        moved = {n: getattr(self, n).to(device) for n in ("values", "targets", "ids", "order", "space")}
+        moved = {
+            n: getattr(self, n).to(device) for n in ("values", "targets", "ids", "order", "tied", "space")
+        }
         return replace(self, **moved)
 
     def maps(self) -> Tensor:
         """The values laid back over the inputs: (N, *shape of the labels)."""
         return self.space.expand(self.values)
 
-    def save(self, path: str | Path) -> Path:
-        """Write to one safetensors file."""
+    def save(self, path: str | Path, address: str = "") -> Path:
+        """Write to one safetensors file; `address` says what the maps were made from."""
         tensors = {
             "values": self.values,
             "order": self.order,
+            "tied": self.tied,
             "targets": self.targets,
             "ids": self.ids,
             "labels": self.space.labels,
@@ -230,12 +282,12 @@ class Explanation:
             "cost": [self.cost.forward, self.cost.backward],
             "provenance": dict(self.provenance),
         }
-        return files.write(path, "explanation", tensors, header)
+        return files.write(path, "explanation", tensors, header, address)
 
     @classmethod
-    def load(cls, path: str | Path) -> Explanation:
-        """Read what `save` wrote."""
-        tensors, header = files.read(path, "explanation")
+    def load(cls, path: str | Path, address: str | None = None) -> Explanation:
+        """Read what `save` wrote; under another address than was asked for it is refused."""
+        tensors, header = files.read(path, "explanation", address)
         about = header["space"]
         names = about["names"]
         if names is not None:
@@ -258,6 +310,7 @@ class Explanation:
             tensors["order"],
             Cost(*header["cost"]),
             header["provenance"],
+            tied=tensors.get("tied"),  # type: ignore[arg-type]
         )
 
     def top(self, sample: int = 0, count: int = 5) -> list[tuple[str, float]]:

@@ -28,14 +28,14 @@ def tensor_of(value: Any, what: str, codec: FrameCodec | None) -> Tensor:
             "jointly. Pass the one to explain as inputs= and the others as side="
         )
     else:
-        try:
-            tensor = as_tensor(value)
-        except (TypeError, ValueError) as error:
-            raise InputError(f"{what} must be a tensor or an array of numbers ({error})") from error
-    if tensor.dim() < 2 or tensor.shape[0] == 0:
+        tensor = as_tensor(value, what)
+    if tensor.dim() < 2 or tensor.numel() == 0:
         raise ShapeError(
-            f"{what} has shape {tuple(tensor.shape)}; expected (samples, ...) with at least one sample"
+            f"{what} has shape {tuple(tensor.shape)}; expected (samples, ...) with at least one sample and "
+            "one feature"
         )
+    if tensor.is_complex() or tensor.is_quantized:
+        raise InputError(f"{what} is of {tensor.dtype}; real numbers, whole numbers or truths are explained")
     if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
         bad = (~torch.isfinite(tensor)).reshape(len(tensor), -1).any(-1).nonzero().reshape(-1)
         raise InputError(
@@ -45,9 +45,37 @@ def tensor_of(value: Any, what: str, codec: FrameCodec | None) -> Tensor:
     return tensor.detach()
 
 
-def as_tensor(value: Any) -> Tensor:
-    # torch reads no array that runs backwards or cannot be written to
-    return value if isinstance(value, Tensor) else torch.as_tensor(np.require(value, requirements=("C", "W")))
+def as_tensor(value: Any, what: str = "it") -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    try:
+        # torch reads no array that runs backwards or cannot be written to
+        return torch.as_tensor(np.require(value, requirements=("C", "W")))
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise InputError(f"{what} must be a tensor or an array of numbers ({error})") from error
+
+
+def as_device(device: Any, here: bool = True) -> torch.device:
+    """A device, `here` one that this machine has; or the sentence that says what is wrong with it."""
+    try:
+        place = torch.device(device)
+        if here:
+            torch.empty(0, device=place)
+    except (RuntimeError, TypeError, ValueError, AssertionError, NotImplementedError) as error:
+        raise InputError(
+            f"device {device!r:.80} cannot be used here: {str(error).splitlines()[0]}"
+        ) from error
+    if place.type == "meta":
+        raise InputError("the meta device computes nothing; say cpu or cuda")
+    return place
+
+
+def rows_of(value: Any, what: str, rows: int, place: torch.device) -> Tensor:
+    """Something that there is one of for each sample."""
+    tensor = as_tensor(value, what).to(place)
+    if tensor.dim() == 0 or len(tensor) != rows:
+        raise ShapeError(f"{len(tensor) if tensor.dim() else 'a single'} {what} for {rows} samples")
+    return tensor
 
 
 def _is_numbers(value: Any) -> bool:
@@ -65,7 +93,7 @@ def home_of(model: Any, device: torch.device | str | None) -> tuple[torch.device
     if any(place.type == "meta" for place in places):
         raise InputError("the model lies on the meta device and has no weights; load them first")
     home = next(iter(places), None)
-    if device is not None and home is not None and torch.device(device).type != home.type:
+    if device is not None and home is not None and as_device(device, here=False).type != home.type:
         raise InputError(
             f"the model lies on {home} and device={device} was asked for; move it with model.to('{device}')"
         )
@@ -77,7 +105,7 @@ def home_of(model: Any, device: torch.device | str | None) -> tuple[torch.device
             VeridicalWarning,
             stacklevel=3,
         )
-    return torch.device(home or device or "cpu"), dtype
+    return home or as_device(device or "cpu"), dtype
 
 
 def cast(rows: Tensor, place: torch.device, dtype: torch.dtype | None) -> Tensor:
@@ -87,23 +115,30 @@ def cast(rows: Tensor, place: torch.device, dtype: torch.dtype | None) -> Tensor
 
 
 def behaves_otherwise(module: nn.Module) -> bool:
+    """Whether a module answers otherwise in the training mode it is in: dropout, or batch statistics."""
     random = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase)
-    return any(isinstance(m, random) and m.training for m in module.modules())
+    return any(
+        m.training and (isinstance(m, random) or (isinstance(m, nn.RNNBase) and m.dropout > 0))
+        for m in module.modules()
+    )
 
 
 def side_of(side: Any, rows: int | None, place: torch.device) -> Side:
     if isinstance(side, Mapping):
-        out: Side = {str(name): torch.as_tensor(value).to(place) for name, value in side.items()}
+        out: Side = {str(name): as_tensor(value, "side").to(place) for name, value in side.items()}
     else:
         given = side if isinstance(side, tuple | list) else (side,)
-        out = tuple(torch.as_tensor(value).to(place) for value in given)
+        out = tuple(as_tensor(value, "side").to(place) for value in given)
     for value in out.values() if isinstance(out, dict) else out:
-        if rows is not None and len(value) != rows:
-            raise ShapeError(f"a side input has {len(value)} rows, inputs have {rows}")
+        if rows is not None and (value.dim() == 0 or len(value) != rows):
+            held = len(value) if value.dim() else "no"
+            raise ShapeError(f"a side input has {held} rows, inputs have {rows}")
     return out
 
 
 def checked_space(space: Space, rows: Tensor) -> Space:
+    if not isinstance(space, Space):
+        raise InputError(f"space is a Space, such as Space.patches(shape, 4); got {space!r:.80}")
     if space.input_shape != tuple(rows.shape[1:]):
         raise ShapeError(f"the space lies over {space.input_shape}, inputs are {tuple(rows.shape[1:])}")
     for what, tensor in (("labels", space.labels if space.per_sample else None), ("valid", space.valid)):
@@ -117,10 +152,13 @@ def checked_space(space: Space, rows: Tensor) -> Space:
 def ids_of(ids: Sequence[int | str] | Tensor | None, rows: int, place: torch.device) -> Tensor:
     if ids is None:
         return torch.arange(rows, device=place)
-    given = ids.tolist() if isinstance(ids, Tensor | np.ndarray) else list(ids)
-    numbers = torch.tensor(
-        [int(i) if isinstance(i, int | np.integer) else name_id(str(i)) for i in given], dtype=torch.int64
-    )
+    try:
+        given = np.atleast_1d(ids).tolist() if isinstance(ids, Tensor | np.ndarray) else list(ids)
+        numbers = torch.tensor(
+            [int(i) if isinstance(i, int | np.integer) else name_id(str(i)) for i in given], dtype=torch.int64
+        )
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise InputError(f"ids are one whole number of 63 bits or one text a sample ({error})") from error
     if len(numbers) != rows:
         raise ShapeError(f"{len(numbers)} ids for {rows} samples")
     if len(numbers.unique()) != rows:
@@ -129,17 +167,12 @@ def ids_of(ids: Sequence[int | str] | Tensor | None, rows: int, place: torch.dev
 
 
 def labels_of(labels: Any, rows: int, place: torch.device) -> Tensor:
-    tensor = as_tensor(labels).to(place)
-    if len(tensor) != rows:
-        raise ShapeError(f"{len(tensor)} labels for {rows} samples")
-    return tensor
+    return rows_of(labels, "labels", rows, place)
 
 
 def masks_of(masks: Any, space: Space, rows: int, place: torch.device) -> Tensor:
     """Object masks as one truth a feature: a feature belongs to the object if most of it does."""
-    tensor = as_tensor(masks).to(place)
-    if len(tensor) != rows:
-        raise ShapeError(f"{len(tensor)} masks for {rows} samples")
+    tensor = rows_of(masks, "masks", rows, place)
     shape = tuple(tensor.shape[1:])
     if shape == (space.n_features,):
         return tensor.bool()
@@ -154,7 +187,7 @@ def masks_of(masks: Any, space: Space, rows: int, place: torch.device) -> Tensor
 
 
 def targets_of(targets: Any, rows: int, outputs: int, place: torch.device) -> Tensor:
-    tensor = as_tensor(targets)
+    tensor = as_tensor(targets, "targets")
     if tensor.is_floating_point() or tensor.dtype == torch.bool:
         raise InputError(f"targets are class indices (integers), got {tensor.dtype}")
     if tensor.dim() == 0:

@@ -67,6 +67,13 @@ class Regions:
         total = total.scatter_add_(1, self.slots.expand(len(values), -1), values.double())[:, :-1]
         return total / self.sizes(len(values)).clamp(min=1) if mean else total
 
+    def tied(self, relevance: Tensor) -> Tensor:
+        """Whether two regions of a sample are equally relevant (N,)."""
+        if self.absent is not None:
+            relevance = relevance.masked_fill(self.absent, torch.nan)
+        ordered = relevance.sort(-1).values
+        return (ordered[:, 1:] == ordered[:, :-1]).any(-1)
+
 
 @dataclass(frozen=True, eq=False)
 class Removal:
@@ -86,11 +93,24 @@ class Removal:
         return torch.minimum(step, self.regions[:, None]) / self.regions[:, None].clamp(min=1).double()
 
 
-def removal(regions: Regions, relevance: Tensor, least_first: bool = False) -> Removal:
-    """Order regions by relevance, the most relevant first unless `least_first`; ties keep their order."""
+def removal(
+    regions: Regions, relevance: Tensor, least_first: bool = False, ranks: Tensor | None = None
+) -> Removal:
+    """Order regions by relevance, the most relevant first unless `least_first`.
+
+    Ties keep their order or, where the `ranks` (N, V) of the features are given, follow those of the first
+    feature of each.
+    """
     if regions.absent is not None:
         relevance = relevance.masked_fill(regions.absent, torch.inf if least_first else -torch.inf)
-    order = relevance.argsort(dim=-1, descending=not least_first, stable=True)
+    if ranks is None:
+        order = relevance.argsort(dim=-1, descending=not least_first, stable=True)
+    else:
+        first = ranks.new_full((len(ranks), regions.count + 1), ranks.shape[-1])
+        first = first.scatter_reduce_(1, regions.slots.expand(len(ranks), -1), ranks, "amin")[:, :-1]
+        beforehand = first.argsort(dim=-1, descending=not least_first, stable=True)
+        ranked = relevance.gather(-1, beforehand)
+        order = beforehand.gather(-1, ranked.argsort(dim=-1, descending=not least_first, stable=True))
     sizes = regions.sizes(len(relevance)).gather(-1, order)
     gone = sizes.cumsum(-1)
     # what is gone before a region, in a place for each; features of no region come last

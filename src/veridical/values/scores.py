@@ -17,6 +17,7 @@ from veridical.functional import bootstrap_interval
 from veridical.model import late_checks
 from veridical.model.cost import Cost
 from veridical.model.late_checks import Look
+from veridical.settings import check_settings
 from veridical.values import files
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class Scores:
     def __post_init__(
         self, unchecked: Sequence[Look], origin: Callable[[], Mapping[str, Any]] | None
     ) -> None:
+        check_settings(self)
         if self.values.shape != self.ids.shape[:1]:
             raise ShapeError(f"scores have shape {tuple(self.values.shape)}, expected ({len(self.ids)},)")
         own = self.__dict__
@@ -88,7 +90,7 @@ class Scores:
             unchecked, held = self.__dict__["_unread"]
             for look in unchecked:
                 look()
-            self.__dict__.update({**held, "flags": _raised(held["flags"])})
+            self.__dict__.update({**held, **_finite_or_flagged(held["values"], _raised(held["flags"]))})
             self.__dict__.pop("_unread", None)
         return self
 
@@ -230,6 +232,22 @@ def _raised(flags: Mapping[str, Tensor]) -> dict[str, Tensor]:
     else:
         seen = [bool(mask.any()) for mask in masks.values()]
     return {reason: mask for (reason, mask), some in zip(masks.items(), seen, strict=True) if some}
+
+
+BEYOND, ABSENT = "beyond the range of numbers", "has no value"
+
+
+def _finite_or_flagged(values: Tensor, flags: dict[str, Tensor]) -> dict[str, Any]:
+    """No number that is none goes without a reason: infinity becomes NaN, and both are flagged."""
+    if bool(values.isfinite().all()):
+        return {"flags": flags}
+    told = torch.zeros_like(values, dtype=torch.bool)
+    for mask in flags.values():
+        told |= mask.to(told.device)
+    infinite = values.isinf()
+    found = {BEYOND: infinite, ABSENT: values.isnan() & ~told}
+    more = {reason: mask for reason, mask in found.items() if bool(mask.any())}
+    return {"values": values.masked_fill(infinite, torch.nan), "flags": {**flags, **more}}
 
 
 def _column(value: Tensor) -> Any:

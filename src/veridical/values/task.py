@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -31,10 +31,12 @@ from veridical.model.predictor import (
     take_side,
 )
 from veridical.model.private_copy import Copier, Source
-from veridical.model.weights import NoiseSource, Noisy, Replaced, Weights, checked
+from veridical.model.weights import NoiseSource, Noisy, Replaced, Weights, fitting
 from veridical.random.keyed import Key
+from veridical.settings import checked
 from veridical.values.answers import Answers
 from veridical.values.input_checks import (
+    as_device,
     behaves_otherwise,
     cast,
     checked_space,
@@ -71,9 +73,12 @@ class Task(Answers):
     _targets_given: bool
     noise_share: float = 0.0
     """How far along a noise path this world lies: 0 unperturbed, 1 at the path's end."""
+    mask_answers: dict[Any, Any]
+    """What the model answered to masks of few features, by fill; shared with subsets and other targets."""
     members: Task | None = None
     """Where samples stand for classes: the rows by which the model's movement on each class is judged."""
 
+    @checked
     def __init__(
         self,
         model: Any,
@@ -89,16 +94,18 @@ class Task(Answers):
         train_side: Any = (),
         head: Head | None = None,
         output: Output | None = None,
-        ids: Sequence[int | str] | Tensor | None = None,
-        device: torch.device | str | None = None,
+        ids: Any = None,
+        device: Any = None,
         plan: Plan | None = None,
         name: str = "task",
         copy: Copier | None = None,
     ) -> None:
         put = self.__dict__
         put["name"] = name
-        put.update(_cache={}, _calibrations={}, _train_facts={})
+        put.update(_cache={}, _calibrations={}, _train_facts={}, mask_answers={})
         put["_plan_given"] = plan is not None and plan.rows is not None
+        if isinstance(train, tuple) and len(train) != 2:
+            raise InputError(f"train is rows, or (rows, labels); got a tuple of {len(train)}")
         train_rows, train_labels = train if isinstance(train, tuple) else (train, None)
         codec = (
             FrameCodec.of(inputs, train_rows if is_frame(train_rows) else None) if is_frame(inputs) else None
@@ -178,7 +185,7 @@ class Task(Answers):
             _cache={} if outputs is None else {"outputs": outputs},
             _calibrations=dict(self._calibrations) if calibrated_alike else {},
             _targets=targets,
-            **changes,
+            **{"mask_answers": {}, **changes},
         )
         if alone:
             task.__dict__["reference"] = task
@@ -191,7 +198,7 @@ class Task(Answers):
         """
         predictor = self.predictor
         if isinstance(weights, Mapping):
-            weights = Replaced(checked(predictor.source.module, weights), predictor.weights)
+            weights = Replaced(fitting(predictor.source.module, weights), predictor.weights)
         return self.changed(predictor=predictor.with_weights(weights))
 
     def with_module(self, module: nn.Module, output: Output | None = None) -> Task:
@@ -238,7 +245,12 @@ class Task(Answers):
     def with_targets(self, targets: Any) -> Task:
         """The same task explained for other outputs."""
         chosen = targets_of(targets, len(self), self.n_outputs, self.device)
-        return self.changed(targets=chosen, outputs=self.known("outputs"), _targets_given=True)
+        return self.changed(
+            targets=chosen,
+            outputs=self.known("outputs"),
+            mask_answers=self.mask_answers,
+            _targets_given=True,
+        )
 
     def with_space(self, space: Space, fill: Fill | None = None) -> Task:
         """The same task with other features."""
@@ -289,7 +301,7 @@ class Task(Answers):
 
     def to(self, device: torch.device | str) -> Task:
         """A task on another device; a module on another one is copied there, the caller's stays."""
-        place = torch.device(device)
+        place = as_device(device)
         if place == self.device or (place.type == self.device.type and place.index is None):
             return self
         old = self.predictor
@@ -329,6 +341,7 @@ class Task(Answers):
             space=self.space.take(index),
             outputs=None if outputs is None else outputs[index],
             calibrated_alike=True,
+            mask_answers=self.mask_answers,
         )
         task.__dict__["reference"] = task if self.reference is self else self.reference[index]
         return task

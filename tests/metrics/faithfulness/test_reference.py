@@ -127,7 +127,7 @@ def test_correlations_over_subsets_equal_their_references():
             [both[0::2], both[1::2]],
         )
         assert abs(float(got.values[i]) - want) < 1e-7
-    assert got.cost.forward == 4 * 30
+    assert 3 * 30 < got.cost.forward <= 4 * 30  # a subset that is drawn twice is asked once
 
 
 @pytest.mark.parametrize("scaling", ["none", "optimal"])

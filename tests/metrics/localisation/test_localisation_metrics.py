@@ -10,6 +10,7 @@ import veridical as vd
 from tests.reference import map_scores
 from tests.reference.metric_cases import image_task, linear_task, numbers
 from veridical.metrics import blocks
+from veridical.metrics.tie_orders import TIES_DECIDE
 from veridical.values.explanation import Explanation
 from veridical.values.space import Space
 
@@ -111,7 +112,7 @@ def test_a_constant_map_is_a_coin_toss_to_the_auc_and_the_weighted_ratio_is_one(
 
 
 @pytest.mark.parametrize("name", ["pointing_game", "top_k_intersection", "relevance_rank_accuracy"])
-def test_ties_follow_the_order_that_travels_with_the_map(name: str) -> None:
+def test_ties_are_averaged_or_follow_the_order_that_travels_with_the_map(name: str) -> None:
     mask = torch.zeros(1, V, dtype=torch.bool)
     mask[0, 0] = True
     task = masked_task(mask)
@@ -122,8 +123,11 @@ def test_ties_follow_the_order_that_travels_with_the_map(name: str) -> None:
     order[0, [-1, -2]] = order[0, [-2, -1]]
     first = Explanation(values, task.space, task.targets, task.ids, order=order)
     settings = {"k": 1} if name == "top_k_intersection" else {}
-    assert vd.score(name, task, last, **settings).values.item() == 0.0
-    assert vd.score(name, task, first, **settings).values.item() == 1.0
+    for map_, along_it in ((last, 0.0), (first, 1.0)):
+        assert vd.score(name, task, map_, ties="stable", **settings).values.item() == along_it
+        averaged = vd.score(name, task, map_, **settings)
+        assert averaged.values.item() == 0.5
+        assert averaged.flags[TIES_DECIDE].all()
 
 
 @pytest.mark.parametrize(

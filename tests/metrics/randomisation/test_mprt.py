@@ -11,7 +11,7 @@ from tests.reference import map_scores, randomisation
 from tests.reference.metric_cases import image_task, linear_task, mlp_task, one_gradient, text_task
 from veridical.explainers import Gradient
 from veridical.metrics import EfficientMprt, Mprt, SmoothMprt
-from veridical.metrics.input_noise import gaussian_noise
+from veridical.metrics.input_noise import gaussian_draws
 from veridical.model.predictor import Plan
 from veridical.model.randomised_layers import randomised
 from veridical.random.keyed import Key
@@ -114,7 +114,7 @@ def test_smooth_agrees_with_averages_by_hand_and_notices_too_little_noise() -> N
     key = Key(0) / metric.name / "shared"
 
     def assert_by_hand(level: float) -> None:
-        noises = [level * span * gaussian_noise(task, key, d) for d in range(3)]
+        noises = [level * span * noise for noise in gaussian_draws(task, key, range(3))]
         by_hand = similarities(task, metric, "bottom_up", noises)
         torch.testing.assert_close(metric(task, Gradient()).values, by_hand.mean(-1))
 

@@ -7,19 +7,26 @@ import http.client
 import ipaddress
 import json
 import logging
+import math
 import os
+import queue
+import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from veridical.errors import InputError, ModelError
+from veridical.errors import FormatError, InputError, ModelError
+from veridical.values import sealed
 
 log = logging.getLogger("veridical")
 MOST_BYTES = 2**24
+KIND, FORMAT = "reply of a language model", 1
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -36,7 +43,8 @@ class Endpoint:
     Prompts hold the inputs being explained, so a host that is not this machine is refused unless `send_data`
     says that they may leave it. The key, if there is one, is read from the environment variable
     `key_variable` at every call and lies in no field, log or cache. Failures that may pass (no connection,
-    time-out, status 429 or 5xx) are tried again; replies are kept in the folder `cache`, by prompt.
+    time-out, status 429 or 5xx) are tried again; replies are kept in the folder `cache`, by prompt. A silence
+    of `timeout_s` ends a try, and `deadline_s` ends the call, tries and pauses together.
     """
 
     url: str
@@ -44,6 +52,7 @@ class Endpoint:
     send_data: bool = False
     key_variable: str = "OPENAI_API_KEY"
     timeout_s: float = 60.0
+    deadline_s: float = 300.0
     retries: int = 3
     pause_s: float = 1.0
     new_tokens: int = 128
@@ -58,8 +67,16 @@ class Endpoint:
                 f"{parts.hostname} is not this machine, and prompts hold the inputs that are explained; "
                 "say send_data=True to send them there"
             )
-        if self.timeout_s <= 0 or self.retries < 0 or self.pause_s < 0 or self.new_tokens < 1:
-            raise InputError("timeout_s and new_tokens are positive, retries and pause_s not negative")
+        if (
+            not 0 < self.timeout_s < math.inf
+            or not 0 < self.deadline_s < math.inf
+            or self.retries < 0
+            or self.pause_s < 0
+            or self.new_tokens < 1
+        ):
+            raise InputError(
+                "timeout_s, deadline_s and new_tokens are positive, retries and pause_s not negative"
+            )
         object.__setattr__(self, "url", self.url.rstrip("/"))
         object.__setattr__(self, "cache", None if self.cache is None else Path(self.cache))
 
@@ -67,17 +84,14 @@ class Endpoint:
         kept = None if self.cache is None else self.cache / f"{self._name(prompt)}.json"
         if kept is not None and kept.is_file():
             try:
-                return str(json.loads(kept.read_text(encoding="utf-8"))["reply"])
-            except (ValueError, KeyError, TypeError):
-                log.warning("the kept reply %s cannot be read; asking again", kept.name)
+                return str(sealed.unpack_json(sealed.get(kept), kept.name, KIND, FORMAT, kept.stem)["reply"])
+            except FormatError as error:
+                log.warning("%s; asking again", error)
         reply = _reply_text(self._ask(prompt))
         if reply is None:
             return ""  # no text to parse: counted as a reply that explains nothing, and not kept
         if kept is not None:
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            fresh = kept.with_suffix(f".{os.getpid()}.part")
-            fresh.write_text(json.dumps({"reply": reply}), encoding="utf-8")
-            fresh.replace(kept)
+            sealed.put(kept, sealed.pack_json({"reply": reply}, KIND, FORMAT, kept.stem))
         return reply
 
     def _name(self, prompt: str) -> str:
@@ -105,15 +119,16 @@ class Endpoint:
         request = urllib.request.Request(
             f"{self.url}/chat/completions", json.dumps(body).encode(), headers, method="POST"
         )
-        problem = ""
+        problem, ends = "", time.monotonic() + self.deadline_s
         for attempt in range(self.retries + 1):
             if attempt:
                 log.warning("the endpoint failed (%s); try %d of %d", problem, attempt, self.retries)
-                time.sleep(self.pause_s * 2 ** (attempt - 1))
+                time.sleep(min(self.pause_s * 2 ** (attempt - 1), max(0.0, ends - time.monotonic())))
+            left = ends - time.monotonic()
+            if left <= 0:
+                break
             try:
-                with opener.open(request, timeout=self.timeout_s) as response:
-                    answer: bytes = response.read(MOST_BYTES)
-                    return answer
+                return _within(left, partial(_answer, opener, request, self.timeout_s))
             except urllib.error.HTTPError as error:
                 problem = f"status {error.code}"
                 if error.code != 429 and error.code < 500:
@@ -124,6 +139,32 @@ class Endpoint:
             f"the endpoint {urlsplit(self.url).netloc} gave no answer ({problem}); check that it serves "
             f"/chat/completions, the model '{self.model}', and the key in {self.key_variable}"
         ) from None
+
+
+def _answer(opener: urllib.request.OpenerDirector, request: urllib.request.Request, silence: float) -> bytes:
+    with opener.open(request, timeout=silence) as response:
+        answer: bytes = response.read(MOST_BYTES)
+    return answer
+
+
+def _within(seconds: float, ask: Callable[[], bytes]) -> bytes:
+    """What `ask` answers, or TimeoutError: a server that drips would never pass a socket's own time-out."""
+    answers: queue.SimpleQueue[bytes | Exception] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            answers.put(ask())
+        except Exception as error:
+            answers.put(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    try:
+        answer = answers.get(timeout=seconds)
+    except queue.Empty:
+        raise TimeoutError from None
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
 
 
 def is_loopback(host: str) -> bool:

@@ -1,7 +1,5 @@
 """Axiomatic: does the explanation keep a rule that it should keep by definition?"""
 
-from veridical.metrics.axiomatic.completeness import Completeness
-from veridical.metrics.axiomatic.input_invariance import InputInvariance
-from veridical.metrics.axiomatic.non_sensitivity import NonSensitivity
+from veridical.name_index import names_on_demand
 
-__all__ = ["Completeness", "InputInvariance", "NonSensitivity"]
+__getattr__, __dir__ = names_on_demand(__name__)

@@ -1,7 +1,5 @@
 """Complexity: how few features carry the map?"""
 
-from veridical.metrics.complexity.complexity import Complexity
-from veridical.metrics.complexity.effective_complexity import EffectiveComplexity
-from veridical.metrics.complexity.sparseness import Sparseness
+from veridical.name_index import names_on_demand
 
-__all__ = ["Complexity", "EffectiveComplexity", "Sparseness"]
+__getattr__, __dir__ = names_on_demand(__name__)

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from veridical.masking.fills import Fill
-from veridical.metrics.base import Metric, Outcome, register
+from veridical.metrics.base import Outcome, register
 from veridical.metrics.faithfulness.masks import check_steps
 from veridical.metrics.faithfulness.pixel_flipping import PixelFlipping
+from veridical.metrics.tie_orders import RankingMetric
 from veridical.model.output_heads import Response
 from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
@@ -18,7 +19,7 @@ from veridical.values.task import Task
 
 @register
 @dataclass(frozen=True)
-class Deletion(Metric):
+class Deletion(RankingMetric):
     """The area under the response over the share of features deleted, most relevant first, in even steps.
 
     It is pixel flipping in `steps` steps of equal share; the area lies on [0, 1] whatever their number.
@@ -39,6 +40,6 @@ class Deletion(Metric):
     def __post_init__(self) -> None:
         check_steps(self.steps, None)
 
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def along(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         flipping = PixelFlipping(steps=self.steps, response=self.response, fill=self.fill)
-        return flipping.evaluate(task, explanation, key)
+        return flipping.along(task, explanation, key)

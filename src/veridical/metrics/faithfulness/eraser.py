@@ -12,8 +12,8 @@ from veridical.errors import InputError
 from veridical.masking.fills import Fill
 from veridical.masking.probe import probe
 from veridical.masking.rules import RankThreshold
-from veridical.metrics.base import Metric, Outcome, register
-from veridical.metrics.faithfulness.masks import UNORDERED, unordered
+from veridical.metrics.base import Outcome, register
+from veridical.metrics.tie_orders import RankingMetric
 from veridical.model.output_heads import Response
 from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
@@ -30,7 +30,7 @@ def top_counts(counts: Tensor, bins: tuple[float, ...]) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Eraser(Metric):
+class _Eraser(RankingMetric):
     bins: tuple[float, ...] = BINS
     response: Response = "probability"
     fill: Fill | None = None
@@ -50,7 +50,6 @@ class _Eraser(Metric):
         axis = torch.tensor(self.bins, dtype=torch.float64)
         return Outcome(
             falls.mean(-1),
-            flags={UNORDERED: unordered(explanation)},
             curve=Curve(axis, falls, "share of tokens chosen", f"fall of the {self.response}"),
         )
 
@@ -69,7 +68,7 @@ class Comprehensiveness(_Eraser):
     assumes: ClassVar[str] = "a text with tokens replaced by the fill is one the model can judge"
     misleads: ClassVar[str] = "when the fill token itself moves the response, or evidence is redundant"
 
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def along(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         chosen = top_counts(task.space.counts(len(task)), self.bins)
         return self._outcome(task, explanation, RankThreshold(explanation.descending_ranks, chosen), key)
 
@@ -89,7 +88,7 @@ class TextSufficiency(_Eraser):
     assumes: ClassVar[str] = "a text of a few tokens among fills is one the model can judge"
     misleads: ClassVar[str] = "when an almost empty text already gets the explained class"
 
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def along(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         counts = task.space.counts(len(task))
         gone = counts[:, None] - top_counts(counts, self.bins)
         return self._outcome(task, explanation, RankThreshold(explanation.ranks, gone), key)

@@ -12,9 +12,8 @@ from torch import Tensor
 from veridical.errors import InputError
 from veridical.functional import pearson
 from veridical.masking.fills import Fill
-from veridical.masking.rules import MaskRule, RandomSubsets
 from veridical.metrics.base import Metric, Outcome, register
-from veridical.metrics.faithfulness.masks import asked_and_summed, existing_values
+from veridical.metrics.faithfulness.masks import asked_and_summed, existing_values, sized_subsets
 from veridical.model.output_heads import Response
 from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
@@ -22,9 +21,9 @@ from veridical.values.scores import Direction
 from veridical.values.task import Task
 
 
-def subset_correlation(relevance: Tensor, falls: Tensor) -> Tensor:
+def subset_correlation(relevance: Tensor, falls: Tensor, where: Tensor | None = None) -> Tensor:
     """Pearson correlation over subsets of summed relevance and fall of the response (GEF eq. 24)."""
-    return pearson(relevance, falls)
+    return pearson(relevance, falls, where=where)
 
 
 @register
@@ -32,7 +31,8 @@ def subset_correlation(relevance: Tensor, falls: Tensor) -> Tensor:
 class FaithfulnessCorrelation(Metric):
     """Correlation over random subsets S of sum_{i in S} e_i with y(x) - y(x without S).
 
-    Subsets have `subset_size` features (a share of them when below 1); `runs` are drawn a sample.
+    Subsets have `subset_size` features (a share of them when below 1); `runs` are drawn for each sample, or
+    all are taken, each once, where up to 12 features have no more.
     """
 
     runs: int = 100
@@ -40,7 +40,7 @@ class FaithfulnessCorrelation(Metric):
     response: Response = "probability"
     fill: Fill | None = None
     name: ClassVar[str] = "faithfulness_correlation"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     category: ClassVar[str] = "faithfulness"
     direction: ClassVar[Direction] = Direction.HIGHER
     summary: ClassVar[str] = "Does summed relevance predict how far the response falls?"
@@ -58,16 +58,18 @@ class FaithfulnessCorrelation(Metric):
         """Features in a subset, for each sample (N,): at least one, and not all."""
         return _sizes(task.space.counts(len(task)), self.subset_size)
 
-    def _subsets(self, task: Task, key: Key) -> MaskRule:
-        count, valid = task.space.n_features, task.space.valid
-        # one size for all is known here, without asking a GPU for it
-        sizes = _only_size(count, self.subset_size) if valid is None else self.sizes(task)[:, None]
-        return RandomSubsets(key, task.ids, count, self.runs, sizes, valid)
-
     def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+        valid = task.space.valid
+        # one size for all is known here, without asking a GPU for it
+        sizes = (
+            _only_size(task.space.n_features, self.subset_size)
+            if valid is None
+            else self.sizes(task)[:, None]
+        )
+        rule, there = sized_subsets(task, key, self.runs, sizes)
         responses, sums = asked_and_summed(
             task,
-            self._subsets(task, key),
+            rule,
             existing_values(explanation),
             (self, key),
             response=self.response,
@@ -75,7 +77,7 @@ class FaithfulnessCorrelation(Metric):
             key=key,
         )
         falls = responses[:, :1] - responses[:, 1:]
-        values = subset_correlation(sums, falls)
+        values = subset_correlation(sums, falls, there)
         # of finite numbers a correlation is NaN where one side has no spread, and nowhere else
         return Outcome(values, flags={"no spread: all subsets alike": values.isnan()})
 

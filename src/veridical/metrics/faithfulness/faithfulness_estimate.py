@@ -8,8 +8,9 @@ from typing import ClassVar
 from veridical.functional import pearson
 from veridical.masking.fills import Fill
 from veridical.masking.probe import probe
-from veridical.metrics.base import Metric, Outcome, register
+from veridical.metrics.base import Outcome, register
 from veridical.metrics.faithfulness.masks import RankBands, check_steps, step_counts
+from veridical.metrics.tie_orders import RankingMetric
 from veridical.model.output_heads import Response
 from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
@@ -19,7 +20,7 @@ from veridical.values.task import Task
 
 @register
 @dataclass(frozen=True)
-class FaithfulnessEstimate(Metric):
+class FaithfulnessEstimate(RankingMetric):
     """Pearson correlation over groups G of sum_{i in G} e_i with y(x) - y(x without G).
 
     Features are taken in groups of neighbours in the ranking, each removed alone from the untouched input:
@@ -41,7 +42,11 @@ class FaithfulnessEstimate(Metric):
     def __post_init__(self) -> None:
         check_steps(self.steps, self.per_step)
 
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def sees_ties(self, task: Task, explanation: Explanation) -> bool:
+        # a group of one feature is the same wherever it stands
+        return self.steps is not None or (self.per_step or 1) > 1
+
+    def along(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         counts = step_counts(task, self.steps, self.per_step)
         rule = RankBands(explanation.descending_ranks, counts)
         responses = probe(task, rule, response=self.response, fill=self.fill, key=key, with_clean=True)

@@ -14,9 +14,9 @@ from veridical.functional import round_to_grid
 from veridical.functional._rows import numbers_on
 from veridical.masking.fills import Fill
 from veridical.masking.probe import blocks
-from veridical.masking.rules import MaskRule, RandomSubsets
+from veridical.masking.rules import MaskRule
 from veridical.metrics.base import Metric, Outcome, register
-from veridical.metrics.faithfulness.masks import asked_and_summed, existing_values
+from veridical.metrics.faithfulness.masks import asked_and_summed, existing_values, sized_subsets
 from veridical.model.late_checks import look_later
 from veridical.model.output_heads import Response
 from veridical.model.predictor import check_finite, repeat_side, take_side
@@ -27,13 +27,20 @@ from veridical.values.scores import Direction
 from veridical.values.task import Task
 
 
-def expected_square(predicted: Tensor, change: Tensor, optimal: bool) -> Tensor:
-    """E[(I.e - (y(x) - y(x - I)))^2] over draws (N, M), the map first scaled to its best if `optimal`."""
+def expected_square(predicted: Tensor, change: Tensor, optimal: bool, where: Tensor | None = None) -> Tensor:
+    """E[(I.e - (y(x) - y(x - I)))^2] over the draws (N, M) that count, all unless `where` says which.
+
+    The map is first scaled to its best if `optimal`.
+    """
+    if where is not None:
+        # both are 0 where a draw does not count, so that it adds nothing
+        predicted, change = predicted * where, change * where
+    count = predicted.shape[-1] if where is None else where.sum(-1)
     if optimal:
-        power = predicted.square().mean(-1, keepdim=True)
-        best = (predicted * change).mean(-1, keepdim=True) / torch.where(power == 0, 1.0, power)
+        power = predicted.square().sum(-1, keepdim=True)
+        best = (predicted * change).sum(-1, keepdim=True) / torch.where(power == 0, 1.0, power)
         predicted = predicted * best
-    return (predicted - change).square().mean(-1)
+    return (predicted - change).square().sum(-1) / count
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +96,7 @@ class Infidelity(Metric):
     response: Response = "probability"
     fill: Fill | None = None
     name: ClassVar[str] = "infidelity"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     category: ClassVar[str] = "faithfulness"
     direction: ClassVar[Direction] = Direction.LOWER
     summary: ClassVar[str] = "How badly does the map predict changes of the response?"
@@ -124,12 +131,12 @@ class Infidelity(Metric):
 
     def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         if self.perturbation == "noise":
-            predicted, change = self._under_noise(task, explanation, key)
+            predicted, change, there = *self._under_noise(task, explanation, key), None
         else:
-            predicted, change = self._under_removal(task, explanation, key)
+            predicted, change, there = self._under_removal(task, explanation, key)
         still = (change == 0).all(-1)
         silent = (predicted == 0).all(-1)
-        values = expected_square(predicted, change, self.scaling == "optimal")
+        values = expected_square(predicted, change, self.scaling == "optimal", there)
         both = still & silent
         return Outcome(
             values.masked_fill(both, torch.nan),
@@ -139,25 +146,28 @@ class Infidelity(Metric):
             },
         )
 
-    def _under_removal(self, task: Task, explanation: Explanation, key: Key) -> tuple[Tensor, Tensor]:
+    def _under_removal(
+        self, task: Task, explanation: Explanation, key: Key
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         fill = self.fill or task.fill
         weights = existing_values(explanation)
         if self.units == "gradient":
             weights = weights * self._taken_away(task, fill, key)
+        rule, there = self._rule(task, key)
         responses, sums = asked_and_summed(
-            task, self._rule(task, key), weights, (self, key), response=self.response, fill=fill, key=key
+            task, rule, weights, (self, key), response=self.response, fill=fill, key=key
         )
-        return sums, responses[:, :1] - responses[:, 1:]
+        return sums, responses[:, :1] - responses[:, 1:], there
 
-    def _rule(self, task: Task, key: Key) -> MaskRule:
+    def _rule(self, task: Task, key: Key) -> tuple[MaskRule, Tensor | None]:
         space = task.space
         if space.kind == "pixel":
             height, width = space.input_shape[-2:]
-            return RandomSquares(key, task.ids, (height, width), self.patch, self.draws)
+            return RandomSquares(key, task.ids, (height, width), self.patch, self.draws), None
         sizes: Tensor | int = max(1, round(space.n_features / 10))
         if space.valid is not None:
             sizes = (space.counts(len(task))[:, None] / 10).round().long().clamp(min=1)
-        return RandomSubsets(key, task.ids, space.n_features, self.draws, sizes, space.valid)
+        return sized_subsets(task, key, self.draws, sizes)
 
     @staticmethod
     def _taken_away(task: Task, fill: Fill, key: Key) -> Tensor:

@@ -11,14 +11,13 @@ from veridical.functional import area_under_curve
 from veridical.masking.fills import Blur, Fill
 from veridical.masking.probe import probe
 from veridical.masking.rules import RankThreshold
-from veridical.metrics.base import Metric, Outcome, register
+from veridical.metrics.base import Outcome, register
 from veridical.metrics.faithfulness.masks import (
-    UNORDERED,
     check_steps,
     removed_share,
     step_counts,
-    unordered,
 )
+from veridical.metrics.tie_orders import RankingMetric
 from veridical.model.output_heads import Response
 from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
@@ -28,7 +27,7 @@ from veridical.values.task import Task
 
 @register
 @dataclass(frozen=True)
-class Insertion(Metric):
+class Insertion(RankingMetric):
     """The area under the response over the share of features put back, most relevant first, in even steps.
 
     It begins with an input of which nothing is left and ends with the input itself. Images start from a
@@ -50,20 +49,21 @@ class Insertion(Metric):
     def __post_init__(self) -> None:
         check_steps(self.steps, None)
 
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def fill_on(self, task: Task) -> Fill:
+        return self.fill or (Blur(5.0) if task.modality == "image" else task.fill)
+
+    def along(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         kept = step_counts(task, self.steps, None)
         total = task.space.counts(len(task))
         whole = total[:1] if kept.dim() == 1 else total[:, None]
         # keeping the k most relevant is removing all the less relevant ones
         none = torch.zeros_like(kept[..., :1])
         gone = whole - torch.cat([none, kept[..., :-1]], -1)
-        fill = self.fill or (Blur(5.0) if task.modality == "image" else None)
         rule = RankThreshold(explanation.ranks, gone)
-        asked = probe(task, rule, response=self.response, fill=fill, key=key, with_clean=True)
+        asked = probe(task, rule, response=self.response, fill=self.fill_on(task), key=key, with_clean=True)
         responses = torch.cat([asked[:, 1:], asked[:, :1]], -1)
         share = removed_share(task, kept)
         return Outcome(
             area_under_curve(responses, share),
-            flags={UNORDERED: unordered(explanation)},
             curve=Curve(share.mean(0), responses, "share of features put back", self.response),
         )

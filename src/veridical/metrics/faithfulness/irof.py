@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from veridical.errors import InputError
 from veridical.functional import area_under_curve
 from veridical.masking.fills import Fill, Mean
 from veridical.masking.probe import probe
 from veridical.masking.rules import RankThreshold
-from veridical.metrics.base import Metric, Outcome, register
-from veridical.metrics.faithfulness.masks import UNORDERED, unordered
+from veridical.metrics.base import Outcome, register
+from veridical.metrics.tie_orders import RankingMetric
 from veridical.model.output_heads import Response
 from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
@@ -24,7 +25,7 @@ from veridical.values.task import Task
 
 @register
 @dataclass(frozen=True)
-class Irof(Metric):
+class Irof(RankingMetric):
     """1 minus the area under y_k / y_0 over the share of segments removed (iterative removal of features).
 
     Segments are ordered by their mean relevance and replaced by the mean of the reference rows where the
@@ -57,16 +58,26 @@ class Irof(Metric):
         )
         return made
 
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
-        regions = self.prepare(task)
+    def fill_on(self, task: Task) -> Fill:
+        return self.fill or (task.fill if task.train is None else Mean())
+
+    def sees_ties(self, task: Task, explanation: Explanation) -> Tensor:
+        return self.prepare(task).tied(self._relevance(task, explanation))
+
+    def _relevance(self, task: Task, explanation: Explanation) -> Tensor:
         values = explanation.values
         if task.space.kind in ("superpixel", "patch"):
             # a segment's value is the sum over its pixels; the order is by their mean
             values = values.double() / _pixels(task).clamp(min=1)
-        order = removal(regions, regions.relevance(values, mean=True))
+        return self.prepare(task).relevance(values, mean=True)
+
+    def along(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+        regions = self.prepare(task)
+        ranks = None if self.ties == "stable" else explanation.ranks
+        order = removal(regions, self._relevance(task, explanation), ranks=ranks)
         most = regions.most
         rule = RankThreshold(order.ranks, order.gone[:, :most])
-        fill = self.fill or (task.fill if task.train is None else Mean())
+        fill = self.fill_on(task)
         responses = probe(task, rule, response=self.response, fill=fill, key=key, with_clean=True)
         share = order.share(most)
         start = responses[:, :1]
@@ -75,14 +86,13 @@ class Irof(Metric):
         return Outcome(
             1 - area_under_curve(relative, share),
             flags={
-                UNORDERED: unordered(explanation),
                 "the response to the untouched input is zero": nothing,
             },
             curve=Curve(share.mean(0), relative, "share of segments removed", f"relative {self.response}"),
         )
 
 
-def _pixels(task: Task) -> torch.Tensor:
+def _pixels(task: Task) -> Tensor:
     """How many pixels each feature covers (1 or N, V)."""
     count = len(task) if task.space.per_sample else 1
     return task.space.pool(torch.ones(count, *task.space.input_shape, device=task.device).double())

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from itertools import combinations
+from math import comb
 
 import torch
 from torch import Tensor
@@ -12,8 +14,9 @@ from torch import Tensor
 from veridical.errors import InputError
 from veridical.masking.fills import Fill
 from veridical.masking.probe import blocks, flip_counts, probe
-from veridical.masking.rules import MaskRule
+from veridical.masking.rules import Given, MaskRule, RandomSubsets
 from veridical.masking.shared_work import shared
+from veridical.masking.subset_table import FEW, places_of
 from veridical.model.late_checks import look_later
 from veridical.model.output_heads import Response
 from veridical.model.predictor import check_finite
@@ -22,7 +25,6 @@ from veridical.values.explanation import Explanation
 from veridical.values.task import Task
 
 _MASKS_KEPT = 2**26  # features of all masks of a task that are kept while several maps meet them: 64 MB
-UNORDERED = "constant map: the order is that of the features"
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,18 +110,37 @@ class Summing:
             self.removed(samples, masks)
 
 
-@dataclass(frozen=True, eq=False)
-class Drawn:
-    """Masks that lie there in full (N, M, V)."""
+def sized_subsets(task: Task, key: Key, draws: int, sizes: Tensor | int) -> tuple[MaskRule, Tensor | None]:
+    """`draws` random subsets of each size (S,) or (N, S), sizes fastest; and which of them count (N, M).
 
-    masks: Tensor
-
-    @property
-    def count(self) -> int:
-        return self.masks.shape[1]
-
-    def removed(self, samples: slice, masks: slice) -> Tensor:
-        return self.masks[samples, masks]
+    Where a sample has few features and no more subsets of a size than draws, these are all of them, each
+    once: what is averaged over them is then an exact mean, and the masks that are left over do not count.
+    """
+    features, valid = task.space.n_features, task.space.valid
+    rule = RandomSubsets(key, task.ids, features, draws, sizes, valid)
+    if features > FEW and (valid is None or not bool((valid.sum(-1) <= FEW).any())):
+        return rule, None
+    counts = task.space.counts(len(task))
+    each = torch.as_tensor(sizes, device=task.device).expand(
+        len(task), -1 if isinstance(sizes, Tensor) else 1
+    )
+    wanted = [*zip(counts.repeat_interleave(each.shape[1]).tolist(), each.reshape(-1).tolist(), strict=True)]
+    kinds = {(n, size) for n, size in wanted if n <= FEW and comb(n, size) <= draws}
+    if not kinds:
+        return rule, None
+    masks = rule.removed(slice(0, len(task)), slice(0, rule.count)).clone()
+    masks = masks.unflatten(1, (draws, each.shape[1]))
+    there = torch.ones(masks.shape[:3], dtype=torch.bool, device=task.device)
+    places = places_of(task)
+    for n, size in kinds:
+        every = torch.zeros(draws, n + 1, dtype=torch.bool, device=task.device)
+        chosen = torch.tensor([*combinations(range(n), size)], device=task.device)
+        every[: len(chosen)].scatter_(1, chosen, True)
+        rows, columns = ((counts[:, None] == n) & (each == size)).nonzero(as_tuple=True)
+        # features that do not exist are number -1, the last, which no subset has
+        masks[rows, :, columns] = every.T[places[rows]].mT
+        there[rows, :, columns] = torch.arange(draws, device=task.device) < len(chosen)
+    return Given(masks.flatten(1, 2)), there.flatten(1, 2)
 
 
 @dataclass(eq=False)
@@ -127,7 +148,7 @@ class _Asked:
     """What masks that know nothing of a map have given so far."""
 
     responses: Tensor | None = None
-    drawn: Drawn | None = None
+    drawn: Given | None = None
 
 
 def asked_and_summed(
@@ -157,7 +178,7 @@ def asked_and_summed(
         masks = weights.new_empty(len(weights), rule.count, weights.shape[-1], dtype=torch.bool)
         for samples, some in blocks(len(weights), rule.count, rows):
             masks[samples, some] = rule.removed(samples, some)
-        asked.drawn = Drawn(masks)
+        asked.drawn = Given(masks)
         summing = Summing(asked.drawn, weights)
     summing.add_up(rows)
     return asked.responses, summing.sums
@@ -228,8 +249,3 @@ def existing_values(explanation: Explanation) -> Tensor:
     """The values in float64 with 0 where a feature does not exist (N, V)."""
     values = explanation.values.double()
     return values if explanation.valid is None else values.masked_fill(~explanation.valid, 0.0)
-
-
-def unordered(explanation: Explanation) -> Tensor:
-    """Maps that rank nothing, because all their values are equal (N,)."""
-    return ~explanation.spread

@@ -12,8 +12,9 @@ from veridical.functional import has_spread
 from veridical.masking.fills import Fill
 from veridical.masking.probe import probe
 from veridical.masking.rules import RankThreshold
-from veridical.metrics.base import Metric, Outcome, register
+from veridical.metrics.base import Outcome, register
 from veridical.metrics.faithfulness.masks import check_steps, removed_share, step_counts
+from veridical.metrics.tie_orders import RankingMetric
 from veridical.model.output_heads import Response
 from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
@@ -29,7 +30,7 @@ def rising_share(responses: Tensor, taken: Tensor) -> Tensor:
 
 @register
 @dataclass(frozen=True)
-class Monotonicity(Metric):
+class Monotonicity(RankingMetric):
     """Whether the response never falls while features are put back, the least relevant first: 1 or 0.
 
     It begins with nothing left of the input: 1 if y_{k+1} >= y_k for every step k, else 0. `strict=False`
@@ -54,7 +55,7 @@ class Monotonicity(Metric):
     def __post_init__(self) -> None:
         check_steps(self.steps, self.per_step)
 
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def along(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         kept = step_counts(task, self.steps, self.per_step)
         total = task.space.counts(len(task))
         whole = total[:1] if kept.dim() == 1 else total[:, None]

@@ -11,8 +11,9 @@ from veridical.errors import InputError
 from veridical.functional import spearman
 from veridical.masking.fills import Fill, Marginal, UniformNoise
 from veridical.masking.probe import probe
-from veridical.metrics.base import Metric, Outcome, register
+from veridical.metrics.base import Outcome, register
 from veridical.metrics.faithfulness.masks import RankBands, check_steps, step_counts
+from veridical.metrics.tie_orders import RankingMetric
 from veridical.model.output_heads import Response
 from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
@@ -22,7 +23,7 @@ from veridical.values.task import Task
 
 @register
 @dataclass(frozen=True)
-class MonotonicityCorrelation(Metric):
+class MonotonicityCorrelation(RankingMetric):
     """Spearman correlation over groups G of |sum_{i in G} e_i| with E[(y(x) - y(x with G redrawn))^2].
 
     Groups are neighbours in the ranking: one feature each unless `per_step` or `steps` says otherwise. The
@@ -49,7 +50,16 @@ class MonotonicityCorrelation(Metric):
         if self.draws < 1:
             raise InputError(f"draws must be at least 1, got {self.draws}")
 
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def fill_on(self, task: Task) -> Fill:
+        if self.fill is not None or task.modality == "text":
+            return self.fill or task.fill
+        return UniformNoise() if task.train is None else Marginal(1)
+
+    def sees_ties(self, task: Task, explanation: Explanation) -> bool:
+        # a group of one feature is the same wherever it stands
+        return self.steps is not None or (self.per_step or 1) > 1
+
+    def along(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         counts = step_counts(task, self.steps, self.per_step)
         rule = RankBands(explanation.descending_ranks, counts)
         change = self._change(task, rule, key)
@@ -61,11 +71,7 @@ class MonotonicityCorrelation(Metric):
 
     def _change(self, task: Task, rule: RankBands, key: Key) -> Tensor:
         """The mean squared change of the response for every group (N, M)."""
-        fill = self.fill
-        if fill is None and task.modality == "text":
-            fill = task.fill
-        if fill is None:
-            fill = UniformNoise() if task.train is None else Marginal(1)
+        fill = self.fill_on(task)
         redraws = isinstance(fill, UniformNoise | Marginal)
         total: Tensor | None = None
         for draw in range(self.draws if redraws else 1):

@@ -11,15 +11,14 @@ from veridical.functional import area_under_curve
 from veridical.masking.fills import Fill
 from veridical.masking.probe import probe
 from veridical.masking.rules import RankThreshold
-from veridical.metrics.base import Metric, Outcome, register
+from veridical.metrics.base import Outcome, register
 from veridical.metrics.faithfulness.masks import (
-    UNORDERED,
     check_order,
     check_steps,
     removed_share,
     step_counts,
-    unordered,
 )
+from veridical.metrics.tie_orders import RankingMetric
 from veridical.model.output_heads import Response
 from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
@@ -34,7 +33,7 @@ def flipping_area(responses: Tensor, removed_share: Tensor) -> Tensor:
 
 @register
 @dataclass(frozen=True)
-class PixelFlipping(Metric):
+class PixelFlipping(RankingMetric):
     """The area under the response curve as features are removed, most relevant first.
 
     With y_k the response after k steps and p_k the share of features gone, the area is
@@ -65,7 +64,7 @@ class PixelFlipping(Metric):
     def better(self) -> Direction:
         return Direction.LOWER if self.order == "morf" else Direction.HIGHER
 
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def along(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         counts = step_counts(task, self.steps, self.per_step)
         first = explanation.descending_ranks if self.order == "morf" else explanation.ranks
         rule = RankThreshold(first, counts)
@@ -73,6 +72,5 @@ class PixelFlipping(Metric):
         share = removed_share(task, counts)
         return Outcome(
             flipping_area(responses, share),
-            flags={UNORDERED: unordered(explanation)},
             curve=Curve(share.mean(0), responses, "share of features removed", self.response),
         )

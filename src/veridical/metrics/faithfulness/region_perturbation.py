@@ -12,8 +12,9 @@ from veridical.errors import InputError
 from veridical.masking.fills import Fill
 from veridical.masking.probe import probe
 from veridical.masking.rules import RankThreshold
-from veridical.metrics.base import Metric, Outcome, register
-from veridical.metrics.faithfulness.masks import UNORDERED, check_order, unordered
+from veridical.metrics.base import Outcome, register
+from veridical.metrics.faithfulness.masks import check_order
+from veridical.metrics.tie_orders import RankingMetric
 from veridical.model.output_heads import Response
 from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
@@ -30,7 +31,7 @@ def area_over_perturbation_curve(falls: Tensor, steps: Tensor) -> Tensor:
 
 @register
 @dataclass(frozen=True)
-class RegionPerturbation(Metric):
+class RegionPerturbation(RankingMetric):
     """The area over the perturbation curve: 1 / (L + 1) sum_{k=1..L} (y_0 - y_k).
 
     y_k is the response after the k most relevant regions are gone (GEF eq. 26 with its sign corrected).
@@ -63,9 +64,14 @@ class RegionPerturbation(Metric):
     def better(self) -> Direction:
         return Direction.HIGHER if self.order == "morf" else Direction.LOWER
 
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def sees_ties(self, task: Task, explanation: Explanation) -> Tensor:
         regions = squares(task.space, self.patch)
-        order = removal(regions, regions.relevance(explanation.values), self.order == "lerf")
+        return regions.tied(regions.relevance(explanation.values))
+
+    def along(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+        regions = squares(task.space, self.patch)
+        ranks = None if self.ties == "stable" else explanation.ranks
+        order = removal(regions, regions.relevance(explanation.values), self.order == "lerf", ranks)
         # as far as the largest sample goes: asking about steps that nobody has would be wasted
         most = min(self.regions, regions.most)
         rule = RankThreshold(order.ranks, order.gone[:, :most])
@@ -74,7 +80,6 @@ class RegionPerturbation(Metric):
         steps = order.regions.clamp(max=most)
         return Outcome(
             area_over_perturbation_curve(falls[:, 1:], steps),
-            flags={UNORDERED: unordered(explanation)},
             curve=Curve(
                 torch.arange(most + 1, device=falls.device).double(),
                 falls,

@@ -13,8 +13,9 @@ from veridical.masking.fills import Fill
 from veridical.masking.mask_aware_fills import NoisyLinear
 from veridical.masking.probe import probe
 from veridical.masking.rules import RankThreshold
-from veridical.metrics.base import Metric, Outcome, register
-from veridical.metrics.faithfulness.masks import UNORDERED, check_order, unordered
+from veridical.metrics.base import Outcome, register
+from veridical.metrics.faithfulness.masks import check_order
+from veridical.metrics.tie_orders import RankingMetric
 from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Curve, Direction
@@ -23,7 +24,7 @@ from veridical.values.task import Task
 
 @register
 @dataclass(frozen=True)
-class Road(Metric):
+class Road(RankingMetric):
     """The share of removal levels at which the explained class is still predicted (remove and debias).
 
     At each of `shares` the most relevant features are replaced by noisy linear imputation: every removed
@@ -37,7 +38,7 @@ class Road(Metric):
     response: Literal["prediction", "probability", "logit"] = "prediction"
     fill: Fill = NoisyLinear()  # noqa: RUF009 (frozen)
     name: ClassVar[str] = "road"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     category: ClassVar[str] = "faithfulness"
     direction: ClassVar[Direction] = Direction.LOWER
     summary: ClassVar[str] = "Does the prediction change when the relevant is removed without a trace?"
@@ -64,7 +65,7 @@ class Road(Metric):
             return "a regression predicts no class; use response='logit'"
         return super().why_not(task)
 
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def along(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         share = numbers_on(task.device, self.shares)
         # samples that all have as many features share their counts
         counts = task.space.counts(1 if task.space.valid is None else len(task))[:, None]
@@ -79,7 +80,6 @@ class Road(Metric):
         label = "still predicted" if self.response == "prediction" else self.response
         return Outcome(
             answers.mean(-1),
-            flags={UNORDERED: unordered(explanation)},
             curve=Curve(share.clone(), answers, "share of features removed", label),
         )
 

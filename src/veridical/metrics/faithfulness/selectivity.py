@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from torch import Tensor
+
 from veridical.errors import InputError
 from veridical.functional import area_under_curve
 from veridical.masking.fills import Fill
 from veridical.masking.probe import probe
 from veridical.masking.rules import RankThreshold
-from veridical.metrics.base import Metric, Outcome, register
-from veridical.metrics.faithfulness.masks import UNORDERED, unordered
+from veridical.metrics.base import Outcome, register
+from veridical.metrics.tie_orders import RankingMetric
 from veridical.model.output_heads import Response
 from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
@@ -22,7 +24,7 @@ from veridical.values.task import Task
 
 @register
 @dataclass(frozen=True)
-class Selectivity(Metric):
+class Selectivity(RankingMetric):
     """The area under the response as all regions are removed, in the order of their summed relevance.
 
     Regions are squares of `patch` x `patch` pixels, or the features themselves where they are no pixels; the
@@ -44,14 +46,18 @@ class Selectivity(Metric):
         if self.patch < 1:
             raise InputError(f"patch must be at least 1 pixel, got {self.patch}")
 
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def sees_ties(self, task: Task, explanation: Explanation) -> Tensor:
         regions = squares(task.space, self.patch)
-        order = removal(regions, regions.relevance(explanation.values))
+        return regions.tied(regions.relevance(explanation.values))
+
+    def along(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+        regions = squares(task.space, self.patch)
+        ranks = None if self.ties == "stable" else explanation.ranks
+        order = removal(regions, regions.relevance(explanation.values), ranks=ranks)
         rule = RankThreshold(order.ranks, order.gone)
         responses = probe(task, rule, response=self.response, fill=self.fill, key=key, with_clean=True)
         share = order.share(rule.count)
         return Outcome(
             area_under_curve(responses, share),
-            flags={UNORDERED: unordered(explanation)},
             curve=Curve(share.mean(0), responses, "share of regions removed", self.response),
         )

@@ -12,9 +12,9 @@ from veridical.errors import InputError
 from veridical.functional import pearson
 from veridical.functional._rows import numbers_on
 from veridical.masking.fills import Fill
-from veridical.masking.rules import RandomSubsets
+from veridical.masking.subset_table import FEW
 from veridical.metrics.base import Metric, Outcome, register
-from veridical.metrics.faithfulness.masks import asked_and_summed, existing_values
+from veridical.metrics.faithfulness.masks import asked_and_summed, existing_values, sized_subsets
 from veridical.model.output_heads import Response
 from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
@@ -29,7 +29,8 @@ class SensitivityN(Metric):
 
     For each n, `draws` subsets S of n features are drawn, each removed from the untouched input, and
     sum_{i in S} e_i is correlated with y(x) - y(x without S). `shares` are the sizes, as shares of the
-    features; the curve keeps the correlation at each. A linear model with exact attributions scores 1.
+    features; the curve keeps the correlation at each. A linear model with exact attributions scores 1. Of up
+    to 12 features all subsets are taken, each once, where there are no more than draws.
     """
 
     draws: int = 50
@@ -37,7 +38,7 @@ class SensitivityN(Metric):
     response: Response = "probability"
     fill: Fill | None = None
     name: ClassVar[str] = "sensitivity_n"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     category: ClassVar[str] = "faithfulness"
     direction: ClassVar[Direction] = Direction.HIGHER
     summary: ClassVar[str] = "Does summed relevance predict the fall at every subset size?"
@@ -62,12 +63,11 @@ class SensitivityN(Metric):
         return torch.minimum((counts * share).round().long().clamp(min=1), (counts - 1).clamp(min=1))
 
     def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
-        count, valid = task.space.n_features, task.space.valid
-        sizes = self.sizes(task) if valid is not None else self.sizes(task)[0]
-        drawn = RandomSubsets(key, task.ids, count, self.draws, sizes, valid)
+        sizes = self.sizes(task) if task.space.valid is not None else self.sizes(task)[0]
+        rule, there = sized_subsets(task, key, self.draws, sizes)
         responses, sums = asked_and_summed(
             task,
-            drawn,
+            rule,
             existing_values(explanation),
             (self, key),
             response=self.response,
@@ -77,12 +77,19 @@ class SensitivityN(Metric):
         by_size = (len(task), self.draws, len(self.shares))
         falls = (responses[:, :1] - responses[:, 1:]).view(by_size).mT
         relevance = sums.view(by_size).mT
-        correlations = pearson(relevance, falls)
+        correlations = pearson(relevance, falls, where=None if there is None else there.view(by_size).mT)
         # of finite numbers a correlation is NaN where one side has no spread, and nowhere else
         flat = correlations.isnan()
         none = flat.all(-1)
+        counted = correlations
+        if there is not None:
+            # shares of few features come to the same number of them: each size counts once
+            few = task.space.counts(len(task))[:, None] <= FEW
+            again = torch.zeros_like(flat)
+            again[:, 1:] = sizes.expand(len(task), -1).diff(dim=-1) == 0
+            counted = correlations.masked_fill(again & few, torch.nan)
         return Outcome(
-            correlations.nanmean(-1),
+            counted.nanmean(-1),
             flags={
                 "no spread: all subsets alike": none,
                 "no spread at some sizes": flat.any(-1) & ~none,

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from veridical.functional import has_spread
+from veridical.errors import NotApplicableError
 from veridical.metrics.base import Metric, Outcome
 from veridical.metrics.blocks import in_blocks
+from veridical.metrics.tie_orders import TIED_PAIRS, TIES_DECIDE, Ties, check_ties
+from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
 from veridical.values.task import Task
 
@@ -50,28 +52,62 @@ def judged(task: Task, explanation: Explanation, judge: Judge, fault: str, *read
     return Outcome(torch.where(empty, torch.nan, scores), flags)
 
 
-def judged_by_rank(task: Task, explanation: Explanation, judge: Judge) -> Outcome:
-    """`judge(order, masks, valid)`; NaN where the map has no spread, since it ranks nothing."""
-    outcome = judged(task, explanation, judge, NO_RANKING, explanation.order)
-    counts = feature_counts(explanation.order, explanation.valid)
-    # the first and the last of the ranking have the extreme values: no need to look at the others
-    ends = torch.stack([torch.zeros_like(counts), counts - 1], -1)
-    extremes = explanation.values.gather(-1, explanation.order.gather(-1, ends))
-    flat = ~has_spread(extremes)
-    flags = {**outcome.flags, NO_RANKING: flat & ~outcome.flags["the object mask is empty"]}
-    return Outcome(torch.where(flat, torch.nan, outcome.values), flags)
-
-
 NO_RANKING = "the map has no spread: it ranks nothing"
 NOTHING_POSITIVE = "the map is nowhere positive"
 
 
-def share_of_last(order: Tensor, masks: Tensor, valid: Tensor | None, size: Tensor) -> Tensor:
-    """Of the `size` (N,) features that `order` ranks highest, the share that belongs to the object."""
+@dataclass(frozen=True)
+class LocalisationRanking(LocalisationMetric):
+    """The share of the features ranked highest that belong to the object; a subclass says how many.
+
+    Tied features share their places, so that a score is the mean over all rankings that agree with the map.
+    `ties="stable"` breaks ties by position, as published programs do. NaN where a map has no spread.
+    """
+
+    ties: Ties = field(default="average", kw_only=True)
+    """How tied features are ranked: averaged over the rankings that agree, or by position."""
+    version: ClassVar[int] = 2
+    ranks_only: ClassVar[bool] = True
+
+    def looked_at(self, masks: Tensor, counts: Tensor) -> Tensor:
+        """How many of each sample's `counts` features are looked at (N,)."""
+        raise NotApplicableError(f"metric '{self.name}' does not say how many features it looks at")
+
+    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+        check_ties(self.ties)
+        order, tied = explanation.order, explanation.tied
+        tied = tied if self.ties == "average" else torch.zeros_like(tied)
+
+        def share(order: Tensor, tied: Tensor, masks: Tensor, valid: Tensor | None) -> Tensor:
+            return share_of_last(
+                order, tied, masks, valid, self.looked_at(masks, feature_counts(order, valid))
+            )
+
+        masks, flags = object_of(task, explanation)
+        scores, split = in_blocks(share, order, tied, masks, explanation.valid).unbind(-1)
+        empty, flat = flags["the object mask is empty"], ~explanation.spread
+        flags |= {NO_RANKING: flat & ~empty, TIES_DECIDE: (split > 0) & ~flat & ~empty}
+        values = scores.masked_fill(empty | flat, torch.nan)
+        return Outcome(values, flags, details={TIED_PAIRS: explanation.tied_pairs})
+
+
+def share_of_last(order: Tensor, tied: Tensor, masks: Tensor, valid: Tensor | None, size: Tensor) -> Tensor:
+    """Of the `size` (N,) features that `order` ranks highest, the share that belongs to the object.
+
+    (N, 2): its mean over the rankings that agree, and how far the best of them lies above the worst.
+    """
     count = feature_counts(order, valid)
     place = torch.arange(order.shape[-1], device=order.device)
     top = (place >= (count - size)[:, None]) & (place < count[:, None])
-    return (masks.gather(-1, order) & top).sum(-1) / size.double()
+    run = (~tied).cumsum(-1) - 1
+
+    def of_run(there: Tensor) -> Tensor:
+        return torch.zeros_like(run).scatter_add_(-1, run, there.long())
+
+    tops, inside, many = of_run(top), of_run(masks.gather(-1, order)), of_run(torch.ones_like(top))
+    mean = (tops * inside / many.clamp(min=1).double()).sum(-1)
+    best, worst = torch.minimum(tops, inside), (tops + inside - many).clamp(min=0)
+    return torch.stack([mean, (best - worst).sum(-1).double()], -1) / size[:, None]
 
 
 def feature_counts(order: Tensor, valid: Tensor | None) -> Tensor:

@@ -10,12 +10,7 @@ from torch import Tensor
 
 from veridical.errors import InputError
 from veridical.metrics.base import Outcome, register
-from veridical.metrics.localisation.objects import (
-    LocalisationMetric,
-    feature_counts,
-    judged_by_rank,
-    share_of_last,
-)
+from veridical.metrics.localisation.objects import LocalisationRanking
 from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Direction
@@ -24,8 +19,8 @@ from veridical.values.task import Task
 
 @register
 @dataclass(frozen=True)
-class TopKIntersection(LocalisationMetric):
-    """|{k features ranked highest} ∩ object| / k (MetaQuantus eq. 26); ties by the explanation's order.
+class TopKIntersection(LocalisationRanking):
+    """|{k features ranked highest} ∩ object| / k (MetaQuantus eq. 26); ties averaged.
 
     `k` counts features, or is a share of them when below 1; at least one feature, at most all.
     """
@@ -37,7 +32,6 @@ class TopKIntersection(LocalisationMetric):
     assumes: ClassVar[str] = "the model looks at the object, and not at what surrounds it"
     misleads: ClassVar[str] = "where k exceeds the object no map can reach 1; large objects are met by chance"
     paper: ClassVar[str] = "Theiner et al. 2022; MetaQuantus eq. 26"
-    ranks_only: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.k <= 0:
@@ -51,10 +45,9 @@ class TopKIntersection(LocalisationMetric):
         wanted = share if self.k < 1 else torch.full_like(counts, int(self.k))
         return torch.minimum(wanted.clamp(min=1), counts)
 
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
-        def share(order: Tensor, masks: Tensor, valid: Tensor | None) -> Tensor:
-            return share_of_last(order, masks, valid, self.sizes(feature_counts(order, valid)))
+    def looked_at(self, masks: Tensor, counts: Tensor) -> Tensor:
+        return self.sizes(counts)
 
-        outcome = judged_by_rank(task, explanation, share)
-        counts = task.space.counts(len(task))
+    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+        outcome, counts = super().evaluate(task, explanation, key), task.space.counts(len(task))
         return replace(outcome, flags={**outcome.flags, "k is all features": self.sizes(counts) == counts})

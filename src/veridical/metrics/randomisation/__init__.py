@@ -1,8 +1,5 @@
 """Randomisation: does the explanation depend on the model and on the output it is asked about?"""
 
-from veridical.metrics.randomisation.efficient_mprt import EfficientMprt
-from veridical.metrics.randomisation.mprt import Mprt
-from veridical.metrics.randomisation.random_logit import RandomLogit
-from veridical.metrics.randomisation.smooth_mprt import SmoothMprt
+from veridical.name_index import names_on_demand
 
-__all__ = ["EfficientMprt", "Mprt", "RandomLogit", "SmoothMprt"]
+__getattr__, __dir__ = names_on_demand(__name__)

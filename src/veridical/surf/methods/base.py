@@ -13,7 +13,7 @@ from veridical.errors import InputError, NotApplicableError, ShapeError
 from veridical.random.keyed import Key, as_key
 from veridical.settings import Settings
 from veridical.surf.concepts import Concepts
-from veridical.surf.embeddings import Embeddings
+from veridical.surf.embeddings import Embeddings, Kind
 from veridical.surf.head import Head
 from veridical.surf.projection import Linear, NonNegative, Projection, dual
 
@@ -40,7 +40,13 @@ class ConceptMethod(Settings):
     """
 
     n_concepts: int = 5
+    """Concepts of every output."""
     shared: bool = False
+    """Whether one dictionary, fitted on all rows, serves every output."""
+    fits_on: ClassVar[Kind] = "pooled"
+    """What the method finds its concepts in: whole samples, positions of maps, crops or segments."""
+    stochastic: ClassVar[bool] = False
+    """Whether another seed may find other concepts."""
     nonnegative: ClassVar[bool] = False
     """Whether embeddings must not be negative."""
     reading: ClassVar[str] = "coordinates"
@@ -68,11 +74,16 @@ class ConceptMethod(Settings):
                 self.name, [self.find(rows, head.weight, key)], head, self.reading, {}, shared=True
             )
         members = head.membership(embeddings.outputs)
+        lively = embeddings.values.abs().flatten(1).amax(1) > 0
         found: list[Found | None] = []
         flags: dict[int, str] = {}
         for output, count in enumerate(members.sum(0).tolist()):
             if count < self.n_concepts:
                 flags[output] = too_few(count, self.n_concepts)
+                found.append(None)
+                continue
+            if not bool(lively[members[:, output]].any()):
+                flags[output] = "all its embeddings are zero"
                 found.append(None)
                 continue
             rows = embeddings.values[members[:, output]].reshape(-1, embeddings.dimension).double()
@@ -82,7 +93,9 @@ class ConceptMethod(Settings):
 
 
 def check_embeddings(method: ConceptMethod, embeddings: Embeddings, head: Head, nonnegative: bool) -> None:
-    """Refuse what no fit could use."""
+    """Refuse what no fit could use, and rows of another kind than the method finds its concepts in."""
+    if embeddings.kind is not None and embeddings.kind != method.fits_on and method.fits_on != "pooled":
+        raise NotApplicableError(needed(method, f"these are embeddings of kind '{embeddings.kind}'"))
     if embeddings.dimension != head.dimension:
         raise ShapeError(
             f"embeddings have {embeddings.dimension} dimensions, the head expects {head.dimension}"
@@ -100,6 +113,17 @@ def check_embeddings(method: ConceptMethod, embeddings: Embeddings, head: Head, 
         )
 
 
+def needed(method: ConceptMethod, why: str) -> str:
+    """What a method is fitted on, in words, and where that comes from."""
+    source = {
+        "pooled": "one vector of each sample: Split.train()",
+        "positions": "the vector at every position or token: Split.train(spatial=True)",
+        "crops": "crops of images: crop_embeddings(split, images, size)",
+        "segments": "segments of images: segment_embeddings(split, images)",
+    }[method.fits_on]
+    return f"{method.name} is fitted on {source}; {why}"
+
+
 def too_few(count: int, wanted: int) -> str:
     """Why an output has no concepts."""
     return "never predicted" if count == 0 else f"{count} samples for {wanted} concepts"
@@ -109,8 +133,8 @@ def refuse_if_none(found: list[Found | None], wanted: int, rows: int) -> None:
     """All outputs without concepts is a mistake, not a result."""
     if all(item is None for item in found):
         raise InputError(
-            f"no output has the {wanted} samples that {wanted} concepts need ({rows} embeddings in all); "
-            "give more train rows, lower n_concepts, or use shared=True"
+            f"no output has the {wanted} samples that {wanted} concepts need ({rows} embeddings in all), or "
+            "they are all zero; give more train rows, lower n_concepts, or use shared=True"
         )
 
 

@@ -46,17 +46,22 @@ def halton(points: int, dimensions: int) -> Tensor:
     return torch.stack(columns, 1)
 
 
-def sobol_total(pull: Tensor, designs: int) -> Tensor:
-    """Total Sobol indices (N, K) of `y(m) = sum_k m_k pull_k` under masks m ~ U[0, 1]^K, by Jansen.
+def sobol_total(pull: Tensor, designs: int | None = None) -> Tensor:
+    """Total Sobol indices (N, K) of `y(m) = sum_k m_k pull_k` under masks m ~ U[0, 1]^K.
 
-    `S_k = sum_j (y(a_j) - y(a_j with k from b_j))^2 / (2 n var y)`. For a head that is linear each difference
-    is `(a_jk - b_jk) pull_k`, so no masked embedding has to be built; rows without any pull are 0.
+    `y` is a sum of independent terms, so that the index of each is its share of the variance,
+    `pull_k^2 / sum pull^2`. With designs they are estimated by Jansen on Halton's points,
+    `S_k = sum_j (y(a_j) - y(a_j with k from b_j))^2 / (2 n var y)`: no masked embedding has to be built for
+    that either. Rows without any pull are 0.
     """
-    count = pull.shape[1]
-    points = halton(designs, 2 * count).to(pull.device)
-    a, b = points[:, :count], points[:, count:]
-    moved = (a - b).square().mean(0) / 2 * pull.square()
-    variance = (pull @ a.T).var(-1, correction=0, keepdim=True)
+    if designs is None:
+        moved = pull.square()
+        variance = moved.sum(-1, keepdim=True)
+    else:
+        points = halton(designs, 2 * pull.shape[1]).to(pull.device)
+        a, b = points.chunk(2, 1)
+        moved = (a - b).square().mean(0) / 2 * pull.square()
+        variance = (pull @ a.T).var(-1, correction=0, keepdim=True)
     return torch.where(variance > 0, moved / variance.clamp(min=1e-300), 0.0)
 
 
@@ -78,27 +83,36 @@ def crop_embeddings(split: Split, inputs: Tensor, size: int, outputs: Tensor | N
     if outputs is None:
         outputs = split.collect(inputs).outputs
     ids = torch.arange(count, device=inputs.device)
-    return Embeddings(found.values.reshape(count, high * wide, -1), outputs, ids)
+    return Embeddings(found.values.reshape(count, high * wide, -1), outputs, ids, kind="crops")
 
 
 @dataclass(frozen=True)
 class CRAFT(ConceptMethod):
     """CRAFT (Fel et al. 2023): NMF with a ridge, non-negative codes, Sobol total indices as importances.
 
-    Fit it on `crop_embeddings(split, train images, size)`; without crops the embeddings as given are used.
+    Fit it on `crop_embeddings(split, train images, size)`. On a linear head the index is known exactly,
+    `(u_k f . w_k)^2` as a share of its sum; `designs=32` estimates it as the paper does, by Jansen.
     """
 
     name = "craft"
+    fits_on = "crops"
     nonnegative = True
     reading = "nonnegative"
     ridge: float = 1e-2
-    designs: int = 32
-    steps: int = 200
+    """Weight of the ridge on both factors."""
+    designs: int | None = None
+    """Points at which the indices are estimated; None takes their exact values."""
+    steps: int = 1000
+    """Steps of the solver at most."""
+    crop_share: float = 0.5
+    """Side of a crop as a share of the image's shorter side, where no other crops are given."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.ridge < 0 or self.designs < 2 or self.steps < 1:
-            raise InputError("CRAFT needs ridge >= 0, at least 2 designs and at least 1 step")
+        if self.ridge < 0 or (self.designs is not None and self.designs < 2) or self.steps < 1:
+            raise InputError("CRAFT needs ridge >= 0, at least 2 designs (or None) and at least 1 step")
+        if not 0 < self.crop_share <= 1:
+            raise InputError(f"crop_share lies above 0 and up to 1, got {self.crop_share}")
 
     def find(self, rows: Tensor, weight: Tensor, key: Key) -> Found:
         parts = _living(nmf(rows, self.n_concepts, self.steps, self.ridge)[1])

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from veridical.errors import InputError
-from veridical.random.keyed import Key, as_key, integers, normal, uniform
+from veridical.explainers.kernel_shap import KernelShap
+from veridical.functional import pearson
+from veridical.random.keyed import Key, as_key, integers, normal
 from veridical.surf.concepts import Concepts
 from veridical.surf.cshap_network import Network
 from veridical.surf.embeddings import Embeddings
 from veridical.surf.head import Head
 from veridical.surf.methods.base import ConceptMethod, check_embeddings, too_few
 from veridical.surf.projection import Linear
+from veridical.values.task import Task
+
+_FIRST = 2048
+"""Coalitions that every output is asked with at first."""
+_RELIABLE = 0.9
 
 
 @dataclass(frozen=True)
@@ -25,18 +30,28 @@ class ConceptSHAP(ConceptMethod):
 
     The loss is that of completeness: cross-entropy between the model's probabilities and the head's after
     rebuilding (squared error for a regression). The Shapley value of a concept for a class is its share of
-    the agreement with the model on that class, by KernelSHAP over sampled coalitions; the K largest in
-    magnitude are the class's concepts. Regressions and attributes learn K vectors only.
+    the agreement with the model on that class, by KernelSHAP over sampled coalitions (agreement is a share of
+    rows that keep their class, so there is no closed form; few vectors are enumerated); the K largest in
+    magnitude are the class's concepts, and a note says how reliable the values are. Regressions and
+    attributes learn K vectors only.
     """
 
     name = "c-shap"
+    stochastic = True
     pool: int = 100
+    """Vectors that are learned, of which each class keeps `n_concepts`."""
     hidden: int = 500
+    """Hidden units of the network that rebuilds embeddings."""
     steps: int = 1000
+    """Steps of training."""
     batch: int = 256
+    """Embeddings in a step."""
     rate: float = 1e-2
-    coalitions: int = 512
+    """Adam's learning rate."""
+    coalitions: int = 16384
+    """Sets of vectors that are asked for a class at most: from 2,048 on, until two draws agree."""
     class_rows: int = 64
+    """Embeddings of a class on which its completeness is measured."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -66,7 +81,10 @@ class ConceptSHAP(ConceptMethod):
             parts.append(self._fit_one(one, own, self.n_concepts, key / output))
         vectors = torch.cat([part.vectors[-1:] for part in parts])
         importances = torch.cat([part.importances[-1:] for part in parts])
-        return Concepts(self.name, vectors, importances, Linear(vectors), torch.zeros_like(head.bias))
+        last = parts[0].n_outputs - 1
+        flags = {i: part.flags[last] for i, part in enumerate(parts) if last in part.flags}
+        offset = torch.zeros_like(head.bias)
+        return Concepts(self.name, vectors, importances, Linear(vectors), offset, None, flags)
 
     def _fit_one(self, embeddings: Embeddings, head: Head, pool: int, key: Key) -> Concepts:
         h = embeddings.pooled
@@ -76,17 +94,22 @@ class ConceptSHAP(ConceptMethod):
         chosen = head.weight.new_zeros(head.n_outputs, self.n_concepts, head.dimension)
         importances = head.weight.new_zeros(head.n_outputs, self.n_concepts)
         flags: dict[int, str] = {}
+        rows: dict[int, Tensor] = {}
         for output, count in enumerate(members.sum(0).tolist()):
             if count < self.n_concepts:
                 flags[output] = too_few(count, self.n_concepts)
-                continue
-            rows = h[members[:, output]][: self.class_rows]
-            values = self.shapley(rows, vectors, network, head, output, key / "shapley" / output)
+            else:
+                rows[output] = h[members[:, output]][: self.class_rows]
+        notes: tuple[str, ...] = ()
+        if rows:
+            values, reliable = self.shapley(rows, vectors, network, head, key / "shapley")
             pick = values.abs().topk(self.n_concepts).indices
-            chosen[output], importances[output] = vectors[pick].double(), values[pick]
-        return Concepts(
-            self.name, chosen, importances, Linear(chosen), torch.zeros_like(head.bias), None, flags
-        )
+            outputs = list(rows)
+            chosen[outputs], importances[outputs] = vectors[pick].double(), values.gather(1, pick)
+            least = float(reliable.min())
+            notes = (f"Shapley values have a reliability of at least {least:.2f}",)
+        offset = torch.zeros_like(head.bias)
+        return Concepts(self.name, chosen, importances, Linear(chosen), offset, None, flags, notes)
 
     def learn(self, h: Tensor, head: Head, pool: int, key: Key) -> tuple[Tensor, Network]:
         """Vectors (pool, D) of length 1 and the network that rebuilds embeddings from them."""
@@ -114,64 +137,55 @@ class ConceptSHAP(ConceptMethod):
         return torch.nn.functional.normalize(vectors.detach(), dim=-1), network
 
     def shapley(
-        self, rows: Tensor, vectors: Tensor, network: Network, head: Head, output: int, key: Key
-    ) -> Tensor:
-        """Each vector's share of completeness on these rows, all of which the model gives to `output`."""
-        codes = rows.float() @ vectors.T
-        wanted = head.outputs(rows)
+        self, rows: dict[int, Tensor], vectors: Tensor, network: Network, head: Head, key: Key
+    ) -> tuple[Tensor, Tensor]:
+        """Each vector's share of completeness for some outputs (n, pool), and how reliable they are (n,).
 
-        @torch.no_grad()
-        def completeness(kept: Tensor) -> Tensor:
-            masked = codes[None] * kept[:, None].float()
-            answers = network(masked.reshape(-1, 1, codes.shape[-1])).double()
-            answers = answers.reshape(len(kept), len(rows), -1)
-            if head.kind == "regression":
-                return -(answers - wanted).square().mean((1, 2))
-            return (answers.argmax(-1) == output).double().mean(1)
+        Two independent halves of the coalitions are averaged; how well they agree, stepped up to the whole
+        (Spearman and Brown), is the reliability. Outputs that do not reach 0.9 are asked with twice as many.
+        """
+        outputs = torch.tensor(list(rows), device=vectors.device)
+        game = Completeness(rows, vectors, network, head)
+        everybody = torch.ones(len(outputs), len(vectors), device=vectors.device)
+        task = Task(game, everybody, side=(outputs[:, None],), ids=outputs, head="regression", fill=0.0)
+        values = torch.zeros(len(outputs), len(vectors), dtype=torch.float64, device=vectors.device)
+        reliable = torch.zeros(len(outputs), dtype=torch.float64, device=vectors.device)
+        left, budget = torch.arange(len(outputs), device=vectors.device), min(_FIRST, self.coalitions)
+        while len(left):
+            some, half = task[left], KernelShap(budget=max(3, budget // 2))
+            one, other = (half(some, key / budget / name).values.double() for name in ("one", "other"))
+            # no spread, or a single vector, leaves nothing that two draws could disagree about
+            alike = pearson(one, other).nan_to_num(1.0)
+            values[left], reliable[left] = (one + other) / 2, 2 * alike / (1 + alike).clamp(min=1e-12)
+            if budget >= self.coalitions:
+                break
+            left, budget = left[reliable[left] < _RELIABLE], min(2 * budget, self.coalitions)
+        return values, reliable
 
-        return kernel_shap(completeness, vectors.shape[0], self.coalitions, key, vectors.device)
 
+class Completeness(nn.Module):
+    """The game: how well the outputs are rebuilt from the concepts that are there.
 
-def kernel_shap(
-    ask: Callable[[Tensor], Tensor],
-    count: int,
-    coalitions: int,
-    key: Key,
-    device: torch.device | None = None,
-) -> Tensor:
-    """Shapley values (K,) of the game `ask(coalitions (M, K)) -> (M,)`, by weighted least squares.
-
-    Coalitions come with their complements, their sizes drawn with Shapley's kernel, so each weighs the same;
-    that the values sum to `v(all) - v(none)` is put in exactly. With few players all coalitions are asked,
-    and values are exact.
+    Row by row: which concepts are kept (n, pool) and for which output (n, 1). A class is rebuilt on the share
+    of its rows that stay in it; a regression as well as its squared error is small.
     """
-    ends = torch.tensor([[False] * count, [True] * count], device=device)
-    empty, full = ask(ends).double()
-    if count == 1:
-        return (full - empty)[None]
-    kept, weight = _coalitions(count, coalitions, key, device)
-    answers = torch.cat([ask(part).double() for part in kept.split(64)])
-    # the last player's value is what the others leave of the total
-    design = kept.double()[:, :-1] - kept.double()[:, -1:]
-    right = answers - empty - kept.double()[:, -1] * (full - empty)
-    gram = (design * weight[:, None]).T @ design
-    gram += 1e-9 * gram.diagonal().mean() * torch.eye(count - 1, dtype=gram.dtype, device=device)
-    found = torch.linalg.solve(gram, (design * weight[:, None]).T @ right)
-    return torch.cat([found, (full - empty - found.sum())[None]])
 
+    def __init__(self, rows: dict[int, Tensor], vectors: Tensor, network: Network, head: Head) -> None:
+        super().__init__()
+        self.codes = {output: own.float() @ vectors.T for output, own in rows.items()}
+        self.wanted = {output: head.outputs(own) for output, own in rows.items()}
+        self.network, self.regression = network, head.kind == "regression"
 
-def _coalitions(count: int, budget: int, key: Key, device: torch.device | None) -> tuple[Tensor, Tensor]:
-    if 2**count - 2 <= budget:
-        numbers = torch.arange(1, 2**count - 1, device=device)
-        kept = (numbers[:, None] >> torch.arange(count, device=device)) % 2 == 1
-        weight = [(count - 1) / (math.comb(count, s) * s * (count - s)) for s in kept.sum(-1).tolist()]
-        return kept, torch.tensor(weight, dtype=torch.float64, device=device)
-    ids = torch.arange((budget + 1) // 2, device=device)
-    sizes = torch.arange(1, count, dtype=torch.float64, device=device)
-    chance = (1 / (sizes * (count - sizes))).cumsum(0)
-    draw = uniform(key / "sizes", ids, 0, 1, torch.float64)[:, 0] * chance[-1]
-    size = torch.searchsorted(chance, draw) + 1
-    rank = uniform(key / "members", ids, 0, count, torch.float64).argsort(-1).argsort(-1)
-    kept = rank < size[:, None]
-    both = torch.cat([kept, ~kept])
-    return both, torch.ones(len(both), dtype=torch.float64, device=device)
+    @torch.no_grad()
+    def forward(self, kept: Tensor, outputs: Tensor) -> Tensor:
+        found = kept.new_zeros(len(kept), 1)
+        for output in outputs.unique().tolist():
+            chosen = (outputs[:, 0] == output).nonzero()[:, 0]
+            masked = self.codes[output] * kept[chosen, None]
+            answers = self.network(masked.reshape(-1, 1, kept.shape[1]))
+            answers = answers.reshape(len(chosen), len(masked[0]), -1)
+            if self.regression:
+                found[chosen, 0] = -(answers - self.wanted[output]).square().mean((1, 2)).to(found)
+            else:
+                found[chosen, 0] = (answers.argmax(-1) == output).to(found).mean(1)
+        return found

@@ -16,3 +16,6 @@ class HUMCD(MCD):
     """
 
     name = "hu-mcd"
+    fits_on = "segments"
+    segments: int = 12
+    """Superpixels that an image is cut into, about, where no other segments are given."""

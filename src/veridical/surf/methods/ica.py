@@ -47,6 +47,7 @@ class ICA(ConceptMethod):
     """
 
     name = "ica"
+    stochastic = True
 
     def find(self, rows: Tensor, weight: Tensor, key: Key) -> Found:
         centre = rows.mean(0)

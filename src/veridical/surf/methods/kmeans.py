@@ -52,7 +52,9 @@ class KMeans(ConceptMethod):
     """Centres of K clusters; codes are coordinates in the centres (`pinv(V) h`), importances `f . v`."""
 
     name = "kmeans"
+    stochastic = True
     starts: int = 4
+    """Starts, of which the best clustering is kept."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

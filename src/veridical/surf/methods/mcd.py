@@ -27,10 +27,15 @@ class MCD(ConceptMethod):
     """
 
     name = "mcd"
+    stochastic = True
     gamma: float = 50.0
+    """How light the penalty on coefficients is: the largest correlation of a row divided by it."""
     outliers: float = 0.25
+    """Share of the rows that is dropped as outliers."""
     most_rows: int = 10_000
+    """Rows that are clustered at most."""
     dimension_share: float = 0.05
+    """Variance, as a share of a cluster's largest, above which a direction belongs to its subspace."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

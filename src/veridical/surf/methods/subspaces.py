@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import torch
+from scipy.linalg import eigh
 from torch import Tensor
 
-from veridical.random.keyed import Key, normal
+from veridical.random.keyed import Key
 from veridical.surf.methods.kmeans import kmeans
 
 _BLOCK = 2**22
 """Numbers of the small systems that are solved at a time."""
-_DENSE = 2000
-"""Rows up to which all eigenvectors are computed at once."""
 
 
-def self_expression(rows: Tensor, gamma: float = 50.0, active: int = 64, rounds: int = 3) -> Tensor:
+def self_expression(rows: Tensor, gamma: float = 50.0, active: int = 32, rounds: int = 4) -> Tensor:
     """Coefficients C (n, n), zero on the diagonal, of every row in the other rows, all solved together.
 
     Row j of C minimises `||x_j - X^T c||^2 / 2 + lambda_j ||c||_1` over rows of length 1, with
@@ -45,7 +44,8 @@ def self_expression(rows: Tensor, gamma: float = 50.0, active: int = 64, rounds:
             ]
         )
         whole = torch.zeros_like(gram).scatter_(1, chosen, values)
-        left = (off - whole @ gram).abs().fill_diagonal_(0)
+        # what each row has left to explain, seen from every other: two products through the dimensions
+        left = ((unit - whole @ unit) @ unit.T).abs().fill_diagonal_(0)
         if turn == rounds - 1 or not bool((left > penalty * (1 + 1e-3)).any()) or width == count - 1:
             return whole
         # those in use stay, and places of those not in use go to the worst violators
@@ -62,20 +62,26 @@ def lasso(
 
     One coordinate of all systems moves at a time, to its exact optimum; what is left to explain moves along.
     """
-    now = start.clone()
-    left = seen - torch.einsum("bij,bj->bi", gram, now)
-    size = gram.diagonal(dim1=-2, dim2=-1).clamp(min=1e-12)
-    bound = penalty.squeeze(-1)
-    for sweep in range(sweeps):
-        before = now.clone() if sweep % 10 == 9 else None
-        for k in range(now.shape[1]):
-            rest = left[:, k] + size[:, k] * now[:, k]
-            after = rest.sign() * (rest.abs() - bound).clamp(min=0) / size[:, k]
-            left -= (after - now[:, k])[:, None] * gram[:, k]
-            now[:, k] = after
-        if before is not None and bool((now - before).abs().max() < tolerance):
+    found = start.clone()
+    rows = torch.arange(len(found), device=found.device)
+    size, bound = gram.diagonal(dim1=-2, dim2=-1).clamp(min=1e-12), penalty.squeeze(-1)
+    left = seen - torch.einsum("bij,bj->bi", gram, found)
+    for _ in range(-(-sweeps // 10)):
+        now = found[rows]
+        for _ in range(min(10, sweeps)):
+            before = now.clone()
+            for k in range(now.shape[1]):
+                rest = torch.addcmul(left[:, k], size[:, k], now[:, k])
+                after = (rest - rest.clamp(-bound, bound)) / size[:, k]
+                left.addcmul_((after - now[:, k])[:, None], gram[:, k], value=-1)
+                now[:, k] = after
+        found[rows] = now
+        # few systems need many sweeps: those that stay where they are leave the others to themselves
+        moving = (now - before).abs().amax(-1) >= tolerance
+        if not bool(moving.any()):
             break
-    return now
+        rows, gram, left, size, bound = rows[moving], gram[moving], left[moving], size[moving], bound[moving]
+    return found
 
 
 def inliers(coefficients: Tensor, share: float) -> Tensor:
@@ -93,12 +99,10 @@ def spectral(coefficients: Tensor, count: int, key: Key) -> Tensor:
     affinity = coefficients.abs() + coefficients.abs().T
     scale = affinity.sum(-1).clamp(min=1e-12).rsqrt()
     matrix = scale[:, None] * affinity * scale
-    if len(matrix) > max(_DENSE, 3 * count):
-        start = normal(key / "start", torch.arange(len(matrix), device=matrix.device), 0, count).to(matrix)
-        vectors = torch.lobpcg(matrix, X=start, niter=200)[1]
-    else:
-        vectors = torch.linalg.eigh(matrix)[1][:, -count:]
-    leading = torch.nn.functional.normalize(vectors, dim=-1)
+    # only the leading ones, and exactly: where clusters do not touch, eigenvalues are equal
+    last = len(matrix) - 1
+    found = eigh(matrix.double().cpu().numpy(), subset_by_index=[last - count + 1, last])[1]
+    leading = torch.nn.functional.normalize(torch.from_numpy(found).to(matrix), dim=-1)
     return kmeans(leading, count, key, starts=8)[1]
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from veridical.explainers.lrp_rules import Layer, Rules, route
+from veridical.explainers.graph.relevance_rules import Layer, Rules, route
 from veridical.model.cost import Meter
 
 FURTHER: dict[str, tuple[int, int]] = {
@@ -28,11 +28,6 @@ FURTHER_SIGNED: dict[str, tuple[int, int]] = {"z_plus": (2, 1), "gamma": (2, 2),
 """The same where inputs have any sign: two products stand in the place of one."""
 
 
-def multiplications(z: Tensor, w: Tensor) -> int:
-    """Multiplications of a layer with the weights w, whose first axis is its outputs, that answered z."""
-    return z.numel() * (w.numel() // len(w))
-
-
 @dataclass
 class Work:
     """Multiplications of one run: those of the model itself, and what the rules add forward and back."""
@@ -43,8 +38,9 @@ class Work:
 
     def through(self, layer: Layer, rule: str, rules: Rules, a: Tensor) -> Tensor:
         """The answer of a layer, whose relevance goes back to `a` by a rule; both are noted."""
-        size = multiplications(layer.z, layer.w)
-        self.plain += size
+        size = layer.multiplications
+        # the norm behind a layer that has run does not make it run again
+        self.plain += size if layer.scale is None else 0
 
         def back(R: Tensor) -> tuple[Tensor]:
             # here, since no relevance may come: not through queries and keys

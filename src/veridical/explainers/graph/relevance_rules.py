@@ -4,21 +4,21 @@ Every rule of a linear layer z = a w + b gives input i the share of its (modifie
 (modified) pre-activation, R_i = sum_j [a_i w_ij]' / (sum_k [a_k w_kj]' + b') R_j. Rules differ in the
 modification alone; each is written as terms (a', w') whose products add up to it.
 
-How often a rule goes through a layer is told and counted in `lrp_work`.
+How often a rule goes through a layer is told and counted in `relevance_work`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from veridical.errors import InputError
-from veridical.explainers.lrp_elements import TINY, by_sign, over
-from veridical.explainers.lrp_maps import Linear, Pull, leaf_of
+from veridical.explainers.graph.linear_maps import Linear, Pull, leaf_of
+from veridical.explainers.graph.relevance_elements import TINY, by_sign, over
 from veridical.model.late_checks import AT_ONCE
 
 RuleName = Literal["epsilon", "gamma", "z_plus", "alpha_beta", "flat", "w_square", "z_box"]
@@ -79,6 +79,7 @@ class Layer:
 
     `positive` if the inputs are known to be at least 0; `channels` is the axis along which weights differ.
     Where a batch norm follows, `b` is folded and z is the norm's answer; `scale` is what is not yet in `w`.
+    `transposed` if the first axis of the weights is the inputs.
     """
 
     linear: Linear
@@ -90,6 +91,7 @@ class Layer:
     channels: int
     positive: bool = False
     scale: Tensor | None = None
+    transposed: bool = False
 
     @classmethod
     def at(
@@ -100,25 +102,30 @@ class Layer:
         b: Tensor | None,
         channels: int,
         positive: bool = False,
-        norm: tuple[Tensor, Tensor] | None = None,
+        transposed: bool = False,
     ) -> Layer:
-        """Run the layer on a, apart from the graph that a belongs to, and the batch norm behind it.
-
-        The norm is given by its scale and shift.
-        """
+        """Run the layer on a, apart from the graph that a belongs to."""
         a = a.detach()
-        if norm is None or a.numel() >= w.numel():
-            w, b = (w, b) if norm is None else fold(w, b, *norm)
-            z, pull = linear(a, w, b)
-            return cls(linear, a, w, b, z, pull, channels, positive)
-        # few rows: scaling what comes out is less work than scaling the weights
-        scale, shift = norm
-        shift = shift if b is None else shift + b * scale
-        shape = (-1, *[1] * (a.dim() - 1 - channels if channels > 0 else 0))
-        laid = scale.reshape(shape)
-        plain, back = linear(a, w, None)
-        z = torch.addcmul(shift.reshape(shape), plain, laid)
-        return cls(linear, a, w, shift, z, lambda g: back(g * laid), channels, positive, scale)
+        z, pull = linear(a, w, b)
+        return cls(linear, a, w, b, z, pull, channels, positive, None, transposed)
+
+    def normed(self, scale: Tensor, shift: Tensor) -> Layer:
+        """The same layer and the batch norm behind it, by its scale and shift; it does not run again."""
+        laid, moved = (v.reshape(-1, *[1] * self._behind) for v in (scale, shift))
+        b = shift if self.b is None else shift + self.b * scale
+        z, back = torch.addcmul(moved, self.z, laid), self.pull
+        return replace(self, b=b, z=z, pull=lambda g: back(g * laid), scale=scale)
+
+    @property
+    def _behind(self) -> int:
+        """How many axes lie behind the channels."""
+        return self.z.dim() - 1 - self.channels if self.channels > 0 else 0
+
+    @property
+    def multiplications(self) -> int:
+        """Multiplications of one run."""
+        over = self.a if self.transposed else self.z
+        return over.numel() * (self.w.numel() // len(self.w))
 
     @property
     def weights(self) -> Tensor:
@@ -208,16 +215,11 @@ def _flat(layer: Layer, R: Tensor) -> Tensor:
     stands for all of them, unless channels go in groups.
     """
     a, w, axis = layer.a, layer.w, layer.channels
-    if w.shape[1] != a.shape[axis]:
+    if layer.transposed or w.shape[1] != a.shape[axis]:
         return shares(layer.linear, [(torch.ones_like(a), torch.ones_like(w))], None, R)
     one = torch.ones_like(a.narrow(axis, 0, 1))
     thin = shares(layer.linear, [(one, w.new_ones(1, 1, *w.shape[2:]))], None, R.sum(axis, keepdim=True))
     return (thin / a.shape[axis]).expand_as(a)
-
-
-def fold(w: Tensor, b: Tensor | None, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
-    """Weight and bias of a layer with the batch norm that follows it: on tensors, never in the module."""
-    return _scaled(w, scale), shift if b is None else shift + b * scale
 
 
 def _scaled(w: Tensor, scale: Tensor) -> Tensor:
@@ -274,3 +276,18 @@ def as_relevance(outputs: Tensor) -> Tensor:
     """Turn the gradient that arrives at the model's outputs into relevance: gradient times output."""
     value = outputs.detach()
     return route(value, lambda gradient: (gradient * value,), outputs)
+
+
+def layer_norm(
+    input: Tensor,
+    normalized_shape: Any,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Layer norm with its spread held constant: subtract the mean, scale, shift."""
+    axes = tuple(range(-len(normalized_shape), 0))
+    spread = torch.rsqrt(input.detach().var(axes, correction=0, keepdim=True) + eps)
+    scale = spread if weight is None else spread * weight.detach()
+    shift = None if bias is None else bias.detach()
+    return proportional(lambda t: (t - t.mean(axes, keepdim=True)) * scale, input, shift)

@@ -1,0 +1,221 @@
+"""A model followed while it runs: each torch operation on what depends on the input is done by a rule.
+
+Nothing is traced beforehand, so the way that was really taken is followed: reused layers, functions, branches
+chosen by shapes, operations in place. A value that depends on the input is either *carried* (what goes back
+through it is the rule's) or *held* (masks, detached values, what no rule covers). What reaches the answer
+otherwise than by carried values is refused by name, since a wrong rule gives a map that looks right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from veridical.errors import NotApplicableError
+from veridical.explainers.graph.handwritten import Signs
+from veridical.explainers.graph.operations import FACTS, NEW, mapped, overwritten, plain_name, tensors
+from veridical.model.predictor import Output
+
+_UNSEEN = (
+    "the model runs something whose inside cannot be followed (its own autograd function, or a compiled or "
+    "scripted part)"
+)
+
+
+@dataclass(frozen=True)
+class Held:
+    """A value that depends on the input and carries nothing back."""
+
+    why: str
+    choice: bool = False
+    """Whether it chooses (a mask, an index) instead of being a number that was computed."""
+    role: str = ""
+    """"gate" if it weighs a signal, "spread" if it is the size of one."""
+
+
+class Marks:
+    """A set of tensors by identity, which it does not keep alive."""
+
+    def __init__(self, values: Iterable[Tensor] = ()) -> None:
+        self._known: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self.add(values)
+
+    def add(self, values: Iterable[Tensor]) -> None:
+        for value in values:
+            self._known[value] = True
+
+    def __contains__(self, value: Any) -> bool:
+        return isinstance(value, Tensor) and value in self._known
+
+
+class Follower(TorchFunctionMode):
+    """Asks `rule` for every operation on what depends on x. A subclass states the rules of one method."""
+
+    method = "this method"
+
+    def __init__(self, x: Tensor) -> None:
+        super().__init__()
+        self.x = x
+        self.refusal: NotApplicableError | None = None
+        self.carried, self.free = Marks([x]), Marks()
+        self.held: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self.instead: WeakIdKeyDictionary = WeakIdKeyDictionary()  # what took the place of an overwritten one
+        self.signs = Signs()
+        self._with_gradients = torch.is_grad_enabled()
+
+    def rule(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """What an operation answers, joined to what it was given as the method wants it."""
+        raise NotImplementedError
+
+    def answered(self, answer: Tensor) -> Tensor:
+        """The model's answer, once it is known that everything in it was followed."""
+        answer = self._current(answer)
+        if answer in self.held:
+            raise self.refused("the model's answer", self.held[answer].why)
+        if answer not in self.carried:
+            raise NotApplicableError(
+                _UNSEEN
+                if answer.requires_grad
+                else "the model's outputs do not depend on its inputs through "
+                "torch operations that carry anything back; if it answers a softmax, let it answer logits"
+            )
+        return answer
+
+    # --- one operation --------------------------------------------------------------------------------
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = plain_name(func)
+        if name in FACTS:
+            return func(*args, **(kwargs or {}))
+        if name in NEW:
+            return func(*mapped(Tensor.detach, tuple(args)), **(kwargs or {}))
+        args, kwargs = mapped(self._current, tuple(args)), mapped(self._current, dict(kwargs or {}))
+        given = list(tensors((args, kwargs)))
+        carrying = any(v in self.carried for v in given)
+        if not carrying and not any(v in self.held for v in given):
+            self._look_for_unseen(given)
+            return func(*args, **kwargs)
+        self._look_for_unseen(given)
+        target = overwritten(func, args, kwargs)
+        if target is not None:
+            func = _on_a_copy(func)
+        value = self._follow(name, func, args, kwargs, carrying)
+        if target is not None:
+            self.instead[target] = value
+        return value
+
+    def _follow(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any, carrying: bool) -> Any:
+        if self._with_gradients and not torch.is_grad_enabled():
+            value = func(*args, **kwargs)
+            self.hold(value, Held("it is computed without gradients (torch.no_grad)"))
+            return value
+        if name in ("detach", "data"):
+            value = func(*args, **kwargs)
+            self.hold(value, self.held.get(args[0]) or Held("it is cut off by detach()"))
+            return value
+        signal = self.signs.rectified(name, args, kwargs)
+        if signal is not None:
+            # a ReLU by hand, such as h * (h > 0)
+            name, func, args, kwargs, carrying = "relu", torch.relu, (signal,), {}, True
+        value = (
+            self.rule(name, func, args, kwargs) if carrying else self.rule_of_held(name, func, args, kwargs)
+        )
+        self.signs.note(name, args, kwargs, value)
+        for made in tensors(value):
+            if made in self.held or made in self.free:
+                continue
+            if made.is_floating_point():
+                self.carried.add([made])
+            else:
+                self.held[made] = Held(f"it is chosen by '{name}' of an activation", choice=True, role="gate")
+        return value
+
+    def rule_of_held(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """An operation on held values alone: its answer is held for the same reason."""
+        with torch.no_grad():
+            value = func(*args, **kwargs)
+        self.hold(value, self.worst(args, kwargs))
+        return value
+
+    def worst(self, *given: Any) -> Held:
+        """What is held among what an operation was given; a choice before a number."""
+        found = [self.held[v] for v in tensors(given) if v in self.held]
+        return next((h for h in found if h.choice), found[0])
+
+    def holds(self, *given: Any) -> list[Held]:
+        """What is held among these."""
+        return [self.held[v] for v in tensors(given) if v in self.held]
+
+    def hold(self, value: Any, held: Held) -> Any:
+        """Mark all that a value consists of as held."""
+        for made in tensors(value):
+            self.held[made] = held
+        return value
+
+    def carries(self, value: Any) -> bool:
+        """Whether what comes from above goes through this value to the input."""
+        return value in self.carried
+
+    def refused(self, what: str, why: str) -> NotApplicableError:
+        """The error that says which operation stands in the way."""
+        self.refusal = NotApplicableError(f"{self.method} has no rule for {what}: {why}")
+        return self.refusal
+
+    def _current(self, value: Tensor) -> Tensor:
+        while value in self.instead:
+            value = self.instead[value]
+        # weights are constants here, whatever they require
+        return value.detach() if value.requires_grad and value.is_leaf and value is not self.x else value
+
+    def _look_for_unseen(self, given: list[Tensor]) -> None:
+        for v in given:
+            if v.requires_grad and not v.is_leaf and v not in self.carried and v not in self.free:
+                self.refusal = NotApplicableError(_UNSEEN)
+                raise self.refusal
+
+
+def _on_a_copy(func: Callable[..., Any]) -> Callable[..., Any]:
+    """The function on a copy of its first argument, which it would overwrite."""
+
+    def run(first: Tensor, *rest: Any, **named: Any) -> Any:
+        own = first.clone()
+        value = func(own, *rest, **named)
+        return own if value is None else value
+
+    return run
+
+
+class Followed(nn.Module):
+    """A model, read by its output rule, whose gradient with respect to its input is what a follower makes."""
+
+    def __init__(self, model: nn.Module, output: Output, follower: Callable[..., Follower]) -> None:
+        super().__init__()
+        self.model = model
+        self._output = output
+        self._follower = follower
+        self.kept: dict[Any, Any] = {}
+        """What a method keeps between the runs of one call."""
+
+    def forward(self, x: Tensor, *side: Any, **named: Any) -> Tensor:
+        """What the model answers to x, as (rows, outputs)."""
+        if not (x.requires_grad and torch.is_grad_enabled()):
+            return self._output(self.model(x, *side, **named))
+        return self.followed(self._follower(self, x, side, named), x, side, named)
+
+    def followed(self, follower: Follower, x: Tensor, side: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
+        """The model's answer to x under a follower."""
+        try:
+            with follower:
+                answer = self._output(self.model(x, *side, **named))
+        except Exception:
+            # Python's operators make a TypeError of their own of what is raised inside them
+            if follower.refusal is not None:
+                raise follower.refusal from None
+            raise
+        return follower.answered(answer)

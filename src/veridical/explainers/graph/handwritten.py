@@ -1,0 +1,81 @@
+"""Rectifiers that are written by hand: `h * (h > 0)`, `masked_fill`, `where`, `h[h < 0] = 0`, `maximum`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+_KEEPING = frozenset({"float", "double", "half", "to", "type", "type_as", "bfloat16"})
+_TURNING = frozenset({"logical_not", "bitwise_not", "invert"})
+_UP, _DOWN = frozenset({"gt", "ge"}), frozenset({"lt", "le"})
+
+
+class Signs:
+    """Which masks say where an activation is above 0 (or below it), and what is made of them."""
+
+    def __init__(self) -> None:
+        self._known: WeakIdKeyDictionary = (
+            WeakIdKeyDictionary()
+        )  # mask -> (activation, whether it is above 0)
+
+    def note(self, name: str, args: Any, kwargs: Any, value: Any) -> None:
+        """Remember a comparison with 0, and what only turns or converts one."""
+        if not isinstance(value, Tensor) or not args:
+            return
+        if name in _UP | _DOWN and len(args) == 2:
+            h, other = args
+            above = name in _UP
+            if not isinstance(h, Tensor) or (isinstance(other, Tensor) and not _zero(other) and _zero(h)):
+                h, other, above = other, h, not above
+            if isinstance(h, Tensor) and _zero(other):
+                self._known[value] = (h, above)
+        elif name in _KEEPING | _TURNING and self._sign(args[0]) is not None:
+            h, above = self._known[args[0]]
+            self._known[value] = (h, above != (name in _TURNING))
+
+    def _sign(self, mask: Any) -> tuple[Tensor, bool] | None:
+        return self._known.get(mask) if isinstance(mask, Tensor) else None
+
+    def _of(self, mask: Any, h: Any, above: bool) -> bool:
+        found = self._sign(mask)
+        return found is not None and found[0] is h and found[1] == above
+
+    def rectified(self, name: str, args: Any, kwargs: Any) -> Tensor | None:
+        """The activation whose positive part an operation answers, or None if it does something else."""
+        if name in ("mul", "imul", "rmul", "multiply") and len(args) == 2:
+            for h, mask in (args, args[::-1]):
+                if self._of(mask, h, True):
+                    return _tensor(h)
+        if name == "masked_fill" and len(args) == 3 and _zero(args[2]) and self._of(args[1], args[0], False):
+            return _tensor(args[0])
+        if name == "setitem" and _zero(args[2]) and self._of(args[1], args[0], False):
+            return _tensor(args[0])
+        if name == "where" and len(args) == 3:
+            mask, a, b = args
+            if (_zero(b) and self._of(mask, a, True)) or (_zero(a) and self._of(mask, b, False)):
+                return _tensor(a if _zero(b) else b)
+        if name in ("maximum", "max", "fmax") and len(args) == 2 and all(isinstance(v, Tensor) for v in args):
+            for h, other in (args, args[::-1]):
+                if not other.requires_grad and _zero(other):
+                    return _tensor(h)
+        low, high = _bounds(name, args, kwargs)
+        return _tensor(args[0]) if high is None and low is not None and _zero(low) else None
+
+
+def _bounds(name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    if name not in ("clamp", "clamp_min", "clip"):
+        return None, None
+    low = args[1] if len(args) > 1 else kwargs.get("min")
+    return low, args[2] if len(args) > 2 else kwargs.get("max")
+
+
+def _zero(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return not value.requires_grad and not bool(value.any())
+    return isinstance(value, int | float) and value == 0
+
+
+def _tensor(value: Any) -> Tensor | None:
+    return value if isinstance(value, Tensor) else None

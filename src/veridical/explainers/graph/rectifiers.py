@@ -1,0 +1,62 @@
+"""Rectifiers that pass back something else than their gradient: guided backpropagation and deconvolution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from veridical.explainers.graph.follow import Follower
+from veridical.explainers.graph.operations import kind_of
+
+Rule = Callable[[Tensor, Tensor], Tensor]
+"""From a rectifier's plain gradient and what came from above to what it passes back."""
+
+RECTIFIERS = frozenset({"relu", "relu6"})
+_DISGUISES = frozenset({"abs", "sign", "sgn", "heaviside", "minimum", "maximum", "fmin", "fmax", "threshold"})
+"""Operations that a rectifier may be made of without being seen as one: (h + |h|) / 2, say."""
+_INSIDE = frozenset({"rnn_relu"})
+_PLACES = frozenset({"getitem", "gather", "index_select", "take_along_dim"})
+
+
+class Rectifiers(Follower):
+    """The gradient, except that each rectifier passes back what `change` says."""
+
+    method = "a rule for rectifiers"
+
+    def __init__(self, x: Tensor, change: Rule) -> None:
+        super().__init__(x)
+        self.change = change
+        self.seen = 0
+
+    def rule(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if name in RECTIFIERS or _between_zero_and_six(name, args, kwargs):
+            value = func(*args, **kwargs)
+            self.seen += 1
+            if value.grad_fn is not None:
+                # the rule hangs on the operation in this one graph and goes with it
+                value.grad_fn.register_hook(
+                    lambda plain, above: (self.change(plain[0], above[0]), *plain[1:])
+                )
+            return value
+        if name in _DISGUISES or name in _INSIDE:
+            raise self._hidden(name, "it may be a part of a rectifier that is written by hand")
+        if (
+            kind_of(name) != "compare"
+            and name not in _PLACES
+            and any(h.choice for h in self.holds(args, kwargs))
+        ):
+            raise self._hidden(name, "it lets through a part that the activations choose")
+        return func(*args, **kwargs)
+
+    def _hidden(self, name: str, why: str) -> Exception:
+        return self.refused(f"operation '{name}'", f"{why}; write it as nn.ReLU() or F.relu")
+
+
+def _between_zero_and_six(name: str, args: Any, kwargs: Any) -> bool:
+    """ReLU6 by another name: bounds from 0 to a number."""
+    if name not in ("clamp", "clip", "hardtanh"):
+        return False
+    low = args[1] if len(args) > 1 else kwargs.get("min", kwargs.get("min_val"))
+    return isinstance(low, int | float) and low == 0

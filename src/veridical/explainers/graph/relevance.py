@@ -1,0 +1,268 @@
+"""Relevance (LRP) through every operation of a model: each takes from above what its share is.
+
+Attention mixes values by weights p = softmax(q k') and a norm divides by a spread; both are held constant, so
+that each block is linear in what it carries and the epsilon rule applies (Ali et al. 2022, "XAI for
+Transformers: better explanations through conservative propagation"). Queries and keys get none. A gate
+decides how much of a signal passes, and the signal takes all (Arras et al. 2017); where an activation and
+another value are multiplied, as in SwiGLU, each takes half (Achtibat et al. 2024).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from veridical.errors import NotApplicableError
+from veridical.explainers.graph import decompose
+from veridical.explainers.graph.follow import Follower, Held, Marks
+from veridical.explainers.graph.linear_maps import Linear, dense, followed
+from veridical.explainers.graph.operations import POSITIVE, TURNING, kind_of, tensors
+from veridical.explainers.graph.relevance_rules import (
+    Layer,
+    Rules,
+    as_relevance,
+    batch_norm,
+    layer_norm,
+    pass_on,
+    proportional,
+    route,
+    scale_and_shift,
+    split_sum,
+)
+from veridical.explainers.graph.relevance_work import Work
+
+_SIZES = frozenset({"sqrt", "rsqrt", "reciprocal", "std", "norm", "vector_norm", "pow"})
+_TWO = "no rule is stated for a product of two activations"
+
+
+class Relevance(Follower):
+    """LRP: the gradient that goes back is relevance. `positive` if no input is below 0."""
+
+    method = "LRP"
+
+    def __init__(self, x: Tensor, rules: Rules, positive: bool = False) -> None:
+        super().__init__(x)
+        self.rules, self.work = rules, Work()
+        self.raw = Marks([x])  # the input itself, perhaps reshaped or rescaled
+        self.positive = Marks([x] if positive else [])  # known to be at least 0
+        self.gates = Marks()  # answers of a sigmoid: they weigh a signal
+        self.activated = Marks()  # answers of other activations
+        self.layers: WeakIdKeyDictionary = WeakIdKeyDictionary()  # how a linear layer's answer was made
+
+    def answered(self, answer: Tensor) -> Tensor:
+        return as_relevance(super().answered(answer))
+
+    def rule(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        kind = kind_of(name, args, kwargs)
+        if not args and "input" in kwargs:
+            args = (kwargs.pop("input"),)
+        if self._blocked(kind, name, args, kwargs):
+            return super().rule_of_held(name, func, args, kwargs)
+        value = self._by_kind(kind, name, func, args, kwargs)
+        self._note(kind, name, value, args, kwargs)
+        return value
+
+    def rule_of_held(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        kind, held = kind_of(name, args, kwargs), self.worst(args, kwargs)
+        with torch.no_grad():
+            value = func(*args, **kwargs)
+        if kind == "softmax":
+            # attention weights, held constant
+            self.free.add(tensors(value))
+            return value
+        role = held.role if kind in ("structure", "sum", "product", "average", "activation") else ""
+        role = "gate" if kind == "gate" or name in ("tanh", "erf") else "spread" if name in _SIZES else role
+        return self.hold(value, Held(held.why, held.choice, role))
+
+    def _blocked(self, kind: str, name: str, args: Any, kwargs: Any) -> bool:
+        """Whether something held stands beside what is carried, other than as a weight or a choice."""
+        held = self.holds(args, kwargs)
+        if not held:
+            return False
+        if kind == "product":
+            return not all(h.role for h in held)
+        return not (kind in ("structure", "maximum") or name == "masked_fill") or not all(
+            h.choice for h in held
+        )
+
+    def _by_kind(self, kind: str, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        a: Any = args[0] if args else None
+        if kind in ("structure", "maximum"):
+            return func(*args, **kwargs)
+        if kind in ("activation", "gate"):
+            with torch.no_grad():
+                value = func(a.detach(), *args[1:], **kwargs)
+            return pass_on(value, a)
+        if kind == "average":
+            return proportional(lambda x: func(x, *args[1:], **kwargs), a)
+        if kind in ("linear", "transposed"):
+            return self._layer(kind, name, func, args, kwargs)
+        if kind == "addmm":
+            return self._addmm(func, *args, **kwargs)
+        if kind == "batch_norm":
+            return self._batch_norm(*args, **kwargs)
+        if name == "layer_norm":
+            return layer_norm(*args, **kwargs)
+        if kind in ("norm", "attention", "recurrent"):
+            return self._block(name, args, kwargs)
+        if kind == "sum":
+            return self._sum(name, *args, **kwargs)
+        if kind == "product":
+            return self._product(name, func, *args)
+        if kind == "matmul":
+            return self._matmul(name, func, *args)
+        with torch.no_grad():
+            value = func(*args, **kwargs)
+        if kind == "softmax":
+            self.free.add([value])
+        elif kind != "compare":
+            self._unruled(
+                value, name, kind if kind not in ("elementwise", "spread") else "it has no stated rule"
+            )
+        return value
+
+    def _unruled(self, value: Any, name: str, why: str) -> Any:
+        """Go on without relevance, and refuse if that reaches the answer: it may only go into a softmax."""
+        role = "spread" if name in ("std", "norm", "vector_norm") else "gate" if name == "erf" else ""
+        floats = [v for v in tensors(value) if v.is_floating_point()]
+        return self.hold(floats, Held(f"operation '{name}': {why}", role=role))
+
+    def _block(self, name: str, args: Any, kwargs: Any) -> Any:
+        try:
+            with self:
+                if name in decompose.BLOCKS:
+                    return decompose.BLOCKS[name](*args, **kwargs)
+                return decompose.recurrent(name, args)
+        except NotApplicableError as error:
+            raise self.refused(f"operation '{name}'", str(error)) from None
+
+    # --- layers with weights ------------------------------------------------------------------------
+
+    def _layer(self, kind: str, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Tensor:
+        named = {**dict(zip(("weight", "bias"), args[1:3], strict=False)), **kwargs}
+        w, b = named.pop("weight"), named.pop("bias", None)
+        if any(v in self.carried for v in (w, b)):
+            raise self.refused(f"operation '{name}'", "its weights depend on the input")
+
+        def as_called(x: Tensor, v: Tensor, c: Tensor | None) -> Tensor:
+            answer: Tensor = func(x, v, c, *args[3:], **named)
+            return answer
+
+        linear = dense if name == "linear" else followed(as_called)
+        return self._weighted(linear, args[0], w, b, "conv" in name, kind == "transposed")
+
+    def _addmm(self, func: Callable[..., Any], b: Tensor, a: Tensor, w: Tensor, **factors: Any) -> Tensor:
+        if factors or w in self.carried or b in self.carried or a not in self.carried:
+            raise self.refused("operation 'addmm'", "only a constant matrix and bias have a stated rule")
+        return self._weighted(dense, a, w.mT, b, False)
+
+    def _weighted(
+        self,
+        linear: Linear,
+        a: Tensor,
+        w: Tensor,
+        b: Tensor | None,
+        convolution: bool,
+        transposed: bool = False,
+    ) -> Tensor:
+        rule = self.rules.convolution if convolution else self.rules.dense
+        if convolution and a in self.raw:
+            rule = self.rules.first
+        channels = 1 if convolution else -1
+        layer = Layer.at(linear, a, w, b, channels, a in self.positive, transposed)
+        value = self.work.through(layer, rule, self.rules, a)
+        self.layers[value] = (layer, rule, a)
+        return value
+
+    def _batch_norm(
+        self,
+        x: Tensor,
+        mean: Tensor | None,
+        var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        if training or mean is None or var is None:
+            raise self.refused(
+                "operation 'batch_norm'", "its statistics are the batch's, which mixes samples"
+            )
+        laid = scale_and_shift(mean, var, weight, bias, eps)
+        layer, rule, a = self.layers.get(x, (None, "", x))
+        if layer is None or layer.transposed or not (layer.channels > 0 or x.dim() == 2):
+            return batch_norm(x, *laid)
+        return self.work.through(layer.normed(*laid), rule, self.rules, a)
+
+    # --- where branches meet ------------------------------------------------------------------------
+
+    def _sum(self, name: str, a: Any, b: Any = None, *, other: Any = None, alpha: Any = 1) -> Tensor:
+        b = other if b is None else b
+        if name == "rsub":
+            a, b = b, a
+        factor = alpha * (-1 if "sub" in name else 1)
+        like = a if isinstance(a, Tensor) else b
+        parts = [v if isinstance(v, Tensor) else torch.as_tensor(v).to(like) for v in (a, b)]
+        if factor != 1:
+            moved = parts[1]
+            parts[1] = proportional(lambda x: x * factor, moved) if self.carries(moved) else moved * factor
+        return split_sum(parts)
+
+    def _product(self, name: str, func: Callable[..., Any], a: Any, b: Any, **how: Any) -> Tensor:
+        if self.carries(a) and self.carries(b):
+            gated = [v in self.gates for v in (a, b)]
+            if "div" not in name and sum(gated) == 1:
+                # signal takes all: the gate decides how much passes, the signal what
+                return self._product(name, func, *((a.detach(), b) if gated[0] else (a, b.detach())))
+            with torch.no_grad():
+                value: Tensor = func(a, b, **how)
+            if "div" not in name and sum(v in self.activated for v in (a, b)) == 1:
+                return route(value, lambda R: tuple((R / 2).sum_to_size(v.shape) for v in (a, b)), a, b)
+            self._unruled(value, name, _TWO)
+            return value
+        if "div" in name and self.carries(a if name.startswith("r") else b):
+            with torch.no_grad():
+                value = func(a, b, **how)
+            self._unruled(value, name, "no rule is stated for a division by an activation")
+            return value
+        if self.carries(a):
+            return proportional(lambda x: func(x, b, **how), a)
+        return proportional(lambda x: func(a, x, **how), b)
+
+    def _matmul(self, name: str, func: Callable[..., Any], *args: Any) -> Tensor:
+        at = [i for i, v in enumerate(args) if self.carries(v)]
+        if len(at) != 1:
+            # attention scores, perhaps: nothing but a softmax may read them
+            with torch.no_grad():
+                value: Tensor = func(*args)
+            self._unruled(value, name, _TWO)
+            return value
+        a = args[at[0]]
+        if name == "matmul" and at == [0] and args[1].dim() == 2:
+            return self._weighted(dense, a, args[1].mT, None, False)
+        return proportional(lambda x: func(*args[: at[0]], x, *args[at[0] + 1 :]), a)
+
+    # --- what is known of an answer from what is known of what went in ----------------------------------
+
+    def _note(self, kind: str, name: str, value: Any, args: Any, kwargs: Any) -> None:
+        made = [v for v in tensors(value) if v.requires_grad and v not in self.held]
+        if not made:
+            return
+        given = [v for v in tensors((args, kwargs)) if v.is_floating_point()]
+        explained = [v for v in given if v in self.carried]
+        kept = kind in ("structure", "maximum", "average", "sum") and name not in TURNING
+        if name in POSITIVE or (kept and all(v in self.positive for v in given)):
+            self.positive.add(made)
+        rescaled = kind in ("structure", "maximum", "product") or (kind == "sum" and len(explained) == 1)
+        if rescaled and all(v in self.raw for v in explained):
+            self.raw.add(made)
+        passing = kind == "structure" or (kind in ("sum", "product") and len(explained) == 1)
+        if kind == "gate" or (passing and all(v in self.gates for v in explained)):
+            self.gates.add(made)
+        if kind == "activation":
+            self.activated.add(made)

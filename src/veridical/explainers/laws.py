@@ -1,0 +1,73 @@
+"""What a method promises of every map, and how far a map is from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from veridical.masking.probe import clean_response, probe
+from veridical.masking.rules import Given
+from veridical.model.late_checks import Look
+from veridical.random.keyed import Key
+from veridical.values.task import Task
+
+TOLERANCE = 0.05
+"""The share of what was promised beyond which a map is said to break its law."""
+
+
+CANCELLING = 1e6
+"""How many times over what was promised a map may hand out: beyond it the values say nothing."""
+
+
+def certificate(law: str, exact: bool, promised: Tensor, values: Tensor, told: dict[str, Any]) -> Look:
+    """Compare what the values of each sample sum to with what was promised; the look writes it to `told`.
+
+    The residual is a share of what was promised, or of a hundredth of all that the map hands out, whichever
+    is more: where large values cancel, their rounding is no fault. Maps that break an exact law are counted.
+    """
+    total, size = values.double().sum(-1), values.double().abs().sum(-1)
+    residual = (total - promised).abs() / torch.maximum(promised.abs(), size / 100).clamp(min=1e-12)
+
+    broken = (residual > TOLERANCE) | (size > CANCELLING * promised.abs().clamp(min=1e-6))
+
+    def look() -> None:
+        known = residual[residual.isfinite()]
+        told["law"] = {
+            "states": law,
+            "largest_residual": float(known.max()) if len(known) else None,
+            "mean_residual": float(known.mean()) if len(known) else None,
+            "broken": int(broken.sum()) if exact else None,
+        }
+
+    return look
+
+
+def explained_output(task: Task) -> Tensor:
+    """The explained output of each sample, in float64."""
+    return clean_response(task, "logit")[:, 0].double()
+
+
+def change_from(task: Task, start: Callable[[Task], Tensor]) -> Tensor:
+    """y_c(x) less the mean of y_c over the baselines `start(task)` (k, *input shape), not counted."""
+    at = task.at_embeddings()
+    rows = start(at)
+
+    def ask() -> Tensor:
+        with at.session():
+            if not at.side:
+                return at.predictor.chunk(rows).double().mean(0).expand(len(at), -1)
+            each = [at.predictor.chunk(row.expand_as(at.inputs), at.side) for row in rows.split(1)]
+        return torch.stack(each).double().mean(0)
+
+    below: Tensor = at.uncounted(ask)
+    return explained_output(task) - below.gather(1, task.targets[:, None])[:, 0]
+
+
+def change_from_nothing(task: Task, key: Key) -> Tensor:
+    """y_c(x) less y_c with every feature removed, not counted."""
+    everything = Given(torch.ones(1, task.space.n_features, dtype=torch.bool, device=task.device))
+    empty: Tensor = task.uncounted(lambda: probe(task, everything, response="logit", key=key))
+    return explained_output(task) - empty[:, 0]

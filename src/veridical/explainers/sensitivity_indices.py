@@ -1,0 +1,157 @@
+"""How much of the output's variation under random masks goes with each feature: Sobol indices and HSIC."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from veridical.errors import InputError
+from veridical.explainers.base import FILL_KEY, Explainer, register
+from veridical.explainers.coalitions import IndependentCoins, mask_pieces, written_out
+from veridical.masking.probe import probe
+from veridical.random.keyed import Key
+from veridical.values.task import Task
+
+
+@dataclass(frozen=True, eq=False)
+class ByCells:
+    """Masks over cells (N, M, cells), laid over the features that lie in each cell."""
+
+    masks: Tensor
+    cells: Tensor
+    """(V,): the cell of each feature."""
+
+    @property
+    def count(self) -> int:
+        return self.masks.shape[1]
+
+    def removed(self, samples: slice, masks: slice) -> Tensor:
+        return self.masks[samples, masks][..., self.cells]
+
+
+@dataclass(frozen=True)
+class _RandomMasks(Explainer):
+    """Base: on the pixels of an image features are removed by the cells of a grid, elsewhere one by one."""
+
+    grid: int = 8
+    """Cells along each side of an image; other spaces keep their features."""
+    stochastic: ClassVar[bool] = True
+
+    def masks(self, features: int) -> int:
+        """Masks that one sample is asked about."""
+        raise NotImplementedError
+
+    def indices(self, task: Task, cells: Tensor, count: int, key: Key) -> Tensor:
+        """The index (n, count) of each cell; `cells` (V,) says which one each feature lies in."""
+        raise NotImplementedError
+
+    def _across(self, task: Task) -> tuple[int, int] | None:
+        """Cells down and across an image of pixels."""
+        if task.space.kind != "pixel":
+            return None
+        down, right = task.space.input_shape[-2:]
+        return min(self.grid, down), min(self.grid, right)
+
+    def rows_per_sample(self, task: Task) -> int:
+        across = self._across(task)
+        features = task.space.n_features if across is None else across[0] * across[1]
+        return self.masks(features) * task.fill.repeats_on(task)
+
+    def pieces(self, task: Task) -> Iterator[Task]:
+        return mask_pieces(task, self.rows_per_sample(task))
+
+    def attribute(self, task: Task, key: Key) -> Tensor:
+        across, features = self._across(task), task.space.n_features
+        if across is None:
+            cells, count = torch.arange(features, device=task.device), features
+        else:
+            sides = zip(task.space.input_shape[-2:], across, strict=True)
+            down, right = (torch.arange(side, device=task.device) * n // side for side, n in sides)
+            cells, count = (down[:, None] * across[1] + right).flatten(), across[0] * across[1]
+        return self.indices(task, cells, count, key)[:, cells].to(task.outputs.dtype)
+
+
+def _coins(task: Task, key: Key, count: int, draws: int) -> Tensor:
+    """(N, draws, count): what a fair coin for each cell removes."""
+    return written_out(IndependentCoins(key, task.ids, count, draws, 0.5), len(task)).masks
+
+
+@register
+@dataclass(frozen=True)
+class Sobol(_RandomMasks):
+    """Total Sobol indices: the share of the output's variance that goes when a feature's mask is fixed.
+
+    Features are kept by independent coins m. With m' a second draw and m_i the first with the i-th coin of
+    the second, S_i = E[(y(m) - y(m_i))^2] / (2 Var y) (Jansen's estimator; Fel et al. 2021, eq. 3). It is not
+    signed. On a model that is linear in m, S_i = w_i^2 / sum_j w_j^2. Rows: draws x (features + 1).
+    """
+
+    draws: int = 16
+    """Pairs of masks."""
+    name: ClassVar[str] = "sobol"
+    summary: ClassVar[str] = "share of the output's variance under random masks that involves a feature"
+    paper: ClassVar[str] = "Fel et al. 2021"
+
+    def __post_init__(self) -> None:
+        if self.draws < 2 or self.grid < 1:
+            raise InputError(
+                f"Sobol needs at least 2 draws and a grid of at least 1, got {self.draws} and {self.grid}"
+            )
+
+    def masks(self, features: int) -> int:
+        return self.draws * (features + 1)
+
+    def indices(self, task: Task, cells: Tensor, count: int, key: Key) -> Tensor:
+        first, second = (_coins(task, key / name, count, self.draws) for name in ("first", "second"))
+        own = torch.eye(count, dtype=torch.bool, device=task.device)
+        swapped = torch.where(own, second[:, :, None], first[:, :, None])
+        rule = ByCells(torch.cat([first[:, :, None], swapped], 2).flatten(1, 2), cells)
+        answers = probe(task, rule, response="logit", key=FILL_KEY).unflatten(1, (self.draws, -1))
+        base, moved = answers[..., :1], answers[..., 1:]
+        spread = base[..., 0].var(1, keepdim=True)
+        # the coin is drawn anew and so comes out alike half of the time
+        share = (base - moved).square().mean(1) / (2 * spread)
+        return share.nan_to_num(0.0, 0.0, 0.0)
+
+
+@register
+@dataclass(frozen=True)
+class Hsic(_RandomMasks):
+    """Dependence between a feature's mask and the output, by the Hilbert-Schmidt independence criterion.
+
+    HSIC_i = tr(K_i H L H) / (draws - 1)^2 over random masks, where K_i is 1 for two masks that treat feature
+    i alike and 0 otherwise, L is a Gaussian kernel of the outputs whose width is the median distance, and H
+    centres (Novello et al. 2022, eq. 3). It is not signed. Rows: draws.
+    """
+
+    draws: int = 256
+    """Random masks."""
+    name: ClassVar[str] = "hsic"
+    summary: ClassVar[str] = "dependence of the output on a feature's random mask"
+    paper: ClassVar[str] = "Novello et al. 2022"
+
+    def __post_init__(self) -> None:
+        if self.draws < 4 or self.grid < 1:
+            raise InputError(
+                f"HSIC needs at least 4 draws and a grid of at least 1, got {self.draws} and {self.grid}"
+            )
+
+    def masks(self, features: int) -> int:
+        return self.draws
+
+    def indices(self, task: Task, cells: Tensor, count: int, key: Key) -> Tensor:
+        masks = _coins(task, key / "masks", count, self.draws)
+        answers = probe(task, ByCells(masks, cells), response="logit", key=FILL_KEY)
+        apart = (answers[:, :, None] - answers[:, None]).abs()
+        width = apart.flatten(1).median(1).values.clamp(min=torch.finfo(apart.dtype).tiny)
+        alike = torch.exp(-((apart / width[:, None, None]) ** 2) / 2)
+        middle = alike - alike.mean(1, keepdim=True)
+        centred = middle - middle.mean(2, keepdim=True)
+        # K_i = s_i s_i' / 2 + a constant that centring takes away, with s_i = 1 kept, -1 removed
+        signs = 1.0 - 2.0 * masks.double()
+        found: Tensor = (signs * (centred @ signs)).sum(1) / 2 / (self.draws - 1) ** 2
+        return torch.where(apart.amax((1, 2))[:, None] > 0, found, 0.0)

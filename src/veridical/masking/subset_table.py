@@ -1,0 +1,182 @@
+"""Few features: the answer to a mask of a sample is asked once and serves whoever asks by masks.
+
+A mask of at most 12 features is a number whose bit i says that the i-th feature is gone. For each (sample,
+mask) the means over the fill's rows are kept of every output's logit and probability and of whether it is the
+class predicted, so that all metrics and explainers of a task, and its subsets, share them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from threading import get_ident
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from veridical.masking.backgrounds import Backgrounds
+from veridical.masking.fills import Blur, Constant, Fill, Marginal, Mean, Token, UniformNoise, Zero
+from veridical.masking.rules import MaskRule
+from veridical.model.predictor import take_side
+from veridical.random import keyed
+
+if TYPE_CHECKING:
+    from veridical.values.task import Task
+
+FEW = 12
+"""The most features a sample may have for its masks to be kept."""
+KEPT_BYTES = 2**28
+"""Memory that the answers of one (task, fill) may take, 256 MiB; beyond it what is there is let go."""
+LOGIT, PROBABILITY, PREDICTED = range(3)
+_BUILT_IN = (Constant, Zero, Token, Mean, Marginal, UniformNoise, Blur)
+_CELLS_AT_ONCE = 2**24  # features of masks that are written out together
+
+
+@dataclass(eq=False)
+class SubsetTable:
+    """Answers (K, 3, C) to masks, sorted by which sample and mask they belong to."""
+
+    samples: dict[int, int] = field(default_factory=dict)
+    held: tuple[Tensor, Tensor] | None = None
+
+    def rows(self, task: Task) -> Tensor:
+        """The number of each sample (N,), by its content: noisy copies of an input share its id."""
+        made: list[int] = task.cached("content of samples", lambda: _contents(task).tolist())
+        return torch.tensor([self.samples.setdefault(i, len(self.samples)) for i in made], device=task.device)
+
+    def find(self, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Where the answers lie, and whether they are there at all."""
+        if self.held is None:
+            return torch.zeros_like(keys), torch.zeros_like(keys, dtype=torch.bool)
+        known = self.held[0]
+        place = torch.searchsorted(known, keys).clamp(max=len(known) - 1)
+        return place, known[place] == keys
+
+    def has_room(self, more: int) -> bool:
+        """Whether so many further answers may be kept."""
+        if self.held is None:
+            return True
+        kept = self.held[1]
+        return (len(kept) + more) * kept[0].numel() * kept.itemsize <= KEPT_BYTES
+
+    def add(self, keys: Tensor, answers: Tensor) -> None:
+        """Keep new answers beside those that are there."""
+        if self.held is not None:
+            keys, answers = torch.cat([self.held[0], keys]), torch.cat([self.held[1], answers])
+        order = keys.argsort()
+        self.held = keys[order], answers[order]
+
+
+def _contents(task: Task) -> Tensor:
+    """64 bits for each sample's id, input and side inputs (N,)."""
+    side = task.side.values() if isinstance(task.side, dict) else task.side
+    mixed = keyed.content_ids(task.ids[:, None])
+    for part in (task.inputs, *side):
+        mixed = keyed.content_ids(torch.stack([mixed, keyed.content_ids(part)], -1))
+    return mixed
+
+
+def has_few(task: Task, fill: Fill) -> Tensor | None:
+    """Which samples have so few features that their masks are kept (N,); None where no sample has."""
+    if type(fill) not in _BUILT_IN or task.members is not None:
+        return None
+    if task.space.valid is None:
+        few = task.space.n_features <= FEW
+        return torch.ones(len(task), dtype=torch.bool, device=task.device) if few else None
+    few_of: Tensor = task.cached("samples of few features", lambda: task.space.counts(len(task)) <= FEW)
+    few_there: bool = task.cached("any sample of few features", lambda: bool(few_of.any()))
+    return few_of if few_there else None
+
+
+def places_of(task: Task) -> Tensor:
+    """The number of each feature among those its sample has (N, V), -1 for those that do not exist."""
+    valid = task.space.valid
+    if valid is None:
+        return torch.arange(task.space.n_features, device=task.device).expand(len(task), -1)
+    return torch.where(valid, valid.cumsum(-1) - 1, -1)
+
+
+def codes_of(task: Task, rule: MaskRule) -> Tensor:
+    """The masks of a rule as numbers (N, M)."""
+    bit = _bits(task)
+    out = torch.empty(len(task), rule.count, dtype=torch.int64, device=task.device)
+    few = max(1, _CELLS_AT_ONCE // max(1, rule.count * bit.shape[-1]))
+    for at in range(0, len(task), few):
+        rows = slice(at, min(len(task), at + few))
+        removed = rule.removed(rows, slice(0, rule.count))
+        out[rows] = torch.where(removed, bit[rows, None], 0).sum(-1)
+    return out
+
+
+def answers_to(
+    task: Task, codes: Tensor, matters: Tensor | None, behind: Backgrounds
+) -> tuple[Tensor, Tensor]:
+    """Where the answers to masks (N, M) lie in the table, and the table (K, 3, C) itself.
+
+    Masks that differ only in features equal to their fill are one, and the mask of none is the input.
+    """
+    tables: dict[object, SubsetTable] = task.mask_answers
+    fill = behind.fill
+    drawn = fill.draw_of(behind.key) if fill.follows_seed(task) else None
+    # one per thread: two that number samples at the same time would give two the same number
+    table = tables.setdefault((fill, drawn, get_ident()), SubsetTable())
+    if matters is not None:
+        codes = codes & torch.where(matters, _bits(task), 0).sum(-1, keepdim=True)
+    # a session, though nothing may be left to ask: it looks whether the model is still the one that answered
+    with task.session():
+        rows = table.rows(task)
+        keys = (rows[:, None] << FEW) | codes
+        place, known = table.find(keys)
+        if not bool(known.all()):
+            new = keys[~known].unique()
+            if not table.has_room(len(new)):
+                table.held, new = None, keys.unique()
+            _ask(task, table, rows, new, behind)
+            place, _ = table.find(keys)
+    assert table.held is not None
+    return place, table.held[1]
+
+
+def _bits(task: Task) -> Tensor:
+    """The bit of each feature in the number of a mask (N, V), 0 for those that do not exist."""
+    places = places_of(task)
+    return torch.where(places >= 0, 1 << places.clamp(min=0, max=FEW), 0)
+
+
+def _ask(task: Task, table: SubsetTable, rows: Tensor, keys: Tensor, behind: Backgrounds) -> None:
+    """Ask the model about masks of samples, each once; of those that remove nothing its answer is known."""
+    code, ordered = keys & ((1 << FEW) - 1), rows.argsort()
+    who = ordered[torch.searchsorted(rows[ordered], keys >> FEW)]
+    # by sample, so that the backgrounds of a chunk lie together
+    order = who.argsort(stable=True)
+    keys, code, who = keys[order], code[order], who[order]
+    clean = code == 0
+    found = [_means(task, task.outputs[who[clean]], 1)]
+    asked = (~clean).nonzero()[:, 0]
+    places, repeats, shape = places_of(task), behind.repeats, task.inputs.shape[1:]
+    together = max(1, task.predictor.rows // repeats)
+    for at in range(0, len(asked), together):
+        some = asked[at : at + together]
+        here = who[some]
+        first, last = int(here[0]), int(here[-1])
+        gone = ((code[some, None] >> places[here].clamp(min=0)) & 1).bool() & (places[here] >= 0)
+        shown = behind(slice(first, last + 1))
+        shown = shown if len(shown) == 1 else shown[here - first]
+        filled = torch.where(task.space.expand(gone, here)[:, None], shown, task.inputs[here, None])
+        side = take_side(task.side, here.repeat_interleave(repeats))
+        outputs = task.predictor.chunk(filled.expand(len(here), repeats, *shape).flatten(0, 1), side)
+        found.append(_means(task, outputs, repeats))
+    table.add(torch.cat([keys[clean], keys[asked]]), torch.cat(found))
+
+
+def predicted(task: Task, outputs: Tensor) -> Tensor:
+    """1 for the output that is predicted, or of labels for each that is; else 0 (R, C)."""
+    if task.head in ("multiclass", "binary"):
+        return torch.nn.functional.one_hot(outputs.argmax(-1), outputs.shape[-1]).to(outputs.dtype)
+    return (outputs > 0).to(outputs.dtype)
+
+
+def _means(task: Task, outputs: Tensor, repeats: int) -> Tensor:
+    """Means over the fill's rows of logits, probabilities and predictions: (R * repeats, C) -> (R, 3, C)."""
+    each = torch.stack([outputs, task.probabilities(outputs), predicted(task, outputs)], 1)
+    return each if repeats == 1 else each.unflatten(0, (-1, repeats)).mean(1)

@@ -1,0 +1,208 @@
+"""Metrics that rank: a map with ties is judged by all rankings that agree with it, not by the raster's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import ClassVar, Literal, Self
+
+import torch
+from torch import Tensor
+
+from veridical.errors import InputError, NotApplicableError
+from veridical.masking.backgrounds import Backgrounds, features_that_matter
+from veridical.masking.fills import Fill
+from veridical.metrics.base import Metric, Outcome
+from veridical.random.keyed import Key
+from veridical.values.explanation import Explanation
+from veridical.values.scores import Curve
+from veridical.values.task import Task
+from veridical.values.weak_orders import TieOrders
+
+TIED_PAIRS = "tied pairs"
+"""The detail that says which share of its pairs of features a map does not rank."""
+TIE_VARIANCE = "variance of tie orders"
+"""The detail that says how far a score moves between rankings that agree with its map."""
+TIES_DECIDE = "ties decide: the score moves between rankings that agree with the map"
+_DECIDES = 0.05
+"""Standard deviation between rankings, as a share of the score, from which ties are said to decide it."""
+Ties = Literal["average", "stable"]
+
+
+def check_ties(ties: str) -> None:
+    """Refuse a treatment of ties that does not exist."""
+    if ties not in ("average", "stable"):
+        raise InputError(f"ties is 'average' or 'stable', got {ties!r}")
+
+
+@dataclass(frozen=True)
+class RankingMetric(Metric):
+    """Base of metrics that read a map's ranking. A subclass writes `along`, for maps without ties.
+
+    `ties="average"` averages over the rankings that agree with a map: all where there are at most 8, else 8
+    keyed draws. `"stable"` breaks ties by position, as published programs do.
+    """
+
+    ties: Ties = field(default="average", kw_only=True)
+    """How tied features are ranked: averaged over the rankings that agree, or by position."""
+    version: ClassVar[int] = 2
+
+    def along(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+        """One value per sample, of maps whose order is the ranking to judge."""
+        raise NotApplicableError(f"metric '{self.name}' does not say how it judges a ranking")
+
+    def fill_on(self, task: Task) -> Fill | None:
+        """What takes the place of removed features; None if the metric removes nothing."""
+        return getattr(self, "fill", None) or task.fill
+
+    def sees_ties(self, task: Task, explanation: Explanation) -> Tensor | bool:
+        """Whether, with these settings, the order of tied features can matter; (N,) or one for all."""
+        return True
+
+    def lighter(self, task: Task, orders: int) -> Self:
+        """The same metric with its draws, if it has any, shared out among so many rankings."""
+        return self
+
+    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+        orders = self.tie_orders(task, explanation, key)
+        if orders.most == 1 or self.lighter(task, orders.most) is self:
+            return over_orders(lambda t, e, _: self.along(t, e, key), task, orders, key)
+        parts = []
+        for count in orders.counts.unique().tolist():
+            rows = (orders.counts == count).nonzero()[:, 0]
+            light, some = self.lighter(task, count), orders.take(rows)
+            # one ranking for a share of the draws each: as many draws in all as for a map without ties
+            judge = partial(_on_its_draws, light, key)
+            parts.append((rows, over_orders(judge, task[rows], replace(some, most=count), key)))
+        return merged(parts, len(task))
+
+    def tie_orders(self, task: Task, explanation: Explanation, key: Key) -> TieOrders:
+        """The rankings by which each map is judged."""
+        check_ties(self.ties)
+        if self.ties == "stable" or not explanation.has_ties:
+            return TieOrders.none(explanation)
+        orders = orders_of(task, explanation, key, self.fill_on(task))
+        return orders.where(self.sees_ties(task, explanation))
+
+
+def _on_its_draws(
+    metric: RankingMetric, key: Key, task: Task, explanation: Explanation, which: int
+) -> Outcome:
+    return metric.along(
+        task, explanation, Key(key.seed, key.path[:-1]) / which / key.path[-1] if which else key
+    )
+
+
+def merged(parts: Sequence[tuple[Tensor, Outcome]], samples: int) -> Outcome:
+    """The outcomes of some rows each, as one of all samples."""
+
+    def joined(found: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor:
+        like = next(part for _, part in found if part is not None)
+        out = like.new_zeros(samples, *like.shape[1:])
+        for rows, part in found:
+            if part is not None:
+                out[rows] = part
+        return out
+
+    def by_name(each: Sequence[tuple[Tensor, Mapping[str, Tensor]]]) -> dict[str, Tensor]:
+        names = dict.fromkeys(name for _, named in each for name in named)
+        return {name: joined([(rows, named.get(name)) for rows, named in each]) for name in names}
+
+    first = parts[0][1]
+    curve = first.curve
+    if curve is not None:
+        curve = replace(
+            curve, y=joined([(rows, None if o.curve is None else o.curve.y) for rows, o in parts])
+        )
+    return replace(
+        first,
+        values=joined([(rows, o.values) for rows, o in parts]),
+        flags=by_name([(rows, o.flags) for rows, o in parts]),
+        curve=curve,
+        details=by_name([(rows, o.details) for rows, o in parts]),
+    )
+
+
+def orders_of(task: Task, explanation: Explanation, key: Key, fill: Fill | None) -> TieOrders:
+    """The rankings that maps stand for, where those that differ in features equal to their fill are one."""
+    if fill is None or fill.looks_at_mask or not explanation.has_ties:
+        return TieOrders.of(explanation)
+    return TieOrders.of(explanation, features_that_matter(task, Backgrounds(task, fill, key)))
+
+
+def over_orders(
+    judge: Callable[[Task, Explanation, int], Outcome],
+    task: Task,
+    orders: TieOrders,
+    key: Key,
+    whole: bool = False,
+) -> Outcome:
+    """The mean outcome over the rankings of each sample; maps without ties are judged once, as they are.
+
+    Only samples that have a further ranking are asked again, unless the judge shares its work among the
+    `whole` task.
+    """
+    explanation = orders.explanation
+    share = explanation.tied_pairs
+    if orders.most == 1:
+        first = judge(task, explanation, 0)
+        return replace(first, details={**first.details, TIED_PAIRS: share})
+    first = judge(task, orders.strict(0, key), 0)
+    sums = _Sums(first)
+    for which in range(1, orders.most):
+        more = orders.counts > which
+        rows = more.nonzero()[:, 0]
+        if whole or len(rows) == len(task):
+            sums.add(judge(task, orders.strict(which, key), which), more, None)
+        else:
+            sums.add(judge(task[rows], orders.take(rows).strict(which, key), which), more, rows)
+    outcome, variance = sums.mean(orders.counts)
+    decided = variance.sqrt() > _DECIDES * outcome.values.abs()
+    details = {**outcome.details, TIED_PAIRS: share, TIE_VARIANCE: variance / orders.counts}
+    return replace(outcome, flags={**outcome.flags, TIES_DECIDE: decided}, details=details)
+
+
+class _Sums:
+    """Outcomes of some samples after another, added up."""
+
+    def __init__(self, first: Outcome) -> None:
+        self.first = first
+        self.values = [first.values.double()]
+        self.curve = None if first.curve is None else first.curve.y.double()
+        self.details = {name: value.double() for name, value in first.details.items()}
+        self.flags = dict(first.flags)
+
+    def add(self, outcome: Outcome, more: Tensor, rows: Tensor | None) -> None:
+        """Add the outcomes of samples that have `more` rankings; where given, of these rows alone."""
+
+        def spread(part: Tensor) -> Tensor:
+            if rows is None:
+                return torch.where(more.reshape(-1, *[1] * (part.dim() - 1)), part.double(), 0.0)
+            out = part.new_zeros(len(more), *part.shape[1:], dtype=torch.float64)
+            return out.index_copy_(0, rows, part.double())
+
+        self.values.append(spread(outcome.values))
+        if self.curve is not None and outcome.curve is not None:
+            self.curve = self.curve + spread(outcome.curve.y)
+        self.details = {n: v + spread(outcome.details[n]) for n, v in self.details.items()}
+        for reason, flag in outcome.flags.items():
+            here = spread(flag) > 0
+            self.flags[reason] = self.flags[reason] | here if reason in self.flags else here
+
+    def mean(self, counts: Tensor) -> tuple[Outcome, Tensor]:
+        """The mean outcome, and the variance (N,) of a score between rankings."""
+
+        def over(total: Tensor) -> Tensor:
+            return total / counts.reshape(-1, *[1] * (total.dim() - 1))
+
+        each = torch.stack(self.values, -1)
+        mean = over(each.sum(-1))
+        there = torch.arange(each.shape[-1], device=each.device) < counts[:, None]
+        apart = torch.where(there, each - mean[:, None], 0.0).square().sum(-1)
+        curve: Curve | None = self.first.curve
+        if curve is not None and self.curve is not None:
+            curve = replace(curve, y=over(self.curve))
+        details: Mapping[str, Tensor] = {name: over(value) for name, value in self.details.items()}
+        outcome = replace(self.first, values=mean, flags=self.flags, curve=curve, details=details)
+        return outcome, apart / (counts - 1).clamp(min=1)

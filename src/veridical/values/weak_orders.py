@@ -1,0 +1,131 @@
+"""Weak orders: a map with ties stands for every ranking that agrees with it.
+
+A weak order is a ranking `order` (N, V), least relevant first, and `tied` (N, V) along it: whether a place
+ties with the one before. Runs of tied places may be arranged in any way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from veridical.functional.ranks import run_begins
+from veridical.random import keyed
+from veridical.random.keyed import Key
+
+if TYPE_CHECKING:
+    from veridical.values.explanation import Explanation
+
+MOST_ORDERS = 8
+"""Rankings over which a tied map is averaged: all of them if there are no more, else as many draws."""
+_OF_THREE = ((0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0))
+
+
+def ties_along(ascending: Tensor, count: Tensor | int) -> Tensor:
+    """Which places tie with the one before (N, V), of values in ascending order of which `count` exist."""
+    place = torch.arange(ascending.shape[-1], device=ascending.device)
+    return ~run_begins(ascending) & (place < _column(count))
+
+
+def reversed_ties(tied: Tensor, count: Tensor | int) -> Tensor:
+    """The ties of the reversed order: place j then stands where count - 1 - j stood."""
+    place = torch.arange(tied.shape[-1], device=tied.device)
+    behind = (_column(count) - place).clamp(0, tied.shape[-1] - 1).expand(len(tied), -1)
+    return tied.gather(-1, behind) & (place > 0) & (place < _column(count))
+
+
+def tied_pairs(tied: Tensor, count: Tensor | int) -> Tensor:
+    """The share of all pairs of features that tie (N,)."""
+    # a place is tied with all places of its run that come before it
+    pairs = _within(tied).sum(-1).double()
+    if isinstance(count, int):
+        return pairs / max(1, count * (count - 1) // 2)
+    return pairs / (count * (count - 1) / 2.0).clamp(min=1)
+
+
+def _column(count: Tensor | int) -> Tensor | int:
+    return count if isinstance(count, int) else count[:, None]
+
+
+def _within(tied: Tensor) -> Tensor:
+    """How many places of its run come before each place (N, V)."""
+    place = torch.arange(tied.shape[-1], device=tied.device).expand_as(tied)
+    return place - torch.where(tied, 0, place).cummax(-1).values
+
+
+@dataclass(frozen=True, eq=False)
+class TieOrders:
+    """The rankings that tied maps are judged by; `counts` (N,) says how many a sample has, 1 to 8.
+
+    Exactly all where there are at most 8, else 8 keyed draws. Runs of features none of which `matters`
+    (N, V) are left as they are: in whatever order, removing them changes nothing.
+    """
+
+    explanation: Explanation
+    counts: Tensor
+    most: int
+    """How many rankings the sample with most of them has; looked at once, as every look waits for a GPU."""
+    _tied: Tensor
+    _every: Tensor
+
+    @classmethod
+    def none(cls, explanation: Explanation) -> TieOrders:
+        """The order that each map has, and no other."""
+        one = torch.ones_like(explanation.ids)
+        return cls(explanation, one, 1, explanation.tied, one.bool())
+
+    @classmethod
+    def of(cls, explanation: Explanation, matters: Tensor | None = None) -> TieOrders:
+        """The rankings that a map stands for."""
+        tied = explanation.tied
+        if not explanation.has_ties:
+            return cls.none(explanation)
+        run = (~tied).cumsum(-1) - 1
+        if matters is not None:
+            moves = torch.zeros_like(run).scatter_add_(-1, run, matters.gather(-1, explanation.order).long())
+            tied = tied & (moves.gather(-1, run) > 0)
+        # a run of n places adds log 2 + ... + log n, place by place
+        log = torch.where(tied, (_within(tied) + 1).double(), 1.0).log().sum(-1)
+        counts = log.clamp(max=4.0).exp().round().long()
+        kept = counts.clamp(max=MOST_ORDERS)
+        return cls(explanation, kept, int(kept.max()), tied, counts <= MOST_ORDERS)
+
+    def where(self, seen: Tensor | bool) -> TieOrders:
+        """The same where ties are `seen`; elsewhere maps keep the order they have."""
+        if seen is True or self.most == 1:
+            return self
+        keep = torch.as_tensor(seen, device=self.counts.device).expand_as(self.counts)
+        counts = torch.where(keep, self.counts, 1)
+        tied, every = self._tied & keep[:, None], self._every | ~keep
+        return TieOrders(self.explanation, counts, int(counts.max()), tied, every)
+
+    def take(self, rows: Tensor) -> TieOrders:
+        """Those of some of the samples."""
+        some = self.explanation.take(rows)
+        return TieOrders(some, self.counts[rows], self.most, self._tied[rows], self._every[rows])
+
+    def strict(self, which: int, key: Key) -> Explanation:
+        """The map along its `which`-th ranking, without ties; draws follow the seed and the sample alone."""
+        explanation, tied = self.explanation, self._tied
+        draws = keyed.uniform(
+            Key(key.seed) / "tie orders", explanation.ids, which, tied.shape[-1], torch.float64
+        )
+        place = torch.where(
+            self._every[:, None], self._enumerated(which), draws.gather(-1, explanation.order)
+        )
+        arranged = ((~tied).cumsum(-1) + place).argsort(dim=-1, stable=True)
+        return explanation.along(explanation.order.gather(-1, arranged))
+
+    def _enumerated(self, which: int) -> Tensor:
+        """Where each place goes in its run, as a number in [0, 1), in the `which`-th of at most 8 orders."""
+        tied, within = self._tied, _within(self._tied)
+        run = (~tied).cumsum(-1) - 1
+        size = torch.zeros_like(run).scatter_add_(-1, run, torch.ones_like(run)).gather(-1, run)
+        # at most 8 orders: up to three runs of two, or one of three
+        before = (tied & (within == 1)).cumsum(-1) - (within == 1).long() * tied.long()
+        swapped = (which >> before.clamp(max=8)) & 1
+        of_three = torch.tensor(_OF_THREE[which % 6], device=tied.device)[within.clamp(max=2)]
+        return torch.where(size == 3, of_three / 3, (within ^ swapped).clamp(max=1) / 2)

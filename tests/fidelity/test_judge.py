@@ -1,0 +1,381 @@
+"""The certified judge: what may judge, what its file remembers, and when it is made anew."""
+
+from __future__ import annotations
+
+import types
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import veridical as vd
+from veridical.errors import InputError, NotApplicableError, VeridicalWarning
+from veridical.fidelity import FFid, Fid, Finetuned, compare_explainers, finetune, robustness_table
+from veridical.fidelity.certificate import FEW_ROWS, FLAGGED, MAPS_REFUSED, REFUSED, Certificate
+from veridical.fidelity.comparing import OTHER_ROWS, SAME_ROWS
+from veridical.values import files
+
+QUICK = {"epochs": 2, "rate": 1e-3}
+
+
+def gaussian(rows: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    y = torch.randint(0, 3, (rows,), generator=draw)
+    x = torch.randn(rows, 15, generator=draw)
+    x[torch.arange(rows), y * 5] += 4.0
+    return x, y
+
+
+def trained(seed: int = 0) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        net = nn.Sequential(nn.Linear(15, 16), nn.ReLU(), nn.Linear(16, 3))
+        x, y = gaussian(600, 1)
+        steps = torch.optim.Adam(net.parameters(), lr=1e-2)
+        for _ in range(60):
+            steps.zero_grad()
+            nn.functional.cross_entropy(net(x), y).backward()
+            steps.step()
+    return net.eval()
+
+
+@pytest.fixture(scope="module")
+def net() -> nn.Module:
+    return trained()
+
+
+def task_of(net: nn.Module, **extra) -> vd.Task:
+    x, y = gaussian(40, 2)
+    return vd.Task(net, x, labels=y, **{"train": gaussian(600, 1), "fill": "zero", **extra})
+
+
+@pytest.fixture(scope="module")
+def task(net: nn.Module) -> vd.Task:
+    return task_of(net)
+
+
+# --- a judge that is not the model any more ---------------------------------------------------------------
+
+
+def test_steps_that_ruin_the_model_leave_the_starting_weights(task: vd.Task, tmp_path: Path) -> None:
+    artefact = finetune(task, epochs=2, rate=50.0, cache=tmp_path)
+    assert artefact.header["best_epoch"] == 0
+    assert artefact.certificate.agreement == 1.0
+    for name, value in task.model.state_dict().items():
+        assert torch.equal(artefact.weights[name], value)
+    assert min(e["validation"] for e in artefact.history) > artefact.header["start"]
+    assert "the original weights were best" in repr(artefact)
+    scores = vd.score(FFid(finetuned=artefact, draws=2), task, "gradient")
+    assert scores.provenance["finetuned"]["best epoch"] == 0
+
+
+def forgetting(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """A loss that is low where class 0 has been unlearnt."""
+    return nn.functional.cross_entropy(outputs, torch.where(targets == 0, 1, targets))
+
+
+def turning(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(outputs, (targets + 1) % 3)
+
+
+def test_a_judge_that_is_another_model_is_refused(task: vd.Task, tmp_path: Path) -> None:
+    settings = {"epochs": 20, "rate": 1e-2, "cache": tmp_path}
+    forgot = finetune(task, loss=forgetting, **settings)
+    assert forgot.certificate.accuracy < 0.8
+    turned = finetune(task, loss=turning, **settings)
+    assert turned.certificate.agreement < REFUSED
+    assert turned.certificate.rows == 60
+    for artefact, reason in (
+        (forgot, "points of accuracy on 60"),
+        (turned, "of 60 whole held-out inputs"),
+    ):
+        for metric in (FFid(finetuned=artefact, draws=2), Fid(finetuned=artefact)):
+            with pytest.raises(NotApplicableError, match=reason):
+                vd.score(metric, task, "gradient")
+        with pytest.raises(NotApplicableError, match=reason):
+            compare_explainers(task, ["gradient"], finetuned=artefact, draws=2)
+    table = robustness_table(task, turned, turned)
+    assert "use FFid" not in table.advice
+    assert "another model" in table.advice
+
+
+def test_between_the_limits_scores_are_flagged() -> None:
+    def certificate(rows=60, agreement=1.0, maps=0.9, before=1.0, after=1.0) -> Certificate:
+        return Certificate(rows, agreement, maps, before, after)
+
+    assert certificate().flags == certificate(maps=None).flags == ()
+    assert certificate().why_not is None
+    (flag,) = certificate(agreement=FLAGGED - 0.01).flags
+    assert "89% of 60 whole held-out inputs" in flag
+    assert certificate(agreement=REFUSED).why_not is None
+    assert certificate(agreement=REFUSED - 0.01).why_not
+    assert certificate(agreement=float("nan")).why_not
+    (flag,) = certificate(after=0.93).flags
+    assert "7 points of accuracy" in flag
+    assert certificate(after=0.91).why_not is None
+    assert "18 points of accuracy" in (certificate(after=0.82).why_not or "")
+    assert certificate(after=0.82, rows=6).why_not is None  # of six rows one, which chance may do
+    assert certificate(after=0.5, rows=6).why_not
+    assert certificate(before=0.8, after=0.9).flags == ()  # better is no loss
+    (flag,) = certificate(rows=FEW_ROWS - 1).flags
+    assert "too few" in flag
+    (flag,) = certificate(maps=0.5).flags
+    assert "reads inputs elsewhere" in flag
+    assert certificate(maps=MAPS_REFUSED).why_not is None
+    assert "saliency maps" in (certificate(maps=0.1).why_not or "")
+
+
+def test_flags_reach_the_scores(task: vd.Task, tmp_path: Path) -> None:
+    few = finetune(task, gaussian(100, 1), **QUICK, cache=tmp_path)  # ten rows held out
+    scores = vd.score(FFid(finetuned=few, draws=2), task, "gradient")
+    assert scores.flagged[few.certificate.flags[0]] == len(task)
+    assert scores.provenance["finetuned"]["agreement with the model"] == few.certificate.agreement
+
+
+def test_samples_the_judge_answers_otherwise_are_flagged(task: vd.Task, tmp_path: Path) -> None:
+    artefact = finetune(task, **QUICK, cache=tmp_path)
+    other = artefact.on(task).outputs.argmax(-1) != task.predictions
+    scores = vd.score(FFid(finetuned=artefact, draws=2), task, "gradient")
+    assert scores.flagged.get("the judge answers this whole input otherwise than the model", 0) == other.sum()
+    assert scores.provenance["finetuned"]["agreement on the evaluated rows"] == 1 - other.double().mean()
+
+
+def test_agreement_is_that_of_held_out_rows_and_maps_are_compared(task: vd.Task, tmp_path: Path) -> None:
+    from veridical.fidelity.training import split
+    from veridical.random.keyed import Key
+
+    artefact = finetune(task, epochs=6, rate=3e-2, cache=tmp_path)
+    _, held = split(600, 0.1, Key(0) / "fine-tuning", torch.device("cpu"))
+    model = trained()
+    model.load_state_dict(artefact.weights)
+    x, y = gaussian(600, 1)
+    before, after = task.model(x[held]).argmax(-1), model(x[held]).argmax(-1)
+    found = artefact.certificate
+    assert found.agreement == pytest.approx(float((before == after).double().mean()))
+    assert found.accuracy == pytest.approx(float((after == y[held]).double().mean()))
+    assert found.original_accuracy == pytest.approx(float((before == y[held]).double().mean()))
+    assert -1 <= found.maps < 1
+    still = finetune(task, epochs=1, optimiser=partial(torch.optim.SGD, lr=0.0), cache=tmp_path)
+    assert still.certificate.maps == pytest.approx(1.0)
+
+
+def test_an_artefact_without_a_certificate_is_refused(task: vd.Task, tmp_path: Path) -> None:
+    artefact = finetune(task, **QUICK, cache=tmp_path)
+    tensors, header = files.read(artefact.path, "fine-tuned model")
+    del header["certificate"]
+    old = files.write(tmp_path / "old.safetensors", "fine-tuned model", tensors, header)
+    with pytest.raises(NotApplicableError, match="no certificate"):
+        vd.score(FFid(finetuned=Finetuned(str(old)), draws=2), task, "gradient")
+
+
+# --- which rows it was made from --------------------------------------------------------------------------
+
+
+def test_the_artefact_remembers_its_rows_whatever_the_task_says(net: nn.Module, tmp_path: Path) -> None:
+    task = task_of(net)
+    on_evaluated = finetune(task, (task.inputs, task.labels), **QUICK, cache=tmp_path)
+    table = compare_explainers(task, ["gradient"], finetuned=on_evaluated, draws=2)
+    assert table.mode == SAME_ROWS
+    half = (torch.cat([task.inputs[:8], task.train]), torch.cat([task.labels[:8], task.train_labels]))
+    some = finetune(task, half, **QUICK, cache=tmp_path)
+    table = compare_explainers(task, ["gradient"], finetuned=some, draws=2)
+    assert table.mode == f"{OTHER_ROWS}, but for 8 of 40"
+    scores = table.scores["gradient"]["plus"]
+    assert scores.provenance["finetuned"]["evaluated rows that were trained on"] == 8
+    # a task that holds the evaluated rows as reference rows was not trained on them by that
+    same = task_of(net, train=(task.inputs, task.labels))
+    other = finetune(same, gaussian(600, 1), **QUICK, cache=tmp_path)
+    assert compare_explainers(same, ["gradient"], finetuned=other, draws=2).mode == OTHER_ROWS
+    assert compare_explainers(same.to("cpu"), ["gradient"], finetuned=some, draws=2).mode != OTHER_ROWS
+
+
+def test_the_control_learns_from_the_same_rows(task: vd.Task, tmp_path: Path) -> None:
+    mine = gaussian(120, 7)
+    artefact = finetune(task, mine, **QUICK, cache=tmp_path)
+    with pytest.raises(InputError, match="other rows than the fine-tuned model"):
+        robustness_table(task, artefact, cache=tmp_path)
+    table = robustness_table(task, artefact, train=mine, cache=tmp_path)
+    assert table.rows == 40
+
+
+# --- the address ------------------------------------------------------------------------------------------
+
+SCALE = 1.0
+CONFIG = types.SimpleNamespace(scale=1.0)
+
+
+def scaled(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return SCALE * nn.functional.cross_entropy(outputs, targets)
+
+
+def configured(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return CONFIG.scale * nn.functional.cross_entropy(outputs, targets)
+
+
+def test_frozen_layers_are_part_of_the_address(tmp_path: Path) -> None:
+    net = trained()
+    task = task_of(net)
+    free = finetune(task, **QUICK, cache=tmp_path)
+    net[0].requires_grad_(False)
+    frozen = finetune(task_of(net), **QUICK, cache=tmp_path)
+    assert frozen.path != free.path
+    if frozen.header["best_epoch"]:
+        assert not torch.equal(frozen.weights["2.weight"], net.state_dict()["2.weight"])
+    assert torch.equal(frozen.weights["0.weight"], net.state_dict()["0.weight"])
+    # to judge it does not matter which layers were free
+    net[0].requires_grad_(True)
+    frozen.on(task_of(net))
+
+
+def test_what_a_loss_reads_is_part_of_the_address(
+    task: vd.Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def weighted(weight: torch.Tensor):
+        return lambda outputs, targets: nn.functional.cross_entropy(outputs, targets, weight)
+
+    a = finetune(task, loss=weighted(torch.tensor([1.0, 1.0, 1.0])), **QUICK, cache=tmp_path)
+    b = finetune(task, loss=weighted(torch.tensor([1.0, 5.0, 1.0])), **QUICK, cache=tmp_path)
+    again = finetune(task, loss=weighted(torch.tensor([1.0, 1.0, 1.0])), **QUICK, cache=tmp_path)
+    assert a.path == again.path != b.path
+    for loss, change in (
+        (scaled, lambda: monkeypatch.setattr(f"{__name__}.SCALE", 2.0)),
+        (configured, lambda: monkeypatch.setattr(CONFIG, "scale", 2.0)),
+    ):
+        before = finetune(task, loss=loss, **QUICK, cache=tmp_path)
+        change()
+        assert finetune(task, loss=loss, **QUICK, cache=tmp_path).path != before.path
+    rates = [1e-3]
+    make = lambda parameters: torch.optim.SGD(parameters, lr=rates[0])  # noqa: E731
+    first = finetune(task, optimiser=make, epochs=1, cache=tmp_path)
+    rates[0] = 1e-2
+    assert finetune(task, optimiser=make, epochs=1, cache=tmp_path).path != first.path
+
+
+def test_what_cannot_be_read_needs_a_key(task: vd.Task, tmp_path: Path) -> None:
+    draws = iter(range(10**6))
+
+    def odd(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        next(draws)
+        return nn.functional.cross_entropy(outputs, targets)
+
+    with pytest.raises(InputError, match=r"the loss holds a range_iterator .* give key="):
+        finetune(task, loss=odd, **QUICK, cache=tmp_path)
+    one = finetune(task, loss=odd, key="odd 1", **QUICK, cache=tmp_path)
+    assert finetune(task, loss=odd, key="odd 1", **QUICK, cache=tmp_path).path == one.path
+    assert finetune(task, loss=odd, key="odd 2", **QUICK, cache=tmp_path).path != one.path
+
+
+def test_a_corrupt_artefact_is_made_anew(task: vd.Task, tmp_path: Path) -> None:
+    first = finetune(task, **QUICK, cache=tmp_path)
+    weights = {name: value.clone() for name, value in first.weights.items()}
+    Path(first.path).write_bytes(Path(first.path).read_bytes()[:200])
+    with pytest.warns(VeridicalWarning, match="cannot be read"):
+        again = finetune(task, **QUICK, cache=tmp_path)
+    assert again.path == first.path
+    assert all(torch.equal(again.weights[name], value) for name, value in weights.items())
+
+
+# --- rows that are read when they are needed --------------------------------------------------------------
+
+
+class Pairs(torch.utils.data.Dataset):
+    """Rows and labels, one at a time, counted."""
+
+    def __init__(self, rows: int = 600, seed: int = 1) -> None:
+        self.x, self.y = gaussian(rows, seed)
+        self.read = 0
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int):
+        self.read += 1
+        return self.x[index], int(self.y[index])
+
+
+class Columns:
+    """What a Hugging Face dataset is to a reader: rows as mappings of plain lists, many at once."""
+
+    def __init__(self) -> None:
+        self.x, self.y = gaussian(600, 1)
+        self.column_names = ["features", "label", "comment"]
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index):
+        return {"features": self.x[index].tolist(), "label": int(self.y[index]), "comment": "text"}
+
+    def __getitems__(self, index):
+        return [self[i] for i in index]
+
+
+def test_datasets_and_loaders_train_as_their_tensors_do(task: vd.Task, tmp_path: Path) -> None:
+    plain = finetune(task, gaussian(600, 1), **QUICK, cache=tmp_path / "tensor")
+    pairs = Pairs()
+    sources = {
+        "dataset": (pairs, {}),
+        "loader": (torch.utils.data.DataLoader(Pairs(), batch_size=7, shuffle=True), {}),
+        "columns": (Columns(), {"columns": ("features", "label")}),
+    }
+    for name, (source, options) in sources.items():
+        found = finetune(task, source, **options, **QUICK, cache=tmp_path / name)
+        assert found.labels == "given"
+        assert Path(found.path).name == Path(plain.path).name, name  # the same rows, wherever they lie
+        for layer, value in plain.weights.items():
+            assert torch.equal(found.weights[layer], value), name
+    assert pairs.read > 600  # read again in every epoch rather than kept
+    unlabelled = finetune(task, Columns(), columns=("features", None), **QUICK, cache=tmp_path / "bare")
+    assert unlabelled.labels == "predicted"
+
+
+def test_a_subset_sampler_is_honoured(task: vd.Task, tmp_path: Path) -> None:
+    few = torch.utils.data.SubsetRandomSampler(list(range(0, 600, 2)))
+    loader = torch.utils.data.DataLoader(Pairs(), batch_size=7, sampler=few)
+    x, y = gaussian(600, 1)
+    tensors = finetune(task, (x[::2], y[::2]), **QUICK, cache=tmp_path / "a")
+    found = finetune(task, loader, **QUICK, cache=tmp_path / "b")
+    assert Path(found.path).name == Path(tensors.path).name
+
+
+class Augmented(Pairs):
+    def __getitem__(self, index: int):
+        return self.x[index] + torch.rand(15), int(self.y[index])
+
+
+class Endless(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        yield from Pairs()
+
+
+def test_sources_that_cannot_be_read_twice_alike_are_refused(task: vd.Task, tmp_path: Path) -> None:
+    loader = torch.utils.data.DataLoader
+    weights = torch.utils.data.WeightedRandomSampler([1.0] * 600, 600)
+    bad = [
+        (Augmented(), {}, "differs when it is read again"),
+        (Endless(), {}, "number of rows and rows by their number"),
+        (loader(Endless()), {}, "number of rows and rows by their number"),
+        (loader(Pairs(), sampler=weights), {}, "WeightedRandomSampler"),
+        (Columns(), {}, r"give columns=.*features, label, comment"),
+        (Columns(), {"columns": ("pixels", "label")}, r"no column 'pixels'.*features, label, comment"),
+        (list(gaussian(600, 1)), {}, r"\(rows, labels\)"),
+        ("rows.csv", {}, "got a str"),
+        (object(), {}, "got a object"),
+    ]
+    for source, options, message in bad:
+        with pytest.raises(InputError, match=message):
+            finetune(task, source, **options, **QUICK, cache=tmp_path)
+    with pytest.raises(InputError, match="shape"):
+        finetune(task, torch.utils.data.TensorDataset(torch.rand(20, 7)), **QUICK, cache=tmp_path)
+
+
+def test_the_bar_tells_the_loss(
+    task: vd.Task, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+    artefact = finetune(task, **QUICK, cache=tmp_path, progress=True)
+    said = capsys.readouterr().err
+    assert f"validation loss {artefact.history[-1]['validation']:.4f}" in said

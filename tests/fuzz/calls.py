@@ -1,0 +1,320 @@
+"""Random calls of the public verbs, from a seed: each ends in a right answer, a flag, or a VeridicalError."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+import signal
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import veridical as vd
+from veridical.errors import VeridicalError
+from veridical.explainers.base import registry as explainer_registry
+from veridical.metrics.base import registry as metric_registry
+from veridical.study.study_file import parse_study, read_study
+
+SECONDS = 20
+ODD: tuple[Any, ...] = (
+    *(0, -1, 1, 2, 3, 7, 1.5, 0.5, -0.5, 1e-12, 1e300, math.nan, math.inf, -math.inf),
+    *(2**31, 2**63, 2**70, True, False, None, "", "a", "mean", "zero", "last", "cuda:99", b"x"),
+    *([], [1], [None], (0.1, 0.2), (math.nan,), {}, {"a": 1}, object(), len, np.float32(0.25), np.int8(3)),
+    *(torch.ones(2), torch.tensor(3), torch.zeros(0), np.ones(3)),
+)
+MODEST = tuple(v for v in ODD if not (isinstance(v, int) and abs(v) > 100))
+"""Values to compute with: a billion draws are a wish, if a foolish one."""
+TOO_LONG = {"gef", "llm_x", "sufficiency_necessity"}
+"""Methods that take long by nature; their settings are tried, their work is not."""
+
+
+class Hang(BaseException):
+    """A call did not come back."""
+
+
+@dataclass
+class Tally:
+    """What became of the calls; `wrong` are those that broke the promise."""
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def deadline(seconds: int) -> Iterator[None]:
+    def stop(*_: Any) -> None:
+        raise Hang
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def run(calls: int, seed: int) -> Tally:
+    """Make this many calls; the n-th of a seed is always the same."""
+    tally = Tally()
+    for number in range(calls):
+        one(seed, number, tally)
+    return tally
+
+
+def one(seed: int, number: int, tally: Tally) -> None:
+    """The n-th call of a seed."""
+    chance = random.Random(f"{seed}/{number}")
+    torch.manual_seed(number)
+    kind = chance.choices(list(KINDS), [weight for _, weight in KINDS.values()])[0]
+    try:
+        with warnings.catch_warnings(), deadline(SECONDS):
+            warnings.simplefilter("ignore")
+            result = KINDS[kind][0](chance)
+            problem = broken(result)
+        if problem is None:
+            tally.outcomes["answer"] += 1
+        else:
+            tally.outcomes["silent"] += 1
+            tally.wrong.append(f"{seed}/{number} {kind}: {problem}")
+    except VeridicalError:
+        tally.outcomes["refused"] += 1
+    except Hang:
+        tally.outcomes["hang"] += 1
+        tally.wrong.append(f"{seed}/{number} {kind}: did not come back in {SECONDS} s")
+    except Exception as error:
+        tally.outcomes["raw"] += 1
+        frames = traceback.extract_tb(error.__traceback__)
+        ours = next((f for f in reversed(frames) if "/veridical/" in f.filename), frames[-1])
+        where = f"{ours.filename.rpartition('/veridical/')[2]}:{ours.lineno}"
+        tally.wrong.append(f"{seed}/{number} {kind}: {type(error).__name__} at {where}: {str(error)[:120]}")
+
+
+def broken(result: Any) -> str | None:
+    """Why an answer is not one: a number that is none, and nothing that says so."""
+    if isinstance(result, vd.Scores):
+        flagged = torch.zeros(len(result), dtype=torch.bool)
+        for mask in result.flags.values():
+            flagged |= mask.cpu()
+        if bool((~result.values.cpu().isfinite() & ~flagged).any()):
+            return f"{result.metric}: a value is {result.values.tolist()} without a flag"
+    if isinstance(result, vd.Explanation):
+        rows = result.values.cpu()
+        absent = rows.isnan().all(-1)
+        if not bool((rows.isfinite().all(-1) | absent).all()):
+            return f"{result.explainer}: a map is neither finite nor absent"
+    return None
+
+
+# --- what is called ---------------------------------------------------------------------------------------
+
+
+def model_for(width: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(width, 5), nn.ReLU(), nn.Linear(5, 3)).eval()
+
+
+class Any2D(nn.Module):
+    """A small network that takes whatever dtype it is given."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inner = model_for(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.inner(x.float().flatten(1))
+        return made
+
+
+class Pictures(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(1, 2, 3, padding=1), nn.Linear(2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.head(self.conv(x.float()).relu().mean((2, 3)))
+        return made
+
+
+def rows(chance: random.Random, *shape: int) -> Tensor:
+    """Inputs of some dtype, sometimes with a value no model should see."""
+    x = torch.randn(*shape) * chance.choice([1.0, 1.0, 1.0, 0.0, 1e-30, 1e6, 1e30])
+    if chance.random() < 0.02 and x.numel():
+        x.view(-1)[chance.randrange(x.numel())] = chance.choice([math.nan, math.inf, -math.inf])
+    dtypes = [torch.float32] * 4 + [torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8]
+    dtype = chance.choice([*dtypes, torch.bool])
+    return x.nan_to_num(0, 0, 0).clamp(-50, 50).to(dtype) if not dtype.is_floating_point else x.to(dtype)
+
+
+def tasks(chance: random.Random) -> vd.Task:
+    count = chance.choice([1, 2, 3, 3, 3, 5])
+    picture = chance.random() < 0.4
+    side, width = chance.choice([1, 4, 6]), 0 if chance.random() < 0.02 else chance.choice([1, 2, 4, 4, 4, 6])
+    shape = (1, side, side) if picture else (width,)
+    x = rows(chance, count, *shape)
+    given: dict[str, Any] = {}
+    if chance.random() < 0.6:
+        given["train"] = (x.repeat(3, *[1] * len(shape)), torch.arange(3 * count) % 3)
+    if picture and chance.random() < 0.5:
+        given["masks"] = torch.rand(count, side, side) < chance.choice([0.0, 0.5, 1.0])
+    model = Pictures() if picture else Any2D(width)
+    return vd.Task(model.eval(), x, **{**given, **options(chance, 0.04)})
+
+
+def options(chance: random.Random, often: float) -> dict[str, Any]:
+    names = (
+        "targets",
+        "ids",
+        "labels",
+        "fill",
+        "train",
+        "head",
+        "output",
+        "masks",
+        "space",
+        "side",
+        "name",
+        "plan",
+    )
+    return {name: chance.choice(MODEST) for name in names if chance.random() < often * 0.3}
+
+
+def settings(chance: random.Random, maker: Any, pool: tuple[Any, ...], often: float) -> dict[str, Any]:
+    names = [f.name for f in dataclasses.fields(maker) if f.init] if dataclasses.is_dataclass(maker) else []
+    return {name: chance.choice(pool) for name in names if chance.random() < often}
+
+
+def make(chance: random.Random) -> Any:
+    registry: Any = chance.choice([explainer_registry, metric_registry])
+    name = chance.choice(sorted(registry))
+    return registry.make(name, **settings(chance, registry.maker(name), ODD, 0.5))
+
+
+def explain(chance: random.Random) -> Any:
+    name = chance.choice([n for n in explainer_registry if n not in TOO_LONG])
+    given = settings(chance, explainer_registry.maker(name), MODEST, 0.05)
+    seed: Any = chance.choice(MODEST) if chance.random() < 0.1 else 0
+    return vd.explain(name, tasks(chance), seed=seed, **_quick(given, name, explainer_registry))
+
+
+def score(chance: random.Random) -> Any:
+    name = chance.choice([n for n in metric_registry if n not in TOO_LONG])
+    given = settings(chance, metric_registry.maker(name), MODEST, 0.05)
+    task = tasks(chance)
+    maker = metric_registry.maker(name)
+    subject: Any = "gradient"
+    if isinstance(maker, type) and issubclass(maker, vd.Metric):
+        subject = maps(chance, task)
+    seed: Any = chance.choice(MODEST) if chance.random() < 0.1 else 0
+    return vd.score(name, task, subject, seed=seed, **_quick(given, name, metric_registry))
+
+
+def maps(chance: random.Random, task: vd.Task) -> Any:
+    """Maps of odd sizes, dtypes, shapes and contents."""
+    shape = chance.choice([task.inputs.shape, (len(task), task.space.n_features)] * 20 + [(2, 3), (0,), ()])
+    made = torch.randn(tuple(shape)) * chance.choice([1.0, 1.0, 0.0, 1e-300, 1e30])
+    dtype = chance.choice([torch.float32, torch.float64, torch.float16, torch.int64, torch.bool, torch.uint8])
+    made = made.to(dtype)
+    if dtype == torch.float64 and chance.random() < 0.5:
+        made = made.sign() * chance.choice([1e300, 1e-300, 1e308])
+    if made.is_floating_point() and made.numel() and chance.random() < 0.2:
+        made.view(-1)[chance.randrange(made.numel())] = chance.choice([math.nan, math.inf])
+    if made.is_floating_point() and chance.random() < 0.05:
+        made = torch.full_like(made, math.nan)
+    given: Any = chance.choice([made, made, made, made.numpy()])
+    # a function of the user's may raise what it likes
+    odd = [value for value in MODEST if not callable(value)]
+    return chance.choice(odd) if chance.random() < 0.04 else given
+
+
+QUICK = {"draws": 3, "steps": 4, "samples": 4, "masks": 8, "runs": 3, "levels": 3, "repeats": 2, "epochs": 1}
+
+
+def _quick(given: dict[str, Any], name: str, registry: Any) -> dict[str, Any]:
+    """Few draws, where nothing else was chosen: it is the odd values that matter here."""
+    maker = registry.maker(name)
+    known = {f.name for f in dataclasses.fields(maker)} if dataclasses.is_dataclass(maker) else set()
+    return {**{k: v for k, v in QUICK.items() if k in known}, **given}
+
+
+def task_alone(chance: random.Random) -> Any:
+    model = chance.choice([Any2D(4).eval(), Any2D(4).eval(), Any2D(4).eval(), None, len, "resnet", 3])
+    x = chance.choice([rows(chance, 3, 4), rows(chance, 3, 4), rows(chance, 3, 4).float().numpy(), *ODD])
+    return vd.Task(model, x, **options(chance, 1.0)).outputs
+
+
+def values(chance: random.Random) -> Any:
+    what = chance.choice(["plan", "key", "scores", "explanation", "device", "with_fill", "tasks", "take"])
+    task = vd.Task(Any2D(4).eval(), torch.randn(3, 4))
+    odd = chance.choice(ODD)
+    if what == "plan":
+        return vd.Plan(**{chance.choice(["rows", "threads", "budget_mib", "autocast", "tf32"]): odd})
+    if what == "key":
+        return vd.Key(odd)
+    if what == "device":
+        return vd.explain("gradient", task, device=odd)
+    if what == "with_fill":
+        return task.with_fill(odd).outputs
+    if what == "tasks":
+        return vd.tasks.load("known/linear", odd, chance.choice(MODEST))
+    if what == "take":
+        return vd.score("sparseness", task, "gradient").ci(level=odd)
+    if what == "scores":
+        own = [torch.ones(3), torch.arange(3), "m", "higher"]
+        own[chance.randrange(4)] = odd
+        return vd.Scores(own[0], own[3], own[2], own[1])
+    own = [torch.rand(3, 4), task.space, task.targets, task.ids]
+    own[chance.randrange(4)] = odd
+    return vd.Explanation(*own)
+
+
+STUDY: dict[str, Any] = {
+    "tasks": [{"name": "known/linear", "samples": 4}],
+    "explainers": ["gradient", {"name": "smoothgrad", "settings": {"samples": 3}}],
+    "metrics": [{"name": "pixel_flipping", "grid": {"steps": [2, 4]}}],
+    "seeds": [0, 1],
+    "plan": {"rows": 8, "threads": 1},
+    "limits": {"seconds": 5},
+}
+
+
+def study(chance: random.Random) -> Any:
+    """A study with one part of it replaced, as data or as text."""
+    import copy
+
+    import yaml
+
+    data = copy.deepcopy(STUDY)
+    place: Any = data
+    while True:
+        key = chance.choice(list(place) if isinstance(place, dict) else range(len(place)))
+        inner = place[key]
+        if not isinstance(inner, dict | list) or not inner or chance.random() < 0.4:
+            place[key] = chance.choice(ODD)
+            break
+        place = inner
+    if chance.random() < 0.5:
+        return read_study(data)
+    text = yaml.dump(data, default_flow_style=None)
+    at = chance.randrange(len(text))
+    return parse_study(
+        text[:at] + chance.choice(["", "[", "*", "&", "\x00", ": ", "- ", "\ud800"]) + text[at:]
+    )
+
+
+KINDS: dict[str, tuple[Callable[[random.Random], Any], float]] = {
+    "make": (make, 24),
+    "score": (score, 36),
+    "explain": (explain, 20),
+    "task": (task_alone, 10),
+    "values": (values, 8),
+    "study": (study, 6),
+}

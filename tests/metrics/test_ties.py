@@ -1,0 +1,158 @@
+"""Maps with ties are judged by every ranking that agrees with them, and a map without ties costs no more."""
+
+from __future__ import annotations
+
+from itertools import chain, permutations, product
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import veridical as vd
+from veridical.metrics.base import CONSTANT
+from veridical.metrics.tie_orders import TIED_PAIRS, TIES_DECIDE
+from veridical.random.keyed import Key
+from veridical.values.explanation import Explanation
+from veridical.values.weak_orders import TieOrders
+
+
+def table(features: int, samples: int = 3) -> vd.Task:
+    generator = torch.Generator().manual_seed(features)
+    net = nn.Sequential(nn.Linear(features, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    with torch.no_grad():
+        for p in net.parameters():
+            p.copy_(torch.randn(p.shape, generator=generator))
+    return vd.Task(net, torch.randn(samples, features, generator=generator).double(), fill=0.0)
+
+
+def agreeing(values: list[float]) -> list[list[int]]:
+    """Every ranking, least relevant first, that agrees with the values."""
+    groups = [[i for i, v in enumerate(values) if v == level] for level in sorted(set(values))]
+    return [list(chain(*parts)) for parts in product(*(list(permutations(g)) for g in groups))]
+
+
+def along(task: vd.Task, values: Tensor, order: list[int]) -> Explanation:
+    e = Explanation(values, task.space, task.targets, task.ids)
+    return e.along(torch.tensor([order] * len(task)))
+
+
+MAPS = [
+    [1.0, 1.0, 2.0, 3.0, 0.0],
+    [1.0, 1.0, 1.0, 2.0, 0.0],
+    [0.0, 1.0, 0.0, 1.0, 2.0],
+    [0.0, 0.0, 1.0, 1.0, 1.0],
+]
+RANKING = [
+    "pixel_flipping",
+    "deletion",
+    "insertion",
+    "kept_features",
+    "monotonicity",
+    "selectivity",
+    "region_perturbation",
+    "qge:pixel_flipping",
+    "qge:faithfulness_correlation",
+    "qge:kept_features",
+]
+
+
+@pytest.mark.parametrize("name", RANKING)
+@pytest.mark.parametrize("values", MAPS[:3])
+def test_few_rankings_are_all_looked_at(name: str, values: list[float]) -> None:
+    task = table(5)
+    maps = torch.tensor([values] * 3).double()
+    each = [vd.score(name, task, along(task, maps, order)).values for order in agreeing(values)]
+    torch.testing.assert_close(vd.score(name, task, maps).values, torch.stack(each).mean(0))
+
+
+def test_many_rankings_are_drawn_without_bias() -> None:
+    task = table(5, 1)
+    values = MAPS[3]
+    maps = torch.tensor([values]).double()
+    truth = torch.stack(
+        [vd.score("pixel_flipping", task, along(task, maps, o)).values for o in agreeing(values)]
+    )
+    drawn = torch.stack([vd.score("pixel_flipping", task, maps, seed=s).values for s in range(100)])
+    assert abs(float(drawn.mean() - truth.mean())) < 4 * float(truth.std()) / (8 * 100) ** 0.5
+    assert float(drawn.std()) > 0
+
+
+@pytest.mark.parametrize("name", ["pixel_flipping", "faithfulness_correlation", "fid_plus", "selectivity"])
+@pytest.mark.parametrize("values", [[1.0, 1.0, 1.0, 2.0], [0.0, 0.0, 1.0, 1.0]])
+def test_qge_turns_its_sign_with_the_map(name: str, values: list[float]) -> None:
+    task = table(4)
+    e = Explanation(torch.tensor([values] * 3).double(), task.space, task.targets, task.ids)
+    there, back = (vd.score(f"qge:{name}", task, m).values for m in (e, e.inverted()))
+    torch.testing.assert_close(there, -back)
+
+
+def test_an_inverse_carries_the_reversed_weak_order() -> None:
+    task = table(4, 1)
+    e = Explanation(torch.tensor([[1.0, 1.0, 1.0, 2.0]]), task.space, task.targets, task.ids)
+    turned = e.inverted()
+    assert turned.values.sort(-1).values.tolist() == [[1.0, 1.0, 1.0, 2.0]]
+    assert turned.order[0, 0] == 3
+    assert turned.tied.tolist() == [[False, False, True, True]]
+    again = turned.inverted()
+    assert torch.equal(again.values, e.values)
+    assert torch.equal(again.tied, e.tied)
+
+
+def test_no_ties_no_cost() -> None:
+    task = table(6)
+    maps = torch.arange(18.0).reshape(3, 6)
+    scores = vd.score("pixel_flipping", task, maps, steps=3)
+    stable = vd.score("pixel_flipping", table(6), maps, steps=3, ties="stable")
+    assert torch.equal(scores.values, stable.values)
+    assert scores.cost == stable.cost
+    assert scores.details[TIED_PAIRS].tolist() == [0.0] * 3
+    assert not scores.flags
+
+
+def test_only_samples_with_ties_are_asked_again() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+    task = vd.Task(net, torch.rand(4, 1, 4, 4) + 0.1)
+    maps = torch.rand(4, 16)
+    plain = vd.score("pixel_flipping", task, maps).cost.forward
+    maps[2, [3, 4]] = 2.0
+    assert vd.score("pixel_flipping", task, maps).cost.forward == plain + 16
+
+
+def test_ties_among_features_that_hold_the_fill_cost_nothing() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+    x = torch.rand(2, 1, 4, 4) + 0.1
+    x[:, :, :2] = 0.0
+    task = vd.Task(net, x)
+    maps = x.flatten(1) * torch.rand(2, 16)
+    scores = vd.score("pixel_flipping", task, maps)
+    assert scores.cost.forward == 2 * 16
+    torch.testing.assert_close(scores.details[TIED_PAIRS], torch.full((2,), 28 / 120).double())
+
+
+def test_ties_are_told_and_flagged_where_they_decide() -> None:
+    task = table(6)
+    maps = torch.zeros(3, 6)
+    maps[:, 0] = 1.0
+    scores = vd.score("pixel_flipping", task, maps)
+    assert scores.details[TIED_PAIRS].tolist() == [10 / 15] * 3
+    assert scores.flags[TIES_DECIDE].any()
+    assert CONSTANT not in scores.flags
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_every_tie_order_is_met_once(size: int) -> None:
+    task = table(size, 1)
+    values = [float(i // 2) for i in range(size)]
+    orders = TieOrders.of(Explanation(torch.tensor([values]), task.space, task.targets, task.ids))
+    met = {tuple(orders.strict(k, Key(0)).order[0].tolist()) for k in range(int(orders.counts))}
+    assert met == set(map(tuple, agreeing(values)))
+
+
+def test_an_order_must_sort_the_values() -> None:
+    from dataclasses import replace
+
+    task = table(4, 2)
+    e = Explanation(torch.rand(2, 4), task.space, task.targets, task.ids)
+    with pytest.raises(vd.errors.InputError, match="does not sort the values"):
+        replace(e, values=-e.values)
+    assert torch.equal(e.with_values(-e.values).order, e.order.flip(-1))

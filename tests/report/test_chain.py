@@ -1,0 +1,80 @@
+"""A verdict that others can check: one digest of inputs, plan, scores and report."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import veridical as vd
+from veridical.audit import Audit
+from veridical.cli.app import app
+from veridical.report.audit import write_folder
+from veridical.report.chain import verify_report
+
+
+@pytest.fixture(scope="module")
+def audited() -> Audit:
+    return vd.audit(vd.tasks.load("known/linear", 8), explainers=["gradient", "input_x_gradient"], seed=0)
+
+
+@pytest.fixture(scope="module")
+def written(audited: Audit, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    where = tmp_path_factory.mktemp("audit") / "report"
+    write_folder(audited, where)
+    return where
+
+
+@pytest.fixture
+def folder(written: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(written, tmp_path / "audit"))
+
+
+def test_the_digest_stands_on_the_page_and_holds(folder: Path, audited: Audit, tmp_path: Path) -> None:
+    digest = json.loads((folder / "report.json").read_text())["chain"]["digest"]
+    assert digest in (folder / "index.html").read_text()
+    assert verify_report(folder) == []
+    # the same audit has the same digest, whenever and wherever it is written
+    write_folder(audited, tmp_path / "again")
+    assert json.loads((tmp_path / "again" / "report.json").read_text())["chain"]["digest"] == digest
+    assert "samples.csv" in [path.name for path in folder.iterdir()]
+
+
+@pytest.mark.parametrize("name", ["audit.json", "ranking.csv", "scores.csv", "samples.csv", "index.html"])
+def test_a_changed_or_missing_file_is_named(folder: Path, name: str) -> None:
+    path = folder / name
+    text = path.read_text()
+    path.write_text(text.replace("gradient", "gradiend", 1))
+    assert [name in problem for problem in verify_report(folder)] == [True]
+    path.unlink()
+    assert [name in problem for problem in verify_report(folder)] == [True] * (name != "index.html")
+
+
+def test_a_changed_report_does_not_lead_to_its_digest(folder: Path) -> None:
+    path = folder / "report.json"
+    contents = json.loads(path.read_text())
+    for change in ("settings", "verdict", "inputs"):
+        other = json.loads(json.dumps(contents))
+        if change == "inputs":
+            other["chain"]["inputs"] = "0" * 32
+        elif change == "settings":
+            other["settings"]["seed"] = 99
+        else:
+            other["verdict"]["headline"] = "Use random"
+        path.write_text(json.dumps(other))
+        assert verify_report(folder), change
+    del contents["chain"]
+    path.write_text(json.dumps(contents))
+    assert "without a digest" in verify_report(folder)[0]
+
+
+def test_the_command_confirms_or_says_what_is_wrong(folder: Path) -> None:
+    runner = CliRunner()
+    good = runner.invoke(app, ["verify", str(folder)])
+    assert good.exit_code == 0
+    assert "the digest holds" in good.output
+    (folder / "scores.csv").write_text("made up\n")
+    bad = runner.invoke(app, ["verify", str(folder)])
+    assert bad.exit_code == 1
+    assert "scores.csv was changed" in bad.output

@@ -1,0 +1,350 @@
+"""What a folder can suffer: damaged, cut, copied and foreign files are found, said, and made again."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from veridical import study as studies
+from veridical.errors import FormatError, StorageError, StudyError
+from veridical.study import lease as leases
+from veridical.study.folder import Folder
+from veridical.study.lease import Lease
+from veridical.study.plan import read_plan
+from veridical.study.store import jobs_of, place
+from veridical.study.tables import from_parquet, to_parquet
+from veridical.values import files, sealed
+
+STUDY: dict[str, Any] = {
+    "name": "first",
+    "tasks": [{"name": "known/linear", "samples": 6}],
+    "explainers": ["gradient", "random"],
+    "metrics": ["sparseness", {"name": "gef", "settings": {"draws": 2, "levels": 3, "form": "fast"}}],
+    "seeds": [0, 1],
+    "plan": {"rows": 8},
+}
+TUNED = {**STUDY, "metrics": [{"name": "ffid_plus", "settings": {"draws": 3}}], "explainers": ["gradient"]}
+KINDS = ("cells", "explanations", "prepared")
+
+
+def run(folder: Path, study: Any = None, **options: Any) -> Any:
+    return studies.run(study or STUDY, folder, executor="in-process", progress=False, **options)
+
+
+def resume(folder: Path) -> Any:
+    return studies.resume(folder, executor="in-process", progress=False)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {f"{k}/{p.name}": p.read_bytes() for k in KINDS for p in sorted((folder / k).glob("*.*"))}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    where = tmp_path_factory.mktemp("finished") / "study"
+    assert run(where).status().complete
+    return where
+
+
+@pytest.fixture
+def folder(finished: Path, tmp_path: Path) -> Path:
+    shutil.copytree(finished, tmp_path / "study")
+    return tmp_path / "study"
+
+
+def truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def overwritten(path: Path) -> None:
+    path.write_bytes(b"something else entirely")
+
+
+def flipped(path: Path) -> None:
+    bytes_ = bytearray(path.read_bytes())
+    bytes_[len(bytes_) // 2] ^= 4
+    path.write_bytes(bytes(bytes_))
+
+
+def copied(path: Path) -> None:
+    other = next(p for p in sorted(path.parent.glob(f"*{path.suffix}")) if p != path)
+    path.write_bytes(other.read_bytes())
+
+
+def shortened(path: Path) -> None:
+    """Fewer rows, sealed like a file of ours."""
+    if path.suffix == ".parquet":
+        from veridical.study.tables import metadata
+
+        about = metadata(path.read_bytes(), "x")
+        labels = {"task": "t", "explainer": "e", "metric": "m", "seed": 0}
+        few = from_parquet(path.read_bytes()).take(slice(3))
+        path.write_bytes(to_parquet(few, labels, about["settings"], path.stem))
+    elif path.suffix == ".safetensors":
+        tensors, header = files.read(path, "explanation")
+        few = {n: t[:3] if n in ("ids", "values", "order", "targets") else t for n, t in tensors.items()}
+        files.write(path, "explanation", few, header, path.stem)
+    else:
+        path.write_bytes(sealed.pack_json({}, "noise path", 1, "elsewhere"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("damage", [truncated, emptied, overwritten, flipped, copied, shortened])
+def test_damage_is_found_said_and_made_again(folder: Path, caplog, kind: str, damage: Any) -> None:
+    before = content(folder)
+    victim = sorted((folder / kind).glob("*.*"))[0]
+    damage(victim)
+    assert content(folder) != before
+    found = studies.verify(folder)
+    assert len(found.problems) == 1
+    assert victim.stem in found.problems[0]
+    if kind == "cells":
+        state = studies.open(folder).status()
+        assert (state.damaged, state.complete) == (1, False)
+        with pytest.raises(FormatError, match="resume"):
+            studies.open(folder).frame()
+        with pytest.raises(FormatError, match="resume"):
+            studies.open(folder).sql("select 1")
+        with pytest.raises(FormatError):
+            _ = [studies.open(folder)[name] for name in studies.open(folder).cells]
+    assert resume(folder).status().complete
+    assert f"{victim.name}" in caplog.text
+    assert "made again" in caplog.text
+    assert content(folder) == before
+    assert studies.verify(folder).ok
+
+
+def read(path: Path, job: Any) -> Any:
+    if job.kind == "score":
+        return from_parquet(path.read_bytes(), "x", job.address, job.samples)
+    return files.read(path, "explanation", job.address)
+
+
+def test_one_flipped_bit_anywhere_in_a_cell_or_map_is_found(folder: Path) -> None:
+    plan = read_plan(Folder(folder))
+    for job in [j for j in jobs_of(plan) if j.kind != "prepare"][:2]:
+        path = folder / place(job)
+        whole = path.read_bytes()
+        for at in range(0, len(whole), 41):
+            sick = bytearray(whole)
+            sick[at] ^= 1 << (at % 8)
+            sick_path = folder / "sick"
+            sick_path.write_bytes(bytes(sick))
+            with pytest.raises(FormatError):
+                read(sick_path, job)
+
+
+@pytest.mark.slow
+def test_a_damaged_fine_tuned_model_is_made_again(tmp_path: Path, caplog) -> None:
+    run(tmp_path, TUNED)
+    before = content(tmp_path)
+    flipped(next((tmp_path / "prepared").glob("*.safetensors")))
+    for cell in (tmp_path / "cells").iterdir():
+        cell.unlink()
+    assert resume(tmp_path).status().complete
+    assert "made again" in caplog.text
+    assert content(tmp_path) == before
+
+
+def test_foreign_files_are_named_and_left_alone(folder: Path) -> None:
+    (folder / "cells" / "notes.txt").write_text("mine")
+    found = studies.verify(folder)
+    assert found.ok
+    assert found.foreign == ("cells/notes.txt",)
+    resume(folder)
+    assert (folder / "cells" / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["plan.json", "plans"])
+def test_a_damaged_plan_is_made_again_from_the_study(folder: Path, name: str) -> None:
+    before = content(folder)
+    victim = folder / name if name == "plan.json" else next((folder / name).iterdir())
+    victim.write_text('{"format": 2, "plan": "not')
+    with pytest.raises(FormatError, match="not JSON"):
+        studies.open(folder)
+    assert not studies.verify(folder).ok
+    assert resume(folder).status().complete
+    assert content(folder) == before
+    victim.unlink()
+    with pytest.raises(FormatError, match="resume makes it again"):
+        studies.open(folder)
+    assert resume(folder).status().complete
+    assert studies.verify(folder).ok
+
+
+def test_a_damaged_record_of_a_failure_still_says_that_it_failed(code, tmp_path: Path) -> None:
+    code["metrics"] = [{"code": "tests.study.user_code:Breaks"}]
+    run(tmp_path, code, allow_code=True)
+    overwritten(next((tmp_path / "failures").iterdir()))
+    failures = studies.open(tmp_path).failures
+    assert len(failures) == 2
+    assert sum("why is lost" in failure.error for failure in failures) == 1
+    assert studies.open(tmp_path).status().failed == 2
+
+
+# --- who may write ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root may write everywhere")
+def test_a_complete_study_resumes_in_a_folder_nobody_may_write_to(folder: Path) -> None:
+    _read_only_study(folder)
+
+
+def _read_only_study(folder: Path) -> None:
+    for path in [*folder.rglob("*"), folder]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    try:
+        assert resume(folder).status().complete
+    finally:
+        for path in [folder, *folder.rglob("*")]:
+            path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+def refuse_writing(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    real = os.open
+
+    def refused(path: Any, flags: int, *rest: Any, **named: Any) -> int:
+        if flags & os.O_CREAT:
+            raise OSError(number, os.strerror(number), str(path))
+        return real(path, flags, *rest, **named)
+
+    monkeypatch.setattr(os, "open", refused)
+
+
+def test_a_complete_study_opens_read_only_and_others_are_told(folder: Path, monkeypatch) -> None:
+    import errno
+
+    refuse_writing(monkeypatch, errno.EROFS)
+    assert resume(folder).status().complete
+    next((folder / "cells").iterdir()).unlink()
+    with pytest.raises(StorageError, match="choose a folder that you may write to"):
+        resume(folder)
+
+
+def test_a_full_disk_is_a_sentence_and_loses_nothing(folder: Path, monkeypatch) -> None:
+    import errno
+
+    before = content(folder)
+    lost = sorted((folder / "cells").iterdir())[:2]
+    for path in lost:
+        path.unlink()
+    real = sealed.os.fsync
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sealed.os, "fsync", full)
+    with pytest.raises(StorageError, match="free some space"):
+        resume(folder)
+    assert not list(folder.rglob("*.part"))
+    monkeypatch.setattr(sealed.os, "fsync", real)
+    assert resume(folder).status().complete
+    assert content(folder) == before
+
+
+# --- two runs at once -------------------------------------------------------------------------------------
+
+
+def test_a_folder_in_use_by_another_study_is_refused(folder: Path) -> None:
+    before = content(folder)
+    plan = read_plan(Folder(folder))
+    with Lease(Folder(folder), plan):
+        with pytest.raises(StudyError, match="in use by another study, 'first'"):
+            run(folder, {**STUDY, "name": "second", "seeds": [5]})
+        assert content(folder) == before
+        # the same study may come along
+        assert run(folder).status().complete
+    assert list((folder / "leases").iterdir()) == []
+    assert run(folder, {**STUDY, "seeds": [5]}).status().complete
+
+
+def test_the_note_of_a_dead_run_does_not_count(folder: Path, monkeypatch) -> None:
+    plan, place_ = read_plan(Folder(folder)), Folder(folder)
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    note = {"plan": "other", "study": "s", "host": leases.socket.gethostname(), "at": time.time()}
+    for pid, host, at in (
+        (gone.pid, note["host"], time.time()),
+        (os.getpid(), "elsewhere", time.time() - 99),
+    ):
+        about = {**note, "pid": pid, "host": host, "at": at}
+        place_.write("leases/old.json", sealed.pack_json(about, "lease", 1, "old"))
+        with Lease(place_, plan) as mine:
+            assert not mine.shared
+    place_.write("leases/far.json", sealed.pack_json({**note, "pid": 1, "host": "far"}, "lease", 1, "far"))
+    monkeypatch.setattr(leases, "TRIES", 1)
+    with pytest.raises(StudyError, match="on far"):
+        Lease(place_, plan).__enter__()
+
+
+def test_a_lease_is_renewed(folder: Path, monkeypatch) -> None:
+    monkeypatch.setattr(leases, "BEAT_SECONDS", 0.02)
+    place_ = Folder(folder)
+
+    def at() -> float:
+        name = f"leases/{place_.files('leases')[0]}"
+        return float(sealed.unpack_json(place_.read(name), name, "lease", 1)["at"])
+
+    with Lease(place_, read_plan(place_)):
+        first = at()
+        deadline = time.monotonic() + 10
+        while at() == first and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert at() > first
+
+
+RACE = """
+import json, sys
+from veridical import study
+from veridical.errors import StudyError
+try:
+    made = study.run(json.loads(sys.argv[1]), sys.argv[2], executor="processes", workers=2, progress=False)
+    sys.exit(0 if made.status().complete else 3)
+except StudyError as error:
+    print(error, file=sys.stderr)
+    sys.exit(7)
+"""
+
+
+@pytest.mark.slow
+def test_two_studies_begun_together_in_one_folder_never_mix(tmp_path: Path) -> None:
+    """Same labels, other settings: the second is told, and what is there is the first's own."""
+    base = {**STUDY, "metrics": [{"name": "sensitivity_n", "label": "m", "settings": {"draws": 6}}]}
+    base["seeds"] = list(range(8))
+    other = {**base, "metrics": [{"name": "sensitivity_n", "label": "m", "settings": {"draws": 7}}]}
+    alone = {}
+    for name, study in (("a", base), ("b", other)):
+        run(tmp_path / name, study)
+        alone |= content(tmp_path / name)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(p) for p in sys.path)}
+    both = [
+        subprocess.Popen([sys.executable, "-c", RACE, json.dumps(s), str(tmp_path / "c")], env=env)
+        for s in (base, other)
+    ]
+    codes = [process.wait() for process in both]
+    assert set(codes) <= {0, 7}
+    found = content(tmp_path / "c")
+    assert all(alone[name] == bytes_ for name, bytes_ in found.items())
+    assert studies.verify(tmp_path / "c").ok
+
+
+@pytest.mark.slow
+def test_two_runs_of_one_study_share_a_folder(tmp_path: Path) -> None:
+    run(tmp_path / "alone")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(p) for p in sys.path)}
+    both = [
+        subprocess.Popen([sys.executable, "-c", RACE, json.dumps(STUDY), str(tmp_path / "c")], env=env)
+        for _ in range(2)
+    ]
+    assert [process.wait() for process in both] == [0, 0]
+    assert content(tmp_path / "c") == content(tmp_path / "alone")
