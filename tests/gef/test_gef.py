@@ -202,7 +202,7 @@ def test_output_noise_is_drawn_only_where_outputs_are_read() -> None:
     quiet = vd.score(metric, task, "gradient").cost
     worlds = 3 * 2
     assert quiet.backward == len(task) * (1 + worlds)
-    per_map = vd.explain("occlusion", task).cost.forward
+    per_map = vd.explain("occlusion", tiny_task("table")).cost.forward
     loud = vd.score(metric, task, "occlusion").cost
     assert loud.forward == per_map * (1 + worlds * (1 + 3)) + 3 * len(task)
 

@@ -242,6 +242,7 @@ def test_several_threads_on_one_model() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_the_table_on_a_gpu() -> None:
     """Sums are added in another order there, so ranks of near ties may step: the table is for reading."""
     worst = {}

@@ -51,7 +51,7 @@ def map_health(task: Task, explainer: Explainer, key: Key) -> MapHealth:
 
 
 def _looked(task: Task, explainer: Explainer, key: Key, places: Tensor, nowhere: Tensor) -> MapHealth:
-    few = task[places]
+    few = task[places].changed()  # remembers nothing: what is not counted must not be found there later
     first = _maps(explainer, few, key)
     draws, repeats = explainer.stochastic, True
     if not draws:

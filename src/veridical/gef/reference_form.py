@@ -80,7 +80,8 @@ class RunningReference:
         if setting.redraws:
             return True
         noisy = with_output_noise(world, setting.output_noise, setting.key / "reaches")
-        there, here = (setting.task.uncounted(partial(setting.values, at)) for at in (noisy, world))
+        # asked of tasks that remember nothing: what is not counted must not be found there later
+        there, here = (setting.task.uncounted(partial(setting.values, at.changed())) for at in (noisy, world))
         apart, size = ((each.nan_to_num().abs().amax()) for each in (there - here, here))
         return bool(apart > UNMOVED * size)
 
