@@ -200,8 +200,8 @@ MUTANTS = (
         "gef/path.py",
         "return torch.where(outputs.isfinite().all(), kept, torch.nan)",
         "return kept",
-        "gef/test_certainty.py",
-        "path_ends_before",
+        "gef/test_path_cases.py",
+        "not_finite",
     ),
     Mutant(
         "gef: draws that overflow are kept",
@@ -209,7 +209,7 @@ MUTANTS = (
         "explanation = torch.where(model.isfinite().all(-1, keepdim=True), explanation, torch.nan)",
         "explanation = explanation.clone()",
         "gef/test_certainty.py",
-        "dropped_and_counted",
+        "leaves_out",
     ),
     Mutant(
         "qge: less the map instead of its inverse",

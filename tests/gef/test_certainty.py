@@ -72,6 +72,17 @@ def test_a_draw_that_overflows_is_dropped_and_counted(form: str) -> None:
     assert torch.equal(vd.gef.gef_score(*own)[0], scores.values)
 
 
+@pytest.mark.parametrize("bad", [torch.inf, torch.nan])
+def test_the_score_leaves_out_a_draw_that_is_not_finite(bad: float) -> None:
+    model = torch.rand(3, 4, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    moved = torch.rand(3, 4, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    kept = vd.gef.gef_score(model[:, 1:], moved[:, 1:])[0]
+    model[:, 0, 4] = bad
+    score, still, empty = vd.gef.gef_score(model, moved)
+    assert torch.equal(score, kept)
+    assert not bool((still | empty).any())
+
+
 def test_a_path_on_which_every_draw_overflows_is_nan_with_its_reason() -> None:
     scores = vd.score(FastGEF(path=(1.0, 50.0, 1e30)), deep(20, torch.float32), "gradient")
     assert bool(scores.values.isnan().all())

@@ -70,7 +70,7 @@ def gef_score(
     `whole` says that there are none, where that is known.
     """
     if whole is None:
-        whole = not bool((explanation + model).isnan().any())
+        whole = bool((model.isfinite() & ~explanation.isnan()).all())
     if not whole:
         explanation = torch.where(model.isfinite().all(-1, keepdim=True), explanation, torch.nan)
     known = None if whole else ~explanation.isnan()
