@@ -37,7 +37,6 @@ from veridical.gef.reference_form import RunningReference, step_key
 from veridical.gef.shared_worlds import Company, SharedWorld
 from veridical.gef.worlds import Perturbation
 from veridical.metrics.base import ExplainerMetric, Outcome, register
-from veridical.model.cost import Cost
 from veridical.model.embeddings import embedding_layer
 from veridical.model.predictor import memory_budget
 from veridical.model.weights import NoiseSource
@@ -182,7 +181,7 @@ class GEF(ExplainerMetric):
         return None
 
     def noise_path(self, task: Task, key: Key = Key(0), draws: int = 20) -> NoisePath:  # noqa: B008 (frozen)
-        """The path of this task, found once and shared by all explainers; who asks first pays for it.
+        """The path of this task, found once and shared by all explainers; a score alone counts its rows.
 
         `draws` are made a level when it is looked for; it is then the task's, whoever asks.
         """
@@ -192,12 +191,18 @@ class GEF(ExplainerMetric):
         label = f"gef path {self.levels} {rule} {self.perturb} {key.seed}"
         root = Key(key.seed)
 
-        found: NoisePath = task.calibrated(
-            label, lambda: find_path(task, self.levels, rule, self.perturb, draws, root)
-        )
+        def search() -> NoisePath:
+            path: NoisePath = task.uncounted(
+                lambda: find_path(task, self.levels, rule, self.perturb, draws, root)
+            )
+            return path
+
+        found: NoisePath = task.calibrated(label, search)
         return found
 
     def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
+        # a score rests on its path, whoever searched it: its cost does not depend on who came first
+        task.predictor.meter.here.forward += self.noise_path(task, key).rows
         (found,) = self._outcomes(task, Company({self.name: explainer}), key).values()
         if isinstance(found, Exception):
             raise found
@@ -209,7 +214,10 @@ class GEF(ExplainerMetric):
         explainers: Mapping[str, Explainer],
         key: Key = Key(0),  # noqa: B008 (frozen)
     ) -> dict[str, Scores | Exception]:
-        """Score several explainers in the same noisy worlds, each drawn and asked once for all of them."""
+        """Score several explainers in the same noisy worlds, each drawn and asked once for all of them.
+
+        The rows of a noise path that was searched are in no single cost here, but in each one's provenance.
+        """
         self.check(task)
         company = Company(explainers)
         for who in company:
@@ -229,11 +237,7 @@ class GEF(ExplainerMetric):
         return out
 
     def _outcomes(self, task: Task, company: Company, key: Key) -> dict[str, Outcome | Exception]:
-        before = task.predictor.meter.cost
         path = self.noise_path(task, key)
-        searched = task.predictor.meter.cost - before
-        for who in company:
-            company.costs[who], searched = searched, Cost()
         # under input noise tokens move at their embeddings, so the unperturbed map is made there too
         where = task if self.perturb == "weights" else task.at_embeddings()
         found = self._distortions(where, company, path, key)
