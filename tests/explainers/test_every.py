@@ -48,31 +48,6 @@ def test_under_weight_noise_equals_a_noisy_deep_copy(name: str) -> None:
     assert explainer.control == torch.equal(found, explainer(task, vd.Key(1)).values)
 
 
-class Raised(nn.Module):
-    """The same gradients, other values."""
-
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.net = net
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x) + 3.0
-
-
-@pytest.mark.parametrize("name", ON_IMAGES)
-def test_who_says_it_reads_no_values_reads_none(name: str) -> None:
-    task = image_task(samples=3)
-    explainer = made(name, task)
-    raised = vd.Task(
-        Raised(task.model), task.inputs, targets=task.targets, train=task.train, plan=Plan(rows=64)
-    )
-    same = torch.allclose(explainer(raised).values, explainer(task).values, atol=1e-9)
-    if not explainer.reads_outputs:
-        assert same
-    elif name == "rise":
-        assert not same  # the others take differences, a softmax, or a constant's share off
-
-
 class Watched(nn.Module):
     """Notes how many rows it is given at once."""
 
