@@ -125,10 +125,16 @@ def test_declared_rows_are_the_rows_counted(kind: str) -> None:
     task = tiny_task(kind)
     for name in set(applicable(task)) - MASKED:
         explainer = registry.make(name, **FEW.get(name, {}))
-        declared = explainer.declared(task)
-        assert explainer(task).cost == declared, name
+        declared, cost = explainer.declared(task), explainer(task).cost
+        if name in BY_MASKS and bool((task.space.counts(len(task)) <= FEW_FEATURES).any()):
+            # of few features no mask is asked twice, so that rows declared are the most there can be
+            assert 0 < cost.forward <= declared.forward, name
+        else:
+            assert cost == declared, name
 
 
+BY_MASKS = {"hsic", "permutation_importance", "rise", "shapley_sampling", "sobol"}
+FEW_FEATURES = 12
 LAWS = {"deeplift": 1e-9, "deeplift_shap": 1e-9, "integrated_gradients": 0.05, "shapley_sampling": 1e-6}
 
 
