@@ -142,13 +142,22 @@ class ROAR(ExplainerMetric):
     """
 
     sign: Sign = "plus"
+    """"plus" removes the explanation, "minus" all but the explanation."""
     sizes: tuple[float, ...] = ROAR_SIZES
+    """Shares of the features that count as the explanation; one retraining for each."""
     epochs: int = 20
+    """Passes over the training rows per retraining, at most."""
     rate: float = 1e-3
+    """Learning rate."""
     batch: int = 64
+    """Training rows per step."""
     start: Literal["fresh", "trained"] = "fresh"
+    """Where retraining begins: from "fresh" weights, or from those "trained" already."""
     variant: Literal["indicator", "probability"] = "indicator"
+    """What falls: whether the answer is right ("indicator") or its "probability"."""
     reference: Reference | None = None
+    """What a right answer is: "label" or the model's own "prediction"; None is the label where there is
+    one."""
     name: ClassVar[str] = "roar_plus"
     category: ClassVar[str] = "faithfulness"
     summary: ClassVar[str] = "How much is lost after retraining without what is called relevant?"

@@ -91,19 +91,33 @@ class GEF(ExplainerMetric):
     """
 
     form: Form = "fast"
+    """How the explanation's movement is measured."""
     levels: int = 5
+    """Noise levels, Z."""
     draws: int = 5
+    """Noisy models at each level, M."""
     steps: int = 5
+    """Steps on the way to a level, T (`arc`, `jacobian`, `reference`)."""
     output_draws: int = 5
+    """Copies of each model with noise on its outputs, K (`reference`)."""
     output_noise: float = 1e-3
+    """Standard deviation of that noise."""
     distance: Distance = "euclidean"
+    """Between two maps; cosine is for sparse codes."""
     model_distance: ModelDistance = "logit"
+    """How far the model moved: at the explained output, or over all outputs."""
     correlation: Literal["spearman", "pearson"] = "spearman"
+    """Of the two distortions over the levels."""
     normalise: bool = True
+    """Whether maps are divided by their root mean square before they are compared."""
     mean_then_correlate: bool = False
+    """Average the distortions over draws first, as in the proof for linear models (A.1.3)."""
     same_direction: bool = False
+    """Scale one draw of noise over all levels; a variant, not comparable with the papers."""
     perturb: Perturbation = "weights"
+    """What gets the noise."""
     path: tuple[float, ...] | Rule = "isotonic"
+    """The rule by which the noise levels are found, or the levels themselves, rising."""
     name: ClassVar[str] = "gef"
     category: ClassVar[str] = "faithfulness"
     direction: ClassVar[Direction] = Direction.HIGHER

@@ -80,6 +80,7 @@ class Constant(Fill):
     """One value everywhere, in the model's input space."""
 
     value: float = 0.0
+    """The number, in the model's input space."""
     name: ClassVar[str] = "constant"
 
     def draw_of(self, key: Key) -> None:
@@ -110,6 +111,7 @@ class Token(Fill):
     """A token id: the pad token, or a language model's mask token."""
 
     token_id: int = 0
+    """Number of the token in the vocabulary."""
     name: ClassVar[str] = "token"
 
     def draw_of(self, key: Key) -> None:
@@ -223,6 +225,7 @@ class Blur(Fill):
     """The input itself under a Gaussian blur of `sigma` pixels or time steps."""
 
     sigma: float = 3.0
+    """Standard deviation of the Gaussian, in pixels or time steps."""
     name: ClassVar[str] = "blur"
 
     def __post_init__(self) -> None:
@@ -269,6 +272,7 @@ class Custom(Fill):
     """The user's own rule `function(x, removed) -> x filled`, over rows and their element masks."""
 
     function: Callable[[Tensor, Tensor], Tensor] = _keep
+    """From rows and their element masks (True is removed) to filled rows."""
     name: ClassVar[str] = "custom"
     looks_at_mask: ClassVar[bool] = True
 

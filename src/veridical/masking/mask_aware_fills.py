@@ -32,6 +32,7 @@ class NeighbourMean(Fill):
     """The mean of the kept pixels in the surrounding square of `reach`, or of all kept pixels if none is."""
 
     reach: int = 3
+    """Pixels that the surrounding square extends to each side."""
     name: ClassVar[str] = "neighbour_mean"
     looks_at_mask: ClassVar[bool] = True
 
@@ -59,7 +60,9 @@ class NoisyLinear(Fill):
     """
 
     noise: float = 0.01
+    """Standard deviation of the noise, in units of the input."""
     tolerance: float | None = None
+    """Root mean square error, as a share of a row's range, at which it is solved; None as above."""
     name: ClassVar[str] = "noisy_linear"
     looks_at_mask: ClassVar[bool] = True
 

@@ -36,7 +36,7 @@ class ConceptMethod(Settings):
     """Finds concepts: `fit(embeddings, head, seed)` -> `Concepts` (`project`, `vectors`, `importances`).
 
     Rows are grouped by what the model predicts; an output with fewer rows than concepts gets none, and is
-    flagged. With `shared=True` one dictionary is fitted on all rows and serves every output.
+    flagged.
     """
 
     n_concepts: int = 5
