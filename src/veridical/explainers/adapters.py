@@ -66,7 +66,7 @@ class _Adapter(Explainer):
 class CaptumExplainer(_Adapter):
     """A captum method on the task's model.
 
-    Methods that draw random numbers draw from torch's global generator, once a batch: it is seeded by the
+    Methods that draw random numbers draw from torch's global generator, once per batch: it is seeded by the
     key and put back, so the same plan gives the same map, but another plan another draw.
     """
 

@@ -79,7 +79,7 @@ class KernelShap(MaskingExplainer):
 
     def __post_init__(self) -> None:
         if self.budget < 3:
-            raise InputError(f"KernelSHAP asks at least 3 rows a sample, got a budget of {self.budget}")
+            raise InputError(f"KernelSHAP asks at least 3 rows per sample, got a budget of {self.budget}")
 
     def draws_on(self, task: Task) -> bool:
         most, valid = self._enumerable, task.space.valid

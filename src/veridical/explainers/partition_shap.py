@@ -39,7 +39,7 @@ class PartitionShap(MaskingExplainer):
 
     def __post_init__(self) -> None:
         if self.budget < 4:
-            raise InputError(f"PartitionSHAP asks at least 4 rows a sample, got a budget of {self.budget}")
+            raise InputError(f"PartitionSHAP asks at least 4 rows per sample, got a budget of {self.budget}")
 
     def why_not(self, task: Task) -> str | None:
         if importlib.util.find_spec("shap") is None:

@@ -74,7 +74,7 @@ def retrain(
     key: Key = Key(0),  # noqa: B008 (frozen)
     progress: bool | None = None,
 ) -> Retrained:
-    """One retraining a size: remove the s strongest features (plus), or all others (minus: keep, retrain)."""
+    """One retraining per size, without the s strongest features (plus) or without all others (minus)."""
     gaps = int(of_training.missing.sum())
     if gaps:
         raise InputError(
@@ -136,7 +136,7 @@ def _trained(task: Task, rows: Rows, how: Retraining, key: Key) -> tuple[nn.Modu
 class ROAR(ExplainerMetric):
     """The fall of the right answer after retraining without the explanation (plus) or with only it (minus).
 
-    Needs the training rows and explains all of them; one retraining a size and sign. `details` holds both
+    Needs the training rows and explains all of them; one retraining per size and sign. `details` holds both
     variants, the provenance the number of retrainings and trained rows. It is not registered by name, since
     whoever asks for all metrics hardly means to retrain: `vd.register(vd.fidelity.ROAR)` does it.
     """

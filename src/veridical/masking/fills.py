@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Fill(Settings):
-    """Base of the fills: `prepare` once a task, then `background` once a sample or `impute` once a mask."""
+    """Base of the fills: `prepare` per task, then `background` per sample or `impute` per mask, each once."""
 
     name: ClassVar[str] = ""
     needs_train: ClassVar[bool] = False
@@ -47,7 +47,7 @@ class Fill(Settings):
         return self.draw_of(Key(0)) is not None
 
     def prepare(self, train: Tensor | None, space: Space) -> Tensor | None:
-        """Estimate from the reference rows whatever the fill needs; computed once a task."""
+        """Estimate from the reference rows whatever the fill needs; computed once per task."""
         if self.needs_train and train is None:
             raise NotApplicableError(
                 f"fill '{self.name}' takes its values from reference rows; give the task train=..., "

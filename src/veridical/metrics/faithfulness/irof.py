@@ -53,7 +53,7 @@ class Irof(RankingMetric):
             raise InputError(f"segments must be at least 2, got {self.segments}")
 
     def prepare(self, task: Task) -> Regions:
-        """The segments of every image, computed once a task."""
+        """The segments of every image, computed once per task."""
         if task.space.kind != "pixel" or task.space.valid is not None:
             return each_feature(task.space)
         made: Regions = task.cached(

@@ -1,4 +1,4 @@
-"""The protocol of concept methods, and the work all of them share: rows grouped by output, a fit a group."""
+"""The protocol of concept methods, and the work they share: rows grouped by output, one fit per group."""
 
 from __future__ import annotations
 
