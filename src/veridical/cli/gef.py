@@ -30,7 +30,7 @@ def gef(
     ] = None,
     form: Annotated[str, typer.Option(help="fast, arc, reference or jacobian.")] = "fast",
     perturb: Annotated[str, typer.Option(help="What gets the noise: weights or input.")] = "weights",
-    draws: Annotated[int, typer.Option(min=1, help="Noisy models per level.")] = 5,
+    draws: Annotated[int, typer.Option(min=1, help="Noisy models a level.")] = 5,
     assumptions: Annotated[bool, typer.Option("--assumptions", help="Check GEF's assumptions too.")] = False,
     llm: Annotated[
         str | None,

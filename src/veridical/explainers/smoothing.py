@@ -45,7 +45,7 @@ def input_noise(task: Task, key: Key, draws: Tensor, share: float) -> Tensor:
 class Smoothing(Explainer):
     """Base of the methods that repeat a map under noise N(0, (noise * range)^2) added to the input.
 
-    With base="integrated_gradients" it is what the published F-Fidelity program repeats.
+    The published F-Fidelity program repeats base="integrated_gradients".
     """
 
     samples: int = 32
