@@ -57,7 +57,7 @@ __device__ float over(float sum, float weight, float inverse) {
 struct Square {
     float* own[4];
     float seen[4][4], weight[4], inverse[4];
-    int missing;  // one bit per colour
+    int missing;  // one bit a colour
     int left, right;  // is there a neighbour? Rows have no nothing at their ends
 
     __device__ void relax(int colour, float factor) {
