@@ -28,7 +28,7 @@ class NotApplicableError(VeridicalError, TypeError):
 
 
 class ModelError(VeridicalError, RuntimeError):
-    """The model answered with something that is not one finite row of outputs a sample."""
+    """The model answered with something that is not one finite row of outputs per sample."""
 
 
 class ModelChangedError(ModelError):

@@ -287,7 +287,7 @@ def test_bad_input_is_refused(task: vd.Task, tmp_path: Path) -> None:
         finetune(task, (torch.randn(90, 2, 6, 6), y), cache=tmp_path)
     with pytest.raises(InputError, match="run from 0 to 5, the model has 3 outputs"):
         finetune(task, (x, y + 3 * (y == 2)), cache=tmp_path)
-    with pytest.raises(InputError, match="wants one class index a row"):
+    with pytest.raises(InputError, match="wants one class index per row"):
         finetune(task, (x, nn.functional.one_hot(y)), cache=tmp_path)
     with pytest.raises(InputError, match="89 training labels for 90"):
         finetune(task, (x, y[1:]), cache=tmp_path)

@@ -423,7 +423,7 @@ def test_labels_outside_the_head_are_refused() -> None:
     task = linear_task(labels=torch.tensor([0, 1, 2, 3, 1, 0]))
     with pytest.raises(ValueError, match=r"run from 0 to 3, the model has 3 outputs"):
         vd.score(RFid(draws=2), task, "gradient")
-    with pytest.raises(ValueError, match="wants one class index a row"):
+    with pytest.raises(ValueError, match="wants one class index per row"):
         vd.score(RFid(draws=2), linear_task(labels=torch.zeros(6, 3)), "gradient")
     with pytest.raises(ValueError, match="reference='label' needs labels"):
         vd.score(RFid(draws=2, reference="label"), linear_task(), "gradient")

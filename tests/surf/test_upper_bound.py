@@ -137,7 +137,7 @@ def test_the_plateau_is_where_more_concepts_stop_paying():
     check_plateau(plateau)
     with pytest.raises(AssertionError):
         check_plateau(lambda counts, errors: counts[errors.index(min(errors))])
-    with pytest.raises(InputError, match="one error a count"):
+    with pytest.raises(InputError, match="one error per count"):
         plateau([1], [])
 
 
@@ -249,7 +249,7 @@ def test_pictures_show_the_strongest_patches():
     assert figure.axes[0].get_ylabel() == "concept 1"
     curve = surf.parsimony(PCA(shared=True), parts.train(), parts.test(), parts.head, counts=(1, 2))
     ax = curve.plot()
-    assert ax.get_xlabel() == "concepts an output"
+    assert ax.get_xlabel() == "concepts per output"
     assert surf.concept_deletion(concepts, parts.test(), parts.head).plot().get_ylabel() == "class logit"
     with pytest.raises(ShapeError, match="images of the embeddings"):
         surf.concept_grid(concepts, maps, parts.head, task.inputs[:3])

@@ -17,33 +17,48 @@ LARGE_INPUT = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """How much an audit does.
-
-    `dearest` is the most rows that one map of an explainer may ask for; `search_draws` the draws a level when
-    noise strengths are looked for; `layer_steps` the groups in which layers are randomised to check the
-    model; `training_rows` the most that F-Fidelity fine-tunes on, none at 0.
-    """
+    """How much an audit does."""
 
     name: str
+    """How reports call it."""
     samples: int
+    """Samples that are judged, at most."""
     dearest: int
+    """Rows that one map of an explainer may ask for, at most."""
     variants: bool
+    """Whether explainers that vary others join unasked."""
     gef_draws: int
+    """Noisy models per level of GEF."""
     search_draws: int
+    """Draws per level when noise strengths are looked for."""
     layer_steps: int
+    """Groups in which layers are randomised to check the model."""
     removal_draws: int
+    """Random parts that F-Fidelity removes per sample and size."""
     removal_sizes: tuple[float, ...]
+    """Shares of the features that F-Fidelity takes as the explanation."""
     flip_steps: int
+    """Steps of pixel flipping, at most."""
     subset_runs: int
+    """Random subsets per sample of faithfulness correlation."""
     noise_draws: int
+    """Neighbours per sample of average sensitivity."""
     meta_samples: int
+    """Samples on which metrics are judged."""
     meta_explainers: int
+    """Explainers on which metrics are judged, the cheapest first."""
     meta_draws: int
+    """Perturbations per test and iteration when metrics are judged."""
     meta_iterations: int
+    """How often the judging of metrics is repeated."""
     standing_samples: int
+    """Samples whose maps are ranked among random ones; none at 0."""
     standing_draws: int
+    """Random maps that each of them is ranked among."""
     training_rows: int
+    """Rows that F-Fidelity fine-tunes on, at most; none at 0."""
     training_epochs: int
+    """Passes over those rows, at most."""
 
 
 COARSE = (0.1, 0.5, 0.9)

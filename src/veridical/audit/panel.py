@@ -34,7 +34,7 @@ FAMILIES = (
     "lime",
     "kernel_shap",
 )
-"""One explainer a family: what an audit below `thorough` looks at, as far as they apply."""
+"""One explainer per family: what an audit below `thorough` looks at, as far as they apply."""
 CONTROLS = ("random", "sobel")
 DECIDING = frozenset({"GEF", "F-Fidelity", "QGE"})
 """The systems that measure faithfulness, and so decide; all others describe."""

@@ -65,7 +65,7 @@ class Audit:
         return self.verdict.sentences
 
     def to_frame(self) -> pd.DataFrame:
-        """One row an explainer: weighted score, interval, probability of being best, p-values."""
+        """One row per explainer: weighted score, interval, probability of being best, p-values."""
         return self.verdict.to_frame()
 
     def plot(self, ax: Axes | None = None) -> Axes:

@@ -36,7 +36,7 @@ def shares_beaten(utility: Tensor) -> Tensor:
 
 
 def weighed(shares: Tensor, weights: Tensor) -> Tensor:
-    """One number a method and sample (E, N): the weighted mean of its shares (E, M, N) over metrics.
+    """One number per method and sample (E, N): the weighted mean of its shares (E, M, N) over metrics.
 
     Where a metric has no value in a sample, the others' weights grow in proportion.
     """

@@ -158,7 +158,7 @@ class Verdict:
         return tuple(name for name in out if name in names)
 
     def to_frame(self) -> pd.DataFrame:
-        """One row an explainer, controls last."""
+        """One row per explainer, controls last."""
         import pandas as pd
 
         return pd.DataFrame(

@@ -35,7 +35,7 @@ Result = Annotated[Path, typer.Argument(help="A benchmark's meta.safetensors, or
 Explainers = Annotated[list[str] | None, typer.Option("--explainer", "-e", help="Repeat; at least two.")]
 Metrics = Annotated[list[str] | None, typer.Option("--metric", "-m", help="Repeat for several.")]
 Folder = Annotated[Path, typer.Option("--out", "-o", help="Where tables (.csv) and pictures (.png) go.")]
-Draws = Annotated[int, typer.Option("--draws", help="Perturbed worlds an iteration.", min=1)]
+Draws = Annotated[int, typer.Option("--draws", help="Perturbed worlds per iteration.", min=1)]
 Iterations = Annotated[int, typer.Option("--iterations", help="Repeats, whose spread is reported.", min=1)]
 Tests = Annotated[
     list[str] | None, typer.Option("--test", help="ipt, mpt, combined; repeat. [default: ipt, mpt]")

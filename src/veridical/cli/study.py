@@ -139,7 +139,7 @@ def export_study(
     path: Annotated[Path | None, typer.Argument(help="Where to: .csv or .parquet.")] = None,
     also: Annotated[Path | None, typer.Option("--out", "-o", help="The same, as an option.")] = None,
 ) -> None:
-    """Write all scores of a study as one table, a row a sample.
+    """Write all scores of a study as one table, a row per sample.
 
     Example: veridical export study scores.csv
     """

@@ -66,12 +66,14 @@ class _Adapter(Explainer):
 class CaptumExplainer(_Adapter):
     """A captum method on the task's model.
 
-    Methods that draw random numbers draw from torch's global generator, once a batch: it is seeded by the
+    Methods that draw random numbers draw from torch's global generator, once per batch: it is seeded by the
     key and put back, so the same plan gives the same map, but another plan another draw.
     """
 
     attribution: Any = None
+    """A captum class, or an object of one, which is set up again on the task's model."""
     kwargs: dict[str, Any] = field(default_factory=dict)
+    """Named arguments handed to captum's `attribute`."""
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -157,7 +159,9 @@ class ShapExplainer(_Adapter):
     """A shap explainer on the task's model, for the explained output of each sample."""
 
     make: Callable[..., Any] = len  # always replaced by the caller's
+    """Makes shap's explainer: a class, or a function of the model and its background rows."""
     kwargs: dict[str, Any] = field(default_factory=dict)
+    """Named arguments handed to shap when it explains."""
     stochastic: ClassVar[bool] = True
 
     @property
@@ -221,6 +225,7 @@ class ZennitExplainer(_Adapter):
     """
 
     composite: Any = None
+    """The zennit composite whose rules replace the gradients of layers."""
     needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
 
     @property

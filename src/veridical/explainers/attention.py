@@ -106,7 +106,7 @@ class _AttentionExplainer(Explainer):
         return {"reading": found}
 
     def _read(self, mixing: Tensor, task: Task) -> Tensor:
-        """One row of the final (N, L, L) matrix a sample."""
+        """One row of the final (N, L, L) matrix per sample."""
         reading = self.stated(task)["reading"]
         if reading == "first":
             return mixing[:, 0]
@@ -117,7 +117,7 @@ class _AttentionExplainer(Explainer):
         return (mixing * rows[..., None]).sum(1) / rows.sum(-1, keepdim=True)
 
     def _laid(self, tokens: Tensor, task: Task) -> Tensor:
-        """One value a token (n, L) as a map of the task."""
+        """One value per token (n, L) as a map of the task."""
         if task.modality == "text":
             return tokens
         if task.modality == "series":

@@ -23,7 +23,7 @@ from veridical.values.task import Task
 
 @dataclass(frozen=True)
 class Cam(Explainer):
-    """Base of the class activation maps: one value a pixel (or step), shared over the channels.
+    """Base of the class activation maps: one value per pixel (or step), shared over the channels.
 
     They look at the output of `layer`: by default at what the model computes last on a grid of places, behind
     activation and residual sum (see `cam_layer`), which the provenance names. The map is made on that grid
@@ -177,7 +177,7 @@ class ScoreCam(Cam):
 
     The input is multiplied by the channel, upsampled and scaled to [0, 1] (Algorithm 1). A channel that is
     flat shows nothing and gets no weight. Its weights are shares of 1 and say nothing of a channel's size or
-    sign. Rows a sample: one, and one a channel.
+    sign. Rows per sample: one, and one per channel.
     """
 
     name: ClassVar[str] = "scorecam"

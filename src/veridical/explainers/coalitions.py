@@ -75,7 +75,7 @@ class SizedSubsets:
 class IndependentCoins:
     """Mask m removes each feature with probability 1 - `keep`, whatever happens to the others.
 
-    `keep` is one number, or one a sample and mask (N, M).
+    `keep` is one number, or one per sample and mask (N, M).
     """
 
     key: Key
@@ -242,7 +242,7 @@ def _cut(size: int) -> int:
 
 
 def least_squares(rows: Tensor, responses: Tensor, weights: Tensor, ridge: Tensor | float) -> Tensor:
-    """The coefficients (B, V) that minimise sum_m w_m (y_m - rows_m . b)^2 + ridge |b|^2, one fit a sample.
+    """The coefficients (B, V) that minimise sum_m w_m (y_m - rows_m . b)^2 + ridge |b|^2, one fit per sample.
 
     Solved over the smaller of masks and features, as X'(XX' + rI)^-1 = (X'X + rI)^-1 X'. A column of
     zeros gets the coefficient 0.

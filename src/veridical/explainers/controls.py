@@ -41,6 +41,7 @@ class RandomK(Explainer):
     """
 
     k: int = 5
+    """Features that are 1."""
     name: ClassVar[str] = "random_k"
     summary: ClassVar[str] = "control: K random features"
     paper: ClassVar[str] = "control"

@@ -66,8 +66,8 @@ class DeepLift(_FromBaselines):
     An activation multiplies what comes from above by (f(z) - f(z0)) / (z - z0), its slope between baseline
     and input, and by its gradient where z and z0 agree; a product of two activations gives each the mean of
     the other (see `explainers.graph.differences`). Max-pooling gives its change to the winners of both sides.
-    Rows: each x forward and backward, and x0 forward, once a call, or once a sample where samples have side
-    inputs of their own.
+    Rows: each x forward and backward, and x0 forward, once per call, or once per sample where samples have
+    side inputs of their own.
     """
 
     baseline: float | str = 0.0
@@ -112,7 +112,7 @@ class DeepLiftShap(_FromBaselines):
 
     The contributions of a sample sum to y_c(x) less the mean of y_c over the baselines. All reference rows
     are used where there are no more than `baselines`, else as many drawn without replacement, the same for
-    all samples. Rows: each x forward and backward once a baseline, and each baseline forward once a call.
+    all samples. Rows: each x forward and backward once per baseline, and each baseline forward once per call.
     """
 
     baselines: int = 16

@@ -24,7 +24,9 @@ class FunctionExplainer(Explainer):
     """
 
     function: Callable[..., Any] = len  # always replaced by the caller's
+    """The caller's function."""
     label: str = ""
+    """Name in results; empty takes the function's own."""
     needs: ClassVar[frozenset[str]] = frozenset()
 
     @property

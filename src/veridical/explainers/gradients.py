@@ -158,13 +158,15 @@ def integrated(task: Task, x: Tensor, start: Tensor, rule: Quadrature, steps: in
 class IntegratedGradients(Explainer):
     """The mean gradient along the straight path from a baseline, times the way: completeness in the limit.
 
-    e = (x - x0) * integral over t in [0, 1] of dy_c/dx at x0 + t (x - x0); its sum is y_c(x) - y_c(x0). The
-    baseline x0 is a number for all elements, or "mean" for the mean of the reference rows.
+    e = (x - x0) * integral over t in [0, 1] of dy_c/dx at x0 + t (x - x0); its sum is y_c(x) - y_c(x0).
     """
 
     steps: int = 32
+    """Points on the path at which the gradient is read."""
     baseline: float | str = 0.0
+    """Where the path starts, x0: one number for all elements, or "mean" of the reference rows."""
     rule: Quadrature = "gauss_legendre"
+    """How points and weights are chosen: "gauss_legendre", "midpoint", "trapezoid", "left" or "right"."""
     name: ClassVar[str] = "integrated_gradients"
     summary: ClassVar[str] = "gradients integrated from a baseline"
     paper: ClassVar[str] = "Sundararajan et al. 2017, eq. 1"

@@ -1,4 +1,4 @@
-"""Maps on a spatial grid: one value a pixel or a step, resized and laid over the input's channels."""
+"""Maps on a spatial grid: one value per pixel or step, resized and laid over the input's channels."""
 
 from __future__ import annotations
 

@@ -64,12 +64,13 @@ class KernelShap(MaskingExplainer):
 
     Minimises sum_S k(S) (v(S) - v(none) - sum_{i in S} phi_i)^2 subject to sum phi = v(all) - v(none), with
     the Shapley kernel k(S) = (D - 1) / (C(D, s) s (D - s)), s = |S| (Lundberg and Lee 2017, theorem 2).
-    `budget` is the rows asked a sample. Where all 2^D sets fit, every set is asked and the values are the
-    Shapley values themselves. Otherwise sets are drawn from the kernel, sizes spread evenly over its mass,
-    and each is asked with its complement (Covert and Lee 2021).
+    Where all 2^D sets fit in `budget`, every set is asked and the values are the Shapley values themselves.
+    Otherwise sets are drawn from the kernel, sizes spread evenly over its mass, and each is asked with its
+    complement (Covert and Lee 2021).
     """
 
     budget: int = 512
+    """Rows asked per sample, at most."""
     name: ClassVar[str] = "kernel_shap"
     version: ClassVar[int] = 2
     summary: ClassVar[str] = "Shapley values by weighted least squares"
@@ -78,7 +79,7 @@ class KernelShap(MaskingExplainer):
 
     def __post_init__(self) -> None:
         if self.budget < 3:
-            raise InputError(f"KernelSHAP asks at least 3 rows a sample, got a budget of {self.budget}")
+            raise InputError(f"KernelSHAP asks at least 3 rows per sample, got a budget of {self.budget}")
 
     def draws_on(self, task: Task) -> bool:
         most, valid = self._enumerable, task.space.valid

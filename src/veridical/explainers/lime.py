@@ -33,14 +33,16 @@ class Lime(Explainer):
 
     Each of `draws` masks removes every feature with one probability, itself uniform on [0, 1], so that the
     number of features removed is uniform on 0..D; the unmasked input is one row more. A mask that removes
-    the share d of the features weighs exp(-(d / kernel_width)^2). The intercept is not penalised; `ridge` is
-    the penalty on the coefficients (Ribeiro et al. 2016, eq. 1 and 2 with a quadratic penalty in the place
-    of a limit on the number of features).
+    the share d of the features weighs exp(-(d / kernel_width)^2). (Ribeiro et al. 2016, eq. 1 and 2 with a
+    quadratic penalty in the place of a limit on the number of features.)
     """
 
     draws: int = 512
+    """Random masks per sample."""
     kernel_width: float = 0.5
+    """Share of features removed at which the weight of a mask has fallen to 1/e."""
     ridge: float = 1.0
+    """Penalty on the squared coefficients; the intercept has none."""
     name: ClassVar[str] = "lime"
     version: ClassVar[int] = 2
     summary: ClassVar[str] = "weighted linear fit to randomly masked inputs"

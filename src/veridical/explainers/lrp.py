@@ -76,20 +76,25 @@ class _Propagation(FollowingExplainer):
 class Lrp(_Propagation):
     """Relevance by the composite that suits convolutional networks: another rule for each kind of layer.
 
-    A first convolution follows `first` (flat: relevance is spread over its window), other convolutions
-    `convolution` (z_plus: positive contributions only), linear layers `dense` (epsilon: all contributions).
-    With `first="z_box"` inputs are taken to lie between `low` and `high`. (Montavon et al. 2019; Kohlbrenner
-    et al. 2020.)
+    (Montavon et al. 2019; Kohlbrenner et al. 2020.)
     """
 
     first: RuleName = "flat"
+    """Rule of a first convolution; "flat" spreads relevance over its window."""
     convolution: RuleName = "z_plus"
+    """Rule of the other convolutions; "z_plus" counts positive contributions only."""
     dense: RuleName = "epsilon"
+    """Rule of linear layers; "epsilon" counts all contributions."""
     epsilon: float = 1e-6
+    """Added to denominators, with their sign, under the rule "epsilon"."""
     gamma: float = 0.25
+    """Extra weight of contributions of the sign of the sum, under the rule "gamma"."""
     alpha: float = 2.0
+    """Weight of positive contributions under the rule "alpha_beta"; negative ones have alpha - 1."""
     low: float = 0.0
+    """The smallest value an input can take, under the rule "z_box"."""
     high: float = 1.0
+    """The largest value an input can take, under the rule "z_box"."""
     name: ClassVar[str] = "lrp"
     summary: ClassVar[str] = "relevance propagation, a rule for each kind of layer"
     paper: ClassVar[str] = "Montavon et al. 2019"
@@ -119,6 +124,7 @@ class LrpEpsilon(_Propagation):
     """
 
     epsilon: float = 1e-6
+    """Added to each denominator, with its sign."""
     name: ClassVar[str] = "lrp_epsilon"
     summary: ClassVar[str] = "relevance propagation by all contributions"
 
@@ -138,6 +144,7 @@ class LrpGamma(_Propagation):
     """
 
     gamma: float = 0.25
+    """Extra weight of contributions of the sign of the sum; 0 treats all alike."""
     name: ClassVar[str] = "lrp_gamma"
     summary: ClassVar[str] = "relevance propagation that favours contributions of the output's sign"
     paper: ClassVar[str] = "Montavon et al. 2019"
@@ -171,6 +178,7 @@ class LrpAlphaBeta(_Propagation):
     """
 
     alpha: float = 2.0
+    """Weight of positive contributions; negative ones have alpha - 1."""
     name: ClassVar[str] = "lrp_alpha_beta"
     summary: ClassVar[str] = "relevance propagation, positive and negative contributions apart"
 

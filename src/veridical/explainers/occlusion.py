@@ -27,7 +27,9 @@ class Occlusion(MaskingExplainer):
     """
 
     window: int = 3
+    """Side of the window, in pixels or time steps."""
     stride: int = 2
+    """Pixels or time steps from one window to the next."""
     name: ClassVar[str] = "occlusion"
     summary: ClassVar[str] = "fall of the output under a sliding window"
     paper: ClassVar[str] = "Zeiler and Fergus 2014"

@@ -27,18 +27,19 @@ class PartitionShap(MaskingExplainer):
     """Shapley values handed down a binary tree of features (Owen values; Lundberg's PartitionExplainer).
 
     The tree halves the features along the longer side of the region they fill: rows and columns of an
-    image, places in a text, a series or a table. `budget` is the most rows asked a sample; a branch that it
-    does not reach shares its value equally. Needs the extra `shap`, which explains one sample at a time.
+    image, places in a text, a series or a table. A branch that `budget` does not reach shares its value
+    equally. Needs the extra `shap`, which explains one sample at a time.
     """
 
     budget: int = 512
+    """Rows asked per sample, at most."""
     name: ClassVar[str] = "partition_shap"
     summary: ClassVar[str] = "Owen values over a tree of neighbours, by the shap package"
     paper: ClassVar[str] = "Owen 1977; Lundberg and Lee 2017"
 
     def __post_init__(self) -> None:
         if self.budget < 4:
-            raise InputError(f"PartitionSHAP asks at least 4 rows a sample, got a budget of {self.budget}")
+            raise InputError(f"PartitionSHAP asks at least 4 rows per sample, got a budget of {self.budget}")
 
     def why_not(self, task: Task) -> str | None:
         if importlib.util.find_spec("shap") is None:

@@ -39,8 +39,11 @@ class Rise(Explainer):
     """
 
     draws: int = 512
+    """Random masks per sample."""
     keep: float = 0.5
+    """Probability with which a cell, or a feature, stays visible."""
     grid: int = 7
+    """Cells along each side of an image, before they are enlarged."""
     name: ClassVar[str] = "rise"
     version: ClassVar[int] = 2
     summary: ClassVar[str] = "mean response over random masks that show a feature"

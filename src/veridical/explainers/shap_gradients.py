@@ -53,12 +53,13 @@ def from_random_baselines(task: Task, key: Key, samples: int, noise: float = 0.0
 class GradientShap(Explainer):
     """Gradients at random points between the input and random reference rows, times the way.
 
-    Without reference rows the baseline is zero. `noise` is the deviation of normal noise added to the input,
-    as a share of each sample's range.
+    Without reference rows the baseline is zero.
     """
 
     samples: int = 32
+    """Random points per sample at which the gradient is read."""
     noise: float = 0.0
+    """Deviation of normal noise added to the input, as a share of each sample's range."""
     name: ClassVar[str] = "gradient_shap"
     summary: ClassVar[str] = "gradients at random points on the way from random baselines"
     paper: ClassVar[str] = "Lundberg and Lee 2017"
@@ -89,6 +90,7 @@ class ExpectedGradients(Explainer):
     """Integrated gradients in expectation over reference rows x': E[(x - x') * dy_c/dx (x' + t (x - x'))]."""
 
     samples: int = 64
+    """Random points per sample at which the gradient is read."""
     name: ClassVar[str] = "expected_gradients"
     summary: ClassVar[str] = "integrated gradients over all reference rows as baselines"
     paper: ClassVar[str] = "Erion et al. 2021"

@@ -45,15 +45,17 @@ def input_noise(task: Task, key: Key, draws: Tensor, share: float) -> Tensor:
 class Smoothing(Explainer):
     """Base of the methods that repeat a map under noise N(0, (noise * range)^2) added to the input.
 
-    `noise` is a share of each sample's own range; `samples` the number of noisy copies. The map that is
-    repeated is the gradient or, with base="integrated_gradients", integrated gradients from zero in `steps`
-    steps, as the published F-Fidelity program takes them.
+    The published F-Fidelity program repeats base="integrated_gradients".
     """
 
     samples: int = 32
+    """Noisy copies per sample."""
     noise: float = 0.15
+    """Deviation of the noise, as a share of each sample's own range."""
     base: Base = "gradient"
+    """The map that is repeated: "gradient", or "integrated_gradients" from zero."""
     steps: int = 16
+    """Points on the path, where the base is "integrated_gradients"."""
     needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
     stochastic: ClassVar[bool] = True
 

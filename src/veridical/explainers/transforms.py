@@ -82,6 +82,7 @@ class Transform(Explainer):
     """Base of explainers that change what another explainer says, and are otherwise like it."""
 
     explainer: Explainer = Gradient()  # noqa: RUF009 (frozen)
+    """The explainer whose maps are changed; a name or a function will do."""
     kind: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
@@ -167,7 +168,9 @@ class TopK(Transform):
     """Another explainer's k most relevant features as 1, the others as 0."""
 
     k: int = 5
+    """Features that are 1."""
     absolute: bool = False
+    """Whether features are ranked by absolute value."""
     kind: ClassVar[str] = "top_k"
 
     def __post_init__(self) -> None:
@@ -188,7 +191,9 @@ class Degraded(Transform):
     """Another explainer's map with a share of its scores permuted among themselves; see `degrade`."""
 
     ratio: float = 1.0
+    """Share of the scores that is permuted, from 0 to 1."""
     repeat: int = 0
+    """Which of the independent draws to take, counted from 0."""
     kind: ClassVar[str] = "degraded"
 
     def __post_init__(self) -> None:

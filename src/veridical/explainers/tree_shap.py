@@ -22,13 +22,12 @@ class TreeShap(Explainer):
     """Exact interventional Shapley values of a tree, forest or boosted ensemble over reference rows.
 
     They are Shapley values of what the ensemble itself adds up: the margin of boosted trees, the probability
-    of forests and single trees (the provenance says which), whatever scale the task explains. The first
-    `background` reference rows stand for removed features. Needs the extra `shap`; it reads the trees and
-    asks the model no rows.
+    of forests and single trees (the provenance says which), whatever scale the task explains. Needs the
+    extra `shap`; it reads the trees and asks the model no rows.
     """
 
     background: int = 100
-    """The most reference rows that stand for removed features."""
+    """The most reference rows, from the first on, that stand for removed features."""
     name: ClassVar[str] = "tree_shap"
     summary: ClassVar[str] = "exact Shapley values of tree ensembles, by the shap package"
     paper: ClassVar[str] = "Lundberg et al. 2020"

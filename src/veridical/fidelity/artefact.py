@@ -36,6 +36,7 @@ class Finetuned(Settings):
     """
 
     path: str
+    """The file that holds the fine-tuned weights."""
     name: ClassVar[str] = "finetuned"
 
     @property

@@ -37,7 +37,7 @@ class CaseStudy:
     agreements: Mapping[str, Agreement]
 
     def to_frame(self) -> pd.DataFrame:
-        """One row a metric, sign, ratio and size."""
+        """One row per metric, sign, ratio and size."""
         import pandas as pd
 
         rows = [
@@ -50,7 +50,7 @@ class CaseStudy:
         return pd.DataFrame(rows)
 
     def plot(self) -> Figure:
-        """Falls over sizes, a line a ratio: metrics beside each other, plus above minus (figure 2)."""
+        """Falls over sizes, a line per ratio: metrics beside each other, plus above minus (figure 2)."""
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(3 * len(self.falls), 5), layout="constrained")

@@ -37,7 +37,7 @@ class ExplainerTable:
     """What its certificate holds against the judge."""
 
     def to_frame(self) -> pd.DataFrame:
-        """One row an explainer: means, and the bounds of their bootstrap intervals."""
+        """One row per explainer: means, and the bounds of their bootstrap intervals."""
         import pandas as pd
 
         rows = []

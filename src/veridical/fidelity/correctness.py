@@ -22,8 +22,8 @@ def check_labels(labels: Tensor, task: Task, what: str = "labels") -> Tensor:
             labels = labels[:, 0]
         if labels.dim() != 1:
             raise ShapeError(
-                f"{what} have shape {tuple(labels.shape)}; a {head} head wants one class index a row. "
-                "For several true classes a row say head='multilabel'"
+                f"{what} have shape {tuple(labels.shape)}; a {head} head wants one class index per row. "
+                "For several true classes per row say head='multilabel'"
             )
         whole = labels.long()
         if labels.is_floating_point() and not bool((whole == labels).all()):

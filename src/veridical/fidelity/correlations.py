@@ -20,7 +20,7 @@ GRID = 1e-9
 
 @dataclass(frozen=True, eq=False)
 class Agreement:
-    """Correlations of one metric: (mean, deviation over repeats) a pair; NaN where there is none.
+    """Correlations of one metric: (mean, deviation over repeats) per pair; NaN where there is none.
 
     `micro` is the mean over the sizes where it is defined, `undefined` how many (repeat, size) had none,
     `by_size` (repeats, sizes) the correlations themselves at `sizes`.

@@ -12,7 +12,7 @@ class CostComparison:
 
     ROAR pays for each explainer the explanations of the training set, its retrainings, and an evaluation;
     F-Fidelity pays one fine-tuning, and an evaluation for each explainer. Done in full ROAR retrains for each
-    size and sign; the published table counts one retraining an explainer (Table 13).
+    size and sign; the published table counts one retraining per explainer (Table 13).
     """
 
     explain_training: float

@@ -162,7 +162,7 @@ def removals(
 def _parts(
     n: Tensor, levels: tuple[float, ...], alpha: float, beta: float | None, signs: tuple[Sign, ...]
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...], Parts]:
-    """The features n (N,), sizes (N, S), counts (N, S) a sign, and the parts they make."""
+    """The features n (N,), sizes (N, S), counts (N, S) per sign, and the parts they make."""
     sizes = explanation_sizes(n, levels)
     cap = None if beta is None else budget(n, beta)
     # a single feature cannot be split into an explanation and the rest

@@ -37,16 +37,21 @@ class Fidelity(RankingMetric):
 
     Each is known by two names: `fid_plus` is `Fid()`, `fid_minus` is `Fid("minus")`.
 
-    `sizes` are shares of the features that count as the explanation. `reference` says what a right answer is:
-    the label, or f's own prediction; by default the label where the task has labels. The value of a sample
-    is the mean over sizes; `details` holds both variants and `curve` the chosen one over sizes.
+    The value of a sample is the mean over sizes; `details` holds both variants and `curve` the chosen one
+    over sizes.
     """
 
     sign: Sign = "plus"
+    """"plus" removes the explanation, "minus" all but the explanation."""
     sizes: tuple[float, ...] = LEVELS
+    """Shares of the features that count as the explanation."""
     variant: Variant = "indicator"
+    """What falls: whether the answer is right ("indicator") or its "probability"."""
     reference: Reference | None = None
+    """What a right answer is: "label" or the model's own "prediction"; None is the label where there is
+    one."""
     finetuned: Finetuned | None = None
+    """The model that judges masked inputs; None is the task's own, or for FFid one fine-tuned on demand."""
     family: ClassVar[str] = "fid"
     version: ClassVar[int] = 2
     category: ClassVar[str] = "faithfulness"
@@ -173,12 +178,15 @@ class RFid(Fidelity):
     """Fid with a random part of the explanation (or of the rest) removed, over `draws` draws (eq. 3-4).
 
     floor(alpha * s) of the s strongest features, or ceil(alpha * (n - s)) of the others, drawn without
-    replacement; `bernoulli` removes each with that probability instead.
+    replacement.
     """
 
     alpha: float = 0.5
+    """Share of the explanation (or of the rest) that is removed."""
     draws: int = 50
+    """Random parts drawn per sample and size."""
     bernoulli: bool = False
+    """Whether each feature is removed with probability `alpha`, instead of a fixed number of them."""
     family: ClassVar[str] = "rfid"
     name: ClassVar[str] = "rfid_plus"
     version: ClassVar[int] = 3
@@ -212,6 +220,7 @@ class FFid(RFid):
     """
 
     beta: float = 0.1
+    """Largest share of the features that is ever removed."""
     family: ClassVar[str] = "ffid"
     name: ClassVar[str] = "ffid_plus"
     summary: ClassVar[str] = "RFid on a model that has learnt to miss features, within what it has learnt"
@@ -255,6 +264,7 @@ class FidMinus(Fid):
     """Fid-: all but the explanation is removed; lower is better."""
 
     sign: Sign = "minus"
+    """"minus": all but the explanation is removed."""
     name: ClassVar[str] = "fid_minus"
     direction: ClassVar[Direction] = Direction.LOWER
     summary: ClassVar[str] = "Does the right answer stay when only the explanation is kept?"
@@ -266,6 +276,7 @@ class RFidMinus(RFid):
     """RFid-: random parts of all but the explanation are removed; lower is better."""
 
     sign: Sign = "minus"
+    """"minus": all but the explanation is removed."""
     name: ClassVar[str] = "rfid_minus"
     direction: ClassVar[Direction] = Direction.LOWER
     summary: ClassVar[str] = "Does the right answer stay when random parts of the rest are removed?"
@@ -277,6 +288,7 @@ class FFidMinus(FFid):
     """FFid-: RFid- on the fine-tuned model with capped counts; lower is better."""
 
     sign: Sign = "minus"
+    """"minus": all but the explanation is removed."""
     name: ClassVar[str] = "ffid_minus"
     direction: ClassVar[Direction] = Direction.LOWER
     summary: ClassVar[str] = "RFid- on a model that has learnt to miss features, within what it has learnt"

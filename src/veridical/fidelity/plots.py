@@ -70,7 +70,7 @@ def plot_size(size: ExplanationSize, ax: Axes | None = None) -> Axes:
 
 
 def plot_maps(pair: MapPair, inputs: Tensor | None, samples: int) -> Figure:
-    """Maps of the original above those of the fine-tuned model, a column a sample (D.4)."""
+    """Maps of the original above those of the fine-tuned model, a column per sample (D.4)."""
     from matplotlib.figure import Figure
 
     count = min(samples, len(pair.before))

@@ -36,7 +36,7 @@ class BoundaryStudy:
     agreement: Mapping[str, tuple[float, ...]]
 
     def to_frame(self) -> pd.DataFrame:
-        """One row a model and masked share."""
+        """One row per model and masked share."""
         return answers_frame(self.shares, self.accuracy, self.agreement)
 
     def plot(self, ax: Axes | None = None) -> Axes:

@@ -52,7 +52,7 @@ class RankingStudy:
     notes: Mapping[str, Any]
 
     def to_frame(self) -> pd.DataFrame:
-        """One row a metric and pair: macro, micro and micro rank with their deviations over repeats."""
+        """One row per metric and pair: macro, micro and micro rank with their deviations over repeats."""
         import pandas as pd
 
         rows = []

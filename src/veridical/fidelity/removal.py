@@ -111,7 +111,7 @@ class Parts:
 
     @classmethod
     def of(cls, n: Tensor, sizes: Tensor, counts: tuple[Tensor, ...], signs: tuple[Sign, ...]) -> Parts:
-        """The parts of samples of n (N,) features, for sizes (N, S) and counts (N, S) a sign."""
+        """The parts of samples of n (N,) features, for sizes (N, S) and counts (N, S) per sign."""
         first, behind = torch.zeros_like(sizes), n[:, None].expand_as(sizes)
         ends = [(first, sizes) if sign == "plus" else (sizes, behind) for sign in signs]
         edges = torch.cat([torch.stack(pair) for pair in ends], -1)
@@ -133,7 +133,7 @@ class Removals:
     """The mask rule of one pass: mask (draw, sign, size), sizes fastest, then signs, then draws.
 
     `ranks` (N, V) is 0 for the strongest feature, and n or more for those that do not exist; `sizes` is
-    (N, S); `counts` holds one (N, S) a sign. With `bernoulli` each feature of the part leaves with
+    (N, S); `counts` holds one (N, S) per sign. With `bernoulli` each feature of the part leaves with
     probability count / part on its own, as the published program does, and counts hold on average only.
     """
 
@@ -186,7 +186,7 @@ class Removals:
 
     @property
     def count(self) -> int:
-        """Masks a sample."""
+        """Masks per sample."""
         return self.draws * len(self.signs) * self.sizes.shape[-1]
 
     def removed(self, samples: slice, masks: slice) -> Tensor:

@@ -74,7 +74,7 @@ def retrain(
     key: Key = Key(0),  # noqa: B008 (frozen)
     progress: bool | None = None,
 ) -> Retrained:
-    """One retraining a size: remove the s strongest features (plus), or all others (minus: keep, retrain)."""
+    """One retraining per size, without the s strongest features (plus) or without all others (minus)."""
     gaps = int(of_training.missing.sum())
     if gaps:
         raise InputError(
@@ -136,19 +136,28 @@ def _trained(task: Task, rows: Rows, how: Retraining, key: Key) -> tuple[nn.Modu
 class ROAR(ExplainerMetric):
     """The fall of the right answer after retraining without the explanation (plus) or with only it (minus).
 
-    Needs the training rows and explains all of them; one retraining a size and sign. `details` holds both
+    Needs the training rows and explains all of them; one retraining per size and sign. `details` holds both
     variants, the provenance the number of retrainings and trained rows. It is not registered by name, since
     whoever asks for all metrics hardly means to retrain: `vd.register(vd.fidelity.ROAR)` does it.
     """
 
     sign: Sign = "plus"
+    """"plus" removes the explanation, "minus" all but the explanation."""
     sizes: tuple[float, ...] = ROAR_SIZES
+    """Shares of the features that count as the explanation; one retraining for each."""
     epochs: int = 20
+    """Passes over the training rows per retraining, at most."""
     rate: float = 1e-3
+    """Learning rate."""
     batch: int = 64
+    """Training rows per step."""
     start: Literal["fresh", "trained"] = "fresh"
+    """Where retraining begins: from "fresh" weights, or from those "trained" already."""
     variant: Literal["indicator", "probability"] = "indicator"
+    """What falls: whether the answer is right ("indicator") or its "probability"."""
     reference: Reference | None = None
+    """What a right answer is: "label" or the model's own "prediction"; None is the label where there is
+    one."""
     name: ClassVar[str] = "roar_plus"
     category: ClassVar[str] = "faithfulness"
     summary: ClassVar[str] = "How much is lost after retraining without what is called relevant?"

@@ -34,7 +34,7 @@ ORIGINAL, TUNED, CONTROL = "original", "fine-tuned", "fine-tuned without masks"
 class RobustnessTable:
     """Accuracy at each masked share, and agreement with the original's answer to the whole input.
 
-    One row a model: the original, the fine-tuned one, and one fine-tuned without masks, so that mere
+    One row per model: the original, the fine-tuned one, and one fine-tuned without masks, so that mere
     adaptation is not mistaken for robustness (Table 8, figure 1).
     """
 
@@ -90,7 +90,7 @@ class RobustnessTable:
         return f"{round(self.shares[at] * self.features)} of {self.features}{behind and ' features'}"
 
     def to_frame(self) -> pd.DataFrame:
-        """One row a model and masked share."""
+        """One row per model and masked share."""
         return answers_frame(self.shares, self.accuracy, self.agreement)
 
     def __repr__(self) -> str:
@@ -109,7 +109,7 @@ def answers_frame(
     accuracy: Mapping[str, Sequence[float]],
     agreement: Mapping[str, Sequence[float]],
 ) -> pd.DataFrame:
-    """One row a model and masked share: right answers, and answers equal to the original's."""
+    """One row per model and masked share: right answers, and answers equal to the original's."""
     import pandas as pd
 
     rows = [

@@ -32,7 +32,7 @@ class Sensitivity:
     studies: Mapping[tuple[str, float], RankingStudy]
 
     def to_frame(self) -> pd.DataFrame:
-        """One row a setting, value and pair."""
+        """One row per setting, value and pair."""
         import pandas as pd
 
         rows = []

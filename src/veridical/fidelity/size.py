@@ -69,7 +69,7 @@ class ExplanationSize:
     """What must be said of the maps: samples without one, or maps for another class."""
 
     def to_frame(self) -> pd.DataFrame:
-        """One row a beta and size: the mean fall."""
+        """One row per beta and size: the mean fall."""
         import pandas as pd
 
         rows = [

@@ -46,7 +46,7 @@ class Rows:
     fill_state: Tensor | None
     answers: Tensor
     digests: Tensor
-    """One digest a row (rows, 12), by which an artefact knows later whether it has met a row."""
+    """One digest per row (rows, 12), by which an artefact knows later whether it has met a row."""
     content: str
     """A digest of the inputs, every bit in their order."""
     origin: str

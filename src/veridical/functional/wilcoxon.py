@@ -96,7 +96,7 @@ def _exact_p(smaller: Tensor, n: Tensor) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _exact_cdf(device: torch.device) -> Tensor:
-    """P(R+ <= k) for n = 0..50 differences without ties, one row an n."""
+    """P(R+ <= k) for n = 0..50 differences without ties, one row per n."""
     width = _EXACT_UP_TO * (_EXACT_UP_TO + 1) // 2 + 1
     density = torch.zeros(_EXACT_UP_TO + 1, width, dtype=torch.float64)
     density[0, 0] = 1.0

@@ -76,16 +76,22 @@ class LayerCodes(Explainer):
     """The codes of a layer's activations: what a sparse autoencoder says is active (GEF section 6.4, A.4.4).
 
     e = z(h_l(x)), one value an atom. Positions (of a convolution's map, or tokens, padding left out) are
-    encoded one by one and pooled: `mean`, `max`, or the `last`. `width` is needed only where the encoder is
-    a plain function. Score it with `GEF(distance="cosine")`: codes are sparse and their scale says little.
+    encoded one by one and pooled. Score it with `GEF(distance="cosine")`: codes are sparse and their scale
+    says little.
     """
 
     encoder: Any
+    """A dictionary of `vd.surf`, its concepts, or a function of rows (n, D)."""
     layer: str
+    """Name of the layer whose activations are encoded."""
     end: End = "output"
+    """Which end of the layer is read: its "input" or its "output"."""
     axis: int = 1
+    """Axis of the units: 1 for the channels of a convolution, -1 for a transformer."""
     pool: Pool = "mean"
+    """How positions become one code: their "mean", their "max" or the "last"."""
     width: int | None = None
+    """Values per code; None asks the encoder, unless that is a plain function, which must say it."""
     name: ClassVar[str] = "layer_codes"
     summary: ClassVar[str] = "codes of a layer's activations in a sparse dictionary"
     paper: ClassVar[str] = "GEF paper, A.4.4"
@@ -179,7 +185,9 @@ class ConceptRelevance(LayerCodes):
     """
 
     end: End = "input"
+    """Which end of the layer is read; concepts live at the "input" of the head."""
     relevance: Relevance = "contributions"
+    """What is judged: "contributions", "projections" or "importances", as above."""
     name: ClassVar[str] = "concept_relevance"
     summary: ClassVar[str] = "what each concept contributes to the explained output"
 

@@ -28,8 +28,11 @@ class FeatureVisualisation(Explainer):
     """Base of the visualisers: `steps` of ascent on the logit of a class, from keyed noise."""
 
     steps: int = 100
+    """Steps of ascent."""
     rate: float = 0.05
+    """Adam's step size."""
     views: int = 4
+    """Random crops per picture and step, over which the gradient is averaged."""
     smallest: float = 0.8
     """The smallest share of a side that a view shows at full size; 1 only shifts."""
     modalities: ClassVar[frozenset[str]] = frozenset({"image"})
@@ -99,11 +102,17 @@ class DeepViz(FeatureVisualisation):
     """
 
     rate: float = 0.03
+    """Adam's step size, on pixels from -1 to 1."""
     views: int = 1
+    """Random crops per picture and step, over which the gradient is averaged."""
     decay: float = 1e-3
+    """Share of every pixel that is lost per step."""
     blur_every: int = 4
+    """Steps from one blur and removal to the next."""
     blur: float = 0.6
+    """Width of the blur, in pixels."""
     weakest: float = 0.05
+    """Share of the pixels that is removed by each of the two criteria."""
     name: ClassVar[str] = "deep_viz"
     summary: ClassVar[str] = "pixels optimised for a class, with decay, blur and weak pixels removed"
     paper: ClassVar[str] = "Yosinski et al. 2015"
@@ -167,6 +176,7 @@ class Maco(FeatureVisualisation):
     """
 
     rate: float = 0.1
+    """Adam's step size, on phases in radians."""
     name: ClassVar[str] = "maco"
     summary: ClassVar[str] = "phases optimised for a class under the magnitudes of real images"
     paper: ClassVar[str] = "Fel et al. 2023"

@@ -40,7 +40,7 @@ class Request:
             )
 
     def drawn(self, values: Any, what: str) -> Any:
-        """The drawn rows of something that has one entry a row of the data."""
+        """The drawn rows of something that has one entry per row of the data."""
         if len(values) != self.data.count:
             raise ShapeError(f"{len(values)} {what} for {self.data.count} samples")
         if isinstance(values, list):

@@ -44,7 +44,7 @@ def load_task(
     code, and a joblib file can contain any.
 
     `data` is a .npz, .npy or .safetensors file of arrays, a .csv, .tsv, .parquet or .jsonl table, a folder
-    of images (one subfolder a class), or the same in memory; `train` holds reference rows in any of these.
+    of images (one subfolder per class), or the same in memory; `train` holds reference rows in any of these.
     `labels` names the column or array of true classes, `text` the column of texts; where one column alone
     can be meant they may be left out. `classes` names the model's outputs in their order. `masks` are
     object masks: an array, a file of one, or a folder of images named like those of `data`. `samples`

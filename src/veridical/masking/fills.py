@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Fill(Settings):
-    """Base of the fills: `prepare` once a task, then `background` once a sample or `impute` once a mask."""
+    """Base of the fills: `prepare` per task, then `background` per sample or `impute` per mask, each once."""
 
     name: ClassVar[str] = ""
     needs_train: ClassVar[bool] = False
@@ -47,7 +47,7 @@ class Fill(Settings):
         return self.draw_of(Key(0)) is not None
 
     def prepare(self, train: Tensor | None, space: Space) -> Tensor | None:
-        """Estimate from the reference rows whatever the fill needs; computed once a task."""
+        """Estimate from the reference rows whatever the fill needs; computed once per task."""
         if self.needs_train and train is None:
             raise NotApplicableError(
                 f"fill '{self.name}' takes its values from reference rows; give the task train=..., "
@@ -80,6 +80,7 @@ class Constant(Fill):
     """One value everywhere, in the model's input space."""
 
     value: float = 0.0
+    """The number, in the model's input space."""
     name: ClassVar[str] = "constant"
 
     def draw_of(self, key: Key) -> None:
@@ -110,6 +111,7 @@ class Token(Fill):
     """A token id: the pad token, or a language model's mask token."""
 
     token_id: int = 0
+    """Number of the token in the vocabulary."""
     name: ClassVar[str] = "token"
 
     def draw_of(self, key: Key) -> None:
@@ -223,6 +225,7 @@ class Blur(Fill):
     """The input itself under a Gaussian blur of `sigma` pixels or time steps."""
 
     sigma: float = 3.0
+    """Standard deviation of the Gaussian, in pixels or time steps."""
     name: ClassVar[str] = "blur"
 
     def __post_init__(self) -> None:
@@ -269,6 +272,7 @@ class Custom(Fill):
     """The user's own rule `function(x, removed) -> x filled`, over rows and their element masks."""
 
     function: Callable[[Tensor, Tensor], Tensor] = _keep
+    """From rows and their element masks (True is removed) to filled rows."""
     name: ClassVar[str] = "custom"
     looks_at_mask: ClassVar[bool] = True
 

@@ -20,7 +20,7 @@ from veridical.settings import revivable
 
 # Iterations that leave an error below the noise of the fill; holes of larger images reach further
 _QUICK = 2
-_QUICK_UP_TO = 32  # pixels a side
+_QUICK_UP_TO = 32  # pixels per side
 _KEPT = threading.local()
 # Rows solved together on a core: few enough for their buffers to stay in its cache
 _TOGETHER = 64
@@ -32,6 +32,7 @@ class NeighbourMean(Fill):
     """The mean of the kept pixels in the surrounding square of `reach`, or of all kept pixels if none is."""
 
     reach: int = 3
+    """Pixels that the surrounding square extends to each side."""
     name: ClassVar[str] = "neighbour_mean"
     looks_at_mask: ClassVar[bool] = True
 
@@ -59,7 +60,9 @@ class NoisyLinear(Fill):
     """
 
     noise: float = 0.01
+    """Standard deviation of the noise, in units of the input."""
     tolerance: float | None = None
+    """Root mean square error, as a share of a row's range, at which it is solved; None as above."""
     name: ClassVar[str] = "noisy_linear"
     looks_at_mask: ClassVar[bool] = True
 
@@ -82,7 +85,7 @@ class NoisyLinear(Fill):
         rows = x[:, None].expand(shape)
         filled = solve_holes(rows.flatten(0, 1), hole.flatten(0, 1), self.tolerance).view(shape)
         if self.noise:
-            # one draw a sample, the same under all its masks, so that they differ in the mask alone
+            # one draw per sample, the same under all its masks, so that they differ in the mask alone
             drawn = keyed.normal(key / "road", ids, 0, x[0].numel(), x.dtype).view(x.shape)
             filled.add_(drawn[:, None], alpha=self.noise)
         return torch.where(hole, filled, rows)

@@ -281,8 +281,8 @@ def blocks(samples: int, masks: int, rows: int) -> Iterator[tuple[slice, slice]]
 def flip_counts(task: Task, steps: int | None, per_step: int | None = None) -> Tensor:
     """How many features are gone after each step of a curve that ends with none left.
 
-    Either `per_step` features a step, or `steps` even steps; by default one feature a step. (M,), or (N, M)
-    where samples have unequal numbers of features.
+    Either `per_step` features at a time, or `steps` even steps; by default one feature per step. (M,), or
+    (N, M) where samples have unequal numbers of features.
     """
     counts = task.space.counts(len(task))
     longest = int(counts.max())

@@ -19,7 +19,7 @@ class MaskRule(Protocol):
 
     @property
     def count(self) -> int:
-        """Masks a sample."""
+        """Masks per sample."""
 
     def removed(self, samples: slice, masks: slice) -> Tensor:
         """(samples, masks, V) bool: True where a feature is removed."""
@@ -148,7 +148,7 @@ class AllSubsets:
 class RandomSubsets:
     """Mask (draw d, size s) removes the `sizes[s]` features with the smallest keyed tickets of draw d.
 
-    Masks run over sizes fastest. One draw a sample serves all sizes, so its sets are nested. `sizes` is one
+    Masks run over sizes fastest. One draw per sample serves all sizes, so its sets are nested. `sizes` is one
     number, (S,) or, where samples differ, (N, S); `among` limits the draw to some features of each sample.
     """
 

@@ -98,7 +98,7 @@ def averaged_over_draws(perturbed: Tensor, kept: Tensor) -> tuple[Tensor, Tensor
 
 @dataclass(frozen=True, eq=False)
 class Consistencies:
-    """The meta-evaluation vector, one entry a batch (an iteration, say); NaN where too few were kept.
+    """The meta-evaluation vector, one entry per batch (an iteration, say); NaN where too few were kept.
 
     `effect_nr` = 1 - |r| and `effect_ar` = |r| stand beside the two IAC: they do not depend on N.
     """

@@ -83,7 +83,9 @@ class Altered(Explainer):
     """An explainer whose maps are permuted, or replaced by random ones, each by its own draw."""
 
     inner: Explainer
+    """The explainer whose maps are altered."""
     how: str = "permuted"
+    """"permuted" deals a map's values anew, anything else replaces them by random ones."""
     name: ClassVar[str] = "altered"
 
     def __getattribute__(self, name: str) -> Any:

@@ -46,7 +46,7 @@ def meta_evaluate(
     In every world of the plan (test x mode x iteration x draw) inputs ("ipt"), weights ("mpt") or both
     ("combined") are perturbed, slightly (NR) or disruptively (AR), each explanation is made once, and every
     metric scores it. `nr` and `ar` set the noise: "published", "calibrated" (what `ar` is by default), a
-    number, or a number a test. `epsilon` says what a changed prediction is in a regression. `published`
+    number, or a number per test. `epsilon` says what a changed prediction is in a regression. `published`
     follows the published program where it departs from its paper, with its strengths.
     A metric draws its own random numbers anew in every world, since what they contribute to a score is part
     of how far it can be trusted; `same_draws` (for all metrics, or some labels) repeats them instead.

@@ -94,7 +94,7 @@ def search_settings(
 def category_convergence(result: MetaEvaluation) -> pd.DataFrame:
     """Do metrics of one category behave alike? Spearman of their vectors, inside and outside the category.
 
-    A vector holds the four consistencies of IPT and of MPT. One row a pair of metrics (figure 10, right).
+    A vector holds the four consistencies of IPT and of MPT. One row per pair of metrics (figure 10, right).
     """
     import pandas as pd
 
@@ -123,7 +123,7 @@ def explainer_dependence(
 ) -> pd.DataFrame:
     """MC for several sets of explainers, from the scores at hand: no model is asked again (A.5.2).
 
-    All sets of two to L explainers unless some are given. One row a metric and set.
+    All sets of two to L explainers unless some are given. One row per metric and set.
     """
     import pandas as pd
 
@@ -148,7 +148,7 @@ def explainer_dependence(
 
 
 def side_by_side(results: Mapping[str, MetaEvaluation], test: str = MEAN) -> pd.DataFrame:
-    """The same metrics on several models or data sets, one row a metric and result (figure 8)."""
+    """The same metrics on several models or data sets, one row per metric and result (figure 8)."""
     import pandas as pd
 
     frames = []

@@ -25,7 +25,7 @@ NAMES = {"ipt": "IPT", "mpt": "MPT", "combined": "both"}
 
 
 def area_chart(result: MetaEvaluation, metric: str, ax: Axes | None = None) -> Axes:
-    """The four consistencies of one metric as an area, one a test; grey is what a perfect metric fills.
+    """The four consistencies of one metric as an area, one per test; grey is what a perfect metric fills.
 
     The share of scores that permuted maps change stands under the name: no MC without it.
     """
@@ -58,7 +58,7 @@ def area_chart(result: MetaEvaluation, metric: str, ax: Axes | None = None) -> A
 
 
 def area_charts(result: MetaEvaluation) -> Any:
-    """One area chart a metric, one column a category (figure 7); gives the array of axes."""
+    """One area chart per metric, one column per category (figure 7); gives the array of axes."""
     from matplotlib import pyplot
 
     columns: dict[str, list[str]] = {}
@@ -79,7 +79,7 @@ def area_charts(result: MetaEvaluation) -> Any:
 
 
 def area_grid(results: Mapping[str, MetaEvaluation]) -> Any:
-    """The area charts of the same metrics in several results, one row a result (figures 8 and 15, left)."""
+    """The area charts of the same metrics in several results, one row per result (figures 8 and 15, left)."""
     from matplotlib import pyplot
 
     labels = list(dict.fromkeys(label for result in results.values() for label in result.metrics))

@@ -22,8 +22,11 @@ class Recalled(Explainer):
     """
 
     inner: Explainer
+    """The explainer that answers elsewhere."""
     kept: Explanation
+    """The finished explanation."""
     world: Task
+    """The task that is answered with it."""
     name: ClassVar[str] = "recalled"
 
     def __getattribute__(self, name: str) -> Any:

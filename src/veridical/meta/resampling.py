@@ -1,7 +1,7 @@
 """The four consistencies of many resamples of the samples, without sorting anything twice.
 
-A bootstrap resample is a count a sample. Sorted once, the rank sums of Wilcoxon's test follow for any counts
-from cumulative sums: an entry's copies are ties of each other.
+A bootstrap resample is a count per sample. Sorted once, the rank sums of Wilcoxon's test follow for any
+counts from cumulative sums: an entry's copies are ties of each other.
 """
 
 from __future__ import annotations

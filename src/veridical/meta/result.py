@@ -281,7 +281,7 @@ class MetaEvaluation:
     # --- pictures and text --------------------------------------------------------------------------
 
     def plot(self, metric: str | None = None, ax: Axes | None = None) -> Any:
-        """The area chart of one metric (returns its axes), or of all, one column a category (figure 7)."""
+        """The area chart of one metric (returns its axes), or of all, one column per category (figure 7)."""
         from veridical.meta.plots import area_chart, area_charts
 
         return area_charts(self) if metric is None else area_chart(self, metric, ax)

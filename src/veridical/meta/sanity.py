@@ -21,7 +21,7 @@ UNPERTURBED = "unperturbed"
 
 @dataclass(frozen=True)
 class Same(Metric):
-    """Always the same scores, U(0, 1) a sample: the vector must be (1, 0, 1, 0) (A.5.1)."""
+    """Always the same scores, U(0, 1) per sample: the vector must be (1, 0, 1, 0) (A.5.1)."""
 
     name: ClassVar[str] = "same"
     category: ClassVar[str] = "sanity"
@@ -33,7 +33,7 @@ class Same(Metric):
 
 @dataclass(frozen=True)
 class Different(Metric):
-    """Unperturbed N(mu, 1), one mu ~ U[-1e5, -1] an explainer; perturbed N(0, 1): (0, 1, 1/L, 0) (A.5.1)."""
+    """Unperturbed N(mu, 1), one mu ~ U[-1e5, -1] per explainer; perturbed N(0, 1): (0, 1, 1/L, 0) (A.5.1)."""
 
     name: ClassVar[str] = "different"
     category: ClassVar[str] = "sanity"

@@ -37,7 +37,7 @@ Joint = dict[tuple[str, str], Scores | Exception]
 
 @dataclass(eq=False)
 class Book:
-    """All scores of one metric: `base` (L, N) a test, `scores` (iterations, draws, L, N) a test and mode."""
+    """One metric's scores: `base` (L, N) per test, `scores` (iterations, draws, L, N) per test and mode."""
 
     metric: str
     category: str

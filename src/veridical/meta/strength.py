@@ -16,7 +16,7 @@ from veridical.random.keyed import Key
 from veridical.values.task import Task
 
 Strength = Literal["published", "calibrated"] | float | Mapping[str, float]
-"""A rule, one number for every test, or a number a test: {"ipt": 0.5, "mpt": 2.0}."""
+"""A rule, one number for every test, or a number per test: {"ipt": 0.5, "mpt": 2.0}."""
 PUBLISHED: Mapping[Mode, Mapping[Test, float]] = {
     "nr": {"ipt": 0.001, "mpt": 0.001},
     "ar": {"ipt": 5.0, "mpt": 2.0},
@@ -65,7 +65,7 @@ def calibrate(
     Disrupted means that the mean share of changed predictions reaches min(0.5, 0.8 (1 - 1/C)), or the share
     `disrupted`. The amount
     doubles from 1/4096 of the largest allowed until it is passed, then the interval is halved four times (on
-    a log scale). Asked of at most 256 samples; found once a task.
+    a log scale). Asked of at most 256 samples; found once per task.
     """
 
     def search() -> Calibrated:

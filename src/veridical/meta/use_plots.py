@@ -55,7 +55,7 @@ def plot_convergence(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
 
 
 def plot_explainer_sets(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
-    """MC over all sets of explainers: one mark a set, by its size, a column a metric (A.5.2)."""
+    """MC over all sets of explainers: one mark per set, by its size, a column per metric (A.5.2)."""
     labels = list(dict.fromkeys(table["metric"]))
     ax = axes(ax, width=1.5 + 1.1 * len(labels))
     sizes = sorted(table["count"].unique())
@@ -75,7 +75,7 @@ def plot_side_by_side(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
 
 
 def plot_categories(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
-    """Mean MC of each category, one bar a world, and their mean over worlds as a line (figure 6)."""
+    """Mean MC of each category, one bar per world, and their mean over worlds as a line (figure 6)."""
     ax = _bars(table, "category", ax)
     values = table.groupby("category", sort=False)["mc"]
     for number, (mean, top) in enumerate(zip(values.mean(), values.max(), strict=True)):
@@ -85,7 +85,7 @@ def plot_categories(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
 
 
 def _bars(table: pd.DataFrame, by: str, ax: Axes | None) -> Axes:
-    """A group of bars for everything named in column `by`, one bar a world, with its spread where known."""
+    """A group of bars for everything named in column `by`, one bar per world, with its spread where known."""
     names, worlds = (list(dict.fromkeys(table[column])) for column in (by, "world"))
     ax = axes(ax, width=1.5 + 1.0 * len(names))
     width = 0.8 / len(worlds)

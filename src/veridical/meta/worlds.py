@@ -34,7 +34,7 @@ class Amount:
 
 @dataclass(frozen=True)
 class World:
-    """One perturbation: of which test, in which mode, the how-manieth draw of which iteration."""
+    """One perturbation: its test, mode and iteration, and which of the draws of that iteration it is."""
 
     test: Test
     mode: Mode

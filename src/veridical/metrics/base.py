@@ -1,4 +1,4 @@
-"""What every metric is: settings, a statement of what it asks and needs, and one number a sample."""
+"""What every metric is: settings, a statement of what it asks and needs, and one number per sample."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CONSTANT = "constant map: it tells no feature from another"
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What a metric computes: a value a sample and, where it has them, flags, a curve and details."""
+    """What a metric computes: a value per sample and, where it has them, flags, a curve and details."""
 
     values: Tensor
     flags: Mapping[str, Tensor] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class AnyMetric(Settings):
         if outcome.values.shape != (len(task),):
             raise ShapeError(
                 f"metric '{self.name}' gave values of shape {tuple(outcome.values.shape)}, "
-                f"expected one a sample ({len(task)},)"
+                f"expected one per sample ({len(task)},)"
             )
         plan, fill, device, notes = task.predictor.plan, task.fill, task.device, outcome.notes
         halvings = task.predictor.meter.halvings - before.halvings
@@ -141,7 +141,7 @@ class Metric(AnyMetric):
     """
 
     def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
-        """One value a sample for maps that are finite and belong to the task."""
+        """One value per sample for maps that are finite and belong to the task."""
         raise NotApplicableError(f"metric '{self.name}' does not say how it evaluates")
 
     def __call__(self, task: Task, explanation: Explanation, key: Key = Key(0)) -> Scores:  # noqa: B008 (frozen)
@@ -171,7 +171,7 @@ class ExplainerMetric(AnyMetric):
     """Judges a method: `(task, explainer, key) -> Scores`; it may explain again under noise."""
 
     def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
-        """One value a sample."""
+        """One value per sample."""
         raise NotApplicableError(f"metric '{self.name}' does not say how it evaluates")
 
     def __call__(self, task: Task, explainer: Explainer, key: Key = Key(0)) -> Scores:  # noqa: B008 (frozen)

@@ -368,7 +368,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def measured_rows(module: nn.Module, run: Callable[[], Any], row: Tensor, budget_mib: int) -> int:
-    """Choose rows a chunk: the power of two whose activations fit the budget, from one forward pass.
+    """Choose rows per chunk: the power of two whose activations fit the budget, from one forward pass.
 
     Activations are the outputs of the leaf modules for one row; what a model computes between its modules
     is taken as another copy of its input.

@@ -29,6 +29,7 @@ class _Gap(Relative):
     """psi(e) - psi(e_inv), where both meet the same draws unless `independent_draws`."""
 
     independent_draws: bool = False
+    """Whether the inverse map meets random draws of its own."""
     prefix: ClassVar[str] = "qge"
     question: ClassVar[str] = "And how much better than its own inverse?"
 

@@ -34,8 +34,11 @@ class KeptFeatures(RankingMetric):
     """
 
     levels: int | None = None
+    """Numbers of kept features that are asked, L; None asks every number."""
     response: Response = "probability"
+    """The scale on which answers are read: "probability" or "logit"."""
     fill: Fill | None = None
+    """What removed features become; None is the task's own fill."""
     name: ClassVar[str] = "kept_features"
     category: ClassVar[str] = "faithfulness"
     direction: ClassVar[Direction] = Direction.HIGHER

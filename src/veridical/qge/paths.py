@@ -134,7 +134,7 @@ class _ManyRankings:
 def responses_along(task: Task, path: RankPath, orders: Tensor, key: Key) -> Tensor:
     """Responses (N, K, M + 1), the untouched input first, of K rankings (N, K, V) least relevant first.
 
-    Asks K (M - 1) + 1 rows a sample where the path ends with no feature left, K M otherwise.
+    Asks K (M - 1) + 1 rows per sample where the path ends with no feature left, K M otherwise.
     """
     return _asked(task, path, orders, key, None)
 

@@ -27,6 +27,7 @@ class _AboveRandom(Relative):
     """psi(e) less the mean of psi over `draws` random rankings that carry e's own values."""
 
     draws: int = 1
+    """Random rankings per map, over whose quality the mean is taken."""
     prefix: ClassVar[str] = "qrand"
     question: ClassVar[str] = "And how much better than random rankings of its values?"
 
@@ -92,6 +93,7 @@ class Reshuffled(Transform):
     """Another explainer's values along a random ranking, another one for every map it gives."""
 
     draw: int = 0
+    """Which of the independent rankings to take, counted from 0."""
     kind: ClassVar[str] = "reshuffled"
 
     @property

@@ -20,7 +20,7 @@ def reversed_orders(orders: Tensor, valid: Tensor | None) -> Tensor:
 
 
 def digest(explanation: Explanation) -> Tensor:
-    """64 bits a sample (N,) that stand for its ranking: draws keyed by them differ between explanations.
+    """64 bits per sample (N,) that stand for its ranking: draws keyed by them differ between explanations.
 
     It reads the ranking and not the values, whose last bits follow the batch they were computed in.
     """

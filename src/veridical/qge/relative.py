@@ -25,6 +25,7 @@ class Relative(AnyMetric):
     """Base of metrics that compare a map with rearrangements of itself; higher is always better."""
 
     metric: AnyMetric
+    """The metric that judges both maps."""
     prefix: ClassVar[str] = ""
     question: ClassVar[str] = ""
     direction: ClassVar[Direction] = Direction.HIGHER

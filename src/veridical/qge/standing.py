@@ -76,7 +76,7 @@ class Standing:
         return 1 - self.variance_ratio
 
     def to_frame(self) -> pd.DataFrame:
-        """One row a sample."""
+        """One row per sample."""
         import pandas as pd
 
         numbers = (

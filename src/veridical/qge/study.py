@@ -42,7 +42,7 @@ class RankingStudy:
     """Agreement of a quality q with QGE and QRAND_K over many rankings of each input.
 
     `tau` and `rho` (inputs, 1 + K) hold QGE first, then QRAND_1..K; `stratum_tau` (inputs, strata, 1 + K) the
-    same among the rankings of each stratum of q; histograms are (edges, density) a row an input.
+    same among the rankings of each stratum of q; histograms are (edges, density), one row per input.
     """
 
     metric: str
@@ -168,7 +168,7 @@ def exhaustive_study(
     seed: int = 0,
     progress: bool | None = None,
 ) -> RankingStudy:
-    """Judge QGE and QRAND_1..draws on all D! rankings of each input, from 2^D - 1 evaluations an input.
+    """Judge QGE and QRAND_1..draws on all D! rankings of each input, from 2^D - 1 evaluations per input.
 
     The metric walks one path of nested sets (eq. 6 by default) over at most 10 features. Section 4.1.a.
     """

@@ -30,7 +30,7 @@ class Scored(Protocol):
 
 
 def table(evaluation: Scored, order: list[str] | None = None) -> list[dict[str, Any]]:
-    """One row an explainer with a cell a metric; a cell that was not scored is None."""
+    """One row per explainer with a cell per metric; a cell that was not scored is None."""
     best = {what: _best(evaluation, what) for what in evaluation.metrics}
     return [
         {

@@ -29,7 +29,7 @@ def line_chart(
     width: float = 460,
     height: float = 250,
 ) -> Markup:
-    """One line a method, named at its end; `lines` hold `label`, `status`, `x` and `y`."""
+    """One line per method, named at its end; `lines` hold `label`, `status`, `x` and `y`."""
     left, top, bottom = 44.0, 26.0, 42.0
     right = 14.0 + 6.3 * max((min(len(one["label"]), LONGEST_LABEL) for one in lines), default=0)
     height = max(height, top + bottom + LABEL_GAP * len(lines))
@@ -201,7 +201,7 @@ TESTS = {"ipt": "inputs disturbed", "mpt": "weights disturbed", "combined": "bot
 
 
 def area_chart(metric: str, areas: Mapping[str, Sequence[float | None]]) -> Markup:
-    """The four consistencies of a metric as an area, one a test; a perfect metric fills the diamond."""
+    """The four consistencies of a metric as an area, one per test; a perfect metric fills the diamond."""
     centre, radius = (100.0, 76.0), 54.0
     parts = []
     for share in (0.5, 1.0):

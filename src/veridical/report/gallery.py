@@ -69,7 +69,7 @@ def disagreement(explanations: Sequence[Explanation]) -> Tensor:
     """1 minus the mean rank correlation of all pairs of maps (N,); NaN where fewer than two have a ranking.
 
     With each map's ranks as a unit vector z about its mean, the mean over pairs of k maps is
-    (|sum z|^2 - k) / (k (k - 1)): one ranking a map instead of one a pair.
+    (|sum z|^2 - k) / (k (k - 1)): one ranking per map instead of one per pair.
     """
     alike = [e for e in explanations if e.values.shape == explanations[0].values.shape]
     samples = len(alike[0]) if alike else 0
@@ -149,7 +149,7 @@ def _map(explanation: Explanation, sample: int, kind: str) -> dict[str, Any]:
 
 
 def _over_steps(explanation: Explanation, sample: int, values: Tensor) -> Tensor:
-    """One number a step: channels of a step are added up."""
+    """One number per step: channels of a step are added up."""
     if explanation.space.kind == "step":
         kept = (
             values if explanation.valid is None else values.masked_fill(~explanation.valid[sample].cpu(), 0.0)

@@ -52,7 +52,7 @@ def image_address(image: Tensor) -> str:
 
 
 def shrunk(image: Tensor, side: int = SIDE) -> Tensor:
-    """An image (C, H, W) of at most this many pixels a side."""
+    """An image (C, H, W) of at most this many pixels per side."""
     longest = max(image.shape[-2:])
     if longest <= side:
         return image

@@ -1,4 +1,4 @@
-"""A line at the terminal: cells done, evaluations a second, time left. Silent when nobody is looking."""
+"""A line at the terminal: cells done, evaluations per second, time left. Silent when nobody is looking."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from veridical.study.events import Event
 
 
 class Pace:
-    """How fast a study goes: evaluations a second, and the seconds left."""
+    """How fast a study goes: evaluations per second, and the seconds left."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
@@ -28,7 +28,7 @@ class Pace:
 
     @property
     def rate(self) -> float:
-        """Evaluations a second since the run began."""
+        """Evaluations per second since the run began."""
         return self.evaluations / max(self.elapsed, 1e-9)
 
     def left(self, event: Event) -> float | None:

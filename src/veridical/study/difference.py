@@ -50,7 +50,7 @@ class Difference:
         return all(cell.same for cell in self.cells)
 
     def frame(self) -> pd.DataFrame:
-        """One row a cell that differs."""
+        """One row per cell that differs."""
         import pandas as pd
 
         rows = [
@@ -123,7 +123,7 @@ def _settings(a: Study, b: Study) -> Iterator[str]:
 
 def _facts(thing: Any) -> dict[str, Any]:
     if hasattr(thing, "digest"):
-        return {"content": thing.digest, "samples": thing.samples, "rows a chunk": thing.rows}
+        return {"content": thing.digest, "samples": thing.samples, "rows per chunk": thing.rows}
     return dict(thing.content)
 
 

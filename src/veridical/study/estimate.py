@@ -57,7 +57,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Price:
-    """Evaluations and seconds a sample."""
+    """Evaluations and seconds per sample."""
 
     evaluations: float
     seconds: float

@@ -12,7 +12,7 @@ from veridical.study.events import Event
 
 
 class JsonLog:
-    """A watcher that writes one JSON object a line, to standard error unless told otherwise."""
+    """A watcher that writes one JSON object per line, to standard error unless told otherwise."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr

@@ -93,7 +93,7 @@ class StudyPlan:
     # --- jobs ---------------------------------------------------------------------------------------
 
     def size(self, task: PlannedTask) -> int:
-        """Rows a shard."""
+        """Rows per shard."""
         if self.shards is not None:
             return -(-task.samples // self.shards)
         return min(self.shard_size or task.samples, task.samples)
@@ -178,7 +178,7 @@ class StudyPlan:
         return digest_of(about)
 
     def preparations(self) -> Iterator[Job]:
-        """What is estimated once a task, each once."""
+        """What is estimated once per task, each once."""
         skip = {(s["task"], s["metric"]) for s in self.skipped if not s["explainer"]}
         seen: set[str] = set()
         for task in self.tasks:

@@ -216,7 +216,7 @@ class RayExecutor:
         self._began_ray = True
 
     def _alive(self) -> dict[str, dict[str, float]]:
-        """The nodes that live and what each has, looked up at most once a second."""
+        """The nodes that live and what each has, looked up at most once per second."""
         if time.monotonic() - self._looked >= LOOK_SECONDS:
             self._refuse_headless()
             self._nodes = {n["NodeID"]: n["Resources"] for n in self._ray.nodes() if n["Alive"]}

@@ -147,7 +147,7 @@ class Study:
     # --- tables -------------------------------------------------------------------------------------
 
     def frame(self) -> pd.DataFrame:
-        """One row a sample and cell: task, explainer, metric, seed, id, value, direction, flags."""
+        """One row per sample and cell: task, explainer, metric, seed, id, value, direction, flags."""
         import pandas as pd
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -161,7 +161,7 @@ class Study:
         return pa.concat_tables(parts).to_pandas()
 
     def summary(self) -> pd.DataFrame:
-        """One row a cell: mean over its samples, direction, how many have no value, flags, and cost."""
+        """One row per cell: mean over its samples, direction, how many have no value, flags, and cost."""
         import pandas as pd
 
         rows = []
@@ -182,7 +182,7 @@ class Study:
         return pd.DataFrame(rows)
 
     def sql(self, query: str) -> pd.DataFrame:
-        """Ask in SQL: the tables are `scores` (a row a sample), `cells`, `failures` and `timings`.
+        """Ask in SQL: the tables are `scores` (a row per sample), `cells`, `failures` and `timings`.
 
         The connection reads the study's folder only, and loads no extensions.
         """

@@ -27,8 +27,11 @@ class Resources(Strict):
     """What one job asks of a cluster; executors of one machine do not look at it."""
 
     cpus: Annotated[float, Field(ge=0)] | None = None
+    """Processor cores; None leaves it to the cluster."""
     gpus: Annotated[float, Field(ge=0)] | None = None
+    """GPUs, or a share of one; None leaves it to the cluster."""
     memory_mib: Positive | None = None
+    """Memory in MiB; None leaves it to the cluster."""
 
     def given(self) -> dict[str, float]:
         """Only what was said."""
@@ -39,7 +42,9 @@ class Limits(Strict):
     """What one cell, map or preparation may take; one that takes more is recorded as failed."""
 
     seconds: Annotated[float, Field(gt=0)] | None = None
+    """Seconds; None sets no limit."""
     memory_mib: Positive | None = None
+    """Memory in MiB; None sets no limit."""
 
     def given(self) -> dict[str, float]:
         """Only what was said."""
@@ -49,16 +54,21 @@ class Limits(Strict):
 class Entry(Strict):
     """An explainer or a metric: a registered name, or `code: module:attribute` which needs `--allow-code`.
 
-    `settings` are its hyper-parameters as they are; each key of `grid` is an axis, whose values are tried in
-    turn. A bare text stands for its name.
+    A bare text stands for its name.
     """
 
     name: Annotated[str, Field(min_length=1)] | None = None
+    """A registered name; None where `code` is given."""
     code: Annotated[str, Field(pattern=IMPORT_PATH)] | None = None
+    """Import path `module:attribute`; None where `name` is given."""
     label: Annotated[str, Field(min_length=1)] | None = None
+    """How results call it; None takes its own name."""
     settings: dict[str, Any] = {}
+    """Its hyper-parameters as they are."""
     grid: dict[str, Annotated[list[Any], Field(min_length=1)]] = {}
+    """Hyper-parameters that are tried in turn, each with its values: one axis per key."""
     resources: Resources = Resources()
+    """What its jobs ask of a cluster."""
 
     @model_validator(mode="before")
     @classmethod
@@ -88,34 +98,51 @@ class TaskEntry(Entry):
     """
 
     samples: Positive | None = None
+    """Samples drawn from the task; None takes the study's number."""
     seed: int = 0
+    """Seed by which samples are drawn."""
     fill: str | float | None = None
+    """What removed features become, by name or as a number; None is the task's own fill."""
 
 
 class ChunkPlan(Strict):
-    """How models are run, on whatever worker: `rows` a chunk (a multiple of 8; measured once when not
-    given) and torch's `threads`."""
+    """How models are run, on whatever worker."""
 
     rows: Annotated[int, Field(ge=8, multiple_of=8)] | None = None
+    """Rows per chunk, a multiple of 8; None measures once."""
     threads: Annotated[Positive, AfterValidator(_bounded_threads)] = 1
+    """Threads that torch may use."""
 
 
 class StudySpec(Strict):
     """A whole study."""
 
     name: str = "study"
+    """How reports call it."""
     tasks: Annotated[list[TaskEntry], Field(min_length=1)]
+    """Tasks on which explanations are judged."""
     explainers: Annotated[list[Entry], Field(min_length=1)]
+    """Explainers that are judged."""
     metrics: Annotated[list[Entry], Field(min_length=1)]
+    """Metrics that judge."""
     seeds: Annotated[list[int], Field(min_length=1)] = [0]
+    """Seeds of all random draws; everything is computed once per seed."""
     samples: Positive | None = None
+    """Samples per task, unless the task says otherwise; None takes what it brings."""
     shards: Positive | None = None
+    """Parts that each task is cut into; None leaves it to `shard_size`."""
     shard_size: Positive | None = None
+    """Samples per part; None leaves it to `shards`, or cuts nothing."""
     plan: ChunkPlan = ChunkPlan()
+    """How models are run."""
     device: str | None = None
+    """Where models run, such as "cuda:0"; None leaves each task where it is."""
     keep_explanations: bool = True
+    """Whether maps are kept as files beside the scores."""
     resources: Resources = Resources()
+    """What a job asks of a cluster, unless its entry says otherwise."""
     limits: Limits = Limits()
+    """What one cell, map or preparation may take."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -1,4 +1,4 @@
-"""Scores as a Parquet file that any tool reads, and back: a row a sample, the rest as JSON in its schema."""
+"""Scores as a Parquet file that any tool reads, and back: one row per sample, and JSON in its schema."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def joined(parts: Sequence[Scores]) -> Scores:
 
 
 def _lists(value: Tensor) -> Any:
-    """One number a row, or a list of them."""
+    """One number per row, or a list of them."""
     import pyarrow as pa
 
     value = value.detach().cpu()

@@ -16,7 +16,7 @@ REWRITE_SECONDS = 10.0
 
 
 class Timings:
-    """A watcher that keeps one line a job: address, kind, seconds, host, process, and when it ended."""
+    """A watcher that keeps one line per job: address, kind, seconds, host, process, and when it ended."""
 
     def __init__(self, folder: Folder) -> None:
         stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())

@@ -1,4 +1,4 @@
-"""How far a surrogate's outputs are from the model's: one number a sample, streamed over embeddings."""
+"""How far a surrogate's outputs are from the model's: one number per sample, streamed over embeddings."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class LinearSurrogate:
             return torch.addmm(self.constant, h.double(), self.weight.T)
         # so narrow a product costs little more than reading what it multiplies, which must stay in the cache
         rows = max(1, _CACHED * torch.get_num_threads() // max(1, h.shape[1]))
-        # laid out as comparisons want it, a column an output, while the answers are still at hand
+        # laid out as comparisons want it, a column per output, while the answers are still at hand
         found = torch.empty(len(self.weight), len(h), dtype=torch.float64).T
         near = torch.empty(min(rows, len(h)), h.shape[1], dtype=torch.float64)
         turned = self.weight.T.contiguous()
@@ -54,7 +54,7 @@ class LinearSurrogate:
 
 
 def chunks(count: int, width: int, most: int = _ELEMENTS) -> Iterator[slice]:
-    """Slices of rows whose widest tensor, `width` numbers a row, stays within a fixed size."""
+    """Slices of rows whose widest tensor, `width` numbers per row, stays within a fixed size."""
     rows = max(1, most // max(1, width))
     for at in range(0, count, rows):
         yield slice(at, min(count, at + rows))
@@ -108,7 +108,7 @@ def compare(
     companions: bool = True,
     positions: bool = False,
 ) -> dict[str, Tensor]:
-    """All measures that apply to the head, one value a sample each (N,).
+    """All measures that apply to the head, one value per sample each (N,).
 
     The model's outputs are `F h + b` in float64 where the head is exact, so that a perfect explanation
     scores 0 and not the rounding of the model; otherwise they are the model's own.

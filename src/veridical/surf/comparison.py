@@ -57,7 +57,7 @@ class Comparison:
     verdict: ConceptVerdict | None = None
 
     def to_frame(self) -> pd.DataFrame:
-        """One row a method."""
+        """One row per method."""
         import pandas as pd
 
         rows = [

@@ -22,7 +22,7 @@ Reading = Literal["project", "coordinates", "nonnegative"]
 class Concepts:
     """What a concept method found.
 
-    `vectors` (G, K, D) has one dictionary an output (G = C) or one for all (G = 1); `importances` (C, K);
+    `vectors` (G, K, D) has one dictionary per output (G = C) or one for all (G = 1); `importances` (C, K);
     `offset` (C,) joins the head's bias (what a centred method takes out of h); `centre` (G, D) is added to
     reconstructions. Outputs without concepts are named in `flags`, with why: their surrogate is the bias.
     `charged` counts the concepts a reader is shown for each output, which for subspaces is the sum of

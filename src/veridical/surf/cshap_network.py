@@ -75,7 +75,7 @@ class Network:
     def __call__(self, codes: Tensor) -> Tensor:
         """Outputs (N, C) of codes (N, C or 1, K)."""
         rows, groups, count = codes.shape
-        # outputs first: one product an output then reads its hidden units where they lie
+        # outputs first: one product per output then reads its hidden units where they lie
         flat = codes.float().transpose(0, 1).reshape(-1, count)
         hidden = torch.relu_(torch.addmm(self.first_bias, flat, self.first.T)).view(groups, rows, -1)
         through = self.weight @ self.second

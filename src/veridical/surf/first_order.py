@@ -84,7 +84,7 @@ def expand(task: Task, layer: str | None = None, read: Read | None = None, at: W
         raise unknown_name("layer", layer, [name for name in calls if name])
     seen = calls[layer].input if end == "input" else calls[layer].output
     if len(seen) != min(4, len(task)):
-        raise NotApplicableError(f"layer '{layer}' answers {tuple(seen.shape)}, not one answer a sample")
+        raise NotApplicableError(f"layer '{layer}' answers {tuple(seen.shape)}, not one answer per sample")
     read, last = _reading(seen, calls[layer].module, layer, read)
     width = as_positions(seen, last).shape[2] if read != "each" else seen[0].numel()
     place = seen.device
@@ -107,7 +107,7 @@ def _reading(seen: Tensor, module: nn.Module | None, layer: str, read: Read | No
         return "vector", True
     if read not in ("mean", "first", "last", "each"):
         raise NotApplicableError(
-            f"layer '{layer}' answers {tuple(seen.shape[1:])} a sample and an embedding is one vector; say "
+            f"layer '{layer}' answers {tuple(seen.shape[1:])} per sample and an embedding is one vector; say "
             "what it is: read='mean' over positions or tokens, 'first' or 'last' of them, or 'each'"
         )
     waves = any(isinstance(m, nn.Conv1d | nn.BatchNorm1d) for m in (module or nn.Identity()).modules())

@@ -32,8 +32,8 @@ class Head:
         bias = torch.as_tensor(self.bias).detach().double()
         if weight.dim() != 2 or tuple(bias.shape) != (len(weight),):
             raise ShapeError(
-                f"a head has weights (outputs, dimensions) and one bias an output; got {tuple(weight.shape)} "
-                f"and {tuple(bias.shape)}"
+                "a head has weights (outputs, dimensions) and one bias per output; got "
+                f"{tuple(weight.shape)} and {tuple(bias.shape)}"
             )
         if not bool(torch.isfinite(weight).all() & torch.isfinite(bias).all()):
             raise InputError("the head has NaN or infinite weights")

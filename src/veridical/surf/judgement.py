@@ -34,7 +34,7 @@ LABELS = {
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Judgement:
-    """One value a sample of every measure, and facts of the explanation as a whole.
+    """One value per sample of every measure, and facts of the explanation as a whole.
 
     `judgement.mae`, `.emd`, ... are means; `judgement.scores("mae")` gives the values of the samples.
     """
@@ -49,7 +49,7 @@ class Judgement:
     notes: tuple[str, ...] = ()
 
     def scores(self, name: str) -> Scores:
-        """The values of one measure as scores; `rmse` has none a sample (`squared` has)."""
+        """The values of one measure as scores; `rmse` has none per sample (`squared` has)."""
         if name not in self.values:
             raise unknown_name("measure", name, self.values)
         values = self.values[name]
@@ -83,7 +83,7 @@ class Judgement:
         return summary[name]
 
     def to_frame(self) -> pd.DataFrame:
-        """One row a sample."""
+        """One row per sample."""
         import pandas as pd
 
         columns = {name: values.cpu().numpy() for name, values in self.values.items()}

@@ -95,9 +95,9 @@ def _rescale(mask: Tensor, layer: nn.Conv2d, given: tuple[Any, ...], answer: Ten
 def segment_embeddings(
     split: Split, inputs: Tensor, segmenter: Segmenter = superpixels, smallest: float = 0.01
 ) -> Embeddings:
-    """One embedding a segment, grouped under the class its whole image is predicted as.
+    """One embedding per segment, grouped under the class its whole image is predicted as.
 
-    Segments smaller than a share `smallest` of the image are left out. Rows are counted: one a segment.
+    Segments smaller than a share `smallest` of the image are left out. Rows are counted: one per segment.
     """
     if inputs.dim() != 4:
         raise NotApplicableError(

@@ -116,7 +116,7 @@ class Materials:
         if kind == "pooled":
             return parts.train()
         if kind == "positions":
-            # a layer with one vector a sample has one position
+            # a layer with one vector per sample has one position
             return parts.train(spatial=True) if parts.positions else replace(parts.train(), kind=kind)
         size: Any = None
         images = parts.train().outputs, parts.task.train

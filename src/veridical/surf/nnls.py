@@ -17,7 +17,7 @@ _CACHED = 2**17
 def nnls(gram: Tensor, seen: Tensor) -> Tensor:
     """Solve `min_{p >= 0} p^T A p / 2 - p^T c` for many right-hand sides (Lawson and Hanson's active set).
 
-    `gram` (G, K, K) is `V V^T`, computed once a dictionary, and `seen` (G, N, K) is `V h`. All rows step
+    `gram` (G, K, K) is `V V^T`, computed once per dictionary, and `seen` (G, N, K) is `V h`. All rows step
     together: each adds its most promising concept, solves on its passive set, and steps back along the
     segment to the first concept that would turn negative, until every row is optimal.
 

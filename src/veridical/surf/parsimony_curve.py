@@ -32,7 +32,7 @@ def plateau(counts: Sequence[int], errors: Sequence[float], tolerance: float = 0
     4
     """
     if len(counts) != len(errors) or not counts:
-        raise InputError(f"one error a count is needed, got {len(errors)} for {len(counts)}")
+        raise InputError(f"one error per count is needed, got {len(errors)} for {len(counts)}")
     best = min(errors)
     enough = best + tolerance * max(0.0, errors[0] - best)
     found = next(k for k, error in zip(counts, errors, strict=True) if error <= enough + 1e-12)
@@ -41,7 +41,7 @@ def plateau(counts: Sequence[int], errors: Sequence[float], tolerance: float = 0
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Parsimony:
-    """One judgement a number of concepts."""
+    """One judgement per number of concepts."""
 
     method: str
     counts: tuple[int, ...]
@@ -56,7 +56,7 @@ class Parsimony:
         return plateau(self.counts, self.errors(name))
 
     def to_frame(self) -> pd.DataFrame:
-        """One row a number of concepts."""
+        """One row per number of concepts."""
         import pandas as pd
 
         rows = [

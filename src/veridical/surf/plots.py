@@ -41,7 +41,7 @@ def plot_parsimony(
         ax.plot(best, ring, "o", markersize=10, fillstyle="none", color=color)
     ax.set_xticks(curve.counts)
     ax.spines[["top", "right"]].set_visible(False)
-    ax.set_xlabel("concepts an output")
+    ax.set_xlabel("concepts per output")
     ax.set_ylabel(LABELS.get(name, name))
     return ax
 
@@ -151,7 +151,7 @@ def _importance_bars(ax: Axes, heights: list[float]) -> None:
 def surrogate_against_model(
     concepts: Concepts, embeddings: Embeddings, head: Head, output: int, ax: Axes | None = None
 ) -> Axes:
-    """The surrogate's logit over the model's, a point a sample; faithful concepts lie on the diagonal."""
+    """The surrogate's logit over the model's, a point per sample; faithful concepts lie on the diagonal."""
     ax = axes(ax, 3.2, 3.2)
     h = embeddings.pooled
     wanted = head.outputs(h)

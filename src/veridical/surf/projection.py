@@ -1,4 +1,4 @@
-"""Ways to read concepts off an embedding: P(h; V), one number a concept."""
+"""Ways to read concepts off an embedding: P(h; V), one number per concept."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from veridical.surf.nnls import nnls
 
 
 class Projection(Protocol):
-    """Codes (N, G, K) of embeddings (N, D): G dictionaries, one an output or one for all."""
+    """Codes (N, G, K) of embeddings (N, D): G dictionaries, one per output or one for all."""
 
     def codes(self, h: Tensor) -> Tensor:
         """How much of each concept an embedding holds."""

@@ -68,8 +68,8 @@ def _importances(head: Head, key: Key, draw: int) -> Tensor:
 class SanityTable:
     """Table 3 for one head: every measure in every setting, each value the mean over draws.
 
-    `draws[setting, measure]` holds one summary a draw; `norms` are the lengths of the head's weight vectors,
-    on which the order depends.
+    `draws[setting, measure]` holds one summary per draw; `norms` are the lengths of the head's weight
+    vectors, on which the order depends.
     """
 
     draws: dict[tuple[str, str], list[dict[str, float]]]
@@ -89,7 +89,7 @@ class SanityTable:
         return sum(kept) / len(kept)
 
     def to_frame(self) -> pd.DataFrame:
-        """One row a setting and measure, as in the paper."""
+        """One row per setting and measure, as in the paper."""
         import pandas as pd
 
         rows = [

@@ -137,7 +137,7 @@ def image_rule(path: Path) -> dict[str, Any]:
 
 
 def image_space(shape: Sequence[int]) -> Space:
-    """Pixels, or about 14 patches a side where there are many: one pixel of a photo decides nothing."""
+    """Pixels, or about 14 patches per side where there are many: one pixel of a photo decides nothing."""
     height, width = shape[-2:]
     if height * width <= MANY_PIXELS:
         return Space.pixels(shape)

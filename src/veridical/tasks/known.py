@@ -23,7 +23,7 @@ class KnownAnswer:
     """A task whose explanation is known: `truth` (N, V) for the task's targets, and why it is the truth.
 
     `task.masks` holds the features that matter at all. `winners` are explainers (by registered name) that
-    give the truth up to a positive factor a sample, or whose strongest features are those that matter;
+    give the truth up to a positive factor per sample, or whose strongest features are those that matter;
     `losers` are explainers that cannot. A metric worth its name ranks every winner above every loser.
     """
 

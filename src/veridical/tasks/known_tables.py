@@ -110,7 +110,7 @@ def interactions(samples: int | None, seed: int) -> KnownAnswer:
 
 
 def tier_weights() -> tuple[float, ...]:
-    """One weight a tier; an element outweighs all elements of the lower tiers together."""
+    """One weight per tier; an element outweighs all elements of the lower tiers together."""
     weights = [1.0]
     for size in reversed(TIERS[1:]):
         weights.insert(0, weights[0] * (size + 1))

@@ -62,7 +62,7 @@ def from_table(
     same columns, with or without that one, or a share of this one that is split off as reference rows.
     `train_labels` are the labels of a table of reference rows that has no column of them.
     A scikit-learn pipeline or a function of data frames is explained in its raw columns. A torch module
-    (or `one_hot=True`) gets numbers only: a column of categories becomes one 0/1 column a level, in
+    (or `one_hot=True`) gets numbers only: a column of categories becomes one 0/1 column per level, in
     alphabetic order and in its place, and those columns together are one feature. Further settings go to
     `Task`.
     """
@@ -136,7 +136,7 @@ def _take_label(frame: pd.DataFrame, label: str, levels: list[Any] | None) -> tu
 
 
 def _groups(codec: FrameCodec) -> Space:
-    """One feature a column of the table; categories lie over several columns of the tensor."""
+    """One feature per column of the table; categories lie over several columns of the tensor."""
     names = [str(name) for name in codec.columns]
     if not any(codec.categories):
         return Space.columns(len(names), names)

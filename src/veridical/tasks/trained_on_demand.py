@@ -47,9 +47,9 @@ def mnist5k(samples: int | None, seed: int) -> Task:
 
 
 def read_ts(path: Path) -> tuple[list[Tensor], list[str]]:
-    """Read a file in the .ts format: one (channels, steps) tensor a case, and the class labels as written.
+    """Read a file in the .ts format: one (channels, steps) tensor per case, and the class labels as written.
 
-    Lines with # are comments, with @ facts; then one case a line: channels parted by colons, values by
+    Lines with # are comments, with @ facts; then one case per line: channels parted by colons, values by
     commas, the label last.
     """
     cases, labels = [], []

@@ -87,7 +87,7 @@ def _metric_promises(metric: AnyMetric, kind: str) -> None:
     with _untouched(task):
         scores = run(task)
     values = scores.values
-    _demand(values.shape == (len(task),) and values.dtype == torch.float64, "gives not one float64 a sample")
+    _demand(values.shape == (len(task),) and values.dtype == torch.float64, "gives no float64 per sample")
     _every_nan_is_flagged(scores)
     _same_everywhere(task, lambda on: run(on).values, values)
     _demand(_equal(run(task).values, values), "the same key gave other scores")
@@ -112,7 +112,7 @@ def _judge(metric: AnyMetric, task: Task, key: Key) -> Scores:
 def _same_everywhere(task: Task, run: Callable[[Task], Tensor], values: Tensor) -> None:
     """Promises 1 and 3: other chunks, other batches and another order give the same values."""
     for rows in (8, 256):
-        _close(run(task.with_plan(Plan(rows=rows))), values, f"with {rows} rows a chunk")
+        _close(run(task.with_plan(Plan(rows=rows))), values, f"with {rows} rows per chunk")
     for size in (1, 7):
         pieces = [run(task[at : at + size]) for at in range(0, len(task), size)]
         _close(torch.cat(pieces), values, f"in batches of {size}")

@@ -1,4 +1,4 @@
-"""Tiny tasks, one a kind of input, built the same way every time without touching a global generator."""
+"""Tiny tasks, one per kind of input, built the same way every time without touching a global generator."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Evaluation:
         return self.scores[cell]
 
     def to_frame(self) -> pd.DataFrame:
-        """One row a cell: mean with its interval over samples, direction, flags and cost."""
+        """One row per cell: mean with its interval over samples, direction, flags and cost."""
         import pandas as pd
 
         rows = []
@@ -94,7 +94,7 @@ class Evaluation:
         return wide.rename_axis(index="explainer", columns="metric")
 
     def plot(self, metric: str | None = None, ax: Axes | None = None) -> Axes:
-        """Draw the mean scores of one metric with their intervals, one explainer a line."""
+        """Draw the mean scores of one metric with their intervals, one explainer per line."""
         from veridical.plots import plot_evaluation
 
         return plot_evaluation(self, metric or self.metrics[0], ax)

@@ -1,4 +1,4 @@
-"""An explanation: one relevance a feature and sample, the space it lives in, and who made it."""
+"""An explanation: one relevance per feature and sample, the space it lives in, and who made it."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def ids_of(ids: Sequence[int | str] | Tensor | None, rows: int, place: torch.dev
             [int(i) if isinstance(i, int | np.integer) else name_id(str(i)) for i in given], dtype=torch.int64
         )
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise InputError(f"ids are one whole number of 63 bits or one text a sample ({error})") from error
+        raise InputError(f"ids are one whole number of 63 bits or one text per sample ({error})") from error
     if len(numbers) != rows:
         raise ShapeError(f"{len(numbers)} ids for {rows} samples")
     if len(numbers.unique()) != rows:
@@ -171,7 +171,7 @@ def labels_of(labels: Any, rows: int, place: torch.device) -> Tensor:
 
 
 def masks_of(masks: Any, space: Space, rows: int, place: torch.device) -> Tensor:
-    """Object masks as one truth a feature: a feature belongs to the object if most of it does."""
+    """Object masks as one truth per feature: a feature belongs to the object if most of it does."""
     tensor = rows_of(masks, "masks", rows, place)
     shape = tuple(tensor.shape[1:])
     if shape == (space.n_features,):
@@ -181,7 +181,7 @@ def masks_of(masks: Any, space: Space, rows: int, place: torch.device) -> Tensor
         full = full.expand(rows, *space.input_shape)
     except RuntimeError as error:
         raise ShapeError(
-            f"masks have shape {shape}; expected ({space.n_features},) or {space.input_shape} a sample"
+            f"masks have shape {shape}; expected ({space.n_features},) or {space.input_shape} per sample"
         ) from error
     return space.to(place).pool(full, "mean") > 0.5
 
@@ -201,7 +201,7 @@ def targets_of(targets: Any, rows: int, outputs: int, place: torch.device) -> Te
 
 
 def feature_values(maps: Tensor, space: Space, count: int, source: str) -> Tensor:
-    """Turn maps of any accepted shape into one value a feature (N, V), or say what would fit."""
+    """Turn maps of any accepted shape into one value per feature (N, V), or say what would fit."""
     tensor = maps.detach()
     if not tensor.is_floating_point():
         tensor = tensor.to(torch.get_default_dtype())
@@ -215,7 +215,7 @@ def feature_values(maps: Tensor, space: Space, count: int, source: str) -> Tenso
     shared = tuple(space.labels.shape[1 if space.per_sample else 0 :])
     laid = tuple(n for n in shared if n != 1)
     if shape in (shared, laid):
-        # one value an element, shared over channels: lay it out and average what was shared
+        # one value per element, shared over channels: lay it out and average what was shared
         full = tensor.reshape(count, *shared).expand(count, *space.input_shape)
         return space.pool(full) * (torch.Size(shared).numel() / torch.Size(space.input_shape).numel())
     features = torch.Size(shape).numel()

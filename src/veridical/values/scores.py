@@ -1,4 +1,4 @@
-"""Scores: one number a sample, which way is better, why a value is degenerate, and what it cost."""
+"""Scores: one number per sample, which way is better, why a value is degenerate, and what it cost."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Direction(StrEnum):
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """A curve a sample: `y` (N, P) over `x` (P,)."""
+    """A curve per sample: `y` (N, P) over `x` (P,)."""
 
     x: Tensor
     y: Tensor
@@ -44,7 +44,7 @@ class Curve:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Scores:
-    """One value a sample with its direction; NaN where there is none, and the flag that says why.
+    """One value per sample with its direction; NaN where there is none, and the flag that says why.
 
     Nothing is averaged before the caller asks, and no average hides a NaN: `mean()` is NaN when a sample
     is, `mean(skip_nan=True)` leaves those out and `flagged` counts them.
@@ -134,7 +134,7 @@ class Scores:
         return float(low), float(high)
 
     def to_frame(self) -> pd.DataFrame:
-        """One row a sample: id, value, and the flags it carries."""
+        """One row per sample: id, value, and the flags it carries."""
         import pandas as pd
 
         reasons = ["; ".join(r for r, mask in self.flags.items() if bool(mask[i])) for i in range(len(self))]
@@ -238,7 +238,7 @@ BEYOND, ABSENT = "beyond the range of numbers", "has no value"
 
 
 def _finite_or_flagged(values: Tensor, flags: dict[str, Tensor]) -> dict[str, Any]:
-    """No number that is none goes without a reason: infinity becomes NaN, and both are flagged."""
+    """Infinity becomes NaN, and every NaN gets a flag that says why."""
     if bool(values.isfinite().all()):
         return {"flags": flags}
     told = torch.zeros_like(values, dtype=torch.bool)

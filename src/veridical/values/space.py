@@ -35,7 +35,7 @@ KINDS = (
 class Space:
     """The features of an input: how masks expand to it and how maps pool over it.
 
-    `labels` has the shape of one input (1 where an axis is shared) or, when `per_sample`, one such map a
+    `labels` has the shape of one input (1 where an axis is shared) or, when `per_sample`, one such map per
     sample; -1 marks an element that belongs to no feature and is never removed. `valid` (N, V) says which
     features exist in each sample (padding, special tokens and missing superpixels do not).
 
@@ -94,14 +94,14 @@ class Space:
 
     @classmethod
     def pixels(cls, shape: Sequence[int]) -> Space:
-        """One feature a pixel of a (channels, height, width) image, shared over the channels."""
+        """One feature per pixel of a (channels, height, width) image, shared over the channels."""
         channels, height, width = _image(shape)
         labels = torch.arange(height * width).reshape(1, height, width)
         return cls("pixel", (channels, height, width), height * width, labels)
 
     @classmethod
     def patches(cls, shape: Sequence[int], size: int | tuple[int, int]) -> Space:
-        """One feature a rectangular patch of a (channels, height, width) image; edges may be smaller."""
+        """One feature per rectangular patch of a (channels, height, width) image; edges may be smaller."""
         channels, height, width = _image(shape)
         down, across = (size, size) if isinstance(size, int) else size
         if not (1 <= down <= height and 1 <= across <= width):
@@ -113,7 +113,7 @@ class Space:
 
     @classmethod
     def superpixels(cls, shape: Sequence[int], labels: Tensor) -> Space:
-        """One feature a segment, from a label map (H, W) or one a sample (N, H, W); -1 is no feature."""
+        """One feature per segment, from a label map (H, W) or one per sample (N, H, W); -1 is no feature."""
         channels, height, width = _image(shape)
         labels = torch.as_tensor(labels).to(torch.int64)
         if labels.shape[-2:] != (height, width) or labels.dim() not in (2, 3):
@@ -140,7 +140,7 @@ class Space:
 
     @classmethod
     def steps(cls, shape: Sequence[int], time_axis: int = -1, lengths: Tensor | None = None) -> Space:
-        """One feature a time step of a series, shared over its channels; `lengths` marks padding."""
+        """One feature per time step of a series, shared over its channels; `lengths` marks padding."""
         shape = tuple(shape)
         axis = time_axis % len(shape)
         size = [1] * len(shape)
@@ -167,18 +167,18 @@ class Space:
     def tokens(
         cls, length: int, valid: Tensor | None = None, names: Sequence[Sequence[str]] | None = None
     ) -> Space:
-        """One feature a token; `valid` (N, length) leaves out padding and special tokens."""
+        """One feature per token; `valid` (N, length) leaves out padding and special tokens."""
         named = None if names is None else tuple(tuple(row) for row in names)
         return cls("token", (length,), length, torch.arange(length), valid=valid, names=named)
 
     @classmethod
     def columns(cls, count: int, names: Sequence[str] | None = None) -> Space:
-        """One feature a column of a table."""
+        """One feature per column of a table."""
         return cls("column", (count,), count, torch.arange(count), names=_names(names, count))
 
     @classmethod
     def column_groups(cls, groups: Sequence[int] | Tensor, names: Sequence[str] | None = None) -> Space:
-        """One feature a group of columns (the one-hot columns of a category), from a group index each."""
+        """One feature per group of columns (the one-hot columns of a category), from a group index each."""
         labels = torch.as_tensor(groups).to(torch.int64)
         count = int(labels.max()) + 1
         if sorted(set(labels.tolist()) - {-1}) != list(range(count)):
@@ -187,12 +187,12 @@ class Space:
 
     @classmethod
     def concepts(cls, count: int, names: Sequence[str] | None = None) -> Space:
-        """One feature a concept code."""
+        """One feature per concept code."""
         return replace(cls.columns(count, names), kind="concept")
 
     @classmethod
     def elements(cls, shape: Sequence[int]) -> Space:
-        """One feature an element: every channel of every pixel apart."""
+        """One feature per element: every channel of every pixel apart."""
         shape = tuple(shape)
         count = int(torch.Size(shape).numel())
         return cls("element", shape, count, torch.arange(count).reshape(shape))
@@ -235,7 +235,7 @@ class Space:
         return laid.masked_fill(flat_labels < 0, 0)
 
     def pool(self, maps: Tensor, reduce: Reduction = "sum") -> Tensor:
-        """Gather a map over the inputs (N, *input_shape) into one value a feature (N, V)."""
+        """Gather a map over the inputs (N, *input_shape) into one value per feature (N, V)."""
         if tuple(maps.shape[1:]) != self.input_shape:
             raise ShapeError(
                 f"map of shape {tuple(maps.shape)} does not lie over inputs (N, "

@@ -223,7 +223,7 @@ def _flat(layer: Layer, R: Tensor) -> Tensor:
 
 
 def _scaled(w: Tensor, scale: Tensor) -> Tensor:
-    """Weights times one number an output."""
+    """Weights times one number per output."""
     return w * scale.reshape(-1, *[1] * (w.dim() - 1))
 
 

@@ -2,7 +2,7 @@
 
 A rule that changes a layer's weights goes through the layer again. Each such pass weighs what the layer
 weighs in the model: its multiplications over those of all layers with weights. Summed over the layers that is
-a number of further passes through the whole model a row, which the meter counts like any other row.
+a number of further passes through the whole model per row, which the meter counts like any other row.
 """
 
 from __future__ import annotations

@@ -37,10 +37,15 @@ class LLMx(Explainer):
     """
 
     generate: Callable[[str], str]
+    """From a prompt to a text."""
     about: str
+    """What the classifier is trained on, in words of the prompt."""
     labels: tuple[str, ...]
+    """Names of the classes."""
     k: int = 5
+    """Tokens that the language model is asked for."""
     tokenizer: Any = None
+    """The classifier's own; None compares words with the tokens' names."""
     name: ClassVar[str] = "llm_x"
     version: ClassVar[int] = 2
     summary: ClassVar[str] = "tokens named by a language model that knows the classifier's certainty"

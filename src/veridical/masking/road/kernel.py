@@ -1,4 +1,4 @@
-"""Fill the holes of small images inside a GPU's multiprocessors: one block of threads an image, one launch.
+"""Fill the holes of small images inside a GPU's multiprocessors: one block of threads per image, one launch.
 
 For images as small as digits the operations of `multigrid` are over before the next one is launched, and the
 whole costs ten times the network that judges the result. Here an image stays in the fast memory of its
@@ -23,8 +23,8 @@ log = logging.getLogger("veridical")
 _FAST_MEMORY = 48 * 1024  # bytes a block may have
 _WARP = 32  # threads that run together
 _MOST_THREADS = 1024  # a block
-_REGISTERS = 40  # a thread and square: fewer would not do, with more fewer blocks run at once
-_MOST_REGISTERS = 64  # a thread in the largest block
+_REGISTERS = 40  # per thread and square: fewer would not do, with more fewer blocks run at once
+_MOST_REGISTERS = 64  # per thread in the largest block
 
 # Over-relaxation in four colours: no pixel is a neighbour of another of its colour. What is known is averaged
 # from fine to coarse; then every grid starts from the coarser one. Sweeps and factors leave an error, as root
@@ -269,7 +269,7 @@ def _check(code: int) -> None:
 
 @lru_cache(maxsize=16)
 def _compiled(device: int, held: int) -> _Kernel | None:
-    """The kernel for one device and `held` squares a thread, or None, said once, if it cannot be compiled."""
+    """The kernel for a device and `held` squares per thread, or None, said once, if it cannot be compiled."""
     try:
         major, minor = torch.cuda.get_device_capability(device)
         with torch.cuda.device(device):
@@ -280,7 +280,7 @@ def _compiled(device: int, held: int) -> _Kernel | None:
 
 
 def _binary(architecture: str, held: int) -> bytes:
-    """The kernel's machine code, for `held` squares a thread."""
+    """The kernel's machine code, for `held` squares per thread."""
     compiler = _compiler()
     program = ctypes.c_void_p()
     source = _SOURCE.encode()

@@ -51,7 +51,9 @@ class Completeness(Metric):
     """
 
     response: Response = "logit"
+    """The scale on which answers are read: "probability" or "logit"."""
     fill: Fill | None = None
+    """The baseline put in the place of every feature; None is the task's own fill."""
     name: ClassVar[str] = "completeness"
     category: ClassVar[str] = "axiomatic"
     direction: ClassVar[Direction] = Direction.LOWER

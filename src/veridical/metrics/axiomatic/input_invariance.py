@@ -92,11 +92,14 @@ class InputInvariance(ExplainerMetric):
     """‖e(f, x) - e(f', x + s)‖ / ‖e(f, x)‖ with f'(x + s) = f(x), maps divided by their root mean square.
 
     f' subtracts the shift s again, so both models are the same function of what they are shown; 0 means that
-    the explanation does not see the shift. `compensate=False` shifts the input alone, as common programs do.
+    the explanation does not see the shift.
     """
 
     shift: float = 1.0
+    """What is added to every input element; not 0."""
     compensate: bool = True
+    """Whether the model subtracts the shift again; if not, the input alone is shifted, as in
+    common programs."""
     name: ClassVar[str] = "input_invariance"
     category: ClassVar[str] = "axiomatic"
     direction: ClassVar[Direction] = Direction.LOWER

@@ -60,15 +60,19 @@ class NonSensitivity(Metric):
 
     |{i: e_i = 0} Δ {i: f does not change with x_i}|. A feature counts as depended on if one of `draws`
     replacements by uniform noise over its range (token ids: the task's fill) changes the response, and as
-    relevant if |e_i| > threshold times the map's root mean square. `group` features are replaced together
-    to save evaluations, and count as one.
+    relevant if |e_i| > threshold times the map's root mean square.
     """
 
     draws: int = 4
+    """Replacements tried per group."""
     group: int = 1
+    """Features replaced together to save evaluations; they count as one."""
     threshold: float = 1e-5
+    """Relevance, in units of the map's root mean square, up to which a feature has none."""
     response: Response = "logit"
+    """The scale on which answers are read: "probability" or "logit"."""
     fill: Fill | None = None
+    """What features become; None is uniform noise over the range, or the task's fill for token ids."""
     name: ClassVar[str] = "non_sensitivity"
     category: ClassVar[str] = "axiomatic"
     direction: ClassVar[Direction] = Direction.LOWER

@@ -30,14 +30,13 @@ def count_above(values: Tensor, valid: Tensor | None, threshold: float, normalis
 @register
 @dataclass(frozen=True)
 class EffectiveComplexity(Metric):
-    """The number of features with |e| > threshold, after division by the map's root mean square.
-
-    `normalise=False` counts on the map as it is, as common programs do; the count then depends on the
-    map's scale.
-    """
+    """The number of features with |e| > threshold, after division by the map's root mean square."""
 
     threshold: float = 1e-5
+    """Absolute relevance above which a feature counts."""
     normalise: bool = True
+    """Whether maps are divided by their root mean square first; if not, as in common programs, the count
+    depends on a map's scale."""
     name: ClassVar[str] = "effective_complexity"
     category: ClassVar[str] = "complexity"
     direction: ClassVar[Direction] = Direction.LOWER

@@ -26,8 +26,11 @@ class Deletion(RankingMetric):
     """
 
     steps: int = 50
+    """Steps of equal share."""
     response: Response = "probability"
+    """The scale on which answers are read: "probability" or "logit"."""
     fill: Fill | None = None
+    """What removed features become; None is the task's own fill."""
     name: ClassVar[str] = "deletion"
     category: ClassVar[str] = "faithfulness"
     direction: ClassVar[Direction] = Direction.LOWER

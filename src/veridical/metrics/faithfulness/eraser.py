@@ -32,8 +32,11 @@ def top_counts(counts: Tensor, bins: tuple[float, ...]) -> Tensor:
 @dataclass(frozen=True)
 class _Eraser(RankingMetric):
     bins: tuple[float, ...] = BINS
+    """Shares of the tokens that are chosen, each in (0, 1]."""
     response: Response = "probability"
+    """The scale on which answers are read: "probability" or "logit"."""
     fill: Fill | None = None
+    """What removed features become; None is the task's own fill."""
     category: ClassVar[str] = "faithfulness"
     paper: ClassVar[str] = "DeYoung et al. 2020"
     modalities: ClassVar[frozenset[str]] = frozenset({"text"})

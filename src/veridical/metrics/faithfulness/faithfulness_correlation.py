@@ -31,14 +31,17 @@ def subset_correlation(relevance: Tensor, falls: Tensor, where: Tensor | None = 
 class FaithfulnessCorrelation(Metric):
     """Correlation over random subsets S of sum_{i in S} e_i with y(x) - y(x without S).
 
-    Subsets have `subset_size` features (a share of them when below 1); `runs` are drawn for each sample, or
-    all are taken, each once, where up to 12 features have no more.
+    Where up to 12 features have no more than `runs` subsets, all are taken, each once.
     """
 
     runs: int = 100
+    """Random subsets drawn per sample."""
     subset_size: float = 0.2
+    """Features per subset, or a share of them when below 1."""
     response: Response = "probability"
+    """The scale on which answers are read: "probability" or "logit"."""
     fill: Fill | None = None
+    """What removed features become; None is the task's own fill."""
     name: ClassVar[str] = "faithfulness_correlation"
     version: ClassVar[int] = 3
     category: ClassVar[str] = "faithfulness"

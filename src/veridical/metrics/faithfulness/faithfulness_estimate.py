@@ -23,14 +23,18 @@ from veridical.values.task import Task
 class FaithfulnessEstimate(RankingMetric):
     """Pearson correlation over groups G of sum_{i in G} e_i with y(x) - y(x without G).
 
-    Features are taken in groups of neighbours in the ranking, each removed alone from the untouched input:
-    one feature a group unless `per_step` or `steps` says otherwise.
+    Features are taken in groups of neighbours in the ranking, each removed alone from the untouched
+    input.
     """
 
     per_step: int | None = None
+    """Features per group; None leaves it to `steps`, or takes one."""
     steps: int | None = None
+    """Groups of equal size; None leaves it to `per_step`."""
     response: Response = "probability"
+    """The scale on which answers are read: "probability" or "logit"."""
     fill: Fill | None = None
+    """What removed features become; None is the task's own fill."""
     name: ClassVar[str] = "faithfulness_estimate"
     category: ClassVar[str] = "faithfulness"
     direction: ClassVar[Direction] = Direction.HIGHER

@@ -77,7 +77,7 @@ class Infidelity(Metric):
 
     `perturbation="removal"` fills a random square of `patch` x `patch` pixels (or, where features are no
     pixels, a random tenth of them), each time in the untouched input; I is what the fill took away.
-    `"noise"` draws I from N(0, `noise`^2), one number a feature.
+    `"noise"` draws I from N(0, `noise`^2), one number per feature.
 
     `scaling="none"` is the definition; `"optimal"` first multiplies each map by the factor that suits it
     best, as in the authors' own experiments and in Captum with `normalize=True`, so that maps are judged
@@ -88,13 +88,21 @@ class Infidelity(Metric):
     """
 
     draws: int = 100
+    """Perturbations per sample."""
     perturbation: Literal["removal", "noise"] = "removal"
+    """What is done to the input: "removal" of a part, or "noise" on all of it."""
     patch: int = 4
+    """Side of the square that is removed, in pixels."""
     noise: float = 0.2
+    """Standard deviation of the noise, in units of the input."""
     scaling: Literal["none", "optimal"] = "none"
+    """"none", or "optimal" to multiply each map by the factor that suits it best."""
     units: Literal["gradient", "contribution"] = "gradient"
+    """What a map states: the "gradient" of the response, or the "contribution" of each feature."""
     response: Response = "probability"
+    """The scale on which answers are read: "probability" or "logit"."""
     fill: Fill | None = None
+    """What removed features become; None is the task's own fill."""
     name: ClassVar[str] = "infidelity"
     version: ClassVar[int] = 3
     category: ClassVar[str] = "faithfulness"

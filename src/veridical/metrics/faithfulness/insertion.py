@@ -30,13 +30,15 @@ from veridical.values.task import Task
 class Insertion(RankingMetric):
     """The area under the response over the share of features put back, most relevant first, in even steps.
 
-    It begins with an input of which nothing is left and ends with the input itself. Images start from a
-    blurred copy (sigma 5) unless `fill` says otherwise, everything else from the task's own fill.
+    It begins with an input of which nothing is left and ends with the input itself.
     """
 
     steps: int = 50
+    """Steps of equal share."""
     response: Response = "probability"
+    """The scale on which answers are read: "probability" or "logit"."""
     fill: Fill | None = None
+    """What the input starts from; None is a blurred copy (sigma 5) of images, else the task's own fill."""
     name: ClassVar[str] = "insertion"
     category: ClassVar[str] = "faithfulness"
     direction: ClassVar[Direction] = Direction.HIGHER

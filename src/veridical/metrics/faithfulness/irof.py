@@ -28,14 +28,17 @@ from veridical.values.task import Task
 class Irof(RankingMetric):
     """1 minus the area under y_k / y_0 over the share of segments removed (iterative removal of features).
 
-    Segments are ordered by their mean relevance and replaced by the mean of the reference rows where the
-    task has them, else by its fill. A task whose features are superpixels or patches brings its own
-    segments; pixels are cut into about `segments` by clustering, once a task (`prepare` does it ahead).
+    Segments are ordered by their mean relevance. A task whose features are superpixels or patches brings its
+    own segments; pixels are cut into them by clustering, once per task (`prepare` does it ahead).
     """
 
     segments: int = 64
+    """Segments that an image of pixels is cut into, about."""
     response: Response = "probability"
+    """The scale on which answers are read: "probability" or "logit"."""
     fill: Fill | None = None
+    """What removed segments become; None is the mean of the reference rows, or the task's fill without
+    any."""
     name: ClassVar[str] = "irof"
     category: ClassVar[str] = "faithfulness"
     direction: ClassVar[Direction] = Direction.HIGHER
@@ -50,7 +53,7 @@ class Irof(RankingMetric):
             raise InputError(f"segments must be at least 2, got {self.segments}")
 
     def prepare(self, task: Task) -> Regions:
-        """The segments of every image, computed once a task."""
+        """The segments of every image, computed once per task."""
         if task.space.kind != "pixel" or task.space.valid is not None:
             return each_feature(task.space)
         made: Regions = task.cached(

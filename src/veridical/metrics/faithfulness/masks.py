@@ -31,7 +31,7 @@ _MASKS_KEPT = 2**26  # features of all masks of a task that are kept while sever
 class RankBands:
     """Mask m removes the features of rank `counts[m - 1]` to `counts[m] - 1` alone, and nothing before.
 
-    `ranks` (N, V) is a permutation a sample; `counts` is (M,) or (N, M), ascending.
+    `ranks` (N, V) is a permutation per sample; `counts` is (M,) or (N, M), ascending.
     """
 
     ranks: Tensor

@@ -33,16 +33,21 @@ def rising_share(responses: Tensor, taken: Tensor) -> Tensor:
 class Monotonicity(RankingMetric):
     """Whether the response never falls while features are put back, the least relevant first: 1 or 0.
 
-    It begins with nothing left of the input: 1 if y_{k+1} >= y_k for every step k, else 0. `strict=False`
-    gives the share of steps that do not fall instead, which still tells maps apart on large inputs (it is
-    always kept as the detail "rising"). Undefined where the response never moves.
+    It begins with nothing left of the input: 1 if y_{k+1} >= y_k for every step k, else 0. The share of steps
+    that do not fall still tells maps apart on large inputs (it is always kept as the detail "rising").
+    Undefined where the response never moves.
     """
 
     strict: bool = True
+    """Whether the score is 1 or 0; otherwise it is the share of steps that do not fall."""
     per_step: int | None = None
+    """Features put back per step; None leaves it to `steps`, or takes one."""
     steps: int | None = None
+    """Steps of equal size; None leaves it to `per_step`."""
     response: Response = "probability"
+    """The scale on which answers are read: "probability" or "logit"."""
     fill: Fill | None = None
+    """What removed features become; None is the task's own fill."""
     name: ClassVar[str] = "monotonicity"
     category: ClassVar[str] = "faithfulness"
     direction: ClassVar[Direction] = Direction.HIGHER

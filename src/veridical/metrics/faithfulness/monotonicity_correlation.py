@@ -26,17 +26,21 @@ from veridical.values.task import Task
 class MonotonicityCorrelation(RankingMetric):
     """Spearman correlation over groups G of |sum_{i in G} e_i| with E[(y(x) - y(x with G redrawn))^2].
 
-    Groups are neighbours in the ranking: one feature each unless `per_step` or `steps` says otherwise. The
-    expectation is over `draws` values of the group: those of reference rows where the task has them, else
-    uniform noise over the input's range; a fill of fixed value is asked once. (The paper's division by
-    y(x)^2 is the same for all groups of a sample and leaves a rank correlation as it is.)
+    Groups are neighbours in the ranking. (The paper's division by y(x)^2 is the same for all groups of a
+    sample and leaves a rank correlation as it is.)
     """
 
     draws: int = 5
+    """Values that each group takes in turn; a fill of fixed value is asked once."""
     per_step: int | None = None
+    """Features per group; None leaves it to `steps`, or takes one."""
     steps: int | None = None
+    """Groups of equal size; None leaves it to `per_step`."""
     response: Response = "probability"
+    """The scale on which answers are read: "probability" or "logit"."""
     fill: Fill | None = None
+    """Where values come from; None takes reference rows, without any uniform noise over the input's range,
+    and for text the task's fill."""
     name: ClassVar[str] = "monotonicity_correlation"
     category: ClassVar[str] = "faithfulness"
     direction: ClassVar[Direction] = Direction.HIGHER

@@ -38,15 +38,19 @@ class PixelFlipping(RankingMetric):
 
     With y_k the response after k steps and p_k the share of features gone, the area is
     sum_k (y_k + y_{k+1}) (p_{k+1} - p_k) / 2 on [0, 1], from the untouched input to one without features.
-    `order="lerf"` removes the least relevant first; the area should then be large and higher is better.
-    One feature a step unless `per_step` or `steps` says otherwise.
+    With `order="lerf"` the area should be large and higher is better.
     """
 
     order: Literal["morf", "lerf"] = "morf"
+    """What goes first: "morf", the most relevant features, or "lerf", the least relevant."""
     per_step: int | None = None
+    """Features removed per step; None leaves it to `steps`, or takes one."""
     steps: int | None = None
+    """Steps of equal size; None leaves it to `per_step`."""
     response: Response = "probability"
+    """The scale on which answers are read: "probability" or "logit"."""
     fill: Fill | None = None
+    """What removed features become; None is the task's own fill."""
     name: ClassVar[str] = "pixel_flipping"
     category: ClassVar[str] = "faithfulness"
     direction: ClassVar[Direction] = Direction.LOWER

@@ -36,15 +36,19 @@ class RegionPerturbation(RankingMetric):
 
     y_k is the response after the k most relevant regions are gone (GEF eq. 26 with its sign corrected).
     Regions are squares of `patch` x `patch` pixels ordered by summed relevance, or the features themselves
-    where they are no pixels; at most `regions` of them are removed. `order="lerf"` takes the least relevant
-    first; the fall should then be small.
+    where they are no pixels. With `order="lerf"` the fall should be small.
     """
 
     order: Literal["morf", "lerf"] = "morf"
+    """What goes first: "morf", the most relevant features, or "lerf", the least relevant."""
     patch: int = 8
+    """Side of a region, in pixels."""
     regions: int = 100
+    """Regions that are removed, at most."""
     response: Response = "probability"
+    """The scale on which answers are read: "probability" or "logit"."""
     fill: Fill | None = None
+    """What removed features become; None is the task's own fill."""
     name: ClassVar[str] = "region_perturbation"
     category: ClassVar[str] = "faithfulness"
     direction: ClassVar[Direction] = Direction.HIGHER

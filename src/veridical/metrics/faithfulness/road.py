@@ -29,14 +29,18 @@ class Road(RankingMetric):
 
     At each of `shares` the most relevant features are replaced by noisy linear imputation: every removed
     pixel the weighted mean of its neighbours, plus a little noise, so that the mask itself tells the model
-    nothing. Averaged over samples, the curve is ROAD's accuracy at each level. `order="lerf"` removes the
-    least relevant first, and higher is better. `response` may read a probability or logit instead.
+    nothing. Averaged over samples, the curve is ROAD's accuracy at each level. With `order="lerf"` higher is
+    better.
     """
 
     order: Literal["morf", "lerf"] = "morf"
+    """What goes first: "morf", the most relevant features, or "lerf", the least relevant."""
     shares: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+    """Shares of the features that are removed, one level for each."""
     response: Literal["prediction", "probability", "logit"] = "prediction"
+    """What is read: whether the "prediction" holds, its "probability" or its "logit"."""
     fill: Fill = NoisyLinear()  # noqa: RUF009 (frozen)
+    """What removed features become."""
     name: ClassVar[str] = "road"
     version: ClassVar[int] = 3
     category: ClassVar[str] = "faithfulness"

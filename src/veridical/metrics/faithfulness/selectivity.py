@@ -32,8 +32,11 @@ class Selectivity(RankingMetric):
     """
 
     patch: int = 8
+    """Side of a region, in pixels."""
     response: Response = "probability"
+    """The scale on which answers are read: "probability" or "logit"."""
     fill: Fill | None = None
+    """What removed features become; None is the task's own fill."""
     name: ClassVar[str] = "selectivity"
     category: ClassVar[str] = "faithfulness"
     direction: ClassVar[Direction] = Direction.LOWER

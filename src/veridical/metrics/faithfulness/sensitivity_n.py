@@ -27,16 +27,20 @@ from veridical.values.task import Task
 class SensitivityN(Metric):
     """The mean over sizes n of the Pearson correlation, over subsets of n features, of relevance and fall.
 
-    For each n, `draws` subsets S of n features are drawn, each removed from the untouched input, and
-    sum_{i in S} e_i is correlated with y(x) - y(x without S). `shares` are the sizes, as shares of the
-    features; the curve keeps the correlation at each. A linear model with exact attributions scores 1. Of up
-    to 12 features all subsets are taken, each once, where there are no more than draws.
+    For each n, subsets S of n features are drawn, each removed from the untouched input, and sum_{i in S} e_i
+    is correlated with y(x) - y(x without S); the curve keeps the correlation at each n. A linear model with
+    exact attributions scores 1. Of up to 12 features all subsets are taken, each once, where there are no
+    more than `draws`.
     """
 
     draws: int = 50
+    """Random subsets drawn per sample and size."""
     shares: tuple[float, ...] = (0.01, 0.03, 0.1, 0.3, 0.8)
+    """Sizes of the subsets, as shares of the features."""
     response: Response = "probability"
+    """The scale on which answers are read: "probability" or "logit"."""
     fill: Fill | None = None
+    """What removed features become; None is the task's own fill."""
     name: ClassVar[str] = "sensitivity_n"
     version: ClassVar[int] = 3
     category: ClassVar[str] = "faithfulness"

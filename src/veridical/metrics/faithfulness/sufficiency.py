@@ -33,15 +33,17 @@ class Sufficiency(ExplainerMetric):
     """Of the reference rows with the most similar maps, the share with the same prediction.
 
     P(f(x') = f(x) | e(x') near e(x)): the probability that what the explanation says suffices for the
-    prediction (Dasgupta et al., local sufficiency, with likeness by the cosine of maps). Near are the
-    `neighbours` of smallest cosine distance, or with `radius` all within that distance. The first
-    `reference_rows` rows of `train` are explained for their own predictions, so that a sample's score does
-    not depend on which others are judged with it.
+    prediction (Dasgupta et al., local sufficiency, with likeness by the cosine of maps). Reference rows are
+    explained for their own predictions, so that a sample's score does not depend on which others are judged
+    with it.
     """
 
     neighbours: int = 5
+    """Reference rows of smallest cosine distance that count as near."""
     radius: float | None = None
+    """Cosine distance up to which rows count as near; None takes `neighbours` instead."""
     reference_rows: int = 1000
+    """Rows of `train`, from the first on, that are explained at most."""
     name: ClassVar[str] = "sufficiency"
     category: ClassVar[str] = "faithfulness"
     direction: ClassVar[Direction] = Direction.HIGHER

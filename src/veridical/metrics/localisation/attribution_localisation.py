@@ -30,6 +30,7 @@ class AttributionLocalisation(LocalisationMetric):
     """
 
     weighted: bool = False
+    """Whether the ratio is divided by the object's share of the features."""
     name: ClassVar[str] = "attribution_localisation"
     direction: ClassVar[Direction] = Direction.HIGHER
     summary: ClassVar[str] = "How much of the positive relevance lies on the object, for its size?"

@@ -33,7 +33,7 @@ class LocalisationMetric(Metric):
 
 
 def object_of(task: Task, explanation: Explanation) -> tuple[Tensor, dict[str, Tensor]]:
-    """The object as a truth a feature (N, V), among features that exist, and its flags."""
+    """The object as a truth per feature (N, V), among features that exist, and its flags."""
     assert task.masks is not None
     valid = explanation.valid
     masks = task.masks if valid is None else task.masks & valid

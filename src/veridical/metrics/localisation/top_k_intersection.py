@@ -20,12 +20,10 @@ from veridical.values.task import Task
 @register
 @dataclass(frozen=True)
 class TopKIntersection(LocalisationRanking):
-    """|{k features ranked highest} ∩ object| / k (MetaQuantus eq. 26); ties averaged.
-
-    `k` counts features, or is a share of them when below 1; at least one feature, at most all.
-    """
+    """|{k features ranked highest} ∩ object| / k (MetaQuantus eq. 26); ties averaged."""
 
     k: float = 0.1
+    """Features that are looked at, or a share of them when below 1; at least one, at most all."""
     name: ClassVar[str] = "top_k_intersection"
     direction: ClassVar[Direction] = Direction.HIGHER
     summary: ClassVar[str] = "How many of the most relevant features lie on the object?"

@@ -34,7 +34,9 @@ class EfficientMprt(ExplainerMetric):
     """
 
     bins: int = 100
+    """Bins of the histogram of a map's values."""
     draws: int = 1
+    """Randomised models, over which the score is averaged."""
     name: ClassVar[str] = "efficient_mprt"
     category: ClassVar[str] = "randomisation"
     direction: ClassVar[Direction] = Direction.HIGHER

@@ -26,16 +26,20 @@ from veridical.values.task import Task
 class LayerRandomisation(ExplainerMetric):
     """What the tests that walk through layers share: settings, the walk, and how its steps are summed up.
 
-    `aggregate="mean"` averages over layers, "last" takes the last step of the walk alone. A layer at which
-    a map has no spread has no similarity and is left out of the mean, flagged. The unrandomised model is
-    never part of it. The curve holds every layer's similarity.
+    A layer at which a map has no spread has no similarity and is left out of the mean, flagged. The
+    unrandomised model is never part of it. The curve holds every layer's similarity.
     """
 
     order: Order = "top_down"
+    """Which layers go first, "top_down" from the output or "bottom_up"; "independent" takes one at a time."""
     similarity: Similarity = "spearman"
+    """How two maps are compared: "spearman", "pearson" or, for images, "ssim"."""
     absolute: bool = False
+    """Whether absolute values of the maps are compared."""
     aggregate: Literal["mean", "last"] = "mean"
+    """"mean" averages over layers, "last" takes the last step of the walk alone."""
     draws: int = 1
+    """Randomised models per step, over which the score is averaged."""
     category: ClassVar[str] = "randomisation"
     direction: ClassVar[Direction] = Direction.LOWER
     needs: ClassVar[frozenset[str]] = frozenset({"explainer", "weights"})

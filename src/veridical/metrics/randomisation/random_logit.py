@@ -50,8 +50,11 @@ class RandomLogit(ExplainerMetric):
     """
 
     draws: int = 1
+    """Other outputs per sample, over which the score is averaged."""
     similarity: Similarity = "spearman"
+    """How two maps are compared: "spearman", "pearson" or, for images, "ssim"."""
     absolute: bool = False
+    """Whether absolute values of the maps are compared."""
     name: ClassVar[str] = "random_logit"
     category: ClassVar[str] = "randomisation"
     direction: ClassVar[Direction] = Direction.LOWER

@@ -27,14 +27,15 @@ _KEPT = {"cpu": 2**26, "cuda": 2**28}
 class SmoothMprt(LayerRandomisation):
     """MPRT between maps averaged over noisy inputs: rho(mean_i e(x + eta_i), mean_i e_l(x + eta_i)).
 
-    eta_i ~ N(0, (noise_level * range)^2) with the range of the sample's own elements; the same `noise_draws`
-    draws (published programs take 50) serve every model. Layers are randomised from the input upwards (GEF
-    eq. 31), mean over layers.
+    eta_i ~ N(0, (noise_level * range)^2) with the range of the sample's own elements; mean over layers.
     """
 
     order: Order = "bottom_up"
+    """Which layers go first; from the input upwards unless said otherwise (GEF eq. 31)."""
     noise_draws: int = 10
+    """Noisy inputs per sample, the same for every model; published programs take 50."""
     noise_level: float = 0.1
+    """Standard deviation of the noise, as a share of the range of the sample's own elements."""
     name: ClassVar[str] = "smooth_mprt"
     summary: ClassVar[str] = "Does the denoised map change when the model's layers are randomised?"
     assumes: ClassVar[str] = "averaging over noisy inputs removes noise of the map and nothing else"

@@ -56,12 +56,14 @@ class Consistency(ExplainerMetric):
     """Of the reference rows with the same explanation, the share with the same predicted class.
 
     The explanation of a row is taken as the set of its `top` features by |e|, with their signs, for the
-    row's predicted class. The first `reference_rows` rows of `train` are explained beside the samples, so a
-    sample's score does not depend on which others are judged with it. NaN where no row matches.
+    row's predicted class. Reference rows are explained beside the samples, so a sample's score does not
+    depend on which others are judged with it. NaN where no row matches.
     """
 
     top: int = 3
+    """Features that stand for an explanation, those of largest |e|."""
     reference_rows: int = 1000
+    """Rows of `train`, from the first on, that are explained at most."""
     name: ClassVar[str] = "consistency"
     category: ClassVar[str] = "robustness"
     direction: ClassVar[Direction] = Direction.HIGHER

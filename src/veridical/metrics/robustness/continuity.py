@@ -32,13 +32,15 @@ class Continuity(ExplainerMetric):
     """max over translations t of ‖e(x) - e(x_t)‖_1 / ‖x - x_t‖_2 (Montavon et al. 2018, section 7).
 
     x_t is the image moved t = pixels, 2 pixels, ..., steps * pixels to the right; the strip it leaves shows
-    the task's fill. Maps are divided by their root mean square unless `normalise` is off. The curve holds
-    the ratio at every translation.
+    the task's fill. The curve holds the ratio at every translation.
     """
 
     steps: int = 4
+    """Translations per sample."""
     pixels: int = 1
+    """Pixels from one translation to the next."""
     normalise: bool = True
+    """Whether maps are divided by their root mean square first."""
     name: ClassVar[str] = "continuity"
     category: ClassVar[str] = "robustness"
     direction: ClassVar[Direction] = Direction.LOWER

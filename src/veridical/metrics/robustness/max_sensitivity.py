@@ -26,13 +26,11 @@ from veridical.values.task import Task
 
 @dataclass(frozen=True)
 class Sensitivity(NeighbourMetric):
-    """Distances ‖e(x) - e(x + u)‖ over draws, relative to the input's norm, the map's, or nothing.
-
-    `relative_to="input"` divides by ‖x‖ (MetaQuantus eq. 18), "nothing" is Yeh et al.'s own definition,
-    "explanation" divides by ‖e(x)‖ as some programs do.
-    """
+    """Distances ‖e(x) - e(x + u)‖ over draws, relative to the input's norm, the map's, or nothing."""
 
     relative_to: Literal["input", "nothing", "explanation"] = "input"
+    """What distances are divided by: the norm of the "input" (MetaQuantus eq. 18), "nothing" (Yeh et al.), or
+    the norm of the "explanation", as some programs do."""
     category: ClassVar[str] = "robustness"
     direction: ClassVar[Direction] = Direction.LOWER
     needs: ClassVar[frozenset[str]] = frozenset({"explainer"})

@@ -23,15 +23,17 @@ class NeighbourMetric(ExplainerMetric):
     """Base of metrics that explain `draws` neighbours x + u of every input.
 
     As many draws as fit one chunk are explained in one batched call. u is uniform on [-radius, radius] in
-    every element, in the model's input space or, with `in_ranges`, in units of each element's range over the
-    reference rows; token ids are moved at their embeddings. Maps are divided by their root mean square before
-    they are compared unless `normalise` is off.
+    every element; token ids are moved at their embeddings.
     """
 
     draws: int = 10
+    """Neighbours per sample."""
     radius: float = 0.1
+    """The most that any element moves; see `in_ranges` for its unit."""
     in_ranges: bool = False
+    """Whether the radius is in units of each element's range over the reference rows, not of the input."""
     normalise: bool = True
+    """Whether maps are divided by their root mean square before they are compared."""
 
     def __post_init__(self) -> None:
         if self.draws < 1:

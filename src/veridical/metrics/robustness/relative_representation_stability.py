@@ -18,11 +18,11 @@ from veridical.values.task import Task
 class RelativeRepresentationStability(RelativeStability):
     """max over draws of ‖Δe / e‖ / max(‖ΔL / L‖, epsilon) with activations L of one layer (GEF eq. 28).
 
-    L is what goes into the last linear layer called, or what the layer named by `layer` answers. Divisions
-    are by v + epsilon sign(v). Draws that change the prediction are left out.
+    Divisions are by v + epsilon sign(v). Draws that change the prediction are left out.
     """
 
     layer: str | None = None
+    """Name of the layer whose output is L; None takes what goes into the last linear layer called."""
     name: ClassVar[str] = "relative_representation_stability"
     summary: ClassVar[str] = "Does the map change, relatively, more than the model's representation?"
     misleads: ClassVar[str] = (

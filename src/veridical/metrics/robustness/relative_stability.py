@@ -59,6 +59,7 @@ class RelativeStability(NeighbourMetric):
     """
 
     epsilon: float = 1e-6
+    """Added to divisors, with their sign, and their smallest size."""
     category: ClassVar[str] = "robustness"
     direction: ClassVar[Direction] = Direction.LOWER
     assumes: ClassVar[str] = "an explanation may change as much, relatively, as what it explains"

@@ -1,4 +1,4 @@
-"""The protocol of concept methods, and the work all of them share: rows grouped by output, a fit a group."""
+"""The protocol of concept methods, and the work they share: rows grouped by output, one fit per group."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ConceptMethod(Settings):
     """Finds concepts: `fit(embeddings, head, seed)` -> `Concepts` (`project`, `vectors`, `importances`).
 
     Rows are grouped by what the model predicts; an output with fewer rows than concepts gets none, and is
-    flagged. With `shared=True` one dictionary is fitted on all rows and serves every output.
+    flagged.
     """
 
     n_concepts: int = 5

@@ -19,7 +19,7 @@ from veridical.surf.methods.subspaces import inliers, local_basis, self_expressi
 
 @dataclass(frozen=True)
 class MCD(ConceptMethod):
-    """MCD (Vielhaben et al. 2023): K subspaces an output, each with a basis of its own dimension.
+    """MCD (Vielhaben et al. 2023): K subspaces per output, each with a basis of its own dimension.
 
     Up to `most_rows` embeddings are clustered; `outliers` of them are dropped. The embedding is solved in all
     bases and their orthogonal complement, whose part is set to 0: coordinates are `pinv(V) h`. Importances

@@ -93,7 +93,7 @@ class Dictionary:
 
 @dataclass(frozen=True)
 class SAE(ConceptMethod):
-    """A sparse autoencoder of `n_concepts` atoms an output, trained on all embeddings at every position.
+    """A sparse autoencoder of `n_concepts` atoms per output, trained on all embeddings at every position.
 
     `activation="topk"` keeps `n_concepts` active atoms (Gao et al. 2025); "relu" is trained with an L1
     penalty of weight `sparsity` on its codes instead. Atoms have length 1 after every step. Atoms that were
@@ -144,7 +144,7 @@ class SAE(ConceptMethod):
         return replace(found, notes=(f"{dead} of {width} atoms are never active on the train rows",))
 
     def train(self, rows: Tensor, width: int, key: Key) -> Dictionary:
-        """Adam on the squared error, over embeddings scaled to a mean square of 1 a dimension."""
+        """Adam on the squared error, over embeddings scaled to a mean square of 1 per dimension."""
         place, dimension = rows.device, rows.shape[1]
         scale = rows.square().mean().sqrt().clamp(min=1e-12)
         rows = rows / scale
