@@ -137,7 +137,7 @@ def _by_subsets(
     asked = answers[place, which, task.targets[:, None]]
     look_later(asked.device, partial(check_finite, asked))
     own = clean_response(task, response).to(asked.dtype)
-    responses = finite_to_grid(torch.cat([own, asked], 1))
+    responses = finite_to_grid(torch.cat([own, asked], 1), task.predictor.rounding)
     return responses if with_clean else responses[:, 1:]
 
 

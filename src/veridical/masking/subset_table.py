@@ -172,7 +172,7 @@ def _ask(task: Task, table: SubsetTable, rows: Tensor, keys: Tensor, behind: Bac
 def predicted(task: Task, outputs: Tensor) -> Tensor:
     """1 for the output that is predicted, or of labels for each that is; else 0 (R, C)."""
     if task.head in ("multiclass", "binary"):
-        return torch.nn.functional.one_hot(outputs.argmax(-1), outputs.shape[-1]).to(outputs.dtype)
+        return torch.zeros_like(outputs).scatter_(-1, outputs.argmax(-1, keepdim=True), 1.0)
     return (outputs > 0).to(outputs.dtype)
 
 
