@@ -163,8 +163,6 @@ def metrics_page() -> str:
 
 
 EXPLAINERS_NOTE = """\
-*Reads values* says whether a method looks at the outputs themselves or only at their gradients.
-
 ## What counts as a row
 
 A row is one pass of one input forward through the whole model, or back. Everything a method runs is counted.
@@ -236,8 +234,8 @@ def explainers_page() -> str:
         "task; one that does not says why and names those that do. The cost is rows asked of the model a",
         "sample, measured on 8 x 8 digits with default settings.",
         "",
-        "| name | what it is | applies to | needs | random | reads values | cost | law | paper |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| name | what it is | applies to | needs | random | cost | law | paper |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name in explainers:
         explainer: Explainer = explainers.make(name)
@@ -247,7 +245,6 @@ def explainers_page() -> str:
             f"| `{name}` | {explainer.summary} | {', '.join(sorted(explainer.modalities))} "
             f"| {', '.join(sorted(explainer.needs)) or 'nothing'} "
             f"| {'yes' if explainer.stochastic else 'no'} "
-            f"| {'yes' if explainer.reads_outputs else 'no'} "
             f"| {cost} | {explainer.law or 'none'} | {explainer.paper} |"
         )
     return "\n".join([*lines, "", EXPLAINERS_NOTE, ""])

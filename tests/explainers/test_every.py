@@ -48,31 +48,6 @@ def test_under_weight_noise_equals_a_noisy_deep_copy(name: str) -> None:
     assert explainer.control == torch.equal(found, explainer(task, vd.Key(1)).values)
 
 
-class Raised(nn.Module):
-    """The same gradients, other values."""
-
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.net = net
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x) + 3.0
-
-
-@pytest.mark.parametrize("name", ON_IMAGES)
-def test_who_says_it_reads_no_values_reads_none(name: str) -> None:
-    task = image_task(samples=3)
-    explainer = made(name, task)
-    raised = vd.Task(
-        Raised(task.model), task.inputs, targets=task.targets, train=task.train, plan=Plan(rows=64)
-    )
-    same = torch.allclose(explainer(raised).values, explainer(task).values, atol=1e-9)
-    if not explainer.reads_outputs:
-        assert same
-    elif name == "rise":
-        assert not same  # the others take differences, a softmax, or a constant's share off
-
-
 class Watched(nn.Module):
     """Notes how many rows it is given at once."""
 
@@ -150,10 +125,16 @@ def test_declared_rows_are_the_rows_counted(kind: str) -> None:
     task = tiny_task(kind)
     for name in set(applicable(task)) - MASKED:
         explainer = registry.make(name, **FEW.get(name, {}))
-        declared = explainer.declared(task)
-        assert explainer(task).cost == declared, name
+        declared, cost = explainer.declared(task), explainer(task).cost
+        if name in BY_MASKS and bool((task.space.counts(len(task)) <= FEW_FEATURES).any()):
+            # of few features no mask is asked twice, so that rows declared are the most there can be
+            assert 0 < cost.forward <= declared.forward, name
+        else:
+            assert cost == declared, name
 
 
+BY_MASKS = {"hsic", "permutation_importance", "rise", "shapley_sampling", "sobol"}
+FEW_FEATURES = 12
 LAWS = {"deeplift": 1e-9, "deeplift_shap": 1e-9, "integrated_gradients": 0.05, "shapley_sampling": 1e-6}
 
 

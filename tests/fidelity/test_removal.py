@@ -23,7 +23,7 @@ from veridical.fidelity.removal import (
     explanation_sizes,
     removal_counts,
 )
-from veridical.metrics.faithfulness.masks import UNORDERED
+from veridical.metrics.base import CONSTANT
 from veridical.random.keyed import Key
 
 
@@ -306,7 +306,7 @@ def test_short_samples_among_long_ones_have_every_size_once() -> None:
     scores = vd.score(Fid(variant="probability"), task, maps)
     there = ~scores.curve.y.isnan()
     assert there.sum(-1).tolist() == [19, 8, 3, 0, 19, 19]
-    assert scores.flagged == {NO_SIZE: 1, UNORDERED: 1}  # one feature has no order
+    assert scores.flagged == {NO_SIZE: 1, CONSTANT: 1}  # one feature has no order
     for sample, n in ((1, 9), (2, 4)):
         alone = [
             vd.score(Fid(sizes=(s / n,), variant="probability"), task, maps).values[sample]
@@ -322,7 +322,7 @@ def test_a_constant_map_is_flagged() -> None:
     maps = torch.rand(6, 20, dtype=torch.float64)
     maps[2] = 1.0
     for metric in (Fid(), RFid(draws=2)):
-        assert vd.score(metric, task, maps).flags[UNORDERED].tolist() == [False, False, True, *[False] * 3]
+        assert vd.score(metric, task, maps).flags[CONSTANT].tolist() == [False, False, True, *[False] * 3]
 
 
 SPACES = {

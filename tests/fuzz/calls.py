@@ -256,7 +256,7 @@ def values(chance: random.Random) -> Any:
     task = vd.Task(Any2D(4).eval(), torch.randn(3, 4))
     odd = chance.choice(ODD)
     if what == "plan":
-        return vd.Plan(**{chance.choice(["rows", "threads", "budget_mib", "autocast", "tf32"]): odd})
+        return vd.Plan(**{chance.choice(["rows", "threads", "budget_mib", "autocast", "precision"]): odd})
     if what == "key":
         return vd.Key(odd)
     if what == "device":

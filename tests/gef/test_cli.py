@@ -31,6 +31,14 @@ def test_scores_and_pictures_are_written(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"gef.csv", "scores.png", "path.png"}
 
 
+def test_iso_sigma_says_how_sure_it_is(tmp_path):
+    said = run(
+        "-t", "digits", "-e", "gradient", "-n", "8", "--iso-sigma", "--draws", "6", "-o", str(tmp_path)
+    )
+    assert "at fixed noise" in said
+    assert "p = " in said
+
+
 def test_inputs_go_elsewhere_only_when_told(tmp_path):
     asked = ["-t", "reviews", "-n", "8", "--llm", "https://example.com/v1", "--classes", "bad,good"]
     with pytest.raises(vd.errors.InputError, match="--send-data"):

@@ -192,7 +192,7 @@ def test_concepts_of_a_perfect_explanation_give_the_logit_back() -> None:
 def test_gef_judges_concepts(relevance: str) -> None:
     task = tiny_task("table", 20)
     head = task.model.get_submodule("2")
-    held = SAE(n_concepts=4, steps=60).fit(
+    held = vd.surf.PCA(n_concepts=4).fit(
         vd.surf.split(task).test(),
         Head(head.weight, head.bias),  # type: ignore[arg-type]
     )

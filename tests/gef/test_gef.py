@@ -202,7 +202,7 @@ def test_output_noise_is_drawn_only_where_outputs_are_read() -> None:
     quiet = vd.score(metric, task, "gradient").cost
     worlds = 3 * 2
     assert quiet.backward == len(task) * (1 + worlds)
-    per_map = vd.explain("occlusion", task).cost.forward
+    per_map = vd.explain("occlusion", tiny_task("table")).cost.forward
     loud = vd.score(metric, task, "occlusion").cost
     assert loud.forward == per_map * (1 + worlds * (1 + 3)) + 3 * len(task)
 
@@ -238,7 +238,8 @@ def test_cost_is_counted(form: str) -> None:
     cost = vd.score(metric, task, "gradient").cost
     explanations = 1 + 2 * 3 * (3 if form == "arc" else 1)
     assert cost.backward == len(task) * explanations
-    assert cost.forward == len(task) * (explanations + 2 * 3)
+    # the outputs came with the gradients
+    assert cost.forward == len(task) * explanations
 
 
 def test_model_is_untouched_also_when_an_explainer_raises() -> None:
@@ -304,6 +305,15 @@ def test_regression_path_ends_where_nothing_is_left_to_predict() -> None:
     assert 0.2 < path.sigma_max < 5
 
 
+@pytest.mark.parametrize(
+    "levels", [[0.1, 0.2, 0.3], np.array([0.1, 0.2, 0.3]), torch.tensor([0.1, 0.2, 0.3])]
+)
+def test_a_path_may_be_any_row_of_numbers(levels: object) -> None:
+    metric = GEF(path=levels)  # type: ignore[arg-type]
+    assert metric.path == pytest.approx((0.1, 0.2, 0.3))
+    assert GEF.from_json(metric.to_json()) == metric
+
+
 def test_input_noise_moves_text_at_its_embeddings() -> None:
     scores = vd.score(FastGEF(perturb="input", path=(0.1, 0.5, 1.0)), tiny_task("text"), "gradient")
     assert bool(scores.values.isfinite().all())
@@ -314,5 +324,19 @@ def test_bad_settings_are_refused() -> None:
         GEF(form="slow")  # type: ignore[arg-type]
     with pytest.raises(vd.errors.InputError, match="at least 3"):
         GEF(levels=2)
+    for name in ("levels", "draws", "steps", "output_draws"):
+        for value in (0, -1, 2.5, True):
+            with pytest.raises(vd.errors.InputError, match=f"{name} is a whole number"):
+                GEF(**{name: value})  # type: ignore[arg-type]
+    for noise in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(vd.errors.InputError, match="standard deviation"):
+            GEF(output_noise=noise)
+    with pytest.raises(vd.errors.InputError, match="'isotonic', 'published' or levels"):
+        GEF(path="isotonik")  # type: ignore[arg-type]
+    for path in ((0.1, 0.3, 0.2), (0.1, 0.1, 0.2), (0.0, 0.1, 0.2), (0.1, 0.2, float("inf"))):
+        with pytest.raises(vd.errors.InputError, match="positive and rising"):
+            GEF(path=path)
+    with pytest.raises(vd.errors.InputError, match="holds numbers"):
+        GEF(path=("a", "b", "c"))  # type: ignore[arg-type]
     with pytest.raises(vd.errors.InputError, match="finished map"):
         vd.score("gef", tiny_task("table"), torch.rand(9, 6))

@@ -112,8 +112,8 @@ def test_replies_are_read(reply: str, words: list[str] | None) -> None:
 def test_words_become_a_binary_map_over_valid_tokens() -> None:
     task = spam_task()
     maps = llm(lambda prompt: '{"1": "Mum", "2": "tonight"}')(task).values
-    expected = [[0, 0, 0, 0, 0], [1, 0, 0, 0, 1], [0, 0, 1, 0, 0]]
-    assert maps.tolist() == expected
+    assert bool(maps[0].isnan().all())  # nothing of this text is named
+    assert maps[1:].tolist() == [[1, 0, 0, 0, 1], [0, 0, 1, 0, 0]]
 
 
 def test_a_tokenizer_matches_pieces() -> None:
@@ -126,6 +126,83 @@ def test_a_tokenizer_matches_pieces() -> None:
 
     maps = llm(lambda prompt: '["lovely", "free"]', tokenizer=Pieces())(spam_task()).values
     assert maps.tolist() == [[1, 0, 0, 0, 0], [0, 1, 1, 0, 0], [1, 0, 0, 0, 0]]
+
+
+CORPUS = [
+    "You have won a FREE prize, call now!",
+    "Free entry: text WIN to claim your prize",
+    "see you at lunch, I won't be late",
+    "call me when you're free, lovely",
+]
+
+
+class Trained:
+    """A tokenizer of the kind that a language model comes with."""
+
+    def __init__(self, kind: str) -> None:
+        tokenizers = pytest.importorskip("tokenizers")
+        from tokenizers import decoders, models, pre_tokenizers, trainers
+
+        if kind == "byte-level BPE":
+            self.own = tokenizers.Tokenizer(models.BPE())
+            self.own.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+            self.own.decoder = decoders.ByteLevel()
+            alphabet = pre_tokenizers.ByteLevel.alphabet()
+            trainer = trainers.BpeTrainer(vocab_size=330, initial_alphabet=alphabet, show_progress=False)
+        elif kind == "SentencePiece":
+            self.own = tokenizers.Tokenizer(models.Unigram())
+            self.own.pre_tokenizer = pre_tokenizers.Metaspace()
+            self.own.decoder = decoders.Metaspace()
+            trainer = trainers.UnigramTrainer(
+                vocab_size=80, unk_token="<unk>", show_progress=False, special_tokens=["<unk>"]
+            )
+        else:
+            self.own = tokenizers.Tokenizer(models.WordPiece(unk_token="<unk>"))
+            self.own.normalizer = tokenizers.normalizers.Lowercase()
+            self.own.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+            self.own.decoder = decoders.WordPiece()
+            trainer = trainers.WordPieceTrainer(vocab_size=120, special_tokens=["<unk>"], show_progress=False)
+        self.own.train_from_iterator(CORPUS, trainer)
+        self.unk_token_id = self.own.token_to_id("<unk>")
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        ids: list[int] = self.own.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, ids: list[int]) -> str:
+        text: str = self.own.decode(ids)
+        return text
+
+
+@pytest.mark.extras
+@pytest.mark.parametrize("kind", ["WordPiece", "byte-level BPE", "SentencePiece"])
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("you won a FREE prize", "free"),
+        ("Free entry today", "free"),
+        ("call me when free", "free"),
+        ("claim your prize, now", "prize"),
+    ],
+)
+def test_words_are_found_whatever_the_tokenizer_makes_of_spaces(kind: str, text: str, word: str) -> None:
+    tokenizer = Trained(kind)
+    ids = tokenizer.encode(text)
+    marked = llm(lambda prompt: "", tokenizer=tokenizer)._matched([word], [*ids, None, None])
+    assert marked[-2:].tolist() == [0.0, 0.0]
+    chosen = [token for token, one in zip(ids, marked.tolist(), strict=False) if one]
+    assert word in tokenizer.decode(chosen).lower()
+    assert len(tokenizer.decode(chosen).strip()) <= len(word) + 1
+    nothing = llm(lambda prompt: "", tokenizer=tokenizer)._matched(["qqq"], ids)
+    assert float(nothing.sum()) == 0
+
+
+def test_a_reply_that_names_nothing_of_the_text_is_no_explanation() -> None:
+    """A map of zeros would be one that does not move."""
+    scores = vd.score("gef", spam_task(), llm(lambda prompt: '["zebra"]'), draws=1, path=(0.1, 0.3, 0.6))
+    assert bool(scores.values.isnan().all())
+    assert scores.flagged == {"no explanation": len(scores)}
+    assert scores.details["maps_missing"].tolist() == [3] * len(scores)
 
 
 def test_replies_that_cannot_be_read_are_nan_and_counted() -> None:
@@ -345,7 +422,7 @@ def test_a_score_through_the_endpoint(server: Server) -> None:
     metric = vd.FastGEF(draws=1, path=(0.1, 0.5, 1.0))
     scores = vd.score(metric, spam_task(), llm(Endpoint(server.url, "m")))
     assert len(server.asked) == 3 * 4
-    assert scores.flagged["the explanation does not move"] == 3
+    assert scores.flagged == {"the explanation does not move": 2, "no explanation": 1}
 
 
 @pytest.mark.extras

@@ -17,6 +17,7 @@ from veridical.errors import InputError, ModelError, VeridicalWarning
 from veridical.explainers import Explainer
 from veridical.gef import batched_distances as pending
 from veridical.gef.finite_checks import Watch
+from veridical.gef.receipt import receipt_of
 from veridical.gef.worlds import Worlds
 from veridical.model import weights as drawing
 from veridical.model.weights import NoiseSource
@@ -30,6 +31,7 @@ PATH = (0.1, 0.5, 1.0)
 def drawn_per_score(metric: vd.GEF, samples: int = 4) -> int:
     """How many parameters had noise drawn for them during one score."""
     task = tiny_task("image", samples)
+    receipt_of(task)  # it draws for its self-check, once a task
     with mock.patch.object(drawing, "draw_noise", wraps=drawing.draw_noise) as draw:
         vd.score(metric, task, "gradient")
     drawn = [name for call in draw.call_args_list for name, _ in call.args[1]]

@@ -156,3 +156,16 @@ def test_an_order_must_sort_the_values() -> None:
     with pytest.raises(vd.errors.InputError, match="does not sort the values"):
         replace(e, values=-e.values)
     assert torch.equal(e.with_values(-e.values).order, e.order.flip(-1))
+
+
+def test_chance_ties_of_a_large_map_cost_nothing() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64 * 64, 3))
+    task = vd.Task(model, torch.rand(2, 1, 64, 64))
+    maps = torch.rand(2, 64 * 64)
+    plain = vd.score("pixel_flipping", task, maps, steps=8)
+    maps[:, 10:40:2] = maps[:, 11:41:2]  # fifteen pairs of eight million
+    tied = vd.score("pixel_flipping", task, maps, steps=8)
+    assert tied.cost == plain.cost
+    halves = (maps > 0.5).float()
+    assert vd.score("pixel_flipping", task, halves, steps=8).cost.forward == 8 * plain.cost.forward

@@ -11,11 +11,12 @@ from veridical.random.keyed import Key, parameter_noise
 
 
 def noisy(
-    model: nn.Module, sigma: float, key: Key, layer: str | None = None, step: float = 1.0
+    model: nn.Module, sigma: float, key: Key, layer: str | None = None, step: float = 1.0, strip: str = ""
 ) -> dict[str, Tensor]:
     """theta * (1 + step * sigma * N(0, 1)) for every floating-point parameter, drawn by its name."""
     return {
-        name: (parameter_noise(key, name, value.shape).to(value) * (step * sigma) + 1.0) * value.detach()
+        name: (parameter_noise(key, name.removeprefix(strip), value.shape).to(value) * (step * sigma) + 1.0)
+        * value.detach()
         for name, value in model.named_parameters()
         if value.is_floating_point() and (layer is None or name == layer or name.startswith(layer + "."))
     }

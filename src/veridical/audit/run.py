@@ -27,6 +27,7 @@ from veridical.audit.sentences import sentences
 from veridical.audit.verdict import decide
 from veridical.errors import InputError, VeridicalError, VeridicalWarning
 from veridical.gef import GEF, NoisePath
+from veridical.gef.receipt import incomplete
 from veridical.metrics import registry
 from veridical.model.cost import Cost
 from veridical.model.predictor import take_side
@@ -77,6 +78,7 @@ def run(
     if not methods:
         raise InputError("no explainer could be scored: " + "; ".join(f.message for f in evaluation.failures))
     notes += unscored(evaluation, seats, panel)
+    notes += incomplete(evaluation.scores.values())
     with clock("verdict"):
         verdict = decide(evaluation.scores, methods, controls, judges, weight_draws=draws, seed=seed)
         verdict = replace(verdict, sentences=sentences(verdict, checks, notes))

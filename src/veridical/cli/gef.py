@@ -13,6 +13,7 @@ import veridical as vd
 from veridical.cli import sources
 from veridical.cli.app import app, out, save_figure
 from veridical.errors import InputError, NotApplicableError
+from veridical.gef.receipt import incomplete
 from veridical.values.csv_files import write_csv
 
 
@@ -30,7 +31,12 @@ def gef(
     ] = None,
     form: Annotated[str, typer.Option(help="fast, arc, reference or jacobian.")] = "fast",
     perturb: Annotated[str, typer.Option(help="What gets the noise: weights or input.")] = "weights",
-    draws: Annotated[int, typer.Option(min=1, help="Noisy models a level.")] = 5,
+    draws: Annotated[
+        int | None, typer.Option(min=1, help="Noisy models a level; 5, or 20 with --iso-sigma.")
+    ] = None,
+    iso_sigma: Annotated[
+        bool, typer.Option("--iso-sigma", help="Correlate at fixed noise: beyond what the level explains.")
+    ] = False,
     assumptions: Annotated[bool, typer.Option("--assumptions", help="Check GEF's assumptions too.")] = False,
     llm: Annotated[
         str | None,
@@ -59,13 +65,15 @@ def gef(
     Example: veridical gef -t reviews --llm http://localhost:8080/v1 --classes bad,good
     """
     chosen = sources.task_from_options(task, model, data, arch, labels, train, allow_code, samples, device)
-    metric = vd.GEF(form=form, perturb=perturb, draws=draws)  # type: ignore[arg-type]
+    kind, usual = (vd.gef.IsoSigma, 20) if iso_sigma else (vd.GEF, 5)
+    metric = kind(form=form, perturb=perturb, draws=draws or usual)  # type: ignore[arg-type]
     judged: dict[str, Any] = {name: name for name in explainer or ["gradient", "saliency", "random"]}
     if llm is not None:
         judged["llm_x"] = _language_model(chosen, llm, llm_model, about, classes, k, send_data)
     scores = {name: vd.score(metric, chosen, who, seed=seed) for name, who in judged.items()}
     out.print(f"noise path: {escape(str(metric.noise_path(chosen, vd.Key(seed))))}", soft_wrap=True)
     _show(scores)
+    _say(scores)
     _write(scores, folder)
     if assumptions:
         found = vd.gef.assumptions(chosen, seed=seed)
@@ -107,6 +115,20 @@ def _show(scores: dict[str, vd.Scores]) -> None:
         )
         table.add_row(escape(name), *cells, str(flagged) if flagged else "")
     out.print(table)
+
+
+def _say(scores: dict[str, vd.Scores]) -> None:
+    """What is sure of iso-sigma, and what noise did not reach."""
+    for name, own in scores.items():
+        if (sure := own.provenance.get("iso_sigma")) is not None:
+            low, high = sure["interval"]
+            out.print(
+                f"{escape(name)}: at fixed noise {sure['mean']:.3f}, p = {sure['p_value']:.3f}, 95% of draws "
+                f"{low:.3f} to {high:.3f}; 0.2 would be seen in {sure['power']:.0%}",
+                soft_wrap=True,
+            )
+    for sentence in incomplete(scores.values()):
+        out.print(escape(sentence), soft_wrap=True)
 
 
 def _write(scores: dict[str, vd.Scores], folder: Path) -> None:

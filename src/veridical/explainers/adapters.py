@@ -159,7 +159,6 @@ class ShapExplainer(_Adapter):
     make: Callable[..., Any] = len  # always replaced by the caller's
     kwargs: dict[str, Any] = field(default_factory=dict)
     stochastic: ClassVar[bool] = True
-    reads_outputs: ClassVar[bool] = True
 
     @property
     def name(self) -> str:  # type: ignore[override]

@@ -45,8 +45,6 @@ class Explainer(Settings):
     """A control reads nothing of the model; GEF redraws it at every call."""
     one_key: ClassVar[bool] = False
     """Whether GEF gives it the same key in every world: an optimisation that starts from the same noise."""
-    reads_outputs: ClassVar[bool] = False
-    """Whether it reads output values, not only their gradients."""
 
     law: ClassVar[str] = ""
     """What the values of each map sum to, in words; empty where the method promises nothing."""

@@ -185,7 +185,6 @@ class ScoreCam(Cam):
     summary: ClassVar[str] = "last activation of convolutions weighted by the output through each channel"
     paper: ClassVar[str] = "Wang et al. 2020, Algorithm 1"
     needs: ClassVar[frozenset[str]] = frozenset({"convolution"})
-    reads_outputs: ClassVar[bool] = True
 
     def rows_per_sample(self, task: Task) -> int:
         return 1 + (_channels(task) if self.layer is None else layer_shapes(task)[self.layer][0][1])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -25,8 +24,6 @@ _LEAF = 64  # the largest system that is factored as it is on a GPU
 @dataclass(frozen=True)
 class MaskingExplainer(Explainer):
     """Base of methods that ask about masked inputs and draw nothing but, perhaps, rows for their fill."""
-
-    reads_outputs: ClassVar[bool] = True
 
     def draws_on(self, task: Task) -> bool:
         return self.stochastic or task.fill.follows_seed(task)

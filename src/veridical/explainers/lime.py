@@ -46,7 +46,6 @@ class Lime(Explainer):
     summary: ClassVar[str] = "weighted linear fit to randomly masked inputs"
     paper: ClassVar[str] = "Ribeiro et al. 2016"
     stochastic: ClassVar[bool] = True
-    reads_outputs: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.draws < 2:

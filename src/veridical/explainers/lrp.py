@@ -34,7 +34,6 @@ class _Propagation(FollowingExplainer):
     """
 
     paper: ClassVar[str] = "Bach et al. 2015"
-    reads_outputs: ClassVar[bool] = True
     law: ClassVar[str] = "values sum to y(x), less what biases and the rules' denominators take"
     exact: ClassVar[bool] = False
 

@@ -32,7 +32,6 @@ class PermutationImportance(Explainer):
     summary: ClassVar[str] = "fall of the output when a feature takes the values of reference rows"
     paper: ClassVar[str] = "Breiman 2001; Fisher et al. 2019"
     needs: ClassVar[frozenset[str]] = frozenset({"train"})
-    reads_outputs: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.rows < 1:

@@ -46,7 +46,6 @@ class Rise(Explainer):
     summary: ClassVar[str] = "mean response over random masks that show a feature"
     paper: ClassVar[str] = "Petsiuk et al. 2018"
     stochastic: ClassVar[bool] = True
-    reads_outputs: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.draws < 2:

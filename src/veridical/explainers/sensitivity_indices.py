@@ -40,7 +40,6 @@ class _RandomMasks(Explainer):
     grid: int = 8
     """Cells along each side of an image; other spaces keep their features."""
     stochastic: ClassVar[bool] = True
-    reads_outputs: ClassVar[bool] = True
 
     def masks(self, features: int) -> int:
         """Masks that one sample is asked about."""

@@ -58,7 +58,6 @@ class ShapleySampling(Explainer):
     paper: ClassVar[str] = "Castro et al. 2009; Mitchell et al. 2022"
     law: ClassVar[str] = "values sum to y(x) - y(everything removed)"
     stochastic: ClassVar[bool] = True
-    reads_outputs: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.orders < 1:

@@ -134,10 +134,6 @@ class Transform(Explainer):
         return self.explainer.control
 
     @property
-    def reads_outputs(self) -> bool:  # type: ignore[override]
-        return self.explainer.reads_outputs
-
-    @property
     def summary(self) -> str:  # type: ignore[override]
         return f"{self.kind}: {self.explainer.summary}"
 

@@ -4,6 +4,7 @@ from veridical.gef.assumptions import Assumptions, assumptions
 from veridical.gef.classes import class_task
 from veridical.gef.codes import ConceptRelevance, LayerCodes, layer_activations
 from veridical.gef.feature_visualisation import DeepViz, FeatureVisualisation, Fourier, Maco
+from veridical.gef.iso_sigma import Evidence, IsoSigma, evidence, iso_sigma
 from veridical.gef.layers import LayerStudy, across_layers
 from veridical.gef.llm import Endpoint, LLMx, LocalModel
 from veridical.gef.metric import GEF, FastGEF, gef_score
@@ -25,9 +26,11 @@ __all__ = [
     "ConceptRelevance",
     "DeepViz",
     "Endpoint",
+    "Evidence",
     "FastGEF",
     "FeatureVisualisation",
     "Fourier",
+    "IsoSigma",
     "LLMx",
     "LayerCodes",
     "LayerStudy",
@@ -39,8 +42,10 @@ __all__ = [
     "assumptions",
     "at_neuron",
     "class_task",
+    "evidence",
     "find_path",
     "gef_score",
+    "iso_sigma",
     "layer_activations",
     "plot_cloud",
     "plot_gained",

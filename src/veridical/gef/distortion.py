@@ -7,7 +7,7 @@ unperturbed world. Explanations are compared after division by their root mean s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -18,6 +18,7 @@ from veridical.explainers import Explainer
 from veridical.functional import cosine_distance, euclidean, rms_normalise, round_to_grid
 from veridical.gef.batched_distances import Pending, Room
 from veridical.gef.finite_checks import Watch
+from veridical.gef.map_health import MapHealth
 from veridical.gef.shared_worlds import SharedWorld
 from veridical.gef.worlds import Perturbation, Worlds
 from veridical.random.keyed import Key
@@ -55,6 +56,8 @@ class Setting:
     latest: SharedWorld = field(default_factory=SharedWorld)
     watch: Watch = field(default_factory=Watch)
     room: Room = field(default_factory=Room)
+    redraws: bool = False
+    """Whether two keys give two maps, declared or found."""
 
     def noise_key(self, draw: int, level: int) -> Key:
         """Noise is drawn afresh for every (draw, level); along one direction it is the draw's own."""
@@ -152,7 +155,6 @@ class Setting:
         return Pending(Room(), self._judge)
 
     def _judge(self, answers: Tensor) -> Tensor:
-        self.watch.outputs(answers)
         return self.model_distortion(answers.transpose(0, 1)).mT
 
 
@@ -169,7 +171,7 @@ class Moved:
 class Found:
     """Distortions (N, M, Z), the length of the unperturbed maps (N,), and what the jacobian form reports.
 
-    `deaf` where the model never moved, `whole` where no map is missing.
+    `deaf` where the model never moved, `whole` where no map is missing and every answer finite.
     """
 
     model: Tensor
@@ -177,6 +179,7 @@ class Found:
     size: Tensor
     deaf: bool
     whole: bool
+    health: MapHealth
     fit: Tensor | None = None
     in_span: Tensor | None = None
 
@@ -188,6 +191,12 @@ class Found:
         return cls(
             deaf=all(part.deaf for part in parts),
             whole=all(part.whole for part in parts),
+            health=replace(
+                parts[0].health,
+                draws=any(part.health.draws for part in parts),
+                repeats=all(part.health.repeats for part in parts),
+                rounding=torch.cat([part.health.rounding for part in parts]),
+            ),
             **{name: torch.cat([getattr(part, name) for part in parts]) for name in present},
         )
 
@@ -257,15 +266,17 @@ def jacobian(setting: Setting, sigma: float, draw: int, level: int, clean: Tenso
             near = around.at(SMALL_STEP, near_key(noise, t, k))
             maps[1 + k] = setting.values(near, *_path_key(setting, draw, level, t, k))
             near_answers[k] = setting.outputs(near)
-        setting.watch.outputs(near_answers)
         response = setting.per_sample(near_answers.double()).transpose(0, 1) - outputs[:, None]
         step = outputs - before
         if narrow:
             response, step = (_own(task, value) for value in (response, step))
         here, *around_here = setting.comparable(maps)
         moved = torch.stack(around_here, 1).sub_(here[:, None])
+        # answers that are not finite fit nothing, and their draw is dropped
+        broken = ~torch.cat([response.flatten(1), step], 1).isfinite().all(1)
+        response, step = (v.nan_to_num(0.0, 0.0, 0.0) for v in (response, step))
         length, fit, in_span = least_squares_step(response, moved, step)
-        energy = energy + length.square()
+        energy = energy + torch.where(broken, torch.nan, length.square())
         fits.append(fit)
         spans.append(in_span)
         before = outputs
@@ -317,7 +328,7 @@ def _path_key(setting: Setting, draw: int, level: int, *where: int) -> tuple[str
 
 
 def _path_start(setting: Setting, draw: int, level: int, clean: Tensor) -> Tensor:
-    if not setting.explainer.stochastic:
+    if not setting.redraws:
         return clean
     return setting.explain(setting.task, *_path_key(setting, draw, level, 0))
 

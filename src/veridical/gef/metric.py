@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -29,7 +30,9 @@ from veridical.gef.distortion import (
     neighbours,
     noise_key,
 )
+from veridical.gef.map_health import MapHealth, map_health
 from veridical.gef.path import NoisePath, Rule, find_path
+from veridical.gef.receipt import receipt_of
 from veridical.gef.reference_form import RunningReference, step_key
 from veridical.gef.shared_worlds import Company, SharedWorld
 from veridical.gef.worlds import Perturbation
@@ -61,12 +64,14 @@ def gef_score(
     """Correlate distortions (N, M, Z) over levels, then average over draws: scores, degenerate, empty.
 
     A draw whose explanation does not move scores 0 and is degenerate (Corollary 1); one whose model does not
-    move is left out; a sample with no draw left is empty and NaN. Levels without an explanation (NaN) are
-    passed over, and a draw with fewer than three others is left out; `whole` says that there are none, where
-    that is known.
+    move, or gives an answer that is not finite, is left out; a sample with no draw left is empty and NaN.
+    Levels without an explanation (NaN) are passed over, and a draw with fewer than three others is left out;
+    `whole` says that there are none, where that is known.
     """
     if whole is None:
-        whole = not bool(explanation.isnan().any())
+        whole = bool((model.isfinite() & ~explanation.isnan()).all())
+    if not whole:
+        explanation = torch.where(model.isfinite().all(-1, keepdim=True), explanation, torch.nan)
     known = None if whole else ~explanation.isnan()
     enough = known.sum(-1) >= FEWEST if known is not None else explanation.shape[-1] >= FEWEST
     still = ~has_spread(explanation, known) & enough
@@ -91,20 +96,35 @@ class GEF(ExplainerMetric):
     """
 
     form: Form = "fast"
+    """How the explanation's movement is measured."""
     levels: int = 5
+    """Noise levels, Z."""
     draws: int = 5
+    """Noisy models at each level, M."""
     steps: int = 5
+    """Steps on the way to a level, T (`arc`, `jacobian`, `reference`)."""
     output_draws: int = 5
+    """Copies of each model with noise on its outputs, K (`reference`)."""
     output_noise: float = 1e-3
+    """Standard deviation of that noise."""
     distance: Distance = "euclidean"
+    """Between two maps; cosine is for sparse codes."""
     model_distance: ModelDistance = "logit"
+    """How far the model moved: at the explained output, or over all outputs."""
     correlation: Literal["spearman", "pearson"] = "spearman"
+    """Of the two distortions over the levels."""
     normalise: bool = True
+    """Whether maps are divided by their root mean square before they are compared."""
     mean_then_correlate: bool = False
+    """Average the distortions over draws first, as in the proof for linear models (A.1.3)."""
     same_direction: bool = False
+    """Scale one draw of noise over all levels; a variant, not comparable with the papers."""
     perturb: Perturbation = "weights"
+    """What gets the noise."""
     path: tuple[float, ...] | Rule = "isotonic"
+    """The rule by which the noise levels are found, or the levels themselves, rising."""
     name: ClassVar[str] = "gef"
+    version: ClassVar[int] = 2
     category: ClassVar[str] = "faithfulness"
     direction: ClassVar[Direction] = Direction.HIGHER
     summary: ClassVar[str] = "Does the explanation move as the model moves, under weight noise?"
@@ -127,9 +147,23 @@ class GEF(ExplainerMetric):
         for what, known in choices.items():
             if getattr(self, what) not in known:
                 raise InputError(f"{what} is one of {', '.join(known)}; got {getattr(self, what)!r}")
-        for what in ("draws", "steps", "output_draws"):
-            if getattr(self, what) < 1:
-                raise InputError(f"{what} must be at least 1, got {getattr(self, what)}")
+        for what in ("levels", "draws", "steps", "output_draws"):
+            count = getattr(self, what)
+            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+                raise InputError(f"{what} is a whole number of at least 1, got {count!r}")
+        if not 0 <= self.output_noise < math.inf:
+            raise InputError(f"output_noise is a standard deviation, 0 or more, got {self.output_noise}")
+        if isinstance(self.path, str):
+            if self.path not in ("isotonic", "published"):
+                raise InputError(
+                    f"path is 'isotonic', 'published' or levels as (0.1, 0.5, 1.0), got {self.path!r}"
+                )
+        else:
+            try:
+                levels = tuple(float(level) for level in self.path)
+            except (TypeError, ValueError):
+                raise InputError(f"a path holds numbers, as (0.1, 0.5, 1.0), got {self.path!r}") from None
+            object.__setattr__(self, "path", NoisePath.given(levels).levels)
         if len(self.path if isinstance(self.path, tuple) else range(self.levels)) < FEWEST:
             raise InputError(f"a correlation over levels needs at least {FEWEST} of them")
         if self.same_direction and self.form == "reference":
@@ -147,7 +181,7 @@ class GEF(ExplainerMetric):
         return None
 
     def noise_path(self, task: Task, key: Key = Key(0), draws: int = 20) -> NoisePath:  # noqa: B008 (frozen)
-        """The path of this task, found once and shared by all explainers; its cost is counted apart.
+        """The path of this task, found once and shared by all explainers; a score alone counts its rows.
 
         `draws` are made a level when it is looked for; it is then the task's, whoever asks.
         """
@@ -167,6 +201,8 @@ class GEF(ExplainerMetric):
         return found
 
     def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
+        # a score rests on its path, whoever searched it: its cost does not depend on who came first
+        task.predictor.meter.here.forward += self.noise_path(task, key).rows
         (found,) = self._outcomes(task, Company({self.name: explainer}), key).values()
         if isinstance(found, Exception):
             raise found
@@ -178,7 +214,10 @@ class GEF(ExplainerMetric):
         explainers: Mapping[str, Explainer],
         key: Key = Key(0),  # noqa: B008 (frozen)
     ) -> dict[str, Scores | Exception]:
-        """Score several explainers in the same noisy worlds, each drawn and asked once for all of them."""
+        """Score several explainers in the same noisy worlds, each drawn and asked once for all of them.
+
+        The rows of a noise path that was searched are in no single cost here, but in each one's provenance.
+        """
         self.check(task)
         company = Company(explainers)
         for who in company:
@@ -208,8 +247,25 @@ class GEF(ExplainerMetric):
                 warnings.warn(DEAF, VeridicalWarning, stacklevel=2)
             nothing = self._nothing(moved.size)[:, None, None]
             explanation = torch.where(moved.explanation <= nothing, 0.0, moved.explanation)
-            out[who] = self._outcome(path, replace(moved, explanation=explanation))
+            outcome = self._outcome(path, replace(moved, explanation=explanation))
+            out[who] = replace(outcome, notes={**outcome.notes, **self._receipt(task, moved)})
         return out
+
+    def _receipt(self, task: Task, found: Found) -> dict[str, Any]:
+        """What noise reached, how many worlds were dropped, and what a second look at the maps found."""
+        lost = (~found.model.isfinite()).any(0)
+        health = found.health
+        receipt: dict[str, Any] = {
+            "worlds": lost.numel(),
+            "worlds_dropped": int(lost.sum()),
+            "float64_apart": None if math.isnan(health.apart) else health.apart,
+            "float64_unchecked": health.why_not,
+            "redraws": health.draws,
+            "repeats": health.repeats,
+        }
+        if self.perturb == "weights":
+            receipt |= receipt_of(task).to_json()
+        return {"receipt": receipt}
 
     def _nothing(self, size: Tensor) -> Tensor:
         """What counts as no movement for a map of this length: 1e-6 of it, as each form measures."""
@@ -219,9 +275,12 @@ class GEF(ExplainerMetric):
 
     def _outcome(self, path: NoisePath, found: Found) -> Outcome:
         model, explanation = found.model, found.explanation
+        finite = model.isfinite().all(-1, keepdim=True)
+        if not found.whole:
+            model, explanation = (torch.where(finite, each, torch.nan) for each in (model, explanation))
         judged_model, judged = model, explanation
         if self.mean_then_correlate:
-            judged_model, judged = model.mean(1, keepdim=True), explanation.nanmean(1, keepdim=True)
+            judged_model, judged = (each.nanmean(1, keepdim=True) for each in (model, explanation))
         score, degenerate, empty = gef_score(
             judged_model,
             judged,
@@ -229,25 +288,34 @@ class GEF(ExplainerMetric):
             found.whole or None,
         )
         known = None if found.whole else ~explanation.isnan()
-        lost = ((~judged.isnan()).sum(-1) < FEWEST).all(-1)
+        overflown = ~finite[..., 0].any(-1)
+        lost = ((~judged.isnan()).sum(-1) < FEWEST).all(-1) & ~overflown
         sigma = torch.tensor(path.levels, dtype=torch.float64, device=model.device).expand(model.shape)
         follow = (
             (spearman(sigma, model), spearman(sigma, explanation, known))
             if known is not None
             else spearman(sigma.expand(2, *sigma.shape), torch.stack([model, explanation]))
         )
+        partial = partial_rank_correlation(model, explanation, sigma, known)
         details = {
             "ceiling": follow[0].nanmean(-1),
             "rho_sigma_explanation": follow[1].nanmean(-1),
-            "partial": partial_rank_correlation(model, explanation, sigma, known).nanmean(-1),
+            "partial": partial.nanmean(-1),
+            "partial_draws": (~partial.isnan()).sum(-1),
+            "draws": finite[..., 0].sum(-1),
+            "maps_missing": (explanation.isnan() & finite).sum((1, 2)),
             "model_distortion": model,
             "explanation_distortion": explanation,
         }
         flags = {
             "the explanation does not move": degenerate,
-            "the model does not move": empty & ~lost,
+            "the model does not move": empty & ~lost & ~overflown,
             "no explanation": lost,
-            "no explanation at some levels": explanation.isnan().any(-1).any(-1) & ~lost,
+            "no explanation at some levels": (explanation.isnan() & finite).any(-1).any(-1) & ~lost,
+            "answers are not finite": overflown,
+            "draws dropped: answers are not finite": ~finite.all(1)[..., 0] & ~overflown,
+            "the map is mostly rounding: float64 gives another": found.health.rounding,
+            "the same call gives another map": torch.full_like(lost, not found.health.repeats),
         }
         if found.fit is not None and found.in_span is not None:
             details |= {"fit": found.fit, "in_span": found.in_span}
@@ -267,19 +335,23 @@ class GEF(ExplainerMetric):
         # of all the clean maps and those that wait, and what one is at work on
         maps = 2 * sum(widths) + (7 if self.form == "jacobian" else 2) * max(widths, default=0)
         size = max(1, room // (8 * max(1, maps)))
+        source = None
+        if self.perturb == "weights":
+            source = task.cached("weight noise", lambda: NoiseSource(task.predictor.source.module))
         if size >= len(task):
-            return self._block(task, company, path, key)
+            return self._block(task, company, path, key, source)
         starts = range(0, len(task), size)
-        parts = [self._block(task[at : at + size], company, path, key) for at in starts]
+        parts = [self._block(task[at : at + size], company, path, key, source) for at in starts]
         return {who: Found.joined([part[who] for part in parts]) for who in company}
 
-    def _block(self, task: Task, company: Company, path: NoisePath, key: Key) -> dict[str, Found]:
+    def _block(
+        self, task: Task, company: Company, path: NoisePath, key: Key, source: NoiseSource | None
+    ) -> dict[str, Found]:
         # one session around those of all worlds, unless an explainer would meet it that opens none itself
         plain = all(company.members[who].plain for who in company)
         with task.predictor.session(grad=None) if plain else nullcontext():
-            if self.perturb == "input":
+            if source is None:
                 return self._walk(task, company, path, key, SharedWorld())
-            source = NoiseSource(task.predictor.source.module)
             with noise_prefetch.NoiseAhead(source, self._noise_keys(task, path, key)) as draw:
                 return self._walk(task, company, path, key, SharedWorld(draw))
 
@@ -310,9 +382,12 @@ class GEF(ExplainerMetric):
         clean: dict[str, Tensor] = {}
         cells: dict[str, list[Moved]] = {who: [] for who in company}
         measures = {who: forms.get(self.form) or making[self.form]() for who in company}
+        health: dict[str, MapHealth] = {}
         for who in company:
             with company.at_work(who, task):
                 settings[who] = self._setting(task, company.members[who], path, key, latest)
+                health[who] = map_health(task, company.members[who], key / "explainer")
+                settings[who] = replace(settings[who], redraws=health[who].draws)
                 clean[who] = settings[who].explain(task, "clean")
         for draw in range(self.draws):
             for z, sigma in enumerate(path.levels):
@@ -322,7 +397,7 @@ class GEF(ExplainerMetric):
         found: dict[str, Found] = {}
         for who in company:
             with company.at_work(who, task):
-                found[who] = self._found(settings[who], measures[who], cells[who], clean[who])
+                found[who] = self._found(settings[who], measures[who], cells[who], clean[who], health[who])
         return found
 
     def _setting(
@@ -345,7 +420,12 @@ class GEF(ExplainerMetric):
         )
 
     def _found(
-        self, setting: Setting, measure: Callable[..., Moved], cells: list[Moved], clean: Tensor
+        self,
+        setting: Setting,
+        measure: Callable[..., Moved],
+        cells: list[Moved],
+        clean: Tensor,
+        health: MapHealth,
     ) -> Found:
         task = setting.task
 
@@ -358,15 +438,18 @@ class GEF(ExplainerMetric):
         model = table(setting.answers.all())
         moved = measure.moved() if isinstance(measure, Fast | RunningReference) else None
         explanation = told("explanation") if moved is None else table(moved)
-        deaf, gaps = setting.watch.settle((model == 0).all(), explanation.isnan().any())
+        lost = ~model.isfinite()
+        deaf, gaps = setting.watch.settle(
+            (model == 0).all(), (explanation.isnan() | lost).any(), excused=lost.any(-1).any(-1)
+        )
         if self.normalise:
             length = setting.space.counts(len(task)).double().sqrt().to(task.device)
         else:
             length = clean.square().sum(-1).sqrt()
         if self.form != "jacobian":
-            return Found(model, explanation, length, deaf, not gaps)
+            return Found(model, explanation, length, deaf, not gaps, health)
         fit, in_span = (told(what).nanmean((1, 2)) for what in ("fit", "in_span"))
-        return Found(model, explanation, length, deaf, not gaps, fit, in_span)
+        return Found(model, explanation, length, deaf, not gaps, health, fit, in_span)
 
 
 def FastGEF(**settings: object) -> GEF:  # noqa: N802 (reads as the class it makes)

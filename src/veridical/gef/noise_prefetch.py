@@ -52,13 +52,13 @@ class NoiseAhead:
 
     def __call__(self, key: Key) -> Noise:
         """The noise of a key, to the bit what `source(key)` gives."""
-        if not self._begun or self._begun[0][0] != key:
+        if self._source.has(key) or not self._begun or self._begun[0][0] != key:
             return self._source(key)
         self._begin()
         return self._source.keep(key, self._begun.popleft()[1]())
 
     def _begin(self) -> None:
-        key = next(self._coming, None)
+        key = next((key for key in self._coming if not self._source.has(key)), None)
         if key is not None:
             self._begun.append((key, self._source.begin(key, self._pool)))
 

@@ -104,7 +104,6 @@ FACTS = frozenset(
         "stochastic",
         "control",
         "one_key",
-        "reads_outputs",
         "draws_on",
         "rows_per_sample",
         "space_of",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,8 @@ THREADED = 2**20
 """Parameters from which on noise is drawn by several threads: a small draw is over before one has begun."""
 
 
+KEPT_BYTES = 2**31
+"""GPU memory for noise that is drawn once and met by every score of a task."""
 SHARES = 8
 """Into how many tasks a draw is divided."""
 
@@ -100,7 +102,9 @@ def fitting(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor
 class NoiseSource:
     """Draws weight noise for one model, on the CPU by key and parameter name: the same on every device.
 
-    The last two draws are kept, since one draw serves every strength. Large models are drawn by threads.
+    The last draws are kept: two, since one serves every strength and a world and those around it are written
+    in turn; on a GPU as many as `KEPT_BYTES` hold, since all scores of a task meet the same noise and to draw
+    it takes longer there than to ask the model. Noise depends on keys and names alone, so it is never stale.
     """
 
     def __init__(self, model: nn.Module, layer: str | None = None) -> None:
@@ -115,6 +119,9 @@ class NoiseSource:
         self._keyed_by = _drawn_names(list(chosen))
         self._kept: dict[Key, Noise] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_kept": {}}  # whoever gets it draws again
+
     def __call__(self, key: Key) -> Noise:
         """The noise of a key."""
         noise = self._kept.get(key)
@@ -123,10 +130,15 @@ class NoiseSource:
         return self.keep(key, noise)
 
     def keep(self, key: Key, noise: Noise) -> Noise:
-        """Keep this noise and the one before: a world, and those around it, are written in turn."""
+        """Keep this noise as the latest."""
         others = [(known, drawn) for known, drawn in self._kept.items() if known != key]
-        self._kept = {**dict(others[-1:]), key: noise}
+        most = max(1, KEPT_BYTES // (4 * self.size) - 1) if self.device.type == "cuda" else 1
+        self._kept = {**dict(others[-most:]), key: noise}
         return noise
+
+    def has(self, key: Key) -> bool:
+        """Whether the noise of a key is kept."""
+        return key in self._kept
 
     def begin(self, key: Key, threads: Executor | None) -> Callable[[], Noise]:
         """Begin to draw in these threads; the call that comes back waits for the noise."""

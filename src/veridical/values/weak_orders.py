@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 MOST_ORDERS = 8
 """Rankings over which a tied map is averaged: all of them if there are no more, else as many draws."""
+FEW_TIES = 1e-4
+"""Share of tied pairs below which one ranking stands for all: among the 50,000 numbers
+of a large image some are equal by chance, and eight times the rows would buy nothing."""
 _OF_THREE = ((0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0))
 
 
@@ -60,8 +63,8 @@ def _within(tied: Tensor) -> Tensor:
 class TieOrders:
     """The rankings that tied maps are judged by; `counts` (N,) says how many a sample has, 1 to 8.
 
-    Exactly all where there are at most 8, else 8 keyed draws. Runs of features none of which `matters`
-    (N, V) are left as they are: in whatever order, removing them changes nothing.
+    Exactly all where there are at most 8, else 8 keyed draws; one where hardly any pair is tied. Runs of
+    features none of which `matters` (N, V) are left as they are: removing them changes nothing in any order.
     """
 
     explanation: Explanation
@@ -90,7 +93,8 @@ class TieOrders:
         # a run of n places adds log 2 + ... + log n, place by place
         log = torch.where(tied, (_within(tied) + 1).double(), 1.0).log().sum(-1)
         counts = log.clamp(max=4.0).exp().round().long()
-        kept = counts.clamp(max=MOST_ORDERS)
+        hardly = tied_pairs(tied, tied.shape[-1]) < FEW_TIES
+        kept = torch.where(hardly, 1, counts.clamp(max=MOST_ORDERS))
         return cls(explanation, kept, int(kept.max()), tied, counts <= MOST_ORDERS)
 
     def where(self, seen: Tensor | bool) -> TieOrders:

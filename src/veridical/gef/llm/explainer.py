@@ -20,6 +20,10 @@ MARKS = ("##", "Ġ", "▁", "Ċ")
 """How sub-word tokenizers mark a piece inside, or at the start of, a word."""
 
 
+PART = 3
+"""Letters of the shortest piece by which a word is known."""
+
+
 @dataclass(frozen=True)
 class LLMx(Explainer):
     """The k tokens that a language model thinks matter, as 1 against 0 (LLM-x, GEF A.4.4).
@@ -27,8 +31,9 @@ class LLMx(Explainer):
     `generate` is any function from a prompt to a text, at temperature 0. The prompt names what the classifier
     is trained `about` and its `labels`, and how certain it is before and after the noise; synonyms are drawn
     by the key, which GEF keeps the same in all worlds. The words of the reply are encoded by the classifier's
-    `tokenizer` (with `encode` and `decode`) and matched to the input's tokens, or, without one, compared with
-    the tokens' names. A reply that cannot be parsed is no explanation: NaN for that sample.
+    `tokenizer` (with `encode` and `decode`), as they stand inside a text and at its start, and matched to the
+    input's tokens, or, without one, compared with the tokens' names. A reply that cannot be parsed, or names
+    nothing of the text, is no explanation: NaN for that sample.
     """
 
     generate: Callable[[str], str]
@@ -37,12 +42,12 @@ class LLMx(Explainer):
     k: int = 5
     tokenizer: Any = None
     name: ClassVar[str] = "llm_x"
+    version: ClassVar[int] = 2
     summary: ClassVar[str] = "tokens named by a language model that knows the classifier's certainty"
     paper: ClassVar[str] = "GEF paper, A.4.4"
     modalities: ClassVar[frozenset[str]] = frozenset({"text"})
     stochastic: ClassVar[bool] = True
     one_key: ClassVar[bool] = True
-    reads_outputs: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", tuple(self.labels))
@@ -91,7 +96,8 @@ class LLMx(Explainer):
         out = torch.zeros(len(task), task.space.n_features)
         for row, prompt in enumerate(self.prompts(task, key)):
             words = parse_reply(self.generate(prompt), self.k)
-            out[row] = torch.nan if words is None else self._matched(words, tokens[row])
+            found = self._matched(words or [], tokens[row])
+            out[row] = found if bool(found.any()) else torch.nan
         return out.to(task.device)
 
     def _certainty(self, task: Task, outputs: Tensor) -> Tensor:
@@ -123,11 +129,36 @@ class LLMx(Explainer):
         ]
 
     def _matched(self, words: list[str], tokens: list[Any]) -> Tensor:
+        """1 for every token that the words name, 0 for the others (V,)."""
         if self.tokenizer is None:
-            wanted: set[Any] = set(words)
-        else:
-            wanted = {piece for word in words for piece in _encode(self.tokenizer, word)}
-        return torch.tensor([float(token is not None and token in wanted) for token in tokens])
+            return torch.tensor([float(token is not None and token in set(words)) for token in tokens])
+        out = torch.zeros(len(tokens))
+        for word in words:
+            spelled = [_encode(self.tokenizer, lead + case) for case in _cases(word) for lead in ("", " ")]
+            unknown = getattr(self.tokenizer, "unk_token_id", None)
+            places = {at for ids in spelled if unknown not in ids for at in _runs(ids, tokens)}
+            if not places:
+                # a word that the text spells otherwise ("dont"): the longer pieces that both share
+                pieces = {piece for ids in spelled[:2] for piece in ids if self._tells(piece, word)}
+                places = {place for place, token in enumerate(tokens) if token in pieces}
+            out[list(places)] = 1.0
+        return out
+
+    def _tells(self, piece: int, word: str) -> bool:
+        """Whether a piece is a good part of a word, and not a letter, a mark or what stands for unknown."""
+        text = _plain(self.tokenizer.decode([piece]))
+        return len(text) >= PART and text in word
+
+
+def _cases(word: str) -> list[str]:
+    """A lower-case word as a text may spell it."""
+    return list(dict.fromkeys((word, word.capitalize(), word.upper())))
+
+
+def _runs(ids: list[int], tokens: list[Any]) -> set[int]:
+    """The places at which these ids stand, one after the other."""
+    starts = [at for at in range(len(tokens) - len(ids) + 1) if tokens[at : at + len(ids)] == ids]
+    return {at + i for at in starts for i in range(len(ids))}
 
 
 def _encode(tokenizer: Any, word: str) -> list[int]:

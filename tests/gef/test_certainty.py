@@ -1,0 +1,222 @@
+"""What GEF must not pass over in silence: overflow, rounding, randomness, weights without noise."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import veridical as vd
+from tests.reference.small_models import mlp
+from veridical.gef import FastGEF, find_path
+from veridical.gef.receipt import incomplete, receipt_of
+
+PATH = (0.1, 0.4, 0.8)
+
+
+def deep(layers: int, dtype: torch.dtype, width: int = 16) -> vd.Task:
+    """A narrow net whose answers overflow under strong noise."""
+    torch.manual_seed(0)
+    body = [part for _ in range(layers) for part in (nn.Linear(width, width), nn.ReLU())]
+    model = nn.Sequential(*body, nn.Linear(width, 3)).eval()
+    with torch.no_grad():
+        for value in model.parameters():
+            if value.dim() == 2:
+                value.normal_(0, (2 / width) ** 0.5)
+    return vd.Task(model.to(dtype), torch.randn(8, width).to(dtype))
+
+
+# --- answers that are not finite --------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::veridical.errors.VeridicalWarning")
+@pytest.mark.parametrize(("layers", "dtype"), [(20, torch.float16), (60, torch.float32)])
+def test_the_path_ends_before_answers_overflow(layers: int, dtype: torch.dtype) -> None:
+    task = deep(layers, dtype)
+    path = find_path(task)
+    assert path.reason in ("chance", "plateau", "answers beyond are not finite")
+    assert path.sigma_max < 10
+    scores = vd.score("gef", task, "gradient")
+    assert bool(scores.values.isfinite().all())
+    assert scores.provenance["receipt"]["worlds_dropped"] == 0
+
+
+class Overflows(nn.Module):
+    """Answers with infinity where noise makes its one weight large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.fuse = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) / (self.fuse < 1.8)
+
+
+@pytest.mark.parametrize("form", ["fast", "arc", "jacobian", "reference"])
+def test_a_draw_that_overflows_is_dropped_and_counted(form: str) -> None:
+    torch.manual_seed(0)
+    task = vd.Task(Overflows(), torch.randn(6, 4))
+    metric = vd.GEF(form=form, path=(0.1, 0.3, 0.6), draws=12, steps=2)  # type: ignore[arg-type]
+    scores = vd.score(metric, task, "gradient")
+    dropped = scores.provenance["receipt"]["worlds_dropped"]
+    assert 0 < dropped < 12
+    assert bool(scores.values.isfinite().all())
+    assert scores.flagged["draws dropped: answers are not finite"] == 6
+    broken = ~scores.details["model_distortion"].isfinite()
+    kept = (~broken.any(-1)).sum(-1)
+    assert torch.equal(scores.details["draws"], kept)
+    # the other draws score what they score alone
+    whole = ~broken[0].any(-1)
+    own = scores.details["model_distortion"][:, whole], scores.details["explanation_distortion"][:, whole]
+    assert torch.equal(vd.gef.gef_score(*own)[0], scores.values)
+
+
+@pytest.mark.parametrize("bad", [torch.inf, torch.nan])
+def test_the_score_leaves_out_a_draw_that_is_not_finite(bad: float) -> None:
+    model = torch.rand(3, 4, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    moved = torch.rand(3, 4, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    kept = vd.gef.gef_score(model[:, 1:], moved[:, 1:])[0]
+    model[:, 0, 4] = bad
+    score, still, empty = vd.gef.gef_score(model, moved)
+    assert torch.equal(score, kept)
+    assert not bool((still | empty).any())
+
+
+def test_a_path_on_which_every_draw_overflows_is_nan_with_its_reason() -> None:
+    scores = vd.score(FastGEF(path=(1.0, 50.0, 1e30)), deep(20, torch.float32), "gradient")
+    assert bool(scores.values.isnan().all())
+    assert scores.flagged == {"answers are not finite": 8}
+
+
+def test_a_map_that_is_not_finite_on_finite_answers_is_still_refused() -> None:
+    def broken(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+        maps = inputs.clone()
+        maps[0, 0] = torch.inf
+        return maps
+
+    with pytest.raises(vd.errors.InputError, match="NaN or infinite in samples"):
+        vd.score(FastGEF(path=PATH), vd.Task(mlp().eval(), torch.randn(6, 4)), broken)
+
+
+# --- maps that are not what they seem ---------------------------------------------------------------------
+
+
+class Normalised(nn.Module):
+    """LayerNorm takes the mean off, so the gradient's sum over an embedding is 0 but for rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(20, 32)
+        self.norm = nn.LayerNorm(32)
+        self.body = nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 2))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.body(self.norm(self.embed(ids)).mean(1))
+
+
+def test_a_map_of_rounding_errors_is_flagged() -> None:
+    torch.manual_seed(0)
+    task = vd.Task(Normalised().eval(), torch.randint(0, 20, (6, 7)), space=vd.Space.tokens(7))
+    flag = "the map is mostly rounding: float64 gives another"
+    scores = vd.score(FastGEF(path=PATH), task, "gradient")
+    assert scores.flagged[flag] == 6
+    assert scores.provenance["receipt"]["float64_apart"] > 0.1
+    assert flag not in vd.score(FastGEF(path=PATH), task, "saliency").flagged
+
+
+def test_sound_maps_are_not_flagged() -> None:
+    task = vd.tasks.load("digits")[:12]
+    for name in ("gradient", "input_x_gradient", "smoothgrad", "occlusion", "random"):
+        scores = vd.score(FastGEF(path=PATH, draws=1), task, name)
+        assert not [flag for flag in scores.flagged if "rounding" in flag or "same call" in flag], name
+
+
+def with_key(model: nn.Module, inputs: Tensor, targets: Tensor, key: vd.Key) -> Tensor:
+    from veridical.random import keyed
+
+    ids = torch.arange(len(inputs))
+    noise = keyed.normal(key, ids, 0, inputs.shape[1], inputs.dtype)
+    return model(inputs).detach().sum(1, keepdim=True) * inputs + noise
+
+
+def test_a_function_that_takes_a_key_is_found_to_draw() -> None:
+    """On an arc its path then starts under the path's own key: at almost no noise it hardly moves."""
+    task = vd.Task(mlp().eval(), torch.randn(6, 4, generator=torch.Generator().manual_seed(0)))
+    scores = vd.score(vd.GEF(form="arc", path=(1e-4, 2e-4, 3e-4), draws=1), task, with_key)
+    assert scores.provenance["receipt"]["redraws"]
+    assert float(scores.details["explanation_distortion"].max()) < 0.05
+    assert "the same call gives another map" not in scores.flagged
+
+
+def test_randomness_that_no_key_decides_is_flagged() -> None:
+    task = vd.Task(mlp().eval(), torch.randn(6, 4))
+    scores = vd.score(FastGEF(path=PATH), task, lambda model, inputs, targets: torch.rand(len(inputs), 4))
+    assert scores.flagged["the same call gives another map"] == 6
+
+
+# --- the receipt ------------------------------------------------------------------------------------------
+
+
+class Hidden(nn.Module):
+    """One weight in a plain list, one complex, one that is never used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.loose = [nn.Parameter(torch.ones(3))]
+        self.wave = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+        self.unused = nn.Parameter(torch.ones(5))
+        self.alias = self.linear.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) * self.loose[0] * self.wave.real.sum()
+
+
+def test_the_receipt_says_what_noise_did_not_reach() -> None:
+    scores = vd.score(FastGEF(path=PATH), vd.Task(Hidden(), torch.randn(6, 4)), "gradient")
+    receipt = scores.provenance["receipt"]
+    assert set(receipt["left_out"]) == {"wave", "loose[0]"}
+    assert "complex" in receipt["left_out"]["wave"]
+    assert receipt["still"] == ["unused"]
+    assert receipt["parameters"] == 12 + 3 + 5 + 2 + 3
+    assert receipt["perturbed"] == pytest.approx(20 / 25)
+    assert receipt["moving"] == pytest.approx(15 / 20)
+    assert not receipt["whole"]
+    assert "left out: wave (complex" in receipt["text"]
+    assert receipt["self_check"] == 0
+    (said,) = incomplete([scores, scores])
+    assert "80.0% of 25 parameters perturbed" in said
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_a_quantised_layer_is_named() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    half = torch.ao.quantization.quantize_dynamic(model, {"0"}, torch.qint8)  # type: ignore[arg-type]
+    receipt = receipt_of(vd.Task(half, torch.randn(5, 6)))
+    assert receipt.left_out == {"0": "quantised"}
+    assert receipt.perturbed == pytest.approx(27 / (27 + 48))
+    assert not receipt.whole
+
+
+def test_a_whole_model_has_a_whole_receipt() -> None:
+    task = vd.tasks.load("digits")[:4]
+    before = task.predictor.meter.cost
+    receipt = receipt_of(task)
+    assert receipt.whole
+    assert receipt.perturbed == receipt.moving == 1
+    assert receipt.self_check == 0
+    assert task.predictor.meter.cost == before
+    assert not any(p.grad is not None for p in task.model.parameters())
+
+
+def test_the_self_check_notices_a_world_that_is_not_what_it_should_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from veridical.model.weights import Noisy
+
+    monkeypatch.setattr(Noisy, "write", lambda self, parameters: None)
+    receipt = receipt_of(vd.tasks.load("digits")[:4])
+    assert receipt.self_check > 1e-3
+    assert not receipt.whole
+    assert "independent copy" in str(receipt)
