@@ -214,8 +214,13 @@ last one, or all. `explanation.provenance` says which layer and which row; `laye
 
 ## Which explainer works on which architecture
 
-Small models of random weights, run by the tests. Blue: a map, right by a law or an independent reference.
-Grey: refused, with the reason (shown when the pointer rests on the cell).
+Small models of random weights. Grey: refused, with the reason (shown when the pointer rests on the cell).
+Blue: the explainer applies, and the tests find a map of finite values; those that ask about each feature and
+read nothing of the model are run on the smallest inputs alone. Three are checked further on these very
+models: LRP-epsilon against a reference written apart (not with recurrent layers), guided backpropagation
+against another (not on Hugging Face models), and DeepLIFT by its law (not on Llama, whose norm divides by
+next to nothing at a baseline of zeros). That the maps of all others are right is tested elsewhere, on models
+whose answer is known.
 
 ![Explainers by architectures](assets/coverage.svg)"""
 

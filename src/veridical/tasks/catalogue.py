@@ -61,7 +61,7 @@ ENTRIES: dict[str, Entry] = {
         "shipped:reviews", "text", 600, "100.0% accuracy", _OWN, "convolution over words, product reviews"
     ),
     "mnist5k": Entry(
-        "first_use:mnist5k",
+        "trained_on_demand:mnist5k",
         "image",
         1000,
         "97.9% accuracy",
@@ -70,7 +70,7 @@ ENTRIES: dict[str, Entry] = {
         "first use",
     ),
     "basic_motions_cnn": Entry(
-        "first_use:basic_motions_cnn",
+        "trained_on_demand:basic_motions_cnn",
         "series",
         40,
         "100.0% accuracy",
@@ -79,7 +79,7 @@ ENTRIES: dict[str, Entry] = {
         "first use",
     ),
     "basic_motions_lstm": Entry(
-        "first_use:basic_motions_lstm",
+        "trained_on_demand:basic_motions_lstm",
         "series",
         40,
         "100.0% accuracy",
@@ -88,7 +88,7 @@ ENTRIES: dict[str, Entry] = {
         "first use",
     ),
     "japanese_vowels_cnn": Entry(
-        "first_use:japanese_vowels_cnn",
+        "trained_on_demand:japanese_vowels_cnn",
         "series",
         370,
         "97.6% accuracy",
@@ -97,7 +97,7 @@ ENTRIES: dict[str, Entry] = {
         "first use",
     ),
     "japanese_vowels_lstm": Entry(
-        "first_use:japanese_vowels_lstm",
+        "trained_on_demand:japanese_vowels_lstm",
         "series",
         370,
         "93.5% accuracy",
