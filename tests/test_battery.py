@@ -71,14 +71,6 @@ class Vandal(Metric):
 
 
 @dataclass(frozen=True)
-class SilentNaN(Metric):
-    name: ClassVar[str] = "silent_nan"
-
-    def evaluate(self, task: vd.Task, explanation: vd.Explanation, key: vd.Key) -> Outcome:
-        return Outcome(explanation.values.sum(-1) * torch.nan)
-
-
-@dataclass(frozen=True)
 class ReadsPadding(Metric):
     name: ClassVar[str] = "reads_padding"
 
@@ -91,7 +83,6 @@ class ReadsPadding(Metric):
     [
         (BatchDependent(), "table", "batches of 1"),
         (Vandal(), "table", "weights"),
-        (SilentNaN(), "table", "without a flag"),
         (ReadsPadding(), "series", "invalid features"),
     ],
 )

@@ -133,7 +133,7 @@ def test_declared_rows_are_the_rows_counted(kind: str) -> None:
             assert cost == declared, name
 
 
-BY_MASKS = {"hsic", "permutation_importance", "rise", "shapley_sampling", "sobol"}
+BY_MASKS = {"exact_shapley", "hsic", "permutation_importance", "rise", "shapley_sampling", "sobol"}
 FEW_FEATURES = 12
 LAWS = {"deeplift": 1e-9, "deeplift_shap": 1e-9, "integrated_gradients": 0.05, "shapley_sampling": 1e-6}
 

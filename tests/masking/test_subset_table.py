@@ -83,7 +83,7 @@ def test_rfid_is_its_expectation(make, n: int, beta: float | None) -> None:
     maps = torch.rand(3, n)
     levels = tuple(s / n for s in range(1, n))
     found = measure(task, task_map(task, maps), task.targets, levels=levels, alpha=0.5, beta=beta, draws=500)
-    cap = n if beta is None else floor(beta * n + 1e-9)
+    cap = n if beta is None else max(1, floor(beta * n + 1e-9))
     for i in range(3):
         best = maps[i].argsort(descending=True).tolist()
         for at, size in enumerate(range(1, n)):

@@ -150,6 +150,8 @@ def over_orders(
         return replace(first, details={**first.details, TIED_PAIRS: share})
     first = judge(task, orders.strict(0, key), 0)
     sums = _Sums(first)
+    # a curve may have as many steps as the longest sample has features
+    whole = whole or task.space.valid is not None
     for which in range(1, orders.most):
         more = orders.counts > which
         rows = more.nonzero()[:, 0]
