@@ -181,7 +181,7 @@ def test_a_copy_that_cannot_be_used_is_refused(model: nn.Module, copier: Any, wh
 
 def test_what_a_score_costs_does_not_depend_on_threads_that_ended() -> None:
     def cost(task: vd.Task, out: list[vd.Cost]) -> None:
-        out.append(vd.score("pixel_flipping", task, "kernel_shap").cost)
+        out.append(vd.score("pixel_flipping", task, "gradient").cost)
 
     model, costs = mlp(), []
     task = vd.Task(model, X)
