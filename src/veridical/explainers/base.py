@@ -212,7 +212,7 @@ def hand_along(task: Task, outputs: Tensor) -> None:
     Those of an unperturbed task are asked, and checked, by the task itself.
     """
     if task.reference is not task and task.known("outputs") is None:
-        task.keep("outputs", outputs.detach())
+        task.keep("outputs", outputs.detach().clone())
 
 
 def selected(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from threading import get_ident
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
@@ -11,8 +12,12 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-_PLACE = "shared work"
 _ONCE = "sets are asked once"
+
+
+def _place() -> str:
+    """Each thread shares with itself: else what a score costs would depend on who else is at work."""
+    return f"shared work of thread {get_ident()}"
 
 
 @contextmanager
@@ -22,24 +27,24 @@ def sharing(task: Task, once: bool = False) -> Iterator[None]:
     Rows that serve several scores are counted where they were first asked. `once`: masks that come to the
     same set are asked as one, too (see `deduplication`), so that rows depend on what the inputs show.
     """
-    if task.known(_PLACE) is not None:
+    if task.known(_place()) is not None:
         yield
         return
-    task.keep(_PLACE, {_ONCE: once})
+    task.keep(_place(), {_ONCE: once})
     try:
         yield
     finally:
-        task.keep(_PLACE, None)
+        task.keep(_place(), None)
 
 
 def asks_once(task: Task) -> bool:
     """Whether masks that come to the same set are asked as one."""
-    return bool((task.known(_PLACE) or {}).get(_ONCE, False))
+    return bool((task.known(_place()) or {}).get(_ONCE, False))
 
 
 def shared(task: Task, name: Hashable, make: Callable[[], T]) -> T:
     """What `make` gives, or gave before to the same name while the task's work is shared."""
-    kept = task.known(_PLACE)
+    kept = task.known(_place())
     if kept is None:
         return make()
     if name not in kept:

@@ -8,8 +8,10 @@ class predicted, so that all metrics and explainers of a task, and its subsets, 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from threading import get_ident
+from itertools import count
+from threading import local
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -30,6 +32,23 @@ KEPT_BYTES = 2**28
 LOGIT, PROBABILITY, PREDICTED = range(3)
 _BUILT_IN = (Constant, Zero, Token, Mean, Marginal, UniformNoise, Blur)
 _CELLS_AT_ONCE = 2**24  # features of masks that are written out together
+
+
+class _Thread:
+    """Lives as long as its thread."""
+
+
+_HERE, _NUMBERS = local(), count()
+_THREADS: WeakValueDictionary[int, _Thread] = WeakValueDictionary()
+
+
+def _thread() -> int:
+    """A number of this thread that no other gets; Python gives those of ended ones to new ones."""
+    if not hasattr(_HERE, "number"):
+        _HERE.thread, _HERE.number = _Thread(), next(_NUMBERS)
+        _THREADS[_HERE.number] = _HERE.thread
+    number: int = _HERE.number
+    return number
 
 
 @dataclass(eq=False)
@@ -115,11 +134,15 @@ def answers_to(
 
     Masks that differ only in features equal to their fill are one, and the mask of none is the input.
     """
-    tables: dict[object, SubsetTable] = task.mask_answers
+    tables: dict[tuple[Fill, object, int], SubsetTable] = task.mask_answers
     fill = behind.fill
     drawn = fill.draw_of(behind.key) if fill.follows_seed(task) else None
     # one per thread: two that number samples at the same time would give two the same number
-    table = tables.setdefault((fill, drawn, get_ident()), SubsetTable())
+    place_of_ours = fill, drawn, _thread()
+    if place_of_ours not in tables:
+        for gone in [place for place in list(tables) if place[2] not in _THREADS]:
+            tables.pop(gone, None)
+    table = tables.setdefault(place_of_ours, SubsetTable())
     if matters is not None:
         codes = codes & torch.where(matters, _bits(task), 0).sum(-1, keepdim=True)
     # a session, though nothing may be left to ask: it looks whether the model is still the one that answered

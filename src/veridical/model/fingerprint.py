@@ -4,7 +4,8 @@ Compared are, by identity and version, every parameter and buffer; by value, eve
 module (numbers, strings, lists, dictionaries, configuration objects, arrays), the hooks on it, and the plain
 values, tensors and modules that its `forward` (or a plain function used as a model) reads from globals and
 closures. `samples` adds numbers read from the weights themselves, because a write through `.data` leaves no
-other trace.
+other trace. Whoever keeps facts keeps what they name alive, too (`Walk.held`): the address of what is gone
+is soon given to something else.
 
 What cannot be known: values that functions called further down read from globals, files, environment
 variables, random numbers, state inside compiled extensions, and a write through `.data` that spares all of
@@ -14,9 +15,13 @@ the few numbers sampled from a tensor. After such a change make the task again.
 from __future__ import annotations
 
 import dis
+import logging
+import random
 import types
+from collections import deque
 from collections.abc import Iterator
-from functools import lru_cache
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -25,12 +30,31 @@ from torch import Tensor, nn
 
 Fact = tuple[Any, ...]
 PLAIN = (bool, int, str, bytes, type(None), complex, torch.dtype, torch.device, torch.Size, type)
-INTERNAL = frozenset(nn.Module().__dict__)
+BARE = len(nn.Module().__dict__)
+INTERNAL = frozenset({*nn.Module().__dict__, "_compiled_call_impl"})
+OPAQUE = (types.ModuleType, logging.Logger, logging.Handler, random.Random)
+INSIDE = ("torch._", "torch.fx.", "torch.jit.")
+"""What changes by mere use, or because of others, and says nothing about a model."""
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-DEEPEST, LONGEST = 4, 4096
+DEEPEST, LONGEST = 6, 4096
 """How far nested attributes are followed, and how many items of one are looked at."""
 SAMPLED = 16
 """Numbers read of each tensor."""
+
+
+@dataclass
+class Walk:
+    """What one look at a model has met."""
+
+    followed: set[int] = field(default_factory=set)
+    """Objects whose contents stand in the facts: each is looked into once."""
+    held: list[Any] = field(default_factory=list)
+    """Objects known by their address."""
+
+    def identity(self, value: Any) -> int:
+        """The address of an object, for as long as this is kept."""
+        self.held.append(value)
+        return id(value)
 
 
 def modules(model: nn.Module) -> Iterator[nn.Module]:
@@ -45,24 +69,27 @@ def modules(model: nn.Module) -> Iterator[nn.Module]:
                 ahead.append(child)
 
 
-def facts(model: nn.Module) -> list[Fact]:
+def facts(model: nn.Module, walk: Walk | None = None) -> list[Fact]:
     """(module number, name, value) for everything by which a change of the model can be noticed."""
     out: list[Fact] = []
-    followed: set[int] = set()
+    walk = Walk() if walk is None else walk
+    hold = walk.held.append
     for place, module in enumerate(modules(model)):
         own = module.__dict__
-        followed.add(id(module))
+        walk.followed.add(id(module))
+        hold(module)
         for table in (module._parameters, module._buffers):
             for name, value in table.items():
                 if value is not None:
+                    hold(value)
                     out.append((place, name, id(value), version(value)))
         for hooks in HOOKS:
             if own.get(hooks):
-                out.append((place, hooks, *map(id, own[hooks].values())))
-        for name in own.keys() - INTERNAL if len(own) > len(INTERNAL) else ():
-            out.append((place, name, plain(own[name], followed)))
+                out.append((place, hooks, *map(walk.identity, own[hooks].values())))
+        for name in own.keys() - INTERNAL if len(own) > BARE else ():
+            out.append((place, name, plain(own[name], walk)))
         if not type(module).__module__.startswith("torch."):
-            out.append((place, "forward", read_by(module.forward, followed)))
+            out.append((place, "forward", read_by(module.forward, walk)))
     out.sort(key=lambda fact: fact[:2])
     return out
 
@@ -72,50 +99,65 @@ def version(tensor: Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
 
 
-def plain(value: Any, followed: set[int], depth: int = 0) -> Any:
+def plain(value: Any, walk: Walk, depth: int = 0) -> Any:
     """A value that is equal again just if the attribute still says the same."""
     if isinstance(value, PLAIN):
         return value
     if isinstance(value, float | np.generic):
         return repr(value)  # NaN equals itself
     if isinstance(value, Tensor):
-        return "tensor", id(value), version(value)
+        return "tensor", walk.identity(value), version(value)
     if isinstance(value, np.ndarray):
         return "array", value.shape, value.dtype.str, hash(_some(value).tobytes())
-    if id(value) in followed or depth >= DEEPEST:
-        return type(value), id(value)
+    if id(value) in walk.followed or depth >= DEEPEST or isinstance(value, OPAQUE):
+        return type(value), walk.identity(value)
+    deeper = depth + 1
     if isinstance(value, nn.Module):
-        followed.add(id(value))
-        return "module", tuple(facts(value))
-    if isinstance(value, list | tuple | set | frozenset):
+        return "module", tuple(facts(value, walk))
+    if (getattr(value, "__module__", None) or "").startswith(INSIDE):
+        return type(value), walk.identity(value)
+    if isinstance(value, list | tuple | set | frozenset | deque):
         items = list(value)[:LONGEST]
-        return type(value), len(value), tuple(plain(item, followed, depth + 1) for item in items)
+        return type(value), len(value), tuple([plain(item, walk, deeper) for item in items])
     if isinstance(value, dict):
         pairs = list(value.items())[:LONGEST]
-        return len(value), tuple((repr(k), plain(v, followed, depth + 1)) for k, v in pairs)
+        return len(value), tuple([(repr(k), plain(v, walk, deeper)) for k, v in pairs])
     if isinstance(value, types.FunctionType | types.MethodType):
-        return read_by(value, followed, depth)
-    followed.add(id(value))
-    if hasattr(value, "__dict__") and not isinstance(value, types.ModuleType):
-        return type(value), id(value), plain(vars(value), followed, depth + 1)
-    return type(value), id(value)
+        return read_by(value, walk, depth)
+    if isinstance(value, partial):
+        return plain([value.func, value.args, value.keywords], walk, depth)
+    walk.followed.add(id(value))
+    about = type(value), walk.identity(value)
+    if hasattr(value, "iloc"):  # a data frame: what is in its dictionary changes by mere use
+        return *about, value.shape, hash(str(value.iloc[:LONGEST].to_numpy().tolist()))
+    kind: type = type(value)
+    slots = {name: getattr(value, name, None) for name in _slots(kind)}
+    return *about, plain({**getattr(value, "__dict__", {}), **slots}, walk, depth)
 
 
-def read_by(function: Any, followed: set[int], depth: int = 0) -> Any:
+@lru_cache(maxsize=1024)
+def _slots(kind: type) -> tuple[str, ...]:
+    """Attributes that objects of a class hold outside a dictionary."""
+    found = [getattr(base, "__slots__", ()) for base in kind.__mro__ if "__slots__" in vars(base)]
+    names = [name for own in found for name in ([own] if isinstance(own, str) else own)]
+    return tuple(name for name in names if not name.startswith("__"))
+
+
+def read_by(function: Any, walk: Walk, depth: int = 0) -> Any:
     """What a function can be seen to read: its owner, its closure, and globals that it names itself."""
     bound = getattr(function, "__self__", None)
     code = getattr(function, "__code__", None) or getattr(
         getattr(function, "__func__", None), "__code__", None
     )
     if code is None:
-        return type(function), id(function)
+        return type(function), walk.identity(function)
     inner = getattr(function, "__func__", function)
     cells = [cell.cell_contents for cell in inner.__closure__ or () if _filled(cell)]
     named = (inner.__globals__.get(name) for name in _globals_read(code))
     wanted = (float, np.generic, np.ndarray, Tensor, nn.Module, list, dict, *PLAIN[:6])
     read = [value for value in named if isinstance(value, wanted) and not isinstance(value, type)]
-    owner = [] if bound is None or id(bound) in followed else [bound]
-    return id(code), tuple(plain(value, followed, depth + 1) for value in [*owner, *cells, *read])
+    owner = [] if bound is None or id(bound) in walk.followed else [bound]
+    return walk.identity(code), tuple([plain(value, walk, depth + 1) for value in [*owner, *cells, *read]])
 
 
 @lru_cache(maxsize=1024)
@@ -123,11 +165,13 @@ def _globals_read(code: types.CodeType) -> tuple[str, ...]:
     return tuple({step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"})
 
 
-def samples(model: nn.Module) -> list[Tensor]:
-    """A few numbers of every parameter and buffer, in one tensor per device."""
+def samples(model: nn.Module, scratch: frozenset[tuple[int, str]] = frozenset()) -> list[Tensor]:
+    """A few numbers of every parameter and buffer that is no scratch, in one tensor per device."""
     found: dict[torch.device, list[Tensor]] = {}
-    for module in modules(model):
-        for value in (*module._parameters.values(), *module._buffers.values()):
+    for place, module in enumerate(modules(model)):
+        for name, value in (*module._parameters.items(), *module._buffers.items()):
+            if (place, name) in scratch:
+                continue
             if value is not None and value.numel() and value.layout == torch.strided:
                 flat = value.detach().flatten()
                 few = flat[:: -(-flat.numel() // SAMPLED)]

@@ -234,18 +234,22 @@ class Predictor:
 
         It answers (rows, outputs); its weights are this world's. What such code changes in it is put back.
         """
-        view = self.view
-        with self.source.here().lent():
+        view, own = self.view, self.source.here()
+        with own.lent():
 
             def counted(
                 _module: nn.Module, given: tuple[Any, ...], named: dict[str, Any], answer: Any
             ) -> Tensor:
                 return view.answered(_first(given, named), answer)
 
-            handle = self.model.register_forward_hook(counted, with_kwargs=True)
+            lent = self.model
+            # such code may ask another world in between; what it wrote itself stays
+            again = lent.register_forward_pre_hook(lambda *_: own.load(self.weights))
+            handle = lent.register_forward_hook(counted, with_kwargs=True)
             try:
-                yield self.model
+                yield lent
             finally:
+                again.remove()
                 handle.remove()
 
     def watch(self, thorough: bool = False) -> None:
@@ -300,8 +304,8 @@ class Predictor:
         try:
             outputs = self._call(x, side)
             self.meter.here.forward -= rows - count
-            # what is a view, perhaps of the very weights, would change with them
-            return outputs[:count].clone() if outputs._base is not None else outputs[:count]
+            # what lies in the model's own memory, perhaps in the very weights, would change with it
+            return outputs[:count].clone()
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error) or count <= MIN_ROWS:
                 raise

@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from veridical.errors import ModelChangedError, NotApplicableError, VeridicalWarning
-from veridical.model.fingerprint import Fact, facts, modules, samples, version
+from veridical.model.fingerprint import Fact, Walk, facts, modules, samples, version
 from veridical.model.late_checks import look_later
+from veridical.model.lending import Remembered
 
 if TYPE_CHECKING:
     from veridical.model.weights import Weights
@@ -31,19 +33,38 @@ Copier = Callable[[nn.Module], nn.Module]
 class Source:
     """The caller's model: it is read, watched for changes, and copied once for every thread that asks."""
 
-    def __init__(self, module: nn.Module, copier: Copier | None = None, shared: bool = False) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        copier: Copier | None = None,
+        shared: bool = False,
+        scratch: frozenset[tuple[int, str]] = frozenset(),
+    ) -> None:
         self.module = module
         self.copier = copier
         self.shared = shared
         """Whether it is no torch module (a function, an estimator) and is run as it is."""
-        self._scratch: frozenset[tuple[int, str]] = frozenset()
+        self._scratch = scratch
         self._begin()
 
     def _begin(self) -> None:
+        if any(map(is_lazy, self.module.parameters())):
+            raise NotApplicableError(
+                f"{type(self.module).__name__} has parameters that get their shape from the first rows they "
+                "see; call the model on a few rows before a task is made of it"
+            )
         self._threads = threading.local()
-        self._facts, self._samples = facts(self.module), samples(self.module)
-        self._training = self.module.training
+        self._look()
+        self._scratch -= set(_tensor_facts(self.module))
+        self._samples = samples(self.module, self._scratch)
+        self._training = trains(self.module)
         self._warned = False
+
+    def _look(self) -> None:
+        walk = Walk()
+        self._facts = facts(self.module, walk)
+        # so that no other object gets the address of one that is known by it
+        self._held = walk.held
 
     def here(self) -> Private:
         """This thread's copy."""
@@ -69,11 +90,17 @@ class Source:
                 f"{type(self.module).__name__} cannot be copied ({error}), and a model is only ever run on a "
                 "private copy; give the task copy=..., a function that takes the model and makes another one"
             ) from error
-        ours = {id(p) for p in made.parameters()} & {id(p) for p in self.module.parameters()}
-        if made is self.module or ours:
+        if made is self.module or _memory(made) & _memory(self.module):
             raise NotApplicableError(
-                f"the copy of {type(self.module).__name__} shares parameters with the original; copy=... has "
-                "to make one with parameters of its own"
+                f"the copy of {type(self.module).__name__} shares parameters or buffers with the original; "
+                "copy=... has to make one with tensors of its own"
+            )
+        theirs, ours = ({n: p.shape for n, p in m.named_parameters()} for m in (self.module, made))
+        if theirs != ours:
+            odd = sorted(n for n in theirs.keys() | ours.keys() if theirs.get(n) != ours.get(n))
+            raise NotApplicableError(
+                f"the copy of {type(self.module).__name__} has other parameters than the original "
+                f"({odd[0]}); copy=... has to make one whose parameters have the same names and shapes"
             )
         return made
 
@@ -91,11 +118,14 @@ class Source:
             changed = _difference(self._facts, now, self._scratch)
             if changed is not None:
                 raise ModelChangedError(_changed(self.module, changed))
-            self._facts = now
+            self._look()
         if thorough and not self.shared:
-            for now_there, was_there in zip(samples(self.module), self._samples, strict=True):
+            now_read = samples(self.module, self._scratch)
+            if [read.device for read in now_read] != [read.device for read in self._samples]:
+                raise ModelChangedError(_changed(self.module, None))
+            for now_there, was_there in zip(now_read, self._samples, strict=True):
                 look_later(was_there.device, partial(self._compare, was_there, now_there))
-        if self.module.training and not self._training and not self._warned:
+        if trains(self.module) and not self._training and not self._warned:
             self._warned = True
             warnings.warn(
                 "the model was put into training mode after the task was made; it is asked in eval mode, as "
@@ -110,9 +140,7 @@ class Source:
 
     def renewed(self) -> Source:
         """The same model as it is now."""
-        new = Source(self.module, self.copier, self.shared)
-        new._scratch = self._scratch
-        return new
+        return Source(self.module, self.copier, self.shared, self._scratch)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: vars(self)[name] for name in ("module", "copier", "shared", "_scratch")}
@@ -160,12 +188,20 @@ class Private:
         self._clean: list[Tensor] = []
         self._buffers: list[_Buffer] = []
         if not source.shared:
-            self._own, self._clean = list(self.module.parameters()), list(source.module.parameters())
-            both = zip(modules(source.module), modules(self.module), strict=True)
-            self._buffers = [_Buffer(theirs, ours, name) for theirs, ours in both for name in _held(theirs)]
+            # by name: a copy that somebody else made may list its layers in another order
+            clean, copies = dict(source.module.named_parameters()), dict(source.module.named_modules())
+            self._own, self._clean = [self.parameters[name] for name in clean], list(clean.values())
+            there = dict(self.module.named_modules())
+            both = [(theirs, there[name]) for name, theirs in copies.items() if name in there]
+            self._buffers = [
+                _Buffer(theirs, ours, n) for theirs, ours in both for n in _held(theirs) if n in ours._buffers
+            ]
         self._versions = self._buffer_versions()
         if not source.shared:
             self._rest()
+        if source.copier is not None:
+            self._whole, self._versions = False, []
+        self._written = self._parameter_versions()
 
     def _rest(self) -> None:
         """Eval mode; on a GPU recurrent layers train without dropout: else cuDNN gives no gradients."""
@@ -192,6 +228,15 @@ class Private:
             if weights is not None:
                 weights.write(self.parameters)
         self._loaded, self._whole = weights, True
+        self._written = self._parameter_versions()
+
+    def look(self) -> None:
+        """Before a first question: whatever somebody else has written into the copy is undone."""
+        self._whole &= self._parameter_versions() == self._written
+        self.restore_buffers()
+
+    def _parameter_versions(self) -> list[int]:
+        return list(map(version, self._own))
 
     def restore_buffers(self) -> None:
         """Put back what a forward pass wrote into buffers: an answer must not depend on earlier ones."""
@@ -211,27 +256,25 @@ class Private:
         if self._source.shared:
             yield self.module
             return
-        kept = [(module, _snapshot(module)) for module in modules(self.module)]
-        graded = [parameter.requires_grad for parameter in self._own]
+        before = Remembered(self.module)
         try:
             yield self.module
         finally:
-            for module, state in kept:
-                _put_back(module, state)
-            for parameter, requires in zip(self._own, graded, strict=True):
-                parameter.requires_grad_(requires).grad = None
+            before.put_back()
             self._whole = False
 
 
 def _shell(model: nn.Module) -> nn.Module:
     """Another module around the same function or estimator, with hooks of its own."""
     made = copy.copy(model)
-    made.__dict__ = _snapshot(model)
+    made.__dict__ = {n: v.copy() if isinstance(v, dict) else v for n, v in model.__dict__.items()}
     return made
 
 
-def _deep_copy(model: nn.Module) -> nn.Module:
-    return copy.deepcopy(model, _computed(model))
+def _memory(model: nn.Module) -> set[int]:
+    """Where the numbers of a model lie."""
+    tensors = [t for t in (*model.parameters(), *model.buffers()) if t.layout == torch.strided]
+    return {t.untyped_storage().data_ptr() for t in tensors if t.numel() and t.device.type != "meta"}
 
 
 def _computed(model: nn.Module) -> dict[int, Any]:
@@ -244,24 +287,9 @@ def _computed(model: nn.Module) -> dict[int, Any]:
     }
 
 
-def _snapshot(module: nn.Module) -> dict[str, Any]:
-    return {
-        name: value.copy() if isinstance(value, dict) else value for name, value in module.__dict__.items()
-    }
-
-
-def _put_back(module: nn.Module, state: dict[str, Any]) -> None:
-    own = module.__dict__
-    for name in own.keys() - state.keys():
-        del own[name]
-    for name, value in state.items():
-        now = own.get(name)
-        if isinstance(value, dict) and isinstance(now, dict):
-            # the very table: torch's handles of hooks know it
-            now.clear()
-            now.update(value)
-        else:
-            own[name] = value
+def trains(module: nn.Module) -> bool:
+    """Whether a module is in training mode; a frozen script has none."""
+    return bool(getattr(module, "training", False))
 
 
 def _tensor_facts(model: nn.Module) -> Iterator[Fact]:

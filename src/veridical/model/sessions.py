@@ -31,7 +31,7 @@ class Session(AbstractContextManager["CountedModel"]):
         self._planned: AbstractContextManager[None] = _NOTHING
         if not own.sessions:
             predictor.source.check()
-            own.restore_buffers()
+            own.look()
             self._planned = _as_planned(predictor.plan, predictor.device.type)
         own.load(predictor.weights)
         self._planned.__enter__()

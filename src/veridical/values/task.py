@@ -30,7 +30,7 @@ from veridical.model.predictor import (
     plain_output,
     take_side,
 )
-from veridical.model.private_copy import Copier, Source
+from veridical.model.private_copy import Copier, Source, trains
 from veridical.model.weights import NoiseSource, Noisy, Replaced, Weights, fitting
 from veridical.random.keyed import Key
 from veridical.settings import checked
@@ -133,7 +133,7 @@ class Task(Answers):
             model, lambda f, row: raw(call(f, row, first_side)), rows[:1], codec
         )
         source = Source(module, copy, shared=module is not model)
-        if module is model and any(m.training for m in module.modules()) and behaves_otherwise(module):
+        if module is model and any(map(trains, module.modules())) and behaves_otherwise(module):
             warnings.warn(
                 "the model is in training mode, where dropout or batch normalisation make its answers "
                 "random; it is asked in eval mode here, and stays as it is",
