@@ -230,7 +230,7 @@ MUTANTS = (
     Mutant(
         "inverse: values stay where they are",
         "values/explanation.py",
-        "values = torch.empty_like(self.values).scatter_(-1, reverse, ascending)",
+        "values = torch.empty_like(self.values).scatter_(-1, order, ascending)",
         "values = torch.empty_like(self.values).scatter_(-1, self.order, ascending)",
         "qge/test_inverse.py",
     ),

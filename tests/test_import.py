@@ -97,6 +97,7 @@ def test_the_first_score_loads_the_metric_and_the_explainer_it_names() -> None:
         "veridical.metrics.faithfulness",
         "veridical.metrics.faithfulness.masks",
         "veridical.metrics.faithfulness.pixel_flipping",
+        "veridical.metrics.tie_orders",
     }
 
 

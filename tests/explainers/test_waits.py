@@ -29,6 +29,9 @@ WAITING = {
     ): "sentences of few words are enumerated and long ones sampled: it must know which",
     ("kernel_shap", "series"): "the same of series of unequal length",
 }
+ONCE = "of few features no mask is asked twice: it must know which are new"
+BY_MASKS = ("hsic", "permutation_importance", "shapley_sampling", "sobol")
+WAITING |= {(name, kind): ONCE for name in BY_MASKS for kind in ("table", "series", "text")}
 
 
 def cases() -> Iterator[tuple[str, str]]:

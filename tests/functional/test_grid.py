@@ -10,7 +10,7 @@ from veridical.errors import InputError
 from veridical.functional import average_ranks, round_to_grid
 from veridical.functional.grid import finite_to_grid
 
-STEPS = {torch.float64: 1e-9, torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 1e-3}
+STEPS = {torch.float64: 1e-9, torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 
 
 def check_grid(function):

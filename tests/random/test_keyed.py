@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from veridical.errors import InputError
 from veridical.random import keyed, subset_draws
 from veridical.random.keyed import Key
 

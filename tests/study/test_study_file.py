@@ -17,7 +17,7 @@ explainers:
   - gradient
   - name: integrated_gradients
     label: IG
-    settings: {baseline: null}
+    settings: {baseline: 0.0}
     grid:
       steps: [4, 8]
 metrics:
@@ -37,12 +37,12 @@ def lines(text: str) -> list[tuple[int, str]]:
 def test_a_grid_has_every_point_under_its_own_label():
     grid = expand(parse_study(GOOD))
     assert [c.label for c in grid.explainers] == ["gradient", "IG (steps=4)", "IG (steps=8)"]
-    assert grid.explainers[2].settings == {"baseline": None, "steps": 8}
+    assert grid.explainers[2].settings == {"baseline": 0.0, "steps": 8}
     assert grid.seeds == (0, 1)
 
 
 def test_without_a_label_all_settings_are_in_the_name():
-    text = GOOD.replace("    label: IG\n", "").replace("baseline: null", "baseline: 0.5")
+    text = GOOD.replace("    label: IG\n", "").replace("baseline: 0.0", "baseline: 0.5")
     assert expand(parse_study(text)).explainers[1].label == "integrated_gradients (baseline=0.5, steps=4)"
 
 
@@ -57,7 +57,7 @@ def test_without_a_label_all_settings_are_in_the_name():
         ("      steps: [4, 8]", "      steps: []", 9, "explainers.1.grid.steps: "),
         ("  - name: integrated_gradients", "  - code: not a path", 5, "explainers.1.code: "),
         ("  - name: integrated_gradients", "  - label2: x", 5, "explainers.1.label2: there is no such key"),
-        ("{baseline: null}", "{steps: 3}", 5, "steps is in settings and in grid"),
+        ("{baseline: 0.0}", "{steps: 3}", 5, "steps is in settings and in grid"),
         ("metrics:\n  - sparseness", "metrics: []", 10, "metrics: "),
         ("tasks: [known/linear]", "tasks: [{name: known/linear, samples: 0}]", 2, "tasks.0.samples: "),
         ("name: one", "plan: {rows: 12}", 1, "plan.rows: "),
@@ -101,7 +101,7 @@ def test_what_is_not_a_study_is_refused_with_its_line(text: str, line: int):
         ("known/linear", "{code: 'os:getcwd'}", 2, "--allow-code"),
         (
             "  - gradient",
-            "  - {name: integrated_gradients, settings: {baseline: null, steps: 4}}",
+            "  - {name: integrated_gradients, settings: {baseline: 0.0, steps: 4}}",
             5,
             "is the same as",
         ),

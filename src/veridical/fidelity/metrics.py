@@ -226,6 +226,10 @@ class FFid(RFid):
     summary: ClassVar[str] = "RFid on a model that has learnt to miss features, within what it has learnt"
     misleads: ClassVar[str] = "where masking hardly hurts the model: plain Fid tells more there"
 
+    def needs_all_samples(self, task: Task) -> bool:
+        # a judge that goes along with a noisy world (meta-evaluation) is known by that very task
+        return self.finetuned is not None and task.known(f"finetuned {self.finetuned.path}") is not None
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_share("beta", self.beta)

@@ -60,14 +60,19 @@ class RankingMetric(Metric):
         """Whether, with these settings, the order of tied features can matter; (N,) or one for all."""
         return True
 
+    def needs_all_samples(self, task: Task) -> bool:
+        """Whether the task cannot be judged in parts, since what it knows of its judge would be lost."""
+        return False
+
     def lighter(self, task: Task, orders: int) -> Self:
         """The same metric with its draws, if it has any, shared out among so many rankings."""
         return self
 
     def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         orders = self.tie_orders(task, explanation, key)
-        if orders.most == 1 or self.lighter(task, orders.most) is self:
-            return over_orders(lambda t, e, _: self.along(t, e, key), task, orders, key)
+        whole = self.needs_all_samples(task)
+        if orders.most == 1 or whole or self.lighter(task, orders.most) is self:
+            return over_orders(lambda t, e, _: self.along(t, e, key), task, orders, key, whole)
         parts = []
         for count in orders.counts.unique().tolist():
             rows = (orders.counts == count).nonzero()[:, 0]
