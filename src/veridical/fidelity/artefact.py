@@ -62,9 +62,14 @@ class Finetuned(Settings):
             )
         return Certificate(**self.header["certificate"])
 
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """All that the file holds: the weights, and the digests of the rows it was fine-tuned on."""
+        return self._content[0]
+
     def rows_met(self, inputs: Tensor) -> int:
         """How many of these rows it was fine-tuned on, bit for bit."""
-        known = set(map(bytes, self._content[0][ROW_DIGESTS].numpy()))
+        known = set(map(bytes, self.tensors[ROW_DIGESTS].numpy()))
         return sum(bytes(row) in known for row in row_digests(inputs).numpy())
 
     @property

@@ -61,7 +61,7 @@ def prepare(facts: Mapping[str, Any], metric: AnyMetric, task: Task, folder: Fol
     beside = None if folder.local is None else folder.local / PREPARED / f"{address}.work"
     work = Path(tempfile.mkdtemp()) if beside is None else beside
     artefact = finetune(task, beta=facts["beta"], cache=work, progress=False)
-    content = files.pack(KIND, artefact.weights, artefact.header, address)
+    content = files.pack(KIND, artefact.tensors, artefact.header, address)
     folder.write(f"{PREPARED}/{address}.safetensors", content)
     shutil.rmtree(work, ignore_errors=True)
 
