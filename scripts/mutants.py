@@ -157,7 +157,7 @@ MUTANTS = (
     ),
     Mutant(
         "gef: correlation with the wrong sign",
-        "gef/metric.py",
+        "gef/outcome.py",
         "each = torch.where(still, 0.0, correlation(model, explanation, known))",
         "each = torch.where(still, 0.0, -correlation(model, explanation, known))",
         "gef/test_gef.py",
@@ -165,7 +165,7 @@ MUTANTS = (
     ),
     Mutant(
         "gef: still maps are perfect",
-        "gef/metric.py",
+        "gef/outcome.py",
         "each = torch.where(still, 0.0, correlation",
         "each = torch.where(still, 1.0, correlation",
         "gef/test_gef.py",
@@ -205,7 +205,7 @@ MUTANTS = (
     ),
     Mutant(
         "gef: draws that overflow are kept",
-        "gef/metric.py",
+        "gef/outcome.py",
         "explanation = torch.where(model.isfinite().all(-1, keepdim=True), explanation, torch.nan)",
         "explanation = explanation.clone()",
         "gef/test_certainty.py",

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from veridical.audit.statistics import shares_beaten
 from veridical.functional import pearson, spearman
-from veridical.gef.metric import gef_score
+from veridical.gef.outcome import gef_score
 from veridical.values.scores import Scores
 
 REDRAWS = 400

@@ -7,8 +7,9 @@ from veridical.gef.feature_visualisation import DeepViz, FeatureVisualisation, F
 from veridical.gef.iso_sigma import Evidence, IsoSigma, evidence, iso_sigma
 from veridical.gef.layers import LayerStudy, across_layers
 from veridical.gef.llm import Endpoint, LLMx, LocalModel
-from veridical.gef.metric import GEF, FastGEF, gef_score
+from veridical.gef.metric import GEF, FastGEF
 from veridical.gef.neurons import at_neuron
+from veridical.gef.outcome import gef_score
 from veridical.gef.path import NoisePath, find_path
 from veridical.gef.plots import (
     plot_cloud,
