@@ -249,7 +249,9 @@ def test_the_table_on_a_gpu() -> None:
     kinds = {**ZOO, **{f"transformers {k}": (lambda k=k: Embedded(k), s) for k, s in HUGGING.items()}}
     for kind, (make, shape) in kinds.items():
         task = made(make, shape, "cuda", torch.float32)
-        worst[kind] = apart(task, prefix(task.model))
+        # the naive loop asks gradients of recurrent layers in eval mode, which cuDNN refuses
+        with torch.backends.cudnn.flags(enabled=False):
+            worst[kind] = apart(task, prefix(task.model))
         print(f"{kind:<36}{worst[kind]:.1e}")
     assert max(worst.values()) <= 0.05
     assert sum(value <= 1e-6 for value in worst.values()) >= 0.9 * len(worst)
