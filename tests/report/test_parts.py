@@ -164,6 +164,8 @@ def test_a_sample_without_explanation_says_so() -> None:
 @pytest.mark.extras  # a new metric is one new file; a paper new to us gets its entry before a release
 def test_every_paper_our_cards_name_has_an_entry() -> None:
     makers = [registry.maker(name) for registry in (metrics, explainers) for name in registry]
+    # not those that examples of the documentation registered in this process
+    makers = [maker for maker in makers if maker.__module__.startswith("veridical.")]
     cards = {str(getattr(maker, "paper", "")) for maker in makers} - {"", "control"}
     assert len(cards) > 40
     for card in cards:
