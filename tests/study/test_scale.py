@@ -72,8 +72,9 @@ def test_an_estimate_knows_cells_evaluations_and_what_is_there(tmp_path):
     study = studies.run(data, tmp_path, executor="in-process", allow_code=True)
     real = sum(sum(study.scores(metric=m.label).cost.__dict__.values()) for m in plan.metrics)
     real += 200 * 2  # the explanations: a row forward and one backward each
-    # the search for a noise path is counted with every shard, and estimated from one
-    assert abs(found.evaluations - real) / real < 0.2
+    # the search for a noise path is a preparation, which every one of the four shards counts as its own
+    real -= 4 * study.scores(metric=plan.metrics[2].label).provenance["path"]["rows"]
+    assert abs(found.evaluations - real) / real < 0.05
     there = {job.address for job in plan.cells()}
     assert estimate(plan, there, allow_code=True).evaluations == 0
     hurried = estimate(plan, allow_code=True, budget_seconds=0.0)
