@@ -31,7 +31,8 @@ def exact_falls(task: Task, rule: Removals, truth: Tensor, key: Key) -> Tensor |
     """
     few = has_few(task, task.fill)
     most = FEW if task.fill.repeats_on(task) == 1 else FEW_OF_MANY_ROWS
-    n = int(rule.n.max())
+    # where all samples have the same features, to count them need not wait for the device
+    n = task.space.n_features if task.space.valid is None else int(rule.n.max())
     if few is None or rule.bernoulli or rule.draws == 1 or n > most or rule.count < 2**n:
         return None
     answers = probe(

@@ -133,9 +133,14 @@ def evaluations(task: Task, levels: Sequence[float], draws: int, signs: Sequence
     Of few features no mask is asked twice, so there are never more than all their subsets.
     """
     masks = len(levels_of(task, levels)) * len(tuple(signs)) * draws
-    n = task.space.counts(len(task))
-    each = torch.where(n <= FEW, (2 ** n.clamp(max=FEW) - 1).clamp(max=masks), masks)
-    return int(each.sum()) * task.fill.repeats_on(task)
+    if task.space.valid is None:
+        n = task.space.n_features
+        rows = len(task) * (min(2**n - 1, masks) if n <= FEW else masks)
+    else:
+        counts = task.space.counts(len(task))
+        each = torch.where(counts <= FEW, (2 ** counts.clamp(max=FEW) - 1).clamp(max=masks), masks)
+        rows = int(each.sum())
+    return rows * task.fill.repeats_on(task)
 
 
 def removals(
