@@ -379,6 +379,14 @@ MUTANTS = (
         "slow_one or scipy",
     ),
     Mutant(
+        "meta: a pinch of the map passes for reading it",
+        "meta/dependence.py",
+        "if self.reach <= SHORT:",
+        "if self.reach < 0:",
+        "meta/test_dependence.py",
+        "cheats_are_flagged",
+    ),
+    Mutant(
         "meta: few samples are perfect",
         "meta/consistency.py",
         "few = pairs.sum(-1) < FEWEST",

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError
+from veridical.meta.dependence import Dependence
 from veridical.meta.explanation_counts import Tally
 from veridical.meta.result import MetaEvaluation
 from veridical.meta.scoring import Book
@@ -48,8 +49,7 @@ def packed(result: MetaEvaluation) -> tuple[dict[str, Tensor], dict[str, Any]]:
                 "metric": book.metric,
                 "category": book.category,
                 "direction": str(book.direction),
-                "permuted": book.permuted,
-                "replaced": book.replaced,
+                "checks": {who: asdict(check) for who, check in book.checks.items()},
                 "own": asdict(book.own),
                 "cost": asdict(book.cost),
             }
@@ -77,8 +77,7 @@ def unpacked(tensors: dict[str, Tensor], header: dict[str, Any]) -> MetaEvaluati
             Direction(about["direction"]),
             {test: tensors[f"{place}/base/{test}"] for test in header["tests"]},
             {(test, mode): tensors[f"{place}/{test}/{mode}"] for test, mode in places},
-            about["permuted"],
-            about["replaced"],
+            {who: Dependence(**check) for who, check in about["checks"].items()},
             Tally(**about["own"]),
             Cost(**about["cost"]),
         )

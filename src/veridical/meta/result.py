@@ -63,9 +63,13 @@ class Reliability:
 
     @property
     def spread(self) -> Tensor:
-        """Standard deviations (5,) over the iterations that have a value: of the four entries and of MC."""
+        """Standard deviations (5,) over the iterations that have a value: of the four entries and of MC.
+
+        NaN where fewer than two have one: a single iteration shows no spread, which is not a spread of none.
+        """
         table = torch.cat([self.vectors, meta_consistency(self.vectors)[:, None]], 1)
-        return (table - table.nanmean(0)).square().nanmean(0).sqrt()
+        spread = (table - table.nanmean(0)).square().nanmean(0).sqrt()
+        return spread.masked_fill((~table.isnan()).sum(0) < 2, torch.nan)
 
     def interval(self, level: float) -> Tensor:
         """Bootstrap intervals (2, 5) over samples: of the four entries and of MC.
@@ -267,6 +271,7 @@ class MetaEvaluation:
                 book,
                 base={t: scores[index] for t, scores in book.base.items()},
                 scores={p: scores[..., index, :] for p, scores in book.scores.items()},
+                checks={who: book.checks[who] for who in explainers if who in book.checks},
             )
             for label, book in self.books.items()
         }

@@ -15,7 +15,7 @@ from torch import Tensor
 from veridical.errors import InputError, VeridicalWarning
 from veridical.explainers import Explainer
 from veridical.masking.shared_work import sharing
-from veridical.meta.dependence import NEGLIGIBLE, Altered, Dependence, altered, share_of_changes
+from veridical.meta.dependence import Altered, Dependence, altered, dependence, reach
 from veridical.meta.explanation_counts import Tally, counted
 from veridical.meta.finetuned import carry, settled
 from veridical.meta.prediction_agreement import answers, held
@@ -44,15 +44,14 @@ class Book:
     direction: Direction
     base: dict[Test, Tensor] = field(default_factory=dict)
     scores: dict[tuple[Test, Mode], Tensor] = field(default_factory=dict)
-    permuted: list[float] = field(default_factory=list)
-    replaced: list[float] = field(default_factory=list)
+    checks: dict[str, Dependence] = field(default_factory=dict)
     own: Tally = field(default_factory=Tally)
     cost: Cost = field(default_factory=Cost)
 
     @property
     def dependence(self) -> Dependence:
         """How far the scores depend on the explanation, over all explainers."""
-        return Dependence(_mean(self.permuted), _mean(self.replaced))
+        return Dependence.over(self.checks)
 
 
 @dataclass(eq=False)
@@ -78,6 +77,7 @@ class Visit:
     interrupted: bool = False
     bases: dict[Test, Task] = field(default_factory=dict)
     old_maps: dict[str, Explanation] = field(default_factory=dict)
+    other_scores: dict[str, tuple[str, str, Tensor, Tensor]] = field(default_factory=dict)
 
     def run(
         self, worlds: list[World], progress: bool | None, after_iteration: Callable[[int], None] | None = None
@@ -164,7 +164,7 @@ class Visit:
                     for test in tests:
                         self.books[label].base[test][place] = values
                     if first:
-                        self._test_dependence(label, who, base, explainer, explanation, key, values, permuted)
+                        self._test_dependence(label, who, base, explanation, key, values, permuted)
 
     def _score_world(self, world: World) -> None:
         base, key = self.bases[world.test], world.key(self.root)
@@ -200,9 +200,11 @@ class Visit:
             for place, who in enumerate(self.explainers):
                 for label in list(self.metrics):
                     values = self._score(label, who, made, judged[who], explanations[who], key, joint)
-                    if values is not None:
-                        here = self.books[label].scores[world.test, world.mode]
-                        here[row, world.draw, place] = values
+                    if values is None:
+                        continue
+                    self.books[label].scores[world.test, world.mode][row, world.draw, place] = values
+                    if world.mode == "ar" and world.test == self.tests[0]:
+                        self._test_reach(label, who, made, explanations[who], key, values)
 
     def _explain(self, explainer: Explainer, task: Task, key: Key) -> Explanation:
         explanation = explainer(task, key / "explain")
@@ -269,35 +271,48 @@ class Visit:
             return None
 
     def _test_dependence(
+        self, label: str, who: str, task: Task, maps: Explanation, key: Key, before: Tensor, permuted: Joint
+    ) -> None:
+        """Score altered maps of the unperturbed world, of which the first explainer's are remembered."""
+        book = self.books[label]
+
+        def other(how: str) -> Tensor | None:
+            return self._altered_score(
+                label, who, task, maps, key, how, permuted if how == "permuted" else None
+            )
+
+        book.checks[who], how, after = dependence(before, other)
+        if after is not None:
+            self.other_scores.setdefault(label, (who, how, before, after))
+
+    def _test_reach(
+        self, label: str, who: str, task: Task, maps: Explanation, key: Key, before: Tensor
+    ) -> None:
+        """Score altered maps of a disrupted world too, where samples lie apart by their predictions."""
+        asked, how, clean, clean_after = self.other_scores.get(label, ("", "", before, before))
+        if asked != who:
+            return
+        del self.other_scores[label]
+        book = self.books[label]
+        after = self._altered_score(label, who, task, maps, key, how)
+        if after is not None:
+            found = reach(torch.cat([clean, before]), torch.cat([clean_after, after]))
+            book.checks[who] = replace(book.checks[who], reach=found)
+
+    def _altered_score(
         self,
         label: str,
         who: str,
         task: Task,
-        explainer: Explainer,
-        explanation: Explanation,
+        maps: Explanation,
         key: Key,
-        before: Tensor,
-        permuted: Joint,
-    ) -> None:
+        how: str,
+        ready: Joint | None = None,
+    ) -> Tensor | None:
+        """The scores of other maps; what they ask is no part of what the evaluation costs."""
         book = self.books[label]
         own, cost = Tally(book.own.calls, book.own.samples), book.cost
-
-        def changed(how: str) -> float | None:
-            maps = altered(explanation, how, self.root / how)
-            ready = permuted if how == "permuted" else None
-            after = self._score(label, who, task, Altered(explainer, how), maps, key, ready)
-            return None if after is None else share_of_changes(before, after)
-
-        share = changed("permuted")
-        if share is not None:
-            book.permuted.append(share)
-            if not share > NEGLIGIBLE:
-                other = changed("replaced")
-                if other is not None:
-                    book.replaced.append(other)
-        # what the check asks is no part of what the evaluation costs
+        method = Altered(self.explainers[who], how)
+        found = self._score(label, who, task, method, altered(maps, how, self.root / how), key, ready)
         book.own, book.cost = own, cost
-
-
-def _mean(values: list[float]) -> float:
-    return float(torch.tensor(values, dtype=torch.float64).nanmean()) if values else float("nan")
+        return found
