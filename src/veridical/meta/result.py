@@ -166,6 +166,17 @@ class MetaEvaluation:
             tuple(self._undefined(book, test)),
         )
 
+    def why_no_value(self, metric: str, test: str = MEAN) -> str:
+        """Why a metric has no meta-consistency here, in words; nothing where it has one."""
+        if not math.isnan(self.mc(metric, test)):
+            return ""
+        return "; ".join(self._reasons(metric, test)) or "; ".join(self.remarks) or "no world was visited"
+
+    def _reasons(self, metric: str, test: str) -> list[str]:
+        """What limits the values of a metric under a test: samples that did not count, scores undefined."""
+        here = self.averaged if test == MEAN else (test,)
+        return [*(few for t in here for few in self._too_few(t)), *self[metric, test].reasons]
+
     def _too_few(self, test: str) -> Iterable[str]:
         for mode in MODES:
             kept = self.kept[test, mode]  # type: ignore[index]
@@ -178,8 +189,9 @@ class MetaEvaluation:
 
     def _undefined(self, book: Book, test: Test) -> Iterable[str]:
         for mode in MODES:
-            scores = book.scores[test, mode]
-            counted = self.kept[test, mode].unsqueeze(-2).expand_as(scores)
+            scores, kept = book.scores[test, mode], self.kept[test, mode]
+            enough = kept & (kept.sum(-1, keepdim=True) >= FEWEST)
+            counted = enough.unsqueeze(-2).expand_as(scores)
             missing = (scores.isnan() | book.base[test].isnan()) & counted
             if bool(missing.any()):
                 part = float(missing.sum() / counted.sum())
@@ -204,12 +216,7 @@ class MetaEvaluation:
                 low, high = found.interval(self.level)
                 names = (*ENTRIES, "mc")
                 effects = found.effects.nanmean(0)
-                here = self.averaged if test == MEAN else (test,)
-                flags = [
-                    *(few for t in here for few in self._too_few(t)),
-                    *found.reasons,
-                    book.dependence.remark,
-                ]
+                flags = [*self._reasons(label, test), book.dependence.remark]
                 rows.append(
                     {
                         "metric": label,

@@ -15,6 +15,7 @@ from torch import Tensor
 from veridical.errors import InputError, VeridicalWarning
 from veridical.explainers import Explainer
 from veridical.masking.shared_work import sharing
+from veridical.meta.consistency import FEWEST
 from veridical.meta.dependence import Altered, Dependence, altered, dependence, reach
 from veridical.meta.explanation_counts import Tally, counted
 from veridical.meta.finetuned import carry, settled
@@ -68,6 +69,10 @@ class Visit:
     published: bool = False
     epsilon: float | None = None
     fixed: frozenset[str] = frozenset()
+    redraws: int = 0
+    all_worlds: bool = False
+    """Whether worlds in which too few samples count are scored all the same."""
+    drawn_again: dict[tuple[Test, Mode], int] = field(default_factory=dict)
     books: dict[str, Book] = field(default_factory=dict)
     kept: dict[tuple[Test, Mode], Tensor] = field(default_factory=dict)
     shared: Tally = field(default_factory=Tally)
@@ -108,6 +113,12 @@ class Visit:
             for label, book in self.books.items()
         }
         return books, {place: kept[:iterations].cpu() for place, kept in self.kept.items()}
+
+    @property
+    def remarks(self) -> list[str]:
+        """What is to be said of the worlds as they came out."""
+        again = [f"{t} {m}: {n} draws without enough samples" for (t, m), n in self.drawn_again.items() if n]
+        return [*self.broken, *(f"{words} were drawn again" for words in again)]
 
     def _open(self, worlds: list[World]) -> None:
         samples, device = len(self.task), self.task.device
@@ -167,24 +178,27 @@ class Visit:
                         self._test_dependence(label, who, base, explanation, key, values, permuted)
 
     def _score_world(self, world: World) -> None:
-        base, key = self.bases[world.test], world.key(self.root)
-        made = world.of(self.task, self.root, self.published)
-        # what a metric has calibrated belongs to its settings and stays that of the unperturbed world
-        made.__dict__["_calibrations"].update(base.__dict__["_calibrations"])
-        outputs = answers(made)
-        same, finite = held(self.task, outputs, self.epsilon), outputs.isfinite().all(-1)
-        kept = (same if world.mode == "nr" else ~same) & finite
-        row = self.iterations.index(world.iteration)
-        self.kept[world.test, world.mode][row, world.draw] = kept
-        if not bool(finite.all()):
+        world, made, outputs, kept = self._drawn(world)
+        place, row = (world.test, world.mode), self.iterations.index(world.iteration)
+        self.kept[place][row, world.draw] = kept
+        self.drawn_again[place] = self.drawn_again.get(place, 0) + world.attempt
+        if not bool(outputs.isfinite().all()):
             name = f"{world.test} {world.mode}, iteration {world.iteration}, draw {world.draw}"
             self.broken.append(f"{name}: the model answers NaN or infinity and cannot be scored")
             return
+        if int(kept.sum()) < FEWEST and not self.all_worlds:
+            return
+        base, key = self.bases[world.test], world.key(self.root)
+        # what a metric has calibrated belongs to its settings and stays that of the unperturbed world
+        made.__dict__["_calibrations"].update(base.__dict__["_calibrations"])
         # what the prediction was judged by is the world's own answer to its inputs, and not asked again
         made.cached("outputs", lambda: outputs)
-        for metric in self.metrics.values():
-            carry(metric, self.task, made, lambda task: world.of(task, self.root, self.published))
         keep_maps = self.published and world.test == "ipt"
+        # no other sample counts; old maps are those of all samples
+        some = slice(None) if keep_maps or bool(kept.all()) else kept.nonzero()[:, 0]
+        made = made if isinstance(some, slice) else made[some]
+        for metric in self.metrics.values():
+            carry(metric, self.task, made, lambda task: world.of(task, self.root, self.published)[some])
         explanations: dict[str, Explanation] = {}
         judged: dict[str, Explainer] = {}
         for who, explainer in self.explainers.items():
@@ -197,14 +211,28 @@ class Visit:
                 explanations[who], judged[who] = explanation, Recalled(explainer, explanation, made)
         with sharing(made, once=True):
             joint = self._score_together(made, judged, key)
-            for place, who in enumerate(self.explainers):
+            for at, who in enumerate(self.explainers):
                 for label in list(self.metrics):
                     values = self._score(label, who, made, judged[who], explanations[who], key, joint)
                     if values is None:
                         continue
-                    self.books[label].scores[world.test, world.mode][row, world.draw, place] = values
+                    clean = self.books[label].base[world.test][at, some]
+                    seen = values.double() if isinstance(some, slice) else _unmoved(values, clean, outputs)
+                    self.books[label].scores[place][row, world.draw, at, some] = seen
                     if world.mode == "ar" and world.test == self.tests[0]:
                         self._test_reach(label, who, made, explanations[who], key, values)
+
+    def _drawn(self, world: World) -> tuple[World, Task, Tensor, Tensor]:
+        """A world, its answers and the samples that count there; drawn again where these are too few."""
+        for attempt in range(1 + self.redraws):
+            tried = replace(world, attempt=attempt)
+            made = tried.of(self.task, self.root, self.published)
+            outputs = answers(made)
+            same = held(self.task, outputs, self.epsilon)
+            kept = (same if world.mode == "nr" else ~same) & outputs.isfinite().all(-1)
+            if int(kept.sum()) >= FEWEST:
+                break
+        return tried, made, outputs, kept
 
     def _explain(self, explainer: Explainer, task: Task, key: Key) -> Explanation:
         explanation = explainer(task, key / "explain")
@@ -316,3 +344,9 @@ class Visit:
         found = self._score(label, who, task, method, altered(maps, how, self.root / how), key, ready)
         book.own, book.cost = own, cost
         return found
+
+
+def _unmoved(values: Tensor, clean: Tensor, outputs: Tensor) -> Tensor:
+    """Scores, where those that other batches moved by their last bits alone are the unperturbed ones."""
+    near = (values - clean).abs() <= 8 * torch.finfo(outputs.dtype).eps * clean.abs()
+    return torch.where(near, clean, values.double())
