@@ -300,6 +300,9 @@ def _show(result: vd.meta.MetaEvaluation) -> None:
         table.add_row(*(escape(v) if isinstance(v, str) else f"{v:.3f}" for v in row))
     out.print(table)
     out.print("dependence: share of scores that change with permuted maps; no MC counts without it")
+    for label, book in result.books.items():
+        for words in filter(None, (book.dependence.remark, result.why_no_value(label))):
+            out.print(f"{escape(label)}: {escape(words)}", soft_wrap=True)
     for failure in result.failures:
         out.print(
             f"[red]failed[/red] {escape(failure.metric or '')}: {escape(failure.message)}", soft_wrap=True
