@@ -9,7 +9,7 @@ with how far samples lie apart, disrupted ones among them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -75,23 +75,10 @@ class Dependence:
         return ""
 
 
-def dependence(
-    before: Tensor, other: Callable[[str], Tensor | None]
-) -> tuple[Dependence, str, Tensor | None]:
-    """What permuted maps do to scores (N,), and random ones where those do nothing.
-
-    Gives also which of the two tells more, and the scores they got. `other` scores maps altered so.
-    """
-    after = other("permuted")
-    if after is None:
-        return Dependence(), "permuted", None
-    ranks = float(spearman(before.double(), after.double(), ~(before.isnan() | after.isnan())))
-    found = Dependence(share_of_changes(before, after), ranks)
-    if found.permuted > NEGLIGIBLE:
-        return found, "permuted", after
-    random = other("replaced")
-    replaced = NAN if random is None else share_of_changes(before, random)
-    return Dependence(found.permuted, ranks, replaced), "replaced", random
+def dependence(before: Tensor, after: Tensor) -> Dependence:
+    """What permuted maps did to scores (N,)."""
+    ranks = spearman(before.double(), after.double(), ~(before.isnan() | after.isnan()))
+    return Dependence(share_of_changes(before, after), float(ranks))
 
 
 def reach(before: Tensor, after: Tensor) -> float:

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from veridical.errors import InputError
 from veridical.meta.dependence import Dependence
-from veridical.meta.explanation_counts import Tally
 from veridical.meta.result import MetaEvaluation
-from veridical.meta.scoring import Book
+from veridical.meta.scoring import Book, Tally
 from veridical.meta.worlds import Amount, Mode, Test
 from veridical.model.cost import Cost
 from veridical.values import files
@@ -50,7 +49,6 @@ def packed(result: MetaEvaluation) -> tuple[dict[str, Tensor], dict[str, Any]]:
                 "category": book.category,
                 "direction": str(book.direction),
                 "checks": {who: asdict(check) for who, check in book.checks.items()},
-                "own": asdict(book.own),
                 "cost": asdict(book.cost),
             }
         )
@@ -78,7 +76,6 @@ def unpacked(tensors: dict[str, Tensor], header: dict[str, Any]) -> MetaEvaluati
             {test: tensors[f"{place}/base/{test}"] for test in header["tests"]},
             {(test, mode): tensors[f"{place}/{test}/{mode}"] for test, mode in places},
             {who: Dependence(**check) for who, check in about["checks"].items()},
-            Tally(**about["own"]),
             Cost(**about["cost"]),
         )
     plain: dict[str, Any] = {name: tuple(header[name]) for name in PLAIN}
@@ -122,7 +119,7 @@ def joined(results: Sequence[MetaEvaluation]) -> MetaEvaluation:
         iterations=tuple(numbers),
         remarks=tuple(dict.fromkeys(remark for part in parts for remark in part.remarks)),
         failures=tuple(failure for part in parts for failure in part.failures),
-        shared=_total([part.shared for part in parts]),
+        shared=Tally(sum(p.shared.calls for p in parts), sum(p.shared.samples for p in parts)),
         shared_cost=sum((part.shared_cost for part in parts), Cost()),
         interrupted=any(part.interrupted for part in parts),
     )
@@ -143,10 +140,5 @@ def _joined_book(books: list[Book]) -> Book:
     return replace(
         first,
         scores={place: torch.cat([scores(book, *place) for book in books]) for place in first.scores},
-        own=_total([book.own for book in books]),
         cost=sum((book.cost for book in books), Cost()),
     )
-
-
-def _total(tallies: list[Tally]) -> Tally:
-    return Tally(sum(t.calls for t in tallies), sum(t.samples for t in tallies))

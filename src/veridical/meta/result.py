@@ -16,9 +16,8 @@ from torch import Tensor
 from veridical.errors import InputError, unknown_name
 from veridical.functional import holm
 from veridical.meta.consistency import FEWEST, Consistencies, consistencies, meta_consistency
-from veridical.meta.explanation_counts import Tally
 from veridical.meta.resampling import bootstrap_counts, resampled_vectors
-from veridical.meta.scoring import Book
+from veridical.meta.scoring import Book, Tally
 from veridical.meta.worlds import MODES, Amount, Mode, Test
 from veridical.model.cost import Cost
 from veridical.values.evaluation import Failure
@@ -322,7 +321,7 @@ class MetaEvaluation:
             kept = float(self.kept[test, mode].double().mean())
             yield f"{test} {mode}: {amount}, {kept:.0%} of samples kept"
         yield from (few for test in self.tests for few in self._too_few(test))
-        yield f"explanations: {self.shared.calls} shared; made by metrics themselves: {self._own() or 'none'}"
+        yield f"explanations: {self.shared.calls}, each for all metrics"
         for label, book in self.books.items():
             reasons = {reason: None for t in self.tests for reason in self[label, t].reasons}
             remark = book.dependence.remark
@@ -336,9 +335,6 @@ class MetaEvaluation:
             yield f"{failure.metric} failed: {failure.message}"
         if self.interrupted:
             yield "interrupted: not all worlds were visited"
-
-    def _own(self) -> str:
-        return ", ".join(f"{label} {b.own.calls}" for label, b in self.books.items() if b.own.calls)
 
     def _repr_html_(self) -> str:
         from veridical.plots import html_summary
