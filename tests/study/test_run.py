@@ -260,7 +260,7 @@ def test_what_was_registered_in_a_script_stays_in_its_process(small, tmp_path, m
     context = studies.Context(str(tmp_path), imports=("__main__",))
     with pytest.raises(InputError, match="script or notebook"):
         studies.LocalProcesses(1).start(context)
-    with pytest.raises(InputError, match="at least one worker"):
+    with pytest.raises(InputError, match="workers is a whole number from 1"):
         studies.LocalProcesses(0)
     with pytest.raises(InputError, match="executor is"):
         run(small, tmp_path, executor="elsewhere")

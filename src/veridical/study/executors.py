@@ -26,7 +26,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from veridical.allowed import Count
 from veridical.errors import InputError
+from veridical.settings import check_settings
 from veridical.study.cells import Context, Job, Result, Status
 from veridical.study.limits import GRACE_SECONDS, passed
 
@@ -114,7 +116,7 @@ class LocalProcesses:
     end when the process that started them does.
     """
 
-    workers: int = 2
+    workers: Count = 2
     _idle: list[_Worker] = field(default_factory=list, init=False, repr=False)
     _all: list[_Worker] = field(default_factory=list, init=False, repr=False)
     _ended: queue.SimpleQueue[tuple[_Worker, Result]] = field(
@@ -123,8 +125,7 @@ class LocalProcesses:
     _context: Context | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise InputError(f"a study needs at least one worker, got {self.workers}")
+        check_settings(self)
 
     @property
     def slots(self) -> int:

@@ -24,7 +24,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from veridical.allowed import Count, Index, NotNegative, Positive
 from veridical.errors import InputError, StudyError
+from veridical.settings import check_settings
 from veridical.study.cells import Context, Job, Result
 from veridical.study.folder import EXPLANATIONS, PREPARED, Folder
 from veridical.study.limits import passed
@@ -65,20 +67,17 @@ class RayExecutor:
     """
 
     address: str | None = None
-    num_cpus: int | None = None
-    gpus_per_cell: float = 0.0
-    memory_per_cell: float | None = None
-    retries: int = 3
-    ahead: int = 1
+    num_cpus: Count | None = None
+    gpus_per_cell: NotNegative = 0.0
+    memory_per_cell: Positive | None = None
+    retries: Index = 3
+    ahead: Index = 1
     host: str = "127.0.0.1"
-    object_store_mib: int | None = None
+    object_store_mib: Count | None = None
     runtime_env: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if min(self.retries, self.ahead, self.gpus_per_cell) < 0:
-            raise InputError("retries, ahead and gpus_per_cell cannot be negative")
-        if self.num_cpus is not None and self.num_cpus < 1:
-            raise InputError(f"a cluster needs at least one CPU, got {self.num_cpus}")
+        check_settings(self)
         self._ray: Any = None
         self._began_ray = False
         self._flights: dict[Any, _Flight] = {}
