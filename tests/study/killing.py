@@ -174,17 +174,17 @@ sys.stdin.read()
 """
 RAY = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
 PROCESSES = {
-    "worker": "ray::serve",
-    "log monitor": "ray/_private/log_monitor.py",
-    "autoscaler": "autoscaler/_private/monitor.py",
-    "agent of an environment": "runtime_env/agent/main.py",
-    "agent of a node": "ray/dashboard/agent.py",
-    "second node": "raylet/raylet",
-    "head node": "raylet/raylet",
-    "head": "gcs/gcs_server",
-    "driver": "",
+    "worker": ("ray::score", "ray::explain", "ray::prepare"),
+    "log monitor": ("ray/_private/log_monitor.py",),
+    "autoscaler": ("autoscaler/_private/monitor.py",),
+    "agent of an environment": ("ray::RuntimeEnvAgent", "runtime_env/agent/main.py"),
+    "agent of a node": ("ray::DashboardAgent", "ray/dashboard/agent.py"),
+    "second node": ("raylet/raylet",),
+    "head node": ("raylet/raylet",),
+    "head": ("gcs/gcs_server",),
+    "driver": (),
 }
-"""Each kind of process of a cluster, and how its command line is known; from the harmless to the worst."""
+"""Each kind of process of a cluster, and what its command line may hold; from the harmless to the worst."""
 
 
 class TwoNodes:
@@ -205,7 +205,7 @@ class TwoNodes:
     def find(self, kind: str) -> list[int]:
         """The processes of a kind, those of the second node last."""
         self._known |= set(descendants(self._keeper.pid))
-        found = sorted(pid for pid in self._known if runs(pid, PROCESSES[kind]))
+        found = sorted(pid for pid in self._known if any(runs(pid, name) for name in PROCESSES[kind]))
         heads = [pid for pid in found if runs(pid, "--head")]
         if kind == "head node":
             return heads or found[:1]
@@ -239,7 +239,9 @@ def kill_ray(study: dict[str, Any], folder: Path, kinds: list[str], seed: int = 
             wait_for(killed, count(killed) + chance.randint(1, 3), process)
             if process.poll() is not None:
                 raise RuntimeError(f"the study ended before the {kind} was killed: {said.read_text()[-400:]}")
-            victims = [process.pid] if kind == "driver" else cluster.find(kind)
+            victims = [process.pid] if kind == "driver" else []
+            while not victims and process.poll() is None:
+                victims = cluster.find(kind)  # a worker may be between two jobs
             os.kill(victims[-1], signal.SIGKILL)
             report.kills.append(count(killed))
             outcome = became(process, killed, said)

@@ -190,7 +190,8 @@ class RayExecutor:
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         address = self.address or os.environ.get("RAY_ADDRESS")
         if address is not None:
-            self._ray.init(address=address, **quiet)
+            with bound_to(address.rpartition(":")[0]):
+                self._ray.init(address=address, **quiet)
         else:
             # a token for this cluster alone: other users of the machine stay out, and Ray, which otherwise
             # keeps one token in the home folder, writes nothing there
@@ -345,7 +346,7 @@ def _how_many(node: Mapping[str, float], asked: Mapping[str, float]) -> int:
 
 @contextmanager
 def bound_to(host: str) -> Iterator[None]:
-    """Let Ray take 127.0.0.1 at its word while a cluster starts.
+    """Let Ray take 127.0.0.1 at its word while a cluster starts or is connected to.
 
     On Linux Ray replaces a loopback address by one that other machines reach, unless it is told that there
     are no other machines: by a variable for the processes it starts, by a constant for this one.
@@ -366,7 +367,7 @@ def bound_to(host: str) -> Iterator[None]:
 
 
 def _environment(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The runtime environment of workers: the caller's, and what this process can import, they can.
+    """The runtime environment of workers: the caller's, with this process's import paths and bounds.
 
     Installed packages are left to each node's own Python.
     """
@@ -376,7 +377,8 @@ def _environment(given: Mapping[str, Any]) -> dict[str, Any]:
         for path in dict.fromkeys(os.path.abspath(entry) for entry in sys.path)
         if os.path.isdir(path) and not any(Path(path).resolve().is_relative_to(p) for p in installed)
     ]
-    variables = {"PYTHONPATH": os.pathsep.join(own), **given.get("env_vars", {})}
+    bounds = {name: value for name, value in os.environ.items() if name.startswith("VERIDICAL_MAX_")}
+    variables = {"PYTHONPATH": os.pathsep.join(own), **bounds, **given.get("env_vars", {})}
     return {**given, "env_vars": variables}
 
 
