@@ -241,7 +241,7 @@ MUTANTS = (
         "read_plan(self.folder, context.plan)",
         "read_plan(self.folder)",
         "study/test_run.py",
-        "another_plan",
+        "own_run",
     ),
     Mutant(
         "limits: seconds are not counted",

@@ -9,7 +9,7 @@ A value that does not fit is refused in one form: "Rise: draws is a whole number
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from numbers import Integral, Real
 from types import UnionType
@@ -84,6 +84,10 @@ def why_not(value: Any, declared: Any) -> str | None:
     if origin is tuple and inner[-1] is Ellipsis:
         fits = isinstance(value, tuple | list) and all(why_not(one, inner[0]) is None for one in value)
         return None if fits else f"a tuple, and each part of it {why_not(None, inner[0]) or 'anything'}"
+    if origin is Sequence:
+        if _each(value, inner[0]):
+            return None
+        return f"several, and each {why_not(None, inner[0]) or 'anything'}"
     if declared in _FITS:
         return None if _FITS[declared](value) else _WORDS[declared]
     if declared is None or declared is type(None):
@@ -92,6 +96,16 @@ def why_not(value: Any, declared: Any) -> str | None:
     if isinstance(declared, type) and not getattr(declared, "_is_protocol", False):
         return None if isinstance(value, declared) else f"of type {declared.__name__}"
     return None
+
+
+def _each(value: Any, declared: Any) -> bool:
+    """Whether these are several, also as an array, and each what was declared; a text is one."""
+    if isinstance(value, str | bytes | Mapping | Set) or not hasattr(value, "__len__"):
+        return False
+    try:
+        return all(why_not(one, declared) is None for one in value)
+    except TypeError:  # an array of no dimension has a length it cannot tell
+        return False
 
 
 def _whole(value: Any) -> bool:

@@ -6,6 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import fields
+from types import SimpleNamespace
 from typing import Any, ClassVar, Self, TypeVar, get_type_hints
 
 import numpy as np
@@ -86,13 +87,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def checked(function: F) -> F:
-    """Let a function refuse arguments that are not of the types it declares, as settings are refused."""
+    """Let a function refuse arguments that are not what it declares, as settings are refused."""
     signature = inspect.signature(function)
     who = function.__qualname__.removesuffix(".__init__")
 
     @functools.cache
     def declared() -> dict[str, Any]:
-        return get_type_hints(function, include_extras=True)
+        given = {name: kind for name, kind in function.__annotations__.items() if name != "return"}
+        bare = SimpleNamespace(__annotations__=given)
+        return get_type_hints(bare, function.__globals__, include_extras=True)
 
     @functools.wraps(function)
     def call(*args: Any, **named: Any) -> Any:

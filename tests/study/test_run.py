@@ -247,6 +247,21 @@ def test_a_job_of_another_plan_is_refused(small, tmp_path):
     assert all("is not of the plan" in failure.error for failure in study.failures)
 
 
+def test_workers_read_the_plan_of_their_own_run(small, tmp_path):
+    class Overtaken(studies.InProcess):
+        def start(self, context: studies.Context) -> None:
+            folder = Folder(tmp_path)
+            plan = read_plan(folder)
+            own = f"plans/{plan.digest}.json"
+            kept = folder.read(own)
+            write_plan(replace(plan, tasks=(replace(plan.tasks[0], digest="0" * 32),)), folder)
+            folder.write(own, kept)
+            super().start(context)
+            write_plan(plan, folder)
+
+    assert run(small, tmp_path, executor=Overtaken()).status().complete
+
+
 def test_workers_that_never_work_end_the_study(small, tmp_path):
     class Hopeless(studies.InProcess):
         def wait(self) -> list[studies.Result]:
