@@ -196,11 +196,16 @@ class TwoNodes:
         env.pop("RAY_ADDRESS", None)
         pipe = subprocess.PIPE
         command = [sys.executable, "-c", CLUSTER]
-        self._keeper = subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, text=True)
-        assert self._keeper.stdout is not None
-        self.address = self._keeper.stdout.readline().strip()
         self._known: set[int] = set()
-        self.hurt = not self.address
+        self.hurt = False
+        for _ in range(3):  # Ray gives a node 30 s to begin, which is little where others work too
+            self._keeper = subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, text=True)
+            assert self._keeper.stdout is not None
+            self.address = self._keeper.stdout.readline().strip()
+            if self.address:
+                return
+            self.close()
+        raise RuntimeError("no cluster would begin")
 
     def find(self, kind: str) -> list[int]:
         """The processes of a kind, those of the second node last."""
