@@ -61,6 +61,15 @@ class Executor(Protocol):
         ...
 
 
+def refuse_scripts(context: Context) -> None:
+    """Say that other processes do not run the script in which something of the study is defined."""
+    if "__main__" in context.imports:
+        raise InputError(
+            "an explainer or metric of this study is defined in the script or notebook itself, which "
+            "other processes do not run; move it to a module, or use executor='in-process'"
+        )
+
+
 class InProcess:
     """Every job in this process, one after the other."""
 
@@ -132,11 +141,7 @@ class LocalProcesses:
         return self.workers
 
     def start(self, context: Context) -> None:
-        if "__main__" in context.imports:
-            raise InputError(
-                "an explainer or metric of this study is defined in the script or notebook itself, which "
-                "other processes do not run; move it to a module, or use executor='in-process'"
-            )
+        refuse_scripts(context)
         if context.folder.startswith("memory:"):
             raise InputError("a folder in memory is seen by this process only; use executor='in-process'")
         self._context = context

@@ -28,6 +28,7 @@ from veridical.allowed import Count, Index, NotNegative, Positive
 from veridical.errors import InputError, StudyError
 from veridical.settings import check_settings
 from veridical.study.cells import Context, Job, Result
+from veridical.study.executors import refuse_scripts
 from veridical.study.folder import EXPLANATIONS, PREPARED, Folder
 from veridical.study.limits import passed
 from veridical.study.plan import read_plan
@@ -98,11 +99,7 @@ class RayExecutor:
 
     def start(self, context: Context) -> None:
         """Connect to the cluster, or start one, and place what every worker needs."""
-        if "__main__" in context.imports:
-            raise InputError(
-                "an explainer or metric of this study is defined in the script or notebook itself, which "
-                "other processes do not run; move it to a module, or use executor='in-process'"
-            )
+        refuse_scripts(context)
         self._context, self._folder = context, Folder(context.folder)
         self._ray = _import_ray()
         # jobs that bring no folder along leave their files at this process
