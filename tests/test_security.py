@@ -159,6 +159,34 @@ def test_a_grid_of_too_many_points_is_refused_before_it_is_made() -> None:
         expand(read_study(study))
 
 
+def test_a_study_of_too_many_cells_is_refused_before_it_is_planned() -> None:
+    from veridical.study.grid import expand
+    from veridical.study.study_file import read_study
+
+    many = list(range(1, 101))
+    study = {
+        "tasks": ["known/linear"],
+        "explainers": [{"name": "smoothgrad", "grid": {"samples": many, "steps": many}}],
+        "metrics": [{"name": "rfid_plus", "grid": {"draws": many, "alpha": many}}],
+    }
+    with pytest.raises(VeridicalError, match=r"100,000,000 cells.*VERIDICAL_MAX_CELLS"):
+        expand(read_study(study))
+
+
+def test_every_bound_is_documented_and_can_be_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    from veridical.values.bounds import BOUNDS, bound, refuse_more
+
+    page = (ROOT / "SECURITY.md").read_text()
+    for name, (most, _) in BOUNDS.items():
+        variable = f"VERIDICAL_MAX_{name.upper()}"
+        assert re.search(rf"`{variable}` \({most}\)", page), variable
+        assert bound(name) == most
+        monkeypatch.setenv(variable, "7")
+        refuse_more(name, 7, "it")
+        with pytest.raises(VeridicalError, match=variable):
+            refuse_more(name, 8, "it")
+
+
 def test_arrays_that_unfold_are_refused_by_their_header(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
