@@ -18,6 +18,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
 import veridical as vd  # noqa: E402
+from veridical.audit.effort import effort_of  # noqa: E402
 from veridical.study.limits import resident_mib  # noqa: E402
 
 READINGS = 12
@@ -52,8 +54,16 @@ def pictures(seed: int) -> vd.Task:
 
 
 def one_audit(number: int) -> None:
+    """Every sixth a glance as it is, with concepts and meta-evaluation; the others with few draws."""
     task = (table, pictures)[number % 2](number)
-    vd.audit(task, explainers=["gradient", "saliency", "random"], effort="glance", samples=8, progress=False)
+    if number % 6 == 0:
+        vd.audit(
+            task, explainers=["gradient", "saliency", "random"], effort="glance", samples=8, progress=False
+        )
+        return
+    few = {"gef_draws": 2, "search_draws": 2, "removal_draws": 2, "flip_steps": 3, "subset_runs": 6}
+    effort = replace(effort_of("glance", task), **few, noise_draws=1)
+    vd.audit(task, explainers=["gradient", "random"], effort=effort, samples=4, concepts=(), progress=False)
 
 
 def one_score(number: int) -> None:

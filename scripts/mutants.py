@@ -257,7 +257,7 @@ MUTANTS = (
         '        refuse_more("yaml_nodes", _unfolded(root, source), source)\n',
         "",
         "test_security.py",
-        "fill_the_machine",
+        "fill_the_machine and self",
     ),
     Mutant(
         "report: a changed table goes unnoticed",

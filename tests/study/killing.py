@@ -38,6 +38,7 @@ class Report:
     different: list[str] = field(default_factory=list)
     recomputed: list[str] = field(default_factory=list)
     files: int = 0
+    failed: int = 0
     seconds: float = 0.0
 
     @property
@@ -49,7 +50,7 @@ class Report:
         return (
             f"{len(self.kills)} kills after {self.kills} of {self.cells} cells; {len(self.different)} of "
             f"{self.files} files differ from an undisturbed run; {len(self.recomputed)} finished files were "
-            f"computed again; {self.seconds:.0f} s"
+            f"computed again, {self.failed} had been recorded as failed; {self.seconds:.0f} s"
         )
 
 
@@ -156,6 +157,10 @@ def kill_workers(study: dict[str, Any], folder: Path, kills: int, seed: int = 0)
         stamps.check(killed, report)
     if process.wait() != 0:
         raise RuntimeError("the run did not survive its workers")
+    report.failed = len(list((killed / "failures").glob("*.json")))
+    # a job under which three workers died is recorded as failed, and a second run tries it again
+    if start(study, killed, "processes").wait() != 0:
+        raise RuntimeError("the last run did not end well")
     return compared(report, folder / "whole", killed, began)
 
 

@@ -232,6 +232,19 @@ def test_a_task_that_changed_under_the_plan_is_refused(small, tmp_path, monkeypa
     assert all("is another here" in failure.error for failure in study.failures)
 
 
+def test_workers_that_die_before_they_begin_do_not_tell_against_a_job(small, tmp_path):
+    class Unlucky(studies.InProcess):
+        deaths = 0
+
+        def wait(self) -> list[studies.Result]:
+            if self.deaths < 5:
+                self.deaths += 1
+                return [studies.Result(self._jobs.pop(0).address, "lost", error="killed", begun=False)]
+            return super().wait()
+
+    assert run(small, tmp_path, executor=Unlucky()).status().complete
+
+
 def test_a_job_of_another_plan_is_refused(small, tmp_path):
     class Mixing(studies.InProcess):
         def start(self, context: studies.Context) -> None:

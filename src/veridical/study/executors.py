@@ -244,4 +244,5 @@ class LocalProcesses:
             said: Status = "lost"
             if worker.overdue and self._context is not None:
                 error, said = str(passed({**self._context.limits}, float("inf"))), "failed"
-            self._ended.put((worker, Result(job.address, said, pid=worker.process.pid, error=error)))
+            result = Result(job.address, said, pid=worker.process.pid, error=error, begun=worker.ready)
+            self._ended.put((worker, result))
