@@ -1,5 +1,7 @@
 """Running: the same bytes wherever it is done, nothing twice, and a cell that breaks breaks nothing else."""
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from veridical import study as studies
 from veridical.errors import InputError, StudyError
 from veridical.study import worker_state
 from veridical.study.events import Event
+from veridical.study.executors import _Worker
 from veridical.study.folder import Folder
 from veridical.study.plan import read_plan, write_plan
 
@@ -230,6 +233,23 @@ def test_a_task_that_changed_under_the_plan_is_refused(small, tmp_path, monkeypa
     study = run(small, tmp_path, executor=Meddling())
     assert study.status().failed == 12
     assert all("is another here" in failure.error for failure in study.failures)
+
+
+def test_a_worker_that_answers_nonsense_is_lost_and_not_waited_for(small, tmp_path):
+    """As one of another version does, where the package was changed under a running study."""
+    run(small, tmp_path)
+    job = next(read_plan(Folder(tmp_path)).cells())
+    for answer in ('{"odd": 1}', "not JSON", "[]"):
+        words = [
+            sys.executable,
+            "-c",
+            f"import time\nprint('ready')\nprint({answer!r}, flush=True)\ntime.sleep(99)",
+        ]
+        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        executor = studies.LocalProcesses(1)
+        executor._listen(_Worker(process, job))
+        _, result = executor._ended.get(timeout=1)
+        assert (result.address, result.status) == (job.address, "lost")
 
 
 def test_workers_that_die_before_they_begin_do_not_tell_against_a_job(small, tmp_path):

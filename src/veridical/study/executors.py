@@ -233,8 +233,9 @@ class LocalProcesses:
                 with worker.lock:
                     worker.job = None
                 self._ended.put((worker, result))
-        except ValueError:
-            pass  # a line cut short by death, or the pipe closed under us
+        except (ValueError, TypeError, KeyError):
+            # a line cut short by death, the pipe closed under us, or a worker of another version than ours
+            worker.process.kill()
         status = worker.process.wait()
         with worker.lock:
             worker.gone = True
