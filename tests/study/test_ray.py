@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -17,8 +18,9 @@ import yaml
 
 from tests.study.killing import PROCESSES, files, kill_ray
 from veridical import study as studies
-from veridical.errors import InputError
+from veridical.errors import InputError, StudyError
 from veridical.study.events import Event
+from veridical.study.folder import Folder
 from veridical.study.ray_executor import RayExecutor, _environment, bound_to
 
 pytest.importorskip("ray")
@@ -239,6 +241,7 @@ def test_mistakes_are_told_at_once(tmp_path):
 SCRIPT = """
 import json, os, sys
 from veridical import study
+from veridical.study.folder import Folder
 from veridical.study.ray_executor import RayExecutor
 from tests.study.test_ray import listening
 
@@ -326,3 +329,16 @@ def test_workers_elsewhere_have_the_bounds_of_this_process(monkeypatch):
     assert made["env_vars"]["VERIDICAL_MAX_THREADS"] == "3"
     assert made["env_vars"]["OWN"] == "1"
     assert made["pip"] == []
+
+
+def test_what_ray_raises_when_its_head_goes_is_said_in_a_sentence(tmp_path):
+    gone = socket.socket()
+    gone.bind(("127.0.0.1", 0))
+    executor = RayExecutor()
+    executor._head, executor._folder = f"127.0.0.1:{gone.getsockname()[1]}", Folder(tmp_path)
+    gone.close()
+    with (
+        pytest.raises(StudyError, match="the head of the Ray cluster .* is gone.*resume"),
+        executor._headed(),
+    ):
+        raise RuntimeError("RPC error: Deadline Exceeded")

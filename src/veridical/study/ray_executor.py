@@ -105,6 +105,7 @@ class RayExecutor:
         # jobs that bring no folder along leave their files at this process
         self._carried = context.folder.startswith("memory:")
         self._connect()
+        self._head = str(self._ray.get_runtime_context().gcs_address)
         self._plan = read_plan(self._folder, context.plan)
         self._ordinary = self._asked(context.resources)
         self._parcel = self._ray.put(
@@ -124,13 +125,15 @@ class RayExecutor:
             error = f"no node of the cluster has what {job} asks for: {wish}"
             self._answers.append(Result(job.address, "failed", error=error))
             return
-        self._send(job, asked)
+        with self._headed():
+            self._send(job, asked)
 
     def wait(self) -> list[Result]:
         """Every result that has come in; blocks until there is one."""
         results, self._answers = self._answers, []
         while not results:
-            ready, _ = self._ray.wait(list(self._flights), num_returns=1, timeout=HEAD_SECONDS)
+            with self._headed():
+                ready, _ = self._ray.wait(list(self._flights), num_returns=1, timeout=HEAD_SECONDS)
             if not ready:
                 self._refuse_headless()
                 self._end_overdue()
@@ -142,9 +145,18 @@ class RayExecutor:
                     results.append(result)
         return results
 
+    @contextmanager
+    def _headed(self) -> Iterator[None]:
+        """Where Ray fails because its head has just gone, say that and not what Ray says."""
+        try:
+            yield
+        except Exception:
+            self._refuse_headless()
+            raise
+
     def _refuse_headless(self) -> None:
         """Say that the cluster's head is gone; Ray itself would wait, and then end this process."""
-        host, _, port = str(self._ray.get_runtime_context().gcs_address).rpartition(":")
+        host, _, port = self._head.rpartition(":")
         try:
             socket.create_connection((host, int(port)), timeout=HEAD_SECONDS).close()
         except OSError:
@@ -216,7 +228,8 @@ class RayExecutor:
         """The nodes that live and what each has, looked up at most once per second."""
         if time.monotonic() - self._looked >= LOOK_SECONDS:
             self._refuse_headless()
-            self._nodes = {n["NodeID"]: n["Resources"] for n in self._ray.nodes() if n["Alive"]}
+            with self._headed():
+                self._nodes = {n["NodeID"]: n["Resources"] for n in self._ray.nodes() if n["Alive"]}
             self._looked = time.monotonic()
         return self._nodes
 
