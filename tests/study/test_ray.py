@@ -338,7 +338,7 @@ def test_what_ray_raises_when_its_head_goes_is_said_in_a_sentence(tmp_path):
     executor._head, executor._folder = f"127.0.0.1:{gone.getsockname()[1]}", Folder(tmp_path)
     gone.close()
     with (
-        pytest.raises(StudyError, match="the head of the Ray cluster .* is gone.*resume"),
+        pytest.raises(StudyError, match=r"the head of the Ray cluster .* is gone.*resume"),
         executor._headed(),
     ):
         raise RuntimeError("RPC error: Deadline Exceeded")
