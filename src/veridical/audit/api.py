@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import torch
 
 from veridical.allowed import MANY, Within
-from veridical.audit.effort import Effort, EffortName, effort_of
+from veridical.audit.effort import Effort, effort_of
 from veridical.errors import InputError
 from veridical.settings import checked
 from veridical.values.task import Task
@@ -23,7 +23,7 @@ def audit(
     task: Task,
     train: Any = None,
     explainers: Sequence[Any] | Mapping[str, Any] | None = None,
-    effort: EffortName | Effort = "quick",
+    effort: str | Effort = "quick",
     seed: int = 0,
     *,
     concepts: Any = None,
