@@ -117,7 +117,7 @@ class Fidelity(RankingMetric):
 
     def along(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         # both signs and all fidelity metrics meet the same draws
-        falls = self.falls(task, explanation, Key(key.seed, key.path[:-1]) / "fidelity")
+        falls = self.falls(task, explanation, key.parent / "fidelity")
         return self.outcome(task, explanation, falls)
 
     def outcome(self, task: Task, explanation: Explanation, falls: Falls) -> Outcome:

@@ -26,7 +26,7 @@ class Backgrounds:
     """
 
     def __init__(self, task: Task, fill: Fill, key: Key) -> None:
-        self.fill, self.key = fill, key
+        self.fill, self.key = fill, key.of("fill")
         self.state = fill_state(task, fill)
         self._task = task
         self.repeats = fill.repeats_on(task)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from veridical.errors import NotApplicableError, ShapeError
 from veridical.explainers.base import MODALITIES, Explainer
+from veridical.explainers.first_maps import FirstMaps, watched
 from veridical.masking.probe import match
 from veridical.model.cost import Cost, Tally
 from veridical.model.late_checks import Look, collecting
@@ -178,10 +179,11 @@ class ExplainerMetric(AnyMetric):
         """Score every sample."""
         self.check(task)
         explainer.check(task)
-        before = replace(task.predictor.meter.here)
-        with collecting() as unchecked:
+        before, first = replace(task.predictor.meter.here), FirstMaps(task)
+        with collecting() as unchecked, watched(first):
             task.predictor.watch(thorough=True)
             outcome = self.evaluate(task, explainer, key / self.name)
+            outcome = replace(outcome, flags={CONSTANT: first.constant, **outcome.flags})
         return self._scores(task, outcome, explainer.name, key, before, explainer, unchecked)
 
     def score_all(

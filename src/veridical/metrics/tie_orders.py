@@ -94,9 +94,7 @@ class RankingMetric(Metric):
 def _on_its_draws(
     metric: RankingMetric, key: Key, task: Task, explanation: Explanation, which: int
 ) -> Outcome:
-    return metric.along(
-        task, explanation, Key(key.seed, key.path[:-1]) / which / key.path[-1] if which else key
-    )
+    return metric.along(task, explanation, key.parent / which / key.path[-1] if which else key)
 
 
 def merged(parts: Sequence[tuple[Tensor, Outcome]], samples: int) -> Outcome:

@@ -115,7 +115,11 @@ class TieOrders:
         """The map along its `which`-th ranking, without ties; draws follow the seed and the sample alone."""
         explanation, tied = self.explanation, self._tied
         draws = keyed.uniform(
-            Key(key.seed) / "tie orders", explanation.ids, which, tied.shape[-1], torch.float64
+            Key(key.of("tie orders").seed) / "tie orders",
+            explanation.ids,
+            which,
+            tied.shape[-1],
+            torch.float64,
         )
         place = torch.where(
             self._every[:, None], self._enumerated(which), draws.gather(-1, explanation.order)
