@@ -12,12 +12,15 @@ from torch import Tensor, nn
 
 import veridical as vd
 from tests.reference.small_models import Text, mlp
-from veridical.fidelity import FFid, Fid, RFid
+from veridical.explainers.base import registry as explainer_registry
+from veridical.fidelity import FFid, RFid
 from veridical.fidelity.masked_pass import measure
 from veridical.masking import subset_table
 from veridical.masking.probe import probe
 from veridical.masking.rules import AllSubsets
 from veridical.masking.subset_table import places_of
+from veridical.metrics.base import Metric
+from veridical.metrics.base import registry as metric_registry
 from veridical.values.space import Space
 
 SIZES = list(range(1, 9))
@@ -123,31 +126,57 @@ def test_faithfulness_correlation_is_over_all_subsets(n: int) -> None:
     assert torch.equal(scores.values, again.values)  # nothing is drawn any more
 
 
-BY_MASKS = [
-    "pixel_flipping",
-    "insertion",
-    "deletion",
-    "sensitivity_n",
-    "faithfulness_correlation",
-    "faithfulness_estimate",
-    "kept_features",
-    "monotonicity",
-    "qge:pixel_flipping",
-    "qge:faithfulness_correlation",
-    "qrand:pixel_flipping",
-]
+NOT_BY_MASKS = {
+    "monotonicity_correlation": "replaces features by random values",
+    "non_sensitivity": "moves one feature by random values",
+    "permutation_importance": "takes each feature's values from other rows",
+}
+"""What asks about other inputs than those with features missing."""
 
 
-def test_an_audit_of_eight_columns_asks_each_mask_once() -> None:
+def test_on_eight_columns_whoever_asks_by_masks_asks_each_once() -> None:
+    """Every map metric, black-box explainer, QGE, QRAND, standing and exact Shapley, all on one task."""
     n, rows = 8, 5
     task = columns(n, rows)
-    task.outputs  # noqa: B018
-    before = task.predictor.meter.forward
-    for explainer in ("exact_shapley", "kernel_shap", "lime", "feature_ablation", "occlusion"):
-        e = vd.explain(explainer, task)
-        for metric in (Fid(), RFid(), RFid("minus"), *BY_MASKS):
+    _ = task.outputs
+    meter, before = task.predictor.meter, task.predictor.meter.forward
+    black_boxes = []
+    for name in explainer_registry:
+        made = explainer_registry.make(name)
+        foreign = "gradient" in made.needs or made.why_not(task) is not None or name == "partition_shap"
+        if not foreign and name not in NOT_BY_MASKS:
+            black_boxes.append(vd.explain(made, task))
+    metrics = [name for name in metric_registry if isinstance(metric_registry.make(name), Metric)]
+    metrics += [
+        "qge:pixel_flipping",
+        "qge:faithfulness_correlation",
+        "qrand:pixel_flipping",
+        "qge:infidelity",
+    ]
+    judging = [m for m in metrics if m not in NOT_BY_MASKS and not m.startswith("ffid")]
+    judging = [m for m in judging if metric_registry.make(m).why_not(task) is None]
+    for metric in judging:
+        for e in black_boxes[: 3 if metric in ("rfid_plus", "pixel_flipping") else 1]:
             vd.score(metric, task, e)
-    assert task.predictor.meter.forward - before <= 3 * (2**n - 1) * rows
+    for metric in ("pixel_flipping", "rfid_plus", "fid_minus", "sensitivity_n"):
+        vd.qge.standing(task, metric, black_boxes[0], draws=4)
+    vd.score("random_logit", task, "exact_shapley")
+    assert len(black_boxes) > 8
+    assert len(judging) > 20
+    assert meter.forward - before <= 3 * (2**n - 1) * rows
+
+
+def test_all_fidelity_metrics_of_a_judge_ask_its_masks_once(tmp_path) -> None:
+    task = columns(8)
+    labelled = vd.Task(task.model, task.inputs, train=(task.train, task.model(task.train).argmax(-1)))
+    judge = vd.fidelity.finetune(labelled, beta=0.3, epochs=1, cache=tmp_path)
+    _ = judge.on(labelled).outputs
+    meter = labelled.predictor.meter
+    before = meter.forward
+    for seed in range(3):
+        for sign in ("plus", "minus"):
+            vd.score(FFid(sign, finetuned=judge, beta=0.3), labelled, torch.rand(3, 8), seed=seed)
+    assert meter.forward - before <= 3 * (2**8 - 1) * 5
 
 
 def test_subsets_and_other_targets_share_the_answers() -> None:
