@@ -15,6 +15,7 @@ from tests.reference.small_models import Text, mlp
 from veridical.explainers.base import registry as explainer_registry
 from veridical.fidelity import FFid, RFid
 from veridical.fidelity.masked_pass import measure
+from veridical.fidelity.metrics import LEVELS
 from veridical.masking import subset_table
 from veridical.masking.probe import probe
 from veridical.masking.rules import AllSubsets
@@ -78,18 +79,26 @@ def test_every_mask_answers_as_by_hand(make, n: int) -> None:
             assert float(asked[i, code]) == pytest.approx(float(want), abs=1e-8)
 
 
-@pytest.mark.parametrize("make", [columns, patches])
-@pytest.mark.parametrize("n", SIZES[1:])
+@pytest.mark.parametrize("make", [columns, patches, tokens])
+@pytest.mark.parametrize("longest", SIZES[1:])
 @pytest.mark.parametrize("beta", [None, 0.3])
-def test_rfid_is_its_expectation(make, n: int, beta: float | None) -> None:
-    task = make(n)
-    maps = torch.rand(3, n)
-    levels = tuple(s / n for s in range(1, n))
-    found = measure(task, task_map(task, maps), task.targets, levels=levels, alpha=0.5, beta=beta, draws=500)
-    cap = n if beta is None else max(1, floor(beta * n + 1e-9))
+def test_rfid_is_its_expectation(make, longest: int, beta: float | None) -> None:
+    task = make(longest)
+    maps = torch.rand(3, task.space.n_features)
+    found = measure(task, task_map(task, maps), task.targets, levels=LEVELS, alpha=0.5, beta=beta, draws=500)
     for i in range(3):
-        best = maps[i].argsort(descending=True).tolist()
-        for at, size in enumerate(range(1, n)):
+        there = features_of(task, i)
+        n = len(there)
+        if n > 8:
+            continue  # the longest text, whose draws are drawn
+        cap = n if beta is None else max(1, floor(beta * n + 1e-9))
+        best = sorted(there, key=lambda f: -float(maps[i, f]))
+        sizes = found["plus"].sizes[i].tolist()
+        once = found["plus"].once[i].tolist()
+        assert sorted(size for size, own in zip(sizes, once, strict=True) if own) == [*range(1, n)] or n == 1
+        for at, size in enumerate(sizes):
+            if not once[at] or n == 1:
+                continue
             for sign, part, k in (
                 ("plus", best[:size], min(floor(size / 2), cap)),
                 ("minus", best[size:], min(ceil((n - size) / 2), cap)),
@@ -218,6 +227,28 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(got, want)
     (table,) = task.mask_answers.values()
     assert table.held[1].numel() * 8 <= 3 * 3 * 8 * (10 + 18)
+
+
+def test_short_texts_among_long_ones_are_exact() -> None:
+    torch.manual_seed(0)
+    ids, valid = torch.randint(1, 20, (4, 30)), torch.zeros(4, 30, dtype=torch.bool)
+    for i, size in enumerate((5, 30, 9, 1)):
+        valid[i, :size] = True
+    task = vd.Task(Text().double().eval(), ids, space=Space.tokens(30, valid), fill=vd.fill.Token(0))
+    maps = torch.rand(4, 30)
+    one, two = (vd.score(RFid(variant="probability"), task, maps, seed=s) for s in (0, 1))
+    still = one.values == two.values
+    assert still[:3].tolist() == [True, False, True]
+    assert one.values.isnan().tolist() == [False, False, False, True]  # one token has nothing beside it
+    # ties of the long text share its draws out, those of short ones are looked at in full and ask no more
+    tied = maps.clone()
+    tied[:, :4] = 0.5
+    plain, ties = (vd.score(RFid(), fresh(task), e).cost.forward for e in (maps, tied))
+    assert ties <= plain + 8 * 19
+
+
+def fresh(task: vd.Task) -> vd.Task:
+    return vd.Task(task.model, task.inputs, space=task.space, fill=task.fill)
 
 
 def test_a_task_of_mixed_lengths_keeps_its_short_samples() -> None:

@@ -198,10 +198,14 @@ class RFid(Fidelity):
         check_share("alpha", self.alpha)
         check_count("draws", self.draws)
 
-    def lighter(self, task: Task, orders: int) -> Self:
+    def draws_masks(self, task: Task) -> Tensor | bool:
         # of few features all subsets are asked once, whatever the ranking
-        if self.draws == 1 or has_few(task, task.fill) is not None:
-            return self
+        few = has_few(task, task.fill)
+        if few is None or self.draws == 1:
+            return self.draws > 1
+        return False if task.space.valid is None else ~few
+
+    def lighter(self, orders: int) -> Self:
         return replace(self, draws=-(-self.draws // orders))
 
     @property

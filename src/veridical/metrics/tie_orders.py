@@ -64,22 +64,27 @@ class RankingMetric(Metric):
         """Whether the task cannot be judged in parts, since what it knows of its judge would be lost."""
         return False
 
-    def lighter(self, task: Task, orders: int) -> Self:
-        """The same metric with its draws, if it has any, shared out among so many rankings."""
+    def draws_masks(self, task: Task) -> Tensor | bool:
+        """Which samples are asked by draws, to be shared out among rankings; (N,) or one for all."""
+        return False
+
+    def lighter(self, orders: int) -> Self:
+        """The same metric with its draws shared out among so many rankings."""
         return self
 
     def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
-        orders = self.tie_orders(task, explanation, key)
+        orders, drawn = self.tie_orders(task, explanation, key), self.draws_masks(task)
         whole = self.needs_all_samples(task)
-        if orders.most == 1 or whole or self.lighter(task, orders.most) is self:
+        if orders.most == 1 or whole or drawn is False:
             return over_orders(lambda t, e, _: self.along(t, e, key), task, orders, key, whole)
         parts = []
-        for count in orders.counts.unique().tolist():
-            rows = (orders.counts == count).nonzero()[:, 0]
-            light, some = self.lighter(task, count), orders.take(rows)
+        shared_by = torch.where(torch.as_tensor(drawn, device=task.device), orders.counts, 0)
+        for count in shared_by.unique().tolist():
+            rows = (shared_by == count).nonzero()[:, 0]
+            some = replace(orders.take(rows), most=count or orders.most)
             # one ranking for a share of the draws each: as many draws in all as for a map without ties
-            judge = partial(_on_its_draws, light, key)
-            parts.append((rows, over_orders(judge, task[rows], replace(some, most=count), key)))
+            judge = partial(_on_its_draws, self.lighter(count) if count else self, key, bool(count))
+            parts.append((rows, over_orders(judge, task[rows], some, key)))
         return merged(parts, len(task))
 
     def tie_orders(self, task: Task, explanation: Explanation, key: Key) -> TieOrders:
@@ -92,9 +97,9 @@ class RankingMetric(Metric):
 
 
 def _on_its_draws(
-    metric: RankingMetric, key: Key, task: Task, explanation: Explanation, which: int
+    metric: RankingMetric, key: Key, own: bool, task: Task, explanation: Explanation, which: int
 ) -> Outcome:
-    return metric.along(task, explanation, key.parent / which / key.path[-1] if which else key)
+    return metric.along(task, explanation, key.parent / which / key.path[-1] if own and which else key)
 
 
 def merged(parts: Sequence[tuple[Tensor, Outcome]], samples: int) -> Outcome:
