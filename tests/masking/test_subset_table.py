@@ -18,10 +18,11 @@ from veridical.fidelity.masked_pass import measure
 from veridical.fidelity.metrics import LEVELS
 from veridical.masking import subset_table
 from veridical.masking.probe import probe
-from veridical.masking.rules import AllSubsets
+from veridical.masking.rules import AllSubsets, Given
 from veridical.masking.subset_table import places_of
 from veridical.metrics.base import Metric
 from veridical.metrics.base import registry as metric_registry
+from veridical.metrics.re_explaining import stacked
 from veridical.values.space import Space
 
 SIZES = list(range(1, 9))
@@ -200,9 +201,18 @@ def test_subsets_and_other_targets_share_the_answers() -> None:
     torch.testing.assert_close(got.values, alone.values)
 
 
+def test_what_is_asked_bit_by_bit_is_what_is_asked_at_once() -> None:
+    whole = probe(columns(6), AllSubsets(places_of(columns(6)), 63))
+    task, masks = columns(6), AllSubsets(places_of(columns(6)), 63).removed(slice(0, 3), slice(0, 63))
+    for some in (slice(1, 63, 7), slice(0, 63, 2), slice(0, 63)):
+        torch.testing.assert_close(probe(task, Given(masks[:, some])), whole[:, some])
+
+
 def test_other_inputs_weights_and_fills_do_not() -> None:
     task = columns(5)
     maps = torch.arange(15.0).reshape(3, 5)
+    ones, twos = (vd.score("pixel_flipping", task, maps, fill=vd.fill.Constant(c)).values for c in (1.0, 2.0))
+    assert not torch.allclose(ones, twos)
     first = vd.score("pixel_flipping", task, maps).values
     moved = vd.score("pixel_flipping", task.with_inputs(task.inputs + 1), maps).values
     filled = vd.score("pixel_flipping", task.with_fill(0.0), maps).values
@@ -213,8 +223,13 @@ def test_other_inputs_weights_and_fills_do_not() -> None:
 
 
 def test_noisy_copies_of_an_input_are_not_taken_for_it() -> None:
-    scores = vd.score("max_sensitivity", columns(4), "kernel_shap", draws=4)
-    assert bool((scores.values > 0).all())
+    task = columns(4)
+    copies = stacked(task, 3, torch.cat([task.inputs, task.inputs + 0.1, task.inputs - 0.5]))
+    assert copies.ids.tolist() == [0, 1, 2] * 3
+    together = vd.explain("exact_shapley", copies).values
+    for k in range(3):
+        alone = vd.explain("exact_shapley", task.with_inputs(copies.inputs[3 * k : 3 * k + 3])).values
+        torch.testing.assert_close(together[3 * k : 3 * k + 3], alone)
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

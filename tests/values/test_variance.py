@@ -16,7 +16,7 @@ from veridical.metrics.base import Metric, Outcome
 from veridical.random import keyed
 from veridical.values.variance import SOURCES, Variance
 
-SD = {"samples": 3.0, "draws": 1.0, "fill": 0.5, "tie orders": 2.0}
+SD = {"samples": 3.0, "draws": 1.0, "fill": 3.0, "tie orders": 2.0}
 NOWHERE = torch.zeros(1, dtype=torch.int64)
 
 
