@@ -78,12 +78,13 @@ class RankingMetric(Metric):
         if orders.most == 1 or whole or drawn is False:
             return over_orders(lambda t, e, _: self.along(t, e, key), task, orders, key, whole)
         parts = []
-        shared_by = torch.where(torch.as_tensor(drawn, device=task.device), orders.counts, 0)
-        for count in shared_by.unique().tolist():
-            rows = (shared_by == count).nonzero()[:, 0]
-            some = replace(orders.take(rows), most=count or orders.most)
+        by_draws = drawn.tolist() if isinstance(drawn, Tensor) else [True] * len(task)
+        shared_by = [count * of for count, of in zip(orders.each, by_draws, strict=True)]
+        for count in sorted(set(shared_by)):
+            which = [row for row, by in enumerate(shared_by) if by == count]
             # one ranking for a share of the draws each: as many draws in all as for a map without ties
             judge = partial(_on_its_draws, self.lighter(count) if count else self, key, bool(count))
+            rows, some = torch.tensor(which, device=task.device), orders.take(which)
             parts.append((rows, over_orders(judge, task[rows], some, key)))
         return merged(parts, len(task))
 
@@ -161,12 +162,12 @@ def over_orders(
     # a curve may have as many steps as the longest sample has features
     whole = whole or task.space.valid is not None
     for which in range(1, orders.most):
-        more = orders.counts > which
-        rows = more.nonzero()[:, 0]
-        if whole or len(rows) == len(task):
+        more, further = orders.counts > which, orders.beyond(which)
+        if whole or len(further) == len(task):
             sums.add(judge(task, orders.strict(which, key), which), more, None)
         else:
-            sums.add(judge(task[rows], orders.take(rows).strict(which, key), which), more, rows)
+            rows = torch.tensor(further, device=task.device)
+            sums.add(judge(task[rows], orders.take(further).strict(which, key), which), more, rows)
     outcome, variance = sums.mean(orders.counts)
     decided = variance.sqrt() > _DECIDES * outcome.values.abs()
     details = {**outcome.details, TIED_PAIRS: share, TIE_VARIANCE: variance / orders.counts}
