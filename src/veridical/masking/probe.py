@@ -77,8 +77,7 @@ def probe(
         asked, same = _ask(task, rule, behind, response, all_outputs, predictions, unsigned)
     look_later(asked.device, partial(check_finite, asked))
     if all_outputs:
-        clean = _all_answers(task, task.outputs, response, predictions)[:, None]
-        return torch.cat([clean, asked], 1).double() if with_clean else asked.double()
+        return _all_with_clean(task, asked, response, predictions, with_clean)
     own = clean_response(task, response).to(asked.dtype)
     tied = asked
     if same is not None:
@@ -87,6 +86,15 @@ def probe(
         tied = _tie(asked, own, signature)
     responses = finite_to_grid(torch.cat([own, tied], 1), task.predictor.rounding)
     return responses if with_clean else responses[:, 1:]
+
+
+def _all_with_clean(
+    task: Task, asked: Tensor, response: Response, predictions: bool, with_clean: bool
+) -> Tensor:
+    """The answers of all outputs, where wanted with those to the untouched input in front."""
+    if with_clean:
+        asked = torch.cat([_all_answers(task, task.outputs, response, predictions)[:, None], asked], 1)
+    return asked.double()
 
 
 def _by_subsets(
@@ -132,8 +140,7 @@ def _by_subsets(
         look_later(asked.device, partial(check_finite, asked))
         if predictions:
             asked = torch.cat([asked, answers[place, subset_table.PREDICTED]], -1)
-        clean = _all_answers(task, task.outputs, response, predictions)[:, None]
-        return torch.cat([clean, asked], 1).double() if with_clean else asked.double()
+        return _all_with_clean(task, asked, response, predictions, with_clean)
     asked = answers[place, which, task.targets[:, None]]
     look_later(asked.device, partial(check_finite, asked))
     own = clean_response(task, response).to(asked.dtype)
@@ -276,24 +283,6 @@ def blocks(samples: int, masks: int, rows: int) -> Iterator[tuple[slice, slice]]
         down = next((d for d in range(most, least - 1, -1) if d * (masks - whole) % 32 == 0), most)
         for top in range(0, samples, down):
             yield slice(top, min(samples, top + down)), slice(whole, masks)
-
-
-def flip_counts(task: Task, steps: int | None, per_step: int | None = None) -> Tensor:
-    """How many features are gone after each step of a curve that ends with none left.
-
-    Either `per_step` features at a time, or `steps` even steps; by default one feature per step. (M,), or
-    (N, M) where samples have unequal numbers of features.
-    """
-    counts = task.space.counts(len(task))
-    longest = int(counts.max())
-    if steps is None:
-        steps = -(-longest // (per_step or 1))
-    step = torch.arange(1, steps + 1, device=counts.device)
-    if task.space.valid is None:
-        gone = step * per_step if per_step else torch.div(step * longest, steps, rounding_mode="floor")
-        return gone.clamp(max=longest)
-    gone = step * per_step if per_step else torch.div(step * counts[:, None], steps, rounding_mode="floor")
-    return torch.minimum(gone.expand(len(task), -1), counts[:, None])
 
 
 def match(task: Task, explanation: Explanation) -> Explanation:

@@ -73,6 +73,11 @@ class RankingMetric(Metric):
         return self
 
     def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+        check_ties(self.ties)
+        if not explanation.has_ties:
+            found = self.along(task, explanation, key)
+            none = torch.zeros_like(found.values, dtype=torch.float64)
+            return replace(found, details={**found.details, TIED_PAIRS: none})
         orders, drawn = self.tie_orders(task, explanation, key), self.draws_masks(task)
         whole = self.needs_all_samples(task)
         if orders.most == 1 or whole or drawn is False:
@@ -90,11 +95,13 @@ class RankingMetric(Metric):
 
     def tie_orders(self, task: Task, explanation: Explanation, key: Key) -> TieOrders:
         """The rankings by which each map is judged."""
-        check_ties(self.ties)
         if self.ties == "stable" or not explanation.has_ties:
             return TieOrders.none(explanation)
-        orders = orders_of(task, explanation, key, self.fill_on(task))
-        return orders.where(self.sees_ties(task, explanation))
+        # rankings that differ in features equal to their fill are one
+        fill, matters = self.fill_on(task), None
+        if fill is not None and not fill.looks_at_mask:
+            matters = features_that_matter(task, Backgrounds(task, fill, key))
+        return TieOrders.of(explanation, matters).where(self.sees_ties(task, explanation))
 
 
 def _on_its_draws(
@@ -131,13 +138,6 @@ def merged(parts: Sequence[tuple[Tensor, Outcome]], samples: int) -> Outcome:
         curve=curve,
         details=by_name([(rows, o.details) for rows, o in parts]),
     )
-
-
-def orders_of(task: Task, explanation: Explanation, key: Key, fill: Fill | None) -> TieOrders:
-    """The rankings that maps stand for, where those that differ in features equal to their fill are one."""
-    if fill is None or fill.looks_at_mask or not explanation.has_ties:
-        return TieOrders.of(explanation)
-    return TieOrders.of(explanation, features_that_matter(task, Backgrounds(task, fill, key)))
 
 
 def over_orders(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from itertools import combinations
 from math import comb
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from veridical.errors import InputError
 from veridical.masking.fills import Fill
-from veridical.masking.probe import blocks, flip_counts, probe
+from veridical.masking.probe import blocks, probe
 from veridical.masking.rules import Given, MaskRule, RandomSubsets
 from veridical.masking.shared_work import shared
 from veridical.masking.subset_table import FEW, places_of
@@ -216,24 +216,11 @@ def check_order(order: str) -> None:
         raise InputError(f"order is 'morf' or 'lerf', got {order!r}")
 
 
-def step_counts(task: Task, steps: int | None, per_step: int | None) -> Tensor:
-    """Features gone after each step, never more steps than features: (M,) or (N, M)."""
-    if task.space.valid is None:
-        return _even_counts(task.space.n_features, steps, per_step, task.device)
-    if steps is not None:
-        steps = min(steps, int(task.space.counts(len(task)).max()))
-    return flip_counts(task, steps, per_step)
-
-
-@lru_cache(maxsize=64)
-def _even_counts(features: int, steps: int | None, per_step: int | None, device: torch.device) -> Tensor:
-    """`flip_counts` of samples that all have as many features: (M,), made once and never written to."""
-    if steps is None:
-        steps = -(-features // (per_step or 1))
-    steps = min(steps, features)
-    gone = [min(k * per_step if per_step else k * features // steps, features) for k in range(1, steps + 1)]
-    with torch.inference_mode(False):
-        return torch.tensor(gone, device=device)
+def put_back(task: Task, kept: Tensor) -> Tensor:
+    """How many features are gone before each step that puts some back, where `kept` are there after it."""
+    total = task.space.counts(len(task))
+    whole = total[:1] if kept.dim() == 1 else total[:, None]
+    return whole - torch.cat([torch.zeros_like(kept[..., :1]), kept[..., :-1]], -1)
 
 
 def removed_share(task: Task, counts: Tensor) -> Tensor:
