@@ -12,7 +12,7 @@ from torch import nn
 
 import veridical as vd
 from veridical.errors import InputError
-from veridical.metrics.base import Metric, Outcome
+from veridical.metrics.base import Metric, Outcome, registry
 from veridical.random import keyed
 from veridical.values.variance import SOURCES, Variance
 
@@ -66,6 +66,8 @@ def test_only_what_draws_varies() -> None:
     assert still.variance().shares["samples"] == 1.0
     rows = vd.score("pixel_flipping", table(fill=vd.fill.Marginal(4)), maps, repeats=3).variance()
     assert rows.score["fill"] > 0 == rows.score["draws"] == rows.score["tie orders"]
+    inside = vd.QGE(registry.make("pixel_flipping", fill=vd.fill.Marginal(4)))
+    assert vd.score(inside, table(fill=0.0), maps, repeats=3).variance().score["fill"] > 0
     few = vd.score("pixel_flipping", table(train=4, fill=vd.fill.Marginal(4)), maps, repeats=3).variance()
     assert few.score["fill"] == 0.0  # all reference rows are taken, whatever the seed
     drawn = vd.score("rfid_plus", table(fill=0.0), maps, repeats=3, variant="probability", draws=5).variance()

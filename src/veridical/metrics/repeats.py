@@ -10,6 +10,7 @@ from torch import Tensor
 
 from veridical.errors import InputError
 from veridical.metrics.base import AnyMetric
+from veridical.metrics.tie_orders import RankingMetric
 from veridical.model.cost import Cost
 from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
@@ -28,9 +29,8 @@ def with_repeats(
     if not isinstance(repeats, int) or repeats < 2:
         raise InputError(f"repeats counts scores under different seeds, at least 2, got {repeats!r}")
     first = judge(Key(seed)).settle()
-    fill = getattr(metric, "fill", None) or task.fill
     ranked = not isinstance(subject, Explanation) or subject.has_ties
-    moves = {"draws": True, "fill": fill.follows_seed(task), "tie orders": ranked}
+    moves = {"draws": True, "fill": _draws_its_fill(metric, task), "tie orders": ranked}
     cost: Cost = first.cost
     details: dict[str, Tensor] = dict(first.details)
     for source in SOURCES:
@@ -45,6 +45,13 @@ def with_repeats(
         details[repeats_of(source)] = torch.stack(columns, -1)
     provenance = {**first.provenance, "repeats": repeats}
     return replace(first, details=details, cost=cost, provenance=provenance)
+
+
+def _draws_its_fill(metric: AnyMetric, task: Task) -> bool:
+    """Whether another seed fills with other values; of a metric that wraps another, what that one does."""
+    inner = getattr(metric, "metric", metric)
+    fill = inner.fill_on(task) if isinstance(inner, RankingMetric) else getattr(inner, "fill", None)
+    return bool((fill or task.fill).follows_seed(task))
 
 
 def _reseeded(seed: int, source: str, repeat: int) -> Key:
