@@ -176,6 +176,22 @@ def test_on_eight_columns_whoever_asks_by_masks_asks_each_once() -> None:
     assert meter.forward - before <= 3 * (2**n - 1) * rows
 
 
+def test_the_removal_line_of_an_audit_asks_no_mask_twice() -> None:
+    """Its metrics on every method and control, under several seeds: at most 2^8 masks per sample and fill."""
+    task = columns(8)
+    _ = task.outputs
+    before = task.predictor.meter.forward
+    maps = [vd.explain(name, task) for name in ("exact_shapley", "lime", "occlusion", "gradient", "constant")]
+    maps += [vd.explain("random", task, seed=seed) for seed in range(4)]
+    maps += [task_map(task, task.inputs.abs())]
+    gradient = sum(e.cost.forward for e in maps if e.explainer == "gradient")
+    for e in maps:
+        for metric in ("rfid_plus", "rfid_minus", "qge:pixel_flipping", "qge:faithfulness_correlation"):
+            for seed in (0, 1):
+                vd.score(metric, task, e, seed=seed)
+    assert task.predictor.meter.forward - before - gradient <= 3 * (2**8 - 1) * 5
+
+
 def test_all_fidelity_metrics_of_a_judge_ask_its_masks_once(tmp_path) -> None:
     task = columns(8)
     labelled = vd.Task(task.model, task.inputs, train=(task.train, task.model(task.train).argmax(-1)))
