@@ -230,8 +230,8 @@ MUTANTS = (
     Mutant(
         "inverse: values stay where they are",
         "values/explanation.py",
-        "values = torch.empty_like(self.values).scatter_(-1, order, ascending)",
-        "values = torch.empty_like(self.values).scatter_(-1, self.order, ascending)",
+        "scatter_(-1, order, self.values.gather(-1, self.order))",
+        "scatter_(-1, self.order, self.values.gather(-1, self.order))",
         "qge/test_inverse.py",
     ),
     Mutant(
@@ -485,8 +485,8 @@ MUTANTS = (
     Mutant(
         "ties: those that hold the fill value cost as others do",
         "values/weak_orders.py",
-        "            tied = tied & (moves.gather(-1, run) > 0)",
-        "            tied = tied & (moves.gather(-1, run) >= 0)",
+        "        tied = tied & (moves.gather(-1, run) > 0)",
+        "        tied = tied & (moves.gather(-1, run) >= 0)",
         "metrics/test_ties.py",
         "cost_nothing",
     ),
