@@ -17,8 +17,7 @@ from torch import Tensor
 from veridical.errors import InputError, ShapeError
 from veridical.functional.grid import finite_to_grid
 from veridical.masking import subset_table
-from veridical.masking.backgrounds import Backgrounds, features_that_matter
-from veridical.masking.backgrounds import fill_state as fill_state
+from veridical.masking.backgrounds import Backgrounds
 from veridical.masking.deduplication import ask_once, one_hides_all
 from veridical.masking.fills import Fill
 from veridical.masking.rules import MaskRule, RankThreshold, is_signed, rows_of
@@ -59,7 +58,7 @@ def probe(
     if few is not None:
         return _by_subsets(task, rule, few, response, fill, key, with_clean, all_outputs, predictions)
     behind = Backgrounds(task, fill, key)
-    matters = None if all_outputs else features_that_matter(task, behind)
+    matters = None if all_outputs else behind.matters()
     signature = rule.signature(matters) if matters is not None and is_signed(rule) else None
     same: Tensor | None = None
     if (
@@ -131,8 +130,7 @@ def _by_subsets(
         assert out is not None
         return out
     behind = Backgrounds(task, fill, key)
-    matters = features_that_matter(task, behind)
-    place, answers = subset_table.answers_to(task, subset_table.codes_of(task, rule), matters, behind)
+    place, answers = subset_table.answers_to(task, subset_table.codes_of(task, rule), behind)
     which = subset_table.LOGIT if response == "logit" else subset_table.PROBABILITY
     # what is wrong with kept answers is found by everyone who reads them
     if all_outputs:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol, TypeGuard
 import torch
 from torch import Tensor
 
+from veridical.errors import InputError
 from veridical.random import subset_draws
 from veridical.random.keyed import Key
 
@@ -157,6 +158,37 @@ def _even_counts(features: int, steps: int | None, per_step: int | None, device:
     gone = [min(k * per_step if per_step else k * features // steps, features) for k in range(1, steps + 1)]
     with torch.inference_mode(False):
         return torch.tensor(gone, device=device)
+
+
+def removed_share(task: Task, counts: Tensor) -> Tensor:
+    """The share of its features a sample has lost after 0 and after each of `counts` (N, M + 1)."""
+    if task.space.valid is None and counts.dim() == 1:
+        share = counts / torch.full((), task.space.n_features, dtype=torch.float64, device=counts.device)
+        return torch.cat([share.new_zeros(1), share]).expand(len(task), -1)
+    gone = counts.expand(len(task), -1) / task.space.counts(len(task))[:, None].clamp(min=1).double()
+    return torch.cat([torch.zeros_like(gone[:, :1]), gone], -1)
+
+
+def put_back(task: Task, kept: Tensor) -> Tensor:
+    """How many features are gone before each step that puts some back, where `kept` are there after it."""
+    total = task.space.counts(len(task))
+    whole = total[:1] if kept.dim() == 1 else total[:, None]
+    return whole - torch.cat([torch.zeros_like(kept[..., :1]), kept[..., :-1]], -1)
+
+
+def check_steps(steps: int | None, per_step: int | None) -> None:
+    """Refuse step settings that contradict each other."""
+    if per_step is not None and steps is not None:
+        raise InputError("give per_step or steps, not both")
+    for what, value in (("per_step", per_step), ("steps", steps)):
+        if value is not None and value < 1:
+            raise InputError(f"{what} must be at least 1, got {value}")
+
+
+def check_order(order: str) -> None:
+    """Refuse an order that is neither most nor least relevant first."""
+    if order not in ("morf", "lerf"):
+        raise InputError(f"order is 'morf' or 'lerf', got {order!r}")
 
 
 @dataclass(frozen=True, eq=False)

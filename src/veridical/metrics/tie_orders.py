@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError, NotApplicableError
-from veridical.masking.backgrounds import Backgrounds, features_that_matter
+from veridical.masking.backgrounds import Backgrounds
 from veridical.masking.fills import Fill
 from veridical.metrics.base import Metric, Outcome
 from veridical.random.keyed import Key
@@ -100,7 +100,7 @@ class RankingMetric(Metric):
         # rankings that differ in features equal to their fill are one
         fill, matters = self.fill_on(task), None
         if fill is not None and not fill.looks_at_mask:
-            matters = features_that_matter(task, Backgrounds(task, fill, key))
+            matters = Backgrounds(task, fill, key).matters()
         return TieOrders.of(explanation, matters).where(self.sees_ties(task, explanation))
 
 

@@ -7,9 +7,8 @@ from typing import ClassVar
 
 from veridical.masking.fills import Fill
 from veridical.masking.probe import probe
-from veridical.masking.rules import RankThreshold, step_counts
+from veridical.masking.rules import RankThreshold, check_steps, removed_share, step_counts
 from veridical.metrics.base import Outcome, register
-from veridical.metrics.faithfulness.masks import check_steps, removed_share
 from veridical.metrics.tie_orders import RankingMetric
 from veridical.model.output_heads import Response
 from veridical.qge.paths import RankPath

@@ -17,11 +17,10 @@ from torch import Tensor
 from veridical.functional import positions
 from veridical.masking.fills import Fill
 from veridical.masking.probe import probe
-from veridical.masking.rules import step_counts
+from veridical.masking.rules import put_back, removed_share, step_counts
 from veridical.metrics.base import AnyMetric
 from veridical.metrics.faithfulness.deletion import Deletion
 from veridical.metrics.faithfulness.insertion import Insertion
-from veridical.metrics.faithfulness.masks import put_back, removed_share
 from veridical.metrics.faithfulness.pixel_flipping import PixelFlipping
 from veridical.model.output_heads import Response
 from veridical.random.keyed import Key

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from veridical.masking.fills import Fill
+from veridical.masking.rules import check_steps
 from veridical.metrics.base import Outcome, register
-from veridical.metrics.faithfulness.masks import check_steps
 from veridical.metrics.faithfulness.pixel_flipping import PixelFlipping
 from veridical.metrics.tie_orders import RankingMetric
 from veridical.model.output_heads import Response

@@ -1,4 +1,4 @@
-"""What the metrics of this folder share: bands of a ranking, sums over masks, and the checks of settings."""
+"""What the metrics of this folder share: bands of a ranking, subsets of a size, and sums over masks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from math import comb
 import torch
 from torch import Tensor
 
-from veridical.errors import InputError
 from veridical.masking.fills import Fill
 from veridical.masking.probe import blocks, probe
 from veridical.masking.rules import Given, MaskRule, RandomSubsets
@@ -199,37 +198,6 @@ def masked_sums(removed: Tensor, weights: Tensor) -> Tensor:
             sums = mask[:, left : left + step].double() @ values[top : top + few]
             out[top : top + few, left : left + step] = sums[..., 0]
     return out
-
-
-def check_steps(steps: int | None, per_step: int | None) -> None:
-    """Refuse step settings that contradict each other."""
-    if per_step is not None and steps is not None:
-        raise InputError("give per_step or steps, not both")
-    for what, value in (("per_step", per_step), ("steps", steps)):
-        if value is not None and value < 1:
-            raise InputError(f"{what} must be at least 1, got {value}")
-
-
-def check_order(order: str) -> None:
-    """Refuse an order that is neither most nor least relevant first."""
-    if order not in ("morf", "lerf"):
-        raise InputError(f"order is 'morf' or 'lerf', got {order!r}")
-
-
-def put_back(task: Task, kept: Tensor) -> Tensor:
-    """How many features are gone before each step that puts some back, where `kept` are there after it."""
-    total = task.space.counts(len(task))
-    whole = total[:1] if kept.dim() == 1 else total[:, None]
-    return whole - torch.cat([torch.zeros_like(kept[..., :1]), kept[..., :-1]], -1)
-
-
-def removed_share(task: Task, counts: Tensor) -> Tensor:
-    """The share of its features a sample has lost after 0 and after each of `counts` (N, M + 1)."""
-    if task.space.valid is None and counts.dim() == 1:
-        share = counts / torch.full((), task.space.n_features, dtype=torch.float64, device=counts.device)
-        return torch.cat([share.new_zeros(1), share]).expand(len(task), -1)
-    gone = counts.expand(len(task), -1) / task.space.counts(len(task))[:, None].clamp(min=1).double()
-    return torch.cat([torch.zeros_like(gone[:, :1]), gone], -1)
 
 
 def existing_values(explanation: Explanation) -> Tensor:

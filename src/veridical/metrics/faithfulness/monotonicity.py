@@ -11,9 +11,8 @@ from torch import Tensor
 from veridical.functional import has_spread
 from veridical.masking.fills import Fill
 from veridical.masking.probe import probe
-from veridical.masking.rules import RankThreshold, step_counts
+from veridical.masking.rules import RankThreshold, check_steps, put_back, removed_share, step_counts
 from veridical.metrics.base import Outcome, register
-from veridical.metrics.faithfulness.masks import check_steps, put_back, removed_share
 from veridical.metrics.tie_orders import RankingMetric
 from veridical.model.output_heads import Response
 from veridical.random.keyed import Key

@@ -10,9 +10,8 @@ from torch import Tensor
 from veridical.functional import area_under_curve
 from veridical.masking.fills import Fill
 from veridical.masking.probe import probe
-from veridical.masking.rules import RankThreshold, step_counts
+from veridical.masking.rules import RankThreshold, check_order, check_steps, removed_share, step_counts
 from veridical.metrics.base import Outcome, register
-from veridical.metrics.faithfulness.masks import check_order, check_steps, removed_share
 from veridical.metrics.tie_orders import RankingMetric
 from veridical.model.output_heads import Response
 from veridical.random.keyed import Key

@@ -12,9 +12,8 @@ from veridical.functional._rows import numbers_on
 from veridical.masking.fills import Fill
 from veridical.masking.mask_aware_fills import NoisyLinear
 from veridical.masking.probe import probe
-from veridical.masking.rules import RankThreshold
+from veridical.masking.rules import RankThreshold, check_order
 from veridical.metrics.base import Outcome, register
-from veridical.metrics.faithfulness.masks import check_order
 from veridical.metrics.tie_orders import RankingMetric
 from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
