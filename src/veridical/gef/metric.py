@@ -15,6 +15,7 @@ from torch import Tensor
 from veridical.allowed import Count, NotNegative, Positive
 from veridical.errors import InputError, VeridicalWarning
 from veridical.explainers import Explainer
+from veridical.explainers.first_maps import FirstMaps
 from veridical.gef import noise_prefetch
 from veridical.gef.distortion import (
     Distance,
@@ -37,7 +38,7 @@ from veridical.gef.receipt import receipt_of
 from veridical.gef.reference_form import RunningReference, step_key
 from veridical.gef.shared_worlds import Company, SharedWorld
 from veridical.gef.worlds import Perturbation
-from veridical.metrics.base import ExplainerMetric, Outcome, register
+from veridical.metrics.base import CONSTANT, ExplainerMetric, Outcome, register
 from veridical.model.embeddings import embedding_layer
 from veridical.model.predictor import memory_budget
 from veridical.model.weights import NoiseSource
@@ -189,6 +190,7 @@ class GEF(ExplainerMetric):
         path = self.noise_path(task, key)
         # under input noise tokens move at their embeddings, so the unperturbed map is made there too
         where = task if self.perturb == "weights" else task.at_embeddings()
+        company.first.update((who, FirstMaps(task)) for who in company)
         found = self._distortions(where, company, path, key)
         out: dict[str, Outcome | Exception] = dict(company.errors)
         for who, moved in found.items():
@@ -197,7 +199,8 @@ class GEF(ExplainerMetric):
             nothing = self._nothing(moved.size)[:, None, None]
             explanation = torch.where(moved.explanation <= nothing, 0.0, moved.explanation)
             outcome = self._outcome(path, replace(moved, explanation=explanation))
-            out[who] = replace(outcome, notes={**outcome.notes, **self._receipt(task, moved)})
+            flags = {CONSTANT: company.first[who].constant, **outcome.flags}
+            out[who] = replace(outcome, flags=flags, notes={**outcome.notes, **self._receipt(task, moved)})
         return out
 
     def _receipt(self, task: Task, found: Found) -> dict[str, Any]:
