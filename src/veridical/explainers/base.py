@@ -118,13 +118,15 @@ class Explainer(Settings):
         """Explain every sample of the task."""
         self.check(task)
         before, halvings = task.predictor.meter.cost, task.predictor.meter.halvings
-        with collecting() as unchecked:
+        # one session around all that asks: the model is looked at once
+        with collecting() as unchecked, task.predictor.session(grad=None):
             task.predictor.watch(thorough=True)
             values = self.maps(task, key)
             cost = task.predictor.meter.cost - before
             # where some features are not the task's (special tokens), their part is not in the map
             lawful = bool(self.law) and task.space.valid is None
-            promised = self.promised(task, key / self.name) if lawful else None
+            name = f"promised by {self} with {key}"
+            promised = task.cached(name, lambda: self.promised(task, key / self.name)) if lawful else None
         provenance: dict[str, Any] = {
             "explainer": self.to_json(),
             "seed": key.seed,

@@ -13,6 +13,7 @@ Norms, attention and recurrent layers are taken apart into these (`decompose`).
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,7 @@ from veridical.errors import NotApplicableError
 from veridical.explainers.graph import decompose
 from veridical.explainers.graph.follow import Follower
 from veridical.explainers.graph.operations import kind_of
+from veridical.explainers.graph.relevance_elements import constant
 from veridical.explainers.graph.relevance_rules import route
 from veridical.random.hash_kernels import at_once
 
@@ -44,10 +46,16 @@ class Differences(Follower):
         self._known = record
         self._at = 0
 
+    @property
+    def decides(self) -> tuple[Any, ...]:
+        return (self._known is None,)
+
     def rule(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         kind = kind_of(name, args, kwargs)
         if kind == "compare":
-            return func(*args, **kwargs)  # fit for a rectifier by hand; whatever else reads it is refused
+            return self.do(
+                func, *args, **kwargs
+            )  # fit for a rectifier by hand; whatever else reads it is refused
         for held in self.holds(args, kwargs):
             raise self.refused(
                 f"operation '{name}'", f"of what it is given a part carries no difference: {held.why}"
@@ -67,21 +75,21 @@ class Differences(Follower):
 
     def _by_kind(self, kind: str, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if kind in _LINEAR and not (kind in ("linear", "transposed") and any(map(self.carries, args[1:3]))):
-            return func(*args, **kwargs)
+            return self.do(func, *args, **kwargs)
         if kind in _ELEMENTWISE and self.carries(args[0]) and not any(map(self.carries, args[1:])):
-            return self._elementwise(name, func, args, kwargs)
+            return self.do(Differences._elementwise, self, name, func, args, kwargs)
         if kind == "product":
             return self._product(name, func, *args, **kwargs)
         if kind == "matmul":
             return self._bilinear(name, func, args)
         if kind == "addmm" and self.carries(args[1]) and not (kwargs or self.carries(args[2])):
-            return func(*args)
+            return self.do(func, *args)
         if kind == "batch_norm" and not (args[5] if len(args) > 5 else kwargs.get("training", False)):
-            return func(*args, **kwargs)
+            return self.do(func, *args, **kwargs)
         if name == "softmax":
-            return self._softmax(func, args, kwargs)
+            return self.do(Differences._softmax, self, func, args, kwargs)
         if kind == "maximum":
-            return self._maximum(name, func, args, kwargs)
+            return self.do(Differences._maximum, self, name, func, args, kwargs)
         if kind in ("norm", "spread", "attention", "recurrent"):
             return self._block(name, args, kwargs)
         raise self.refused(
@@ -160,18 +168,22 @@ class Differences(Follower):
             return product
         if self.carries(a) and self.carries(b):
             return self._bilinear(name, torch.mul, (a, b))
-        linear: Tensor = a / b if divides else a * b
+        linear: Tensor = self.do(operator.truediv if divides else operator.mul, a, b)
         return linear
 
     def _bilinear(self, name: str, func: Callable[..., Any], args: Any) -> Tensor:
         """What is linear in each of two: each has the mean of the other at baseline and input."""
         at = [i for i, v in enumerate(args) if self.carries(v)]
         if len(at) == 1:
-            once: Tensor = func(*args)
+            once: Tensor = self.do(func, *args)
             return once
         if len(at) != 2:
             raise self.refused(f"operation '{name}'", "only products of two activations have a stated rule")
-        (i, j), values = at, [v.detach() if isinstance(v, Tensor) else v for v in args]
+        joint: Tensor = self.do(Differences._joint, self, name, func, args, at[0], at[1])
+        return joint
+
+    def _joint(self, name: str, func: Callable[..., Any], args: Any, i: int, j: int) -> Tensor:
+        values = [v.detach() if isinstance(v, Tensor) else v for v in args]
         y: Tensor = func(*values)
         before = self._baseline(name, values[i], values[j])
         if before is None:
@@ -251,9 +263,7 @@ template <typename T> T steep(T z, T z0, T y, T y0) { return 2 - (z + z0) / (y +
 def steep_steps(z: Tensor, z0: Tensor, y: Tensor, y0: Tensor) -> Tensor:
     """One over the slope of a ReLU between z0 and z, given its answers."""
     steep = z + z0
-    return torch.addcdiv(
-        torch.full((1,), 2.0, dtype=z.dtype, device=z.device), steep, y + y0, value=-1, out=steep
-    )
+    return torch.addcdiv(constant(2.0, z.dtype, z.device), steep, y + y0, value=-1, out=steep)
 
 
 def _through_rectifier(z: Tensor, z0: Tensor, y: Tensor, y0: Tensor) -> Callable[[Tensor], tuple[Tensor]]:

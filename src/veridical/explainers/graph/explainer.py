@@ -51,6 +51,7 @@ class FollowingExplainer(Explainer):
             return self.follower(task, model, x, side, named)
 
         followed = Followed(inner.model, inner.output, follower)
+        followed.plans = task.reference.cached(f"plans of {self}", dict)
         return task.changed(predictor=inner.with_model(followed, plain_output))
 
     def _refusal(self, task: Task) -> str | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 import torch
@@ -31,19 +32,20 @@ class _Route(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, value: Tensor, back: Callable[[Tensor], tuple[Tensor, ...]], *inputs: Tensor
+        ctx: Any, given: tuple[Tensor, Callable[[Tensor], tuple[Tensor, ...]]], *inputs: Tensor
     ) -> Tensor:
-        ctx.back = back
-        return value.view_as(value)
+        value, ctx.back = given
+        # another tensor of the same numbers: what `back` holds must not hold its own graph
+        return value.detach()
 
     @staticmethod
     def backward(ctx: Any, relevance: Tensor) -> tuple[Tensor | None, ...]:
-        return (None, None, *ctx.back(relevance))
+        return (None, *ctx.back(relevance))
 
 
 def route(value: Tensor, back: Callable[[Tensor], tuple[Tensor, ...]], *inputs: Tensor) -> Tensor:
     """Let relevance that arrives at `value` go to `inputs` as `back` says."""
-    routed: Tensor = _Route.apply(value.detach(), back, *inputs)  # type: ignore[no-untyped-call]
+    routed: Tensor = _Route.apply((value, back), *inputs)  # type: ignore[no-untyped-call]
     return routed
 
 
@@ -74,11 +76,48 @@ def _shared(z: Tensor, ways: Sequence[tuple[Tensor, Pull]], R: Tensor, epsilon: 
 
 
 @dataclass(frozen=True, eq=False)
+class BatchNorm:
+    """A batch norm by its running statistics: a linear layer that keeps channels apart."""
+
+    mean: Tensor
+    var: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
+    eps: float
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return torch.batch_norm(
+            z, self.weight, self.bias, self.mean, self.var, False, 0.0, self.eps, torch.backends.cudnn.enabled
+        )
+
+    def pull(self, g: Tensor) -> Tensor:
+        """What comes back through it: every channel times its scale, in one kernel."""
+        # the second place is for what went in, of which only the shape is read
+        found: Tensor = torch.ops.aten.native_batch_norm_backward.default(
+            *(g, g, self.weight, self.mean, self.var, None, None, False, self.eps, [True, False, False])
+        )[0]
+        return found
+
+    @cached_property
+    def laid(self) -> tuple[Tensor, Tensor]:
+        """What it multiplies by and what it adds."""
+        scale = torch.rsqrt(self.var + self.eps)
+        scale = scale if self.weight is None else scale * self.weight
+        bias = torch.zeros_like(scale) if self.bias is None else self.bias
+        return scale, torch.addcmul(bias, self.mean, scale, value=-1)
+
+    def alone(self, a: Tensor) -> Tensor:
+        """The norm with no layer before it to fold into."""
+        scale, shift = (v.reshape(1, -1, *[1] * (a.dim() - 2)) for v in self.laid)
+        return proportional(torch.mul, (a, scale), {}, shift)
+
+
+@dataclass(frozen=True, eq=False)
 class Layer:
     """A linear layer at one input: its map, its weights, and its answer z with the graph that made it.
 
     `positive` if the inputs are known to be at least 0; `channels` is the axis along which weights differ.
-    Where a batch norm follows, `b` is folded and z is the norm's answer; `scale` is what is not yet in `w`.
+    Where a batch norm follows, z is the norm's answer, and `w` and `b` are not yet folded.
     `transposed` if the first axis of the weights is the inputs.
     """
 
@@ -90,8 +129,8 @@ class Layer:
     pull: Pull
     channels: int
     positive: bool = False
-    scale: Tensor | None = None
     transposed: bool = False
+    norm: BatchNorm | None = None
 
     @classmethod
     def at(
@@ -107,19 +146,12 @@ class Layer:
         """Run the layer on a, apart from the graph that a belongs to."""
         a = a.detach()
         z, pull = linear(a, w, b)
-        return cls(linear, a, w, b, z, pull, channels, positive, None, transposed)
+        return cls(linear, a, w, b, z, pull, channels, positive, transposed)
 
-    def normed(self, scale: Tensor, shift: Tensor) -> Layer:
-        """The same layer and the batch norm behind it, by its scale and shift; it does not run again."""
-        laid, moved = (v.reshape(-1, *[1] * self._behind) for v in (scale, shift))
-        b = shift if self.b is None else shift + self.b * scale
-        z, back = torch.addcmul(moved, self.z, laid), self.pull
-        return replace(self, b=b, z=z, pull=lambda g: back(g * laid), scale=scale)
-
-    @property
-    def _behind(self) -> int:
-        """How many axes lie behind the channels."""
-        return self.z.dim() - 1 - self.channels if self.channels > 0 else 0
+    def normed(self, norm: BatchNorm) -> Layer:
+        """The same layer and the batch norm behind it; it does not run again."""
+        back = self.pull
+        return replace(self, z=norm(self.z), pull=lambda g: back(norm.pull(g)), norm=norm)
 
     @property
     def multiplications(self) -> int:
@@ -130,13 +162,21 @@ class Layer:
     @property
     def weights(self) -> Tensor:
         """The weights with the batch norm folded in."""
-        return self.w if self.scale is None else _scaled(self.w, self.scale)
+        return self.w if self.norm is None else _scaled(self.w, self.norm.laid[0])
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The bias with the batch norm folded in."""
+        if self.norm is None:
+            return self.b
+        scale, shift = self.norm.laid
+        return shift if self.b is None else shift + self.b * scale
 
     def signed(self, raising: bool) -> tuple[list[Term], Tensor | None]:
         """Terms whose products are the positive (or negative) contributions, and that part of the bias."""
         up, down = ({"min": 0.0}, {"max": 0.0}) if raising else ({"max": 0.0}, {"min": 0.0})
-        bias = None if self.b is None else self.b.clamp(**up)
-        w = self.weights
+        bias, w = self.bias, self.weights
+        bias = None if bias is None else bias.clamp(**up)
         if self.positive or self._has_no_negative():
             return [(self.a, w.clamp(**up))], bias
         a = self.a
@@ -227,31 +267,26 @@ def _scaled(w: Tensor, scale: Tensor) -> Tensor:
     return w * scale.reshape(-1, *[1] * (w.dim() - 1))
 
 
-def batch_norm(a: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """A batch norm with no layer to fold into: a linear layer that keeps channels apart."""
-    scale, shift = (v.reshape(1, -1, *[1] * (a.dim() - 2)) for v in (scale, shift))
-    return proportional(lambda x: x * scale, a, shift)
-
-
-def scale_and_shift(
-    mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor]:
-    """What a batch norm multiplies by and adds, given its statistics and weights."""
-    spread = torch.rsqrt(var + eps)
-    scale = spread if weight is None else spread * weight.detach()
-    return scale, -mean * scale if bias is None else torch.addcmul(bias.detach(), mean, scale, value=-1)
-
-
-def pass_on(value: Tensor, a: Tensor) -> Tensor:
+def pass_on(func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Activations: all relevance goes to the input as it is."""
-    return route(value, lambda R: (R,), a)
+    with torch.no_grad():
+        value = func(*args, **kwargs)
+    return route(value, lambda R: (R,), args[0])
 
 
-def proportional(linear: Callable[[Tensor], Tensor], a: Tensor, bias: Tensor | None = None) -> Tensor:
-    """A linear map without weights to favour (pooling, means, scaling): shares of the plain contributions."""
+def proportional(
+    func: Callable[..., Tensor],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    bias: Tensor | None = None,
+    at: int = 0,
+) -> Tensor:
+    """A map that is linear in args[at], without weights to favour: shares of the plain contributions."""
+    a = args[at]
     leaf = leaf_of(a)
     with torch.enable_grad():
-        value = linear(leaf) if bias is None else linear(leaf) + bias
+        value = func(*args[:at], leaf, *args[at + 1 :], **kwargs)
+        value = value if bias is None else value + bias
     z, held = value.detach(), leaf.detach()
 
     def back(R: Tensor) -> tuple[Tensor]:
@@ -260,16 +295,28 @@ def proportional(linear: Callable[[Tensor], Tensor], a: Tensor, bias: Tensor | N
     return route(z, back, a)
 
 
-def split_sum(parts: Sequence[Tensor]) -> Tensor:
-    """A sum of several branches: each gets the share of its own part in the sum, element by element."""
+def split_sum(a: Any, b: Any, factor: float = 1) -> Tensor:
+    """a + factor b: each gets the share of its own part in the sum, element by element."""
+    like = a if isinstance(a, Tensor) else b
+    parts = [v if isinstance(v, Tensor) else torch.as_tensor(v).to(like) for v in (a, b)]
     values = [part.detach() for part in parts]
-    total = sum(values[1:], values[0])
+    if factor != 1:
+        values[1] = values[1] * factor
+    total = values[0] + values[1]
 
     def back(R: Tensor) -> tuple[Tensor, ...]:
         scaled = over(R, total)
         return tuple((value * scaled).sum_to_size(value.shape) for value in values)
 
     return route(total, back, *parts)
+
+
+def halves(func: Callable[..., Tensor], a: Tensor, b: Tensor, how: dict[str, Any]) -> Tensor:
+    """A product of which each factor takes half."""
+    with torch.no_grad():
+        value = func(a, b, **how)
+    shapes = a.shape, b.shape
+    return route(value, lambda R: tuple((R / 2).sum_to_size(shape) for shape in shapes), a, b)
 
 
 def as_relevance(outputs: Tensor) -> Tensor:
@@ -290,4 +337,4 @@ def layer_norm(
     spread = torch.rsqrt(input.detach().var(axes, correction=0, keepdim=True) + eps)
     scale = spread if weight is None else spread * weight.detach()
     shift = None if bias is None else bias.detach()
-    return proportional(lambda t: (t - t.mean(axes, keepdim=True)) * scale, input, shift)
+    return proportional(lambda t: (t - t.mean(axes, keepdim=True)) * scale, (input,), {}, shift)
