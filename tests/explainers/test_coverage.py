@@ -31,7 +31,7 @@ ATTENDING = {"vit", "encoder", *HUGGING_FACE}
 TOKENS = {"encoder", "embedding_bag", *(set(HUGGING_FACE) - {"hf_vit"})}
 GRIDLESS = {"lstm", "gru", "table"} | TOKENS
 EVERY = [*CONVOLUTIONAL, *OTHERS, *(pytest.param(name, marks=pytest.mark.extras) for name in HUGGING_FACE)]
-NAMES = [name for name in registry if name not in ("partition_shap", "tree_shap")]
+NAMES = [name for name in registry if name != "tree_shap"]
 
 
 def refused(architecture: str) -> set[str]:

@@ -21,7 +21,7 @@ FEW: dict[str, dict[str, int]] = {
     "kernel_shap": {"budget": 40},
 }
 WAITING = {
-    ("partition_shap", kind): "the package shap works in numpy, a sample at a time" for kind in MODALITIES
+    ("partition_shap", kind): "which branch is halved next follows the answers" for kind in MODALITIES
 } | {
     (
         "kernel_shap",

@@ -27,6 +27,9 @@ class FeatureAblation(MaskingExplainer):
     summary: ClassVar[str] = "fall of the output when each feature is removed alone"
     paper: ClassVar[str] = "Zeiler and Fergus 2014"
 
+    def masks(self, task: Task) -> int:
+        return task.space.n_features
+
     def attribute(self, task: Task, key: Key) -> Tensor:
         rule = EachAlone(task.space.n_features, task.device)
         answers = probe(task, rule, response="logit", key=self.fill_key(key), with_clean=True)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from veridical.explainers.base import Explainer
+from veridical.explainers.laws import change_from_nothing
 from veridical.masking.rules import Given, MaskRule
+from veridical.model.cost import Cost
 from veridical.random import subset_draws
 from veridical.random.keyed import Key
 from veridical.values.task import Task
@@ -28,10 +31,29 @@ class MaskingExplainer(Explainer):
     def draws_on(self, task: Task) -> bool:
         return self.stochastic or task.fill.follows_seed(task)
 
+    def masks(self, task: Task) -> int | Tensor:
+        """Masks that every sample is asked about, or each one (n,), where no mask is asked twice."""
+        return self.rows_per_sample(task)
+
+    def declared(self, task: Task) -> Cost:
+        masks = self.masks(task)
+        total = int(masks.sum()) if isinstance(masks, Tensor) else masks * len(task)
+        return Cost(total * task.fill.repeats_on(task))
+
     @staticmethod
     def fill_key(key: Key) -> Key:
         """What the fill draws by: the seed alone, so that one seed gives one map in every world."""
         return Key(key.seed) / "fill of explainers"
+
+
+@dataclass(frozen=True)
+class SharesOut(MaskingExplainer):
+    """Base of methods that share out what all features together do to the output."""
+
+    law: ClassVar[str] = "values sum to y(x) less y without features"
+
+    def promised(self, task: Task, key: Key) -> Tensor:
+        return change_from_nothing(task, self.fill_key(key))
 
 
 @dataclass(frozen=True, eq=False)

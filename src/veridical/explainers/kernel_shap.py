@@ -13,7 +13,7 @@ from torch import Tensor
 from veridical.errors import InputError
 from veridical.explainers.base import register
 from veridical.explainers.coalitions import (
-    MaskingExplainer,
+    SharesOut,
     SizedSubsets,
     in_words,
     least_squares,
@@ -59,7 +59,7 @@ class _Paired:
 
 @register
 @dataclass(frozen=True)
-class KernelShap(MaskingExplainer):
+class KernelShap(SharesOut):
     """Shapley values of the explained output in the game "which features are there".
 
     Minimises sum_S k(S) (v(S) - v(none) - sum_{i in S} phi_i)^2 subject to sum phi = v(all) - v(none), with
@@ -94,6 +94,11 @@ class KernelShap(MaskingExplainer):
 
     def rows_per_sample(self, task: Task) -> int:
         return self.budget if task.space.n_features > self._enumerable else 2**task.space.n_features
+
+    def masks(self, task: Task) -> Tensor:
+        counts = task.space.counts(len(task))
+        drawn = torch.full_like(counts, 2 * ((self.budget - 1) // 2) + 1)
+        return torch.where(counts <= self._enumerable, 2**counts - 1, drawn)
 
     def pieces(self, task: Task) -> Iterator[Task]:
         return mask_pieces(task, self.rows_per_sample(task))

@@ -21,6 +21,7 @@ from veridical.explainers.coalitions import (
     written_out,
 )
 from veridical.masking.probe import probe
+from veridical.model.cost import Cost
 from veridical.random import keyed
 from veridical.random.keyed import Key
 from veridical.values.task import Task
@@ -59,6 +60,9 @@ class Lime(Explainer):
 
     def rows_per_sample(self, task: Task) -> int:
         return self.draws
+
+    def declared(self, task: Task) -> Cost:
+        return Cost(len(task) * self.draws * task.fill.repeats_on(task))
 
     def pieces(self, task: Task) -> Iterator[Task]:
         return mask_pieces(task, self.rows_per_sample(task))

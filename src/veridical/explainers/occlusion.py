@@ -41,6 +41,9 @@ class Occlusion(MaskingExplainer):
                 f"got window {self.window}, stride {self.stride}"
             )
 
+    def masks(self, task: Task) -> int:
+        return len(self._windows(task))
+
     def attribute(self, task: Task, key: Key) -> Tensor:
         windows = self._windows(task)
         answers = probe(task, Given(windows), response="logit", key=self.fill_key(key), with_clean=True)
