@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from veridical.errors import VeridicalWarning
 from veridical.explainers.base import Explainer
+from veridical.explainers.cells import few_cells, over_cells, shared_out, told
 from veridical.explainers.laws import change_from_nothing
 from veridical.masking.rules import Given, MaskRule
 from veridical.model.cost import Cost
@@ -54,6 +57,53 @@ class SharesOut(MaskingExplainer):
 
     def promised(self, task: Task, key: Key) -> Tensor:
         return change_from_nothing(task, self.fill_key(key))
+
+
+@dataclass(frozen=True)
+class FitsCells(Explainer):
+    """Base of methods that fit one unknown per feature: of an image, those that its rows can tell apart."""
+
+    rows_per_cell: ClassVar[int] = 8
+
+    def answers(self) -> int:
+        """How many answers the fit has for each sample."""
+        raise NotImplementedError
+
+    def joins(self) -> bool:
+        """Whether neighbours may be joined."""
+        raise NotImplementedError
+
+    def fitted(self, task: Task, key: Key) -> Tensor:
+        """The unknowns (n, V) of a task whose features are the cells."""
+        raise NotImplementedError
+
+    def cells_of(self, task: Task) -> tuple[Tensor, int] | None:
+        """The cell of each feature and their number, or None where features stay as they are."""
+        return few_cells(task.space, self.answers() // self.rows_per_cell) if self.joins() else None
+
+    def unknowns(self, task: Task) -> int:
+        """How many features, or cells, are fitted."""
+        joined = self.cells_of(task)
+        return task.space.n_features if joined is None else joined[1]
+
+    def stated(self, task: Task) -> dict[str, Any]:
+        return told(self.cells_of(task), int(task.space.counts(len(task)).max()), self.answers())
+
+    def check(self, task: Task) -> None:
+        super().check(task)
+        if "underdetermined" in self.stated(task):
+            warnings.warn(
+                f"'{self.name}' has {self.stated(task)['underdetermined']}; ask more rows, or give the task "
+                "fewer features (patches, superpixels)",
+                VeridicalWarning,
+                stacklevel=4,
+            )
+
+    def attribute(self, task: Task, key: Key) -> Tensor:
+        joined = self.cells_of(task)
+        if joined is None:
+            return self.fitted(task, key)
+        return shared_out(self.fitted(over_cells(task, *joined), key), joined[0])
 
 
 @dataclass(frozen=True, eq=False)
