@@ -17,7 +17,7 @@ from veridical.explainers import (
     applicable,
     registry,
 )
-from veridical.explainers.coalitions import MaskingExplainer
+from veridical.explainers.coalitions import FitsCells, MaskingExplainer
 from veridical.model.predictor import Plan
 from veridical.testing import tiny_task
 
@@ -133,11 +133,22 @@ def test_declared_rows_are_the_rows_counted(kind: str) -> None:
         explainer = registry.make(name, **FEW.get(name, {}))
         declared, cost = explainer.declared(task), explainer(task).cost
         few = bool((task.space.counts(len(task)) <= FEW_FEATURES).any())
+        few |= isinstance(explainer, FitsCells) and explainer.unknowns(task) <= FEW_FEATURES
         if few and isinstance(explainer, BY_MASKS):
             # of few features no mask is asked twice, so that rows declared are the most there can be
             assert cost.forward <= declared.forward, name
         else:
             assert cost == declared, name
+
+
+@pytest.mark.parametrize("name", ["exact_shapley", "feature_ablation", "kernel_shap", "lime", "occlusion"])
+def test_rows_are_known_with_a_fill_of_several_rows(name: str) -> None:
+    task = vd.Task(nn.Linear(14, 3), torch.rand(3, 14), train=torch.rand(5, 14))
+    assert task.fill.repeats_on(task) == 5
+    if name == "exact_shapley":
+        task = vd.Task(nn.Linear(4, 3), torch.rand(3, 4), train=torch.rand(5, 4))
+    explainer = registry.make(name)
+    assert explainer(task).cost == explainer.declared(task)
 
 
 BY_MASKS = (MaskingExplainer, Lime, Hsic, PermutationImportance, Rise, ShapleySampling, Sobol)

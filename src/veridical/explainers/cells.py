@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from math import prod
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -11,63 +14,82 @@ from veridical.values.space import Space
 from veridical.values.task import Task
 
 
-def sides(space: Space) -> tuple[int, ...] | None:
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """Which cell each feature of a space lies in, and the space whose features are the cells."""
+
+    of: Tensor
+    """(V,): the cell of each feature."""
+    space: Space
+
+    @property
+    def count(self) -> int:
+        """How many cells there are."""
+        return self.space.n_features
+
+    def over(self, task: Task) -> Task:
+        """The same task whose features are the cells."""
+        return task.changed(space=self.space, masks=None, outputs=task.outputs)
+
+    def shared_out(self, values: Tensor) -> Tensor:
+        """The values of cells (n, cells) in equal shares to their features (n, V), so that sums stay."""
+        sizes = torch.zeros_like(values[0]).index_add_(0, self.of, torch.ones_like(values[0])[self.of])
+        return (values / sizes)[:, self.of]
+
+
+# made once for a space: to look at its labels would wait for a GPU
+_known: WeakKeyDictionary[Space, dict[object, Cells | None]] = WeakKeyDictionary()
+
+
+def grid_cells(space: Space, across: int) -> Cells | None:
+    """At most `across` cells along each axis of an image; None where features form no grid."""
+    return _made(space, ("grid", across), lambda side, _: (min(across, side), _spread(side, across)))
+
+
+def few_cells(space: Space, most: int) -> Cells | None:
+    """Blocks of as few whole features as leave `most` cells at most; None where nothing has to be joined."""
+    if space.n_features <= most:
+        return None
+
+    def split(side: int, sides: tuple[int, ...]) -> tuple[int, Tensor]:
+        sizes = range(1, max(sides) + 1)
+        block = next(k for k in sizes if prod(-(-n // k) for n in sides) <= max(1, most))
+        return -(-side // block), torch.arange(side) // block
+
+    return _made(space, ("blocks", most), split)
+
+
+def _spread(side: int, across: int) -> Tensor:
+    return torch.arange(side) * min(across, side) // side
+
+
+def _made(
+    space: Space, name: object, split: Callable[[int, tuple[int, ...]], tuple[int, Tensor]]
+) -> Cells | None:
+    known = _known.setdefault(space, {})
+    if name not in known:
+        sides = _sides(space)
+        known[name] = None if sides is None else _joined(space, [split(side, sides) for side in sides])
+    return known[name]
+
+
+def _joined(space: Space, axes: list[tuple[int, Tensor]]) -> Cells:
+    cells = torch.zeros(1, dtype=torch.int64)
+    for count, place in axes:
+        cells = (cells[:, None] * count + place).flatten()
+    labels = space.labels.cpu()
+    laid = torch.where(labels < 0, -1, cells[labels.clamp(min=0)]).to(space.labels.device)
+    joined = Space("patch", space.input_shape, prod(count for count, _ in axes), laid)
+    return Cells(cells.to(space.labels.device), joined)
+
+
+def _sides(space: Space) -> tuple[int, ...] | None:
     """How many features lie along each axis of an image, or None where they do not form a grid."""
     if space.kind not in ("pixel", "patch") or space.per_sample or space.valid is not None:
         return None
-    labels = space.labels[0]
-    counts = tuple(len(_along(labels, axis).unique()) for axis in range(labels.dim()))
-    return counts if prod(counts) == space.n_features else None
-
-
-def _along(labels: Tensor, axis: int) -> Tensor:
-    return labels[tuple(slice(None) if i == axis else 0 for i in range(labels.dim()))]
-
-
-def grid_cells(space: Space, across: int) -> tuple[Tensor, int] | None:
-    """The cell of each feature (V,) of `across` cells along each axis at most, and how many there are."""
-    grid = sides(space)
-    if grid is None:
-        return None
-    device, cells, count = space.labels.device, torch.zeros(1, dtype=torch.int64), 1
-    cells = cells.to(device)
-    for side in grid:
-        here = min(across, side)
-        cells = (cells[:, None] * here + torch.arange(side, device=device) * here // side).flatten()
-        count *= here
-    return cells, count
-
-
-def few_cells(space: Space, most: int) -> tuple[Tensor, int] | None:
-    """Blocks of as few whole features as leave `most` cells at most; None where nothing has to be joined."""
-    grid = sides(space)
-    if grid is None or space.n_features <= most:
-        return None
-    block = next(k for k in range(1, max(grid) + 1) if prod(-(-side // k) for side in grid) <= max(1, most))
-    cells = torch.zeros(1, dtype=torch.int64, device=space.labels.device)
-    for side in grid:
-        here = torch.arange(side, device=cells.device) // block
-        cells = (cells[:, None] * -(-side // block) + here).flatten()
-    return cells, int(cells.max()) + 1
-
-
-def over_cells(task: Task, cells: Tensor, count: int) -> Task:
-    """The same task whose features are the cells."""
-    labels = task.space.labels
-    space = Space("patch", task.space.input_shape, count, torch.where(labels < 0, -1, cells[labels]))
-    return task.changed(space=space, masks=None, outputs=task.outputs)
-
-
-def shared_out(values: Tensor, cells: Tensor) -> Tensor:
-    """The values of cells (n, cells) in equal shares to their features (n, V), so that sums stay."""
-    sizes = torch.bincount(cells, minlength=values.shape[-1])
-    return (values / sizes)[:, cells]
-
-
-def told(joined: tuple[Tensor, int] | None, features: int, answers: int) -> dict[str, str]:
-    """What the provenance says of joined features, or of a fit with fewer answers than unknowns."""
-    if joined is not None:
-        return {"cells": f"{features} features were joined into {joined[1]} cells of neighbours"}
-    if features > answers:
-        return {"underdetermined": f"{answers} answers for {features} features: one fit of many"}
-    return {}
+    labels = space.labels[0].cpu()
+    lines = [
+        labels.movedim(axis, 0).reshape(len_axis, -1)[:, 0] for axis, len_axis in enumerate(labels.shape)
+    ]
+    sides = tuple(len(line.unique()) for line in lines)
+    return sides if prod(sides) == space.n_features else None

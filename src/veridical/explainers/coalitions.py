@@ -12,7 +12,7 @@ from torch import Tensor
 
 from veridical.errors import VeridicalWarning
 from veridical.explainers.base import Explainer
-from veridical.explainers.cells import few_cells, over_cells, shared_out, told
+from veridical.explainers.cells import Cells, few_cells
 from veridical.explainers.laws import change_from_nothing
 from veridical.masking.rules import Given, MaskRule
 from veridical.model.cost import Cost
@@ -77,17 +77,21 @@ class FitsCells(Explainer):
         """The unknowns (n, V) of a task whose features are the cells."""
         raise NotImplementedError
 
-    def cells_of(self, task: Task) -> tuple[Tensor, int] | None:
-        """The cell of each feature and their number, or None where features stay as they are."""
+    def cells_of(self, task: Task) -> Cells | None:
+        """The cells that features are joined into, or None where they stay as they are."""
         return few_cells(task.space, self.answers() // self.rows_per_cell) if self.joins() else None
 
     def unknowns(self, task: Task) -> int:
         """How many features, or cells, are fitted."""
         joined = self.cells_of(task)
-        return task.space.n_features if joined is None else joined[1]
+        return task.space.n_features if joined is None else joined.count
 
     def stated(self, task: Task) -> dict[str, Any]:
-        return told(self.cells_of(task), int(task.space.counts(len(task)).max()), self.answers())
+        joined, features = self.cells_of(task), task.space.n_features
+        if joined is not None:
+            return {"cells": f"{features} features were joined into {joined.count} cells of neighbours"}
+        few = f"{self.answers()} answers for {features} features: one fit of many"
+        return {"underdetermined": few} if features > self.answers() else {}
 
     def check(self, task: Task) -> None:
         super().check(task)
@@ -103,7 +107,7 @@ class FitsCells(Explainer):
         joined = self.cells_of(task)
         if joined is None:
             return self.fitted(task, key)
-        return shared_out(self.fitted(over_cells(task, *joined), key), joined[0])
+        return joined.shared_out(self.fitted(joined.over(task), key))
 
 
 @dataclass(frozen=True, eq=False)

@@ -52,8 +52,10 @@ class _RandomMasks(Explainer):
 
     def _cells(self, task: Task) -> tuple[Tensor, int]:
         features = task.space.n_features
-        found = grid_cells(task.space, self.grid) if task.space.kind == "pixel" else None
-        return found or (torch.arange(features, device=task.device), features)
+        cells = grid_cells(task.space, self.grid) if task.space.kind == "pixel" else None
+        if cells is None:
+            return torch.arange(features, device=task.device), features
+        return cells.of, cells.count
 
     def rows_per_sample(self, task: Task) -> int:
         return self.masks(self._cells(task)[1]) * task.fill.repeats_on(task)

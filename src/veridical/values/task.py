@@ -130,7 +130,11 @@ class Task(Answers):
         raw = output or plain_output
         first_side = take_side(self.side, slice(0, 1))
         module, differentiable, implied = adapt(
-            model, lambda f, row: raw(call(f, row, first_side)), rows[:1], codec
+            model,
+            lambda f, row: raw(call(f, row, first_side)),
+            rows[:1],
+            codec,
+            rows if self.train is None else self.train,
         )
         source = Source(module, copy, shared=module is not model)
         if module is model and any(map(trains, module.modules())) and behaves_otherwise(module):

@@ -255,15 +255,19 @@ class Differences(Follower):
         return route(y, _through_pool(z, z0, y, y0, at, at0, axes), a)
 
 
-STEEP = """
-template <typename T> T steep(T z, T z0, T y, T y0) { return 2 - (z + z0) / (y + y0); }
+RESCALED = """
+template <typename T> T rescaled(T above, T z, T z0, T y, T y0, T tiny) {
+    return above / (2 - (z + (z0 - tiny)) / (y + y0));
+}
 """
 
 
-def steep_steps(z: Tensor, z0: Tensor, y: Tensor, y0: Tensor) -> Tensor:
-    """One over the slope of a ReLU between z0 and z, given its answers."""
-    steep = z + z0
-    return torch.addcdiv(constant(2.0, z.dtype, z.device), steep, y + y0, value=-1, out=steep)
+def rescaled_steps(above: Tensor, z: Tensor, z0: Tensor, y: Tensor, y0: Tensor, tiny: Tensor) -> Tensor:
+    """What comes from above times the slope of a ReLU between z0 and z, given its answers."""
+    steep = z + (z0 - tiny)
+    return torch.div(
+        above, torch.addcdiv(constant(2.0, z.dtype, z.device), steep, y + y0, value=-1, out=steep)
+    )
 
 
 def _through_rectifier(z: Tensor, z0: Tensor, y: Tensor, y0: Tensor) -> Callable[[Tensor], tuple[Tensor]]:
@@ -272,8 +276,8 @@ def _through_rectifier(z: Tensor, z0: Tensor, y: Tensor, y0: Tensor) -> Callable
     As |z| = 2 z+ - z that is above / (2 - (z + z0) / (z+ + z0+)). Of two zeros the baseline's is taken for
     the smallest number below 0, which leads to the slope 0 and changes nothing else.
     """
-    steep = at_once(STEEP, steep_steps, z, z0 - torch.finfo(z.dtype).tiny, y, y0)
-    return lambda above: (above / steep,)
+    tiny = constant(torch.finfo(z.dtype).tiny, z.dtype, z.device)
+    return lambda above: (at_once(RESCALED, rescaled_steps, above, z, z0, y, y0, tiny),)
 
 
 def _over(given: Tensor, away: Tensor, plain: Tensor) -> Tensor:

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from veridical.errors import InputError
 from veridical.explainers.graph.linear_maps import Linear, Pull, leaf_of
-from veridical.explainers.graph.relevance_elements import TINY, by_sign, over
-from veridical.model.late_checks import AT_ONCE
+from veridical.explainers.graph.relevance_elements import TINY, by_sign, constant, over
+from veridical.model.late_checks import can_look
 
 RuleName = Literal["epsilon", "gamma", "z_plus", "alpha_beta", "flat", "w_square", "z_box"]
 RULES: tuple[str, ...] = get_args(RuleName)
@@ -92,9 +92,10 @@ class BatchNorm:
 
     def pull(self, g: Tensor) -> Tensor:
         """What comes back through it: every channel times its scale, in one kernel."""
-        # the second place is for what went in, of which only the shape is read
+        # the second place is for what went in, of which only the shape is read; no batch was measured
+        none = constant(0.0, g.dtype, g.device)[:0]
         found: Tensor = torch.ops.aten.native_batch_norm_backward.default(
-            *(g, g, self.weight, self.mean, self.var, None, None, False, self.eps, [True, False, False])
+            *(g, g, self.weight, self.mean, self.var, none, none, False, self.eps, [True, False, False])
         )[0]
         return found
 
@@ -184,7 +185,7 @@ class Layer:
 
     def _has_no_negative(self) -> bool:
         # on a CPU a look is cheaper than the products with zeros it spares; on a GPU it would wait
-        return self.a.device.type in AT_ONCE and bool(self.a.amin() >= 0)
+        return can_look(self.a.device) and bool(self.a.amin() >= 0)
 
 
 @dataclass(frozen=True)
