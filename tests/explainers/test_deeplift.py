@@ -293,3 +293,39 @@ def test_wrong_baselines_are_refused() -> None:
     task, _ = linear_task(train=0)
     with pytest.raises(NotApplicableError, match="reference rows"):
         DeepLift("mean")(task)
+
+
+class Weighed(nn.Module):
+    """A row times what it is given beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor, beside: Tensor) -> Tensor:
+        return self.second(torch.tanh(self.first(x)) * beside[:, None])
+
+
+class Fixed(nn.Module):
+    """The same with one number beside every row."""
+
+    def __init__(self, net: nn.Module, beside: Tensor) -> None:
+        super().__init__()
+        self.net, self.beside = net, beside
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x, self.beside.expand(len(x)))
+
+
+def test_baselines_of_deeplift_shap_keep_the_side_inputs_of_each_sample() -> None:
+    torch.manual_seed(0)
+    net, x, train = Weighed().double(), torch.randn(4, 5).double(), torch.randn(3, 5).double()
+    beside = torch.tensor([0.5, 1.0, -2.0, 3.0]).double()
+    task = vd.Task(net, x, side=(beside,), train=train, targets=[0, 1, 2, 0])
+    explainer = DeepLiftShap()
+    found = explainer(task)
+    assert found.cost == explainer.declared(task) == vd.Cost(2 * 3 * 4, 3 * 4)
+    assert found.provenance["law"]["largest_residual"] < 1e-9
+    for i in range(4):
+        alone = vd.Task(Fixed(net, beside[i]), x[i : i + 1], train=train, targets=[int(task.targets[i])])
+        torch.testing.assert_close(explainer(alone).values[0], found.values[i])

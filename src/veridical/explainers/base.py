@@ -132,7 +132,7 @@ class Explainer(Settings):
         }
         unchecked = question.unchecked
         if promised is not None:
-            unchecked.append(certificate(self.law, self.exact, promised, values, provenance))
+            unchecked.append(certificate(self.name, self.law, self.exact, promised, values, provenance))
         return Explanation(
             values,
             self.space_of(task),

@@ -85,7 +85,7 @@ def _joined(space: Space, axes: list[tuple[int, Tensor]]) -> Cells:
 
 def _sides(space: Space) -> tuple[int, ...] | None:
     """How many features lie along each axis of an image, or None where they do not form a grid."""
-    if space.kind not in ("pixel", "patch") or space.per_sample or space.valid is not None:
+    if space.kind not in ("pixel", "voxel", "patch") or space.per_sample or space.valid is not None:
         return None
     labels = space.labels[0].cpu()
     lines = [

@@ -38,7 +38,7 @@ class PermutationImportance(Explainer):
             raise InputError(f"permutation importance needs at least one reference row, got {self.rows}")
 
     def rows_per_sample(self, task: Task) -> int:
-        return self.rows * task.space.n_features
+        return Marginal(self.rows).repeats_on(task) * task.space.n_features
 
     def attribute(self, task: Task, key: Key) -> Tensor:
         rule = EachAlone(task.space.n_features, task.device)

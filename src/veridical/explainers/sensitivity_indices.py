@@ -39,7 +39,7 @@ class _RandomMasks(Explainer):
     """Base: on the pixels of an image features are removed by the cells of a grid, elsewhere one by one."""
 
     grid: int = 8
-    """Cells along each side of an image; other spaces keep their features."""
+    """Cells along each side of an image or volume; other spaces keep their features."""
     stochastic: ClassVar[bool] = True
 
     def masks(self, features: int) -> int:
@@ -52,7 +52,7 @@ class _RandomMasks(Explainer):
 
     def _cells(self, task: Task) -> tuple[Tensor, int]:
         features = task.space.n_features
-        cells = grid_cells(task.space, self.grid) if task.space.kind == "pixel" else None
+        cells = grid_cells(task.space, self.grid) if task.space.kind in ("pixel", "voxel") else None
         if cells is None:
             return torch.arange(features, device=task.device), features
         return cells.of, cells.count
