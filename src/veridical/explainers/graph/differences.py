@@ -5,7 +5,8 @@ given, such that multipliers times differences sum to the change of what it answ
 
     f(z)        (f(z) - f(z0)) / (z - z0), the slope between baseline and input (the rescale rule)
     a * b, a @ b    (b + b0) / 2 for a, (a + a0) / 2 for b
-    softmax     exponentials, their sum, and a quotient, each by the above
+    softmax     exp(z - log of the sum of exp(z)): exponentials, a sum and a logarithm, each by the above;
+                no multiplier is beyond 1, however far the baseline is
     maximum     its change goes to the winner of the side whose maximum is larger
 
 Norms, attention and recurrent layers are taken apart into these (`decompose`).
@@ -210,19 +211,7 @@ class Differences(Follower):
         before = self._baseline("softmax", z)
         if before is None:
             return y
-        (z0,) = before
-        top = torch.maximum(z, z0).amax(dim, keepdim=True)
-        e, e0 = (z - top).exp(), (z0 - top).exp()
-        s, s0 = e.sum(dim, keepdim=True), e0.sum(dim, keepdim=True)
-        away = z - z0
-        alike = (z == z0) | away.isnan()
-        slope = torch.where(alike, e, (e - e0) / torch.where(alike, torch.ones_like(away), away))
-
-        def back(above: Tensor) -> tuple[Tensor]:
-            to_inverse = (above * (e + e0) / 2).sum(dim, keepdim=True)
-            return ((above * (1 / s + 1 / s0) / 2 - to_inverse / (s * s0)) * slope,)
-
-        return route(y, back, args[0])
+        return route(y, _through_softmax(z, before[0], dim), args[0])
 
     def _maximum(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         a, z = args[0], args[0].detach()
@@ -278,6 +267,30 @@ def _through_rectifier(z: Tensor, z0: Tensor, y: Tensor, y0: Tensor) -> Callable
     """
     tiny = constant(torch.finfo(z.dtype).tiny, z.dtype, z.device)
     return lambda above: (at_once(RESCALED, rescaled_steps, above, z, z0, y, y0, tiny),)
+
+
+def _through_softmax(z: Tensor, z0: Tensor, dim: int) -> Callable[[Tensor], tuple[Tensor]]:
+    """What a softmax passes back, as exp(u) with u = z - log s, s the sum of exp(z)."""
+    log_s, log_s0 = (v.logsumexp(dim, keepdim=True) for v in (z, z0))
+    top = torch.maximum(log_s, log_s0)  # what is exponentiated is at most 1
+    sums = _slope((log_s - top).exp(), (log_s0 - top).exp(), log_s, log_s0)
+    shares = _slope((z - top).exp(), (z0 - top).exp(), z, z0) / sums
+    u, u0 = z - log_s, z0 - log_s0
+    own = _slope(u.exp(), u0.exp(), u, u0)
+
+    def back(above: Tensor) -> tuple[Tensor]:
+        given = above * own
+        return (given - shares * given.sum(dim, keepdim=True),)
+
+    return back
+
+
+def _slope(e: Tensor, e0: Tensor, z: Tensor, z0: Tensor) -> Tensor:
+    """The slope of an exponential between z0 and z, given its values; where they agree, its gradient."""
+    away = z - z0
+    # what is masked is minus infinity at both ends, and their difference no number
+    near = ~(away.abs() > (1e-10 if z.dtype == torch.float64 else 1e-5))
+    return torch.where(near, (e + e0) / 2, (e - e0) / torch.where(near, torch.ones_like(away), away))
 
 
 def _over(given: Tensor, away: Tensor, plain: Tensor) -> Tensor:
