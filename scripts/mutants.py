@@ -388,7 +388,7 @@ MUTANTS = (
     ),
     Mutant(
         "DeepLIFT: a softmax whose sum is held constant",
-        "explainers/graph/differences.py",
+        "explainers/graph/difference_steps.py",
         "return (given - shares * given.sum(dim, keepdim=True),)",
         "return (given,)",
         "explainers/test_deeplift.py",
@@ -412,7 +412,7 @@ MUTANTS = (
     ),
     Mutant(
         "LRP: a product with an activation is not halved",
-        "explainers/graph/relevance_rules.py",
+        "explainers/graph/relevance_flow.py",
         "(R / 2).sum_to_size(shape)",
         "R.sum_to_size(shape)",
         "explainers/test_lrp.py",

@@ -9,7 +9,7 @@ import veridical as vd
 from tests.reference.small_nets import conv_net, draw, image_task, linear_task, seeded, series_task
 from veridical.errors import InputError, NotApplicableError
 from veridical.explainers import DeepLift, DeepLiftShap, IntegratedGradients
-from veridical.explainers.graph.differences import _through_softmax
+from veridical.explainers.graph.difference_steps import _through_softmax
 from veridical.model.predictor import Plan
 
 

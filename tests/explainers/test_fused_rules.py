@@ -9,7 +9,7 @@ from torch import nn
 import veridical as vd
 from tests.random.test_hash_kernels import compiled
 from tests.reference.small_nets import conv_net, image_task
-from veridical.explainers.graph.differences import RESCALED, rescaled_steps
+from veridical.explainers.graph.difference_steps import RESCALED, rescaled_steps
 from veridical.explainers.graph.relevance_elements import (
     FAVOURED,
     MORE,

@@ -13,7 +13,8 @@ import veridical as vd
 from tests.reference.architectures import CONVOLUTIONAL, HUGGING_FACE, OTHERS, made
 from tests.reference.small_nets import conv_net, image_task
 from veridical.explainers import registry
-from veridical.explainers.graph.follow import Followed, Follower
+from veridical.explainers.graph.follow import Follower
+from veridical.explainers.graph.followed import Followed
 from veridical.explainers.graph.plan import Plan
 
 METHODS = ["guided_backprop", "deconvolution", "deeplift", "lrp", "lrp_epsilon", "lrp_gamma"]

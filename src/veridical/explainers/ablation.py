@@ -8,7 +8,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from veridical.explainers.base import register
-from veridical.explainers.coalitions import EachAlone, MaskingExplainer
+from veridical.explainers.coalitions import MaskingExplainer
+from veridical.explainers.mask_rules import EachAlone
 from veridical.masking.probe import probe
 from veridical.random.keyed import Key
 from veridical.values.task import Task

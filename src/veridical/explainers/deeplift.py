@@ -13,7 +13,7 @@ from veridical.explainers.base import register
 from veridical.explainers.gradients import baseline_row, check_baseline, gradient, no_baseline
 from veridical.explainers.graph.differences import Differences, Step
 from veridical.explainers.graph.explainer import FollowingExplainer
-from veridical.explainers.graph.follow import Followed
+from veridical.explainers.graph.followed import Followed
 from veridical.explainers.laws import change_from
 from veridical.model.cost import Cost
 from veridical.random import keyed

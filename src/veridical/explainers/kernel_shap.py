@@ -12,18 +12,9 @@ from torch import Tensor
 
 from veridical.errors import InputError
 from veridical.explainers.base import register
-from veridical.explainers.coalitions import (
-    FitsCells,
-    SharesOut,
-    SizedSubsets,
-    in_words,
-    least_squares,
-    mask_pieces,
-    sample_blocks,
-    shared_counts,
-    solved,
-    written_out,
-)
+from veridical.explainers.coalitions import FitsCells, SharesOut
+from veridical.explainers.least_squares import least_squares, sample_blocks, shared_counts, solved
+from veridical.explainers.mask_rules import SizedSubsets, in_words, mask_pieces, written_out
 from veridical.masking.probe import probe
 from veridical.masking.rules import AllSubsets, Given, MaskRule
 from veridical.random import keyed

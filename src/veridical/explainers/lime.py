@@ -12,15 +12,9 @@ from torch import Tensor
 
 from veridical.errors import InputError
 from veridical.explainers.base import register
-from veridical.explainers.coalitions import (
-    FitsCells,
-    IndependentCoins,
-    mask_pieces,
-    sample_blocks,
-    shared_counts,
-    solved,
-    written_out,
-)
+from veridical.explainers.coalitions import FitsCells
+from veridical.explainers.least_squares import sample_blocks, shared_counts, solved
+from veridical.explainers.mask_rules import IndependentCoins, mask_pieces, written_out
 from veridical.masking.probe import probe
 from veridical.model.cost import Cost
 from veridical.random import keyed

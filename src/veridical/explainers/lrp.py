@@ -10,7 +10,7 @@ from torch import Tensor
 from veridical.explainers.base import register
 from veridical.explainers.gradients import gradient
 from veridical.explainers.graph.explainer import FollowingExplainer
-from veridical.explainers.graph.follow import Followed
+from veridical.explainers.graph.followed import Followed
 from veridical.explainers.graph.relevance import Relevance
 from veridical.explainers.graph.relevance_rules import RuleName, Rules
 from veridical.explainers.graph.relevance_work import Further

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from veridical.errors import InputError
 from veridical.explainers.base import FILL_KEY, Explainer, register
-from veridical.explainers.coalitions import EachAlone
+from veridical.explainers.mask_rules import EachAlone
 from veridical.masking.fills import Marginal
 from veridical.masking.probe import probe
 from veridical.random.keyed import Key

@@ -13,7 +13,8 @@ from torch import Tensor
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer, register
 from veridical.explainers.cells import few_cells
-from veridical.explainers.coalitions import IndependentCoins, mask_pieces, sample_blocks, written_out
+from veridical.explainers.least_squares import sample_blocks
+from veridical.explainers.mask_rules import IndependentCoins, mask_pieces, written_out
 from veridical.masking.probe import blocks, fill_state, probe
 from veridical.model.cost import Cost
 from veridical.model.late_checks import look_later

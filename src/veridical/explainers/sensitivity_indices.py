@@ -12,7 +12,7 @@ from torch import Tensor
 from veridical.errors import InputError
 from veridical.explainers.base import FILL_KEY, Explainer, register
 from veridical.explainers.cells import grid_cells
-from veridical.explainers.coalitions import IndependentCoins, mask_pieces, written_out
+from veridical.explainers.mask_rules import IndependentCoins, mask_pieces, written_out
 from veridical.masking.probe import probe
 from veridical.random.keyed import Key
 from veridical.values.task import Task

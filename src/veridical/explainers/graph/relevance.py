@@ -18,13 +18,11 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from veridical.errors import NotApplicableError
 from veridical.explainers.graph import decompose
+from veridical.explainers.graph.batch_norm import BatchNorm
 from veridical.explainers.graph.follow import Follower, Held, Marks, ungraded
 from veridical.explainers.graph.linear_maps import Linear, convolution, dense
 from veridical.explainers.graph.operations import POSITIVE, TURNING, kind_of, tensors
-from veridical.explainers.graph.relevance_rules import (
-    BatchNorm,
-    Layer,
-    Rules,
+from veridical.explainers.graph.relevance_flow import (
     as_relevance,
     halves,
     layer_norm,
@@ -32,6 +30,7 @@ from veridical.explainers.graph.relevance_rules import (
     proportional,
     split_sum,
 )
+from veridical.explainers.graph.relevance_rules import Layer, Rules
 from veridical.explainers.graph.relevance_work import Work
 
 _SIZES = frozenset({"sqrt", "rsqrt", "reciprocal", "std", "norm", "vector_norm", "pow"})

@@ -9,108 +9,21 @@ How often a rule goes through a layer is told and counted in `relevance_work`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from veridical.errors import InputError
-from veridical.explainers.graph.linear_maps import Linear, Pull, leaf_of
-from veridical.explainers.graph.relevance_elements import TINY, by_sign, constant, over
+from veridical.explainers.graph.batch_norm import BatchNorm
+from veridical.explainers.graph.linear_maps import Linear, Pull
+from veridical.explainers.graph.relevance_elements import by_sign
+from veridical.explainers.graph.relevance_flow import Term, _shared, _total, shares
 from veridical.model.late_checks import can_look
 
 RuleName = Literal["epsilon", "gamma", "z_plus", "alpha_beta", "flat", "w_square", "z_box"]
 RULES: tuple[str, ...] = get_args(RuleName)
-Term = tuple[Tensor, Tensor]
-
-
-class _Route(torch.autograd.Function):
-    """A value whose backward pass carries relevance by a rule instead of a gradient by the chain rule."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, given: tuple[Tensor, Callable[[Tensor], tuple[Tensor, ...]]], *inputs: Tensor
-    ) -> Tensor:
-        value, ctx.back = given
-        # another tensor of the same numbers: what `back` holds must not hold its own graph
-        return value.detach()
-
-    @staticmethod
-    def backward(ctx: Any, relevance: Tensor) -> tuple[Tensor | None, ...]:
-        return (None, *ctx.back(relevance))
-
-
-def route(value: Tensor, back: Callable[[Tensor], tuple[Tensor, ...]], *inputs: Tensor) -> Tensor:
-    """Let relevance that arrives at `value` go to `inputs` as `back` says."""
-    routed: Tensor = _Route.apply((value, back), *inputs)  # type: ignore[no-untyped-call]
-    return routed
-
-
-def shares(
-    linear: Linear, terms: Sequence[Term], bias: Tensor | None, relevance: Tensor, epsilon: float = TINY
-) -> Tensor:
-    """R_i = sum over terms of a'_i * (w'^T (R / z'))_i with z' = sum over terms of w' a' + b'."""
-    z, pulls = _total(linear, terms, bias)
-    return _shared(z, [(a, pull) for (a, _), pull in zip(terms, pulls, strict=True)], relevance, epsilon)
-
-
-def _total(linear: Linear, terms: Sequence[Term], bias: Tensor | None) -> tuple[Tensor, list[Pull]]:
-    parts = [linear(a, w, None if at else bias) for at, (a, w) in enumerate(terms)]
-    total, pulls = parts[0][0], [pull for _, pull in parts]
-    for more, _ in parts[1:]:
-        total = total + more
-    return total, pulls
-
-
-def _shared(z: Tensor, ways: Sequence[tuple[Tensor, Pull]], R: Tensor, epsilon: float = TINY) -> Tensor:
-    """Every input times what comes back to it from the relevance over z, a sum linear in the inputs."""
-    given = over(R, z, epsilon)
-    (a, pull), *others = ways
-    out = a * pull(given)
-    for a, pull in others:
-        out.addcmul_(a, pull(given))
-    return out
-
-
-@dataclass(frozen=True, eq=False)
-class BatchNorm:
-    """A batch norm by its running statistics: a linear layer that keeps channels apart."""
-
-    mean: Tensor
-    var: Tensor
-    weight: Tensor | None
-    bias: Tensor | None
-    eps: float
-
-    def __call__(self, z: Tensor) -> Tensor:
-        return torch.batch_norm(
-            z, self.weight, self.bias, self.mean, self.var, False, 0.0, self.eps, torch.backends.cudnn.enabled
-        )
-
-    def pull(self, g: Tensor) -> Tensor:
-        """What comes back through it: every channel times its scale, in one kernel."""
-        # the second place is for what went in, of which only the shape is read; no batch was measured
-        none = constant(0.0, g.dtype, g.device)[:0]
-        found: Tensor = torch.ops.aten.native_batch_norm_backward.default(
-            *(g, g, self.weight, self.mean, self.var, none, none, False, self.eps, [True, False, False])
-        )[0]
-        return found
-
-    @cached_property
-    def laid(self) -> tuple[Tensor, Tensor]:
-        """What it multiplies by and what it adds."""
-        scale = torch.rsqrt(self.var + self.eps)
-        scale = scale if self.weight is None else scale * self.weight
-        bias = torch.zeros_like(scale) if self.bias is None else self.bias
-        return scale, torch.addcmul(bias, self.mean, scale, value=-1)
-
-    def alone(self, a: Tensor) -> Tensor:
-        """The norm with no layer before it to fold into."""
-        scale, shift = (v.reshape(1, -1, *[1] * (a.dim() - 2)) for v in self.laid)
-        return proportional(torch.mul, (a, scale), {}, shift)
 
 
 @dataclass(frozen=True, eq=False)
@@ -266,76 +179,3 @@ def _flat(layer: Layer, R: Tensor) -> Tensor:
 def _scaled(w: Tensor, scale: Tensor) -> Tensor:
     """Weights times one number per output."""
     return w * scale.reshape(-1, *[1] * (w.dim() - 1))
-
-
-def pass_on(func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Activations: all relevance goes to the input as it is."""
-    with torch.no_grad():
-        value = func(*args, **kwargs)
-    return route(value, lambda R: (R,), args[0])
-
-
-def proportional(
-    func: Callable[..., Tensor],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    bias: Tensor | None = None,
-    at: int = 0,
-) -> Tensor:
-    """A map that is linear in args[at], without weights to favour: shares of the plain contributions."""
-    a = args[at]
-    leaf = leaf_of(a)
-    with torch.enable_grad():
-        value = func(*args[:at], leaf, *args[at + 1 :], **kwargs)
-        value = value if bias is None else value + bias
-    z, held = value.detach(), leaf.detach()
-
-    def back(R: Tensor) -> tuple[Tensor]:
-        return (_shared(z, [(held, lambda g: torch.autograd.grad(value, leaf, g)[0])], R),)
-
-    return route(z, back, a)
-
-
-def split_sum(a: Any, b: Any, factor: float = 1) -> Tensor:
-    """a + factor b: each gets the share of its own part in the sum, element by element."""
-    like = a if isinstance(a, Tensor) else b
-    parts = [v if isinstance(v, Tensor) else torch.as_tensor(v).to(like) for v in (a, b)]
-    values = [part.detach() for part in parts]
-    if factor != 1:
-        values[1] = values[1] * factor
-    total = values[0] + values[1]
-
-    def back(R: Tensor) -> tuple[Tensor, ...]:
-        scaled = over(R, total)
-        return tuple((value * scaled).sum_to_size(value.shape) for value in values)
-
-    return route(total, back, *parts)
-
-
-def halves(func: Callable[..., Tensor], a: Tensor, b: Tensor, how: dict[str, Any]) -> Tensor:
-    """A product of which each factor takes half."""
-    with torch.no_grad():
-        value = func(a, b, **how)
-    shapes = a.shape, b.shape
-    return route(value, lambda R: tuple((R / 2).sum_to_size(shape) for shape in shapes), a, b)
-
-
-def as_relevance(outputs: Tensor) -> Tensor:
-    """Turn the gradient that arrives at the model's outputs into relevance: gradient times output."""
-    value = outputs.detach()
-    return route(value, lambda gradient: (gradient * value,), outputs)
-
-
-def layer_norm(
-    input: Tensor,
-    normalized_shape: Any,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-) -> Tensor:
-    """Layer norm with its spread held constant: subtract the mean, scale, shift."""
-    axes = tuple(range(-len(normalized_shape), 0))
-    spread = torch.rsqrt(input.detach().var(axes, correction=0, keepdim=True) + eps)
-    scale = spread if weight is None else spread * weight.detach()
-    shift = None if bias is None else bias.detach()
-    return proportional(lambda t: (t - t.mean(axes, keepdim=True)) * scale, (input,), {}, shift)

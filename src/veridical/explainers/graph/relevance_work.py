@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from veridical.explainers.graph.relevance_rules import Layer, Rules, route
+from veridical.explainers.graph.relevance_rules import Layer, Rules
+from veridical.explainers.graph.routes import route
 from veridical.model.cost import Meter
 
 FURTHER: dict[str, tuple[int, int]] = {
