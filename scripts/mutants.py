@@ -371,6 +371,22 @@ MUTANTS = (
         "identical",
     ),
     Mutant(
+        "meta: a metric that prefers damage is heard",
+        "meta/voices.py",
+        "fall = utility[first] - utility[second]",
+        "fall = utility[second] - utility[first]",
+        "meta/test_planted_damage.py",
+        "slow_one or scipy",
+    ),
+    Mutant(
+        "meta: a pinch of the map passes for reading it",
+        "meta/dependence.py",
+        "if self.reach <= SHORT:",
+        "if self.reach < 0:",
+        "meta/test_dependence.py",
+        "cheats_are_flagged",
+    ),
+    Mutant(
         "meta: few samples are perfect",
         "meta/consistency.py",
         "few = pairs.sum(-1) < FEWEST",

@@ -164,7 +164,11 @@ class Explainer(Settings):
         """The maps of one piece, cut in two and tried again when memory runs out."""
         try:
             # a copy: maps may be the very weights of this world, or a view of the inputs
-            maps = as_tensor(self.attribute(piece, key)).detach().to(piece.device, copy=True)
+            maps = (
+                as_tensor(self.attribute(piece, key), f"the map of '{self.name}'")
+                .detach()
+                .to(piece.device, copy=True)
+            )
             return feature_values(maps, self.space_of(piece), len(piece), f"the map of '{self.name}'")
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error) or len(piece) == 1:

@@ -132,7 +132,7 @@ class Mean(Fill):
     def prepare(self, train: Tensor | None, space: Space) -> Tensor | None:
         super().prepare(train, space)
         assert train is not None
-        return train.to(torch.float64).mean(0).to(train.dtype)[None, None]
+        return train.to(torch.float64).nanmean(0).to(train.dtype)[None, None]
 
     def draw_of(self, key: Key) -> None:
         return None
@@ -193,6 +193,15 @@ def _drawn_rows(key: Key, among: int, count: int) -> Tensor:
         return keyed.permutation(key, torch.zeros(1, dtype=torch.int64), 0, among)[0, :count].sort().values
 
 
+def extremes(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The smallest and the largest value of each element over the rows, among those that are not missing."""
+    if not rows.is_floating_point():
+        return rows.amin(0), rows.amax(0)
+    low, high = rows.nan_to_num(nan=torch.inf).amin(0), rows.nan_to_num(nan=-torch.inf).amax(0)
+    never = low > high
+    return low.masked_fill(never, torch.nan), high.masked_fill(never, torch.nan)
+
+
 @revivable
 @dataclass(frozen=True)
 class UniformNoise(Fill):
@@ -204,7 +213,7 @@ class UniformNoise(Fill):
     name: ClassVar[str] = "uniform_noise"
 
     def prepare(self, train: Tensor | None, space: Space) -> Tensor | None:
-        return None if train is None else torch.stack([train.amin(0), train.amax(0)])
+        return None if train is None else torch.stack(extremes(train))
 
     def background(self, state: Tensor | None, x: Tensor, ids: Tensor, key: Key) -> Tensor:
         if state is None:

@@ -13,7 +13,6 @@ from torch.nn import functional as F
 from veridical.errors import InputError, NotApplicableError
 from veridical.masking.fills import Fill
 from veridical.masking.road import kernel
-from veridical.masking.road.gpu_solver import GpuSolver
 from veridical.masking.road.solver import Workspace
 from veridical.random import keyed
 from veridical.random.keyed import Key
@@ -107,6 +106,8 @@ def solve_holes(
     iterations = iterations or (quick if tolerance is None else 200)
     steps = kernel.steps_for(x) if tolerance is None and len(x) else None
     if steps is not None:
+        from veridical.masking.road.gpu_solver import GpuSolver  # few have a GPU, and everybody imports this
+
         with torch.cuda.device(x.device):
             return GpuSolver(x, hole.expand(len(x), -1, height, width), steps).solve(iterations)
     count = len(x) * x.shape[1]
