@@ -409,6 +409,14 @@ MUTANTS = (
         "identical",
     ),
     Mutant(
+        "meta: a metric that prefers damage is heard",
+        "meta/voices.py",
+        "fall = utility[first] - utility[second]",
+        "fall = utility[second] - utility[first]",
+        "meta/test_planted_damage.py",
+        "slow_one or scipy",
+    ),
+    Mutant(
         "meta: few samples are perfect",
         "meta/consistency.py",
         "few = pairs.sum(-1) < FEWEST",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from veridical.audit.effort import Effort, EffortName, effort_of
@@ -11,6 +12,8 @@ from veridical.errors import InputError
 from veridical.values.task import Task
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     import torch
 
     from veridical.audit.result import Audit
@@ -23,20 +26,30 @@ def audit(
     effort: EffortName | Effort = "quick",
     seed: int = 0,
     *,
+    metrics: Sequence[Any] | Mapping[str, Any] | None = None,
+    controls: Sequence[Any] | Mapping[str, Any] | None = None,
+    lines: Sequence[str] | None = None,
+    budget: int | None = None,
     concepts: Any = None,
     samples: int | None = None,
+    folder: str | Path | None = None,
+    executor: Executor | None = None,
     device: str | torch.device | None = None,
     progress: bool | None = None,
 ) -> Audit:
     """Audit the explanations of a model: which explainer to use, which not to trust, and how sure that is.
 
-    The model is checked, explained by every applicable explainer and by controls that know nothing of it,
-    scored by GEF, F-Fidelity, QGE and descriptive metrics, and the metrics themselves are meta-evaluated on
-    this very task; the verdict weighs them by what they proved worth. `train` (rows, or rows with labels)
-    lets F-Fidelity fine-tune where masks disturb the model. `concepts` are concept
-    methods to compare by SURF: methods, their names, ready `Concepts` or dictionaries. By default a few are
-    judged where the head is linear and the task has train rows; `concepts=()` judges none. `effort`
-    sets samples and draws; `samples` overrides the number of samples.
+    Every applicable explainer, and controls that know nothing of the model, race over samples. A method is
+    trusted if it beats every control when features are removed (`metrics`), if its maps fit this model and not
+    a copy with other weights (swap), and, where object masks tell what matters, if it finds that (truth):
+    `lines` chooses among "removal", "swap" and "truth". `metrics` and `controls` take the place of ours. GEF,
+    robustness, randomisation and complexity describe.
+
+    `train` (rows, or rows with labels) lets F-Fidelity fine-tune where masks disturb the model. `effort` sets
+    samples, draws and the budget; `samples` and `budget` (rows asked of the model) override it. What is
+    finished is kept in `folder`: after Ctrl-C the same call goes on. `executor` (of concurrent.futures, or
+    one like it) spreads the work. `concepts` are concept methods to compare by SURF; by default a few are
+    judged where the head is linear and the task has train rows, `concepts=()` judges none.
 
     >>> import veridical as vd
     >>> task = vd.tasks.load("known/linear")
@@ -45,6 +58,8 @@ def audit(
     """
     if samples is not None and samples < 2:
         raise InputError(f"an audit compares samples and needs at least two, got samples={samples}")
+    if budget is not None and budget < 1:
+        raise InputError(f"budget counts rows asked of the model and is at least 1, got {budget}")
     if task.members is not None:
         raise InputError("the samples of this task are classes; an audit explains inputs")
     if len(task) < 2:
@@ -53,6 +68,8 @@ def audit(
     plan = effort_of(effort, task)
     if samples is not None:
         plan = replace(plan, samples=samples, meta_samples=min(samples, plan.meta_samples))
+    if budget is not None:
+        plan = replace(plan, budget=budget)
     if concepts is not None:
         from veridical.surf.materials import entries
 
@@ -60,4 +77,19 @@ def audit(
     # on first use: an audit needs all five systems, and everybody who imports veridical would wait for them
     from veridical.audit.run import run
 
-    return run(task, train, explainers, plan, seed, concepts, progress)
+    return run(
+        task,
+        train,
+        explainers,
+        plan,
+        seed,
+        concepts,
+        progress,
+        metrics=metrics,
+        controls=controls,
+        lines=lines,
+        # who names explainers wants them, whatever they cost
+        keep_to_budget=explainers is None or budget is not None,
+        folder=None if folder is None else Path(folder),
+        executor=executor,
+    )

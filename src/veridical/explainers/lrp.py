@@ -16,7 +16,7 @@ from veridical.explainers.graph.relevance_rules import RuleName, Rules
 from veridical.explainers.graph.relevance_work import Further
 from veridical.explainers.laws import explained_output
 from veridical.model.cost import Cost, Meter
-from veridical.model.late_checks import AT_ONCE
+from veridical.model.late_checks import can_look
 from veridical.random.keyed import Key
 from veridical.values.task import Task
 
@@ -49,7 +49,7 @@ class _Propagation(FollowingExplainer):
     ) -> Relevance:
         if "positive" not in model.kept:
             # on a CPU a look is cheaper than the products with zeros it spares; on a GPU it would wait
-            model.kept["positive"] = x.device.type in AT_ONCE and bool(task.inputs.amin() >= 0)
+            model.kept["positive"] = can_look(x.device) and bool(task.inputs.amin() >= 0)
         follower = Relevance(x, self.rules(), model.kept["positive"])
         model.kept["work"] = follower.work
         return follower

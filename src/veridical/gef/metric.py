@@ -193,16 +193,15 @@ class GEF(ExplainerMetric):
         for who in company:
             with company.at_work(who, task):
                 explainers[who].check(task)
-        task.predictor.watch(thorough=True)
-        before = replace(task.predictor.meter.here)
-        outcomes = self._outcomes(task, company, key / self.name)
+        with task.predictor.question(later=False) as question:  # a mistake is one explainer's
+            outcomes = self._outcomes(task, company, key / self.name)
         out: dict[str, Scores | Exception] = {}
         for who, explainer in explainers.items():
             found = outcomes[who]
             if isinstance(found, Exception):
                 out[who] = found
                 continue
-            scores = self._scores(task, found, explainer.name, key, before, explainer.to_json())
+            scores = self._scores(task, found, explainer.name, key, question, explainer.to_json())
             out[who] = replace(scores, cost=company.costs[who])
         return out
 

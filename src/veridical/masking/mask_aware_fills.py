@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from veridical.errors import InputError, NotApplicableError
 from veridical.masking.fills import Fill
 from veridical.masking.road import kernel
+from veridical.masking.road.gpu_solver import GpuSolver
 from veridical.masking.road.solver import Workspace
 from veridical.random import keyed
 from veridical.random.keyed import Key
@@ -101,13 +102,13 @@ def solve_holes(
     height, width = x.shape[2:]
     if tolerance is None and x.dtype == torch.float64:
         tolerance = 1e-12
-    if tolerance is None and x.is_cuda:
-        found = kernel.filled(x, hole.expand(len(x), -1, height, width))
-        if found is not None:
-            return found
     # what is not asked to be exact takes as many steps whatever the image, and need not be looked at
     quick = _QUICK if max(height, width) <= _QUICK_UP_TO else _QUICK + 1
     iterations = iterations or (quick if tolerance is None else 200)
+    steps = kernel.steps_for(x) if tolerance is None and len(x) else None
+    if steps is not None:
+        with torch.cuda.device(x.device):
+            return GpuSolver(x, hole.expand(len(x), -1, height, width), steps).solve(iterations)
     count = len(x) * x.shape[1]
     # each thread takes its share of a block
     block = _TOGETHER * min(8, torch.get_num_threads()) * 28 * 28 // (height * width)

@@ -17,6 +17,7 @@ from veridical.errors import InputError, ModelError, ShapeError
 from veridical.functional.grid import Rounding
 from veridical.model.cost import Meter, Tally
 from veridical.model.private_copy import Private, Source
+from veridical.model.question import Question
 from veridical.model.sessions import Session, uses_tf32
 from veridical.model.weights import Weights
 from veridical.settings import check_settings
@@ -252,10 +253,18 @@ class Predictor:
                 again.remove()
                 handle.remove()
 
-    def watch(self, thorough: bool = False) -> None:
-        """Refuse if the caller's model has changed, unless a session of this thread has looked already."""
-        if thorough or not self.source.here().sessions:
-            self.source.check(thorough)
+    def question(self, later: bool = True) -> Question:
+        """What a result is made in: refuses if the caller's model has changed, counts rows.
+
+        On a GPU mistakes are looked for when the result is read, unless `later` is False.
+        """
+        return Question(self, later)
+
+    def watch(self) -> None:
+        """Refuse if the caller's model has changed, unless this thread has looked and is still at work."""
+        own = self.source.here()
+        if not own.sessions and not own.questions:
+            self.source.check()
 
     def with_weights(self, weights: Weights) -> Predictor:
         """The same model under other weights, on the same plan and the same meter."""

@@ -1,0 +1,304 @@
+"""The race: all methods start on few samples, and the budget of rows goes to those that are still open."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from veridical.audit.evidence import ALPHA, FEWEST, Entry, Rules, Test, corrected, largest_p
+from veridical.audit.groups import leading
+from veridical.audit.jobs import Crew, Done, Job
+from veridical.audit.panel import DRAWS, Judges
+from veridical.audit.swap import Copies, Pairing, in_order, pairings, swap_jobs
+from veridical.audit.units import Grid, Marks, units
+from veridical.explainers import Explainer
+from veridical.masking.shared_work import sharing
+from veridical.metrics import Metric
+from veridical.model.cost import Cost
+from veridical.random.keyed import Key
+from veridical.values.evaluation import Failure
+from veridical.values.task import Task
+
+LOOKS = (FEWEST, 64, 200, 1000)
+"""After how many samples the race looks who is still open."""
+ENOUGH = 64
+"""Samples from which on a race in which nothing is open may end."""
+FIRST = 0.5
+"""The share of the budget that the first look may take."""
+
+
+@dataclass(eq=False)
+class Runner:
+    """One method or control: its maps and scores so far."""
+
+    label: str
+    explainer: Explainer
+    rows: int = 0
+    """Rows that one map asks."""
+    done: list[Done] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    control: bool = False
+    draws: list[list[Done]] = field(default_factory=list)
+    """Further draws of a control, look by look."""
+    swap: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    dropped: str = ""
+    """Why it left the race, and after how many samples."""
+    failures: list[Failure] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        """How often its maps are drawn."""
+        return DRAWS if self.control and self.explainer.stochastic else 1
+
+    def marks(self, metrics: Mapping[str, object], draw: int = 0) -> Marks:
+        """What these metrics gave its maps."""
+        looks = self.done if not draw else [look[draw - 1] for look in self.draws]
+        return marks(looks, self.sizes, metrics)
+
+    def all_draws(self, metrics: Mapping[str, object]) -> list[Marks]:
+        return [self.marks(metrics, draw) for draw in range(self.count)]
+
+    def entry(self, judges: Judges) -> Entry:
+        halves = None
+        if self.swap:
+            one, two = zip(*self.swap, strict=True)
+            halves = torch.cat(one), torch.cat(two)
+        truth = self.marks(judges.truth) if judges.truth else None
+        return Entry(self.label, self.marks(judges.removal), truth, halves)
+
+
+def marks(done: Sequence[Done], sizes: Sequence[int], metrics: Mapping[str, object]) -> Marks:
+    """Utilities (M, N) and missing maps (N,) of some looks; a score that failed is NaN."""
+    utility, missing = [], []
+    for found, size in zip(done, sizes, strict=True):
+        nothing = torch.full((size,), torch.nan, dtype=torch.float64)
+        rows = [found.scores[m].utility.cpu() if m in found.scores else nothing for m in metrics]
+        utility.append(torch.stack(rows))
+        gone = torch.ones(size, dtype=torch.bool)
+        missing.append(gone if found.explanation is None else found.explanation.missing.cpu())
+    return Marks(torch.cat(utility, 1), torch.cat(missing))
+
+
+@dataclass(eq=False)
+class Race:
+    """Runs the looks; what it found stays in `runners`, `controls` and `record`."""
+
+    task: Task
+    judges: Judges
+    lines: tuple[str, ...]
+    copies: Copies | None
+    crew: Crew
+    budget: int
+    runners: dict[str, Runner]
+    controls: dict[str, Runner]
+    heard: tuple[int, ...] = ()
+    """The removal metrics that have a voice, known after the first look."""
+    samples: int = 0
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Who could not be tried within the budget, and why."""
+    used: Cost = field(default_factory=Cost)
+    _looks: list[tuple[int, int, Task, list[Pairing]]] = field(default_factory=list)
+
+    @property
+    def steps(self) -> list[tuple[int, int]]:
+        """From and to which sample each look goes."""
+        ends = sorted({end for end in LOOKS if end < len(self.task)} | {len(self.task)})
+        return list(zip([0, *ends[:-1]], ends, strict=True))
+
+    @property
+    def racing(self) -> list[Runner]:
+        return [runner for runner in self.runners.values() if not runner.dropped]
+
+    @property
+    def first_look(self) -> Task:
+        """The task of the samples that all methods have."""
+        return self._looks[0][2]
+
+    @property
+    def heard_labels(self) -> list[str]:
+        """The removal metrics that have a voice."""
+        return [label for i, label in enumerate(self.judges.removal) if i in self.heard]
+
+    # --- one look ---------------------------------------------------------------------------------------
+
+    def look(self, start: int, stop: int) -> None:
+        """Explain and score the next samples, controls first, then whoever is still racing."""
+        batch = self.task[start:stop]
+        with sharing(batch):
+            self._score(list(self.controls.values()), batch, start, dict(self.judges.scoring))
+            if not start:
+                self._admit(stop)
+            everything = {**self.judges.scoring, **(self.judges.swap if self.copies is not None else {})}
+            self._score(self.racing, batch, start, everything)
+        self._looks.append((start, stop, batch, []))
+        self.samples = stop
+
+    def _score(
+        self, runners: Sequence[Runner], batch: Task, start: int, metrics: Mapping[str, Metric]
+    ) -> None:
+        place = f"samples {start} to {start + len(batch)}"
+        jobs = [
+            (runner, Job(runner.label, runner.explainer, metrics, batch, batch, place, draw))
+            for runner in runners
+            for draw in range(runner.count)
+        ]
+        found = self.crew.do([job for _, job in jobs], f"{place}: {len(runners)} {self._said(runners)}")
+        for runner in runners:
+            own = [done for (who, _), done in zip(jobs, found, strict=True) if who is runner]
+            runner.done.append(own[0])
+            runner.draws.append(own[1:])
+            runner.sizes.append(len(batch))
+            self._account(runner, own)
+            if own[0].explanation is None:
+                runner.dropped = f"its map failed: {own[0].failures[0].message}"
+
+    def _said(self, runners: Sequence[Runner]) -> str:
+        left = max(0, self.budget - rows(self.used))
+        return f"{'controls' if runners and runners[0].control else 'methods open'}, {left:,} rows left"
+
+    def _admit(self, samples: int) -> None:
+        """Let start who fits the first look's share of the budget, the cheapest maps first."""
+        scoring = [rows(cost_of(r.done[0])) - rows(r.done[0].explanation.cost) for r in self.controls.values()
+                   if r.done[0].explanation is not None]
+        each = max(scoring, default=0)
+        left = FIRST * self.budget - rows(self.used)
+        for runner in sorted(self.runners.values(), key=lambda runner: runner.rows):
+            left -= samples * runner.rows + each
+            if left < 0:
+                del self.runners[runner.label]
+                self.left_out[runner.label] = (
+                    f"one map asks the model {runner.rows:,} rows, and {samples} of them do not fit the budget "
+                    f"of {self.budget:,} rows; give budget= more"
+                )
+
+    def _account(self, runner: Runner, done: Sequence[Done]) -> None:
+        for one in done:
+            runner.failures += one.failures
+            self.used = self.used + cost_of(one)
+
+    # --- the swap ---------------------------------------------------------------------------------------
+
+    def swap(self, rules: Rules) -> None:
+        """Set other models against the maps of those that pass all else, on more samples while it is open."""
+        if self.copies is None or "swap" not in self.lines:
+            return
+        for number, (start, stop, batch, pairs) in enumerate(self._looks):
+            open_ones = [r for r in self.racing if len(r.swap) == number and self._swap_open(r, rules)]
+            if not open_ones:
+                continue
+            if not pairs:
+                pairs += pairings(batch, start, self.copies)
+            place = f"swap, samples {start} to {stop}"
+            with ExitStack() as open_work:
+                for pair in pairs:
+                    open_work.enter_context(sharing(pair.mine))
+                    open_work.enter_context(sharing(pair.theirs))
+                jobs = [swap_jobs(r.label, r.explainer, self.judges.swap, pairs, place) for r in open_ones]
+                found = self.crew.do([job for some in jobs for job in some], place)
+            size = 3 * len(pairs)
+            for i, runner in enumerate(open_ones):
+                own = found[i * size : (i + 1) * size]
+                self._account(runner, own)
+                runner.swap.append(self._halves(runner, number, pairs, own, rules.grid))
+
+    def _swap_open(self, runner: Runner, rules: Rules) -> bool:
+        """Whether it passes all else, and the swap has not been decided either way."""
+        tests = rules.tests(runner.entry(self.judges))
+        if largest_p([test for test in tests if test.line != "swap"]) > ALPHA:
+            return False
+        halves = [test for test in tests if test.line == "swap"]
+        if not halves[0].samples:
+            return True
+        return largest_p(halves) > ALPHA / len(self.runners) and min(test.rate for test in halves) > 0.5
+
+    def _halves(
+        self, runner: Runner, look: int, pairs: Sequence[Pairing], done: Sequence[Done], grid: Grid
+    ) -> tuple[Tensor, Tensor]:
+        sizes = [len(pair.rows) for pair in pairs]
+
+        def read(which: int) -> Marks:
+            order, some = in_order(pairs, done, which)
+            found = marks(some, sizes, self.judges.swap)
+            return Marks(found.utility[:, order], found.missing[order])
+
+        own = marks(runner.done[look : look + 1], runner.sizes[look : look + 1], self.judges.swap)
+        theirs_here, theirs_there, ours_there = map(read, range(3))
+        return units(own, [theirs_here], grid), units(theirs_there, [ours_there], grid)
+
+    # --- who goes on ------------------------------------------------------------------------------------
+
+    def rules(self) -> Rules:
+        """What has to be beaten, by what is known now."""
+        removal, truth = self.judges.removal, self.judges.truth
+        chance = [r for r in self.controls.values() if r.explainer.stochastic] or list(self.controls.values())
+        return Rules(
+            self.lines,
+            Grid.of(self.task),
+            self.heard,
+            {r.label: r.all_draws(removal) for r in self.controls.values()},
+            {r.label: r.all_draws(truth) for r in chance} if truth else {},
+        )
+
+    def tests(self, rules: Rules) -> dict[str, tuple[Test, ...]]:
+        """The tests of every method that started."""
+        return {label: rules.tests(runner.entry(self.judges)) for label, runner in self.runners.items()}
+
+    def trusted(self, tests: Mapping[str, Sequence[Test]]) -> list[str]:
+        """Who passes every test, corrected for all that started."""
+        if self.samples < FEWEST:
+            return []
+        adjusted = corrected({label: largest_p(found) for label, found in tests.items()})
+        return [label for label, p in adjusted.items() if p <= ALPHA]
+
+    def drop(self, rules: Rules, looks: int, seed: int) -> bool:
+        """Let those leave that cannot lead any more; whether anything is still open."""
+        tests = self.tests(rules)
+        for runner in self.racing:
+            lost = [test for test in tests[runner.label] if test.lost]
+            if lost:
+                names = ", ".join(f"{test.rival} ({test.rate:.0%} won)" for test in lost)
+                runner.dropped = f"after {self.samples} samples: it loses to {names}"
+        good = [label for label in self.trusted(tests) if not self.runners[label].dropped]
+        if len(good) > 1:
+            kept = leading(rules, [self.runners[label].entry(self.judges) for label in good], looks, seed)
+            for label in good:
+                if label not in kept:
+                    self.runners[label].dropped = (
+                        f"after {self.samples} samples: trusted, but others win more against it"
+                    )
+            good = list(kept)
+        undecided = [runner for runner in self.racing if runner.label not in good]
+        return bool(undecided) or len(good) > 1
+
+    def affordable(self, start: int, stop: int) -> bool:
+        """Whether the next look fits what is left of the budget, by what the first one has cost."""
+        goes_on = (*self.controls.values(), *self.racing)
+        first = sum(rows(cost_of(done)) for r in goes_on for done in (r.done[0], *r.draws[0]))
+        return rows(self.used) + first / self._looks[0][1] * (stop - start) <= self.budget
+
+
+def cost_of(done: Done) -> Cost:
+    """What a job asked: its maps and all its scores."""
+    own = Cost() if done.explanation is None else done.explanation.cost
+    return sum((scores.cost for scores in done.scores.values()), own)
+
+
+def rows(cost: Cost) -> int:
+    """Rows forward and backward."""
+    return cost.forward + cost.backward
+
+
+def runners(explainers: Mapping[str, Explainer], task: Task, seed: int) -> dict[str, Runner]:
+    """The methods, each with the rows that one map asks, counted on one sample."""
+    out = {}
+    for label, explainer in explainers.items():
+        try:
+            asked = rows(explainer(task[:1].changed(), Key(seed)).settle().cost)  # with no answers at hand
+        except Exception:
+            asked = 0  # it fails again where that is recorded
+        out[label] = Runner(label, explainer, asked)
+    return out
