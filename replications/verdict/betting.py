@@ -36,7 +36,9 @@ FAIR: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
 Units = Callable[[int, int, torch.Generator], Tensor]
 
 
-def drawn(values: tuple[float, ...], chances: tuple[float, ...], repeats: int, size: int, dice: torch.Generator) -> Tensor:
+def drawn(
+    values: tuple[float, ...], chances: tuple[float, ...], repeats: int, size: int, dice: torch.Generator
+) -> Tensor:
     """Units (repeats, size) of a shape."""
     picks = torch.multinomial(torch.tensor(chances), repeats * size, replacement=True, generator=dice)
     return torch.tensor(values, dtype=torch.float64)[picks].reshape(repeats, size)
