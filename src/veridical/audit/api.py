@@ -40,8 +40,8 @@ def audit(
     """Audit the explanations of a model: which explainer to use, which not to trust, and how sure that is.
 
     Every applicable explainer, and controls that know nothing of the model, race over samples. A method is
-    trusted if it beats every control when features are removed (`metrics`), if its maps fit this model and not
-    a copy with other weights (swap), and, where object masks tell what matters, if it finds that (truth):
+    trusted if it beats every control when features are removed (`metrics`), if its maps fit this model and
+    not a copy with other weights (swap), and, where object masks tell what matters, if it finds that (truth).
     `lines` chooses among "removal", "swap" and "truth". `metrics` and `controls` take the place of ours. GEF,
     robustness, randomisation and complexity describe.
 
@@ -77,7 +77,9 @@ def audit(
     # on first use: an audit needs all five systems, and everybody who imports veridical would wait for them
     from veridical.audit.run import run
 
-    return run(
+    said = {"explainers": explainers, "metrics": metrics, "controls": controls, "lines": lines}
+    call = repeated({**said, "samples": samples, "budget": budget, "concepts": concepts}, effort, seed)
+    found = run(
         task,
         train,
         explainers,
@@ -93,3 +95,21 @@ def audit(
         folder=None if folder is None else Path(folder),
         executor=executor,
     )
+    return replace(found, call=call)
+
+
+def repeated(given: Mapping[str, Any], effort: Any, seed: int) -> str:
+    """The call that repeats an audit, as far as names can say it."""
+
+    def name(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {label: name(held) for label, held in value.items()}
+        if isinstance(value, list | tuple):
+            return [name(held) for held in value]
+        if value is None or isinstance(value, str | int | float):
+            return value
+        return getattr(value, "name", None) or getattr(value, "__name__", type(value).__name__)
+
+    effort = effort.name if isinstance(effort, Effort) else effort
+    told = [f"{key}={name(value)!r}" for key, value in given.items() if value is not None]
+    return f"vd.audit({', '.join(['task', *told, f'effort={effort!r}', f'seed={seed}'])})"

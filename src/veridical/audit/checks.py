@@ -83,7 +83,9 @@ def _accuracy(task: Task) -> list[Check]:
         # a few samples that do not show it are no proof of the contrary
         worse = value <= chance_level(labels, task)
         what = "is not better" if worse else "is not shown to be better"
-        return [Check("accuracy", False if worse else None, value, f"The model {what} than chance: {reason}.")]
+        return [
+            Check("accuracy", False if worse else None, value, f"The model {what} than chance: {reason}.")
+        ]
     return [Check("accuracy", True, value, f"The model is right on {value:.1%} of the {len(task)} samples.")]
 
 

@@ -10,7 +10,8 @@ from veridical.audit.effort import Effort
 from veridical.audit.evidence import Test
 from veridical.audit.jobs import Job
 from veridical.audit.panel import Judges
-from veridical.audit.race import Race, marks
+from veridical.audit.race import Race
+from veridical.audit.swap import marks
 from veridical.errors import VeridicalWarning
 from veridical.explainers import Explainer
 from veridical.explainers import registry as explainer_registry
@@ -70,7 +71,7 @@ def describe(
 
 
 def beside(race: Race, best: str, seed: int) -> tuple[Test, ...]:
-    """How the chosen method does against maps that a metric could mistake for good ones; it decides nothing."""
+    """How the chosen method does against maps that metrics could mistake for good ones."""
     runner, task = race.runners[best], race.first_look
     rivals: dict[str, Explainer] = {
         "its values in other places": Shuffled(runner.explainer),

@@ -45,11 +45,16 @@ def joined_maps(parts: Sequence[Explanation], task: Task) -> Explanation:
         name: torch.cat([getattr(part, name) for part in parts])
         for name in ("values", "targets", "ids", "order", "tied")
     }
-    count, first = len(together["ids"]), parts[0]
+    first = parts[0]
+    own = first.space.n_features == task.space.n_features  # else features of the method's own, such as codes
     return Explanation(
-        space=task.space.take(slice(0, count)) if first.space.n_features == task.space.n_features else first.space,
-        explainer=first.explainer,
-        cost=sum((part.cost for part in parts), Cost()),
-        provenance=first.provenance,
-        **together,
+        together["values"],
+        task.space.take(slice(0, len(together["ids"]))) if own else first.space,
+        together["targets"],
+        together["ids"],
+        first.explainer,
+        together["order"],
+        sum((part.cost for part in parts), Cost()),
+        first.provenance,
+        tied=together["tied"],
     )

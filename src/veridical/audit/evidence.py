@@ -15,7 +15,8 @@ ALPHA = 0.05
 """The chance that an audit trusts any method that does not deserve it."""
 FEWEST = 24
 """Samples below which there is no verdict: a good method would not be found."""
-HERE, THERE = "maps of another model", "maps that forget the other model"
+HERE = ("another model's map, same class", "another model's map, its own class")
+THERE = ("on another model: this one's map, same class", "on another model: this one's map, its own class")
 """What the two halves of the swap set a method's maps against."""
 
 
@@ -54,8 +55,8 @@ class Entry:
     label: str
     removal: Marks
     truth: Marks | None = None
-    swap: tuple[Tensor, Tensor] | None = None
-    """The units of both halves, as far as they were run."""
+    swap: tuple[Tensor, ...] = ()
+    """The units of the swap's tests, those of `HERE` and `THERE`, as far as they were run."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,8 +89,9 @@ class Rules:
             ]
         if "swap" in self.lines:
             nothing = torch.empty(0, dtype=torch.float64)
-            halves = entry.swap or (nothing, nothing)
-            found += [Test.of("swap", what, won) for what, won in zip((HERE, THERE), halves, strict=True)]
+            rivals = (*HERE, *THERE)
+            won = entry.swap or (nothing,) * len(rivals)
+            found += [Test.of("swap", what, each) for what, each in zip(rivals, won, strict=True)]
         return tuple(found)
 
 

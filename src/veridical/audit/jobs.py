@@ -13,7 +13,7 @@ import re
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,7 +37,7 @@ log = logging.getLogger("veridical")
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """Maps of `explainer` on one task, scored on another: the same, or one whose model they should not fit."""
+    """Maps made on one task and scored on another: the same, or one whose model they should not fit."""
 
     label: str
     explainer: Explainer
@@ -48,9 +48,24 @@ class Job:
     """Which samples and models, in words: with label and settings it tells jobs of an audit apart."""
     draw: int = 0
     """Which of several draws of the maps."""
+    elsewhere: Task | None = None
+    """A second task to score the same maps on; those scores have labels of their own."""
+    made: Explanation | None = None
+    """The maps, where they are at hand already."""
+
+    @property
+    def labels(self) -> list[str]:
+        """The labels of all scores."""
+        more = [] if self.elsewhere is None else [elsewhere(label) for label in self.metrics]
+        return [*self.metrics, *more]
 
     def key(self, seed: int) -> Key:
         return Key(seed) if not self.draw else Key(seed) / "draw" / self.draw
+
+
+def elsewhere(label: str) -> str:
+    """How scores on the second task are called."""
+    return f"{label}, elsewhere"
 
 
 class Done(NamedTuple):
@@ -72,21 +87,26 @@ def carry_out(job: Job, seed: int) -> Done:
 
     with sharing(job.judged):
         try:
-            made = job.explainer(job.explained, job.key(seed)).settle()
+            made = job.made or job.explainer(job.explained, job.key(seed)).settle()
         except Exception as error:
             failed(None, error)
             return Done(None, scores, failures)
-        for label, metric in job.metrics.items():
-            try:
-                scores[label] = metric(job.judged, made, Key(seed)).settle()
-            except Exception as error:
-                failed(label, error)
+        for task in (job.judged, job.elsewhere):
+            if task is None:
+                continue
+            seen = replace(made, targets=task.targets)  # judged for the class that is explained there
+            for label, metric in job.metrics.items():
+                name = label if task is job.judged else elsewhere(label)
+                try:
+                    scores[name] = metric(task, seen, Key(seed)).settle()
+                except Exception as error:
+                    failed(label, error)
     return Done(made, scores, failures)
 
 
 @dataclass(eq=False)
 class Crew:
-    """Does jobs here or on an executor, and keeps what is done in a folder, from which a later run goes on."""
+    """Does jobs here or on an executor, and keeps what is done in a folder: a later run goes on from it."""
 
     seed: int
     folder: Path | None = None
@@ -144,9 +164,7 @@ class Crew:
             return None
         try:
             made = Explanation.load(place / "map.safetensors").to(job.judged.device)
-            scores = {
-                label: Scores.load(place / f"{i}.safetensors") for i, label in enumerate(job.metrics)
-            }
+            scores = {label: Scores.load(place / f"{i}.safetensors") for i, label in enumerate(job.labels)}
         except FormatError as error:
             log.info("%s; it is done again", error)
             return None
@@ -163,6 +181,6 @@ class Crew:
         place = self._place(job)
         if place is None or done.explanation is None or done.failures:
             return
-        for i, label in enumerate(job.metrics):
+        for i, label in enumerate(job.labels):
             done.scores[label].save(place / f"{i}.safetensors")
         done.explanation.save(place / "map.safetensors")  # last: where it is, the job is whole

@@ -12,6 +12,7 @@ from veridical.errors import InputError, unknown_name
 from veridical.explainers import Explainer, as_explainer
 from veridical.explainers import registry as explainer_registry
 from veridical.fidelity import FFid, Finetuned, RFid
+from veridical.fidelity.removal import Sign
 from veridical.gef.iso_sigma import IsoSigma
 from veridical.metrics import AnyMetric, Metric
 from veridical.metrics import registry as metric_registry
@@ -80,7 +81,7 @@ def choose_explainers(
                 continue
             reason = explainer.why_not(task)
             if reason is None and not effort.variants and name not in FAMILIES:
-                reason = f"a variant of others; it joins at effort 'thorough' or when named (effort is '{effort.name}')"
+                reason = "a variant of others; it joins at effort 'thorough' or when named"
             if reason is None:
                 chosen[name] = explainer
             else:
@@ -143,7 +144,7 @@ def choose_judges(
     lines: Sequence[str],
     given: Sequence[Any] | Mapping[str, Any] | None = None,
 ) -> Judges:
-    """The metrics that apply here, and why others do not; `given` ones take the place of the removal line's."""
+    """The metrics that apply here, and why others do not; `given` ones are the removal line's."""
     make = metric_registry.make
     describing: dict[str, tuple[str, AnyMetric]] = {}
     if given is None:
@@ -179,8 +180,8 @@ def choose_judges(
         refused.update({label: why for label, why in reasons.items() if why is not None})
         return {label: held for label, held in metrics.items() if reasons[label] is None}
 
-    lines_of = [applying(metrics) for metrics in (removal, swap, truth)]
-    return Judges(*lines_of, applying(describing, lambda held: held[1]), refused)
+    kinds = applying(describing, lambda held: held[1])
+    return Judges(applying(removal), applying(swap), applying(truth), kinds, refused)
 
 
 def _removal(task: Task, effort: Effort, finetuned: Finetuned | None) -> dict[str, AnyMetric]:
@@ -193,12 +194,13 @@ def _removal(task: Task, effort: Effort, finetuned: Finetuned | None) -> dict[st
     }
     steps = min(effort.flip_steps, task.space.n_features)
     metrics: dict[str, AnyMetric] = {}
-    for sign in ("plus", "minus"):
+    signs: tuple[Sign, ...] = ("plus", "minus")
+    for sign in signs:
         if finetuned is None:
-            metrics[f"rfid_{sign}"] = RFid(sign=sign, **settings)  # type: ignore[arg-type]
+            metrics[f"rfid_{sign}"] = RFid(sign=sign, **settings)
         else:
             metrics[f"ffid_{sign}"] = FFid(
-                sign=sign,  # type: ignore[arg-type]
+                sign=sign,
                 finetuned=finetuned,
                 beta=finetuned.beta,
                 **settings,

@@ -13,8 +13,8 @@ from veridical.audit.evidence import ALPHA, FEWEST, Entry, Rules, Test, correcte
 from veridical.audit.groups import leading
 from veridical.audit.jobs import Crew, Done, Job
 from veridical.audit.panel import DRAWS, Judges
-from veridical.audit.swap import Copies, Pairing, in_order, pairings, swap_jobs
-from veridical.audit.units import Grid, Marks, units
+from veridical.audit.swap import JOBS, Copies, Pairing, marks, pairings, swap_jobs, swap_units
+from veridical.audit.units import Grid, Marks
 from veridical.explainers import Explainer
 from veridical.masking.shared_work import sharing
 from veridical.metrics import Metric
@@ -44,7 +44,8 @@ class Runner:
     control: bool = False
     draws: list[list[Done]] = field(default_factory=list)
     """Further draws of a control, look by look."""
-    swap: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    swap: list[tuple[Tensor, ...]] = field(default_factory=list)
+    """The units of the swap's tests, look by look."""
     dropped: str = ""
     """Why it left the race, and after how many samples."""
     failures: list[Failure] = field(default_factory=list)
@@ -63,24 +64,9 @@ class Runner:
         return [self.marks(metrics, draw) for draw in range(self.count)]
 
     def entry(self, judges: Judges) -> Entry:
-        halves = None
-        if self.swap:
-            one, two = zip(*self.swap, strict=True)
-            halves = torch.cat(one), torch.cat(two)
+        swap = tuple(torch.cat(parts) for parts in zip(*self.swap, strict=True))
         truth = self.marks(judges.truth) if judges.truth else None
-        return Entry(self.label, self.marks(judges.removal), truth, halves)
-
-
-def marks(done: Sequence[Done], sizes: Sequence[int], metrics: Mapping[str, object]) -> Marks:
-    """Utilities (M, N) and missing maps (N,) of some looks; a score that failed is NaN."""
-    utility, missing = [], []
-    for found, size in zip(done, sizes, strict=True):
-        nothing = torch.full((size,), torch.nan, dtype=torch.float64)
-        rows = [found.scores[m].utility.cpu() if m in found.scores else nothing for m in metrics]
-        utility.append(torch.stack(rows))
-        gone = torch.ones(size, dtype=torch.bool)
-        missing.append(gone if found.explanation is None else found.explanation.missing.cpu())
-    return Marks(torch.cat(utility, 1), torch.cat(missing))
+        return Entry(self.label, self.marks(judges.removal), truth, swap)
 
 
 @dataclass(eq=False)
@@ -162,8 +148,11 @@ class Race:
 
     def _admit(self, samples: int) -> None:
         """Let start who fits the first look's share of the budget, the cheapest maps first."""
-        scoring = [rows(cost_of(r.done[0])) - rows(r.done[0].explanation.cost) for r in self.controls.values()
-                   if r.done[0].explanation is not None]
+        scoring = [
+            rows(cost_of(r.done[0])) - rows(r.done[0].explanation.cost)
+            for r in self.controls.values()
+            if r.done[0].explanation is not None
+        ]
         each = max(scoring, default=0)
         left = FIRST * self.budget - rows(self.used)
         for runner in sorted(self.runners.values(), key=lambda runner: runner.rows):
@@ -171,8 +160,8 @@ class Race:
             if left < 0:
                 del self.runners[runner.label]
                 self.left_out[runner.label] = (
-                    f"one map asks the model {runner.rows:,} rows, and {samples} of them do not fit the budget "
-                    f"of {self.budget:,} rows; give budget= more"
+                    f"one map asks the model {runner.rows:,} rows, and {samples} of them do not fit the "
+                    f"budget of {self.budget:,} rows; give budget= more"
                 )
 
     def _account(self, runner: Runner, done: Sequence[Done]) -> None:
@@ -187,7 +176,11 @@ class Race:
         if self.copies is None or "swap" not in self.lines:
             return
         for number, (start, stop, batch, pairs) in enumerate(self._looks):
-            open_ones = [r for r in self.racing if len(r.swap) == number and self._swap_open(r, rules)]
+            open_ones = [
+                r
+                for r in self.racing
+                if len(r.swap) == number and number < len(r.done) and self._swap_open(r, rules)
+            ]
             if not open_ones:
                 continue
             if not pairs:
@@ -197,13 +190,18 @@ class Race:
                 for pair in pairs:
                     open_work.enter_context(sharing(pair.mine))
                     open_work.enter_context(sharing(pair.theirs))
-                jobs = [swap_jobs(r.label, r.explainer, self.judges.swap, pairs, place) for r in open_ones]
+                jobs = [
+                    swap_jobs(r.label, r.explainer, self.judges.swap, pairs, place, made)
+                    for r in open_ones
+                    if (made := r.done[number].explanation) is not None
+                ]
                 found = self.crew.do([job for some in jobs for job in some], place)
-            size = 3 * len(pairs)
+            size = JOBS * len(pairs)
             for i, runner in enumerate(open_ones):
-                own = found[i * size : (i + 1) * size]
-                self._account(runner, own)
-                runner.swap.append(self._halves(runner, number, pairs, own, rules.grid))
+                some = found[i * size : (i + 1) * size]
+                self._account(runner, some)
+                own = marks(runner.done[number : number + 1], [stop - start], self.judges.swap)
+                runner.swap.append(swap_units(own, pairs, some, list(self.judges.swap), rules.grid))
 
     def _swap_open(self, runner: Runner, rules: Rules) -> bool:
         """Whether it passes all else, and the swap has not been decided either way."""
@@ -214,20 +212,6 @@ class Race:
         if not halves[0].samples:
             return True
         return largest_p(halves) > ALPHA / len(self.runners) and min(test.rate for test in halves) > 0.5
-
-    def _halves(
-        self, runner: Runner, look: int, pairs: Sequence[Pairing], done: Sequence[Done], grid: Grid
-    ) -> tuple[Tensor, Tensor]:
-        sizes = [len(pair.rows) for pair in pairs]
-
-        def read(which: int) -> Marks:
-            order, some = in_order(pairs, done, which)
-            found = marks(some, sizes, self.judges.swap)
-            return Marks(found.utility[:, order], found.missing[order])
-
-        own = marks(runner.done[look : look + 1], runner.sizes[look : look + 1], self.judges.swap)
-        theirs_here, theirs_there, ours_there = map(read, range(3))
-        return units(own, [theirs_here], grid), units(theirs_there, [ours_there], grid)
 
     # --- who goes on ------------------------------------------------------------------------------------
 
@@ -267,9 +251,9 @@ class Race:
             kept = leading(rules, [self.runners[label].entry(self.judges) for label in good], looks, seed)
             for label in good:
                 if label not in kept:
-                    self.runners[label].dropped = (
-                        f"after {self.samples} samples: trusted, but others win more against it"
-                    )
+                    self.runners[
+                        label
+                    ].dropped = f"after {self.samples} samples: trusted, but others win more against it"
             good = list(kept)
         undecided = [runner for runner in self.racing if runner.label not in good]
         return bool(undecided) or len(good) > 1

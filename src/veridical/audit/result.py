@@ -57,6 +57,8 @@ class Audit:
     """What planted damage said of the metrics."""
     kept: int = 0
     """Jobs that an earlier, ended run had done already."""
+    call: str = ""
+    """The call that repeats this audit."""
 
     @property
     def best(self) -> str | None:
@@ -90,7 +92,7 @@ class Audit:
         return write_audit(self, path, format)
 
     def to_json(self) -> dict[str, Any]:
-        """Verdict, checks, metrics and cost as plain data; what has no value is None, so JSON stays strict."""
+        """Verdict, checks, metrics and cost as plain data; what has no value is None: strict JSON."""
         from dataclasses import asdict
 
         verdict = self.verdict
@@ -121,6 +123,7 @@ class Audit:
                 "seconds": dict(self.seconds),
                 "costs": {name: asdict(cost) for name, cost in self.costs.items()},
                 "versions": dict(self.versions),
+                "call": self.call,
                 "notes": list(self.notes),
             }
         )

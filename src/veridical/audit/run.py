@@ -82,7 +82,7 @@ def run(
             tuple(
                 line
                 for line in wanted
-                if line == "removal" or line == "swap" and copies or line == "truth" and judges.truth
+                if line == "removal" or (line == "swap" and copies) or (line == "truth" and judges.truth)
             ),
             copies,
             crew,
@@ -146,9 +146,7 @@ def run(
     )
 
 
-def _race(
-    race: Race, plan: Effort, seed: int, notes: list[str], progress: bool | None
-) -> tuple[Any, str]:
+def _race(race: Race, plan: Effort, seed: int, notes: list[str], progress: bool | None) -> tuple[Any, str]:
     """All looks; what planted damage said of the metrics, and why there can be no verdict, if so."""
     from veridical.audit.voices import plant
 
@@ -183,8 +181,9 @@ def _warn(race: Race, seconds: float) -> None:
     total = used / race.samples * len(race.task) * seconds / used
     if total > LONG_SECONDS:
         warnings.warn(
-            f"this audit may take {total / 60:.0f} minutes here, if all of its {len(race.runners)} methods stay "
-            "open; fewer samples=, fewer explainers=, a smaller budget=, effort='glance' or a GPU make it shorter",
+            f"this audit may take {total / 60:.0f} minutes here, if all of its {len(race.runners)} methods "
+            "stay open; fewer samples=, fewer explainers=, a smaller budget=, effort='glance' or a GPU make "
+            "it shorter",
             VeridicalWarning,
             stacklevel=5,
         )

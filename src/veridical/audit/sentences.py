@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from veridical.audit.checks import Checks
-from veridical.audit.evidence import HERE, THERE, Test
+from veridical.audit.evidence import HERE, Test
 from veridical.audit.verdict import Place, Verdict
 
 SURE_SAMPLES = 64
@@ -13,8 +13,6 @@ WORDS = {
     "random": "noise",
     "input_magnitude": "the size of the input",
     "sobel": "edges",
-    HERE: "maps of another model",
-    THERE: "maps that do not follow the model",
 }
 QUESTIONS = {
     "removal": "Do the features it names matter to this model?",
@@ -50,8 +48,8 @@ def _choice(verdict: Verdict) -> Iterator[str]:
     best = verdict.best
     if best is None:
         yield (
-            "No method is trusted on this model: none is shown to beat every control in every line of evidence. "
-            "Do not use any of these explanations as evidence."
+            "No method is trusted on this model: none is shown to beat every control in every line of "
+            "evidence. Do not use any of these explanations as evidence."
         )
         return
     place = verdict[best]
@@ -62,8 +60,8 @@ def _choice(verdict: Verdict) -> Iterator[str]:
     equals = verdict.equals_of(best)
     if equals:
         yield (
-            f"{joined(equals)} cannot be told apart from it on these samples; {best} is named because its maps "
-            f"are the cheapest ({place.rows:,} rows each)."
+            f"{joined(equals)} cannot be told apart from it on these samples; {best} is named because its "
+            f"maps are the cheapest ({place.rows:,} rows each)."
         )
     if verdict.group_probability:
         what = "it is the best" if not equals else "the best method is one of these"
@@ -72,8 +70,8 @@ def _choice(verdict: Verdict) -> Iterator[str]:
         yield "It was the only method tried, so nothing is said about others."
     others = [p.explainer for p in verdict.ranking if p.trusted and p.explainer not in verdict.leading]
     if others:
-        they = "is" if len(others) == 1 else "are"
-        yield f"{joined(others)} {they} trusted too, but lose{'s' if len(others) == 1 else ''} to those above."
+        they = "is trusted too, but loses" if len(others) == 1 else "are trusted too, but lose"
+        yield f"{joined(others)} {they} to those above."
 
 
 def evidence_of(place: Place) -> str:
@@ -126,9 +124,9 @@ def why_not(place: Place) -> str:
 
 def swap_reason(halves: Sequence[Test]) -> str:
     """What a lost half of the swap means."""
-    if any(test.rival == HERE for test in halves):
+    if any(test.rival in HERE for test in halves):
         return "its maps of another model explain this one as well"
-    return "of another model its maps explain no more than those of this one do"
+    return "when the model is another one, its maps do not follow"
 
 
 def _metrics(verdict: Verdict) -> Iterator[str]:
@@ -140,8 +138,8 @@ def _metrics(verdict: Verdict) -> Iterator[str]:
 def _doubts(verdict: Verdict) -> Iterator[str]:
     if not verdict.why_none and verdict.samples < SURE_SAMPLES:
         yield (
-            f"{verdict.samples} samples find only methods that win often; with 64 a method that wins three in "
-            "four is found nearly always."
+            f"{verdict.samples} samples find only methods that win often; with 64 a method that wins three "
+            "in four is found nearly always."
         )
 
 

@@ -1,20 +1,22 @@
 """Other models in the place of the audited one: a map must fit the model it was made for, and no other.
 
-Sample i meets copy i mod 4. Half one: maps of the model against maps of the copy for the same class, judged
-on the model. Half two: maps of the copy against maps of the model for the class the copy predicts, judged on
-the copy; a map that falls apart when the model changes wins half one and loses half two.
+Sample i meets copy i mod 4. On the model, its maps meet those of the copy; on the copy, for the class that
+one predicts, the copy's maps meet those of the model: a map that falls apart when the model changes wins the
+first and loses the second. Each rival is asked for both models' classes, so that nothing is won by giving
+bad maps for a class that a model does not predict.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from veridical.audit.jobs import Done, Job
+from veridical.audit.jobs import Done, Job, elsewhere
+from veridical.audit.units import Grid, Marks, units
 from veridical.errors import VeridicalError
 from veridical.explainers import Explainer
 from veridical.explainers.laws import change_from_nothing
@@ -23,6 +25,7 @@ from veridical.metrics import Metric
 from veridical.model.other_models import estimate_batch_norm, noisy, reinitialised
 from veridical.model.predictor import Output, take_side
 from veridical.random.keyed import Key
+from veridical.values.explanation import Explanation
 from veridical.values.task import Task
 
 COPIES = 4
@@ -71,7 +74,7 @@ def other_models(task: Task, seed: int) -> tuple[Copies | None, str]:
         "re-initialised": reinitialised,
         "noisy": noisy,
     }
-    reasons = []
+    reasons: list[str] = []
     for kind, make in makers.items():
         try:
             made = [_copy(task, make, Key(seed) / "audit" / "swap" / kind / k) for k in range(COPIES)]
@@ -137,35 +140,70 @@ def pairings(look: Task, start: int, copies: Copies) -> list[Pairing]:
     """The samples of a look, the first of which is number `start`, divided among the copies."""
     out = []
     for k, (module, factor) in enumerate(zip(copies.modules, copies.factors, strict=True)):
-        rows = torch.tensor([i for i in range(len(look)) if (start + i) % COPIES == k])
+        rows = torch.tensor([i for i in range(len(look)) if (start + i) % COPIES == k], dtype=torch.int64)
         if not len(rows):
             continue
         mine = look[rows]
         theirs = on(mine, module, factor)
         theirs = theirs.with_targets(theirs.predictions)
-        out.append(
-            Pairing(
-                rows, k, mine, theirs, theirs.with_targets(mine.targets), mine.with_targets(theirs.targets)
-            )
-        )
+        both = theirs.with_targets(mine.targets), mine.with_targets(theirs.targets)
+        out.append(Pairing(rows, k, mine, theirs, *both))
     return out
 
 
 def swap_jobs(
-    label: str, explainer: Explainer, metrics: Mapping[str, Metric], pairs: Sequence[Pairing], place: str
+    label: str,
+    explainer: Explainer,
+    metrics: Mapping[str, Metric],
+    pairs: Sequence[Pairing],
+    place: str,
+    made: Explanation,
 ) -> list[Job]:
-    """Three jobs for every copy: its map judged here, its own map judged there, our map judged there."""
+    """Four jobs for every copy: three kinds of maps that are not at hand, and ours judged there."""
+
+    def job(pair: Pairing, what: str, explained: Task, judged: Task, **more: Any) -> Job:
+        return Job(label, explainer, metrics, explained, judged, f"{place}, copy {pair.copy}: {what}", **more)
+
     return [
-        Job(label, explainer, metrics, made, judged, f"{place}, copy {pair.copy}: {what}")
+        one
         for pair in pairs
-        for what, made, judged in (
-            ("theirs here", pair.theirs_for_my_class, pair.mine),
-            ("theirs there", pair.theirs, pair.theirs),
-            ("ours there", pair.mine_for_their_class, pair.theirs),
+        for one in (
+            job(pair, "theirs for our class, here", pair.theirs_for_my_class, pair.mine),
+            job(pair, "theirs, there and here", pair.theirs, pair.theirs, elsewhere=pair.mine),
+            job(pair, "ours for their class, there", pair.mine_for_their_class, pair.theirs),
+            job(pair, "ours, there", pair.mine, pair.theirs, made=made.take(pair.rows.to(made.ids.device))),
         )
     ]
 
 
-def in_order(pairs: Sequence[Pairing], done: Sequence[Done], which: int) -> tuple[Tensor, list[Done]]:
-    """Where the samples of one of the three kinds of jobs belong, and those jobs."""
-    return torch.cat([pair.rows for pair in pairs]).argsort(), list(done[which::3])
+JOBS = 4
+"""Jobs for every copy."""
+
+
+def swap_units(
+    own: Marks, pairs: Sequence[Pairing], done: Sequence[Done], metrics: Sequence[str], grid: Grid
+) -> tuple[Tensor, ...]:
+    """The units of the four tests in the order of samples: two rivals here, two there."""
+    order = torch.cat([pair.rows for pair in pairs]).argsort()
+    sizes = [len(pair.rows) for pair in pairs]
+
+    def read(which: int, labels: Sequence[str]) -> Marks:
+        found = marks(done[which::JOBS], sizes, labels)
+        return Marks(found.utility[:, order], found.missing[order])
+
+    here = read(0, metrics), read(1, [elsewhere(label) for label in metrics])
+    theirs, there = read(1, metrics), (read(2, metrics), read(3, metrics))
+    tests = [(own, rival) for rival in here] + [(theirs, rival) for rival in there]
+    return tuple(units(first, [rival], grid) for first, rival in tests)
+
+
+def marks(done: Sequence[Done], sizes: Sequence[int], labels: Iterable[str]) -> Marks:
+    """Utilities (M, N) and missing maps (N,) of jobs that follow each other; a score that failed is NaN."""
+    utility, missing = [], []
+    for found, size in zip(done, sizes, strict=True):
+        nothing = torch.full((size,), torch.nan, dtype=torch.float64)
+        rows = [found.scores[label].utility.cpu() if label in found.scores else nothing for label in labels]
+        utility.append(torch.stack(rows))
+        gone = torch.ones(size, dtype=torch.bool)
+        missing.append(gone if found.explanation is None else found.explanation.missing.cpu())
+    return Marks(torch.cat(utility, 1), torch.cat(missing))

@@ -216,7 +216,7 @@ def decide(known: Field, judges: Sequence[Judge], seed: int = 0) -> Verdict:
         )
         for label, entry in entries.items()
     ]
-    places.sort(key=lambda place: (not place.trusted, place.group or math.inf, not place.samples, -_or0(place)))
+    places.sort(key=_order)
     return Verdict(
         (*places, *_control_places(rules)),
         tuple(judges),
@@ -230,8 +230,10 @@ def decide(known: Field, judges: Sequence[Judge], seed: int = 0) -> Verdict:
     )
 
 
-def _or0(place: Place) -> float:
-    return 0.0 if math.isnan(place.score) else place.score
+def _order(place: Place) -> tuple[Any, ...]:
+    """Trusted ones by group, then the others by win rate, and those without a map last."""
+    score = 0.0 if math.isnan(place.score) else place.score
+    return not place.trusted, place.group or math.inf, not place.samples, -score
 
 
 def _score(rules: Rules, entry: Entry, but: str = "") -> tuple[float, float, float]:

@@ -96,16 +96,17 @@ def show(result: Audit) -> None:
     for i, sentence in enumerate(result.sentences):
         out.print(f"[bold]{escape(sentence)}[/bold]" if i == 0 else escape(sentence), soft_wrap=True)
     table = Table(box=None)
-    for title in ("explainer", "rivals beaten", "95% interval", "best with", "above controls"):
-        table.add_column(title, justify="left" if title == "explainer" else "right")
+    for title in ("explainer", "beats controls", "95% interval", "samples", "verdict"):
+        table.add_column(title, justify="left" if title in ("explainer", "verdict") else "right")
     for place in result.verdict.places:
-        verdict = "control" if place.control else "yes" if place.trusted else "[red]no[/red]"
+        known = place.score == place.score
+        word = place.status + (f", group {place.group}" if place.group else "")
         table.add_row(
             escape(place.explainer),
-            f"{place.score:.0%}",
-            f"{place.low:.0%} to {place.high:.0%}",
-            "" if place.control else f"{place.p_best:.0%}",
-            verdict,
+            f"{place.score:.0%}" if known else "",
+            f"{place.low:.0%} to {place.high:.0%}" if known else "",
+            str(place.samples),
+            word if place.control or place.trusted else f"[red]{word}[/red]",
         )
     out.print()
     out.print(table)

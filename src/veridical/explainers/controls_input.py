@@ -81,7 +81,9 @@ class MovingNoise(Explainer):
 
     def attribute(self, task: Task, key: Key) -> Tensor:
         size = task.space.n_features
-        own = Key(0) / self.name  # the same noise in every world and under every seed: only the model moves it
+        own = (
+            Key(0) / self.name
+        )  # the same noise in every world and under every seed: only the model moves it
         noise = keyed.normal(own / "noise", task.ids, 0, size)
         towards = keyed.normal(own / "towards", torch.arange(task.n_outputs, device=task.device), 0, size)
         outputs = task.predictor.outputs(task.inputs, task.side)

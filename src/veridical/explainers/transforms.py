@@ -250,7 +250,7 @@ class Shuffled(Transform):
 
 @dataclass(frozen=True)
 class OtherClass(Transform):
-    """Another explainer's map of the second strongest output, shown as if it were that of the explained one."""
+    """Another explainer's map of the strongest other output, shown as that of the explained one."""
 
     kind: ClassVar[str] = "other_class"
 

@@ -207,7 +207,7 @@ class Scores:
 
 
 def joined(parts: Sequence[Scores]) -> Scores:
-    """The scores of parts that follow each other as one; costs add up, and details go along where their shapes agree."""
+    """The scores of parts that follow each other as one; costs add up, details stay where shapes agree."""
     first = parts[0]
     if len(parts) == 1:
         return first
