@@ -63,11 +63,14 @@ def audit(family: str, seed: int, samples: int, effort: str = "quick") -> dict[s
     }
 
 
-def one(job: tuple[str, int, int]) -> dict[str, Any]:
-    """An audit in a process of its own; what raises is told, not lost."""
+def one(job: tuple[str, int, int, float]) -> dict[str, Any] | None:
+    """An audit in a process of its own; None when it is too late to start; what raises is told, not lost."""
+    *what, late = job
+    if time.time() > late:
+        return None
     torch.set_num_threads(1)
     try:
-        return audit(*job)
+        return audit(*what)
     except Exception as error:
         return {"family": job[0], "seed": job[1], "error": f"{type(error).__name__}: {error}"}
 
@@ -121,6 +124,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=1000, help="the first seed")
     parser.add_argument("--families", nargs="+", default=list(worlds.MAKERS), choices=list(worlds.MAKERS))
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--minutes", type=float, default=1e9, help="no audit is started after this time")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     jobs = [
@@ -128,9 +132,12 @@ def main() -> None:
         for i in range(given.audits)
     ]
     found: list[dict[str, Any]] = []
+    late = time.time() + 60 * given.minutes
     with ProcessPoolExecutor(given.workers) as pool, (given.out / "audits.jsonl").open("w") as kept:
-        for done in as_completed([pool.submit(one, job) for job in jobs]):
+        for done in as_completed([pool.submit(one, (*job, late)) for job in jobs]):
             row = done.result()
+            if row is None:
+                continue
             found.append(row)
             kept.write(json.dumps(row) + "\n")
             kept.flush()

@@ -88,7 +88,7 @@ def power(repeats: int, seed: int = 1) -> list[dict[str, object]]:
                         "units": metrics,
                         "alone": float((found <= LEVEL).double().mean()),
                         f"Holm over {METHODS}": float((found <= LEVEL / METHODS).double().mean()),
-                        **{name: share for name, share in rivals(units).items()},
+                        **rivals(units),
                     }
                 )
     return rows

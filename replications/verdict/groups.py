@@ -14,6 +14,7 @@ import json
 import os
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -143,7 +144,7 @@ def calibration(trials: list[dict[str, object]], size: str, kind: str) -> list[d
     found: list[dict[str, float]] = [t[size] for t in trials]  # type: ignore[misc]
     pairs = [(row[kind], float(row[right])) for row in found if row[kind] is not None]
     out = []
-    for low, high in zip(BINS[:-1], BINS[1:], strict=True):
+    for low, high in pairwise(BINS):
         some = [(claim, true) for claim, true in pairs if low <= claim < high]
         if some:
             claims, truths = zip(*some, strict=True)
