@@ -36,7 +36,7 @@ def describe(
     cheap = {
         r.label: r.explainer
         for r in (*race.runners.values(), *race.controls.values())
-        if r.rows <= DEAREST and r.done[0].explanation is not None
+        if r.asked.forward <= DEAREST and r.done[0].explanation is not None
     }
     path = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from veridical.audit.jobs import Crew, Done, Job
 from veridical.audit.panel import DRAWS, Judges
 from veridical.audit.swap import JOBS, Copies, Pairing, marks, pairings, size_jobs, swap_jobs, swap_units
 from veridical.audit.units import Grid, Marks
+from veridical.errors import VeridicalWarning
 from veridical.explainers import Explainer
 from veridical.masking.shared_work import sharing
 from veridical.metrics import Metric
@@ -37,8 +39,8 @@ class Runner:
 
     label: str
     explainer: Explainer
-    rows: int = 0
-    """Rows that one map asks."""
+    asked: Cost = field(default_factory=Cost)
+    """What one map asks of the model."""
     done: list[Done] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     control: bool = False
@@ -49,6 +51,11 @@ class Runner:
     dropped: str = ""
     """Why it left the race, and after how many samples."""
     failures: list[Failure] = field(default_factory=list)
+
+    @property
+    def rows(self) -> int:
+        """Rows that one map asks, forward and backward."""
+        return rows(self.asked)
 
     @property
     def count(self) -> int:
@@ -168,6 +175,10 @@ class Race:
         for one in done:
             runner.failures += one.failures
             self.used = self.used + cost_of(one)
+            for failure in one.failures:
+                what = "explainer" if failure.metric is None else f"metric '{failure.metric}' on"
+                said = f"{what} '{runner.label}' failed: {failure.message}"
+                warnings.warn(said, VeridicalWarning, stacklevel=5)
 
     # --- the swap ---------------------------------------------------------------------------------------
 
@@ -179,7 +190,9 @@ class Race:
             open_ones = [
                 r
                 for r in self.racing
-                if len(r.swap) == number and number < len(r.done) and self._swap_open(r, rules)
+                if len(r.swap) == number < len(r.done)
+                and r.done[number].explanation is not None
+                and self._swap_open(r, rules)
             ]
             if not open_ones:
                 continue
@@ -286,8 +299,8 @@ def runners(explainers: Mapping[str, Explainer], task: Task, seed: int) -> dict[
     out = {}
     for label, explainer in explainers.items():
         try:
-            asked = rows(explainer(task[:1].changed(), Key(seed)).settle().cost)  # with no answers at hand
+            asked = explainer(task[:1].changed(), Key(seed)).settle().cost  # with no answers at hand
         except Exception:
-            asked = 0  # it fails again where that is recorded
+            asked = Cost()  # it fails again where that is recorded
         out[label] = Runner(label, explainer, asked)
     return out

@@ -7,12 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from veridical.audit.evidence import ALPHA, FEWEST, Entry, Rules, Test, corrected, largest_p
 from veridical.audit.groups import Groups, groups_of, pairwise
 from veridical.audit.units import LEVEL, rate
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+NOTHING = (math.nan, math.nan, math.nan)
+"""A score and its interval where there is none."""
 
 
 @dataclass(frozen=True)
@@ -203,7 +209,7 @@ def decide(known: Field, judges: Sequence[Judge], seed: int = 0) -> Verdict:
         Place(
             label,
             False,
-            *_score(rules, entry),
+            *(_score(rules, entry) if not why else NOTHING),
             p=p[label],
             p_holm=adjusted[label],
             tests=tests[label],
@@ -218,7 +224,7 @@ def decide(known: Field, judges: Sequence[Judge], seed: int = 0) -> Verdict:
     ]
     places.sort(key=_order)
     return Verdict(
-        (*places, *_control_places(rules)),
+        (*places, *_control_places(rules, bool(why))),
         tuple(judges),
         _pairs(rules, list(entries.values())) if rules.heard else (),
         found.groups,
@@ -238,19 +244,22 @@ def _order(place: Place) -> tuple[Any, ...]:
 
 def _score(rules: Rules, entry: Entry, but: str = "") -> tuple[float, float, float]:
     """The mean win rate against the controls, and its interval."""
-    import torch
-
     rivals = [draws for name, draws in rules.controls.items() if name != but]
     if not rivals or not rules.heard:
-        return math.nan, math.nan, math.nan
+        return NOTHING
     won = torch.stack([rules.removal_units(entry.removal, draws) for draws in rivals]).mean(0)
     return rate(won)[:3]
 
 
-def _control_places(rules: Rules) -> list[Place]:
-    """How the controls do against each other."""
+def _control_places(rules: Rules, silent: bool) -> list[Place]:
+    """How the controls do against each other; without a verdict they show no numbers either."""
     return [
-        Place(name, True, *_score(rules, Entry(name, draws[0]), but=name), samples=draws[0].samples)
+        Place(
+            name,
+            True,
+            *(NOTHING if silent else _score(rules, Entry(name, draws[0]), but=name)),
+            samples=draws[0].samples,
+        )
         for name, draws in rules.controls.items()
     ]
 
