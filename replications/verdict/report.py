@@ -34,8 +34,11 @@ def betting_tables(found: dict[str, Any]) -> dict[str, str]:
     wrong = {(row["shape"], row["samples"]): row for row in found["false positives"]}
     names = ("betting", "wilcoxon", "wilcoxon, looking at 24, 64, 200")
     rows = [
-        [shape, *(percent(wrong[shape, size][name]) for size in SIZES for name in names[:2])]
-        + [percent(wrong[shape, SIZES[-1]][names[2]])]
+        [
+            shape,
+            *(percent(wrong[shape, size][name]) for size in SIZES for name in names[:2]),
+            percent(wrong[shape, SIZES[-1]][names[2]]),
+        ]
         for shape in FAIR
     ]
     head = ["units"] + [f"{name} {size}" for size in SIZES for name in ("betting", "Wilcoxon")]
@@ -45,8 +48,8 @@ def betting_tables(found: dict[str, Any]) -> dict[str, str]:
         "power": table(
             ["win rate", "samples", "units", "alone", f"Holm over {METHODS}"],
             [
-                [row["win rate"], row["samples"], row["units"], percent(row["alone"], 0)]
-                + [percent(row[f"Holm over {METHODS}"], 0)]
+                [row["win rate"], row["samples"], row["units"]]
+                + [percent(row[name], 0) for name in ("alone", f"Holm over {METHODS}")]
                 for row in sure
             ],
         ),
@@ -60,11 +63,11 @@ def group_tables(found: dict[str, Any]) -> dict[str, str]:
         for size in SIZES:
             row = found[f"{name}, {size}"]
             equal = name.startswith("equal")
-            rows.append(
-                [name, size, percent(row["one group"]), f"{row['mean size']:.1f}"]
-                + ["" if equal else percent(row["holds the best"]), percent(row["race: one group"])]
-                + ["" if equal else percent(row["race: holds the best"])]
+            holds, race_holds = (
+                "" if equal else percent(row[what]) for what in ("holds the best", "race: holds the best")
             )
+            alone, race = percent(row["one group"]), percent(row["race: one group"])
+            rows.append([name, size, alone, f"{row['mean size']:.1f}", holds, race, race_holds])
     claims = []
     for size in map(str, SIZES):
         for kind, title in (("claim", "shrunken"), ("bootstrap", "bootstrap"), ("group claim", "of a group")):
@@ -83,7 +86,7 @@ def group_tables(found: dict[str, Any]) -> dict[str, str]:
 def audit_tables(found: dict[str, Any]) -> dict[str, str]:
     """Cheats that were trusted, and methods that should be."""
     cheats = [
-        [f"`{name}`", row["audits"], row["trusted"], percent(row["upper bound"])] + [", ".join(row["where"])]
+        [f"`{name}`", row["audits"], row["trusted"], percent(row["upper bound"]), ", ".join(row["where"])]
         for name, row in found["cheats"].items()
         if row["audits"]
     ]
