@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from veridical.audit.checks import Checks
-from veridical.audit.evidence import HERE, Test
+from veridical.audit.evidence import HERE, NO_BUDGET, Test
 from veridical.audit.verdict import Place, Verdict
 
 SURE_SAMPLES = 64
@@ -118,6 +118,8 @@ def why_not(place: Place) -> str:
             what = "when features are removed" if line == "removal" else "at finding what is known to matter"
             return f"no better than {names} {what}"
     halves = [test for test in failed if test.line == "swap"]
+    if NO_BUDGET in place.dropped:
+        return NO_BUDGET
     if halves:
         return swap_reason(halves)
     return "the evidence does not hold up for so many methods tried at once"
