@@ -217,10 +217,10 @@ class Race:
         left, fitting = float(self.budget - rows(self.used)), []
         for runner in sorted(runners, key=lambda runner: runner.rows):
             left -= samples * (3 * runner.rows + 5 * self.scoring_rows)
-            if left < 0:
-                runner.dropped = f"after {self.samples} samples: {NO_BUDGET}"
-            else:
+            if left >= 0:
                 fitting.append(runner)
+            elif not runner.swap:
+                runner.dropped = f"after {self.samples} samples: {NO_BUDGET}"
         return fitting
 
     @property
