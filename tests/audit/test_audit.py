@@ -78,7 +78,7 @@ def test_controls_given_as_methods_are_called_out():
     assert q["moving"] > 0.3
     text = " ".join(result.sentences)
     assert "Do not trust" in text
-    assert "no better than the size of the input" in text
+    assert "no better than the size of the input when features are removed" in text
 
 
 def test_nothing_better_than_chance_is_said():

@@ -80,7 +80,7 @@ def test_removal_and_swap_must_both_hold():
     found = decide(both, JUDGES)
     assert [p.explainer for p in found.ranking if p.trusted] == ["true"]
     text = " ".join(said(found))
-    assert "Do not trust template: its maps of another model explain this one as well" in text
+    assert "Do not trust template: maps made for another model explain this one as well" in text
 
 
 def test_equal_methods_are_one_group_and_the_cheapest_is_named():

@@ -49,6 +49,7 @@ def tiny_audit(modality: str = "image") -> Audit:
         SCRIPT: "saliency",
         FORMULA: "gradient",
         QUOTE: "input_x_gradient",
+        "again": "saliency",
         "broken": breaks,
         "flat": "constant",
     }

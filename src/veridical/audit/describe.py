@@ -23,9 +23,6 @@ from veridical.random.keyed import Key
 from veridical.values.evaluation import Evaluation, Failure
 from veridical.values.scores import Scores
 
-DEAREST = 32
-"""Rows that a map may ask for its method to be explained again and again under noise."""
-
 
 def describe(
     race: Race, judges: Judges, table: Evaluation, effort: Effort, seed: int
@@ -36,7 +33,7 @@ def describe(
     cheap = {
         r.label: r.explainer
         for r in (*race.runners.values(), *race.controls.values())
-        if r.asked.forward <= DEAREST and r.done[0].explanation is not None
+        if r.asked.forward <= effort.gef_rows and r.done[0].explanation is not None
     }
     path = None
 

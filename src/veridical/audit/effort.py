@@ -29,6 +29,8 @@ class Effort:
     """Whether explainers that vary others join unasked."""
     gef_draws: int
     """Noisy models per level of GEF, which describes; none at 0."""
+    gef_rows: int
+    """Rows that a map may ask for its method to be explained again and again under noise."""
     search_draws: int
     """Draws per level when noise strengths are looked for."""
     layer_steps: int
@@ -70,7 +72,8 @@ ALL = 10**12
 GLANCE = Effort(
     name="glance",
     samples=24,
-    budget=4_000_000,
+    budget=20_000_000,
+    gef_rows=32,
     variants=False,
     gef_draws=5,
     search_draws=4,
@@ -94,7 +97,7 @@ QUICK = replace(
     GLANCE,
     name="quick",
     samples=64,
-    budget=20_000_000,
+    budget=100_000_000,
     search_draws=8,
     removal_draws=10,
     removal_sizes=SIZES,
@@ -113,7 +116,7 @@ STANDARD = replace(
     QUICK,
     name="standard",
     samples=200,
-    budget=100_000_000,
+    budget=500_000_000,
     gef_draws=10,
     search_draws=20,
     layer_steps=4,
@@ -150,12 +153,14 @@ THOROUGH = replace(
 )
 EFFORTS: Mapping[str, Effort] = {e.name: e for e in (GLANCE, QUICK, STANDARD, THOROUGH)}
 ON_HEAVY: Mapping[str, Effort] = {
-    "glance": replace(GLANCE, budget=50_000, removal_draws=3, search_draws=2, gef_draws=0),
-    "quick": replace(GLANCE, name="quick", samples=64, budget=200_000, removal_draws=3, search_draws=2),
+    "glance": replace(GLANCE, budget=60_000, removal_draws=3, search_draws=2, gef_draws=0),
+    "quick": replace(
+        GLANCE, name="quick", samples=64, budget=150_000, removal_draws=3, search_draws=2, gef_rows=2
+    ),
     "standard": replace(
         STANDARD,
         samples=64,
-        budget=800_000,
+        budget=1_000_000,
         gef_draws=5,
         search_draws=8,
         layer_steps=1,

@@ -13,6 +13,8 @@ from veridical.functional import holm
 
 ALPHA = 0.05
 """The chance that an audit trusts any method that does not deserve it."""
+NO_BUDGET = "the budget ended before the swap was run"
+"""Why a method that passes all else may not be trusted."""
 FEWEST = 24
 """Samples below which there is no verdict: a good method would not be found."""
 HERE = ("another model's map, same class", "another model's map, its own class")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from veridical.audit.evidence import ALPHA, FEWEST, Entry, Rules, Test, corrected, largest_p
+from veridical.audit.evidence import ALPHA, FEWEST, NO_BUDGET, Entry, Rules, Test, corrected, largest_p
 from veridical.audit.groups import leading
 from veridical.audit.jobs import Crew, Done, Job
 from veridical.audit.panel import DRAWS, Judges
@@ -155,12 +155,7 @@ class Race:
 
     def _admit(self, samples: int) -> None:
         """Let start who fits the first look's share of the budget, the cheapest maps first."""
-        scoring = [
-            rows(cost_of(r.done[0])) - rows(r.done[0].explanation.cost)
-            for r in self.controls.values()
-            if r.done[0].explanation is not None
-        ]
-        each = max(scoring, default=0)
+        each = samples * self.scoring_rows
         left = FIRST * self.budget - rows(self.used)
         for runner in sorted(self.runners.values(), key=lambda runner: runner.rows):
             left -= samples * runner.rows + each
@@ -194,6 +189,7 @@ class Race:
                 and r.done[number].explanation is not None
                 and self._swap_open(r, rules)
             ]
+            open_ones = self._within_budget(open_ones, stop - start)
             if not open_ones:
                 continue
             if not pairs:
@@ -220,6 +216,26 @@ class Race:
                 runner.swap.append(
                     swap_units(own, pairs, some, bare_done, list(self.judges.swap), rules.grid)
                 )
+
+    def _within_budget(self, runners: Sequence[Runner], samples: int) -> list[Runner]:
+        """Those whose swap still fits the budget, the cheapest first; the others leave with that reason."""
+        left, fitting = float(self.budget - rows(self.used)), []
+        for runner in sorted(runners, key=lambda runner: runner.rows):
+            left -= samples * (3 * runner.rows + 5 * self.scoring_rows)
+            if left >= 0:
+                fitting.append(runner)
+            elif not runner.swap:
+                runner.dropped = f"after {self.samples} samples: {NO_BUDGET}"
+        return fitting
+
+    @property
+    def scoring_rows(self) -> float:
+        """Rows that the scores of one map take; who comes first pays for what others share."""
+        everyone = (*self.runners.values(), *self.controls.values())
+        made = [(r, done) for r in everyone for done in r.done[:1] if done.explanation is not None]
+        return max(
+            (sum(rows(s.cost) for s in done.scores.values()) / r.sizes[0] for r, done in made), default=0.0
+        )
 
     def _swap_open(self, runner: Runner, rules: Rules) -> bool:
         """Whether it passes all else, and the swap has not been decided either way."""
@@ -269,9 +285,7 @@ class Race:
             kept = leading(rules, [self.runners[label].entry(self.judges) for label in good], looks, seed)
             for label in good:
                 if label not in kept:
-                    self.runners[
-                        label
-                    ].dropped = f"after {self.samples} samples: trusted, but others win more against it"
+                    self.runners[label].dropped = f"after {self.samples} samples: others win more"
             good = list(kept)
         undecided = [runner for runner in self.racing if runner.label not in good]
         return bool(undecided) or len(good) > 1

@@ -55,7 +55,7 @@ def reliability_of(
         reason = "it ranks explainers and needs two"
     else:
         worlds = 2 + 2 * len(tests) * effort.meta_draws * effort.meta_iterations
-        asked = sum(r.rows + _scoring_rows(race) for r in cheapest) * len(few) * worlds
+        asked = sum(r.rows + race.scoring_rows for r in cheapest) * len(few) * worlds
         if asked > SHARE * rows(race.used):
             reason = f"it would ask {asked:,.0f} rows, more than half of what the race took"
     if reason is not None:
@@ -82,13 +82,6 @@ def reliability_of(
     except VeridicalError as error:
         notes.append(f"The metrics could not be meta-evaluated here: {error}.")
         return None
-
-
-def _scoring_rows(race: Race) -> float:
-    """Rows that the scores of one map take; who comes first pays for what others share, in every world."""
-    everyone = (*race.runners.values(), *race.controls.values())
-    made = [(r, done) for r in everyone if (done := r.done[0]).explanation is not None]
-    return max(sum(rows(scores.cost) for scores in done.scores.values()) / r.sizes[0] for r, done in made)
 
 
 def _disruption(

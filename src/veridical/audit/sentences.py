@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from veridical.audit.checks import Checks
-from veridical.audit.evidence import HERE, Test
+from veridical.audit.evidence import HERE, NO_BUDGET, Test
 from veridical.audit.verdict import Place, Verdict
 
 SURE_SAMPLES = 64
@@ -65,7 +65,8 @@ def _choice(verdict: Verdict) -> Iterator[str]:
         )
     if verdict.group_probability:
         what = "it is the best" if not equals else "the best method is one of these"
-        yield f"With probability {verdict.group_probability[0]:.0%} {what}."
+        chance = verdict.group_probability[0]
+        yield f"With probability {f'{chance:.0%}' if chance < 0.99 else 'above 99%'} {what}."
     elif len(verdict.ranking) == 1:
         yield "It was the only method tried, so nothing is said about others."
     others = [p.explainer for p in verdict.ranking if p.trusted and p.explainer not in verdict.leading]
@@ -115,18 +116,20 @@ def why_not(place: Place) -> str:
         if here:
             names = joined([in_words(test.rival) for test in here])
             what = "when features are removed" if line == "removal" else "at finding what is known to matter"
-            return f"{what} it is no better than {names}"
+            return f"no better than {names} {what}"
     halves = [test for test in failed if test.line == "swap"]
+    if NO_BUDGET in place.dropped:
+        return NO_BUDGET
     if halves:
         return swap_reason(halves)
-    return "its evidence does not hold up for so many methods tried at once"
+    return "the evidence does not hold up for so many methods tried at once"
 
 
 def swap_reason(halves: Sequence[Test]) -> str:
     """What a lost half of the swap means."""
     if any(test.rival in HERE for test in halves):
-        return "its maps of another model explain this one as well"
-    return "when the model is another one, its maps do not follow"
+        return "maps made for another model explain this one as well"
+    return "the maps do not follow when the model is another one"
 
 
 def _metrics(verdict: Verdict) -> Iterator[str]:

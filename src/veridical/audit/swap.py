@@ -9,7 +9,7 @@ bad maps for a class that a model does not predict.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +23,7 @@ from veridical.explainers.controls_input import InputMagnitude
 from veridical.explainers.laws import change_from_nothing
 from veridical.functional.grid import grid_step
 from veridical.metrics import Metric
+from veridical.model.cost import Cost
 from veridical.model.other_models import estimate_batch_norm, noisy, reinitialised
 from veridical.model.predictor import Output, take_side
 from veridical.random.keyed import Key
@@ -141,7 +142,8 @@ def pairings(look: Task, start: int, copies: Copies) -> list[Pairing]:
     """The samples of a look, the first of which is number `start`, divided among the copies."""
     out = []
     for k, (module, factor) in enumerate(zip(copies.modules, copies.factors, strict=True)):
-        rows = torch.tensor([i for i in range(len(look)) if (start + i) % COPIES == k], dtype=torch.int64)
+        numbers = torch.arange(len(look), device=look.device)
+        rows = numbers[(start + numbers) % COPIES == k]
         if not len(rows):
             continue
         mine = look[rows]
@@ -161,6 +163,7 @@ def swap_jobs(
     made: Explanation,
 ) -> list[Job]:
     """Four jobs for every copy: three kinds of maps that are not at hand, and ours judged there."""
+    at_hand = replace(made, cost=Cost())  # paid for already
 
     def job(pair: Pairing, what: str, explained: Task, judged: Task, **more: Any) -> Job:
         return Job(label, explainer, metrics, explained, judged, f"{place}, copy {pair.copy}: {what}", **more)
@@ -172,7 +175,9 @@ def swap_jobs(
             job(pair, "theirs for our class, here", pair.theirs_for_my_class, pair.mine),
             job(pair, "theirs, there and here", pair.theirs, pair.theirs, elsewhere=pair.mine),
             job(pair, "ours for their class, there", pair.mine_for_their_class, pair.theirs),
-            job(pair, "ours, there", pair.mine, pair.theirs, made=made.take(pair.rows.to(made.ids.device))),
+            job(
+                pair, "ours, there", pair.mine, pair.theirs, made=at_hand.take(pair.rows.to(made.ids.device))
+            ),
         )
     ]
 
@@ -199,7 +204,7 @@ def swap_units(
     grid: Grid,
 ) -> tuple[Tensor, ...]:
     """The units of the five tests in the order of samples: two rivals here, three there."""
-    order = torch.cat([pair.rows for pair in pairs]).argsort()
+    order = torch.cat([pair.rows for pair in pairs]).argsort().cpu()
     sizes = [len(pair.rows) for pair in pairs]
 
     def read(some: Sequence[Done], labels: Sequence[str]) -> Marks:

@@ -237,9 +237,10 @@ def decide(known: Field, judges: Sequence[Judge], seed: int = 0) -> Verdict:
 
 
 def _order(place: Place) -> tuple[Any, ...]:
-    """Trusted ones by group, then the others by win rate, and those without a map last."""
+    """Trusted ones by group, the leading one by cost, then the others by win rate; who has no map is last."""
     score = 0.0 if math.isnan(place.score) else place.score
-    return not place.trusted, place.group or math.inf, not place.samples, -score
+    cost = place.rows if place.group == 1 else 0
+    return not place.trusted, place.group or math.inf, cost, not place.samples, -score
 
 
 def _score(rules: Rules, entry: Entry, but: str = "") -> tuple[float, float, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from rich.table import Table
 
 import veridical as vd
 from veridical.audit import EFFORTS, Audit
+from veridical.audit.panel import LINES
 from veridical.cli.app import app, out
 from veridical.cli.sources import (
     AllowCode,
@@ -25,7 +27,10 @@ from veridical.cli.sources import (
     Train,
     task_from_options,
 )
+from veridical.errors import StorageError
 
+UNFINISHED = "unfinished"
+"""The folder, inside that of the report, of what is finished before the report is."""
 CONCEPT_METHODS = ("pca", "kmeans", "ica", "nmf", "cdisco", "ice", "craft", "c-shap", "mcd", "hu-mcd", "sae")
 
 
@@ -49,6 +54,17 @@ def audit(
             "--concepts", help=f"Concept methods to judge: {', '.join(CONCEPT_METHODS)}, or none. Repeat."
         ),
     ] = None,
+    line: Annotated[
+        list[str] | None,
+        typer.Option("--line", help=f"Lines of evidence: {', '.join(LINES)}; all by default. Repeat."),
+    ] = None,
+    metric: Annotated[
+        list[str] | None, typer.Option("--metric", help="Metrics that decide in place of ours. Repeat.")
+    ] = None,
+    control: Annotated[
+        list[str] | None, typer.Option("--control", help="Controls to beat in place of ours. Repeat.")
+    ] = None,
+    budget: Annotated[int | None, typer.Option(help="Rows that the race may ask the model.", min=1)] = None,
     folder: Annotated[Path, typer.Option("--out", "-o", help="Where the report and the tables go.")] = Path(
         "audit"
     ),
@@ -58,22 +74,39 @@ def audit(
 ) -> None:
     """Which explainer to use for a model, which not to trust, and how sure that is.
 
-    Exit status 1 says that a cell failed.
+    What is finished is kept in the output folder until the report is there: after Ctrl-C the same command
+    goes on. Exit status 1 says that a cell failed.
 
     Example: veridical audit --task digits
     Example: veridical audit --model ./my-classifier --data reviews.jsonl --labels label
     """
     chosen = task_from_options(task, model, data, arch, labels, train, allow_code, None, device)
-    result = vd.audit(
-        chosen,
-        explainers=explainer,
-        effort=effort,  # type: ignore[arg-type]
-        seed=seed,
-        samples=samples,
-        concepts=[] if concept == ["none"] else concept,
-    )
+    kept = folder / UNFINISHED
+    try:
+        kept.mkdir(parents=True, exist_ok=True)  # a place that cannot be written to is said before the work
+    except OSError as error:
+        raise StorageError.of("written", folder, error) from error
+    try:
+        result = vd.audit(
+            chosen,
+            explainers=explainer,
+            effort=effort,  # type: ignore[arg-type]
+            seed=seed,
+            samples=samples,
+            lines=line,
+            metrics=metric,
+            controls=control,
+            budget=budget,
+            concepts=[] if concept == ["none"] else concept,
+            folder=kept,
+        )
+    except KeyboardInterrupt:
+        done = len(list(kept.iterdir()))
+        out.print(f"\nStopped; {done} finished pieces are kept, and the same command goes on from there.")
+        raise typer.Exit(130) from None
     show(result)
     write(result, folder)
+    shutil.rmtree(kept, ignore_errors=True)
     if result.evaluation.failures:
         raise typer.Exit(1)
 
