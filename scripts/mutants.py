@@ -162,6 +162,22 @@ MUTANTS = (
         "functional/test_best_probability.py",
     ),
     Mutant(
+        "swap: the size of the input is not met on the other model",
+        "audit/swap.py",
+        "for some in (ours, made, sizes_there)]",
+        "for some in (ours, made, made)]",
+        "audit/test_swap.py",
+        "untrained",
+    ),
+    Mutant(
+        "red team: two-faced shows one face",
+        "testing/cheats.py",
+        "return torch.where(predicted[:, None], guess, -guess)",
+        "return torch.where(predicted[:, None], guess, guess)",
+        "testing/test_red_team.py",
+        "two_faced",
+    ),
+    Mutant(
         "ranks: ties take their first rank",
         "functional/ranks.py",
         "np.repeat(first % size + (length + 1) * 0.5, length)",
