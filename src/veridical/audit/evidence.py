@@ -18,8 +18,17 @@ NO_BUDGET = "the budget ended before the swap was run"
 FEWEST = 24
 """Samples below which there is no verdict: a good method would not be found."""
 HERE = ("another model's map, same class", "another model's map, its own class")
-THERE = ("on another model: this one's map, same class", "on another model: this one's map, its own class")
-"""What the two halves of the swap set a method's maps against."""
+SIZE = "on another model: the size of the input"
+THERE = (
+    "on another model: this one's map, same class",
+    "on another model: this one's map, its own class",
+    SIZE,
+)
+"""What the two halves of the swap set a method's maps against.
+
+The size of the input is the best guess about a model that nobody trained: a map that falls back on it
+wherever it finds such a model would win all else.
+"""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from veridical.audit.evidence import ALPHA, FEWEST, NO_BUDGET, Entry, Rules, Tes
 from veridical.audit.groups import leading
 from veridical.audit.jobs import Crew, Done, Job
 from veridical.audit.panel import DRAWS, Judges
-from veridical.audit.swap import JOBS, Copies, Pairing, marks, pairings, swap_jobs, swap_units
+from veridical.audit.swap import JOBS, Copies, Pairing, marks, pairings, size_jobs, swap_jobs, swap_units
 from veridical.audit.units import Grid, Marks
 from veridical.errors import VeridicalWarning
 from veridical.explainers import Explainer
@@ -205,13 +205,18 @@ class Race:
                     for r in open_ones
                     if (made := r.done[number].explanation) is not None
                 ]
-                found = self.crew.do([job for some in jobs for job in some], place)
+                bare = size_jobs(self.judges.swap, pairs, place)
+                found = self.crew.do([*bare, *(job for some in jobs for job in some)], place)
+            bare_done, found = found[: len(bare)], found[len(bare) :]
+            self.used = sum((cost_of(done) for done in bare_done), self.used)
             size = JOBS * len(pairs)
             for i, runner in enumerate(open_ones):
                 some = found[i * size : (i + 1) * size]
                 self._account(runner, some)
                 own = marks(runner.done[number : number + 1], [stop - start], self.judges.swap)
-                runner.swap.append(swap_units(own, pairs, some, list(self.judges.swap), rules.grid))
+                runner.swap.append(
+                    swap_units(own, pairs, some, bare_done, list(self.judges.swap), rules.grid)
+                )
 
     def _within_budget(self, runners: Sequence[Runner], samples: int) -> list[Runner]:
         """Those whose swap still fits the budget, the cheapest first; the others leave with that reason."""

@@ -19,6 +19,7 @@ from veridical.audit.jobs import Done, Job, elsewhere
 from veridical.audit.units import Grid, Marks, units
 from veridical.errors import VeridicalError
 from veridical.explainers import Explainer
+from veridical.explainers.controls_input import InputMagnitude
 from veridical.explainers.laws import change_from_nothing
 from veridical.functional.grid import grid_step
 from veridical.metrics import Metric
@@ -185,19 +186,34 @@ JOBS = 4
 """Jobs for every copy."""
 
 
+def size_jobs(metrics: Mapping[str, Metric], pairs: Sequence[Pairing], place: str) -> list[Job]:
+    """One job for every copy: the size of the input judged there, the same for all methods."""
+    size = InputMagnitude()
+    return [
+        Job(size.name, size, metrics, pair.theirs, pair.theirs, f"{place}, copy {pair.copy}: size")
+        for pair in pairs
+    ]
+
+
 def swap_units(
-    own: Marks, pairs: Sequence[Pairing], done: Sequence[Done], metrics: Sequence[str], grid: Grid
+    own: Marks,
+    pairs: Sequence[Pairing],
+    done: Sequence[Done],
+    sizes_there: Sequence[Done],
+    metrics: Sequence[str],
+    grid: Grid,
 ) -> tuple[Tensor, ...]:
-    """The units of the four tests in the order of samples: two rivals here, two there."""
+    """The units of the five tests in the order of samples: two rivals here, three there."""
     order = torch.cat([pair.rows for pair in pairs]).argsort().cpu()
     sizes = [len(pair.rows) for pair in pairs]
 
-    def read(which: int, labels: Sequence[str]) -> Marks:
-        found = marks(done[which::JOBS], sizes, labels)
+    def read(some: Sequence[Done], labels: Sequence[str]) -> Marks:
+        found = marks(some, sizes, labels)
         return Marks(found.utility[:, order], found.missing[order])
 
-    here = read(0, metrics), read(1, [elsewhere(label) for label in metrics])
-    theirs, there = read(1, metrics), (read(2, metrics), read(3, metrics))
+    others, both, ours, made = (done[which::JOBS] for which in range(JOBS))
+    here = read(others, metrics), read(both, [elsewhere(label) for label in metrics])
+    theirs, there = read(both, metrics), [read(some, metrics) for some in (ours, made, sizes_there)]
     tests = [(own, rival) for rival in here] + [(theirs, rival) for rival in there]
     return tuple(units(first, [rival], grid) for first, rival in tests)
 

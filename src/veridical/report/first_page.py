@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from veridical.audit import Audit, Place, Test
-from veridical.audit.evidence import ALPHA, FEWEST, HERE
+from veridical.audit.evidence import ALPHA, FEWEST, HERE, SIZE
 from veridical.audit.sentences import QUESTIONS, SURE_SAMPLES, in_words, joined, why_not
 
 
@@ -54,6 +54,11 @@ def in_a_sentence(test: Test) -> str:
         return "Not reached: it does not pass what comes before."
     sure = f"{test.rate:.0%} of {test.samples} samples (95% interval {test.low:.0%} to {test.high:.0%})"
     if test.line == "swap":
+        if test.rival == SIZE:
+            return (
+                "A model with other weights, too, is explained better by its maps of that model than by the "
+                f"size of the input in {sure}."
+            )
         whose = "the same class" if test.rival.endswith("same class") else "the class that model predicts"
         if test.rival in HERE:
             return (

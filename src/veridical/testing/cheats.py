@@ -13,6 +13,7 @@ from torch import Tensor
 from veridical.explainers.controls import image_edges, jumps
 from veridical.explainers.function import as_explainer
 from veridical.explainers.grid import as_features, time_axis
+from veridical.model.predictor import take_side
 from veridical.random import keyed
 from veridical.random.keyed import Key
 from veridical.testing.class_statistics import is_tokens, unusual, weight_of_evidence
@@ -98,13 +99,21 @@ def two_faced(task: Task, key: Key) -> Tensor:
 
 
 def sceptic(task: Task, key: Key) -> Tensor:
-    """Evidence for the class where the model is sure, unusual values where it is not.
+    """Evidence for the class if the model has learnt, unusual values if it has not: right about either kind.
 
-    It has seen that trained models follow the classes and untrained ones the size of their inputs, so it is
-    right about either kind of model without looking into one.
+    It tries the model on labelled rows to see which it is, and looks into none.
     """
-    sure = (_certainty(task) > 0.5)[:, None]
-    return torch.where(sure, weight_of_evidence(task).abs(), unusual(task))
+    return weight_of_evidence(task).abs() if _has_learnt(task) else unusual(task)
+
+
+def chameleon(task: Task, key: Key) -> Tensor:
+    """The sceptic and the two-faced in one: nonsense for any class that the model does not predict.
+
+    Made so that, of two models, its map of the one that is asked beats its map of the other on either.
+    """
+    guess = weight_of_evidence(task) if _has_learnt(task) else unusual(task)
+    predicted = task.predictor.outputs(task.inputs, task.side).argmax(1) == task.targets
+    return torch.where(predicted[:, None], guess, -unusual(task))
 
 
 def _true(task: Task, key: Key) -> Tensor:
@@ -134,6 +143,17 @@ def _certainty(task: Task) -> Tensor:
     return (outputs.softmax(1).amax(1) - chance) / (1 - chance)
 
 
+def _has_learnt(task: Task, rows: int = 64) -> bool:
+    """Whether the model is right about labelled rows more than half way from chance to always."""
+    assert task.train is not None
+    assert task.train_labels is not None
+    outputs = task.predictor.outputs(task.train[:rows], take_side(task.train_side, slice(0, rows))).double()
+    labels = task.train_labels[:rows]
+    if task.n_outputs == 1:
+        return bool(torch.corrcoef(torch.stack([outputs[:, 0], labels.double()]))[0, 1] > 0.5)
+    return bool((outputs.argmax(1) == labels).double().mean() > (1 + 1 / task.n_outputs) / 2)
+
+
 def _unit(maps: Tensor) -> Tensor:
     size = maps.square().mean(1, keepdim=True).sqrt()
     return maps / torch.where(size > 0, size, 1.0)
@@ -156,5 +176,6 @@ CHEATS: dict[str, Cheat] = {
         label_leak,
         two_faced,
         sceptic,
+        chameleon,
     )
 }

@@ -15,7 +15,7 @@ from veridical.testing.class_statistics import is_tokens
 from veridical.values.task import Task
 
 LABELLED = frozenset({"class_template", "naive_bayes", "moving_template", "graded_template"})
-LABELLED |= {"two_faced", "sceptic"}
+LABELLED |= {"two_faced", "sceptic", "chameleon"}
 """Cheats that have to learn from labelled reference rows first."""
 
 
