@@ -271,6 +271,22 @@ def test_an_explainer_that_raises_is_recorded_and_the_rest_goes_on():
     assert "Do not trust broken: its map failed: out of ideas." in result.sentences
 
 
+def test_nobody_beats_a_control_that_failed():
+    def broken(model, inputs, targets):
+        raise RuntimeError("no map")
+
+    with pytest.warns(vd.errors.VeridicalWarning, match="no map"):
+        result = audit(
+            vd.tasks.load("known/linear"),
+            explainers=["occlusion"],
+            controls={"random": "random", "broken": broken},
+            effort=FAST,
+            samples=24,
+        )
+    assert {test.rival for test in result.verdict["occlusion"].tests if test.line == "removal"} == {"random"}
+    assert any("Nobody is compared with the control broken" in note for note in result.notes)
+
+
 def test_a_few_samples_do_not_prove_a_model_wrong():
     """83.3% of 24 rows with a commonest answer of 75% is not shown to be better, nor shown not to be."""
     labels = torch.tensor([0] * 18 + [1] * 6)

@@ -49,6 +49,12 @@ def test_a_missing_map_loses_and_a_missing_score_ties():
     assert units(other, [own], GRID).tolist() == [0.0, 0.5, 1.0, 0.5]
 
 
+def test_a_control_without_a_map_is_not_beaten():
+    own, control = marks([[5.0, 5.0]]), marks([[1.0, 1.0]], [False, True])
+    assert units(own, [control], GRID).tolist() == [1.0, 1.0]
+    assert units(own, [control.tied_where_missing()], GRID).tolist() == [1.0, 0.5]
+
+
 def test_rounding_is_no_win():
     """Four methods equal to 4e-6 were told apart by their last digits."""
     own, other = marks([[0.5, 0.5, 1e-7]]), marks([[0.5 + 4e-6, 0.5 - 4e-6, 0.0]])

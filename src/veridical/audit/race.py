@@ -68,7 +68,8 @@ class Runner:
         return marks(looks, self.sizes, metrics)
 
     def all_draws(self, metrics: Mapping[str, object]) -> list[Marks]:
-        return [self.marks(metrics, draw) for draw in range(self.count)]
+        """The marks of every draw of a control; where it has no map nobody has beaten it, so that ties."""
+        return [self.marks(metrics, draw).tied_where_missing() for draw in range(self.count)]
 
     def entry(self, judges: Judges) -> Entry:
         swap = tuple(torch.cat(parts) for parts in zip(*self.swap, strict=True))
@@ -252,12 +253,13 @@ class Race:
     def rules(self) -> Rules:
         """What has to be beaten, by what is known now."""
         removal, truth = self.judges.removal, self.judges.truth
-        chance = [r for r in self.controls.values() if r.explainer.stochastic] or list(self.controls.values())
+        there = [r for r in self.controls.values() if not r.dropped]
+        chance = [r for r in there if r.explainer.stochastic] or there
         return Rules(
             self.lines,
             Grid.of(self.task),
             self.heard,
-            {r.label: r.all_draws(removal) for r in self.controls.values()},
+            {r.label: r.all_draws(removal) for r in there},
             {r.label: r.all_draws(truth) for r in chance} if truth else {},
         )
 

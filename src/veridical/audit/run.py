@@ -31,9 +31,10 @@ from veridical.audit.sampling import in_race_order
 from veridical.audit.sentences import sentences
 from veridical.audit.swap import other_models
 from veridical.audit.verdict import Field, decide
-from veridical.audit.voices import voices_of
+from veridical.audit.voices import plant, voices_of
 from veridical.errors import InputError, VeridicalWarning
 from veridical.gef.receipt import incomplete
+from veridical.meta.voices import PlantedDamage
 from veridical.model.cost import Cost
 from veridical.values.task import Task
 
@@ -90,10 +91,13 @@ def run(
             runners(panel.explainers, task, seed),
             {label: Runner(label, control, control=True) for label, control in panel.controls.items()},
         )
-        heard, silence = _race(race, plan, seed, notes, progress)
+        heard = _race(race, plan, seed, notes, progress)
     if not race.runners:
         raise InputError("no explainer fits the budget: " + "; ".join(race.left_out.values()))
     skipped = {**panel.skipped, **race.left_out}
+    for control in race.controls.values():
+        if control.dropped:
+            notes.append(f"Nobody is compared with the control {control.label}: {control.dropped}.")
     if all(runner.done[0].explanation is None for runner in race.runners.values()):
         told = "; ".join(f"{r.label}: {r.failures[0].message}" for r in race.runners.values())
         raise InputError(f"no explainer could be scored: {told}")
@@ -111,7 +115,6 @@ def run(
                 absent,
                 {label: runner.dropped for label, runner in race.runners.items() if runner.dropped},
                 len(race.steps),
-                silence,
             ),
             voices_of(judges, heard, reliability),
             seed,
@@ -146,11 +149,11 @@ def run(
     )
 
 
-def _race(race: Race, plan: Effort, seed: int, notes: list[str], progress: bool | None) -> tuple[Any, str]:
-    """All looks; what planted damage said of the metrics, and why there can be no verdict, if so."""
-    from veridical.audit.voices import plant
-
-    heard: Any = None
+def _race(
+    race: Race, plan: Effort, seed: int, notes: list[str], progress: bool | None
+) -> PlantedDamage | None:
+    """All looks; what planted damage said of the metrics."""
+    heard: PlantedDamage | None = None
     started = time.perf_counter()
     for number, (start, stop) in enumerate(race.steps):
         if number and not race.affordable(start, stop):
@@ -172,7 +175,7 @@ def _race(race: Race, plan: Effort, seed: int, notes: list[str], progress: bool 
         if not race.drop(rules, len(race.steps), seed) and stop >= ENOUGH:
             notes.append(f"The race ended at {stop} samples: nothing was open any more.")
             break
-    return heard, ""
+    return heard
 
 
 def _warn(race: Race, seconds: float) -> None:

@@ -34,6 +34,10 @@ class Marks(NamedTuple):
         """The marks that some of the metrics gave."""
         return Marks(self.utility[list(metrics)], self.missing)
 
+    def tied_where_missing(self) -> Marks:
+        """The same, but a missing map ties instead of losing."""
+        return Marks(self.utility.masked_fill(self.missing, torch.nan), torch.zeros_like(self.missing))
+
     @property
     def samples(self) -> int:
         return self.utility.shape[-1]

@@ -180,15 +180,14 @@ class Field:
     absent: Mapping[str, str] = field(default_factory=dict)
     dropped: Mapping[str, str] = field(default_factory=dict)
     looks: int = 1
-    why_none: str = ""
 
 
 def decide(known: Field, judges: Sequence[Judge], seed: int = 0) -> Verdict:
     """Test every method, correct for all that started, and put the trusted ones into groups."""
     rules, entries = known.rules, known.entries
     samples = max((entry.removal.samples for entry in entries.values()), default=0)
-    why = known.why_none
-    if not why and not rules.controls:
+    why = ""
+    if not rules.controls:
         why = "no control was scored, so nothing tells whether a method is better than chance"
     if not why and not rules.heard:
         why = "no metric sees the damage that was planted on known maps, so nothing tells maps apart"
