@@ -97,7 +97,13 @@ def audit_tables(found: dict[str, Any]) -> dict[str, str]:
             if row:
                 known = "yes" if row["known to be right"] else ""
                 honest.append([family, f"`{name}`", known, f"{row['trusted']} of {row['audits']}"])
+    names = [name for name in found["cheats"] if any(name in row for row in found["ablation"].values())]
+    asked = [
+        [rule, *(row.get(name, 0) for name in names), *(row.get(name, 0) for name in worlds.GOOD)]
+        for rule, row in found["ablation"].items()
+    ]
     return {
+        "questions": table(["what is asked", *(f"`{name}`" for name in (*names, *worlds.GOOD))], asked),
         "cheats": table(["cheat", "audits", "trusted", "95% upper bound", "where"], cheats),
         "honest": table(["world", "method", "known to be right", "trusted"], honest),
     }
