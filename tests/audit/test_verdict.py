@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from veridical.audit.evidence import ALPHA, Entry, Rules
+from veridical.audit.evidence import ALPHA, HERE, THERE, Entry, Rules
 from veridical.audit.sentences import sentences
 from veridical.audit.units import Grid, Marks
 from veridical.audit.verdict import Field, Judge, decide
@@ -22,10 +22,10 @@ def drawn(seed, samples, mean=0.0, metrics=2):
     return Marks(table, torch.zeros(samples, dtype=torch.bool))
 
 
-def won(share, samples, tests=4):
+def won(share, samples):
     """Units of the swap: a share of every ten samples is won."""
     units = (torch.arange(samples) % 10 < 10 * share).double()
-    return tuple(units for _ in range(tests))
+    return tuple(units for _ in (*HERE, *THERE))
 
 
 def rules(samples=64, lines=("removal",), heard=(0, 1), seed=0):

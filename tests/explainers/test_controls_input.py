@@ -12,6 +12,7 @@ from tests.reference.small_nets import image_task
 from veridical.errors import NotApplicableError
 from veridical.explainers.controls_input import InputMagnitude, MovingNoise
 from veridical.explainers.transforms import OtherClass, explainer_from_json
+from veridical.masking.mask_aware_fills import NeighbourMean
 
 
 def magnitudes(x, fill, train):
@@ -58,7 +59,7 @@ def test_rarity_of_tokens():
 def test_a_fill_that_looks_at_the_mask_counts_from_the_mean():
     task = image_task()
     train = task.inputs.repeat(2, 1, 1, 1)
-    with_train = vd.Task(task.model, task.inputs, train=train, fill=vd.fill.NeighbourMean())
+    with_train = vd.Task(task.model, task.inputs, train=train, fill=NeighbourMean())
     expected = (task.inputs - train.mean(0)).abs() / train.std(0, correction=0)
     torch.testing.assert_close(
         vd.explain("input_magnitude", with_train).values, expected.sum(1).flatten(1).double()
