@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from veridical.allowed import Count, NotNegative, Positive
 from veridical.errors import InputError, VeridicalWarning
 from veridical.explainers import Explainer
 from veridical.explainers.first_maps import FirstMaps
@@ -68,15 +69,15 @@ class GEF(ExplainerMetric):
 
     form: Form = "fast"
     """How the explanation's movement is measured."""
-    levels: int = 5
+    levels: Count = 5
     """Noise levels, Z."""
-    draws: int = 5
+    draws: Count = 5
     """Noisy models at each level, M."""
-    steps: int = 5
+    steps: Count = 5
     """Steps on the way to a level, T (`arc`, `jacobian`, `reference`)."""
-    output_draws: int = 5
+    output_draws: Count = 5
     """Copies of each model with noise on its outputs, K (`reference`)."""
-    output_noise: float = 1e-3
+    output_noise: NotNegative = 1e-3
     """Standard deviation of that noise."""
     distance: Distance = "euclidean"
     """Between two maps; cosine is for sparse codes."""
@@ -92,7 +93,7 @@ class GEF(ExplainerMetric):
     """Scale one draw of noise over all levels; a variant, not comparable with the papers."""
     perturb: Perturbation = "weights"
     """What gets the noise."""
-    path: tuple[float, ...] | Rule = "isotonic"
+    path: tuple[Positive, ...] | Rule = "isotonic"
     """The rule by which the noise levels are found, or the levels themselves, rising."""
     name: ClassVar[str] = "gef"
     version: ClassVar[int] = 2
@@ -108,28 +109,7 @@ class GEF(ExplainerMetric):
     takes_classes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        choices = {
-            "form": ("fast", "reference", "jacobian", "arc"),
-            "distance": ("euclidean", "cosine"),
-            "model_distance": ("logit", "outputs"),
-            "correlation": ("spearman", "pearson"),
-            "perturb": ("weights", "input"),
-        }
-        for what, known in choices.items():
-            if getattr(self, what) not in known:
-                raise InputError(f"{what} is one of {', '.join(known)}; got {getattr(self, what)!r}")
-        for what in ("levels", "draws", "steps", "output_draws"):
-            count = getattr(self, what)
-            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                raise InputError(f"{what} is a whole number of at least 1, got {count!r}")
-        if not 0 <= self.output_noise < math.inf:
-            raise InputError(f"output_noise is a standard deviation, 0 or more, got {self.output_noise}")
-        if isinstance(self.path, str):
-            if self.path not in ("isotonic", "published"):
-                raise InputError(
-                    f"path is 'isotonic', 'published' or levels as (0.1, 0.5, 1.0), got {self.path!r}"
-                )
-        else:
+        if not isinstance(self.path, str):
             try:
                 levels = tuple(float(level) for level in self.path)
             except (TypeError, ValueError):

@@ -169,10 +169,6 @@ class Rules:
         for rule in (self.first, self.convolution, self.dense):
             if rule not in RULES:
                 raise InputError(f"no LRP rule is called '{rule}'; choose one of {', '.join(RULES)}")
-        if self.epsilon < 0 or self.gamma < 0:
-            raise InputError(f"epsilon and gamma are at least 0, got {self.epsilon} and {self.gamma}")
-        if self.alpha < 1:
-            raise InputError(f"alpha is at least 1 (beta is alpha - 1), got {self.alpha}")
         if not self.low < self.high:
             raise InputError(f"inputs lie between low and high, got {self.low} and {self.high}")
 
