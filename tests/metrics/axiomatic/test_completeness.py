@@ -82,9 +82,10 @@ def test_features_that_do_not_exist_do_not_add_up() -> None:
 
 def test_what_a_fill_changes_is_looked_at_once_a_score_where_it_is_not_kept(monkeypatch):
     looked = []
-    changing = backgrounds._changing
+    changing = backgrounds.Backgrounds._changing
     monkeypatch.setattr(backgrounds, "_FACTS_KEPT", 0)
-    monkeypatch.setattr(backgrounds, "_changing", lambda *about: looked.append(1) or changing(*about))
+    counted = lambda *about: looked.append(1) or changing(*about)  # noqa: E731
+    monkeypatch.setattr(backgrounds.Backgrounds, "_changing", counted)
     task = image_task()
     for _ in range(3):
         vd.score("completeness", task, "gradient")
