@@ -165,10 +165,27 @@ def test_the_exact_index_is_what_many_designs_come_to():
     assert torch.allclose(equal, torch.full_like(equal, 1 / 25))  # 32 designs spread them 15-fold
 
 
-def test_cshap_eval_trains_as_the_paper_says():
-    """It stopped after ten epochs without much progress: an error of 0.03 where 0.002 is reached."""
-    head = Head(2 * torch.nn.functional.normalize(draw(12, 10, 64), dim=-1), torch.zeros(10))
-    lift = 1.5 * head.weight.clamp(min=0)
-    rows = [surf.Embeddings.of(draw(s, 500, 64).abs() + lift[torch.arange(500) % 10], head) for s in (13, 14)]
+HEADS = {
+    "even": lambda: 2 * torch.nn.functional.normalize(draw(12, 5, 24), dim=-1),
+    # trained with weight decay, the weights of all classes sum to nearly nothing
+    "sum to nothing": lambda: 4 * (draw(12, 5, 24) - 0.995 * draw(12, 5, 24).mean(0)),
+    "long": lambda: 30 * torch.nn.functional.normalize(draw(12, 5, 24), dim=-1),
+    "unequal": lambda: draw(12, 5, 24) * torch.logspace(-1, 1, 5, dtype=torch.float64)[:, None],
+}
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_cshap_eval_solves_a_perfect_explanation_of_any_head(kind):
+    """In the embedding's own coordinates the rate suited LeNet: 3.0 on ResNet-20 and 2.0 on MiniLM."""
+    head = Head(HEADS[kind](), draw(15, 5))
+    rows = [surf.Embeddings.of(draw(s, 400, 24).abs() / float(head.norms.mean()), head) for s in (13, 14)]
     found = surf.cshap_eval(surf.perfect(head), rows[1], head, rows[0], surf.Training(loss="l1"))
     assert found.mae <= 0.005
+    assert found.top1 > 0.99
+
+
+def test_cshap_eval_as_published_fails_where_the_head_is_ill_conditioned():
+    head = Head(HEADS["sum to nothing"](), torch.zeros(5))
+    rows = surf.Embeddings.of(draw(13, 400, 24).abs() / 4, head)
+    found = surf.cshap_eval(surf.perfect(head), rows, head, rows, surf.Training(loss="l1", plain=True))
+    assert found.mae > 0.1

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from scipy.linalg import eigh
 from torch import Tensor
 
 from veridical.random.keyed import Key
 from veridical.surf.methods.kmeans import kmeans
+from veridical.surf.nnls import solve_on
 
-_BLOCK = 2**22
+_BLOCK = 2**20
 """Numbers of the small systems that are solved at a time."""
+_SWEEPS = 10
+"""Sweeps of coordinate descent between two tries to solve for the signs they found."""
+_CHANGES = 4
+"""Times that signs are changed in a try."""
 
 
 def self_expression(rows: Tensor, gamma: float = 50.0, active: int = 32, rounds: int = 4) -> Tensor:
@@ -19,69 +26,108 @@ def self_expression(rows: Tensor, gamma: float = 50.0, active: int = 32, rounds:
     Row j of C minimises `||x_j - X^T c||^2 / 2 + lambda_j ||c||_1` over rows of length 1, with
     `lambda_j = max_{i != j} |x_i . x_j| / gamma`. Each row works on the `active` rows that correlate most
     with what it has not yet explained: after each round the worst violators of the optimality conditions
-    come in, so that the answer is that of the whole problem once none is left.
+    come in, so that the answer is that of the whole problem once none is left. Single precision is enough:
+    coefficients are found to 1e-4, and what is made of them is a clustering.
     """
-    unit = torch.nn.functional.normalize(rows, dim=-1)
-    gram = unit @ unit.T
+    unit = torch.nn.functional.normalize(rows, dim=-1).float()
     count = len(rows)
-    off = gram.clone().fill_diagonal_(0)
-    penalty = off.abs().amax(-1, keepdim=True) / gamma
+    gram = (unit @ unit.T).fill_diagonal_(0)
+    penalty = gram.abs().amax(-1) / gamma
     width = min(active, count - 1)
-    chosen = off.abs().fill_diagonal_(-1).topk(width, -1).indices
-    values = torch.zeros_like(chosen, dtype=rows.dtype)
-    every = torch.arange(count, device=rows.device)[:, None]
+    chosen = gram.abs().fill_diagonal_(-1).topk(width, -1).indices
+    values = torch.zeros_like(chosen, dtype=unit.dtype)
     for turn in range(rounds):
         values = torch.cat(
             [
-                lasso(
-                    gram[chosen[part][:, :, None], chosen[part][:, None, :]],
-                    off[part].gather(1, chosen[part]),
-                    penalty[part],
-                    values[part],
-                    tolerance=1e-4,
-                )
-                for part in every.reshape(-1).split(max(1, _BLOCK // width**2))
+                lasso(_among(gram, of), gram[at[:, None], of].T, penalty[at], start.T, tolerance=1e-4).T
+                for at, of, start in _blocks(chosen, values)
             ]
         )
         whole = torch.zeros_like(gram).scatter_(1, chosen, values)
-        # what each row has left to explain, seen from every other: two products through the dimensions
-        left = ((unit - whole @ unit) @ unit.T).abs().fill_diagonal_(0)
-        if turn == rounds - 1 or not bool((left > penalty * (1 + 1e-3)).any()) or width == count - 1:
-            return whole
+        # what each row has left to explain, seen from every other
+        rest = unit - torch.cat([(c[:, None] @ unit[of])[:, 0] for _, of, c in _blocks(chosen, values)])
+        left = (rest @ unit.T).abs_().fill_diagonal_(0)
+        if turn == rounds - 1 or width == count - 1 or not bool((left > penalty[:, None] * (1 + 1e-3)).any()):
+            break
         # those in use stay, and places of those not in use go to the worst violators
         wanted = left.scatter(1, chosen, torch.where(values != 0, torch.inf, left.gather(1, chosen)))
         chosen = wanted.fill_diagonal_(-1).topk(width, -1).indices
-        values = whole[every, chosen]
-    return whole
+        values = whole.gather(1, chosen)
+    return whole.to(rows.dtype)
+
+
+def _blocks(chosen: Tensor, values: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Rows with those they are written in and their coefficients, as many as a cache holds."""
+    size = max(1, _BLOCK // chosen.shape[1] ** 2)
+    every = torch.arange(len(chosen), device=chosen.device)
+    return zip(every.split(size), chosen.split(size), values.split(size), strict=True)
+
+
+def _among(gram: Tensor, chosen: Tensor) -> Tensor:
+    """The products of each row's chosen ones with each other (m, m, B); of length 1 each."""
+    found = gram[chosen.T[:, None], chosen.T[None]]
+    found.diagonal(dim1=0, dim2=1).fill_(1.0)
+    return found
 
 
 def lasso(
     gram: Tensor, seen: Tensor, penalty: Tensor, start: Tensor, sweeps: int = 100, tolerance: float = 1e-6
 ) -> Tensor:
-    """`min_c c^T G c / 2 - s^T c + lambda |c|_1` for many systems (B, m, m) at once, by coordinate descent.
+    """`min_c c^T G c / 2 - s^T c + lambda |c|_1` for many systems (m, m, B) at once.
 
-    One coordinate of all systems moves at a time, to its exact optimum; what is left to explain moves along.
+    A few sweeps of coordinate descent tell which coefficients are not zero, and their signs; with those the
+    solution is that of a linear system, which is taken where it is optimal. The others are swept on. Systems
+    run fastest, so that every step is long: `seen` and `start` are (m, B), `penalty` (B,).
     """
-    found = start.clone()
-    rows = torch.arange(len(found), device=found.device)
-    size, bound = gram.diagonal(dim1=-2, dim2=-1).clamp(min=1e-12), penalty.squeeze(-1)
-    left = seen - torch.einsum("bij,bj->bi", gram, found)
-    for _ in range(-(-sweeps // 10)):
-        now = found[rows]
-        for _ in range(min(10, sweeps)):
-            before = now.clone()
-            for k in range(now.shape[1]):
-                rest = torch.addcmul(left[:, k], size[:, k], now[:, k])
-                after = (rest - rest.clamp(-bound, bound)) / size[:, k]
-                left.addcmul_((after - now[:, k])[:, None], gram[:, k], value=-1)
-                now[:, k] = after
-        found[rows] = now
-        # few systems need many sweeps: those that stay where they are leave the others to themselves
-        moving = (now - before).abs().amax(-1) >= tolerance
-        if not bool(moving.any()):
+    found, which = start.clone(), torch.arange(start.shape[1], device=start.device)
+    for _ in range(-(-sweeps // _SWEEPS)):
+        now, moved = descend(gram, seen, penalty, found[:, which], min(_SWEEPS, sweeps))
+        exact, settled = with_signs(gram, seen, penalty, now.sign())
+        found[:, which] = torch.where(settled, exact, now)
+        go = (~settled & (moved >= tolerance)).nonzero()[:, 0]
+        if not len(go):
             break
-        rows, gram, left, size, bound = rows[moving], gram[moving], left[moving], size[moving], bound[moving]
+        which, gram, seen, penalty = which[go], gram.index_select(2, go), seen[:, go], penalty[go]
     return found
+
+
+def descend(gram: Tensor, seen: Tensor, penalty: Tensor, start: Tensor, sweeps: int) -> tuple[Tensor, Tensor]:
+    """Sweeps over all coordinates, each moved to its exact optimum; and how far the last sweep moved any."""
+    now = start.clone()
+    size = gram.diagonal(dim1=0, dim2=1).T.clamp(min=1e-12).contiguous()
+    left = seen - (gram * now).sum(1)
+    before = now
+    for _ in range(sweeps):
+        before = now.clone()
+        for k in range(len(now)):
+            rest = torch.addcmul(left[k], size[k], now[k])
+            after = (rest - rest.clamp(-penalty, penalty)) / size[k]
+            left.addcmul_(gram[k], after - now[k], value=-1)
+            now[k] = after
+    return now, (now - before).abs().amax(0)
+
+
+def with_signs(gram: Tensor, seen: Tensor, penalty: Tensor, sign: Tensor) -> tuple[Tensor, Tensor]:
+    """The solutions if coefficients have these signs (m, B), and where that is optimal (B,).
+
+    Coefficients that break a condition change sides, all at once, a few times.
+    """
+    systems, wanted = gram.double(), seen.double()
+    systems.diagonal(dim1=0, dim2=1).mul_(1 + 1e-9)
+    found, settled = torch.zeros_like(wanted), torch.zeros_like(wanted[0], dtype=torch.bool)
+    left, sign, bound = torch.arange(wanted.shape[1], device=wanted.device), sign.double(), penalty.double()
+    for _ in range(_CHANGES):
+        on = sign != 0
+        now = solve_on(systems, wanted - bound * sign, on)
+        slope = wanted - (systems * now).sum(1)
+        wrong = torch.where(on, ~(now * sign > 0), slope.abs() > bound * (1 + 1e-6))
+        found[:, left], settled[left] = now, ~wrong.any(0)
+        go = wrong.any(0).nonzero()[:, 0]
+        if not len(go):
+            break
+        sign = torch.where(wrong, torch.where(on, 0.0, slope.sign()), sign)[:, go]
+        left, systems, wanted, bound = left[go], systems.index_select(2, go), wanted[:, go], bound[go]
+    return found.to(seen), settled
 
 
 def inliers(coefficients: Tensor, share: float) -> Tensor:
@@ -101,7 +147,7 @@ def spectral(coefficients: Tensor, count: int, key: Key) -> Tensor:
     matrix = scale[:, None] * affinity * scale
     # only the leading ones, and exactly: where clusters do not touch, eigenvalues are equal
     last = len(matrix) - 1
-    found = eigh(matrix.double().cpu().numpy(), subset_by_index=[last - count + 1, last])[1]
+    found = eigh(matrix.float().cpu().numpy(), subset_by_index=[last - count + 1, last])[1]
     leading = torch.nn.functional.normalize(torch.from_numpy(found).to(matrix), dim=-1)
     return kmeans(leading, count, key, starts=8)[1]
 
