@@ -168,7 +168,15 @@ def photos(note: Note) -> None:
             rows.append({"method": method.name, "K": method.n_concepts, "positions": positions})
             rows[-1] |= {"seconds": seconds, **found.summary}
             note("shared", rows)
-    sanity(head, test.as_pooled(), train.as_pooled(), 1, note)
+    table = surf.sanity_of_head(head, test, train, draws=10, measures=("ICE-Eval", "SURF"))
+    print(table, flush=True)
+    note("table3", {"rows": table.to_frame().to_dict("records"), "norms": head.norms.aminmax()[0].item()})
+    note("ordered", {column: table.ordered("SURF", column) for column in ("mae", "emd")})
+    for plain in (False, True):  # a thousand classes: minutes each
+        training = surf.Training(loss="l1", plain=plain)
+        found = surf.cshap_eval(surf.perfect(head), test.as_pooled(), head, train.as_pooled(), training)
+        print(f"plain={plain}: {found}", flush=True)
+        note(f"cshap_eval_l1_perfect{'_as_published' if plain else ''}", found.summary)
 
 
 def segments(task: vd.Task, note: Note) -> None:

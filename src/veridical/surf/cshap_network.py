@@ -17,7 +17,7 @@ _RANK = 1e-6
 
 @dataclass(frozen=True, eq=False)
 class Units:
-    """The coordinates in which a network is trained; whatever they are, it can rebuild the same embeddings."""
+    """The coordinates in which a network is trained: whatever they are, it rebuilds the same embeddings."""
 
     read: Tensor
     """What outputs are of the rebuilt embedding's coordinates (C, r)."""

@@ -17,9 +17,9 @@ _CACHED = 2**17
 def nnls(gram: Tensor, seen: Tensor) -> Tensor:
     """Solve `min_{p >= 0} p^T A p / 2 - p^T c` exactly for many right-hand sides.
 
-    `gram` (G, K, K) is `V V^T`, computed once per dictionary, and `seen` (G, N, K) is `V h`. From the concepts
-    that are positive without the constraint on, all that break an optimality condition change sides together
-    (block principal pivoting, Kim and Park 2011); rows that this does not settle go concept by concept.
+    `gram` (G, K, K) is `V V^T`, computed once per dictionary, and `seen` (G, N, K) is `V h`. From the
+    concepts that are positive without the constraint on, all that break an optimality condition change sides
+    together (block principal pivoting, Kim and Park 2011); rows that this does not settle go one by one.
 
     >>> nnls(torch.eye(2)[None], torch.tensor([[[1.0, -1.0]]])).round(decimals=9).tolist()
     [[[1.0, 0.0]]]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from scipy.linalg import eigh
 from torch import Tensor
@@ -12,62 +10,61 @@ from veridical.random.keyed import Key
 from veridical.surf.methods.kmeans import kmeans
 from veridical.surf.nnls import solve_on
 
-_BLOCK = 2**20
+_BLOCK = 2**22
 """Numbers of the small systems that are solved at a time."""
+_FEW = 32
+"""Others that a row is written in at first."""
 _SWEEPS = 10
 """Sweeps of coordinate descent between two tries to solve for the signs they found."""
 _CHANGES = 4
 """Times that signs are changed in a try."""
 
 
-def self_expression(rows: Tensor, gamma: float = 50.0, active: int = 32, rounds: int = 4) -> Tensor:
+def self_expression(rows: Tensor, gamma: float = 50.0, active: int = 64, rounds: int = 4) -> Tensor:
     """Coefficients C (n, n), zero on the diagonal, of every row in the other rows, all solved together.
 
     Row j of C minimises `||x_j - X^T c||^2 / 2 + lambda_j ||c||_1` over rows of length 1, with
-    `lambda_j = max_{i != j} |x_i . x_j| / gamma`. Each row works on the `active` rows that correlate most
-    with what it has not yet explained: after each round the worst violators of the optimality conditions
-    come in, so that the answer is that of the whole problem once none is left. Single precision is enough:
-    coefficients are found to 1e-4, and what is made of them is a clustering.
+    `lambda_j = max_{i != j} |x_i . x_j| / gamma`. Each row works on the few others that correlate most with
+    what it has not yet explained: after each round the worst violators of the optimality conditions come in,
+    so that the answer is that of the whole problem once none is left. Rows that use nearly all of theirs get
+    up to `active`. Single precision is enough: what is made of the coefficients is a clustering.
     """
     unit = torch.nn.functional.normalize(rows, dim=-1).float()
-    count = len(rows)
     gram = (unit @ unit.T).fill_diagonal_(0)
     penalty = gram.abs().amax(-1) / gamma
-    width = min(active, count - 1)
-    chosen = gram.abs().fill_diagonal_(-1).topk(width, -1).indices
-    values = torch.zeros_like(chosen, dtype=unit.dtype)
+    most = min(active, len(rows) - 1)
+    few = min(_FEW, most)
+    whole, left = torch.zeros_like(gram), gram.abs()
+    going = torch.arange(len(rows), device=rows.device)
+    wide = torch.zeros_like(going, dtype=torch.bool)
     for turn in range(rounds):
-        values = torch.cat(
-            [
-                lasso(_among(gram, of), gram[at[:, None], of].T, penalty[at], start.T, tolerance=1e-4).T
-                for at, of, start in _blocks(chosen, values)
-            ]
-        )
-        whole = torch.zeros_like(gram).scatter_(1, chosen, values)
-        # what each row has left to explain, seen from every other
-        rest = unit - torch.cat([(c[:, None] @ unit[of])[:, 0] for _, of, c in _blocks(chosen, values)])
-        left = (rest @ unit.T).abs_().fill_diagonal_(0)
-        if turn == rounds - 1 or width == count - 1 or not bool((left > penalty[:, None] * (1 + 1e-3)).any()):
+        for width, some in ((few, going[~wide]), (most, going[wide])):
+            # others will come in: only the last round need be exact
+            sweeps = 100 if turn == rounds - 1 or width == len(rows) - 1 else _SWEEPS
+            for part in some.split(max(1, _BLOCK // (width * max(width, unit.shape[1])))):
+                left[part] = _refit(part, width, sweeps, unit, penalty, whole, left[part])
+        more = (left[going] > penalty[going, None] * (1 + 1e-3)).any(-1)
+        going = going[more]
+        if not len(going) or few == len(rows) - 1:
             break
-        # those in use stay, and places of those not in use go to the worst violators
-        wanted = left.scatter(1, chosen, torch.where(values != 0, torch.inf, left.gather(1, chosen)))
-        chosen = wanted.fill_diagonal_(-1).topk(width, -1).indices
-        values = whole.gather(1, chosen)
+        wide = (whole[going] != 0).sum(-1) > 0.75 * few
     return whole.to(rows.dtype)
 
 
-def _blocks(chosen: Tensor, values: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Rows with those they are written in and their coefficients, as many as a cache holds."""
-    size = max(1, _BLOCK // chosen.shape[1] ** 2)
-    every = torch.arange(len(chosen), device=chosen.device)
-    return zip(every.split(size), chosen.split(size), values.split(size), strict=True)
-
-
-def _among(gram: Tensor, chosen: Tensor) -> Tensor:
-    """The products of each row's chosen ones with each other (m, m, B); of length 1 each."""
-    found = gram[chosen.T[:, None], chosen.T[None]]
-    found.diagonal(dim1=0, dim2=1).fill_(1.0)
-    return found
+def _refit(
+    part: Tensor, width: int, sweeps: int, unit: Tensor, penalty: Tensor, whole: Tensor, left: Tensor
+) -> Tensor:
+    """Write some rows anew, in those in use and the worst violators; gives what they still leave (B, n)."""
+    used = whole[part]
+    wanted = left.masked_fill_(used != 0, torch.inf).scatter_(1, part[:, None], -1.0)
+    chosen = wanted.topk(width, -1).indices
+    near = unit[chosen]
+    among = (near @ near.mT).permute(1, 2, 0).contiguous()
+    seen = (near @ unit[part, :, None])[..., 0].T
+    values = lasso(among, seen, penalty[part], used.gather(1, chosen).T, sweeps, 1e-4).T
+    whole[part] = torch.zeros_like(used).scatter_(1, chosen, values)
+    rest = unit[part] - (values[:, None] @ near)[:, 0]
+    return (rest @ unit.T).abs_().scatter_(1, part[:, None], 0.0)
 
 
 def lasso(
@@ -113,7 +110,7 @@ def with_signs(gram: Tensor, seen: Tensor, penalty: Tensor, sign: Tensor) -> tup
     Coefficients that break a condition change sides, all at once, a few times.
     """
     systems, wanted = gram.double(), seen.double()
-    systems.diagonal(dim1=0, dim2=1).mul_(1 + 1e-9)
+    systems.diagonal(dim1=0, dim2=1).mul_(1 + 1e-6)
     found, settled = torch.zeros_like(wanted), torch.zeros_like(wanted[0], dtype=torch.bool)
     left, sign, bound = torch.arange(wanted.shape[1], device=wanted.device), sign.double(), penalty.double()
     for _ in range(_CHANGES):
