@@ -158,7 +158,7 @@ def photos(note: Note) -> None:
     shared: list[surf.ConceptMethod] = [kind(k, shared=True) for k in (COUNT, 25) for kind in kinds]
     shared += [surf.PCA(100, shared=True), surf.MCD(COUNT, shared=True), surf.HUMCD(COUNT, shared=True)]
     rows: list[dict[str, object]] = []
-    for method in (*shared, surf.SAE(COUNT)):
+    for method in (*shared, surf.SAE(COUNT, steps=500)):
         start = time.perf_counter()
         concepts = supply.concepts(method, head, 0)
         seconds = time.perf_counter() - start

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 _TOLERANCE = 1e-10
+_RANK = 1e-13
+"""What is smaller, as a share of the largest, is rounding."""
 _EXCHANGES = 8
 """Rounds in which all concepts change sides at once; rows that are not settled then are rare."""
 _SMALL = 32
@@ -26,10 +28,10 @@ def nnls(gram: Tensor, seen: Tensor) -> Tensor:
     """
     groups, rows, count = seen.shape
     gram, seen = gram.double(), seen.double()
+    free = torch.linalg.pinv(gram, rtol=_RANK, hermitian=True) @ seen.mT
     # duplicates make the system singular: a ridge at the level of rounding shares the weight between them
-    ridge = 1e-13 * gram.diagonal(dim1=1, dim2=2).amax(1).clamp(min=1e-300)
+    ridge = _RANK * gram.diagonal(dim1=1, dim2=2).amax(1).clamp(min=1e-280)
     gram = gram + ridge[:, None, None] * torch.eye(count, dtype=gram.dtype, device=gram.device)
-    free = torch.linalg.solve(gram, seen.mT)
     # rows run fastest, so that every step is long, and come in blocks that a cache holds
     systems, flat = gram.permute(1, 2, 0), seen.permute(2, 0, 1).reshape(count, -1)
     answer = free.permute(1, 0, 2).reshape(count, -1)
