@@ -11,7 +11,7 @@ import torch
 
 from tests.surf.conftest import draw
 from veridical import surf
-from veridical.errors import InputError, VeridicalError
+from veridical.errors import InputError
 from veridical.surf import Embeddings, Head
 from veridical.surf.methods import METHODS
 
@@ -62,12 +62,8 @@ def fitted(name: str, rows: torch.Tensor, count: int, shared: bool = False) -> s
 @pytest.mark.parametrize("kind", ROWS)
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("count", [1, 11])
-def test_every_method_gives_numbers_or_says_why_not(name, kind, count):
-    try:
-        found = fitted(name, ROWS[kind](), count)
-    except VeridicalError as error:
-        assert "no output has" in str(error)  # ties and one row to a class: fewer than asked for
-        return
+def test_every_method_gives_numbers(name, kind, count):
+    found = fitted(name, ROWS[kind](), count)
     for measure in ("mae", "emd", "rmse", "reconstruction_mse"):
         assert math.isfinite(found.summary[measure])
     assert found.concepts >= 0

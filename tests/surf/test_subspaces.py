@@ -16,7 +16,8 @@ from veridical.functional import pearson
 from veridical.random.keyed import Key
 from veridical.surf import MCD, ConceptSHAP, Embeddings, Head, ice_eval, judge
 from veridical.surf.cshap_network import Network
-from veridical.surf.methods.subspaces import inliers, lasso, local_basis, self_expression, spectral
+from veridical.surf.methods.lasso import lasso
+from veridical.surf.methods.subspaces import inliers, local_basis, self_expression, spectral
 
 
 def two_planes(rows: int = 40) -> tuple[torch.Tensor, torch.Tensor]:

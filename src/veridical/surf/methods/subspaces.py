@@ -8,16 +8,12 @@ from torch import Tensor
 
 from veridical.random.keyed import Key
 from veridical.surf.methods.kmeans import kmeans
-from veridical.surf.nnls import solve_on
+from veridical.surf.methods.lasso import SWEEPS, lasso
 
 _BLOCK = 2**22
 """Numbers of the small systems that are solved at a time."""
 _FEW = 32
 """Others that a row is written in at first."""
-_SWEEPS = 10
-"""Sweeps of coordinate descent between two tries to solve for the signs they found."""
-_CHANGES = 4
-"""Times that signs are changed in a try."""
 
 
 def self_expression(rows: Tensor, gamma: float = 50.0, active: int = 64, rounds: int = 4) -> Tensor:
@@ -40,7 +36,7 @@ def self_expression(rows: Tensor, gamma: float = 50.0, active: int = 64, rounds:
     for turn in range(rounds):
         for width, some in ((few, going[~wide]), (most, going[wide])):
             # others will come in: only the last round need be exact
-            sweeps = 100 if turn == rounds - 1 or width == len(rows) - 1 else _SWEEPS
+            sweeps = 100 if turn == rounds - 1 or width == len(rows) - 1 else SWEEPS
             for part in some.split(max(1, _BLOCK // (width * max(width, unit.shape[1])))):
                 left[part] = _refit(part, width, sweeps, unit, penalty, whole, left[part])
         more = (left[going] > penalty[going, None] * (1 + 1e-3)).any(-1)
@@ -65,66 +61,6 @@ def _refit(
     whole[part] = torch.zeros_like(used).scatter_(1, chosen, values)
     rest = unit[part] - (values[:, None] @ near)[:, 0]
     return (rest @ unit.T).abs_().scatter_(1, part[:, None], 0.0)
-
-
-def lasso(
-    gram: Tensor, seen: Tensor, penalty: Tensor, start: Tensor, sweeps: int = 100, tolerance: float = 1e-6
-) -> Tensor:
-    """`min_c c^T G c / 2 - s^T c + lambda |c|_1` for many systems (m, m, B) at once.
-
-    A few sweeps of coordinate descent tell which coefficients are not zero, and their signs; with those the
-    solution is that of a linear system, which is taken where it is optimal. The others are swept on. Systems
-    run fastest, so that every step is long: `seen` and `start` are (m, B), `penalty` (B,).
-    """
-    found, which = start.clone(), torch.arange(start.shape[1], device=start.device)
-    for _ in range(-(-sweeps // _SWEEPS)):
-        now, moved = descend(gram, seen, penalty, found[:, which], min(_SWEEPS, sweeps))
-        exact, settled = with_signs(gram, seen, penalty, now.sign())
-        found[:, which] = torch.where(settled, exact, now)
-        go = (~settled & (moved >= tolerance)).nonzero()[:, 0]
-        if not len(go):
-            break
-        which, gram, seen, penalty = which[go], gram.index_select(2, go), seen[:, go], penalty[go]
-    return found
-
-
-def descend(gram: Tensor, seen: Tensor, penalty: Tensor, start: Tensor, sweeps: int) -> tuple[Tensor, Tensor]:
-    """Sweeps over all coordinates, each moved to its exact optimum; and how far the last sweep moved any."""
-    now = start.clone()
-    size = gram.diagonal(dim1=0, dim2=1).T.clamp(min=1e-12).contiguous()
-    left = seen - (gram * now).sum(1)
-    before = now
-    for _ in range(sweeps):
-        before = now.clone()
-        for k in range(len(now)):
-            rest = torch.addcmul(left[k], size[k], now[k])
-            after = (rest - rest.clamp(-penalty, penalty)) / size[k]
-            left.addcmul_(gram[k], after - now[k], value=-1)
-            now[k] = after
-    return now, (now - before).abs().amax(0)
-
-
-def with_signs(gram: Tensor, seen: Tensor, penalty: Tensor, sign: Tensor) -> tuple[Tensor, Tensor]:
-    """The solutions if coefficients have these signs (m, B), and where that is optimal (B,).
-
-    Coefficients that break a condition change sides, all at once, a few times.
-    """
-    systems, wanted = gram.double(), seen.double()
-    systems.diagonal(dim1=0, dim2=1).mul_(1 + 1e-6)
-    found, settled = torch.zeros_like(wanted), torch.zeros_like(wanted[0], dtype=torch.bool)
-    left, sign, bound = torch.arange(wanted.shape[1], device=wanted.device), sign.double(), penalty.double()
-    for _ in range(_CHANGES):
-        on = sign != 0
-        now = solve_on(systems, wanted - bound * sign, on)
-        slope = wanted - (systems * now).sum(1)
-        wrong = torch.where(on, ~(now * sign > 0), slope.abs() > bound * (1 + 1e-6))
-        found[:, left], settled[left] = now, ~wrong.any(0)
-        go = wrong.any(0).nonzero()[:, 0]
-        if not len(go):
-            break
-        sign = torch.where(wrong, torch.where(on, 0.0, slope.sign()), sign)[:, go]
-        left, systems, wanted, bound = left[go], systems.index_select(2, go), wanted[:, go], bound[go]
-    return found.to(seen), settled
 
 
 def inliers(coefficients: Tensor, share: float) -> Tensor:
