@@ -7,7 +7,7 @@ from replications.common import CIFAR_TRAIN, MNIST_TRAIN, Part, main
 RUN = ("-m", "replications.surf.run", "--out", "{out}")
 SMALL = ("--quick",)
 CURVES = ("-m", "replications.surf.curves", "--out", "{out}")
-FEW = ("--sizes", "200", "100")
+FEW = ("--sizes", "400", "100")
 PARTS = (
     Part("diabetes", (*RUN, "diabetes"), (), SMALL),
     Part("attributes", (*RUN, "attributes"), (), SMALL, in_quick=False),
@@ -17,7 +17,7 @@ PARTS = (
     Part("curves_cifar", (*CURVES, "cifar"), CIFAR_TRAIN, FEW, in_quick=False),
     Part("vgg", (*RUN, "vgg"), CIFAR_TRAIN, SMALL, in_quick=False),
     Part("trec", (*RUN, "trec"), ("surf/trec.npz",), SMALL, in_quick=False),
-    Part("photos", (*RUN, "photos"), ("surf/photos.npz",), SMALL, in_quick=False),
+    Part("photos", (*RUN, "photos"), ("surf/photos.npz", "surf/photo_parts.npz"), SMALL, in_quick=False),
     Part("segments", (*RUN, "segments"), (*CIFAR_TRAIN, "surf/segments.npz"), SMALL, in_quick=False),
 )
 

@@ -12,13 +12,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from replications.surf import data
+from replications.surf import data, prepared
 from replications.surf.run import at_home, here
 from veridical import surf
 from veridical.plots import COLOURS
 from veridical.surf.parsimony_curve import plateau
 
-COUNTS = (1, 2, 3, 5, 8, 12)
+COUNTS = (1, 2, 3, 5, 8, 12, 25)
 METHODS: tuple[surf.ConceptMethod, ...] = (
     surf.PCA(),
     surf.KMeans(),
@@ -29,6 +29,8 @@ METHODS: tuple[surf.ConceptMethod, ...] = (
     surf.SAE(),
     surf.ConceptSHAP(),
     surf.MCD(),
+    surf.CRAFT(),
+    surf.HUMCD(),
 )
 
 
@@ -38,12 +40,22 @@ def curves(name: str, out: Path, device: str, sizes: tuple[int, int], chosen: li
     parts = surf.split(task)
     train, test, head = here(parts.train()), here(parts.test()), at_home(parts.head)
     unpooled = here(parts.train(spatial=True)) if parts.map_layer is not None else train
+    assert task.train is not None
+    few = task.train[:: max(1, len(task.train) // 1000)]
+    supply: dict[Any, surf.Embeddings] = {"positions": unpooled}
+    if "craft" in chosen:
+        supply["crops"] = here(surf.crop_embeddings(parts, few, task.train.shape[-1] // 2))
+    if "hu-mcd" in chosen and name == "cifar":
+        labels = prepared.load("segments")["labels"].long()
+        own = data.cifar(prepared.SEGMENTED, 10).train
+        assert own is not None
+        supply["segments"] = here(surf.segment_embeddings(parts, own.to(device), lambda _: labels))
     found: dict[str, Any] = {"counts": COUNTS, "rows": sizes}
     for method in METHODS:
-        if method.name not in chosen:
+        if method.name not in chosen or (method.name == "hu-mcd" and "segments" not in supply):
             continue
         began = time.perf_counter()
-        curve = surf.parsimony(method, train, test, head, COUNTS, materials={"positions": unpooled})
+        curve = surf.parsimony(method, train, test, head, COUNTS, materials=supply)
         found[method.name] = {
             "mae": curve.errors("mae"),
             "emd": curve.errors("emd"),

@@ -59,18 +59,15 @@ def prepare_trec(place: Path) -> None:
     np.savez_compressed(place / "trec.npz", **arrays)
 
 
-def prepare_photos(place: Path) -> None:
-    """The last map of EfficientNet-lite0 for each photo, and its head."""
+def pictures() -> tuple[Tensor, list[int]]:
+    """The photos as EfficientNet-lite0 expects them, and their classes."""
     from PIL import Image
 
-    from veridical.tasks.photos import efficientnet
-
-    model = efficientnet()
     base = data.folder() / "imagenet_samples"
     with (base / "labels.csv").open() as file:
         labels = {row["file"]: int(row["class_index"]) for row in csv.DictReader(file)}
-    maps, truth = [], []
-    with tarfile.open(base / "images250.tar") as archive, torch.no_grad():
+    images, truth = [], []
+    with tarfile.open(base / "images250.tar") as archive:
         for member in archive:
             file = archive.extractfile(member) if member.isfile() else None
             if file is None or Path(member.name).name not in labels:
@@ -80,12 +77,38 @@ def prepare_photos(place: Path) -> None:
             picture = picture.resize((round(picture.width * scale), round(picture.height * scale)))
             left, top = (picture.width - 224) // 2, (picture.height - 224) // 2
             picture = picture.crop((left, top, left + 224, top + 224))
-            x = (torch.from_numpy(np.array(picture)).movedim(-1, 0).float()[None] - 127) / 128
-            last = model.top(model.blocks(model.stem(x)))[0].flatten(1).T
-            maps.append((last / STEP).round().to(torch.uint8).numpy())
+            images.append((torch.from_numpy(np.array(picture)).movedim(-1, 0).float() - 127) / 128)
             truth.append(labels[Path(member.name).name])
+    return torch.stack(images), truth
+
+
+def prepare_photos(place: Path) -> None:
+    """The last map of EfficientNet-lite0 for each photo, and its head."""
+    from veridical.tasks.photos import efficientnet
+
+    model = efficientnet()
+    images, truth = pictures()
+    with torch.no_grad():
+        maps = torch.cat([model.top(model.blocks(model.stem(x))).flatten(2).mT for x in images.split(10)])
+    kept = (maps / STEP).round().to(torch.uint8).numpy()
     weight, bias = model.head.weight.detach().half().numpy(), model.head.bias.detach().numpy()
-    np.savez_compressed(place / "photos.npz", maps=np.stack(maps), labels=truth, weight=weight, bias=bias)
+    np.savez_compressed(place / "photos.npz", maps=kept, labels=truth, weight=weight, bias=bias)
+
+
+def prepare_photo_parts(place: Path) -> None:
+    """Embeddings of crops of the train photos, and of superpixels of every other one of them."""
+    from veridical.surf import crop_embeddings, segment_embeddings, split
+    from veridical.tasks.photos import efficientnet
+    from veridical.values.task import Task
+
+    images, _ = pictures()
+    train = images[torch.arange(len(images)) % 5 != 0]
+    parts = split(Task(efficientnet(), train[:4], name="photos"))
+    crops = crop_embeddings(parts, train, 112)
+    cut = segment_embeddings(parts, train[::2])
+    np.savez_compressed(
+        place / "photo_parts.npz", crops=crops.values.half().numpy(), segments=cut.values.half().numpy()
+    )
 
 
 def prepare_segments(place: Path) -> None:
@@ -127,11 +150,24 @@ def photos() -> tuple[Embeddings, Embeddings, Head]:
     return parts[0], parts[1], head
 
 
+def photo_parts(head: Head) -> tuple[Embeddings, Embeddings]:
+    """Crops and segments of the train photos; shared dictionaries do not ask whose they are."""
+    held = load("photo_parts")
+    crops, cut = held["crops"].float(), held["segments"].float()
+    return Embeddings.of(crops, head, kind="crops"), Embeddings.of(cut, head, kind="segments")
+
+
 if __name__ == "__main__":
     if len(sys.argv) < 2:
         raise SystemExit(__doc__)
     target = Path(sys.argv[1]) / "surf"
     target.mkdir(parents=True, exist_ok=True)
-    for chosen in sys.argv[2:] or ("trec", "photos", "segments"):
-        {"trec": prepare_trec, "photos": prepare_photos, "segments": prepare_segments}[chosen](target)
+    known = {
+        "trec": prepare_trec,
+        "photos": prepare_photos,
+        "photo_parts": prepare_photo_parts,
+        "segments": prepare_segments,
+    }
+    for chosen in sys.argv[2:] or known:
+        known[chosen](target)
         print(chosen, "prepared", flush=True)

@@ -31,7 +31,10 @@ Note = Callable[[str, object], None]
 
 
 def sanity(head: surf.Head, test: surf.Embeddings, train: surf.Embeddings, draws: int, note: Note) -> None:
-    """Table 3: measures that learn nothing over 10 draws, then C-SHAP-Eval, trained on 500 rows."""
+    """Table 3: measures that learn nothing over 10 draws, then C-SHAP-Eval, trained on 500 rows.
+
+    C-SHAP-Eval in the coordinates of the head, and (`plain`) of the embedding, as the paper trains it.
+    """
     table = surf.sanity_of_head(head, test, train, draws=10, measures=("ICE-Eval", "SURF"))
     print(table, flush=True)
     note(
@@ -46,6 +49,14 @@ def sanity(head: surf.Head, test: surf.Embeddings, train: surf.Embeddings, draws
     table = surf.sanity_of_head(head, test, few, draws=draws, measures=LEARNED, learned_draws=draws)
     print(table, flush=True)
     note("table3_learned", table.to_frame().to_dict("records"))
+    plain: list[dict[str, object]] = []
+    for concepts in (surf.perfect(head), surf.random_concepts(head)):
+        for loss in ("cross_entropy", "l1"):
+            training = surf.Training(loss=loss, plain=True)  # type: ignore[arg-type]
+            found = surf.cshap_eval(concepts, test, head, few, training)
+            print(f"as published: {found}", flush=True)
+            plain.append({"setting": concepts.method, "loss": loss, **found.summary})
+            note("table3_learned_as_published", plain)
 
 
 def methods(
@@ -135,25 +146,37 @@ def small_task(task: vd.Task, note: Note) -> None:
 
 
 def photos(note: Note) -> None:
-    """One photo a class: shared dictionaries only, fitted on all positions of 200 photos."""
+    """One photo a class: shared dictionaries only, each fitted on what it wants of 200 photos.
+
+    C-SHAP weighs classes by their own rows, of which there is one.
+    """
     train, test, head = prepared.photos()
     note("accuracy", float((test.outputs.argmax(1) == test.labels).double().mean()))
+    crops, cut = prepared.photo_parts(head)
+    supply = Materials.of(replace(train, kind="positions"), {"crops": crops, "segments": cut})
     kinds = (surf.PCA, surf.KMeans, surf.ICA, surf.NMF, surf.CDISCO, surf.ICE, surf.CRAFT)
-    shared: list[surf.ConceptMethod] = [kind(COUNT, shared=True) for kind in kinds]
-    shared += [surf.PCA(100, shared=True), surf.MCD(COUNT, shared=True, most_rows=2000)]
+    shared: list[surf.ConceptMethod] = [kind(k, shared=True) for k in (COUNT, 25) for kind in kinds]
+    shared += [surf.PCA(100, shared=True), surf.MCD(COUNT, shared=True), surf.HUMCD(COUNT, shared=True)]
     rows: list[dict[str, object]] = []
     for method in (*shared, surf.SAE(COUNT, steps=500)):
-        concepts = method.fit(train, head)
+        start = time.perf_counter()
+        concepts = supply.concepts(method, head, 0)
+        seconds = time.perf_counter() - start
         for positions in ("pooled", "each"):
             found = surf.judge(concepts, test, head, positions)  # type: ignore[arg-type]
-            print(f"{method.name} {method.n_concepts} {positions}: {found}", flush=True)
+            print(f"{seconds:6.1f} s {method.name} {method.n_concepts} {positions}: {found}", flush=True)
             rows.append({"method": method.name, "K": method.n_concepts, "positions": positions})
-            rows[-1] |= found.summary
+            rows[-1] |= {"seconds": seconds, **found.summary}
             note("shared", rows)
     table = surf.sanity_of_head(head, test, train, draws=10, measures=("ICE-Eval", "SURF"))
     print(table, flush=True)
     note("table3", {"rows": table.to_frame().to_dict("records"), "norms": head.norms.aminmax()[0].item()})
     note("ordered", {column: table.ordered("SURF", column) for column in ("mae", "emd")})
+    for plain in (False, True):  # a thousand classes: minutes each
+        training = surf.Training(loss="l1", plain=plain)
+        found = surf.cshap_eval(surf.perfect(head), test.as_pooled(), head, train.as_pooled(), training)
+        print(f"plain={plain}: {found}", flush=True)
+        note(f"cshap_eval_l1_perfect{'_as_published' if plain else ''}", found.summary)
 
 
 def segments(task: vd.Task, note: Note) -> None:

@@ -180,6 +180,27 @@ def test_the_network_seen_through_the_head_is_the_network(head):
             assert network(codes)[n, i].item() == pytest.approx(expected.item(), abs=1e-4)
 
 
+def test_in_the_heads_coordinates_it_is_still_a_network_that_rebuilds_an_embedding(head):
+    """Its second layer is `pinv(F)` times what is trained; also where outputs depend on each other."""
+    from veridical.random.keyed import Key
+    from veridical.surf.cshap_network import Network, Units
+
+    tied = Head(torch.cat([head.weight, -head.weight[:1]]), torch.cat([head.bias, -head.bias[:1]]))
+    for own in (head, tied):
+        codes = draw(8, 5, own.n_outputs, 3).float()
+        units = Units.of_head(own, codes, own.outputs(draw(9, 6, 12)), 7)
+        assert units.read.shape[1] == int(torch.linalg.matrix_rank(own.weight))
+        network = Network(3, own, 7, Key(0), units)
+        first, first_bias, second, second_bias = (p.detach().double() for p in network.parameters)
+        back = torch.linalg.pinv(own.weight) @ units.read.double() * units.answers
+        for n in range(5):
+            for i in range(own.n_outputs):
+                hidden = torch.relu(first @ codes[n, i].double() / units.codes + first_bias)
+                rebuilt = back @ (second @ hidden / 7 + second_bias)
+                expected = own.weight[i] @ rebuilt + own.bias[i]
+                assert network(codes)[n, i].item() == pytest.approx(expected.item(), abs=1e-4)
+
+
 def test_operations_are_the_papers():
     assert surf_flops(100, 1) == 200
     assert ice_flops(100, 1, 2048) == 614_400

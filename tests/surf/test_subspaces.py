@@ -16,7 +16,8 @@ from veridical.functional import pearson
 from veridical.random.keyed import Key
 from veridical.surf import MCD, ConceptSHAP, Embeddings, Head, ice_eval, judge
 from veridical.surf.cshap_network import Network
-from veridical.surf.methods.subspaces import inliers, lasso, local_basis, self_expression, spectral
+from veridical.surf.methods.lasso import lasso
+from veridical.surf.methods.subspaces import inliers, local_basis, self_expression, spectral
 
 
 def two_planes(rows: int = 40) -> tuple[torch.Tensor, torch.Tensor]:
@@ -66,9 +67,11 @@ def test_a_small_active_set_grows_into_the_whole_answer():
 
 def test_batched_lasso_meets_the_optimality_conditions():
     parts = draw(5, 7, 6, 10)
+    parts[3, 1] = parts[3, 0]  # the same row twice: a singular system
     gram, seen = parts @ parts.mT, draw(6, 7, 6) * 5
-    penalty = torch.full((7, 1), 0.5, dtype=torch.float64)
-    found = lasso(gram, seen, penalty, torch.zeros(7, 6, dtype=torch.float64), 500)
+    penalty = torch.full((7,), 0.5, dtype=torch.float64)
+    start = torch.zeros(6, 7, dtype=torch.float64)
+    found = lasso(gram.permute(1, 2, 0), seen.T, penalty, start, 500).T
     slope = seen - torch.einsum("bij,bj->bi", gram, found)
     used = found != 0
     assert torch.allclose(slope[used], 0.5 * found[used].sign(), atol=1e-4)

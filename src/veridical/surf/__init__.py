@@ -2,7 +2,7 @@
 
 from veridical.surf.comparison import Comparison, compare, compare_on
 from veridical.surf.concepts import Concepts
-from veridical.surf.cshap_network import Training, cshap_eval
+from veridical.surf.cshap_training import Training, cshap_eval
 from veridical.surf.deletion import DeletionCurve, concept_deletion, pixel_deletion, weight_deletion
 from veridical.surf.embeddings import Embeddings
 from veridical.surf.head import Head

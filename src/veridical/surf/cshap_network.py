@@ -1,50 +1,52 @@
-"""C-SHAP-Eval: the rival that learns to rebuild embeddings with a small network (eq. 7)."""
+"""The small network of C-SHAP: it rebuilds an embedding from its concepts (eq. 7)."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from veridical.errors import InputError, NotApplicableError
-from veridical.random.keyed import Key, as_key, permutation, uniform
-from veridical.surf.agreement import compare
-from veridical.surf.complexity import HIDDEN, cshap_flops, cshap_parameters
-from veridical.surf.concepts import Concepts
-from veridical.surf.embeddings import Embeddings
+from veridical.random.keyed import Key, uniform
 from veridical.surf.head import Head
-from veridical.surf.judgement import Judgement
 
-Loss = Literal["cross_entropy", "l1"]
+_RANK = 1e-6
+"""Singular values of a head below this share of the largest are none."""
 
 
-@dataclass(frozen=True)
-class Training:
-    """How the network is trained (supplement B.2.3); batch and patience are not in the paper."""
+@dataclass(frozen=True, eq=False)
+class Units:
+    """The coordinates in which a network is trained: whatever they are, it rebuilds the same embeddings."""
 
-    loss: Loss = "cross_entropy"
-    """What is made small: the cross-entropy to the model's probabilities, or "l1", the error of logits."""
-    rate: float = 0.1
-    """Adam's learning rate at the start."""
-    epochs: int = 100
-    """Epochs at most."""
-    batch: int = 64
-    """Embeddings in a step."""
-    patience: int = 2
-    """Epochs without a lower loss after which the rate is halved."""
-    smallest_rate: float = 1e-7
-    """The rate below which training ends."""
-    hidden: int = HIDDEN
-    """Hidden units."""
+    read: Tensor
+    """What outputs are of the rebuilt embedding's coordinates (C, r)."""
+    codes: float = 1.0
+    """What codes are divided by."""
+    answers: float = 1.0
+    """What the coordinates are multiplied by."""
+    hidden: float = 1.0
+    """What a hidden unit counts for in a coordinate."""
 
-    def __post_init__(self) -> None:
-        if self.loss not in ("cross_entropy", "l1"):
-            raise InputError(f"the loss is 'cross_entropy' or 'l1', got {self.loss!r}")
-        if self.rate <= 0 or min(self.epochs, self.batch) < 1:
-            raise InputError("rate, epochs and batch must be positive")
+    @classmethod
+    def plain(cls, head: Head) -> Units:
+        """The embedding as it is: outputs are `F psi`."""
+        return cls(head.weight.float())
+
+    @classmethod
+    def of_head(cls, head: Head, codes: Tensor, wanted: Tensor, hidden: int) -> Units:
+        """The outputs themselves, in units of their spread, so that a rate suits any head.
+
+        Any outputs in the column space of F are those of some embedding, `psi = pinv(F) y`: the second layer
+        is `pinv(F)` times what is trained here. In the embedding's own coordinates Adam cannot reach what F
+        hardly sees: the weights of ResNet-20's classes sum to 0.4% of their length, and a perfect
+        reconstruction lies along that sum.
+        """
+        left, sizes, _ = torch.linalg.svd(head.weight, full_matrices=False)
+        left = left[:, sizes > _RANK * sizes[0]]
+        full = left.shape[1] == head.n_outputs
+        read = torch.eye(head.n_outputs).to(left) if full else left / max(1, left.shape[1]) ** 0.5
+        return cls(read.float(), _spread(codes), _spread(wanted - head.bias), 1 / hidden)
 
 
 class Network:
@@ -53,10 +55,11 @@ class Network:
     `f_i . psi(p_i)` needs `F W2` (C, H) and never an embedding, so nothing of size N x C x D is built.
     """
 
-    def __init__(self, concepts: int, head: Head, hidden: int, key: Key) -> None:
+    def __init__(self, concepts: int, head: Head, hidden: int, key: Key, units: Units | None = None) -> None:
         place = head.weight.device
-        self.weight = head.weight.float()
+        self.units = units or Units.plain(head)
         self.bias = head.bias.float()
+        width = self.units.read.shape[1]
 
         def start(name: str, *shape: int, fan_in: int) -> Tensor:
             one = torch.zeros(1, dtype=torch.int64, device=place)
@@ -65,8 +68,8 @@ class Network:
 
         self.first = start("first", hidden, concepts, fan_in=concepts)
         self.first_bias = start("first bias", hidden, fan_in=concepts)
-        self.second = start("second", head.dimension, hidden, fan_in=hidden)
-        self.second_bias = start("second bias", head.dimension, fan_in=hidden)
+        self.second = start("second", width, hidden, fan_in=hidden)
+        self.second_bias = start("second bias", width, fan_in=hidden)
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -75,76 +78,18 @@ class Network:
     def __call__(self, codes: Tensor) -> Tensor:
         """Outputs (N, C) of codes (N, C or 1, K)."""
         rows, groups, count = codes.shape
+        units = self.units
         # outputs first: one product per output then reads its hidden units where they lie
-        flat = codes.float().transpose(0, 1).reshape(-1, count)
+        flat = (codes.float() / units.codes).transpose(0, 1).reshape(-1, count)
         hidden = torch.relu_(torch.addmm(self.first_bias, flat, self.first.T)).view(groups, rows, -1)
-        through = self.weight @ self.second
+        through = units.read @ self.second * (units.answers * units.hidden)
         if groups == 1:
             seen = hidden[0] @ through.T
         else:
             seen = torch.bmm(hidden, through[:, :, None]).squeeze(-1).T
-        return seen + self.weight @ self.second_bias + self.bias
+        return seen + units.read @ self.second_bias * units.answers + self.bias
 
 
-def train(concepts: Concepts, embeddings: Embeddings, head: Head, training: Training, key: Key) -> Network:
-    """Fit the network to the model's answers on these embeddings."""
-    codes = concepts.project(embeddings.pooled).float()
-    wanted = head.outputs(embeddings.pooled)
-    target = wanted.float() if training.loss == "l1" else head.probabilities(wanted).float()
-    network = Network(codes.shape[-1], head, training.hidden, key)
-    optimiser = torch.optim.Adam(network.parameters, lr=training.rate)
-    slower = torch.optim.lr_scheduler.ReduceLROnPlateau(optimiser, factor=0.5, patience=training.patience)
-    one = torch.zeros(1, dtype=torch.int64, device=codes.device)
-    scale = 0.5 if head.kind == "binary" else 1.0
-    for epoch in range(training.epochs):
-        order = permutation(key / "order", one, epoch, len(codes))[0]
-        total = torch.zeros((), device=codes.device)
-        for at in range(0, len(codes), training.batch):
-            rows = order[at : at + training.batch]
-            answer = network(codes[rows])
-            if training.loss == "l1":
-                loss = (answer - target[rows]).abs().mean()
-            else:
-                loss = -(target[rows] * torch.log_softmax(answer * scale, -1)).sum(-1).mean()
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-            total += loss.detach() * len(rows)
-        slower.step(float(total) / len(codes))
-        if optimiser.param_groups[0]["lr"] < training.smallest_rate:
-            break
-    return network
-
-
-def cshap_eval(
-    concepts: Concepts,
-    embeddings: Embeddings,
-    head: Head,
-    fitted_on: Embeddings | None = None,
-    training: Training | None = None,
-    seed: int | Key = 0,
-) -> Judgement:
-    """C-SHAP-Eval: train the network on `fitted_on` (default: the judged embeddings), then compare.
-
-    Importances play no part, so an explanation with random ones scores the same; learning rate and seed do.
-    """
-    if not head.classifies:
-        raise NotApplicableError(f"C-SHAP-Eval is a measure for classifiers; this head is a {head.kind}")
-    training = training or Training()
-    with torch.enable_grad():
-        network = train(concepts, fitted_on or embeddings, head, training, as_key(seed) / "cshap_eval")
-
-    def answer(h: Tensor) -> Tensor:
-        with torch.no_grad():
-            return network(concepts.project(h)).double()
-
-    width = head.n_outputs * training.hidden
-    values = compare(answer, embeddings, head, width)
-    count = concepts.vectors.shape[1]
-    facts = {
-        "parameters": cshap_parameters(count, head.dimension, training.hidden),
-        "flops": cshap_flops(head.n_outputs, count, head.dimension, training.hidden),
-    }
-    loss = "CEL" if training.loss == "cross_entropy" else "L1"
-    name = f"C-SHAP-Eval ({loss})"
-    return Judgement(concepts.method, name, values, embeddings.ids, 1 / head.n_outputs, facts)
+def _spread(values: Tensor) -> float:
+    """The standard deviation; 1 where there is none."""
+    return float(values.double().std(correction=0)) or 1.0

@@ -12,7 +12,7 @@ from torch import Tensor
 from veridical.errors import InputError, NotApplicableError
 from veridical.random.keyed import Key, as_key, normal, permutation, uniform
 from veridical.surf.concepts import Concepts
-from veridical.surf.cshap_network import Training, cshap_eval
+from veridical.surf.cshap_training import Training, cshap_eval
 from veridical.surf.embeddings import Embeddings
 from veridical.surf.head import Head
 from veridical.surf.judgement import LABELS, Judgement, shown

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from veridical.random.keyed import Key, normal
 from veridical.surf.methods.base import ConceptMethod, Found
-from veridical.surf.methods.pca import right_singular
+from veridical.surf.methods.pca import spanned
 
 _SETTLED = 1e-6
 
@@ -51,8 +51,8 @@ class ICA(ConceptMethod):
 
     def find(self, rows: Tensor, weight: Tensor, key: Key) -> Found:
         centre = rows.mean(0)
-        values, vectors = right_singular(rows - centre, self.n_concepts)
-        spread = (values / len(rows) ** 0.5).clamp(min=1e-12 * float(values[0]) + 1e-300)
+        values, vectors = spanned(rows - centre, self.n_concepts)
+        spread = (values / len(rows) ** 0.5).clamp(min=1e-300)
         white = (rows - centre) @ vectors.T / spread
         turn = unmixing(white, key, steps=200)
         return Found(turn @ (spread[:, None] * vectors), centre=centre)

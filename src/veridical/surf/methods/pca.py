@@ -24,6 +24,16 @@ def right_singular(rows: Tensor, count: int | None = None) -> tuple[Tensor, Tens
     return values[:count], vectors[:count]
 
 
+def spanned(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The leading singular values and vectors, but those beyond the rank of the rows: they are arbitrary.
+
+    One is always kept.
+    """
+    values, vectors = right_singular(rows, count)
+    rank = max(1, int((values > 1e-6 * values[0]).sum()))
+    return values[:rank], vectors[:rank]
+
+
 def oriented(vectors: Tensor, rows: Tensor) -> Tensor:
     """Vectors turned so that the mean of `h . v` is not negative."""
     return torch.where((rows.mean(0) @ vectors.T < 0)[:, None], -vectors, vectors)
@@ -37,5 +47,5 @@ class PCA(ConceptMethod):
 
     def find(self, rows: Tensor, weight: Tensor, key: Key) -> Found:
         centre = rows.mean(0)
-        _, vectors = right_singular(rows - centre, self.n_concepts)
+        _, vectors = spanned(rows - centre, self.n_concepts)
         return Found(oriented(vectors, rows), centre=centre)

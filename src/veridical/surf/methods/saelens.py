@@ -22,6 +22,18 @@ _NEEDED = {
 }
 """Architectures that can be read, with the arrays each needs beside `W_dec` and `b_dec`."""
 
+_REFUSED = {
+    "transcoder": "a transcoder answers another layer than it reads",
+    "skip_transcoder": "a transcoder answers another layer than it reads",
+    "jumprelu_transcoder": "a transcoder answers another layer than it reads",
+    "jumprelu_skip_transcoder": "a transcoder answers another layer than it reads",
+    "temporal": "its codes depend on the texts before, not on one embedding",
+    "batchtopk": "its codes depend on the batch in training; write it with SAELens' save_inference_model",
+    "matryoshka_batchtopk": "its codes depend on the batch in training; write it with SAELens' "
+    "save_inference_model",
+}
+"""Architectures that are no dictionary of one layer by themselves, with why."""
+
 _ACTIVATIONS: dict[str, Activation] = {"relu": "relu", "topk": "topk", "tanh-relu": "tanh_relu"}
 """Activations that a standard dictionary may name; releases before 6 wrote TopK so."""
 
@@ -44,8 +56,9 @@ def load_saelens(folder: str | Path) -> Dictionary | MatchingPursuit:
     tensors = load_file(place / "sae_weights.safetensors")
     architecture = str(config.get("architecture", "standard"))
     if architecture not in _NEEDED:
+        why = _REFUSED.get(architecture, "which is not known here")
         raise FormatError(
-            f"the dictionary's architecture is '{architecture}'; {', '.join(_NEEDED)} can be read"
+            f"the dictionary's architecture is '{architecture}': {why}; {', '.join(_NEEDED)} can be read"
         )
     wanted = ("W_dec", "b_dec", *_NEEDED[architecture])
     missing = [n for n in wanted if n not in tensors]
@@ -57,7 +70,7 @@ def load_saelens(folder: str | Path) -> Dictionary | MatchingPursuit:
     if architecture == "matching_pursuit":
         return MatchingPursuit(
             decoder,
-            decoder_bias,
+            decoder_bias if centred else decoder_bias * 0,  # it is added only where it was taken away
             float(config.get("residual_threshold", 1e-2)),
             config.get("max_iterations") or decoder.shape[1],
             bool(config.get("stop_on_duplicate_support", True)),
@@ -103,6 +116,7 @@ def load_saelens(folder: str | Path) -> Dictionary | MatchingPursuit:
 def _fold_scales(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     """Take a fixed scale of the activations into the weights; what follows each activation is refused."""
     how = config.get("normalize_activations") or "none"
+    how = "expected_average_only_in" if how is True else how  # as releases before 6 wrote it
     factor = config.get("norm_scaling_factor")
     if how == "expected_average_only_in" and factor is not None:
         tensors["W_dec"], tensors["b_dec"] = tensors["W_dec"] / factor, tensors["b_dec"] / factor

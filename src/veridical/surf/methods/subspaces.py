@@ -8,80 +8,59 @@ from torch import Tensor
 
 from veridical.random.keyed import Key
 from veridical.surf.methods.kmeans import kmeans
+from veridical.surf.methods.lasso import SWEEPS, lasso
 
 _BLOCK = 2**22
 """Numbers of the small systems that are solved at a time."""
+_FEW = 32
+"""Others that a row is written in at first."""
 
 
-def self_expression(rows: Tensor, gamma: float = 50.0, active: int = 32, rounds: int = 4) -> Tensor:
+def self_expression(rows: Tensor, gamma: float = 50.0, active: int = 64, rounds: int = 4) -> Tensor:
     """Coefficients C (n, n), zero on the diagonal, of every row in the other rows, all solved together.
 
     Row j of C minimises `||x_j - X^T c||^2 / 2 + lambda_j ||c||_1` over rows of length 1, with
-    `lambda_j = max_{i != j} |x_i . x_j| / gamma`. Each row works on the `active` rows that correlate most
-    with what it has not yet explained: after each round the worst violators of the optimality conditions
-    come in, so that the answer is that of the whole problem once none is left.
+    `lambda_j = max_{i != j} |x_i . x_j| / gamma`. Each row works on the few others that correlate most with
+    what it has not yet explained: after each round the worst violators of the optimality conditions come in,
+    so that the answer is that of the whole problem once none is left. Rows that use nearly all of theirs get
+    up to `active`. Single precision is enough: what is made of the coefficients is a clustering.
     """
-    unit = torch.nn.functional.normalize(rows, dim=-1)
-    gram = unit @ unit.T
-    count = len(rows)
-    off = gram.clone().fill_diagonal_(0)
-    penalty = off.abs().amax(-1, keepdim=True) / gamma
-    width = min(active, count - 1)
-    chosen = off.abs().fill_diagonal_(-1).topk(width, -1).indices
-    values = torch.zeros_like(chosen, dtype=rows.dtype)
-    every = torch.arange(count, device=rows.device)[:, None]
+    unit = torch.nn.functional.normalize(rows, dim=-1).float()
+    gram = (unit @ unit.T).fill_diagonal_(0)
+    penalty = gram.abs().amax(-1) / gamma
+    most = min(active, len(rows) - 1)
+    few = min(_FEW, most)
+    whole, left = torch.zeros_like(gram), gram.abs()
+    going = torch.arange(len(rows), device=rows.device)
+    wide = torch.zeros_like(going, dtype=torch.bool)
     for turn in range(rounds):
-        values = torch.cat(
-            [
-                lasso(
-                    gram[chosen[part][:, :, None], chosen[part][:, None, :]],
-                    off[part].gather(1, chosen[part]),
-                    penalty[part],
-                    values[part],
-                    tolerance=1e-4,
-                )
-                for part in every.reshape(-1).split(max(1, _BLOCK // width**2))
-            ]
-        )
-        whole = torch.zeros_like(gram).scatter_(1, chosen, values)
-        # what each row has left to explain, seen from every other: two products through the dimensions
-        left = ((unit - whole @ unit) @ unit.T).abs().fill_diagonal_(0)
-        if turn == rounds - 1 or not bool((left > penalty * (1 + 1e-3)).any()) or width == count - 1:
-            return whole
-        # those in use stay, and places of those not in use go to the worst violators
-        wanted = left.scatter(1, chosen, torch.where(values != 0, torch.inf, left.gather(1, chosen)))
-        chosen = wanted.fill_diagonal_(-1).topk(width, -1).indices
-        values = whole[every, chosen]
-    return whole
-
-
-def lasso(
-    gram: Tensor, seen: Tensor, penalty: Tensor, start: Tensor, sweeps: int = 100, tolerance: float = 1e-6
-) -> Tensor:
-    """`min_c c^T G c / 2 - s^T c + lambda |c|_1` for many systems (B, m, m) at once, by coordinate descent.
-
-    One coordinate of all systems moves at a time, to its exact optimum; what is left to explain moves along.
-    """
-    found = start.clone()
-    rows = torch.arange(len(found), device=found.device)
-    size, bound = gram.diagonal(dim1=-2, dim2=-1).clamp(min=1e-12), penalty.squeeze(-1)
-    left = seen - torch.einsum("bij,bj->bi", gram, found)
-    for _ in range(-(-sweeps // 10)):
-        now = found[rows]
-        for _ in range(min(10, sweeps)):
-            before = now.clone()
-            for k in range(now.shape[1]):
-                rest = torch.addcmul(left[:, k], size[:, k], now[:, k])
-                after = (rest - rest.clamp(-bound, bound)) / size[:, k]
-                left.addcmul_((after - now[:, k])[:, None], gram[:, k], value=-1)
-                now[:, k] = after
-        found[rows] = now
-        # few systems need many sweeps: those that stay where they are leave the others to themselves
-        moving = (now - before).abs().amax(-1) >= tolerance
-        if not bool(moving.any()):
+        for width, some in ((few, going[~wide]), (most, going[wide])):
+            # others will come in: only the last round need be exact
+            sweeps = 100 if turn == rounds - 1 or width == len(rows) - 1 else SWEEPS
+            for part in some.split(max(1, _BLOCK // (width * max(width, unit.shape[1])))):
+                left[part] = _refit(part, width, sweeps, unit, penalty, whole, left[part])
+        more = (left[going] > penalty[going, None] * (1 + 1e-3)).any(-1)
+        going = going[more]
+        if not len(going) or few == len(rows) - 1:
             break
-        rows, gram, left, size, bound = rows[moving], gram[moving], left[moving], size[moving], bound[moving]
-    return found
+        wide = (whole[going] != 0).sum(-1) > 0.75 * few
+    return whole.to(rows.dtype)
+
+
+def _refit(
+    part: Tensor, width: int, sweeps: int, unit: Tensor, penalty: Tensor, whole: Tensor, left: Tensor
+) -> Tensor:
+    """Write some rows anew, in those in use and the worst violators; gives what they still leave (B, n)."""
+    used = whole[part]
+    wanted = left.masked_fill_(used != 0, torch.inf).scatter_(1, part[:, None], -1.0)
+    chosen = wanted.topk(width, -1).indices
+    near = unit[chosen]
+    among = (near @ near.mT).permute(1, 2, 0).contiguous()
+    seen = (near @ unit[part, :, None])[..., 0].T
+    values = lasso(among, seen, penalty[part], used.gather(1, chosen).T, sweeps, 1e-4).T
+    whole[part] = torch.zeros_like(used).scatter_(1, chosen, values)
+    rest = unit[part] - (values[:, None] @ near)[:, 0]
+    return (rest @ unit.T).abs_().scatter_(1, part[:, None], 0.0)
 
 
 def inliers(coefficients: Tensor, share: float) -> Tensor:
@@ -101,7 +80,7 @@ def spectral(coefficients: Tensor, count: int, key: Key) -> Tensor:
     matrix = scale[:, None] * affinity * scale
     # only the leading ones, and exactly: where clusters do not touch, eigenvalues are equal
     last = len(matrix) - 1
-    found = eigh(matrix.double().cpu().numpy(), subset_by_index=[last - count + 1, last])[1]
+    found = eigh(matrix.float().cpu().numpy(), subset_by_index=[last - count + 1, last])[1]
     leading = torch.nn.functional.normalize(torch.from_numpy(found).to(matrix), dim=-1)
     return kmeans(leading, count, key, starts=8)[1]
 

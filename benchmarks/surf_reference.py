@@ -1,0 +1,82 @@
+"""The slow forms that SURF's solvers are timed against: `python -m benchmarks.surf --solvers`.
+
+Each is the textbook's: non-negative least squares that adds one concept at a time, and self-expression by
+sweeps of coordinate descent alone, followed by all eigenvectors. They give the same answers.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def nnls_one_by_one(gram: Tensor, seen: Tensor) -> Tensor:
+    """Lawson and Hanson for systems (G, K, K) and right-hand sides (G, N, K), all rows together."""
+    groups, rows, count = seen.shape
+    flat = seen.reshape(-1, count)
+    own = gram.repeat_interleave(rows, 0)
+    answer, passive = torch.zeros_like(flat), torch.zeros_like(flat, dtype=torch.bool)
+    left = torch.arange(len(flat))
+    for _ in range(3 * count + 10):
+        slope = flat[left] - torch.einsum("nkj,nj->nk", own[left], answer[left])
+        best, at = slope.masked_fill(passive[left], -torch.inf).max(-1)
+        going = best > 1e-10 * flat[left].abs().amax(-1)
+        left, at = left[going], at[going]
+        if not len(left):
+            break
+        passive[left, at] = True
+        now, on = answer[left], passive[left].clone()
+        for _ in range(count + 1):
+            both = on[:, :, None] & on[:, None, :]
+            system = torch.where(both, own[left], 0.0) + torch.diag_embed(torch.where(on, 1e-13, 1.0))
+            wanted = torch.linalg.solve(system, torch.where(on, flat[left], 0.0)[..., None]).squeeze(-1)
+            bad = on & (wanted <= 0)
+            if not bool(bad.any()):
+                now = torch.where(on, wanted, 0.0)
+                break
+            share = torch.where(bad, now / (now - wanted).clamp(min=1e-300), torch.inf)
+            step = share.amin(-1, keepdim=True).clamp(max=1.0)
+            now = now + step * (wanted - now)
+            on = on & ~(bad & ((share <= step) | (now <= 0)))
+            now = torch.where(on, now, 0.0)
+        answer[left], passive[left] = now, on
+    return answer.reshape(groups, rows, count)
+
+
+def self_expression_by_descent(
+    rows: Tensor, gamma: float = 50.0, active: int = 64, rounds: int = 3
+) -> Tensor:
+    """Every row in `active` others, which change after each round, by up to 100 sweeps over coordinates."""
+    unit = torch.nn.functional.normalize(rows, dim=-1)
+    gram = unit @ unit.T
+    off = gram.clone().fill_diagonal_(0)
+    penalty = off.abs().amax(-1) / gamma
+    chosen = off.abs().fill_diagonal_(-1).topk(active, -1).indices
+    now = torch.zeros_like(chosen, dtype=rows.dtype)
+    whole = torch.zeros_like(gram)
+    for turn in range(rounds):
+        systems = gram[chosen[:, :, None], chosen[:, None, :]]
+        left = off.gather(1, chosen) - torch.einsum("bij,bj->bi", systems, now)
+        for sweep in range(100):
+            before = now.clone()
+            for k in range(active):
+                rest = left[:, k] + now[:, k]
+                after = rest.sign() * (rest.abs() - penalty).clamp(min=0)
+                left -= (after - now[:, k])[:, None] * systems[:, k]
+                now[:, k] = after
+            if sweep % 10 == 9 and float((now - before).abs().max()) < 1e-4:
+                break
+        whole = torch.zeros_like(gram).scatter_(1, chosen, now)
+        unexplained = (off - whole @ gram).abs().fill_diagonal_(0)
+        if turn < rounds - 1:
+            kept = torch.where(now != 0, torch.inf, unexplained.gather(1, chosen))
+            chosen = unexplained.scatter(1, chosen, kept).fill_diagonal_(-1).topk(active, -1).indices
+            now = whole.gather(1, chosen)
+    return whole
+
+
+def leading_eigenvectors(coefficients: Tensor, count: int) -> Tensor:
+    """Of the normalised affinity, out of all of them."""
+    affinity = coefficients.abs() + coefficients.abs().T
+    scale = affinity.sum(-1).clamp(min=1e-12).rsqrt()
+    return torch.linalg.eigh(scale[:, None] * affinity * scale)[1][:, -count:]
