@@ -234,3 +234,15 @@ def test_whether_every_sample_was_explained_is_known_from_the_check():
     assert not gap.whole
     assert gap.missing.tolist() == [False, True]
     assert gap.take(slice(0, 1)).whole
+
+
+def test_an_order_that_belongs_to_other_values_is_refused() -> None:
+    task = vd.Task(torch.nn.Linear(4, 2), torch.randn(3, 4))
+    for known in (True, False):
+        made = vd.explain("gradient", task)
+        if known:
+            _ = made.order
+        with pytest.raises(InputError, match="does not sort the values"):
+            replace(made, values=-made.values)
+        turned = made.with_values(-made.values)
+        assert bool((turned.values.gather(1, turned.order).diff() >= 0).all())

@@ -73,6 +73,7 @@ class DeepLift(_FromBaselines):
     baseline: Value | Literal["mean"] = 0.0
     """The row that differences are taken to: one number everywhere, or "mean" of the reference rows."""
     name: ClassVar[str] = "deeplift"
+    version: ClassVar[int] = 2
     summary: ClassVar[str] = "difference to a baseline, passed back by the rescale rule"
     paper: ClassVar[str] = "Shrikumar et al. 2017, section 3.5"
     law: ClassVar[str] = "values sum to y(x) - y(baseline)"
@@ -116,6 +117,7 @@ class DeepLiftShap(_FromBaselines):
     baselines: Count = 16
     """The most reference rows used as baselines."""
     name: ClassVar[str] = "deeplift_shap"
+    version: ClassVar[int] = 2
     summary: ClassVar[str] = "DeepLIFT averaged over reference rows as baselines"
     paper: ClassVar[str] = "Lundberg and Lee 2017, section 4.2"
     law: ClassVar[str] = "values sum to y(x) less the mean of y over the baselines"

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError, NotApplicableError
-from veridical.explainers.adapters import from_captum, seeded_numpy, seeded_torch
+from veridical.explainers.adapter_parts import seeded_numpy, seeded_torch
+from veridical.explainers.adapters import from_captum
 from veridical.explainers.base import Explainer
 from veridical.model.dataframes import is_frame
 from veridical.random.keyed import Key

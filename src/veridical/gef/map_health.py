@@ -18,7 +18,7 @@ LOOKED_AT = 4
 """Samples whose maps are made again."""
 ROUNDING = 0.1
 """A map that is another one in float64 by more than this share of its size is largely rounding."""
-OURS, FOREIGN = "veridical.", ("veridical.explainers.adapters", "veridical.explainers.function")
+OURS, FOREIGN = "veridical.", ("veridical.explainers.adapt", "veridical.explainers.function")
 """Where explainers are defined whose draws are keyed, and those around other people's code."""
 REDRAWN = 1e-3
 """Of the largest value: a map that changes by more with the key is random, whatever its method declares."""
@@ -58,7 +58,7 @@ def _looked(task: Task, explainer: Explainer, key: Key, places: Tensor, nowhere:
         draws = _differ(first, _maps(explainer, few, key / "again"))
         repeats = not (draws and _differ(first, _maps(explainer, few, key)))
     where = type(explainer).__module__
-    if draws and (where in FOREIGN or not where.startswith(OURS)):
+    if draws and (where.startswith(FOREIGN) or not where.startswith(OURS)):
         why_not = "its own random numbers need not be the same in float64"
         return MapHealth(draws, nowhere, repeats, why_not=why_not)
     try:

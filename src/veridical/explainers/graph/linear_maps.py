@@ -57,27 +57,35 @@ def convolution(
     if not plain:
         return followed(as_called)
 
+    axes = int(func.__name__[-2])
+    stride, padding, dilation = (
+        [value] * axes if isinstance(value, int) else value
+        for value in (settings.get(name, default) for name, default in _DEFAULTS)
+    )
+    behind = (
+        None,
+        stride,
+        padding,
+        dilation,
+        False,
+        [0] * axes,
+        settings.get("groups", 1),
+        [True, False, False],
+    )
+
     def run(a: Tensor, w: Tensor, b: Tensor | None) -> tuple[Tensor, Pull]:
-        with torch.no_grad():
-            z = as_called(a, w, b)
-        kept, axes = a.detach(), w.dim() - 2
-        stride, padding, dilation = (
-            [value] * axes if isinstance(value, int) else value
-            for value in (settings.get(name, default) for name, default in _DEFAULTS)
-        )
+        kept = a.detach()
+        z = func(kept, w, b, *args, **dict(named))
 
         def pull(g: Tensor) -> Tensor:
-            alike = g.dtype == kept.dtype == w.dtype  # to ask for the dtype it has costs as much as a kernel
-            found: Tensor = torch.ops.aten.convolution_backward.default(
-                *(g, *((kept, w) if alike else (kept.to(g.dtype), w.to(g.dtype)))),
-                *(None, stride, padding, dilation),
-                *(False, [0] * axes, settings.get("groups", 1), [True, False, False]),
-            )[0]
-            return found if alike else found.to(kept.dtype)
+            if g.dtype == kept.dtype == w.dtype:  # to ask for the dtype it has costs as much as a kernel
+                return _backward(g, kept, w, *behind)[0]
+            return _backward(g, kept.to(g.dtype), w.to(g.dtype), *behind)[0].to(kept.dtype)
 
         return z, pull
 
     return run
 
 
+_backward: Callable[..., tuple[Tensor, ...]] = torch.ops.aten.convolution_backward.default
 _DEFAULTS = (("stride", 1), ("padding", 0), ("dilation", 1))

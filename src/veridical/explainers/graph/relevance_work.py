@@ -28,6 +28,8 @@ FURTHER: dict[str, tuple[int, int]] = {
 FURTHER_SIGNED: dict[str, tuple[int, int]] = {"z_plus": (2, 1), "gamma": (2, 2), "alpha_beta": (4, 3)}
 """The same where inputs have any sign: two products stand in the place of one."""
 
+_OF_ANY_SIGN = FURTHER | FURTHER_SIGNED
+
 
 @dataclass
 class Work:
@@ -46,8 +48,7 @@ class Work:
         def back(R: Tensor) -> tuple[Tensor]:
             # here, since no relevance may come: not through queries and keys
             name = "z_plus" if rule == "alpha_beta" and rules.alpha == 1 else rule
-            signed = FURTHER if layer.positive else FURTHER | FURTHER_SIGNED
-            forward, backward = signed[name]
+            forward, backward = (FURTHER if layer.positive else _OF_ANY_SIGN)[name]
             self.forward += forward * size
             self.backward += backward * size
             return (rules.back(rule, layer, R),)
