@@ -10,7 +10,12 @@ PARTS = (
     Part("forms", (*RUN, "forms"), MNIST_TRAIN, ("--samples", "8"), in_quick=False),
     Part("controls", (*RUN, "controls"), MNIST_TRAIN, ("--samples", "8")),
     Part("global", (*RUN, "global"), MNIST_TRAIN, ("--samples", "16"), in_quick=False),
-    Part("tabular", (*RUN, "tabular"), AVILA, ("--samples", "32")),
+    Part(
+        "tabular",
+        ("-m", "replications.gef.tabular", "--out", "{out}"),
+        AVILA,
+        ("--samples", "32", "--only", "Avila MLP"),
+    ),
     Part(
         "sms",
         ("-m", "replications.gef.sms", "--out", "{out}"),
