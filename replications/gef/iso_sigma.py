@@ -117,7 +117,7 @@ def one_seed(task: vd.Task, metric: IsoSigma, seed: int) -> list[dict[str, Any]]
     rows = []
     for who, found in metric.score_all(task, explainers(task), vd.Key(seed)).items():
         if isinstance(found, Exception):
-            rows.append({"explainer": who, "error": f"{type(found).__name__}: {found}"[:200]})
+            rows.append({"explainer": who, "failed": f"{type(found).__name__}: {found}"[:200]})
             continue
         rows.append(
             {
@@ -209,7 +209,7 @@ def main() -> None:
             ends = [round(path["sigma_max"], 2) for path in paths]
             print(f"{title}: {len(task)} samples, paths up to {ends}", flush=True)
             print("\n".join(map(shown, found)), flush=True)
-            print("\n".join(f"  {r['explainer']}: {r['error']}" for r in rows if "error" in r), flush=True)
+            print("\n".join(f"  {r['explainer']}: {r['failed']}" for r in rows if "failed" in r), flush=True)
 
 
 if __name__ == "__main__":
