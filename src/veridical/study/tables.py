@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from veridical.errors import FormatError
+from veridical.gef.joining import joined_provenance
 from veridical.model.cost import Cost
 from veridical.values import sealed
 from veridical.values.scores import Curve, Direction, Scores
@@ -169,7 +170,7 @@ def joined(parts: Sequence[Scores]) -> Scores:
         curve,
         details,
         cost,
-        first.provenance,
+        joined_provenance(parts, details),
     )
 
 
