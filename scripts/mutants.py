@@ -181,7 +181,7 @@ MUTANTS = (
     ),
     Mutant(
         "gef: iso-sigma correlates over levels",
-        "gef/iso_sigma.py",
+        "gef/iso_evidence.py",
         "d_f, d_phi = model.mT, explanation.mT",
         "d_f, d_phi = model, explanation",
         "gef/test_iso_sigma.py",
@@ -189,7 +189,7 @@ MUTANTS = (
     ),
     Mutant(
         "gef: shuffled maps are compared with shuffled models",
-        "gef/iso_sigma.py",
+        "gef/iso_evidence.py",
         "here.gather(2, own) if both else here",
         "here.gather(2, own)",
         "gef/test_iso_sigma.py",

@@ -4,7 +4,8 @@ from veridical.gef.assumptions import Assumptions, assumptions
 from veridical.gef.classes import class_task
 from veridical.gef.codes import ConceptRelevance, LayerCodes, layer_activations
 from veridical.gef.feature_visualisation import DeepViz, FeatureVisualisation, Fourier, Maco
-from veridical.gef.iso_sigma import Evidence, IsoSigma, evidence, iso_sigma
+from veridical.gef.iso_evidence import Evidence, evidence, iso_sigma
+from veridical.gef.iso_metric import IsoSigma, with_draws_for
 from veridical.gef.layers import LayerStudy, across_layers
 from veridical.gef.llm import Endpoint, LLMx, LocalModel
 from veridical.gef.metric import GEF, FastGEF
@@ -55,4 +56,5 @@ __all__ = [
     "plot_scores_by_explainer",
     "plot_sparsity",
     "visualise",
+    "with_draws_for",
 ]

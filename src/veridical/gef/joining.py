@@ -8,7 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from veridical.functional import pearson, spearman
-from veridical.gef.iso_sigma import IsoSigma, evidence
+from veridical.gef.iso_evidence import evidence
+from veridical.gef.iso_metric import IsoSigma
 from veridical.random.keyed import Key
 from veridical.values.scores import Scores
 
@@ -27,6 +28,6 @@ def joined_provenance(parts: Sequence[Scores], details: Mapping[str, Tensor]) ->
     if out.pop("iso_sigma", None) is not None and "model_distortion" in details:
         metric = out.get("metric", {})
         kind = pearson if metric.get("correlation") == "pearson" else spearman
-        moved = (details[f"{what}_distortion"] for what in ("model", "explanation"))
-        out["iso_sigma"] = evidence(*moved, Key(0) / IsoSigma.name, kind).to_json()
+        model, explanation = (details[f"{what}_distortion"] for what in ("model", "explanation"))
+        out["iso_sigma"] = evidence(model, explanation, Key(0) / IsoSigma.name, kind).to_json()
     return out

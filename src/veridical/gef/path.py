@@ -149,10 +149,11 @@ def agreement(task: Task, outputs: Tensor) -> Tensor:
 
 def _agreements(task: Task, worlds: Worlds, sigma: float, draws: range, key: Key) -> Tensor:
     out = []
-    for draw in draws:
-        world = worlds.at(sigma, key / draw)
-        with world.session():
-            out.append(agreement(task, world.predictor.chunk(world.inputs, world.side)))
+    with worlds.ahead(key / draw for draw in draws):
+        for draw in draws:
+            world = worlds.at(sigma, key / draw)
+            with world.session():
+                out.append(agreement(task, world.predictor.chunk(world.inputs, world.side)))
     return torch.stack(out).cpu()
 
 
