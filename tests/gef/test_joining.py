@@ -55,7 +55,7 @@ def something_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def left_out(_model: torch.nn.Module) -> Iterator[tuple[str, tuple[str, int]]]:
         yield "a.list", ("torch does not know it", 7)
 
-    monkeypatch.setattr("veridical.gef.receipt._left_out", left_out)
+    monkeypatch.setattr("veridical.gef.receipt.left_out", left_out)
 
 
 @pytest.mark.usefixtures("something_left_out")

@@ -135,7 +135,7 @@ def _say(scores: dict[str, vd.Scores]) -> None:
             low, high = sure["interval"]
             out.print(
                 f"{escape(name)}: at fixed noise {sure['mean']:.3f}, p = {sure['p_value']:.3f}, 95% of draws "
-                f"{low:.3f} to {high:.3f}; with {sure['draws']} draws 0.2 would be seen in {sure['power']:.0%}",
+                f"{low:.3f} to {high:.3f}; with {sure['draws']} draws 0.2 is seen in {sure['power']:.0%}",
                 soft_wrap=True,
             )
     for sentence in incomplete(scores.values()):
