@@ -17,6 +17,19 @@ PARTS = (
         ("--samples", "32", "--only", "Avila MLP"),
     ),
     Part(
+        "iso_sigma",
+        ("-m", "replications.gef.iso_sigma", "--out", "{out}", "--only", "MNIST", "Avila"),
+        (*MNIST_TRAIN, *AVILA),
+        ("--samples", "4", "--draws", "5", "--seeds", "1"),
+    ),
+    Part(
+        "iso_sigma, networks",
+        ("-m", "replications.gef.iso_sigma", "--out", "{out}", "--only", "Eff", "MiniLM"),
+        ("efficientnet.npz", "minilm.npz"),
+        ("--samples", "2", "--draws", "5", "--seeds", "1"),
+        in_quick=False,
+    ),
+    Part(
         "sms",
         ("-m", "replications.gef.sms", "--out", "{out}"),
         ("sms_spam/SMSSpamCollection",),

@@ -201,7 +201,7 @@ def main() -> None:
             paths.append(metric.noise_path(task, vd.Key(seed)).to_json())
             rows += one_seed(task, metric, seed)
             found = over_seeds(rows)
-            name = f"iso_sigma_{title.split()[0].lower()}.json"
+            name = f"iso_sigma_{title.lower().replace(' ', '_')}.json"
             kept = {"samples": len(task), "device": given.device, "torch": torch.__version__}
             text = json.dumps({"task": title, **kept, "paths": paths, "rows": rows, "over_seeds": found})
             (given.out / name).write_text(text)
