@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from veridical.errors import InputError, NotApplicableError
 from veridical.functional import round_to_grid
 from veridical.gef.path import NoisePath, find_path
 from veridical.gef.worlds import Worlds
-from veridical.masking.fills import Constant, Fill
+from veridical.masking.fills import Fill
 from veridical.masking.probe import flip_counts, probe
 from veridical.masking.rules import RankThreshold
 from veridical.model.cost import Cost
@@ -144,7 +144,7 @@ def assumptions(
     Input noise in `levels` levels up to chance, looked for with `search_draws` draws a level; layers
     randomised one after the other from the output down and from the input up, or in `layer_steps` groups;
     features masked cumulatively in random order in `mask_steps` steps, in `patches` on images, filled with
-    the smallest, the largest and the mean value of the reference rows.
+    the smallest, the largest and the mean value of each channel or column of the reference rows.
     """
     if task.head == "regression":
         raise NotApplicableError("a regression has no class that could change or stay")
@@ -174,6 +174,22 @@ def assumptions(
         task.ids,
         task.predictor.meter.cost - before,
     )
+
+
+@dataclass(frozen=True, eq=False)
+class PerChannel(Fill):
+    """One value per channel of an image or column of a table: black is not one number for all of them."""
+
+    values: Tensor
+    """The values (C,)."""
+    name: ClassVar[str] = "per channel"
+
+    def draw_of(self, key: Key) -> None:
+        return None
+
+    def background(self, state: Tensor | None, x: Tensor, ids: Tensor, key: Key) -> Tensor:
+        shape = (1, 1, -1, *[1] * (x.dim() - 2))
+        return self.values.to(x).reshape(shape).expand(1, 1, *x.shape[1:])
 
 
 def _moved(task: Task, outputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -225,8 +241,9 @@ def _watch_masking(task: Task, patches: Sequence[int], steps: int, draws: int, k
     rows = task.inputs if task.train is None else task.train
     fills: dict[str, Fill] = {"the task's fill": task.fill}
     if rows.is_floating_point():
-        values = {"black": rows.min(), "white": rows.max(), "mean": rows.mean()}
-        fills = {name: Constant(float(value)) for name, value in values.items()}
+        by_channel = rows.movedim(1, 0).flatten(1)
+        values = {"black": by_channel.amin(1), "white": by_channel.amax(1), "mean": by_channel.mean(1)}
+        fills = {name: PerChannel(value) for name, value in values.items()}
     spaces = {"one feature at a time": task.space}
     if task.modality == "image":
         shape = tuple(task.inputs.shape[1:])
