@@ -197,7 +197,7 @@ MUTANTS = (
     ),
     Mutant(
         "gef: the path runs on where answers overflow",
-        "gef/path.py",
+        "gef/agreement.py",
         "return torch.where(outputs.isfinite().all(), kept, torch.nan)",
         "return kept",
         "gef/test_path_cases.py",

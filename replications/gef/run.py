@@ -23,7 +23,7 @@ from replications.gef.data import accuracy, avila, mnist
 from veridical.explainers import as_explainer
 from veridical.functional import kendall_tau_b, spearman
 from veridical.gef import DeepViz, Fourier, Maco, class_task
-from veridical.gef.path import even_levels
+from veridical.gef.noise_path import even_levels
 
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "SMG": ("smoothgrad", {"samples": 10}),

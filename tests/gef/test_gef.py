@@ -12,7 +12,7 @@ import veridical as vd
 from tests.reference import gef as reference
 from veridical.explainers import Explainer
 from veridical.gef import GEF, FastGEF, NoisePath, find_path, gef_score
-from veridical.gef.distortion import least_squares_step
+from veridical.gef.jacobian_form import least_squares_step
 from veridical.testing import tiny_task
 
 
@@ -168,7 +168,7 @@ def test_arc_of_normalised_maps_is_at_least_the_chord() -> None:
 
 def check_reference(task: vd.Task, got: torch.Tensor) -> None:
     """The running mean of ||de||^4, remade from the same noise by hand."""
-    from veridical.gef.distortion import Setting
+    from veridical.gef.setting import Setting
     from veridical.gef.worlds import Worlds
 
     levels, steps = (0.05, 0.1, 0.2), 3

@@ -10,8 +10,9 @@ from veridical.gef.layers import LayerStudy, across_layers
 from veridical.gef.llm import Endpoint, LLMx, LocalModel
 from veridical.gef.metric import GEF, FastGEF
 from veridical.gef.neurons import at_neuron
+from veridical.gef.noise_path import NoisePath
 from veridical.gef.outcome import gef_score
-from veridical.gef.path import NoisePath, find_path
+from veridical.gef.path import find_path
 from veridical.gef.plots import (
     plot_cloud,
     plot_gained,

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from veridical.errors import InputError, NotApplicableError
 from veridical.functional import round_to_grid
-from veridical.gef.path import NoisePath, find_path
+from veridical.gef.noise_path import NoisePath
+from veridical.gef.path import find_path
 from veridical.gef.worlds import Worlds
 from veridical.masking.fills import Fill
 from veridical.masking.probe import flip_counts, probe

@@ -10,10 +10,10 @@ import torch
 from veridical.errors import InputError
 from veridical.explainers import as_explainer
 from veridical.functional import has_spread, pearson, spearman
-from veridical.gef.distortion import Found
+from veridical.gef.found import Found
 from veridical.gef.iso_evidence import SMALLEST, Evidence, evidence, iso_sigma
 from veridical.gef.metric import GEF
-from veridical.gef.path import NoisePath
+from veridical.gef.noise_path import NoisePath
 from veridical.metrics.base import Outcome, register
 from veridical.random.keyed import Key
 from veridical.values.task import Task

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
+from veridical.gef.found import Found
 from veridical.gef.noise_reach import left_out, self_check, still
 from veridical.values.scores import Scores
 from veridical.values.task import Task
@@ -62,6 +64,21 @@ def receipt_of(task: Task) -> Receipt:
     """The receipt of weight noise on a task's model, made once for the task and counted to nobody."""
     found: Receipt = task.cached("gef receipt", lambda: task.uncounted(lambda: _made(task)))
     return found
+
+
+def of_score(task: Task, found: Found, weights: bool) -> dict[str, Any]:
+    """What one score carries: what noise reached, worlds dropped, what a second look at the maps found."""
+    lost = (~found.model.isfinite()).any(0)
+    health = found.health
+    return {
+        "worlds": lost.numel(),
+        "worlds_dropped": int(lost.sum()),
+        "float64_apart": None if math.isnan(health.apart) else health.apart,
+        "float64_unchecked": health.why_not,
+        "redraws": health.draws,
+        "repeats": health.repeats,
+        **(receipt_of(task).to_json() if weights else {}),
+    }
 
 
 def incomplete(scores: Iterable[Scores]) -> list[str]:
