@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import veridical as vd
-from veridical.gef.assumptions import Watched
+from veridical.gef.watched import Watched
 from veridical.testing import tiny_task
 
 mpl.use("Agg")

@@ -2,7 +2,8 @@
 
 from veridical.gef.assumptions import Assumptions, assumptions
 from veridical.gef.classes import class_task
-from veridical.gef.codes import ConceptRelevance, LayerCodes, layer_activations
+from veridical.gef.codes import LayerCodes, layer_activations
+from veridical.gef.concept_relevance import ConceptRelevance
 from veridical.gef.feature_visualisation import DeepViz, FeatureVisualisation, Fourier, Maco
 from veridical.gef.iso_evidence import Evidence, evidence, iso_sigma
 from veridical.gef.iso_metric import IsoSigma, with_draws_for

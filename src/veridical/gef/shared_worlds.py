@@ -53,8 +53,11 @@ class Company:
     """Who is still there: an explainer that raises is left out with its error, the others go on."""
 
     members: Mapping[str, Any]
+    """All explainers by name."""
     errors: dict[str, Exception] = field(default_factory=dict)
+    """What those raised that are left out."""
     costs: dict[str, Cost] = field(default_factory=dict)
+    """What each one asked."""
 
     def __iter__(self) -> Iterator[str]:
         return iter([who for who in self.members if who not in self.errors])
