@@ -96,8 +96,6 @@ class LayerCodes(Explainer):
     paper: ClassVar[str] = "GEF paper, A.4.4"
 
     def __post_init__(self) -> None:
-        if self.end not in ("input", "output") or self.pool not in ("mean", "max", "last"):
-            raise InputError("end is 'input' or 'output', and pool 'mean', 'max' or 'last'")
         if not (callable(self.encoder) or hasattr(self.encoder, "codes") or hasattr(self.encoder, "project")):
             raise InputError(
                 f"a {type(self.encoder).__name__} cannot encode; give a dictionary of vd.surf (codes), "

@@ -35,10 +35,6 @@ class ConceptRelevance(LayerCodes):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.relevance not in ("contributions", "projections", "importances"):
-            raise InputError(
-                f"relevance is 'contributions', 'projections' or 'importances', got {self.relevance!r}"
-            )
         if not all(
             isinstance(getattr(self.encoder, name, None), Tensor) for name in ("vectors", "importances")
         ):

@@ -91,16 +91,6 @@ class GEF(ExplainerMetric):
     takes_classes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        choices = {
-            "form": ("fast", "reference", "jacobian", "arc"),
-            "distance": ("euclidean", "cosine"),
-            "model_distance": ("logit", "outputs"),
-            "correlation": ("spearman", "pearson"),
-            "perturb": ("weights", "input"),
-        }
-        for what, known in choices.items():
-            if getattr(self, what) not in known:
-                raise InputError(f"{what} is one of {', '.join(known)}; got {getattr(self, what)!r}")
         for what in ("levels", "draws", "steps", "output_draws"):
             count = getattr(self, what)
             if isinstance(count, bool) or not isinstance(count, int) or count < 1:
