@@ -17,7 +17,7 @@ import torch
 import veridical as vd
 from veridical.explainers import Explainer
 from veridical.explainers import registry as explainers
-from veridical.meta.dependence import BLIND, PLACELESS
+from veridical.meta.dependence import BLIND, HARDLY, PLACELESS
 from veridical.metrics import AnyMetric, ExplainerMetric
 from veridical.metrics import registry as metrics
 
@@ -89,7 +89,8 @@ def _short(found: dict[str, Any] | None) -> str:
     if found["mc"] is None:
         return "no value"
     share = "?" if found["dependence"] is None else f"{found['dependence']:.0%}"
-    mark = {BLIND: ", blind", PLACELESS: ", values"}.get(found.get("remark", ""), "")
+    remark = found.get("remark", "")
+    mark = ", blind" if remark.startswith((BLIND, HARDLY)) else ", values" if remark == PLACELESS else ""
     return f"{found['mc']:.2f} ({share}{mark})"
 
 

@@ -63,7 +63,9 @@ def plot_explanation(
         strongest = chosen[values[chosen].abs().argsort(descending=True)[:12]].flip(0)
         colours = [COLOURS[1] if values[i] >= 0 else COLOURS[0] for i in strongest]
         names = [space.feature_name(int(i), sample) for i in strongest]
-        ax.barh(names, values[strongest].numpy(), color=colours)
+        # by place, not by name: the same word may stand in a text twice
+        ax.barh(range(len(names)), values[strongest].numpy(), color=colours)
+        ax.set_yticks(range(len(names)), names)
         ax.axvline(0, color="0.7", linewidth=0.8)
         ax.set_xlabel("relevance")
     ax.set_title(name, fontsize=9)

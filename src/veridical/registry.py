@@ -83,7 +83,8 @@ class Registry(Generic[T]):
 
     def _find(self, name: str, table: Mapping[str, Any]) -> bool:
         """Whether the table has the name, after the file or entry point that should bring it was loaded."""
-        name_index.load(self.homes, name, table)
+        if name not in table:
+            name_index.load(self.homes, name, table)
         if name not in table:
             self._load_point(name)
         if name not in table:

@@ -283,12 +283,12 @@ def test_more_reference_rows_than_baselines_are_drawn_by_the_key() -> None:
     assert not torch.allclose(a, c)
     chunked = few(task.with_plan(Plan(rows=8))).values
     torch.testing.assert_close(chunked, a, rtol=0, atol=1e-9)
-    with pytest.raises(InputError, match="at least one baseline"):
+    with pytest.raises(InputError, match="baselines is a whole number from 1"):
         DeepLiftShap(baselines=0)
 
 
 def test_wrong_baselines_are_refused() -> None:
-    with pytest.raises(InputError, match="number or 'mean'"):
+    with pytest.raises(InputError, match="or one of 'mean'"):
         DeepLift("median")
     task, _ = linear_task(train=0)
     with pytest.raises(NotApplicableError, match="reference rows"):

@@ -143,7 +143,7 @@ def test_chunks_do_not_matter(table):
 
 
 def test_budget_is_checked():
-    with pytest.raises(InputError, match="at least 3"):
+    with pytest.raises(InputError, match="budget is a whole number from 3"):
         KernelShap(2)
 
 

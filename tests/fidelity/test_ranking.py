@@ -346,7 +346,7 @@ def test_a_blind_model_prints_no_rank(studied) -> None:
 
 def test_counts_are_whole_numbers(studied) -> None:
     task, _, _ = studied
-    with pytest.raises(InputError, match=r"draws is a whole number of at"):
+    with pytest.raises(InputError, match="draws is a whole number from 1"):
         RFid(draws=1.5)
     with pytest.raises(InputError, match="repeats is a whole number"):
         ranking_study(task, true_maps(task), metrics={"Fid": Fid()}, repeats=1.5)

@@ -347,12 +347,12 @@ def test_bad_settings_are_refused() -> None:
         GEF(levels=2)
     for name in ("levels", "draws", "steps", "output_draws"):
         for value in (0, -1, 2.5, True):
-            with pytest.raises(vd.errors.InputError, match=f"{name} is a whole number"):
+            with pytest.raises(vd.errors.InputError, match=f"{name} is a whole number|at least 3"):
                 GEF(**{name: value})  # type: ignore[arg-type]
     for noise in (-1.0, float("nan"), float("inf")):
-        with pytest.raises(vd.errors.InputError, match="standard deviation"):
+        with pytest.raises(vd.errors.InputError, match="output_noise is a finite number from 0"):
             GEF(output_noise=noise)
-    with pytest.raises(vd.errors.InputError, match="'isotonic', 'published' or levels"):
+    with pytest.raises(vd.errors.InputError, match="or one of 'isotonic', 'published'"):
         GEF(path="isotonik")  # type: ignore[arg-type]
     for path in ((0.1, 0.3, 0.2), (0.1, 0.1, 0.2), (0.0, 0.1, 0.2), (0.1, 0.2, float("inf"))):
         with pytest.raises(vd.errors.InputError, match="positive and rising"):

@@ -67,7 +67,7 @@ def audit(
     result = vd.audit(
         chosen,
         explainers=explainer,
-        effort=effort,  # type: ignore[arg-type]
+        effort=effort,
         seed=seed,
         samples=samples,
         concepts=[] if concept == ["none"] else concept,

@@ -12,7 +12,6 @@ from torch import Tensor
 from veridical.errors import NotApplicableError
 from veridical.explainers.laws import certificate
 from veridical.model.cost import Cost
-from veridical.model.late_checks import collecting
 from veridical.model.predictor import out_of_memory
 from veridical.random.keyed import Key
 from veridical.registry import Registry
@@ -117,11 +116,9 @@ class Explainer(Settings):
     def __call__(self, task: Task, key: Key = Key(0)) -> Explanation:  # noqa: B008 (frozen)
         """Explain every sample of the task."""
         self.check(task)
-        before, halvings = task.predictor.meter.cost, task.predictor.meter.halvings
-        with collecting() as unchecked:
-            task.predictor.watch(thorough=True)
+        with task.predictor.question() as question:
             values = self.maps(task, key)
-            cost = task.predictor.meter.cost - before
+            cost = question.cost
             # where some features are not the task's (special tokens), their part is not in the map
             lawful = bool(self.law) and task.space.valid is None
             promised = self.promised(task, key / self.name) if lawful else None
@@ -129,11 +126,12 @@ class Explainer(Settings):
             "explainer": self.to_json(),
             "seed": key.seed,
             "plan": task.predictor.plan.to_json(),
-            "halvings": task.predictor.meter.halvings - halvings,
+            "halvings": question.halvings,
             **self.stated(task),
         }
+        unchecked = question.unchecked
         if promised is not None:
-            unchecked = [*unchecked, certificate(self.law, self.exact, promised, values, provenance)]
+            unchecked.append(certificate(self.law, self.exact, promised, values, provenance))
         return Explanation(
             values,
             self.space_of(task),
@@ -165,7 +163,11 @@ class Explainer(Settings):
         """The maps of one piece, cut in two and tried again when memory runs out."""
         try:
             # a copy: maps may be the very weights of this world, or a view of the inputs
-            maps = as_tensor(self.attribute(piece, key)).detach().to(piece.device, copy=True)
+            maps = (
+                as_tensor(self.attribute(piece, key), f"the map of '{self.name}'")
+                .detach()
+                .to(piece.device, copy=True)
+            )
             return feature_values(maps, self.space_of(piece), len(piece), f"the map of '{self.name}'")
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error) or len(piece) == 1:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from veridical.errors import InputError
+from veridical.allowed import Count
 from veridical.explainers.base import Explainer, register
 from veridical.explainers.grid import as_features, time_axis
 from veridical.random import keyed
@@ -40,17 +40,13 @@ class RandomK(Explainer):
     A sample with fewer than K features has 1 in all of them.
     """
 
-    k: int = 5
+    k: Count = 5
     """Features that are 1."""
     name: ClassVar[str] = "random_k"
     summary: ClassVar[str] = "control: K random features"
     paper: ClassVar[str] = "control"
     stochastic: ClassVar[bool] = True
     control: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if self.k < 1:
-            raise InputError(f"k counts features and is at least 1, got {self.k}")
 
     def attribute(self, task: Task, key: Key) -> Tensor:
         space = task.space

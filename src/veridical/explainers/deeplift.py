@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from veridical.errors import InputError
+from veridical.allowed import Count, Value
 from veridical.explainers.base import register
-from veridical.explainers.gradients import baseline_row, check_baseline, gradient, no_baseline
+from veridical.explainers.gradients import baseline_row, gradient, no_baseline
 from veridical.explainers.graph.differences import Differences, Step
 from veridical.explainers.graph.explainer import FollowingExplainer
 from veridical.explainers.graph.follow import Followed
@@ -70,15 +70,12 @@ class DeepLift(_FromBaselines):
     side inputs of their own.
     """
 
-    baseline: float | str = 0.0
+    baseline: Value | Literal["mean"] = 0.0
     """The row that differences are taken to: one number everywhere, or "mean" of the reference rows."""
     name: ClassVar[str] = "deeplift"
     summary: ClassVar[str] = "difference to a baseline, passed back by the rescale rule"
     paper: ClassVar[str] = "Shrikumar et al. 2017, section 3.5"
     law: ClassVar[str] = "values sum to y(x) - y(baseline)"
-
-    def __post_init__(self) -> None:
-        check_baseline(self.baseline)
 
     def rows_per_sample(self, task: Task) -> int:
         return 2 if task.side else 1
@@ -115,7 +112,7 @@ class DeepLiftShap(_FromBaselines):
     all samples. Rows: each x forward and backward once per baseline, and each baseline forward once per call.
     """
 
-    baselines: int = 16
+    baselines: Count = 16
     """The most reference rows used as baselines."""
     name: ClassVar[str] = "deeplift_shap"
     summary: ClassVar[str] = "DeepLIFT averaged over reference rows as baselines"
@@ -123,10 +120,6 @@ class DeepLiftShap(_FromBaselines):
     law: ClassVar[str] = "values sum to y(x) less the mean of y over the baselines"
     needs: ClassVar[frozenset[str]] = frozenset({"gradient", "train"})
     stochastic: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if self.baselines < 1:
-            raise InputError(f"DeepLIFT SHAP needs at least one baseline, got {self.baselines}")
 
     def draws_on(self, task: Task) -> bool:
         return task.train is not None and len(task.train) > self.baselines

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import comb
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from veridical.errors import InputError
+from veridical.allowed import MANY, Within
 from veridical.explainers.base import register
 from veridical.explainers.coalitions import (
     MaskingExplainer,
@@ -69,17 +69,13 @@ class KernelShap(MaskingExplainer):
     complement (Covert and Lee 2021).
     """
 
-    budget: int = 512
+    budget: Annotated[int, Within(3, MANY)] = 512
     """Rows asked per sample, at most."""
     name: ClassVar[str] = "kernel_shap"
     version: ClassVar[int] = 2
     summary: ClassVar[str] = "Shapley values by weighted least squares"
     paper: ClassVar[str] = "Lundberg and Lee 2017"
     stochastic: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if self.budget < 3:
-            raise InputError(f"KernelSHAP asks at least 3 rows per sample, got a budget of {self.budget}")
 
     def draws_on(self, task: Task) -> bool:
         most, valid = self._enumerable, task.space.valid

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from veridical.errors import InputError
+from veridical.allowed import MANY, Positive, Within
 from veridical.explainers.base import Explainer, register
 from veridical.explainers.coalitions import (
     IndependentCoins,
@@ -37,25 +37,17 @@ class Lime(Explainer):
     quadratic penalty in the place of a limit on the number of features.)
     """
 
-    draws: int = 512
+    draws: Annotated[int, Within(2, MANY)] = 512
     """Random masks per sample."""
-    kernel_width: float = 0.5
+    kernel_width: Positive = 0.5
     """Share of features removed at which the weight of a mask has fallen to 1/e."""
-    ridge: float = 1.0
+    ridge: Positive = 1.0
     """Penalty on the squared coefficients; the intercept has none."""
     name: ClassVar[str] = "lime"
     version: ClassVar[int] = 2
     summary: ClassVar[str] = "weighted linear fit to randomly masked inputs"
     paper: ClassVar[str] = "Ribeiro et al. 2016"
     stochastic: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if self.draws < 2:
-            raise InputError(f"LIME fits a line and needs at least 2 draws, got {self.draws}")
-        if self.kernel_width <= 0:
-            raise InputError(f"kernel_width is a positive share of the features, got {self.kernel_width}")
-        if self.ridge <= 0:
-            raise InputError(f"ridge must be positive, or the fit is not unique; got {self.ridge}")
 
     def rows_per_sample(self, task: Task) -> int:
         return self.draws

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from veridical.allowed import Count
 from veridical.errors import InputError
 from veridical.explainers.base import register
 from veridical.explainers.coalitions import MaskingExplainer
@@ -26,18 +27,18 @@ class Occlusion(MaskingExplainer):
     other spaces each feature is removed alone. A feature under several windows gets their mean.
     """
 
-    window: int = 3
+    window: Count = 3
     """Side of the window, in pixels or time steps."""
-    stride: int = 2
+    stride: Count = 2
     """Pixels or time steps from one window to the next."""
     name: ClassVar[str] = "occlusion"
     summary: ClassVar[str] = "fall of the output under a sliding window"
     paper: ClassVar[str] = "Zeiler and Fergus 2014"
 
     def __post_init__(self) -> None:
-        if self.window < 1 or not 1 <= self.stride <= self.window:
+        if self.stride > self.window:
             raise InputError(
-                f"occlusion needs window >= stride >= 1 so that windows cover the input, "
+                f"occlusion needs window >= stride so that windows cover the input, "
                 f"got window {self.window}, stride {self.stride}"
             )
 

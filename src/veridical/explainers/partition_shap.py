@@ -6,13 +6,14 @@ import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from veridical.errors import InputError, missing_extra
+from veridical.allowed import MANY, Within
+from veridical.errors import missing_extra
 from veridical.explainers.base import register
 from veridical.explainers.coalitions import MaskingExplainer
 from veridical.masking.probe import probe
@@ -31,15 +32,11 @@ class PartitionShap(MaskingExplainer):
     equally. Needs the extra `shap`, which explains one sample at a time.
     """
 
-    budget: int = 512
+    budget: Annotated[int, Within(4, MANY)] = 512
     """Rows asked per sample, at most."""
     name: ClassVar[str] = "partition_shap"
     summary: ClassVar[str] = "Owen values over a tree of neighbours, by the shap package"
     paper: ClassVar[str] = "Owen 1977; Lundberg and Lee 2017"
-
-    def __post_init__(self) -> None:
-        if self.budget < 4:
-            raise InputError(f"PartitionSHAP asks at least 4 rows per sample, got a budget of {self.budget}")
 
     def why_not(self, task: Task) -> str | None:
         if importlib.util.find_spec("shap") is None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from veridical.errors import InputError
+from veridical.allowed import MANY, Between, Count, Within
 from veridical.explainers.base import Explainer, register
 from veridical.explainers.coalitions import IndependentCoins, mask_pieces, sample_blocks, written_out
 from veridical.masking.probe import blocks, fill_state, probe
@@ -38,25 +38,17 @@ class Rise(Explainer):
     is unbiased for the paper's eq. 5 and gives a constant model a constant map.
     """
 
-    draws: int = 512
+    draws: Annotated[int, Within(2, MANY)] = 512
     """Random masks per sample."""
-    keep: float = 0.5
+    keep: Between = 0.5
     """Probability with which a cell, or a feature, stays visible."""
-    grid: int = 7
+    grid: Count = 7
     """Cells along each side of an image, before they are enlarged."""
     name: ClassVar[str] = "rise"
     version: ClassVar[int] = 2
     summary: ClassVar[str] = "mean response over random masks that show a feature"
     paper: ClassVar[str] = "Petsiuk et al. 2018"
     stochastic: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if self.draws < 2:
-            raise InputError(f"RISE averages over masks and needs at least 2 draws, got {self.draws}")
-        if not 0 < self.keep < 1:
-            raise InputError(f"keep is a probability between 0 and 1, got {self.keep}")
-        if self.grid < 1:
-            raise InputError(f"grid is the number of coins along an image, at least 1, got {self.grid}")
 
     def rows_per_sample(self, task: Task) -> int:
         return self.draws

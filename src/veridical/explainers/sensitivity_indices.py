@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from veridical.errors import InputError
+from veridical.allowed import MANY, Count, Within
 from veridical.explainers.base import FILL_KEY, Explainer, register
 from veridical.explainers.coalitions import IndependentCoins, mask_pieces, written_out
 from veridical.masking.probe import probe
@@ -37,7 +37,7 @@ class ByCells:
 class _RandomMasks(Explainer):
     """Base: on the pixels of an image features are removed by the cells of a grid, elsewhere one by one."""
 
-    grid: int = 8
+    grid: Count = 8
     """Cells along each side of an image; other spaces keep their features."""
     stochastic: ClassVar[bool] = True
 
@@ -90,17 +90,11 @@ class Sobol(_RandomMasks):
     signed. On a model that is linear in m, S_i = w_i^2 / sum_j w_j^2. Rows: draws x (features + 1).
     """
 
-    draws: int = 16
+    draws: Annotated[int, Within(2, MANY)] = 16
     """Pairs of masks."""
     name: ClassVar[str] = "sobol"
     summary: ClassVar[str] = "share of the output's variance under random masks that involves a feature"
     paper: ClassVar[str] = "Fel et al. 2021"
-
-    def __post_init__(self) -> None:
-        if self.draws < 2 or self.grid < 1:
-            raise InputError(
-                f"Sobol needs at least 2 draws and a grid of at least 1, got {self.draws} and {self.grid}"
-            )
 
     def masks(self, features: int) -> int:
         return self.draws * (features + 1)
@@ -128,17 +122,11 @@ class Hsic(_RandomMasks):
     centres (Novello et al. 2022, eq. 3). It is not signed. Rows: draws.
     """
 
-    draws: int = 256
+    draws: Annotated[int, Within(4, MANY)] = 256
     """Random masks."""
     name: ClassVar[str] = "hsic"
     summary: ClassVar[str] = "dependence of the output on a feature's random mask"
     paper: ClassVar[str] = "Novello et al. 2022"
-
-    def __post_init__(self) -> None:
-        if self.draws < 4 or self.grid < 1:
-            raise InputError(
-                f"HSIC needs at least 4 draws and a grid of at least 1, got {self.draws} and {self.grid}"
-            )
 
     def masks(self, features: int) -> int:
         return self.draws

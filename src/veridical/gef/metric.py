@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from veridical.allowed import Count, NotNegative, Positive
 from veridical.errors import InputError, VeridicalWarning
 from veridical.explainers import Explainer
 from veridical.gef.distortion import Form
@@ -51,15 +51,15 @@ class GEF(ExplainerMetric):
 
     form: Form = "fast"
     """How the explanation's movement is measured."""
-    levels: int = 5
+    levels: Count = 5
     """Noise levels, Z."""
-    draws: int = 5
+    draws: Count = 5
     """Noisy models at each level, M."""
-    steps: int = 5
+    steps: Count = 5
     """Steps on the way to a level, T (`arc`, `jacobian`, `reference`)."""
-    output_draws: int = 5
+    output_draws: Count = 5
     """Copies of each model with noise on its outputs, K (`reference`)."""
-    output_noise: float = 1e-3
+    output_noise: NotNegative = 1e-3
     """Standard deviation of that noise."""
     distance: Distance = "euclidean"
     """Between two maps; cosine is for sparse codes."""
@@ -75,7 +75,7 @@ class GEF(ExplainerMetric):
     """Scale one draw of noise over all levels; a variant, not comparable with the papers."""
     perturb: Perturbation = "weights"
     """What gets the noise."""
-    path: tuple[float, ...] | Rule = "isotonic"
+    path: tuple[Positive, ...] | Rule = "isotonic"
     """The rule by which the noise levels are found, or the levels themselves, rising."""
     name: ClassVar[str] = "gef"
     version: ClassVar[int] = 2
@@ -91,18 +91,7 @@ class GEF(ExplainerMetric):
     takes_classes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        for what in ("levels", "draws", "steps", "output_draws"):
-            count = getattr(self, what)
-            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                raise InputError(f"{what} is a whole number of at least 1, got {count!r}")
-        if not 0 <= self.output_noise < math.inf:
-            raise InputError(f"output_noise is a standard deviation, 0 or more, got {self.output_noise}")
-        if isinstance(self.path, str):
-            if self.path not in ("isotonic", "published"):
-                raise InputError(
-                    f"path is 'isotonic', 'published' or levels as (0.1, 0.5, 1.0), got {self.path!r}"
-                )
-        else:
+        if not isinstance(self.path, str):
             try:
                 levels = tuple(float(level) for level in self.path)
             except (TypeError, ValueError):
@@ -167,16 +156,15 @@ class GEF(ExplainerMetric):
         for who in company:
             with company.at_work(who, task):
                 explainers[who].check(task)
-        task.predictor.watch(thorough=True)
-        before = replace(task.predictor.meter.here)
-        outcomes = self._outcomes(task, company, key / self.name)
+        with task.predictor.question(later=False) as question:  # a mistake is one explainer's
+            outcomes = self._outcomes(task, company, key / self.name)
         out: dict[str, Scores | Exception] = {}
         for who, explainer in explainers.items():
             found = outcomes[who]
             if isinstance(found, Exception):
                 out[who] = found
                 continue
-            scores = self._scores(task, found, explainer.name, key, before, explainer.to_json())
+            scores = self._scores(task, found, explainer.name, key, question, explainer.to_json())
             out[who] = replace(scores, cost=company.costs[who])
         return out
 

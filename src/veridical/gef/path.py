@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from veridical.allowed import Count
 from veridical.errors import InputError
 from veridical.gef.agreement import agreements, chance_of
 from veridical.gef.isotonic_search import FIRST, GRID, STEP, isotonic
@@ -14,6 +15,7 @@ from veridical.gef.noise_path import NoisePath, even_levels
 from veridical.gef.worlds import Perturbation, Worlds
 from veridical.random import keyed
 from veridical.random.keyed import Key
+from veridical.settings import checked
 from veridical.values.task import Task
 
 MAX_SAMPLES = 256
@@ -21,12 +23,13 @@ MAX_SAMPLES = 256
 Rule = Literal["isotonic", "published"]
 
 
+@checked
 def find_path(
     task: Task,
-    levels: int = 5,
+    levels: Count = 5,
     rule: Rule = "isotonic",
     perturb: Perturbation = "weights",
-    draws: int = 20,
+    draws: Count = 20,
     key: Key = Key(0),  # noqa: B008 (frozen)
 ) -> NoisePath:
     """Search the noise at which the model's predictions agree with its own only by chance.
@@ -38,8 +41,6 @@ def find_path(
     `published`: one draw per level, stop at |agreement - 1/C| <= max(0.1/C, 0.01) or after 100 steps, mean of
     5 runs.
     """
-    if rule not in ("isotonic", "published"):
-        raise InputError(f"the rule of a path is 'isotonic' or 'published', got {rule!r}")
     if rule == "isotonic" and draws < 2:
         raise InputError(f"the isotonic rule needs several draws per level, got {draws}")
     # a task of classes has no inputs of its own; its rows are what the model is seen to change on
@@ -49,13 +50,8 @@ def find_path(
     search = isotonic if rule == "isotonic" else _published
     found = search(few, Worlds(few, perturb), draws, key / "path")
     rows = (task.predictor.meter.cost - before).forward
-    return NoisePath(
-        levels=even_levels(found["sigma_max"], levels),
-        rule=rule,
-        chance=chance_of(task)[0],
-        rows=rows,
-        **found,
-    )
+    own = even_levels(found["sigma_max"], levels)
+    return NoisePath(levels=own, rule=rule, chance=chance_of(task)[0], rows=rows, **found)
 
 
 def _some(task: Task, key: Key) -> Tensor:

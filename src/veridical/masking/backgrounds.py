@@ -74,7 +74,11 @@ def _changing(task: Task, behind: Backgrounds) -> Tensor:
     changes = []
     for at in range(0, len(task), few):
         rows = slice(at, min(len(task), at + few))
-        changes.append((task.inputs[rows, None] != behind(rows)).any(1))
+        own, other = task.inputs[rows, None], behind(rows)
+        differs = own != other
+        if not task.predictor.differentiable:  # where a value may be missing: it is not changed into itself
+            differs &= ~((own != own) & (other != other))
+        changes.append(differs.any(1))
     matters = task.space.pool(torch.cat(changes).to(torch.float32), "max") > 0
     return matters if task.space.valid is None else matters & task.space.valid
 

@@ -12,6 +12,7 @@ from veridical.meta.metric_selection import (
     search_settings,
     side_by_side,
 )
+from veridical.meta.planted_damage import planted_damage
 from veridical.meta.plots import area_grid
 from veridical.meta.result import ENTRIES, MetaEvaluation, Reliability
 from veridical.meta.sanity import Different, PredictionHolds, Same
@@ -22,17 +23,21 @@ from veridical.meta.use_plots import (
     plot_explainer_sets,
     plot_settings,
     plot_side_by_side,
+    plot_voices,
     plot_wins,
 )
+from veridical.meta.voices import PlantedDamage, Voice
 
 __all__ = [
     "ENTRIES",
     "Consistencies",
     "Different",
     "MetaEvaluation",
+    "PlantedDamage",
     "PredictionHolds",
     "Reliability",
     "Same",
+    "Voice",
     "area_grid",
     "by_category",
     "calibrate",
@@ -44,11 +49,13 @@ __all__ = [
     "load",
     "meta_consistency",
     "meta_evaluate",
+    "planted_damage",
     "plot_categories",
     "plot_convergence",
     "plot_explainer_sets",
     "plot_settings",
     "plot_side_by_side",
+    "plot_voices",
     "plot_wins",
     "ranking_consistency",
     "search_settings",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from veridical.meta.damage import PERMUTED
 from veridical.plots import COLOURS, axes
 
 if TYPE_CHECKING:
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from veridical.meta.result import MetaEvaluation
+    from veridical.meta.voices import PlantedDamage
 
 
 SHARE = "in brackets: share of scores that permuted maps change"
@@ -116,4 +118,22 @@ def plot_wins(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
     ax.set_xlim(0, 1)
     ax.set_xlabel("share of results")
     ax.legend(fontsize=7, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
+    return ax
+
+
+def plot_voices(found: PlantedDamage, ax: Axes | None = None) -> Axes:
+    """Each metric's concordance with planted damage, with its interval; grey ones are silent."""
+    judged = [(label, voice) for label, voice in found.voices.items() if not voice.unjudged]
+    ax = axes(ax, 6.0, 1.2 + 0.35 * len(judged))
+    ax.axvline(0, color="0.7", linewidth=0.8)
+    for place, (_, voice) in enumerate(reversed(judged)):
+        for kind, shift, mark in ((None, 0.12, "o"), (PERMUTED, -0.12, "s")):
+            mean, low, high = voice.mean(kind)
+            colour = COLOURS[kind is not None] if voice.heard else "0.7"
+            ax.plot([low, high], [place + shift] * 2, color=colour, linewidth=1)
+            ax.plot(mean, place + shift, mark, color=colour, markersize=4)
+    ax.set_yticks(range(len(judged)), [label for label, _ in reversed(judged)])
+    ax.set_xlim(-1.05, 1.05)
+    ax.set_xlabel(f"concordance with damage planted on {found.reference}, {found.counted} samples")
+    ax.set_title("circle: all damage, square: permuted places, grey: silent", fontsize=8)
     return ax

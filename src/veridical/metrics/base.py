@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -12,8 +12,7 @@ from torch import Tensor
 from veridical.errors import NotApplicableError, ShapeError
 from veridical.explainers.base import MODALITIES, Explainer
 from veridical.masking.probe import match
-from veridical.model.cost import Cost, Tally
-from veridical.model.late_checks import Look, collecting
+from veridical.model.question import Question
 from veridical.random.keyed import Key
 from veridical.registry import Registry
 from veridical.settings import Settings
@@ -93,31 +92,25 @@ class AnyMetric(Settings):
         outcome: Outcome,
         who: str,
         key: Key,
-        before: Tally,
+        question: Question,
         extra: Any,
-        unchecked: Sequence[Look] = (),
     ) -> Scores:
         if outcome.values.shape != (len(task),):
             raise ShapeError(
                 f"metric '{self.name}' gave values of shape {tuple(outcome.values.shape)}, "
                 f"expected one per sample ({len(task)},)"
             )
-        plan, fill, device, notes = task.predictor.plan, task.fill, task.device, outcome.notes
-        halvings = task.predictor.meter.halvings - before.halvings
-
-        def origin() -> dict[str, Any]:
-            return {
-                "metric": self.to_json(),
-                "explainer": extra.to_json() if isinstance(extra, Settings) else extra,
-                "seed": key.seed,
-                "plan": plan.to_json(),
-                "halvings": halvings,
-                "device": str(device),
-                "fill": fill.to_json(),
-                "torch": torch.__version__,
-                **notes,
-            }
-
+        provenance = {
+            "metric": self.to_json(),
+            "explainer": extra.to_json() if isinstance(extra, Settings) else extra,
+            "seed": key.seed,
+            "plan": task.predictor.plan.to_json(),
+            "halvings": question.halvings,
+            "device": str(task.device),
+            "fill": task.fill.to_json(),
+            "torch": torch.__version__,
+            **outcome.notes,
+        }
         return Scores(
             outcome.values,
             self.better,
@@ -127,9 +120,9 @@ class AnyMetric(Settings):
             outcome.flags,
             outcome.curve,
             outcome.details,
-            task.predictor.meter.cost - Cost(before.forward, before.backward),
-            unchecked=unchecked,
-            origin=origin,
+            question.cost,
+            provenance,
+            question.unchecked,
         )
 
 
@@ -148,13 +141,11 @@ class Metric(AnyMetric):
         """Score every sample."""
         self.check(task)
         explanation = match(task, explanation)
-        before = replace(task.predictor.meter.here)
         missing = None if explanation.whole else explanation.missing
         if missing is not None:
             zeros = explanation.values.masked_fill(missing[:, None], 0.0)
             explanation = replace(explanation, values=zeros)
-        with collecting() as unchecked:
-            task.predictor.watch(thorough=True)
+        with task.predictor.question() as question:
             outcome = self.evaluate(task, explanation, key / self.name)
             outcome = replace(outcome, flags={CONSTANT: ~explanation.spread, **outcome.flags})
         if missing is not None:
@@ -163,7 +154,7 @@ class Metric(AnyMetric):
             flags = {reason: flag & ~missing for reason, flag in outcome.flags.items()}
             outcome = replace(outcome, values=values, flags={**flags, "no explanation": missing})
         made_by = explanation.provenance.get("explainer", explanation.explainer)
-        return self._scores(task, outcome, explanation.explainer, key, before, made_by, unchecked)
+        return self._scores(task, outcome, explanation.explainer, key, question, made_by)
 
 
 @dataclass(frozen=True)
@@ -178,11 +169,9 @@ class ExplainerMetric(AnyMetric):
         """Score every sample."""
         self.check(task)
         explainer.check(task)
-        before = replace(task.predictor.meter.here)
-        with collecting() as unchecked:
-            task.predictor.watch(thorough=True)
+        with task.predictor.question() as question:
             outcome = self.evaluate(task, explainer, key / self.name)
-        return self._scores(task, outcome, explainer.name, key, before, explainer, unchecked)
+        return self._scores(task, outcome, explainer.name, key, question, explainer)
 
     def score_all(
         self,

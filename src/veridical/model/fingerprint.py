@@ -3,9 +3,9 @@
 Compared are, by identity and version, every parameter and buffer; by value, every plain attribute of every
 module (numbers, strings, lists, dictionaries, configuration objects, arrays), the hooks on it, and the plain
 values, tensors and modules that its `forward` (or a plain function used as a model) reads from globals and
-closures. `samples` adds numbers read from the weights themselves, because a write through `.data` leaves no
-other trace. Whoever keeps facts keeps what they name alive, too (`Walk.held`): the address of what is gone
-is soon given to something else.
+closures. `WeightSamples` adds numbers read from the weights themselves, because a write through `.data`
+leaves no other trace. Whoever keeps facts keeps what they name alive, too (`Walk.held`): the address of what
+is gone is soon given to something else.
 
 What cannot be known: values that functions called further down read from globals, files, environment
 variables, random numbers, state inside compiled extensions, and a write through `.data` that spares all of
@@ -38,8 +38,6 @@ INSIDE = ("torch._", "torch.fx.", "torch.jit.")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 DEEPEST, LONGEST = 6, 4096
 """How far nested attributes are followed, and how many items of one are looked at."""
-SAMPLED = 16
-"""Numbers read of each tensor."""
 
 
 @dataclass
@@ -163,25 +161,6 @@ def read_by(function: Any, walk: Walk, depth: int = 0) -> Any:
 @lru_cache(maxsize=1024)
 def _globals_read(code: types.CodeType) -> tuple[str, ...]:
     return tuple({step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"})
-
-
-def samples(model: nn.Module, scratch: frozenset[tuple[int, str]] = frozenset()) -> list[Tensor]:
-    """A few numbers of every parameter and buffer that is no scratch, in one tensor per device."""
-    found: dict[torch.device, list[Tensor]] = {}
-    for place, module in enumerate(modules(model)):
-        for name, value in (*module._parameters.items(), *module._buffers.items()):
-            if (place, name) in scratch:
-                continue
-            if value is not None and value.numel() and value.layout == torch.strided:
-                flat = value.detach().flatten()
-                few = flat[:: -(-flat.numel() // SAMPLED)]
-                found.setdefault(value.device, []).append(few if few.is_complex() else few.double())
-    return [
-        torch.cat(
-            [torch.view_as_real(few).flatten() if few.is_complex() else few for few in own]
-        ).nan_to_num()
-        for own in found.values()
-    ]
 
 
 def _some(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -19,6 +19,12 @@ Look = Callable[[], None]
 AT_ONCE = {"cpu"}
 """Kinds of device at which to look is to wait for nothing."""
 
+
+def can_look(device: torch.device) -> bool:
+    """Whether to look at a number there is to wait for nothing."""
+    return device.type in AT_ONCE
+
+
 _COLLECTED: ContextVar[list[Look] | None] = ContextVar("looks of a score", default=None)
 
 
@@ -36,7 +42,7 @@ def collecting() -> Iterator[list[Look]]:
 def look_later(device: torch.device, look: Look) -> None:
     """Look when the result that is being made is read; at once on a CPU, or where nobody collects."""
     looks = _COLLECTED.get()
-    if looks is None or device.type in AT_ONCE:
+    if looks is None or can_look(device):
         look()
     else:
         looks.append(look)

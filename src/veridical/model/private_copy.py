@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from veridical.errors import ModelChangedError, NotApplicableError, VeridicalWarning
-from veridical.model.fingerprint import Fact, Walk, facts, modules, samples, version
+from veridical.model.fingerprint import Fact, Walk, facts, modules, version
 from veridical.model.late_checks import look_later
 from veridical.model.lending import Remembered
+from veridical.model.weight_samples import WeightSamples, differ
 
 if TYPE_CHECKING:
     from veridical.model.weights import Weights
@@ -56,7 +57,7 @@ class Source:
         self._threads = threading.local()
         self._look()
         self._scratch -= set(_tensor_facts(self.module))
-        self._samples = samples(self.module, self._scratch)
+        self._samples = None if self.shared else WeightSamples(self.module, self._scratch)
         self._training = trains(self.module)
         self._warned = False
 
@@ -119,12 +120,12 @@ class Source:
             if changed is not None:
                 raise ModelChangedError(_changed(self.module, changed))
             self._look()
-        if thorough and not self.shared:
-            now_read = samples(self.module, self._scratch)
-            if [read.device for read in now_read] != [read.device for read in self._samples]:
+        if thorough and self._samples is not None:
+            pairs = self._samples.pairs()
+            if pairs is None:
                 raise ModelChangedError(_changed(self.module, None))
-            for now_there, was_there in zip(now_read, self._samples, strict=True):
-                look_later(was_there.device, partial(self._compare, was_there, now_there))
+            for before, now_there in pairs:
+                look_later(before.device, partial(self._compare, before, now_there))
         if trains(self.module) and not self._training and not self._warned:
             self._warned = True
             warnings.warn(
@@ -135,7 +136,7 @@ class Source:
             )
 
     def _compare(self, before: Tensor, now: Tensor) -> None:
-        if not torch.equal(before, now):
+        if differ(before, now):
             raise ModelChangedError(_changed(self.module, None))
 
     def renewed(self) -> Source:
@@ -182,6 +183,8 @@ class Private:
         self.module = source.copied()
         self.sessions = 0
         """How many sessions of this thread are open."""
+        self.questions = 0
+        """How many results are being made in this thread: the first looked whether the model has changed."""
         self._loaded: Weights | None = None
         self._whole = True
         self._own: list[Tensor] = []

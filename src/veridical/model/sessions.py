@@ -19,7 +19,8 @@ _NOTHING = nullcontext()
 class Session(AbstractContextManager["CountedModel"]):
     """A predictor's private copy made ready, for as long as the block lasts; written for short blocks.
 
-    The first session of a thread looks whether the caller's model has changed.
+    The first session of a thread looks whether the caller's model has changed, unless it is part of a
+    question, which has.
     """
 
     def __init__(self, predictor: Predictor, grad: bool | None) -> None:
@@ -30,7 +31,8 @@ class Session(AbstractContextManager["CountedModel"]):
         own = predictor.source.here()
         self._planned: AbstractContextManager[None] = _NOTHING
         if not own.sessions:
-            predictor.source.check()
+            if not own.questions:
+                predictor.source.check()
             own.look()
             self._planned = _as_planned(predictor.plan, predictor.device.type)
         own.load(predictor.weights)

@@ -130,7 +130,7 @@ class Answers(TaskCache):
 
     def values(self, maps: Any, source: str = "the map") -> Tensor:
         """Turn maps of any accepted shape into one value per feature (N, V), or say what would fit."""
-        return feature_values(as_tensor(maps).to(self.device), self.space, len(self), source)
+        return feature_values(as_tensor(maps, source).to(self.device), self.space, len(self), source)
 
     def content_hash(self) -> str:
         """A digest of everything that decides what the model answers here."""

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from veridical.errors import InputError, ShapeError
 from veridical.functional import has_spread, positions, rms_normalise
-from veridical.model import late_checks
 from veridical.model.cost import Cost
-from veridical.model.late_checks import Look
+from veridical.model.late_checks import Look, can_look
 from veridical.values import files
+from veridical.values.late_fields import computed_when_read, settled_before_reading
 from veridical.values.space import Space
 from veridical.values.weak_orders import reversed_ties, tied_pairs, ties_along
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
+@computed_when_read(order=lambda own: own._sorted(), tied=lambda own: own._ties())
+@settled_before_reading("values", "whole")
 @dataclass(frozen=True, eq=False, repr=False)
 class Explanation:
     """Relevance `values` (N, V) over a `space`, for the outputs `targets`, made by `explainer`.
@@ -42,52 +44,48 @@ class Explanation:
     targets: Tensor
     ids: Tensor
     explainer: str = "given"
-    order: Tensor = field(default_factory=lambda: None)  # type: ignore[assignment]
+    order: Tensor = None  # type: ignore[assignment]
     cost: Cost = field(default_factory=Cost)
     provenance: Mapping[str, Any] = field(default_factory=dict)
     whole: bool = field(init=False)
     """Whether every sample could be explained; known from the check of the values."""
-    tied: Tensor = field(default_factory=lambda: None)  # type: ignore[assignment]
+    tied: Tensor = None  # type: ignore[assignment]
     """(N, V) along `order`: whether a feature ties with the one before it, so that either may come first."""
     unchecked: InitVar[Sequence[Look]] = ()
 
     def __post_init__(self, unchecked: Sequence[Look]) -> None:
+        own = self.__dict__
         for what, kind in (("values", Tensor), ("space", Space), ("targets", Tensor), ("ids", Tensor)):
-            if not isinstance(getattr(self, what), kind):
-                raise InputError(
-                    f"Explanation: {what} is of type {kind.__name__}, got {getattr(self, what)!r:.80}"
-                )
+            if not isinstance(own[what], kind):
+                raise InputError(f"Explanation: {what} is of type {kind.__name__}, got {own[what]!r:.80}")
         shape = (self.ids.numel(), self.space.n_features)
-        if self.values.shape != shape:
+        if own["values"].shape != shape:
             raise ShapeError(
-                f"explanation has shape {tuple(self.values.shape)}, expected {shape}: "
+                f"explanation has shape {tuple(own['values'].shape)}, expected {shape}: "
                 f"{shape[0]} samples x {shape[1]} {self.space.kind} features"
             )
-        if self.order is None:
-            # sorting costs more than many methods do, and not every metric ranks: it waits until asked for
-            object.__delattr__(self, "order")
-        if self.tied is None:
-            object.__delattr__(self, "tied")
-        at_once = self.values.device.type in late_checks.AT_ONCE
-        self.__dict__["_unread"], self.__dict__["_looks"] = self.__dict__.pop("values"), unchecked
-        if at_once:
+        own["_unchecked"] = unchecked
+        if can_look(own["values"].device):
             self.settle()
 
     def settle(self) -> Explanation:
         """Look at values that nobody has read yet, and raise what is wrong with them; waits for a GPU."""
-        values = self.__dict__.get("_unread")
-        if values is not None:
-            for look in self.__dict__["_looks"]:
+        own = self.__dict__
+        unchecked, values = own.get("_unchecked"), own["values"]
+        if unchecked is not None:
+            for look in unchecked:
                 look()
             # NaN and infinity both show in the largest size, so that one look at it is enough as a rule
             whole = self.space.valid is None and values.numel() > 0
             whole = whole and math.isfinite(float(values.abs().amax()))
-            self.__dict__["whole"] = whole or self._checked(values)
-            self.__dict__["values"] = values
-            if "order" in self.__dict__:
-                self._check_order()
-            for read in ("_unread", "_looks"):
-                self.__dict__.pop(read, None)
+            own["whole"] = whole or self._checked(values)
+            own["_unchecked"] = None
+            try:
+                if own["order"] is not None:
+                    self._check_order()
+            except InputError:
+                own["_unchecked"] = unchecked  # whoever reads next is told again
+                raise
         return self
 
     def _checked(self, values: Tensor) -> bool:
@@ -118,16 +116,12 @@ class Explanation:
                 "another map. Use explanation.with_values(values), which ranks anew, or give order=None"
             )
 
-    def __getattr__(self, name: str) -> Any:
-        if name in ("values", "whole") and "_unread" in self.__dict__:
-            self.settle()
-        elif name == "order" and "space" in self.__dict__:
-            self.__dict__["order"] = torch.argsort(self._existing(), dim=-1, stable=True)
-        elif name == "tied" and "space" in self.__dict__:
-            self.__dict__["tied"] = ties_along(self._existing().gather(-1, self.order), self._counts)
-        if name not in self.__dict__:
-            raise AttributeError(f"an explanation has no attribute '{name}'")
-        return self.__dict__[name]
+    def _sorted(self) -> Tensor:
+        """The order; sorting costs more than many methods do, and not every metric ranks."""
+        return torch.argsort(self._existing(), dim=-1, stable=True)
+
+    def _ties(self) -> Tensor:
+        return ties_along(self._existing().gather(-1, self.order), self._counts)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.settle().__dict__

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -14,11 +14,11 @@ from torch import Tensor
 
 from veridical.errors import ShapeError
 from veridical.functional import bootstrap_interval
-from veridical.model import late_checks
 from veridical.model.cost import Cost
-from veridical.model.late_checks import Look
+from veridical.model.late_checks import Look, can_look
 from veridical.settings import check_settings
 from veridical.values import files
+from veridical.values.late_fields import settled_before_reading
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,6 +42,7 @@ class Curve:
     y_label: str
 
 
+@settled_before_reading("values", "flags", "curve", "details")
 @dataclass(frozen=True, eq=False, repr=False)
 class Scores:
     """One value per sample with its direction; NaN where there is none, and the flag that says why.
@@ -59,54 +60,35 @@ class Scores:
     ids: Tensor
     explainer: str | None = None
     flags: Mapping[str, Tensor] = field(default_factory=dict)
-    curve: Curve | None = field(default_factory=lambda: None)
+    curve: Curve | None = None
     details: Mapping[str, Tensor] = field(default_factory=dict)
     cost: Cost = field(default_factory=Cost)
     provenance: Mapping[str, Any] = field(default_factory=dict)
     unchecked: InitVar[Sequence[Look]] = ()
-    origin: InitVar[Callable[[], Mapping[str, Any]] | None] = None
-    """Tells the provenance when it is asked for; it takes longer to write than some scores to compute."""
 
-    def __post_init__(
-        self, unchecked: Sequence[Look], origin: Callable[[], Mapping[str, Any]] | None
-    ) -> None:
+    def __post_init__(self, unchecked: Sequence[Look]) -> None:
         check_settings(self)
         if self.values.shape != self.ids.shape[:1]:
             raise ShapeError(f"scores have shape {tuple(self.values.shape)}, expected ({len(self.ids)},)")
         own = self.__dict__
         own["values"] = self.values.detach().to(torch.float64)
-        at_once = self.values.device.type in late_checks.AT_ONCE
-        # not yet attributes, so that reading one of them comes by `__getattr__`
-        own["_unread"] = unchecked, {name: own.pop(name) for name in ("values", "flags", "curve", "details")}
-        if origin is not None:
-            own["_origin"] = origin
-            del own["provenance"]
-        if at_once:
+        own["_unchecked"] = unchecked
+        if can_look(own["values"].device):
             self.settle()
 
     def settle(self) -> Scores:
         """Look at what is still unchecked, and raise what is wrong with it; waits for a GPU."""
-        if "_unread" in self.__dict__:
-            unchecked, held = self.__dict__["_unread"]
+        own = self.__dict__
+        unchecked = own.get("_unchecked")
+        if unchecked is not None:
             for look in unchecked:
                 look()
-            self.__dict__.update({**held, **_finite_or_flagged(held["values"], _raised(held["flags"]))})
-            self.__dict__.pop("_unread", None)
+            own.update(_finite_or_flagged(own["values"], _raised(own["flags"])))
+            own["_unchecked"] = None
         return self
 
-    def __getattr__(self, name: str) -> Any:
-        if name in self.__dict__.get("_unread", ((), ()))[1]:
-            self.settle()
-        elif name == "provenance" and "_origin" in self.__dict__:
-            self.__dict__["provenance"] = self.__dict__["_origin"]()
-            self.__dict__.pop("_origin", None)
-        if name not in self.__dict__:
-            raise AttributeError(f"scores have no attribute '{name}'")
-        return self.__dict__[name]
-
     def __getstate__(self) -> dict[str, Any]:
-        _ = self.settle().provenance
-        return self.__dict__
+        return self.settle().__dict__
 
     def __len__(self) -> int:
         return len(self.ids)

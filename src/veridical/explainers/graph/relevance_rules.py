@@ -19,7 +19,7 @@ from torch import Tensor
 from veridical.errors import InputError
 from veridical.explainers.graph.linear_maps import Linear, Pull, leaf_of
 from veridical.explainers.graph.relevance_elements import TINY, by_sign, over
-from veridical.model.late_checks import AT_ONCE
+from veridical.model.late_checks import can_look
 
 RuleName = Literal["epsilon", "gamma", "z_plus", "alpha_beta", "flat", "w_square", "z_box"]
 RULES: tuple[str, ...] = get_args(RuleName)
@@ -144,7 +144,7 @@ class Layer:
 
     def _has_no_negative(self) -> bool:
         # on a CPU a look is cheaper than the products with zeros it spares; on a GPU it would wait
-        return self.a.device.type in AT_ONCE and bool(self.a.amin() >= 0)
+        return can_look(self.a.device) and bool(self.a.amin() >= 0)
 
 
 @dataclass(frozen=True)
@@ -169,10 +169,6 @@ class Rules:
         for rule in (self.first, self.convolution, self.dense):
             if rule not in RULES:
                 raise InputError(f"no LRP rule is called '{rule}'; choose one of {', '.join(RULES)}")
-        if self.epsilon < 0 or self.gamma < 0:
-            raise InputError(f"epsilon and gamma are at least 0, got {self.epsilon} and {self.gamma}")
-        if self.alpha < 1:
-            raise InputError(f"alpha is at least 1 (beta is alpha - 1), got {self.alpha}")
         if not self.low < self.high:
             raise InputError(f"inputs lie between low and high, got {self.low} and {self.high}")
 

@@ -8,7 +8,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from veridical.allowed import Count, Positive
 from veridical.errors import InputError, missing_extra
+from veridical.settings import check_settings
 
 
 @dataclass(frozen=True)
@@ -22,21 +24,18 @@ class LocalModel:
     """A local folder or, if there is none, a name on the hub."""
     gguf_file: str | None = None
     """The file inside it, for a model in that format."""
-    new_tokens: int = 128
+    new_tokens: Count = 128
     """The longest reply, in tokens."""
     begin: str = ""
     """How the reply begins: a small model told to answer in JSON chats, unless it has begun as JSON."""
     stop: str | None = None
     """The text behind which the reply ends."""
-    repetition_penalty: float = 1.0
+    repetition_penalty: Positive = 1.0
     """Above 1 it keeps the model from going round in circles (transformers' own)."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "source", str(self.source))
-        if self.new_tokens < 1:
-            raise InputError(f"a reply has at least one token, got new_tokens={self.new_tokens}")
-        if self.repetition_penalty <= 0:
-            raise InputError(f"a repetition penalty is positive, got {self.repetition_penalty}")
+        check_settings(self)
         if self.stop == "":
             raise InputError("every reply holds the empty text: stop is some text, or None")
 

@@ -21,10 +21,10 @@ _MIDDLE = 4.0
 _NEIGHBOURS = 12.0
 # What a coarse grid says is taken at less than its word: its pixels are blocks, not linear pieces
 _TRUST = 0.9
-_SMALLEST_GRID = 7
+SMALLEST_GRID = 7
 # Smoothing steps: on every grid for the first answer, and on the smallest, where they cost little
-_SETTLING = 3
-_COARSEST = 6
+SETTLING = 3
+COARSEST = 6
 
 
 Sums = tuple[tuple[Tensor, Tensor, Tensor], ...]
@@ -156,7 +156,7 @@ def _cycle(grids: list[_Grid], level: int, right: Tensor) -> Tensor:
     grid = grids[level]
     rest = grid.begin(right)
     if level == len(grids) - 1:
-        for _ in range(_COARSEST):
+        for _ in range(COARSEST):
             grid.relax(right)
         return grid.value
     # the coarse hole leaves out every block that is not missing whole
@@ -174,7 +174,7 @@ class Workspace:
 
     def __init__(self, height: int, width: int, images: int, like: Tensor) -> None:
         self._grids = [_Grid(height, width, images, like)]
-        while min(height, width) > _SMALLEST_GRID:
+        while min(height, width) > SMALLEST_GRID:
             height, width = -(-height // 2), -(-width // 2)
             self._grids.append(_Grid(height, width, images, like))
         self.hole = self._grids[0].hole
@@ -200,7 +200,7 @@ class Workspace:
         coarse = None
         for grid in reversed(self._grids):
             grid.start(coarse)
-            for _ in range(_SETTLING if coarse is not None else 2 * _SETTLING):
+            for _ in range(SETTLING if coarse is not None else 2 * SETTLING):
                 grid.settle()
             coarse = grid.value
 

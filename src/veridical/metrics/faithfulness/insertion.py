@@ -7,13 +7,13 @@ from typing import ClassVar
 
 import torch
 
+from veridical.allowed import Count
 from veridical.functional import area_under_curve
 from veridical.masking.fills import Blur, Fill
 from veridical.masking.probe import probe
 from veridical.masking.rules import RankThreshold
 from veridical.metrics.base import Outcome, register
 from veridical.metrics.faithfulness.masks import (
-    check_steps,
     removed_share,
     step_counts,
 )
@@ -33,7 +33,7 @@ class Insertion(RankingMetric):
     It begins with an input of which nothing is left and ends with the input itself.
     """
 
-    steps: int = 50
+    steps: Count = 50
     """Steps of equal share."""
     response: Response = "probability"
     """The scale on which answers are read: "probability" or "logit"."""
@@ -47,9 +47,6 @@ class Insertion(RankingMetric):
     misleads: ClassVar[str] = "when the blurred input is already recognised: every map then scores high"
     paper: ClassVar[str] = "Petsiuk et al. 2018"
     ranks_only: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_steps(self.steps, None)
 
     def fill_on(self, task: Task) -> Fill:
         return self.fill or (Blur(5.0) if task.modality == "image" else task.fill)

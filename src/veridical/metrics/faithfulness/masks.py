@@ -205,15 +205,6 @@ def check_steps(steps: int | None, per_step: int | None) -> None:
     """Refuse step settings that contradict each other."""
     if per_step is not None and steps is not None:
         raise InputError("give per_step or steps, not both")
-    for what, value in (("per_step", per_step), ("steps", steps)):
-        if value is not None and value < 1:
-            raise InputError(f"{what} must be at least 1, got {value}")
-
-
-def check_order(order: str) -> None:
-    """Refuse an order that is neither most nor least relevant first."""
-    if order not in ("morf", "lerf"):
-        raise InputError(f"order is 'morf' or 'lerf', got {order!r}")
 
 
 def step_counts(task: Task, steps: int | None, per_step: int | None) -> Tensor:

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from veridical.allowed import Count
 from veridical.functional import has_spread
 from veridical.masking.fills import Fill
 from veridical.masking.probe import probe
@@ -40,9 +41,9 @@ class Monotonicity(RankingMetric):
 
     strict: bool = True
     """Whether the score is 1 or 0; otherwise it is the share of steps that do not fall."""
-    per_step: int | None = None
+    per_step: Count | None = None
     """Features put back per step; None leaves it to `steps`, or takes one."""
-    steps: int | None = None
+    steps: Count | None = None
     """Steps of equal size; None leaves it to `per_step`."""
     response: Response = "probability"
     """The scale on which answers are read: "probability" or "logit"."""
