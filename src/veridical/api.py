@@ -17,6 +17,7 @@ from veridical.explainers.cache import ExplanationCache
 from veridical.explainers.function import as_explainer
 from veridical.metrics.base import AnyMetric, ExplainerMetric, Metric
 from veridical.metrics.base import registry as metric_registry
+from veridical.metrics.repeats import with_repeats
 from veridical.progress import track
 from veridical.random.keyed import Key
 from veridical.registry import Catalogue
@@ -81,9 +82,13 @@ def score(
     seed: int = 0,
     device: str | torch.device | None = None,
     cache: str | Path | None = None,
+    repeats: int = 1,
     **settings: Any,
 ) -> Scores:
     """Score an explanation: an `Explanation`, a tensor of maps, or an explainer in any accepted form.
+
+    `repeats` scores again with a metric's draws, the fill and the order of ties drawn anew, one at a time, so
+    that `scores.variance()` tells what chance does; it costs up to 1 + 3 (repeats - 1) times as much.
 
     >>> import veridical as vd
     >>> task = vd.Task(torch.nn.Linear(4, 3), torch.ones(2, 4))
@@ -98,10 +103,18 @@ def score(
                 f"metric '{judge.name}' explains again under noise: give it the explainer (a name, an object "
                 "or a function), not a finished map"
             )
-        return judge(task, as_explainer(explanation), Key(seed))
+        method = as_explainer(explanation)
+        return _scored(lambda key: judge(task, method, key), judge, task, method, seed, repeats)
     if not isinstance(judge, Metric):
         raise InputError(f"'{judge.name}' judges neither maps nor methods")
-    return judge(task, as_explanation(explanation, task, seed, cache), Key(seed))
+    maps = as_explanation(explanation, task, seed, cache)
+    return _scored(lambda key: judge(task, maps, key), judge, task, maps, seed, repeats)
+
+
+def _scored(
+    run: Callable[[Key], Scores], judge: AnyMetric, task: Task, subject: object, seed: int, repeats: int
+) -> Scores:
+    return run(Key(seed)) if repeats == 1 else with_repeats(run, judge, task, subject, seed, repeats)
 
 
 def as_explanation(

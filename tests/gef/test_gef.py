@@ -13,6 +13,7 @@ from tests.reference import gef as reference
 from veridical.explainers import Explainer, from_captum
 from veridical.gef import GEF, FastGEF, NoisePath, find_path, gef_score
 from veridical.gef.jacobian_form import least_squares_step
+from veridical.metrics.base import CONSTANT
 from veridical.testing import tiny_task
 
 
@@ -70,7 +71,7 @@ def test_an_exact_explanation_does_not_score_one_per_draw() -> None:
 def test_constant_map_scores_zero_and_is_flagged() -> None:
     scores = vd.score(FastGEF(path=(0.1, 0.5, 1.0)), linear_task(), Ones())
     assert torch.equal(scores.values, torch.zeros(6, dtype=torch.float64))
-    assert scores.flagged == {"the explanation does not move": 6}
+    assert scores.flagged == {CONSTANT: 6, "the explanation does not move": 6}
 
 
 def test_sobel_map_is_degenerate() -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from veridical.errors import NotApplicableError
+from veridical.explainers.first_maps import watched, watcher
 from veridical.explainers.laws import certificate
 from veridical.model.cost import Cost
 from veridical.model.predictor import out_of_memory
@@ -150,14 +151,22 @@ class Explainer(Settings):
         own = key / self.name
         parts, outputs = [], []
         worked_on = self.prepared(task)
-        with worked_on.session(grad="gradient" in self.needs):
+        with watched(None), worked_on.session(grad="gradient" in self.needs):
             for piece in self.pieces(worked_on):
                 parts.append(self._maps(piece, own))
                 outputs.append(piece.known("outputs"))
         if all(part is not None for part in outputs) and type(self).prepared is Explainer.prepared:
             hand_along(task, torch.cat(outputs))
-        values, valid = torch.cat(parts) if len(parts) > 1 else parts[0], self.space_of(task).valid
-        return values if valid is None else values.masked_fill(~valid, 0.0)
+        values, space = torch.cat(parts) if len(parts) > 1 else parts[0], self.space_of(task)
+        values = values if space.valid is None else values.masked_fill(~space.valid, 0.0)
+        first = watcher()
+        if first is not None:
+            first.notice(task, space, values)
+        return values
+
+    def values_on(self, task: Task, key: Key) -> Tensor:
+        """The values (N, V) that a call gives, by the shorter way where there is one."""
+        return self.maps(task, key) if self.plain else self(task, key).values
 
     def _maps(self, piece: Task, key: Key) -> Tensor:
         """The maps of one piece, cut in two and tried again when memory runs out."""

@@ -13,7 +13,8 @@ from torch import Tensor
 from veridical.allowed import MANY, Between, Count, Within
 from veridical.explainers.base import Explainer, register
 from veridical.explainers.coalitions import IndependentCoins, mask_pieces, sample_blocks, written_out
-from veridical.masking.probe import blocks, fill_state, probe
+from veridical.masking.backgrounds import fill_state
+from veridical.masking.probe import blocks, probe
 from veridical.model.cost import Cost
 from veridical.model.late_checks import look_later
 from veridical.model.predictor import check_finite, repeat_side, take_side

@@ -15,6 +15,7 @@ from torch import Tensor
 from veridical.allowed import Count, Index, Share
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer, registry
+from veridical.explainers.first_maps import watched, watcher
 from veridical.explainers.function import as_explainer
 from veridical.explainers.gradients import Gradient
 from veridical.functional import positions
@@ -94,8 +95,12 @@ class Transform(Explainer):
         return explanation
 
     def __call__(self, task: Task, key: Key = Key(0)) -> Explanation:  # noqa: B008 (frozen)
-        made = self.explainer(task, key)
+        with watched(None):
+            made = self.explainer(task, key)
         changed = self.transform(made, key / self.kind)
+        first = watcher()
+        if first is not None:
+            first.notice(task, changed.space, changed.values)
         provenance = {**made.provenance, "explainer": self.to_json()}
         return replace(changed, explainer=self.name, provenance=provenance)
 

@@ -112,7 +112,7 @@ class Fidelity(RankingMetric):
 
     def along(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         # both signs and all fidelity metrics meet the same draws
-        falls = self.falls(task, explanation, Key(key.seed, key.path[:-1]) / "fidelity")
+        falls = self.falls(task, explanation, key.parent / "fidelity")
         return self.outcome(task, explanation, falls)
 
     def outcome(self, task: Task, explanation: Explanation, falls: Falls) -> Outcome:
@@ -188,10 +188,14 @@ class RFid(Fidelity):
     summary: ClassVar[str] = "Does the right answer fall when random parts of the explanation are removed?"
     misleads: ClassVar[str] = "where even slightly masked inputs lie outside what the model has learnt"
 
-    def lighter(self, task: Task, orders: int) -> Self:
+    def draws_masks(self, task: Task) -> Tensor | bool:
         # of few features all subsets are asked once, whatever the ranking
-        if self.draws == 1 or has_few(task, task.fill) is not None:
-            return self
+        few = has_few(task, task.fill)
+        if few is None or self.draws == 1:
+            return self.draws > 1
+        return False if task.space.valid is None else ~few
+
+    def lighter(self, orders: int) -> Self:
         return replace(self, draws=-(-self.draws // orders))
 
     @property

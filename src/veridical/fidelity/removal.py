@@ -111,7 +111,7 @@ class Parts:
         shared = tuple((b, e, c) for b, e, c in table[0].tolist()) if alike else None
         return cls(edges, many, whole, shared)
 
-    def take(self, samples: slice) -> Parts:
+    def take(self, samples: slice | Tensor) -> Parts:
         """Those of some of the samples."""
         return replace(self, edges=self.edges[:, samples], counts=self.counts[samples])
 
@@ -150,7 +150,7 @@ class Removals:
         object.__setattr__(self, "_edges", parts.edges.to(small))
         object.__setattr__(self, "_counts", parts.counts)
 
-    def take(self, samples: slice) -> Removals:
+    def take(self, samples: slice | Tensor) -> Removals:
         """The rule of some of the samples."""
         return replace(
             self,

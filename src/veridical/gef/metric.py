@@ -13,6 +13,7 @@ from torch import Tensor
 from veridical.allowed import Count, NotNegative, Positive
 from veridical.errors import InputError, VeridicalWarning
 from veridical.explainers import Explainer
+from veridical.explainers.first_maps import FirstMaps
 from veridical.gef.distortion import Form
 from veridical.gef.found import Found
 from veridical.gef.noise_path import NoisePath
@@ -23,7 +24,7 @@ from veridical.gef.setting import Distance, ModelDistance
 from veridical.gef.shared_worlds import Company
 from veridical.gef.walk import Walk
 from veridical.gef.worlds import Perturbation
-from veridical.metrics.base import ExplainerMetric, Outcome, register
+from veridical.metrics.base import CONSTANT, ExplainerMetric, Outcome, register
 from veridical.model.embeddings import embedding_layer
 from veridical.random.keyed import Key
 from veridical.values.scores import Direction, Scores
@@ -172,6 +173,7 @@ class GEF(ExplainerMetric):
         path = self.noise_path(task, key)
         # under input noise tokens move at their embeddings, so the unperturbed map is made there too
         where = task if self.perturb == "weights" else task.at_embeddings()
+        company.first.update((who, FirstMaps(task)) for who in company)
         found = Walk(self, company, path, key).distortions(where)
         out: dict[str, Outcome | Exception] = dict(company.errors)
         for who, moved in found.items():
@@ -181,7 +183,8 @@ class GEF(ExplainerMetric):
             explanation = torch.where(moved.explanation <= nothing, 0.0, moved.explanation)
             outcome = self._outcome(path, replace(moved, explanation=explanation))
             receipt = of_score(task, moved, self.perturb == "weights")
-            out[who] = replace(outcome, notes={**outcome.notes, "receipt": receipt})
+            flags = {CONSTANT: company.first[who].constant, **outcome.flags}
+            out[who] = replace(outcome, flags=flags, notes={**outcome.notes, "receipt": receipt})
         return out
 
     def _nothing(self, size: Tensor) -> Tensor:

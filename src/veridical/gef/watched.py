@@ -13,8 +13,8 @@ from veridical.functional import round_to_grid
 from veridical.gef.noise_path import NoisePath
 from veridical.gef.worlds import Worlds
 from veridical.masking.fills import Fill
-from veridical.masking.probe import flip_counts, probe
-from veridical.masking.rules import RankThreshold
+from veridical.masking.probe import probe
+from veridical.masking.rules import RankThreshold, step_counts
 from veridical.model.randomised_layers import cascade, randomised
 from veridical.random import keyed
 from veridical.random.keyed import Key
@@ -125,7 +125,7 @@ def watch_masking(task: Task, patches: Sequence[int], steps: int, draws: int, ke
     for where, space in spaces.items():
         on = task.with_space(space)
         for filled, fill in fills.items():
-            counts = flip_counts(on, min(steps, space.n_features))
+            counts = step_counts(on, min(steps, space.n_features))
             cells = []
             for draw in range(draws):
                 first = keyed.random_ranks(key / draw, on.ids, 0, space.n_features, space.valid)

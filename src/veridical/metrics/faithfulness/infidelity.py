@@ -175,7 +175,7 @@ class Infidelity(Metric):
             )
         name = f"fill {fill!r} for infidelity over {task.space.kind}"
         state = task.from_train(name, lambda: fill.prepare(task.train, task.space))
-        background = fill.background(state, task.inputs, task.ids, key).double().mean(1)
+        background = fill.background(state, task.inputs, task.ids, key.of("fill")).double().mean(1)
         return task.space.pool(task.inputs.double() - background, "mean")
 
     def _under_noise(self, task: Task, explanation: Explanation, key: Key) -> tuple[Tensor, Tensor]:

@@ -37,7 +37,10 @@ def _for_each(task: Task, targets: Tensor) -> Task:
     """
     times = targets.shape[1]
     outputs = task.outputs.repeat(times, 1)
-    return stacked(task, times).changed(targets=targets.T.flatten(), outputs=outputs)
+    # the same inputs and model: what is known of their masks serves every output
+    return stacked(task, times).changed(
+        targets=targets.T.flatten(), outputs=outputs, mask_answers=task.mask_answers
+    )
 
 
 @register

@@ -98,7 +98,7 @@ class Continuity(ExplainerMetric):
     def _translated(self, task: Task, moves: range, key: Key) -> tuple[Task, Tensor]:
         fill = task.fill
         state = task.from_train(f"background of {fill!r}", lambda: fill.prepare(task.train, task.space))
-        background = fill.background(state, task.inputs, task.ids, key / "fill")[:, 0]
+        background = fill.background(state, task.inputs, task.ids, (key / "fill").of("fill"))[:, 0]
         near = [translated(task.inputs, background, t * self.pixels) if t else task.inputs for t in moves]
         world = stacked(task, len(moves), torch.cat(near))
         apart = torch.stack(near if moves.start else near[1:]) - task.inputs
