@@ -1,4 +1,4 @@
-"""Weights, the ranking and its words, on scores made by hand."""
+"""The verdict from scores alone: who is trusted, in which group, and what company changes."""
 
 from __future__ import annotations
 
@@ -7,226 +7,204 @@ import math
 import pytest
 import torch
 
-from veridical.audit.checks import Check, Checks
-from veridical.audit.sentences import joined, sentences
-from veridical.audit.verdict import Judge, Verdict, decide
-from veridical.errors import InputError
-from veridical.values.scores import Direction, Scores
+from veridical.audit.evidence import ALPHA, HERE, THERE, Entry, Rules
+from veridical.audit.sentences import sentences
+from veridical.audit.units import Grid, Marks
+from veridical.audit.verdict import Field, Judge, decide
 
-SAMPLES = 60
-
-
-def scores(level: float, seed: int, direction: Direction = Direction.HIGHER, spread: float = 1.0) -> Scores:
-    noise = torch.randn(SAMPLES, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    sign = 1.0 if direction is Direction.HIGHER else -1.0
-    return Scores(sign * (level + spread * noise), direction, "m", torch.arange(SAMPLES))
+GRID = Grid(1e-5, 0.1)
+JUDGES = [Judge("rfid", "removal", True, 0.7, 0.6, 0.8), Judge("qge", "removal", True, 0.7, 0.6, 0.8)]
 
 
-def table(levels: dict[str, dict[str, float]], lower: tuple[str, ...] = ()) -> dict[tuple[str, str], Scores]:
-    return {
-        (who, what): scores(level, 100 * i + j, Direction.LOWER if what in lower else Direction.HIGHER)
-        for i, (who, row) in enumerate(levels.items())
-        for j, (what, level) in enumerate(row.items())
+def drawn(seed, samples, mean=0.0, metrics=2):
+    generator = torch.Generator().manual_seed(seed)
+    table = mean + torch.randn(metrics, samples, generator=generator, dtype=torch.float64)
+    return Marks(table, torch.zeros(samples, dtype=torch.bool))
+
+
+def won(share, samples):
+    """Units of the swap: a share of every ten samples is won."""
+    units = (torch.arange(samples) % 10 < 10 * share).double()
+    return tuple(units for _ in (*HERE, *THERE))
+
+
+def rules(samples=64, lines=("removal",), heard=(0, 1), seed=0):
+    controls = {
+        "random": [drawn(1000 + 10 * seed + i, samples) for i in range(4)],
+        "input_magnitude": [drawn(2000 + seed, samples, 0.3)],
     }
+    return Rules(lines, GRID, heard, controls, {})
 
 
-def judge(metric: str, system: str = "GEF", **facts) -> Judge:
-    return Judge(metric, system, system in ("GEF", "QGE", "F-Fidelity"), **facts)
-
-
-CLEAR = {
-    "good": {"gef": 3.0, "qge": 3.0},
-    "fair": {"gef": 1.5, "qge": 1.5},
-    "bad": {"gef": 0.0, "qge": 0.0},
-    "random": {"gef": 0.0, "qge": 0.0},
-}
-TWO = (judge("gef", "GEF", reliability=0.8), judge("qge", "QGE", reliability=0.6))
-NOTHING_WRONG = Checks((Check("accuracy", True, 0.9, "fine"),), 0.0, None)
-
-
-def check_clear_order(verdict: Verdict) -> None:
-    assert [p.explainer for p in verdict.ranking] == ["good", "fair", "bad"]
-    assert verdict.best == "good"
-    assert [p.trusted for p in verdict.ranking] == [True, True, False]
-    assert verdict.controls[0].explainer == "random"
-    assert verdict.kendall_w > 0.7
-
-
-def test_a_clear_order_is_found():
-    check_clear_order(decide(table(CLEAR), ["bad", "good", "fair"], ["random"], TWO))
-
-
-def test_metrics_where_lower_is_better_are_turned():
-    check_clear_order(decide(table(CLEAR, lower=("qge",)), ["bad", "good", "fair"], ["random"], TWO))
-
-
-def test_a_flipped_sign_is_caught():
-    flipped = {cell: Scores(-s.values, s.direction, "m", s.ids) for cell, s in table(CLEAR).items()}
-    with pytest.raises(AssertionError):
-        check_clear_order(decide(flipped, ["bad", "good", "fair"], ["random"], TWO))
-
-
-def test_every_system_has_one_voice_shared_by_reliability():
-    levels = {who: {"gef": 0.0, "a": 0.0, "b": 0.0} for who in ("x", "y")}
-    judges = (
-        judge("gef", "GEF", reliability=0.6),
-        judge("a", "QGE", reliability=0.6),
-        judge("b", "QGE", reliability=0.2),
-    )
-    heard = {j.metric: j.weight for j in decide(table(levels), ["x", "y"], [], judges).judges}
-    assert heard["gef"] == pytest.approx(heard["a"] + heard["b"])
-    assert heard["a"] == pytest.approx(3 * heard["b"])
-    assert sum(heard.values()) == pytest.approx(1.0)
-
-
-def test_ignored_and_descriptive_metrics_have_no_voice():
-    levels = {"x": {"gef": 3.0, "qge": -9.0, "sparse": -9.0}, "y": {"gef": 0.0, "qge": 9.0, "sparse": 9.0}}
-    judges = (
-        judge("gef", "GEF", reliability=0.7),
-        judge("qge", "QGE", reliability=0.1, ignored="unreliable"),
-        judge("sparse", "complexity", reliability=0.9),
-    )
-    verdict = decide(table(levels), ["x", "y"], [], judges)
-    assert verdict.ranking[0].explainer == "x"
-    assert [j.metric for j in verdict.deciding] == ["gef"]
-
-
-def test_weights_decide_between_metrics_that_disagree():
-    levels = {"x": {"gef": 3.0, "qge": 0.0}, "y": {"gef": 0.0, "qge": 3.0}}
-    for first, second, winner in ((0.9, 0.3, "x"), (0.3, 0.9, "y")):
-        judges = (judge("gef", "GEF", reliability=first), judge("qge", "QGE", reliability=second))
-        assert decide(table(levels), ["x", "y"], [], judges).ranking[0].explainer == winner
-
-
-def test_unmeasured_reliability_counts_as_moderate_and_is_said():
-    verdict = decide(table(CLEAR), ["good", "fair", "bad"], ["random"], (judge("gef"), judge("qge", "QGE")))
-    assert all(j.weight == pytest.approx(0.5) for j in verdict.judges)
-    assert any("could not be measured" in s for s in sentences(verdict, NOTHING_WRONG))
-
-
-def test_noise_everywhere_is_no_better_than_chance():
-    levels = {who: {"gef": 0.0, "qge": 0.0} for who in ("a", "b", "c", "random", "sobel")}
-    verdict = decide(table(levels), ["a", "b", "c"], ["random", "sobel"], TWO)
-    assert verdict.best is None
-    assert sentences(verdict, NOTHING_WRONG)[0].startswith("No method is better than chance on this model")
-
-
-def test_false_alarms_are_rare():
-    """Methods like the controls: at the 5% level with Holm, about one audit in twenty may call one better."""
-    alarms = 0
-    for seed in range(100):
-        made = {
-            (who, what): scores(0.0, 1000 * seed + 10 * i + j)
-            for i, who in enumerate(("a", "b", "c", "random"))
-            for j, what in enumerate(("gef", "qge"))
-        }
-        alarms += decide(made, ["a", "b", "c"], ["random"], TWO, resamples=10).best is not None
-    assert alarms <= 11
-
-
-def test_a_control_that_is_not_beaten_is_named():
-    levels = {**CLEAR, "sobel": {"gef": 1.5, "qge": 1.5}}
-    verdict = decide(table(levels), ["good", "fair", "bad"], ["random", "sobel"], TWO)
-    text = " ".join(sentences(verdict, NOTHING_WRONG))
-    assert "Use good" in text
-    assert "Do not trust fair: on this model it does not beat sobel" in text
-    assert "Do not trust bad: on this model it does not beat random and sobel" in text
-
-
-def test_equals_are_named():
-    levels = {**CLEAR, "as_good": {"gef": 3.0, "qge": 3.0}}
-    verdict = decide(table(levels), ["good", "as_good", "bad"], ["random"], TWO)
-    other = {"good": "as_good", "as_good": "good"}[verdict.best]
-    assert verdict.equals_of(verdict.best) == (other,)
-    assert f"{other} cannot be told apart from it" in " ".join(sentences(verdict, NOTHING_WRONG))
-
-
-def test_no_metric_left_is_no_verdict():
-    silent = tuple(judge(j.metric, j.system, ignored="it is deaf") for j in TWO)
-    verdict = decide(table(CLEAR), ["good", "fair"], ["random"], silent)
-    said = sentences(verdict, NOTHING_WRONG)
-    assert verdict.best is None
-    assert said[0].startswith("No verdict")
-    assert "Ignore gef here: it is deaf." in said
-    assert math.isnan(verdict.ranking[0].score)
-
-
-def test_a_failed_cell_is_last_and_a_dead_metric_is_silent():
-    made = table(CLEAR)
-    del made["good", "gef"]
-    dead = torch.full((SAMPLES,), torch.nan)
-    for who in CLEAR:
-        made[who, "dead"] = Scores(dead, Direction.HIGHER, "m", torch.arange(SAMPLES))
-    verdict = decide(made, ["good", "fair", "bad"], ["random"], (*TWO, judge("dead", "QGE")))
-    assert verdict.shares["good"]["gef"] == 0.0
-    assert next(j for j in verdict.judges if j.metric == "dead").ignored == "it has no value in any sample"
-
-
-def test_failed_checks_and_few_samples_are_said():
-    failed = Checks((Check("accuracy", False, 0.1, "The model is not better than chance."),), 0.0, None)
-    few = {cell: s.take(slice(0, 10)) for cell, s in table(CLEAR).items()}
-    text = " ".join(sentences(decide(few, ["good", "fair"], ["random"], TWO), failed, ["A note."]))
-    assert "The model is not better than chance." in text
-    assert "only 10 samples" in text
-    assert "A note." in text
-
-
-def test_too_few_samples_are_no_verdict():
-    """Three samples could not show that anything is better than chance, nor that nothing is."""
-    few = {cell: s.take(slice(0, 3)) for cell, s in table(CLEAR).items()}
-    verdict = decide(few, ["good", "fair", "bad"], ["random"], TWO)
-    assert not verdict.testable
-    assert verdict.best is None
-    assert sentences(verdict, NOTHING_WRONG)[0].startswith("No verdict: 3 samples are too few")
-    assert decide(table(CLEAR), ["good", "fair", "bad"], ["random"], TWO).testable
-
-
-def test_without_controls_there_is_no_verdict():
-    verdict = decide(table(CLEAR), ["good", "fair", "bad"], [], TWO)
-    assert verdict.best is None
-    assert verdict.ranking[0].explainer == "good"
-    assert sentences(verdict, NOTHING_WRONG)[0].startswith("No verdict: no control was scored")
-
-
-def test_a_control_that_fails_is_not_beaten_for_that():
-    """The explainers are noise; the control fails under GEF, which weighs nearly everything."""
-    made = table({who: {"gef": 0.0, "qge": 0.0} for who in ("a", "b", "random")})
-    del made["random", "gef"]
-    judges = (judge("gef", "GEF", reliability=0.9), judge("qge", "QGE", reliability=0.1))
-    assert decide(made, ["a", "b"], ["random"], judges).best is None
-
-
-def test_metrics_that_say_nothing_neither_agree_nor_disagree():
-    flat = {
-        (who, what): Scores(torch.ones(SAMPLES), Direction.HIGHER, "m", torch.arange(SAMPLES))
-        for who in ("a", "b", "random")
-        for what in ("gef", "qge")
+def field(means, samples=64, lines=("removal",), swap=0.95, seed=0, **more):
+    entries = {
+        name: Entry(
+            name,
+            drawn(10 * seed + i, samples, mean),
+            swap=won(swap, min(24, samples)) if "swap" in lines else (),
+        )
+        for i, (name, mean) in enumerate(means.items())
     }
-    verdict = decide(flat, ["a", "b"], ["random"], TWO)
-    assert verdict.best is None
-    assert math.isnan(verdict.kendall_w)
-    assert "nan" not in " ".join(sentences(verdict, NOTHING_WRONG))
+    rows = {name: 10 * (i + 1) for i, name in enumerate(means)}
+    return Field(entries, rules(samples, lines, seed=seed), rows, **more)
 
 
-def test_copies_of_the_best_share_its_chance():
-    made = table(CLEAR)
-    for copy in ("copy", "again"):
-        made |= {(copy, what): made["good", what] for what in ("gef", "qge")}
-    verdict = decide(made, ["good", "copy", "again", "bad"], ["random"], TWO)
-    chance = {p.explainer: p.p_best for p in verdict.ranking}
-    assert all(chance[who] == pytest.approx(1 / 3, abs=1e-6) for who in ("good", "copy", "again"))
-    assert set(verdict.equals_of("good")) == {"copy", "again"}
+class Nothing:
+    failed = ()
 
 
-def test_a_name_for_two_is_refused():
-    with pytest.raises(InputError, match="name of its own"):
-        decide(table(CLEAR), ["good", "random"], ["random"], TWO)
+def said(verdict, **skipped):
+    return sentences(verdict, Nothing(), skipped)
 
 
-def test_the_level_is_the_one_asked_for():
-    verdict = decide(table(CLEAR), ["good", "fair"], ["random"], TWO, level=0.8)
-    assert "80% interval" in sentences(verdict, NOTHING_WRONG)[0]
+def test_good_methods_are_trusted_and_chance_is_not():
+    found = decide(field({"good": 3.0, "noise": 0.0, "bad": -2.0}), JUDGES)
+    assert [(p.explainer, p.trusted) for p in found.ranking] == [
+        ("good", True),
+        ("noise", False),
+        ("bad", False),
+    ]
+    assert found.best == "good"
+    assert found["noise"].status == "not trusted"
+    text = " ".join(said(found))
+    assert "Do not trust" in text
+    assert "no better than" in text
+    assert found["good"].score > 0.9 > 0.6 > found["noise"].score
 
 
-def test_names_join():
-    assert [joined(n) for n in ([], ["a"], ["a", "b"], ["a", "b", "c"])] == ["", "a", "a and b", "a, b and c"]
+def test_removal_and_swap_must_both_hold():
+    """A map that moves with the model wins the swap and knows no feature; a template the other way round."""
+    lines = ("removal", "swap")
+    both = field({"true": 3.0, "moving": 0.0, "template": 3.0}, lines=lines)
+    both.entries["template"].__dict__["swap"] = won(0.5, 24)
+    found = decide(both, JUDGES)
+    assert [p.explainer for p in found.ranking if p.trusted] == ["true"]
+    text = " ".join(said(found))
+    assert "Do not trust template: maps made for another model explain this one as well" in text
+
+
+def test_equal_methods_are_one_group_and_the_cheapest_is_named():
+    """Four methods equal up to rounding were given probabilities of being best."""
+    base = drawn(5, 64, 3.0)
+    noisy = {f"m{i}": Entry(f"m{i}", Marks(base.utility + 4e-7 * i, base.missing)) for i in range(4)}
+    known = Field(noisy, rules(), {"m0": 40, "m1": 30, "m2": 10, "m3": 20})
+    found = decide(known, JUDGES)
+    assert found.groups == (("m0", "m1", "m2", "m3"),)
+    assert found.best == "m2"
+    assert found.group_probability == ()
+    assert all(math.isnan(place.p_best) for place in found.ranking)
+    assert set(found.equals_of("m2")) == {"m0", "m1", "m3"}
+    assert all(pair.rate == 0.5 for pair in found.pairs)
+    text = " ".join(said(found))
+    assert "cannot be told apart" in text
+    assert "probability" not in text
+
+
+def test_the_recommendation_does_not_contradict_its_probability():
+    found = decide(field({"best": 6.0, "good": 3.0, "fair": 2.5}, samples=200), JUDGES)
+    assert found.best in found.leading
+    assert found.group_probability[0] == max(found.group_probability)
+    assert sum(found.group_probability) == pytest.approx(1.0)
+    assert found["best"].p_best == found.group_probability[0]
+
+
+def test_no_probability_below_64_samples_or_for_one_candidate():
+    few = decide(field({"best": 9.0, "good": 3.0}, samples=40), JUDGES)
+    assert len(few.groups) == 2
+    assert few.group_probability == ()
+    one = decide(field({"only": 5.0}, samples=200), JUDGES)
+    assert one.best == "only"
+    assert one.group_probability == ()
+    assert "only method tried" in " ".join(said(one))
+    assert "100%" not in " ".join(said(one)).replace("in 100%", "")
+
+
+def test_company_changes_nothing_of_a_method():
+    """Scores, win rates and unadjusted p of the others stay when a method joins or leaves."""
+    alone = decide(field({"a": 3.0, "b": 1.0}), JUDGES)
+    more = field({"a": 3.0, "b": 1.0, "c": 4.0, "d": -1.0})
+    company = decide(more, JUDGES)
+    for who in ("a", "b"):
+        one, other = alone[who], company[who]
+        assert (one.score, one.low, one.high, one.p, one.tests) == (
+            other.score, other.low, other.high, other.p, other.tests,
+        )  # fmt: skip
+        assert other.p_holm >= one.p_holm
+    pair = {(p.a, p.b): p for p in company.pairs}["a", "b"]
+    assert pair == alone.pairs[0]
+
+
+def test_below_24_samples_there_is_no_verdict():
+    found = decide(field({"good": 9.0}, samples=23), JUDGES)
+    assert found.best is None
+    assert "too few" in found.why_none
+    assert said(found)[0].startswith("No verdict: 23 samples")
+    assert decide(field({"good": 9.0}, samples=24), JUDGES).best == "good"
+
+
+def test_without_a_voice_or_a_control_there_is_no_verdict():
+    known = field({"good": 9.0})
+    silent = Field(known.entries, rules(heard=()), known.rows)
+    found = decide(silent, [])
+    assert found.best is None
+    assert "no metric sees the damage" in found.why_none
+    assert math.isnan(found["good"].score)
+    alone = Field(known.entries, Rules(("removal",), GRID, (0, 1), {}, {}), known.rows)
+    assert "no control" in decide(alone, JUDGES).why_none
+
+
+def test_a_failed_method_stays_in_the_ranking_and_counts_for_holm():
+    known = field({"good": 3.0, "broken": 3.0})
+    gone = known.entries["broken"].removal
+    known.entries["broken"].__dict__["removal"] = Marks(
+        gone.utility * math.nan, torch.ones_like(gone.missing)
+    )
+    known = Field(known.entries, known.rules, known.rows, dropped={"broken": "its map failed: no idea"})
+    found = decide(known, JUDGES)
+    assert [p.explainer for p in found.ranking] == ["good", "broken"]
+    assert found["broken"].status == "failed"
+    assert found["good"].p_holm == pytest.approx(2 * found["good"].p)
+    assert "Do not trust broken: its map failed: no idea." in said(found)
+
+
+def test_an_absent_line_makes_trust_provisional():
+    found = decide(field({"good": 3.0}, absent={"swap": "there are no weights"}), JUDGES)
+    assert found["good"].trusted
+    assert found["good"].status == "provisional"
+    assert said(found)[0].startswith("Use, provisionally, good")
+    assert "there are no weights" in said(found)[1]
+
+
+def test_nobody_trusted_is_said():
+    found = decide(field({"a": 0.0, "b": 0.0}), JUDGES)
+    assert found.best is None
+    assert said(found)[0].startswith("No method is trusted on this model")
+
+
+def test_who_could_not_be_tried_is_named_at_once():
+    found = decide(field({"good": 3.0}), JUDGES)
+    text = said(found, lime="one map asks 9 rows and does not fit the budget of 3 rows", gradcam="no layer")
+    assert any(sentence.startswith("Not tried, for lack of budget: lime.") for sentence in text[:3])
+
+
+def test_frames_hold_every_test():
+    frame = decide(field({"good": 3.0, "noise": 0.0}, lines=("removal", "swap")), JUDGES).to_frame()
+    assert {"explainer", "score", "low", "high", "p", "p_holm", "trusted", "status", "group"} <= set(frame)
+    assert "wins: removal, random" in frame
+    assert frame["control"].tolist() == [False, False, True, True]
+
+
+@pytest.mark.parametrize("samples", [24, 64])
+def test_noise_is_hardly_ever_trusted(samples):
+    """Six methods as good as a control, 40 audits: any is trusted in one of twenty, about, at most."""
+    false = 0
+    for seed in range(40):
+        found = decide(field({f"n{i}": 0.3 for i in range(6)}, samples=samples, seed=7 + 13 * seed), JUDGES)
+        false += any(place.trusted for place in found.ranking)
+    assert false <= 5
+
+
+def test_places_that_win_three_in_four_are_found_with_64_samples():
+    found = [decide(field({"m": 1.7}, samples=64, seed=seed), JUDGES)["m"].trusted for seed in range(20)]
+    assert sum(found) >= 18
+    assert ALPHA == 0.05

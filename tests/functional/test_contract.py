@@ -27,6 +27,9 @@ ONE_ROW = [
 ]
 TWO_ROWS = ["pearson", "spearman", "kendall_tau_b", "euclidean", "cosine", "cosine_distance", "signed_rank"]
 SPECIAL = ["positions", "partial_rank_correlation", "ssim", "Interval", "SignedRank"]
+# of units in [0, 1], or of methods against each other: test_betting, test_wins and test_leading_group
+VERDICT = ["betting_wealth", "betting_p", "win_units", "leading_group", "mean_units", "best_probability"]
+VERDICT += ["LeadingGroup", "GroupStep"]
 CALLS = [(name, 1) for name in ONE_ROW] + [(name, 2) for name in TWO_ROWS]
 
 
@@ -35,7 +38,7 @@ def outputs(result):
 
 
 def test_every_function_is_under_contract():
-    assert set(functional.__all__) == {*ONE_ROW, *TWO_ROWS, *SPECIAL}
+    assert set(functional.__all__) == {*ONE_ROW, *TWO_ROWS, *SPECIAL, *VERDICT}
 
 
 @pytest.mark.parametrize(("name", "rows"), CALLS)

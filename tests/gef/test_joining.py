@@ -13,10 +13,9 @@ import veridical as vd
 from veridical import study as studies
 from veridical.audit import EFFORTS
 from veridical.gef import IsoSigma
-from veridical.gef.joining import joined_provenance
+from veridical.gef.joining import joined_provenance, joined_scores
 from veridical.report.rendering import render
 from veridical.report.study import contents
-from veridical.study.tables import joined
 
 SENTENCE = "The weight noise behind GEF is not whole"
 METRIC = IsoSigma(path=(0.1, 0.4, 0.8), draws=6)
@@ -25,7 +24,7 @@ METRIC = IsoSigma(path=(0.1, 0.4, 0.8), draws=6)
 def test_the_evidence_of_shards_is_that_of_the_whole() -> None:
     task = vd.tasks.load("digits")[:6]
     whole, *parts = (vd.score(METRIC, rows, "gradient") for rows in (task, task[:2], task[2:]))
-    found = joined(parts)
+    found = joined_scores(parts)
     torch.testing.assert_close(found.values, whole.values)
     own, expected = (dict(each.provenance["iso_sigma"]) for each in (found, whole))
     assert own.pop("interval") == pytest.approx(expected.pop("interval"), abs=1e-9)
@@ -89,7 +88,7 @@ def test_the_page_of_a_study_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("something_left_out")
 def test_an_audit_says_so(tmp_path: Path) -> None:
-    effort = replace(EFFORTS["glance"], gef_draws=1, removal_draws=2, meta_samples=8, meta_draws=1)
+    effort = replace(EFFORTS["glance"], gef_draws=5, removal_draws=2, meta_samples=8, meta_draws=1)
     found = vd.audit(vd.tasks.load("known/linear"), explainers=["gradient"], effort=effort, samples=24)
     assert sum(SENTENCE in note for note in found.notes) == 1
     assert SENTENCE in found.report(tmp_path / "page.html").read_text()

@@ -19,14 +19,14 @@ HOSTILE = SCRIPT + QUOTE + "`|[x](y)"
 TINY = replace(
     EFFORTS["glance"],
     name="tiny",
-    samples=10,
-    dearest=64,
-    gef_draws=2,
+    samples=24,
+    search_draws=2,
     layer_steps=2,
     removal_draws=2,
     removal_sizes=(0.2, 0.6),
     flip_steps=4,
     subset_runs=8,
+    damage=(0.5, 1.0),
     meta_samples=10,
     standing_samples=2,
     standing_draws=20,
@@ -42,19 +42,20 @@ def breaks(model: object, inputs: torch.Tensor, targets: torch.Tensor) -> torch.
 
 
 def tiny_audit(modality: str = "image") -> Audit:
-    """Three explainers with hostile names, one that fails, and a control that gives degenerate values."""
-    task = tiny_task(modality)
+    """Explainers with hostile names, one that fails, and a control that gives degenerate values."""
+    task = tiny_task(modality, samples=24)
     task.__dict__["name"] = f"task {SCRIPT}"
     named = {
         SCRIPT: "saliency",
         FORMULA: "gradient",
         QUOTE: "input_x_gradient",
+        "again": "saliency",
         "broken": breaks,
         "flat": "constant",
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return audit(task, explainers=named, effort=TINY)
+        return audit(task, explainers=named, effort=TINY, lines=("removal", "swap"))
 
 
 def hostile(value: Any, key: str = "") -> Any:

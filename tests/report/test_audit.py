@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from tests.report.audits import FORMULA, HOSTILE, QUOTE, SCRIPT, hostile
+from tests.report.audits import FORMULA, HOSTILE, SCRIPT, hostile
 from tests.report.pages import Page, dangers
 from veridical.audit import Audit
 from veridical.errors import FormatError, InputError
+from veridical.random.keyed import Key
 from veridical.report.audit import contents, save_contents, write_audit
 from veridical.report.rendering import read, render
 
@@ -31,22 +32,49 @@ def test_contents_are_plain_data(shown: dict[str, Any]) -> None:
 
 
 def test_the_verdict_comes_first(audited: Audit, shown: dict[str, Any]) -> None:
-    page = Page(render(shown))
-    text = words(page.text)
-    assert f"Use {QUOTE}" in text
+    text = words(Page(render(shown)).text)
+    assert shown["verdict"]["headline"] in text
     for said in audited.sentences[1:]:
         assert words(said) in text
-    assert text.index(f"Use {QUOTE}") < text.index("Critical differences")
+    order = ["What would change it", "Limits", "What was audited", "The methods", "What each metric can see"]
+    places = [text.index(shown["verdict"]["headline"]), *(text.index(title) for title in order)]
+    assert places == sorted(places)
+
+
+def test_the_first_page_can_be_signed(audited: Audit, shown: dict[str, Any]) -> None:
+    first = shown["first_page"]
+    assert first["question"].startswith(f"Which of {len(audited.ranking)} explainers may be used")
+    assert {one["line"] for one in first["evidence"]} >= {"removal", "swap"}
+    assert all(one["said"] for one in first["evidence"])
+    assert first["changes"]
+    assert first["limits"]
+    text = words(Page(render(shown)).text)
+    for one in first["evidence"]:
+        assert all(words(said) in text for said in one["said"])
+
+
+def test_identity_tells_weights_and_data_apart(audited: Audit, shown: dict[str, Any]) -> None:
+    digests = shown["identity"]["digests"]
+    task = audited.task
+    assert len({digest for digest in digests.values() if digest}) == len([d for d in digests.values() if d])
+    moved = replace(audited, task=task.with_inputs(task.inputs + 1))
+    other = contents(moved)["identity"]["digests"]
+    assert other["weights"] == digests["weights"]
+    assert other["samples"] != digests["samples"]
+    fresh = replace(audited, task=task.with_noise(0.1, Key(0)))
+    assert contents(fresh)["identity"]["digests"]["weights"] != digests["weights"]
+    assert shown["identity"]["call"].startswith("vd.audit(task, explainers={")
 
 
 def test_everything_asked_for_is_there(shown: dict[str, Any]) -> None:
     text = words(Page(render(shown)).text)
     sections = (
-        "Ranking",
-        "Critical differences",
-        "pairs (Wilcoxon",
+        "What was audited",
+        "The methods",
+        "Every test",
+        "pairs of methods",
         "The model itself",
-        "How far each metric can be believed",
+        "What each metric can see here",
         "Explainers by metric",
         "Curves",
         "Distortion paths",
@@ -112,7 +140,7 @@ def test_page_is_small_and_written_whole(audited: Audit, tmp_path: Path) -> None
 
 def test_markdown_shows_the_same_and_escapes(audited: Audit, shown: dict[str, Any], tmp_path: Path) -> None:
     text = write_audit(audited, tmp_path / "report.md", "md").read_text()
-    assert text.startswith("# Use \"\\>\\<svg onload='alert(2)'\\>")
+    assert text.startswith("# ")
     outside = re.sub(r"(`{3,}).*?\1", "", text, flags=re.S)
     assert re.search(r"(?<!\\)<", outside) is None
     rows = [line for line in text.splitlines() if line.startswith(f"| {FORMULA.split('|')[0]}")]
@@ -145,42 +173,39 @@ def test_contents_cannot_bring_a_style_or_script(shown: dict[str, Any]) -> None:
     assert render({**shown, "style": SCRIPT, "script": "alert(3)", "policy": "*"}) == render(shown)
 
 
-def test_no_method_better_than_chance_is_said_loudly(audited: Audit) -> None:
+def test_nobody_trusted_is_said_loudly(audited: Audit) -> None:
     verdict = audited.verdict
-    places = tuple(replace(p, beats=dict.fromkeys(p.beats, 1.0)) for p in verdict.places)
-    said = ("No method is better than chance on this model: none stands above random for certain.",)
-    page = render(contents(replace(audited, verdict=replace(verdict, places=places, sentences=said))))
+    places = tuple(replace(p, p=1.0, p_holm=1.0, group=0) for p in verdict.places)
+    said = ("No method is trusted on this model: none is shown to beat every control.",)
+    nobody = replace(verdict, places=places, groups=(), why_none="", sentences=said)
+    page = render(contents(replace(audited, verdict=nobody)))
     assert '<div class="verdict none"' in page
-    assert "<h1>No method is better than chance on this model.</h1>" in page
-    assert ">None stands above random for certain.<" in page
+    assert "<h1>No method is trusted on this model.</h1>" in page
+    assert ">None is shown to beat every control.<" in page
 
 
 def test_no_verdict_at_all(audited: Audit) -> None:
-    """No metric with a voice: scores, ranks and intervals are missing, and the page still stands."""
+    """No metric with a voice: scores and intervals are missing, and the page still stands."""
     nan = math.nan
     places = tuple(
-        replace(
-            p,
-            score=nan,
-            low=nan,
-            high=nan,
-            p_best=nan,
-            rank=nan,
-            rank_low=nan,
-            rank_high=nan,
-            mean_rank=nan,
-            beats={},
-        )
-        for p in audited.verdict.places
+        replace(p, score=nan, low=nan, high=nan, tests=(), group=0) for p in audited.verdict.places
     )
-    judges = tuple(replace(j, weight=0.0) for j in audited.verdict.judges)
+    judges = tuple(replace(j, silent="it is a coin") if j.decides else j for j in audited.verdict.judges)
     silent = replace(
-        audited.verdict, places=places, judges=judges, pairs=(), groups=(), kendall_w=nan, friedman_p=nan,
-        critical_difference=nan, with_rest={}, sentences=("No verdict: nothing can be believed.",),
-    )  # fmt: skip
-    bare = replace(audited, verdict=silent, reliability=None, robustness=None, standings={})
+        audited.verdict,
+        places=places,
+        judges=judges,
+        pairs=(),
+        groups=(),
+        why_none="nothing can be believed",
+        sentences=("No verdict: nothing can be believed.",),
+    )
+    bare = replace(
+        audited, verdict=silent, reliability=None, robustness=None, standings={}, damage=None, beside=()
+    )
     page = render(contents(bare))
     assert "<h1>No verdict.</h1>" in page
+    assert "100%" not in Page(page).text.split("What was audited")[0].replace("0 to 100%", "")
     assert dangers(page) == []
     assert render(contents(bare), "md").startswith("# No verdict")
 

@@ -80,18 +80,6 @@ def test_interval_marks_score_and_reference() -> None:
     assert "has no score" in charts.interval({**one, "score": None}, None)
 
 
-def test_critical_difference_diagram_names_all_and_joins_groups() -> None:
-    places = [
-        {"explainer": name, "mean_rank": rank, "status": "trusted"}
-        for name, rank in (("a", 1.2), ("b", 1.6), ("c", 3.2))
-    ]
-    drawing = charts.critical_difference(places, [["a", "b"]], 0.8)
-    assert drawing.count('class="clique"') == 1
-    assert "a 1.20; b 1.60; c 3.20" in drawing
-    assert "critical difference 0.80" in drawing
-    assert charts.critical_difference([], [], None) == ""
-
-
 def test_area_of_a_perfect_metric_is_the_diamond() -> None:
     drawing = charts.area_chart("m", {"ipt": [1.0, 1.0, 1.0, 1.0]})
     ideal = re.search(r'points="([^"]+)" class="ideal"', drawing)

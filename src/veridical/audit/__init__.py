@@ -8,8 +8,9 @@ from veridical.name_index import names_on_demand
 
 if TYPE_CHECKING:
     from veridical.audit.checks import Check, Checks, check_model
+    from veridical.audit.evidence import Test
     from veridical.audit.result import Audit
-    from veridical.audit.verdict import Judge, Pair, Place, Verdict, decide
+    from veridical.audit.verdict import Field, Judge, Pair, Place, Verdict, decide
 
 __getattr__, __dir__ = names_on_demand(__name__)
 
@@ -22,6 +23,8 @@ __all__ = [
     "Place",
     "Judge",
     "Pair",
+    "Test",
+    "Field",
     "Check",
     "Checks",
     "check_model",

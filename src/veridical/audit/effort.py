@@ -23,12 +23,14 @@ class Effort:
     """How reports call it."""
     samples: int
     """Samples that are judged, at most."""
-    dearest: int
-    """Rows that one map of an explainer may ask for, at most."""
+    budget: int
+    """Rows that the race may ask the model, about; a method or a look that does not fit is left out."""
     variants: bool
     """Whether explainers that vary others join unasked."""
     gef_draws: int
-    """Noisy models per level of GEF."""
+    """Noisy models per level of GEF, which describes; none at 0."""
+    gef_rows: int
+    """Rows that a map may ask for its method to be explained again and again under noise."""
     search_draws: int
     """Draws per level when noise strengths are looked for."""
     layer_steps: int
@@ -43,14 +45,16 @@ class Effort:
     """Random subsets per sample of faithfulness correlation."""
     noise_draws: int
     """Neighbours per sample of average sensitivity."""
+    damage: tuple[float, ...]
+    """Shares of the features whose values are permuted to see which metrics notice."""
     meta_samples: int
-    """Samples on which metrics are judged."""
+    """Samples on which metrics are meta-evaluated; none at 0."""
     meta_explainers: int
-    """Explainers on which metrics are judged, the cheapest first."""
+    """Explainers on which metrics are meta-evaluated, the cheapest first."""
     meta_draws: int
-    """Perturbations per test and iteration when metrics are judged."""
+    """Perturbations per test and iteration of the meta-evaluation."""
     meta_iterations: int
-    """How often the judging of metrics is repeated."""
+    """How often the meta-evaluation is repeated."""
     standing_samples: int
     """Samples whose maps are ranked among random ones; none at 0."""
     standing_draws: int
@@ -64,13 +68,14 @@ class Effort:
 COARSE = (0.1, 0.5, 0.9)
 SIZES = (0.1, 0.3, 0.5, 0.7, 0.9)
 FINE = tuple(percent / 100 for percent in range(5, 100, 5))
-ALL = 10**9
+ALL = 10**12
 GLANCE = Effort(
     name="glance",
     samples=24,
-    dearest=16,
+    budget=20_000_000,
+    gef_rows=32,
     variants=False,
-    gef_draws=3,
+    gef_draws=5,
     search_draws=4,
     layer_steps=1,
     removal_draws=4,
@@ -78,7 +83,8 @@ GLANCE = Effort(
     flip_steps=8,
     subset_runs=24,
     noise_draws=2,
-    meta_samples=24,
+    damage=(0.5, 1.0),
+    meta_samples=0,
     meta_explainers=2,
     meta_draws=1,
     meta_iterations=1,
@@ -87,23 +93,20 @@ GLANCE = Effort(
     training_rows=0,
     training_epochs=0,
 )
-QUICK = Effort(
+QUICK = replace(
+    GLANCE,
     name="quick",
     samples=64,
-    dearest=64,
-    variants=False,
-    gef_draws=5,
+    budget=100_000_000,
     search_draws=8,
-    layer_steps=1,
     removal_draws=10,
     removal_sizes=SIZES,
     flip_steps=16,
     subset_runs=50,
     noise_draws=5,
+    damage=(0.2, 0.6, 1.0),
     meta_samples=32,
     meta_explainers=3,
-    meta_draws=2,
-    meta_iterations=1,
     standing_samples=4,
     standing_draws=200,
     training_rows=2000,
@@ -113,14 +116,17 @@ STANDARD = replace(
     QUICK,
     name="standard",
     samples=200,
-    dearest=600,
+    budget=500_000_000,
+    gef_draws=10,
     search_draws=20,
     layer_steps=4,
     removal_draws=20,
     flip_steps=24,
     subset_runs=100,
     noise_draws=10,
+    damage=(0.2, 0.4, 0.6, 0.8, 1.0),
     meta_samples=100,
+    meta_draws=2,
     meta_iterations=2,
     standing_samples=8,
     standing_draws=1000,
@@ -131,8 +137,9 @@ THOROUGH = replace(
     STANDARD,
     name="thorough",
     samples=1000,
-    dearest=ALL,
+    budget=ALL,
     variants=True,
+    gef_draws=20,
     layer_steps=10,
     removal_draws=50,
     removal_sizes=FINE,
@@ -146,25 +153,23 @@ THOROUGH = replace(
 )
 EFFORTS: Mapping[str, Effort] = {e.name: e for e in (GLANCE, QUICK, STANDARD, THOROUGH)}
 ON_HEAVY: Mapping[str, Effort] = {
-    "glance": replace(GLANCE, samples=16, meta_samples=12, removal_draws=3),
+    "glance": replace(GLANCE, budget=60_000, removal_draws=3, search_draws=2, gef_draws=0),
     "quick": replace(
-        GLANCE,
-        name="quick",
-        samples=32,
-        meta_samples=12,
-        removal_draws=3,
-        standing_samples=1,
-        standing_draws=50,
+        GLANCE, name="quick", samples=64, budget=150_000, removal_draws=3, search_draws=2, gef_rows=2
     ),
     "standard": replace(
         STANDARD,
+        samples=64,
+        budget=1_000_000,
+        gef_draws=5,
         search_draws=8,
         layer_steps=1,
         removal_draws=10,
+        flip_steps=16,
+        subset_runs=50,
         noise_draws=5,
-        meta_samples=24,
-        meta_draws=1,
-        meta_iterations=1,
+        damage=(0.2, 0.6, 1.0),
+        meta_samples=0,
         standing_samples=4,
         standing_draws=100,
     ),

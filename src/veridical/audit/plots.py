@@ -15,7 +15,7 @@ BEST, UNTRUSTED, CONTROL = COLOURS[0], COLOURS[1], "0.55"
 
 
 def plot_ranking(verdict: Verdict, ax: Axes | None = None) -> Axes:
-    """Scores with their intervals, best on top and controls below; orange stands not above every control."""
+    """Scores with their intervals, best on top and controls below; orange is not trusted."""
     places = [place for place in verdict.places if place.score == place.score]
     if not places:
         raise InputError("there is no ranking to draw: no metric had a voice in this verdict")
@@ -31,12 +31,10 @@ def plot_ranking(verdict: Verdict, ax: Axes | None = None) -> Axes:
             solid_capstyle="round",
         )
         ax.plot(place.score, row, "o", color=colour, markersize=6)
-    controls = [place.score for place in places if place.control]
-    if controls:
-        ax.axvline(max(controls), color=CONTROL, linewidth=1, linestyle="--")
+    ax.axvline(0.5, color=CONTROL, linewidth=1, linestyle="--")
     ax.set_yticks(range(len(places)), [_name(place) for place in reversed(places)])
     ax.set_xlim(-0.02, 1.02)
-    ax.set_xlabel(f"share of rivals beaten, {verdict.level:.0%} interval (dashed: best control)")
+    ax.set_xlabel(f"samples in which it beats the controls, {verdict.level:.0%} interval (dashed: half)")
     return ax
 
 

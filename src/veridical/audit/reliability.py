@@ -1,55 +1,51 @@
-"""What the metrics are worth on this very task, and the voice each gets for it."""
+"""A second opinion on the metrics: their meta-consistency on this very task, where it is affordable."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
-from dataclasses import replace
-
-from torch import Tensor
 
 from veridical.audit.effort import Effort
-from veridical.audit.panel import Panel, Seat, rows_of
-from veridical.audit.sampling import some_of
-from veridical.audit.verdict import CHANCE_CONSISTENCY, Judge
+from veridical.audit.panel import Judges
+from veridical.audit.race import Race, rows
 from veridical.errors import VeridicalError, VeridicalWarning
 from veridical.gef import NoisePath
 from veridical.meta import MetaEvaluation, meta_evaluate
-from veridical.meta.consistency import FEWEST, meta_consistency
+from veridical.meta.consistency import FEWEST
 from veridical.meta.prediction_agreement import changes_that_matter
-from veridical.meta.result import MEAN
 from veridical.meta.strength import calibrate
 from veridical.meta.worlds import Test
 from veridical.metrics.input_noise import why_no_noise
-from veridical.values.evaluation import Evaluation
 from veridical.values.task import Task
 
 ENOUGH = 1.5 * FEWEST
 """Samples that change their class, on average, so that nearly always as many do as a test needs."""
+SHARE = 0.5
+"""Rows that a second opinion may take, as a share of those that the race took."""
 
 
 def reliability_of(
-    task: Task,
-    seats: Mapping[str, Seat],
-    panel: Panel,
+    race: Race,
+    judges: Judges,
     effort: Effort,
     seed: int,
     progress: bool | None,
     notes: list[str],
-    evaluation: Evaluation,
     path: NoisePath | None,
 ) -> MetaEvaluation | None:
-    """Meta-evaluate the metrics on this task with its cheapest explainers.
+    """Meta-evaluate the removal metrics on this task with its cheapest explainers.
 
     All explainers of an audit meet the same draws of a metric, so it is judged here with the same draws in
     every world too: what fresh ones would add is common to all explainers and moves no ranking.
     """
-    few = some_of(task, max(effort.meta_samples, enough_samples(task)), seed)
+    if not effort.meta_samples:
+        return None
+    task = race.task
+    few = task[: max(effort.meta_samples, enough_samples(task))]
     weights = any(p.is_floating_point() for p in task.predictor.model.parameters())
     tests: list[Test] = [*(["ipt"] if why_no_noise(task) is None else []), *(["mpt"] if weights else [])]  # type: ignore[list-item]
-    scored = [who for who in panel.explainers if any(w == who for w, _ in evaluation.scores)]
-    cheapest = sorted(scored, key=lambda who: rows_of(panel.explainers[who], task))[: effort.meta_explainers]
+    scored = [runner for runner in race.runners.values() if runner.done[0].explanation is not None]
+    cheapest = sorted(scored, key=lambda runner: runner.rows)[: effort.meta_explainers]
     reason, epsilon = None, None
     if len(few) < FEWEST:
         reason = f"{len(few)} samples are too few"
@@ -57,21 +53,23 @@ def reliability_of(
         reason = "neither inputs nor weights can be disturbed"
     elif len(cheapest) < 2:
         reason = "it ranks explainers and needs two"
-    elif task.head == "regression":
-        epsilon = float(task.outputs.double().std()) / 2
+    else:
+        worlds = 2 + 2 * len(tests) * effort.meta_draws * effort.meta_iterations
+        asked = sum(r.rows + race.scoring_rows for r in cheapest) * len(few) * worlds
+        if asked > SHARE * rows(race.used):
+            reason = f"it would ask {asked:,.0f} rows, more than half of what the race took"
     if reason is not None:
-        notes.append(f"The metrics could not be meta-evaluated here: {reason}.")
+        notes.append(f"The metrics were not meta-evaluated here: {reason}.")
         return None
-    heard = {
-        label: seat.metric for label, seat in seats.items() if any(m == label for _, m in evaluation.scores)
-    }
+    if task.head == "regression":
+        epsilon = float(task.outputs.double().std()) / 2
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", VeridicalWarning)
             return meta_evaluate(
                 few,
-                heard,
-                {who: panel.explainers[who] for who in cheapest},
+                judges.removal,
+                {runner.label: runner.explainer for runner in cheapest},
                 tests=tests,
                 draws=effort.meta_draws,
                 iterations=effort.meta_iterations,
@@ -84,34 +82,6 @@ def reliability_of(
     except VeridicalError as error:
         notes.append(f"The metrics could not be meta-evaluated here: {error}.")
         return None
-
-
-def voices(
-    seats: Mapping[str, Seat], evaluation: Evaluation, reliability: MetaEvaluation | None
-) -> tuple[list[Judge], dict[str, Tensor]]:
-    """Every metric with its reliability and, where it must not be heard, the reason."""
-    judges, draws = [], {}
-    for label, seat in seats.items():
-        if not any(m == label for _, m in evaluation.scores):
-            continue
-        judge = Judge(label, seat.system, seat.decides)
-        if reliability is not None and label in reliability.books:
-            found, dependence = reliability[label, MEAN], reliability.books[label].dependence
-            low, high = (float(end[-1]) for end in found.interval(reliability.level))
-            judge = replace(judge, reliability=found.mc, low=low, high=high, dependence=dependence.permuted)
-            if len(found.resampled):
-                draws[label] = meta_consistency(found.resampled)
-            reason = ""
-            if dependence.blind:
-                reason = "its scores hardly depend on the explanation"
-            elif high < CHANCE_CONSISTENCY:
-                reason = (
-                    f"its meta-consistency of {found.mc:.2f} is below that of a metric that always "
-                    f"says the same ({CHANCE_CONSISTENCY})"
-                )
-            judge = replace(judge, ignored=reason)
-        judges.append(judge)
-    return judges, draws
 
 
 def _disruption(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from veridical.audit.checks import Checks
 from veridical.audit.effort import Effort
+from veridical.audit.evidence import Test
 from veridical.audit.verdict import Place, Verdict
 from veridical.fidelity import RobustnessTable
 from veridical.meta import MetaEvaluation
+from veridical.meta.voices import PlantedDamage
 from veridical.model.cost import Cost
 from veridical.qge import Standing
 from veridical.values.evaluation import Evaluation
@@ -48,6 +51,14 @@ class Audit:
     costs: Mapping[str, Cost] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    beside: tuple[Test, ...] = ()
+    """How the chosen method does against maps that metrics could mistake for good ones."""
+    damage: PlantedDamage | None = None
+    """What planted damage said of the metrics."""
+    kept: int = 0
+    """Jobs that an earlier, ended run had done already."""
+    call: str = ""
+    """The call that repeats this audit."""
 
     @property
     def best(self) -> str | None:
@@ -65,7 +76,7 @@ class Audit:
         return self.verdict.sentences
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per explainer: weighted score, interval, probability of being best, p-values."""
+        """One row per explainer: win rate against the controls, interval, tests, group and verdict."""
         return self.verdict.to_frame()
 
     def plot(self, ax: Axes | None = None) -> Axes:
@@ -81,55 +92,51 @@ class Audit:
         return write_audit(self, path, format)
 
     def to_json(self) -> dict[str, Any]:
-        """Verdict, checks, metrics and cost as plain data."""
+        """Verdict, checks, metrics and cost as plain data; what has no value is None: strict JSON."""
         from dataclasses import asdict
 
         verdict = self.verdict
-        return {
-            "task": repr(self.task),
-            "effort": asdict(self.effort),
-            "seed": self.seed,
-            "best": self.best,
-            "sentences": list(self.sentences),
-            "ranking": [{**asdict(p), "beats": dict(p.beats), "trusted": p.trusted} for p in verdict.places],
-            "metrics": [asdict(judge) for judge in verdict.judges],
-            "pairs": [asdict(pair) for pair in verdict.pairs],
-            "kendall_w": verdict.kendall_w,
-            "kendall_p": verdict.kendall_p,
-            "friedman_p": verdict.friedman_p,
-            "critical_difference": verdict.critical_difference,
-            "groups": [list(group) for group in verdict.groups],
-            "checks": [asdict(check) for check in self.checks.checks],
-            "skipped_explainers": dict(self.skipped_explainers),
-            "skipped_metrics": dict(self.skipped_metrics),
-            "failures": [
-                {"explainer": f.explainer, "metric": f.metric, "message": f.message}
-                for f in self.evaluation.failures
-            ],
-            "concepts": _concepts(self.concepts),
-            "seconds": dict(self.seconds),
-            "costs": {name: asdict(cost) for name, cost in self.costs.items()},
-            "versions": dict(self.versions),
-            "notes": list(self.notes),
-        }
+        return without_nan(
+            {
+                "task": repr(self.task),
+                "effort": asdict(self.effort),
+                "seed": self.seed,
+                "best": self.best,
+                "sentences": list(self.sentences),
+                "why_no_verdict": verdict.why_none,
+                "lines": list(verdict.lines),
+                "absent_lines": dict(verdict.absent),
+                "ranking": [{**asdict(p), "trusted": p.trusted, "status": p.status} for p in verdict.places],
+                "groups": [list(group) for group in verdict.groups],
+                "group_probability": list(verdict.group_probability),
+                "pairs": [asdict(pair) for pair in verdict.pairs],
+                "beside": [asdict(test) for test in self.beside],
+                "metrics": [{**asdict(judge), "heard": judge.heard} for judge in verdict.judges],
+                "checks": [asdict(check) for check in self.checks.checks],
+                "skipped_explainers": dict(self.skipped_explainers),
+                "skipped_metrics": dict(self.skipped_metrics),
+                "failures": [
+                    {"explainer": f.explainer, "metric": f.metric, "message": f.message}
+                    for f in self.evaluation.failures
+                ],
+                "concepts": _concepts(self.concepts),
+                "seconds": dict(self.seconds),
+                "costs": {name: asdict(cost) for name, cost in self.costs.items()},
+                "versions": dict(self.versions),
+                "call": self.call,
+                "notes": list(self.notes),
+            }
+        )
 
     def __repr__(self) -> str:
-        lines = [f"Audit of {self.task.name} ({len(self.task)} samples, effort {self.effort.name})", ""]
+        lines = [f"Audit of {self.task.name} ({self.verdict.samples} samples, effort {self.effort.name})", ""]
         lines += [f"  {sentence}" for sentence in self.sentences]
-        width = max(len(p.explainer) for p in self.verdict.places)
-        lines += ["", f"  {'explainer':<{width}}  rivals beaten       best   above controls"]
-        for p in self.verdict.places:
-            if p.control:
-                mark = "control"
-            elif p.score != p.score:
-                mark = ""
-            else:
-                mark = "yes" if p.trusted else "no"
-            chance = "" if p.control else f"{p.p_best:5.0%}"
-            lines.append(
-                f"  {p.explainer:<{width}}  {p.score:5.0%} [{p.low:4.0%}, {p.high:4.0%}]  "
-                f"{chance:>5}   {mark}"
-            )
+        table = [HEAD, *self._rows()]
+        widths = [max(len(row[i]) for row in table) for i in range(len(HEAD))]
+        lines.append("")
+        for row in table:
+            cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            lines.append("  " + "  ".join(cells).rstrip())
         if self.evaluation.failures:
             lines += ["", f"  {len(self.evaluation.failures)} cells failed; see .evaluation.failures"]
         return "\n".join(lines)
@@ -137,17 +144,31 @@ class Audit:
     def _repr_html_(self) -> str:
         from veridical.plots import html_summary
 
-        rows = [
+        return html_summary(" ".join(self.sentences), HEAD, self._rows())
+
+    def _rows(self) -> list[tuple[str, str, str, str]]:
+        """Each method with its win rate, its group and the verdict."""
+        return [
             (
                 p.explainer,
-                f"{p.score:.0%} [{p.low:.0%}, {p.high:.0%}]",
-                "" if p.control else f"{p.p_best:.0%}",
-                "control" if p.control else "yes" if p.trusted else "no",
+                "" if p.score != p.score else f"{p.score:.0%} [{p.low:.0%}, {p.high:.0%}]",
+                f"{p.samples}",
+                p.status + (f", group {p.group}" if p.group else ""),
             )
             for p in self.verdict.places
         ]
-        head = ("explainer", "rivals beaten", "best", "above controls")
-        return html_summary(" ".join(self.sentences), head, rows)
+
+
+HEAD = ("explainer", "beats controls", "samples", "verdict")
+
+
+def without_nan(value: Any) -> Any:
+    """The same plain data with None where a number is NaN or infinite: neither is JSON."""
+    if isinstance(value, Mapping):
+        return {name: without_nan(held) for name, held in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(held) for held in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _concepts(found: Comparison | None) -> dict[str, Any] | None:

@@ -4,88 +4,128 @@ from __future__ import annotations
 
 import platform
 import time
-import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from veridical._version import __version__
 from veridical.audit.checks import check_model
-from veridical.audit.cost import warning
+from veridical.audit.describe import beside, describe
 from veridical.audit.effort import Effort
+from veridical.audit.evaluation import evaluation_of
+from veridical.audit.evidence import FEWEST
+from veridical.audit.extras import concepts_of, standings_of
 from veridical.audit.finetuned_model import finetuned_judge
-from veridical.audit.panel import Seat, choose_explainers, choose_judges
-from veridical.audit.reliability import reliability_of, voices
+from veridical.audit.jobs import Crew
+from veridical.audit.panel import choose_explainers, choose_judges, choose_lines
+from veridical.audit.race import ENOUGH, Race, Runner, rows, runners
+from veridical.audit.reliability import reliability_of
 from veridical.audit.result import Audit
-from veridical.audit.sampling import chosen, some_of
-from veridical.audit.scoring import score_everyone, unscored
+from veridical.audit.sampling import in_race_order
 from veridical.audit.sentences import sentences
-from veridical.audit.verdict import decide
-from veridical.errors import InputError, VeridicalError, VeridicalWarning
-from veridical.gef import GEF, NoisePath
+from veridical.audit.swap import other_models
+from veridical.audit.verdict import Field, decide
+from veridical.audit.voices import plant, voices_of
+from veridical.errors import InputError, VeridicalWarning
 from veridical.gef.receipt import incomplete
-from veridical.metrics import registry
+from veridical.meta.voices import PlantedDamage
 from veridical.model.cost import Cost
-from veridical.model.predictor import take_side
-from veridical.qge import Standing, standing
-from veridical.random import keyed
-from veridical.random.keyed import Key
-from veridical.values.evaluation import Evaluation, Failure
 from veridical.values.task import Task
 
-if TYPE_CHECKING:
-    from veridical.surf import Comparison
+LONG_SECONDS = 600.0
+"""From here on an audit says beforehand how long it may take."""
 
 
 def run(
-    task: Task,
+    whole: Task,
     train: Any,
     explainers: Sequence[Any] | Mapping[str, Any] | None,
     plan: Effort,
     seed: int,
     concepts: Mapping[str, Any] | None,
     progress: bool | None,
+    *,
+    metrics: Any = None,
+    controls: Any = None,
+    lines: Sequence[str] | None = None,
+    keep_to_budget: bool = True,
+    folder: Path | None = None,
+    executor: Executor | None = None,
 ) -> Audit:
-    """All stages of an audit on the samples that its effort affords; `verb.audit` says what they are."""
-    whole, task = task, some_of(task, plan.samples, seed)
+    """All stages of an audit on the samples that its effort affords; `audit` says what they are."""
+    task = in_race_order(whole, plan.samples, seed)
     clock = _Clock(task)
     notes: list[str] = []
+    wanted = choose_lines(lines)
     with clock("checks"):
-        checks = check_model(task, plan, seed)
+        checks = check_model(task, whole, plan, seed)
     with clock("panel"):
-        panel = choose_explainers(task, explainers, plan)
+        panel = choose_explainers(task, explainers, plan, controls)
     with clock("fine-tuning"):
         finetuned, table = finetuned_judge(task, train, checks, plan, seed, progress, notes)
-    seats, refused = choose_judges(task, plan, finetuned)
-    long = warning(task, panel, seats, plan)
-    if long is not None:
-        warnings.warn(long, VeridicalWarning, stacklevel=3)
-    with clock("noise"):
-        path = _noise_path(task, seats, plan, seed)
-    if path is not None:
-        clock.costs["noise"] = Cost(path.rows)  # a search is no score's cost, but somebody waited for it
-    with clock("scoring"):
-        evaluation = score_everyone(task, panel, seats, seed, progress)
+        judges = choose_judges(task, plan, finetuned, wanted, metrics)
+    with clock("swap"):
+        copies, why_not = other_models(task, seed) if "swap" in wanted else (None, "it was not asked for")
+    absent = {} if copies is not None else {"swap": why_not}
+    if copies is not None and why_not:
+        notes.append(f"The swap takes noisy copies of the model: {why_not}.")
+    crew = Crew(seed, folder, task.content_hash() if folder is not None else "", executor, progress)
+    with clock("race"):
+        race = Race(
+            task,
+            judges,
+            tuple(
+                line
+                for line in wanted
+                if line == "removal" or (line == "swap" and copies) or (line == "truth" and judges.truth)
+            ),
+            copies,
+            crew,
+            plan.budget if keep_to_budget else 10**18,
+            runners(panel.explainers, task, seed),
+            {label: Runner(label, control, control=True) for label, control in panel.controls.items()},
+        )
+        heard = _race(race, plan, seed, notes, progress)
+    if not race.runners:
+        raise InputError("no explainer fits the budget: " + "; ".join(race.left_out.values()))
+    skipped = {**panel.skipped, **race.left_out}
+    for control in race.controls.values():
+        if control.dropped:
+            notes.append(f"Nobody is compared with the control {control.label}: {control.dropped}.")
+    if all(runner.done[0].explanation is None for runner in race.runners.values()):
+        told = "; ".join(f"{r.label}: {r.failures[0].message}" for r in race.runners.values())
+        raise InputError(f"no explainer could be scored: {told}")
+    evaluation = evaluation_of(race, judges, seed)
+    with clock("description"):
+        evaluation, path = describe(race, judges, evaluation, plan, seed)
     with clock("meta-evaluation"):
-        reliability = reliability_of(task, seats, panel, plan, seed, progress, notes, evaluation, path)
-    judges, draws = voices(seats, evaluation, reliability)
-    methods = [who for who in panel.explainers if any(w == who for w, _ in evaluation.scores)]
-    controls = [who for who in panel.controls if any(w == who for w, _ in evaluation.scores)]
-    if not methods:
-        raise InputError("no explainer could be scored: " + "; ".join(f.message for f in evaluation.failures))
-    notes += unscored(evaluation, seats, panel)
-    notes += incomplete(evaluation.scores.values())
+        reliability = reliability_of(race, judges, plan, seed, progress, notes, path)
     with clock("verdict"):
-        verdict = decide(evaluation.scores, methods, controls, judges, weight_draws=draws, seed=seed)
-        verdict = replace(verdict, sentences=sentences(verdict, checks, notes))
+        verdict = decide(
+            Field(
+                {label: runner.entry(judges) for label, runner in race.runners.items()},
+                race.rules(),
+                {label: runner.rows for label, runner in race.runners.items()},
+                absent,
+                {label: runner.dropped for label, runner in race.runners.items() if runner.dropped},
+                len(race.steps),
+            ),
+            voices_of(judges, heard, reliability),
+            seed,
+        )
+        near = beside(race, verdict.best, seed) if verdict.best else ()
     with clock("standing"):
-        standings = _standings(task, evaluation, verdict.best or methods[0], plan, seed, notes)
+        standings = standings_of(task, evaluation, verdict.best, plan, seed, notes)
     with clock("concepts"):
-        compared = _concepts(whole, concepts, seed, evaluation, notes)
+        compared = concepts_of(whole, concepts, seed, evaluation, notes)
+    notes += incomplete(evaluation.scores.values())
+    verdict = replace(verdict, sentences=sentences(verdict, checks, skipped, notes))
     return Audit(
         task,
         verdict,
@@ -94,8 +134,8 @@ def run(
         reliability,
         plan,
         seed,
-        panel.skipped,
-        refused,
+        skipped,
+        judges.refused,
         table,
         standings,
         compared,
@@ -103,13 +143,53 @@ def run(
         clock.costs,
         {"veridical": __version__, "torch": torch.__version__, "python": platform.python_version()},
         tuple(notes),
+        near,
+        heard,
+        crew.found,
     )
 
 
-def _noise_path(task: Task, seats: Mapping[str, Seat], effort: Effort, seed: int) -> NoisePath | None:
-    """The path along which GEF disturbs the weights, looked for with as many draws as the effort affords."""
-    metric = next((seat.metric for seat in seats.values() if isinstance(seat.metric, GEF)), None)
-    return None if metric is None else metric.noise_path(task, Key(seed), effort.search_draws)
+def _race(
+    race: Race, plan: Effort, seed: int, notes: list[str], progress: bool | None
+) -> PlantedDamage | None:
+    """All looks; what planted damage said of the metrics."""
+    heard: PlantedDamage | None = None
+    started = time.perf_counter()
+    for number, (start, stop) in enumerate(race.steps):
+        if number and not race.affordable(start, stop):
+            notes.append(
+                f"The race ended at {start} samples: the next look does not fit the budget of "
+                f"{race.budget:,} rows."
+            )
+            break
+        race.look(start, stop)
+        if not number:
+            heard, race.heard = plant(race, plan, seed, progress)
+            if not race.heard or stop < FEWEST:
+                break
+            _warn(race, time.perf_counter() - started)
+        rules = race.rules()
+        race.swap(rules)
+        if stop == race.steps[-1][1]:
+            break
+        if not race.drop(rules, len(race.steps), seed) and stop >= ENOUGH:
+            notes.append(f"The race ended at {stop} samples: nothing was open any more.")
+            break
+    return heard
+
+
+def _warn(race: Race, seconds: float) -> None:
+    """Say beforehand that it may take long, by what the first look took."""
+    used = max(1, rows(race.used))
+    total = used / race.samples * len(race.task) * seconds / used
+    if total > LONG_SECONDS:
+        warnings.warn(
+            f"this audit may take {total / 60:.0f} minutes here, if all of its {len(race.runners)} methods "
+            "stay open; fewer samples=, fewer explainers=, a smaller budget=, effort='glance' or a GPU make "
+            "it shorter",
+            VeridicalWarning,
+            stacklevel=5,
+        )
 
 
 class _Clock:
@@ -126,52 +206,3 @@ class _Clock:
         yield
         self.seconds[stage] = time.perf_counter() - start
         self.costs[stage] = self.meter.cost - before
-
-
-def _standings(
-    task: Task, evaluation: Evaluation, who: str, effort: Effort, seed: int, notes: list[str]
-) -> dict[str, Standing]:
-    """Where the chosen explanation stands among random rankings, on a few samples."""
-    explanation = evaluation.explanations.get(who)
-    if explanation is None or not effort.standing_samples:
-        return {}
-    few = chosen(task, effort.standing_samples, seed)
-    metric = registry.make("pixel_flipping", steps=min(effort.flip_steps, task.space.n_features))
-    try:
-        found = standing(task[few], metric, explanation.take(few), draws=effort.standing_draws, seed=seed)
-    except VeridicalError as error:
-        notes.append(f"The standing of {who} could not be found: {error}")
-        return {}
-    return {who: found}
-
-
-_CONCEPTS = ("pca", "kmeans", "nmf", "cdisco")
-"""Concept methods that an audit judges when nobody chose: quick ones, fitted on whole samples."""
-_CONCEPT_ROWS = 1000
-"""Samples that concepts are judged on, and twice as many train rows to fit them on: a row each."""
-
-
-def _concepts(
-    task: Task, methods: Mapping[str, Any] | None, seed: int, evaluation: Evaluation, notes: list[str]
-) -> Comparison | None:
-    """SURF's verdict on concept methods, on more samples than an audit explains: each costs one row."""
-    from veridical.surf import compare, compare_on, split  # few programs ask for concepts
-
-    task = some_of(task, _CONCEPT_ROWS, seed)
-    try:
-        if methods is not None:
-            return compare(task, methods, seed, seeds=3) if methods else None
-        if task.train is None or not task.predictor.differentiable:
-            return None
-        parts = split(task)
-        one = torch.zeros(1, dtype=torch.int64, device=task.device)
-        rows = keyed.permutation(Key(seed) / "audit" / "train", one, 0, len(task.train))[0]
-        rows = rows[: 2 * _CONCEPT_ROWS].sort().values
-        train = parts.collect(task.train[rows], take_side(task.train_side, rows))
-        return compare_on(train, parts.test(), parts.head, _CONCEPTS, seed, seeds=3)
-    except VeridicalError as error:
-        if methods is None:
-            notes.append(f"Concepts were not judged: {error}")
-            return None
-        evaluation.failures.append(Failure("concepts", None, str(error), traceback.format_exc()))
-        return None

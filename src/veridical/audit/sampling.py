@@ -9,15 +9,16 @@ from veridical.random.keyed import Key
 from veridical.values.task import Task
 
 
-def chosen(task: Task, count: int, seed: int) -> Tensor:
-    """The places of `count` samples, in the task's order: the same for the same ids and seed.
-
-    Fewer are always among more, so that what is looked at twice is the same sample.
-    """
-    order = keyed.bits(Key(seed) / "audit" / "samples", task.ids, 0, 1)[:, 0].argsort()
-    return order[:count].sort().values
+def keyed_order(task: Task, seed: int) -> Tensor:
+    """The places of all samples in an order that ids and seed decide; fewer are always among more."""
+    return keyed.bits(Key(seed) / "audit" / "samples", task.ids, 0, 1)[:, 0].argsort()
 
 
 def some_of(task: Task, count: int, seed: int) -> Task:
-    """The task with at most `count` of its samples."""
-    return task if len(task) <= count else task[chosen(task, count, seed)]
+    """The task with at most `count` of its samples, in its own order."""
+    return task if len(task) <= count else task[keyed_order(task, seed)[:count].sort().values]
+
+
+def in_race_order(task: Task, count: int, seed: int) -> Task:
+    """The same samples in keyed order: tests that look early need an order fixed before scores are seen."""
+    return task[keyed_order(task, seed)[:count]]

@@ -2,131 +2,148 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from veridical.audit.checks import Checks
-from veridical.audit.verdict import ALPHA, Judge, Place, Verdict
+from veridical.audit.evidence import HERE, NO_BUDGET, Test
+from veridical.audit.verdict import Place, Verdict
 
-FEW_SAMPLES = 30
+SURE_SAMPLES = 64
+WORDS = {
+    "random": "noise",
+    "input_magnitude": "the size of the input",
+    "sobel": "edges",
+}
+QUESTIONS = {
+    "removal": "Do the features it names matter to this model?",
+    "swap": "Does it explain this model and not another?",
+    "truth": "Does it find what is known to matter?",
+}
 
 
-def sentences(verdict: Verdict, checks: Checks, skipped_judges: Sequence[str] = ()) -> tuple[str, ...]:
+def in_words(rival: str) -> str:
+    """A control as a reader knows it."""
+    return WORDS.get(rival, rival)
+
+
+def sentences(
+    verdict: Verdict, checks: Checks, skipped: Mapping[str, str], notes: Sequence[str] = ()
+) -> tuple[str, ...]:
     """What a reader must know, most important first."""
     return (
         *_choice(verdict),
+        *_not_tried(skipped),
         *_distrust(verdict),
         *_metrics(verdict),
-        *_doubts(verdict, checks, skipped_judges),
+        *(check.sentence for check in checks.failed),
+        *_doubts(verdict),
+        *notes,
     )
 
 
 def _choice(verdict: Verdict) -> Iterator[str]:
-    if not verdict.deciding:
-        yield (
-            "No verdict: no metric that measures faithfulness can be believed on this model, so nothing "
-            "tells the explainers apart."
-        )
-        return
-    if not verdict.controls:
-        yield (
-            "No verdict: no control was scored, so nothing tells whether any method is better than chance; "
-            "the ranking only orders the methods among themselves."
-        )
-        return
-    if not verdict.testable:
-        yield (
-            f"No verdict: {verdict.samples} samples are too few for a test of {verdict.comparisons} "
-            f"comparisons with controls to come out at {ALPHA:.0%}, however good a method is. Give more."
-        )
+    if verdict.why_none:
+        yield f"No verdict: {verdict.why_none}."
         return
     best = verdict.best
     if best is None:
-        names = joined([place.explainer for place in verdict.controls])
         yield (
-            f"No method is better than chance on this model: none stands above {names} for certain. Do not "
-            "use any of these explanations as evidence."
+            "No method is trusted on this model: none is shown to beat every control in every line of "
+            "evidence. Do not use any of these explanations as evidence."
         )
         return
-    place = next(p for p in verdict.ranking if p.explainer == best)
-    yield (
-        f"Use {best}: it beats {place.score:.0%} of its rivals ({verdict.level:.0%} interval "
-        f"{place.low:.0%} to {place.high:.0%}) and is the best with probability {place.p_best:.0%}."
-    )
-    top = verdict.ranking[0].explainer
-    if top != best:
-        yield f"{top} ranks first, but does not stand above every control for certain."
-    equals = [name for name in verdict.equals_of(best) if _trusted(verdict, name)]
+    place = verdict[best]
+    how = "Use" if not place.provisional else "Use, provisionally,"
+    yield f"{how} {best}: {evidence_of(place)} ({place.samples} samples)."
+    for line, why in verdict.absent.items():
+        yield f"Trust is provisional: the line of evidence '{line}' is absent, since {why}."
+    equals = verdict.equals_of(best)
     if equals:
         yield (
-            f"{joined(equals)} cannot be told apart from it on these {verdict.samples} samples "
-            "(Wilcoxon, Holm)."
+            f"{joined(equals)} cannot be told apart from it on these samples; {best} is named because its "
+            f"maps are the cheapest ({place.rows:,} rows each)."
         )
+    if verdict.group_probability:
+        what = "it is the best" if not equals else "the best method is one of these"
+        chance = verdict.group_probability[0]
+        yield f"With probability {f'{chance:.0%}' if chance < 0.99 else 'above 99%'} {what}."
+    elif len(verdict.ranking) == 1:
+        yield "It was the only method tried, so nothing is said about others."
+    others = [p.explainer for p in verdict.ranking if p.trusted and p.explainer not in verdict.leading]
+    if others:
+        they = "is trusted too, but loses" if len(others) == 1 else "are trusted too, but lose"
+        yield f"{joined(others)} {they} to those above."
 
 
-def _trusted(verdict: Verdict, name: str) -> bool:
-    return any(place.trusted for place in verdict.ranking if place.explainer == name)
+def evidence_of(place: Place) -> str:
+    """The tests of a trusted method in a sentence."""
+    removal = [f"{in_words(t.rival)} in {t.rate:.0%}" for t in place.tests if t.line == "removal"]
+    said = f"when features are removed it beats {joined(removal)} of samples"
+    swap = [t.rate for t in place.tests if t.line == "swap"]
+    if swap:
+        said += f", it fits this model better than another in {min(swap):.0%}"
+    truth = [t.rate for t in place.tests if t.line == "truth"]
+    if truth:
+        said += f", and it finds what is known to matter better than noise in {min(truth):.0%}"
+    return said
+
+
+def _not_tried(skipped: Mapping[str, str]) -> Iterator[str]:
+    """Who could not be tried although it might have won."""
+    dear = [name for name, why in skipped.items() if "budget" in why]
+    if dear:
+        yield f"Not tried, for lack of budget: {joined(dear)}. The answer is about the others."
 
 
 def _distrust(verdict: Verdict) -> Iterator[str]:
-    if not verdict.deciding or verdict.best is None:
+    if verdict.why_none or verdict.best is None:
         return
-    by_rival: dict[str, list[str]] = {}
+    by_reason: dict[str, list[str]] = {}
     for place in verdict.ranking:
-        rivals = _not_beaten(place)
-        if rivals:
-            by_rival.setdefault(joined(rivals), []).append(place.explainer)
-    for unbeaten, names in by_rival.items():
-        they = "it does" if len(names) == 1 else "they do"
-        yield f"Do not trust {joined(names)}: on this model {they} not beat {unbeaten} for certain."
+        if not place.trusted:
+            by_reason.setdefault(why_not(place), []).append(place.explainer)
+    for reason, names in by_reason.items():
+        yield f"Do not trust {joined(names)}: {reason}."
 
 
-def _not_beaten(place: Place) -> list[str]:
-    return [name for name, p in place.beats.items() if not p < ALPHA]
+def why_not(place: Place) -> str:
+    """Why a method is not trusted, by the first line it fails."""
+    if not place.samples:
+        return place.dropped or "it has no map"
+    failed = place.not_passed
+    for line in ("removal", "truth"):
+        here = [test for test in failed if test.line == line]
+        if here:
+            names = joined([in_words(test.rival) for test in here])
+            what = "when features are removed" if line == "removal" else "at finding what is known to matter"
+            return f"no better than {names} {what}"
+    halves = [test for test in failed if test.line == "swap"]
+    if NO_BUDGET in place.dropped:
+        return NO_BUDGET
+    if halves:
+        return swap_reason(halves)
+    return "the evidence does not hold up for so many methods tried at once"
+
+
+def swap_reason(halves: Sequence[Test]) -> str:
+    """What a lost half of the swap means."""
+    if any(test.rival in HERE for test in halves):
+        return "maps made for another model explain this one as well"
+    return "the maps do not follow when the model is another one"
 
 
 def _metrics(verdict: Verdict) -> Iterator[str]:
     for judge in verdict.judges:
-        if judge.ignored:
-            yield f"Ignore {judge.metric} here: {judge.ignored}."
-    heard = [judge for judge in verdict.judges if judge.weight > 0]
-    if len(heard) > 1 and verdict.kendall_w == verdict.kendall_w:
-        strongest = max(heard, key=lambda judge: judge.weight)
-        how = (
-            "agree well"
-            if verdict.kendall_w >= 0.7
-            else "agree in part"
-            if verdict.kendall_w >= 0.4
-            else "disagree"
-        )
+        if judge.decides and judge.silent:
+            yield f"{judge.metric} has no voice here: {judge.silent}."
+
+
+def _doubts(verdict: Verdict) -> Iterator[str]:
+    if not verdict.why_none and verdict.samples < SURE_SAMPLES:
         yield (
-            f"The {len(heard)} metrics that decide {how} on explainers and controls (Kendall's W "
-            f"{verdict.kendall_w:.2f}); "
-            f"{strongest.metric} weighs most ({strongest.weight:.0%}{_reliability(strongest)})."
+            f"{verdict.samples} samples find only methods that win often; with 64 a method that wins three "
+            "in four is found nearly always."
         )
-        for metric, rho in verdict.with_rest.items():
-            if rho < 0:
-                yield (
-                    f"{metric} ranks explainers and controls against the others (rank correlation {rho:.2f})."
-                )
-
-
-def _reliability(judge: Judge) -> str:
-    return "" if judge.reliability != judge.reliability else f", meta-consistency {judge.reliability:.2f}"
-
-
-def _doubts(verdict: Verdict, checks: Checks, skipped: Sequence[str]) -> Iterator[str]:
-    for check in checks.failed:
-        yield check.sentence
-    if verdict.samples < FEW_SAMPLES:
-        yield f"There are only {verdict.samples} samples: intervals are wide and tests rarely significant."
-    unmeasured = [j.metric for j in verdict.deciding if j.reliability != j.reliability]
-    if unmeasured:
-        they = "it counts" if len(unmeasured) == 1 else "they count"
-        yield (
-            f"The reliability of {joined(unmeasured)} could not be measured here; "
-            f"{they} as moderately reliable."
-        )
-    yield from skipped
 
 
 def joined(names: Sequence[str]) -> str:

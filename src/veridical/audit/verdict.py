@@ -1,126 +1,130 @@
-"""The verdict: which explainer to use, which not to trust, and how sure that is."""
+"""The verdict: which explainers may be used, which one to take, and how sure that is."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
-from veridical.audit.redraws import redrawn_shares
-from veridical.audit.statistics import (
-    Agreement,
-    above_controls,
-    better_than,
-    critical_difference,
-    kendall_w,
-    pairwise,
-    resampled_scores,
-    shares_beaten,
-    weighed,
-)
-from veridical.errors import InputError
-from veridical.values.scores import Scores
+from veridical.audit.evidence import ALPHA, FEWEST, Entry, Rules, Test, corrected, largest_p
+from veridical.audit.groups import Groups, groups_of, pairwise
+from veridical.audit.units import LEVEL, rate
 
 if TYPE_CHECKING:
     import pandas as pd
 
-ALPHA = 0.05
-CHANCE_CONSISTENCY = 0.5
-"""The meta-consistency of a metric that always gives the same number."""
-UNKNOWN_RELIABILITY = 0.5
-"""The weight of a metric whose reliability could not be measured here."""
+
+NOTHING = (math.nan, math.nan, math.nan)
+"""A score and its interval where there is none."""
 
 
 @dataclass(frozen=True)
 class Judge:
-    """One metric of an audit: the system it belongs to, whether it decides, its reliability and its weight.
+    """One metric of an audit: its line or kind, whether it decides, and what it can see here.
 
-    `ignored` says why it has no voice; it is empty for those that have one.
+    `concordance` tells how well its scores follow damage that was planted on known maps, `reliability` is its
+    meta-consistency, a second opinion. `silent` says why it has no voice, and is empty for those that have.
     """
 
     metric: str
-    system: str
+    line: str
     decides: bool
-    reliability: float = math.nan
+    concordance: float = math.nan
     low: float = math.nan
     high: float = math.nan
+    silent: str = ""
+    reliability: float = math.nan
     dependence: float = math.nan
-    weight: float = 0.0
-    ignored: str = ""
+
+    @property
+    def heard(self) -> bool:
+        """Whether it has a voice in the verdict."""
+        return self.decides and not self.silent
 
 
 @dataclass(frozen=True)
 class Place:
-    """One explainer in the ranking: weighted share of rivals beaten, interval, chance of being best.
-
-    `beats` tells for each control the Holm-corrected one-sided p-value of being above it.
-    """
+    """One method: the share of samples in which it beats the controls, its tests, and what they come to."""
 
     explainer: str
     control: bool
     score: float
+    """The mean of its win rates against the controls, on the removal line."""
     low: float
     high: float
-    p_best: float
-    rank: float
-    rank_low: float
-    rank_high: float
-    mean_rank: float
-    beats: Mapping[str, float] = field(default_factory=dict)
+    p: float = 1.0
+    """The largest p of its tests: that it fails one of them."""
+    p_holm: float = 1.0
+    """The same, corrected for all methods that started."""
+    tests: tuple[Test, ...] = ()
+    samples: int = 0
+    rows: int = 0
+    """Rows that one map asks."""
+    group: int = 0
+    """1 for the leading group, then 2 and so on; 0 for methods that are in none."""
+    p_best: float = math.nan
+    """How likely its group holds the best method; NaN where no such claim is calibrated."""
+    provisional: bool = False
+    """Whether a line of evidence is absent here, so that trust is provisional."""
+    dropped: str = ""
+    """When and why it left the race."""
 
     @property
     def trusted(self) -> bool:
-        """Whether it is above every control for certain."""
-        return not self.control and bool(self.beats) and max(self.beats.values()) < ALPHA
+        """Whether it passes every test of every line that there is."""
+        return not self.control and bool(self.tests) and self.p_holm <= ALPHA and self.samples >= FEWEST
+
+    @property
+    def status(self) -> str:
+        """In a word."""
+        if self.control:
+            return "control"
+        if self.trusted:
+            return "provisional" if self.provisional else "trusted"
+        return "failed" if not self.samples else "not trusted"
+
+    @property
+    def not_passed(self) -> tuple[Test, ...]:
+        """The tests in which it is not shown to be better, as they stand alone."""
+        return tuple(test for test in self.tests if test.p > ALPHA)
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two explainers compared over samples."""
+    """Two methods: the share of samples in which the first is judged better."""
 
     a: str
     b: str
-    difference: float
-    p: float
-    p_holm: float
-    rank_biserial: float
-    low: float = math.nan
-    high: float = math.nan
-
-    @property
-    def significant(self) -> bool:
-        """Whether the test over samples says so, and draws that all samples share could not undo it.
-
-        `low` and `high` are the ends of the interval of the difference over resamples and re-drawings.
-        """
-        return self.p_holm < ALPHA and not self.low <= 0 <= self.high
+    rate: float
+    low: float
+    high: float
+    samples: int
 
 
 @dataclass(frozen=True, eq=False)
 class Verdict:
-    """The ranking of explainers with its uncertainty; `sentences` say it in words."""
+    """Who may be used, in groups that cannot be told apart; `sentences` say it in words."""
 
     places: tuple[Place, ...]
     judges: tuple[Judge, ...]
     pairs: tuple[Pair, ...]
-    kendall_w: float
-    kendall_p: float
-    with_rest: Mapping[str, float]
-    friedman_p: float
-    critical_difference: float
     groups: tuple[tuple[str, ...], ...]
-    shares: Mapping[str, Mapping[str, float]]
+    group_probability: tuple[float, ...]
+    lines: tuple[str, ...]
+    absent: Mapping[str, str]
+    """Lines of evidence that there are not, and why."""
     samples: int
-    level: float
+    why_none: str = ""
+    """Why there is no verdict at all, if so."""
+    level: float = LEVEL
     sentences: tuple[str, ...] = ()
 
     @property
     def ranking(self) -> tuple[Place, ...]:
-        """The candidates, best first."""
+        """The candidates, best first: trusted ones by group, then the others by win rate."""
         return tuple(place for place in self.places if not place.control)
 
     @property
@@ -128,229 +132,143 @@ class Verdict:
         return tuple(place for place in self.places if place.control)
 
     @property
+    def leading(self) -> tuple[str, ...]:
+        """The trusted methods that cannot be told from the best."""
+        return self.groups[0] if self.groups else ()
+
+    @property
     def best(self) -> str | None:
-        """The explainer to use: the first that beats every control; None when there is none."""
-        return next((place.explainer for place in self.ranking if place.trusted), None)
-
-    @property
-    def testable(self) -> bool:
-        """Whether enough samples and a control are there for any method to come out above for certain."""
-        return bool(self.controls) and self.comparisons * 0.5**self.samples < ALPHA
-
-    @property
-    def comparisons(self) -> int:
-        """How many comparisons of an explainer with a control are corrected together."""
-        return len(self.ranking) * len(self.controls)
+        """The method to use: the cheapest of the leading group; None when nobody is trusted."""
+        rows = {place.explainer: place.rows for place in self.places}
+        return min(self.leading, key=lambda who: rows[who]) if self.leading else None
 
     @property
     def deciding(self) -> tuple[Judge, ...]:
         """The metrics that had a voice."""
-        return tuple(judge for judge in self.judges if judge.weight > 0)
+        return tuple(judge for judge in self.judges if judge.heard)
+
+    def __getitem__(self, explainer: str) -> Place:
+        return next(place for place in self.places if place.explainer == explainer)
 
     def equals_of(self, explainer: str) -> tuple[str, ...]:
-        """Candidates that cannot be told apart from this one."""
-        out = [
-            p.b if p.a == explainer else p.a
-            for p in self.pairs
-            if explainer in (p.a, p.b) and not p.significant
-        ]
-        names = {place.explainer for place in self.ranking}
-        return tuple(name for name in out if name in names)
+        """Methods of the same group."""
+        own = next((group for group in self.groups if explainer in group), ())
+        return tuple(name for name in own if name != explainer)
 
     def to_frame(self) -> pd.DataFrame:
         """One row per explainer, controls last."""
         import pandas as pd
 
-        return pd.DataFrame(
-            [
-                {
-                    "explainer": p.explainer,
-                    "control": p.control,
-                    "score": p.score,
-                    "low": p.low,
-                    "high": p.high,
-                    "p_best": p.p_best,
-                    "rank": p.rank,
-                    "rank_low": p.rank_low,
-                    "rank_high": p.rank_high,
-                    "mean_rank": p.mean_rank,
-                    "trusted": p.trusted,
-                    **{f"p_beats_{name}": p_value for name, p_value in p.beats.items()},
-                }
-                for p in self.places
-            ]
-        )
+        rows: list[dict[str, Any]] = []
+        for place in self.places:
+            row = {name: value for name, value in vars(place).items() if name != "tests"}
+            row |= {"trusted": place.trusted, "status": place.status}
+            for test in place.tests:
+                row[f"wins: {test.line}, {test.rival}"] = test.rate
+                row[f"p: {test.line}, {test.rival}"] = test.p
+            rows.append(row)
+        return pd.DataFrame(rows)
 
 
-def decide(
-    scores: Mapping[tuple[str, str], Scores],
-    explainers: Sequence[str],
-    controls: Sequence[str],
-    judges: Sequence[Judge],
-    *,
-    weight_draws: Mapping[str, Tensor] | None = None,
-    level: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 0,
-) -> Verdict:
-    """Weigh the metrics, rank the explainers, and test what the ranking rests on.
+@dataclass(frozen=True, eq=False)
+class Field:
+    """All that a verdict rests on: what the race knows of every method, and facts beside it."""
 
-    Every metric turns into the share of rivals an explainer beats in each sample; each system has one voice,
-    divided among its metrics in proportion to their reliability. `weight_draws` holds resampled reliabilities
-    of the metrics, by which their own uncertainty reaches the ranking; GEF's noisy weights, which all samples
-    share, are drawn again among those that were.
-    """
-    methods = [*explainers, *controls]
-    if len(set(methods)) < len(methods):
-        raise InputError(f"every explainer and control needs a name of its own, got {', '.join(methods)}")
-    utility = _utility(scores, methods, judges)
-    shares = torch.stack([shares_beaten(utility[:, m]) for m in range(len(judges))], 1)
-    heard = _with_weights(judges, shares)
-    weights = torch.tensor([j.weight for j in heard], dtype=torch.float64)
-    table_of = {
-        who: {j.metric: float(shares[e, m].nanmean()) for m, j in enumerate(heard)}
-        for e, who in enumerate(methods)
-    }
-    if not bool((weights > 0).any()):
-        return _silent(methods, controls, heard, table_of, shares.shape[-1], level)
-    draws = _weight_draws(heard, weight_draws)
-    candidates = torch.tensor([who in explainers for who in methods])
-    redrawn = {
-        m: drawn
-        for m, judge in enumerate(heard)
-        if judge.weight > 0 and (drawn := redrawn_shares(scores, methods, judge.metric, seed)) is not None
-    }
-    found = resampled_scores(
-        shares,
-        weights,
-        candidates,
-        weight_draws=draws,
-        redrawn=redrawn,
-        level=level,
-        resamples=resamples,
-        seed=seed,
-    )
-    table = weighed(shares, weights)
-    count = len(explainers)
-    p_above = torch.empty(count, 0)
-    if controls:
-        p_above = better_than(above_controls(shares, weights, ~candidates, utility.isnan()))[1]
-    tests = pairwise(table)
-    spread = critical_difference(table, ALPHA)
+    entries: Mapping[str, Entry]
+    rules: Rules
+    rows: Mapping[str, int]
+    absent: Mapping[str, str] = field(default_factory=dict)
+    dropped: Mapping[str, str] = field(default_factory=dict)
+    looks: int = 1
+
+
+def decide(known: Field, judges: Sequence[Judge], seed: int = 0) -> Verdict:
+    """Test every method, correct for all that started, and put the trusted ones into groups."""
+    rules, entries = known.rules, known.entries
+    samples = max((entry.removal.samples for entry in entries.values()), default=0)
+    why = ""
+    if not rules.controls:
+        why = "no control was scored, so nothing tells whether a method is better than chance"
+    if not why and not rules.heard:
+        why = "no metric sees the damage that was planted on known maps, so nothing tells maps apart"
+    if not why and samples < FEWEST:
+        why = f"{samples} samples are too few; give at least {FEWEST}, better 64"
+    tests = {label: () if why else rules.tests(entry) for label, entry in entries.items()}
+    p = {label: largest_p(found) for label, found in tests.items()}
+    adjusted = corrected(p)
+    finalists = [
+        entry
+        for label, entry in entries.items()
+        if not why and adjusted[label] <= ALPHA and label not in known.dropped
+    ]
+    found = groups_of(rules, finalists, known.looks, seed) if finalists else Groups((), ())
+    number = {label: i for i, group in enumerate(found.groups) for label in group}
+    chance = dict(enumerate(found.probability))
     places = [
         Place(
-            who,
-            e >= count,
-            float(found.score[e]),
-            float(found.low[e]),
-            float(found.high[e]),
-            float(found.best[e]),
-            float(found.rank[e]),
-            float(found.rank_low[e]),
-            float(found.rank_high[e]),
-            float(spread.mean_rank[e]),
-            {name: float(p_above[e, c]) for c, name in enumerate(controls)} if e < count else {},
+            label,
+            False,
+            *(_score(rules, entry) if not why else NOTHING),
+            p=p[label],
+            p_holm=adjusted[label],
+            tests=tests[label],
+            samples=entry.removal.samples if not bool(entry.removal.missing.all()) else 0,
+            rows=known.rows.get(label, 0),
+            group=number[label] + 1 if label in number else 0,
+            p_best=chance.get(number.get(label, -1), math.nan),
+            provisional=bool(known.absent),
+            dropped=known.dropped.get(label, ""),
         )
-        for e, who in enumerate(methods)
+        for label, entry in entries.items()
     ]
-    voices = [m for m, j in enumerate(heard) if j.weight > 0]
-    agreement = kendall_w(shares[:, voices].nanmean(-1).T) if len(voices) > 1 else None
+    places.sort(key=_order)
     return Verdict(
-        tuple(sorted(places, key=lambda p: (p.control, -p.score))),
-        heard,
-        tuple(
-            Pair(
-                methods[a],
-                methods[b],
-                float(tests.difference[i]),
-                float(tests.p[i]),
-                float(tests.p_holm[i]),
-                float(tests.rank_biserial[i]),
-                float(found.gap_low[a, b]),
-                float(found.gap_high[a, b]),
-            )
-            for i, (a, b) in enumerate(tests.members.tolist())
-        ),
-        *_agreement(agreement, [heard[m].metric for m in voices]),
-        spread.friedman_p,
-        spread.difference,
-        tuple(tuple(methods[e] for e in group) for group in spread.groups),
-        table_of,
-        shares.shape[-1],
-        level,
+        (*places, *_control_places(rules, bool(why))),
+        tuple(judges),
+        _pairs(rules, list(entries.values())) if rules.heard else (),
+        found.groups,
+        found.probability,
+        rules.lines,
+        known.absent,
+        samples,
+        why,
     )
 
 
-def _utility(
-    scores: Mapping[tuple[str, str], Scores], methods: Sequence[str], judges: Sequence[Judge]
-) -> Tensor:
-    """Scores (E, M, N), higher is better; a cell that failed has no value."""
-    nothing = torch.full((len(next(iter(scores.values()))),), torch.nan, dtype=torch.float64)
-    cells = [
-        scores[who, judge.metric].utility.cpu() if (who, judge.metric) in scores else nothing
-        for who in methods
-        for judge in judges
+def _order(place: Place) -> tuple[Any, ...]:
+    """Trusted ones by group, the leading one by cost, then the others by win rate; who has no map is last."""
+    score = 0.0 if math.isnan(place.score) else place.score
+    cost = place.rows if place.group == 1 else 0
+    return not place.trusted, place.group or math.inf, cost, not place.samples, -score
+
+
+def _score(rules: Rules, entry: Entry, but: str = "") -> tuple[float, float, float]:
+    """The mean win rate against the controls, and its interval."""
+    rivals = [draws for name, draws in rules.controls.items() if name != but]
+    if not rivals or not rules.heard:
+        return NOTHING
+    won = torch.stack([rules.removal_units(entry.removal, draws) for draws in rivals]).mean(0)
+    return rate(won)[:3]
+
+
+def _control_places(rules: Rules, silent: bool) -> list[Place]:
+    """How the controls do against each other; without a verdict they show no numbers either."""
+    return [
+        Place(
+            name,
+            True,
+            *(NOTHING if silent else _score(rules, Entry(name, draws[0]), but=name)),
+            samples=draws[0].samples,
+        )
+        for name, draws in rules.controls.items()
     ]
-    return torch.stack(cells).unflatten(0, (len(methods), len(judges)))
 
 
-def _with_weights(judges: Sequence[Judge], shares: Tensor) -> tuple[Judge, ...]:
-    """Give each system one voice, as loud as its most reliable metric, divided among them by reliability."""
-    silent = "it has no value in any sample"
-    judges = [
-        replace(judge, ignored=judge.ignored or (silent if bool(shares[:, m].isnan().all()) else ""))
-        for m, judge in enumerate(judges)
-    ]
-    merit = [_merit(j.reliability) if j.decides and not j.ignored else 0.0 for j in judges]
-    of_system: dict[str, list[float]] = {}
-    for judge, value in zip(judges, merit, strict=True):
-        of_system.setdefault(judge.system, []).append(value)
-    voice = {system: max(values) / (sum(values) or 1.0) for system, values in of_system.items()}
-    total = sum(value * voice[j.system] for j, value in zip(judges, merit, strict=True)) or 1.0
-    return tuple(
-        replace(judge, weight=value * voice[judge.system] / total)
-        for judge, value in zip(judges, merit, strict=True)
-    )
-
-
-def _merit(reliability: float) -> float:
-    return UNKNOWN_RELIABILITY if math.isnan(reliability) else max(0.0, reliability)
-
-
-def _weight_draws(judges: Sequence[Judge], given: Mapping[str, Tensor] | None) -> Tensor | None:
-    """Resampled weights (B, M): each metric's weight moves in proportion to its resampled reliability."""
-    if not given:
-        return None
-    length = max((len(draws) for draws in given.values()), default=0)
-    if not length:
-        return None
-    columns = []
-    for judge in judges:
-        draws = given.get(judge.metric)
-        if judge.weight <= 0 or draws is None or not len(draws) or not judge.reliability > 0:
-            columns.append(torch.full((length,), judge.weight, dtype=torch.float64))
-            continue
-        centred = draws.double() - draws.double().nanmean() + judge.reliability
-        moved = centred.nan_to_num(judge.reliability).clamp(0.0, 1.0) / judge.reliability
-        columns.append(judge.weight * moved[torch.arange(length) % len(moved)])
-    return torch.stack(columns, 1)
-
-
-def _agreement(found: Agreement | None, names: Sequence[str]) -> tuple[float, float, dict[str, float]]:
-    if found is None:
-        return math.nan, math.nan, {}
-    return found.w, found.p, dict(zip(names, found.with_rest.tolist(), strict=True))
-
-
-def _silent(
-    methods: Sequence[str],
-    controls: Sequence[str],
-    judges: tuple[Judge, ...],
-    shares: Mapping[str, Mapping[str, float]],
-    samples: int,
-    level: float,
-) -> Verdict:
-    """The verdict when no metric has a voice: nobody is ranked."""
-    nan = math.nan
-    places = tuple(Place(who, who in controls, nan, nan, nan, nan, nan, nan, nan, nan) for who in methods)
-    return Verdict(places, judges, (), nan, nan, {}, nan, nan, (), shares, samples, level)
+def _pairs(rules: Rules, entries: Sequence[Entry]) -> tuple[Pair, ...]:
+    """Every two methods, over the samples that both have."""
+    found = []
+    for i, a in enumerate(entries):
+        for b in entries[i + 1 :]:
+            won = rate(pairwise(rules, [a, b])[0, 1])
+            found.append(Pair(a.label, b.label, won.rate, won.low, won.high, won.samples))
+    return tuple(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from rich.table import Table
 
 import veridical as vd
 from veridical.audit import EFFORTS, Audit
+from veridical.audit.panel import LINES
 from veridical.cli.app import app, out
 from veridical.cli.sources import (
     AllowCode,
@@ -25,7 +27,10 @@ from veridical.cli.sources import (
     Train,
     task_from_options,
 )
+from veridical.errors import StorageError
 
+UNFINISHED = "unfinished"
+"""The folder, inside that of the report, of what is finished before the report is."""
 CONCEPT_METHODS = ("pca", "kmeans", "ica", "nmf", "cdisco", "ice", "craft", "c-shap", "mcd", "hu-mcd", "sae")
 
 
@@ -49,6 +54,17 @@ def audit(
             "--concepts", help=f"Concept methods to judge: {', '.join(CONCEPT_METHODS)}, or none. Repeat."
         ),
     ] = None,
+    line: Annotated[
+        list[str] | None,
+        typer.Option("--line", help=f"Lines of evidence: {', '.join(LINES)}; all by default. Repeat."),
+    ] = None,
+    metric: Annotated[
+        list[str] | None, typer.Option("--metric", help="Metrics that decide in place of ours. Repeat.")
+    ] = None,
+    control: Annotated[
+        list[str] | None, typer.Option("--control", help="Controls to beat in place of ours. Repeat.")
+    ] = None,
+    budget: Annotated[int | None, typer.Option(help="Rows that the race may ask the model.", min=1)] = None,
     folder: Annotated[Path, typer.Option("--out", "-o", help="Where the report and the tables go.")] = Path(
         "audit"
     ),
@@ -58,22 +74,39 @@ def audit(
 ) -> None:
     """Which explainer to use for a model, which not to trust, and how sure that is.
 
-    Exit status 1 says that a cell failed.
+    What is finished is kept in the output folder until the report is there: after Ctrl-C the same command
+    goes on. Exit status 1 says that a cell failed.
 
     Example: veridical audit --task digits
     Example: veridical audit --model ./my-classifier --data reviews.jsonl --labels label
     """
     chosen = task_from_options(task, model, data, arch, labels, train, allow_code, None, device)
-    result = vd.audit(
-        chosen,
-        explainers=explainer,
-        effort=effort,
-        seed=seed,
-        samples=samples,
-        concepts=[] if concept == ["none"] else concept,
-    )
+    kept = folder / UNFINISHED
+    try:
+        kept.mkdir(parents=True, exist_ok=True)  # a place that cannot be written to is said before the work
+    except OSError as error:
+        raise StorageError.of("written", folder, error) from error
+    try:
+        result = vd.audit(
+            chosen,
+            explainers=explainer,
+            effort=effort,
+            seed=seed,
+            samples=samples,
+            lines=line,
+            metrics=metric,
+            controls=control,
+            budget=budget,
+            concepts=[] if concept == ["none"] else concept,
+            folder=kept,
+        )
+    except KeyboardInterrupt:
+        done = len(list(kept.iterdir()))
+        out.print(f"\nStopped; {done} finished pieces are kept, and the same command goes on from there.")
+        raise typer.Exit(130) from None
     show(result)
     write(result, folder)
+    shutil.rmtree(kept, ignore_errors=True)
     if result.evaluation.failures:
         raise typer.Exit(1)
 
@@ -96,16 +129,17 @@ def show(result: Audit) -> None:
     for i, sentence in enumerate(result.sentences):
         out.print(f"[bold]{escape(sentence)}[/bold]" if i == 0 else escape(sentence), soft_wrap=True)
     table = Table(box=None)
-    for title in ("explainer", "rivals beaten", "95% interval", "best with", "above controls"):
-        table.add_column(title, justify="left" if title == "explainer" else "right")
+    for title in ("explainer", "beats controls", "95% interval", "samples", "verdict"):
+        table.add_column(title, justify="left" if title in ("explainer", "verdict") else "right")
     for place in result.verdict.places:
-        verdict = "control" if place.control else "yes" if place.trusted else "[red]no[/red]"
+        known = place.score == place.score
+        word = place.status + (f", group {place.group}" if place.group else "")
         table.add_row(
             escape(place.explainer),
-            f"{place.score:.0%}",
-            f"{place.low:.0%} to {place.high:.0%}",
-            "" if place.control else f"{place.p_best:.0%}",
-            verdict,
+            f"{place.score:.0%}" if known else "",
+            f"{place.low:.0%} to {place.high:.0%}" if known else "",
+            str(place.samples),
+            word if place.control or place.trusted else f"[red]{word}[/red]",
         )
     out.print()
     out.print(table)

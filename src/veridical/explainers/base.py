@@ -122,7 +122,8 @@ class Explainer(Settings):
             cost = question.cost
             # where some features are not the task's (special tokens), their part is not in the map
             lawful = bool(self.law) and task.space.valid is None
-            promised = self.promised(task, key / self.name) if lawful else None
+            name = f"promised by {self} with {key}"
+            promised = task.cached(name, lambda: self.promised(task, key / self.name)) if lawful else None
         provenance: dict[str, Any] = {
             "explainer": self.to_json(),
             "seed": key.seed,
@@ -132,7 +133,7 @@ class Explainer(Settings):
         }
         unchecked = question.unchecked
         if promised is not None:
-            unchecked.append(certificate(self.law, self.exact, promised, values, provenance))
+            unchecked.append(certificate(self.name, self.law, self.exact, promised, values, provenance))
         return Explanation(
             values,
             self.space_of(task),

@@ -95,7 +95,9 @@ class Sobel(Explainer):
 
 
 def image_edges(images: Tensor) -> Tensor:
-    """Sobel's gradient magnitude (n, H, W) of the mean channel."""
+    """Sobel's gradient magnitude (n, H, W) of the mean channel; of a volume, slice by slice."""
+    if images.dim() == 5:
+        return image_edges(images.transpose(1, 2).flatten(0, 1)).unflatten(0, (len(images), -1))
     grey = F.pad(images.mean(1, keepdim=True), (1, 1, 1, 1), mode="replicate")
     across = grey.new_tensor([[-1.0, 0.0, 1.0], [-2.0, 0.0, 2.0], [-1.0, 0.0, 1.0]])
     kernels = torch.stack([across, across.T])[:, None]

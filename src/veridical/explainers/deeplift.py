@@ -13,7 +13,7 @@ from veridical.explainers.base import register
 from veridical.explainers.gradients import baseline_row, gradient, no_baseline
 from veridical.explainers.graph.differences import Differences, Step
 from veridical.explainers.graph.explainer import FollowingExplainer
-from veridical.explainers.graph.follow import Followed
+from veridical.explainers.graph.followed import Followed
 from veridical.explainers.laws import change_from
 from veridical.model.cost import Cost
 from veridical.random import keyed
@@ -109,7 +109,8 @@ class DeepLiftShap(_FromBaselines):
 
     The contributions of a sample sum to y_c(x) less the mean of y_c over the baselines. All reference rows
     are used where there are no more than `baselines`, else as many drawn without replacement, the same for
-    all samples. Rows: each x forward and backward once per baseline, and each baseline forward once per call.
+    all samples. Side inputs stay the sample's own. Rows: each x forward and backward once per baseline, and
+    each baseline forward once per call, or once per sample where samples have side inputs.
     """
 
     baselines: Count = 16
@@ -124,15 +125,11 @@ class DeepLiftShap(_FromBaselines):
     def draws_on(self, task: Task) -> bool:
         return task.train is not None and len(task.train) > self.baselines
 
-    def why_not(self, task: Task) -> str | None:
-        if task.side:
-            return "its baselines are reference rows, and each sample has side inputs of its own"
-        return super().why_not(task)
-
     def declared(self, task: Task) -> Cost:
         assert task.train is not None
         starts = min(self.baselines, len(task.train))
-        return Cost(starts * (len(task) + 1), starts * len(task))
+        each = len(task) if task.at_embeddings().side else 1
+        return Cost(starts * (len(task) + each), starts * len(task))
 
     def promised(self, task: Task, key: Key) -> Tensor:
         return change_from(task, lambda at: self.rows_of(at, key))

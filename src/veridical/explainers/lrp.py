@@ -11,7 +11,7 @@ from veridical.allowed import LARGE, NotNegative, Value, Within
 from veridical.explainers.base import register
 from veridical.explainers.gradients import gradient
 from veridical.explainers.graph.explainer import FollowingExplainer
-from veridical.explainers.graph.follow import Followed
+from veridical.explainers.graph.followed import Followed
 from veridical.explainers.graph.relevance import Relevance
 from veridical.explainers.graph.relevance_rules import RuleName, Rules
 from veridical.explainers.graph.relevance_work import Further

@@ -23,8 +23,9 @@ from veridical.values.task import Task
 class Occlusion(MaskingExplainer):
     """The fall of the explained output when a sliding window is removed, shared by the features under it.
 
-    On images the window is `window` x `window` pixels at every `stride`, on series `window` steps; in all
-    other spaces each feature is removed alone. A feature under several windows gets their mean.
+    On images the window is `window` x `window` pixels at every `stride`, on volumes as many voxels along each
+    axis, on series `window` steps; in all other spaces each feature is removed alone. A feature under several
+    windows gets their mean.
     """
 
     window: Count = 3
@@ -42,6 +43,9 @@ class Occlusion(MaskingExplainer):
                 f"got window {self.window}, stride {self.stride}"
             )
 
+    def masks(self, task: Task) -> int:
+        return len(self._windows(task))
+
     def attribute(self, task: Task, key: Key) -> Tensor:
         windows = self._windows(task)
         answers = probe(task, Given(windows), response="logit", key=self.fill_key(key), with_clean=True)
@@ -54,10 +58,12 @@ class Occlusion(MaskingExplainer):
     def _windows(self, task: Task) -> Tensor:
         """(windows, V): the features each window removes."""
         kind, shape = task.space.kind, task.space.input_shape
-        if kind == "pixel":
-            grid = [_spans(size, self.window, self.stride) for size in shape[-2:]]
-            both = grid[0][:, None, :, None] & grid[1][None, :, None, :]
-            return both.reshape(-1, task.space.n_features).to(task.device)
+        if kind in ("pixel", "voxel"):
+            windows = torch.ones(1, 1, dtype=torch.bool)
+            for size in shape[1:]:
+                along = _spans(size, self.window, self.stride)
+                windows = (windows[:, None, :, None] & along[None, :, None, :]).flatten(2).flatten(0, 1)
+            return windows.to(task.device)
         if kind == "step":
             return _spans(task.space.n_features, self.window, self.stride).to(task.device)
         return torch.eye(task.space.n_features, dtype=torch.bool, device=task.device)

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError, NotApplicableError
-from veridical.explainers.adapters import from_captum, seeded_torch
+from veridical.explainers.adapters import from_captum, seeded_numpy, seeded_torch
 from veridical.explainers.base import Explainer
-from veridical.explainers.partition_shap import seeded_numpy
 from veridical.model.dataframes import is_frame
 from veridical.random.keyed import Key
 from veridical.values.task import Task

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from veridical.allowed import Count
 from veridical.explainers.base import FILL_KEY, Explainer, register
-from veridical.explainers.coalitions import EachAlone
+from veridical.explainers.mask_rules import EachAlone
 from veridical.masking.fills import Marginal
 from veridical.masking.probe import probe
 from veridical.random.keyed import Key
@@ -34,7 +34,7 @@ class PermutationImportance(Explainer):
     needs: ClassVar[frozenset[str]] = frozenset({"train"})
 
     def rows_per_sample(self, task: Task) -> int:
-        return self.rows * task.space.n_features
+        return Marginal(self.rows).repeats_on(task) * task.space.n_features
 
     def attribute(self, task: Task, key: Key) -> Tensor:
         rule = EachAlone(task.space.n_features, task.device)

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from veridical.allowed import MANY, Count, Within
 from veridical.explainers.base import FILL_KEY, Explainer, register
-from veridical.explainers.coalitions import IndependentCoins, mask_pieces, written_out
+from veridical.explainers.cells import grid_cells
+from veridical.explainers.mask_rules import IndependentCoins, mask_pieces, written_out
 from veridical.masking.probe import probe
 from veridical.random.keyed import Key
 from veridical.values.task import Task
@@ -38,7 +39,7 @@ class _RandomMasks(Explainer):
     """Base: on the pixels of an image features are removed by the cells of a grid, elsewhere one by one."""
 
     grid: Count = 8
-    """Cells along each side of an image; other spaces keep their features."""
+    """Cells along each side of an image or volume; other spaces keep their features."""
     stochastic: ClassVar[bool] = True
 
     def masks(self, features: int) -> int:
@@ -49,29 +50,21 @@ class _RandomMasks(Explainer):
         """The index (n, count) of each cell; `cells` (V,) says which one each feature lies in."""
         raise NotImplementedError
 
-    def _across(self, task: Task) -> tuple[int, int] | None:
-        """Cells down and across an image of pixels."""
-        if task.space.kind != "pixel":
-            return None
-        down, right = task.space.input_shape[-2:]
-        return min(self.grid, down), min(self.grid, right)
+    def _cells(self, task: Task) -> tuple[Tensor, int]:
+        features = task.space.n_features
+        cells = grid_cells(task.space, self.grid) if task.space.kind in ("pixel", "voxel") else None
+        if cells is None:
+            return torch.arange(features, device=task.device), features
+        return cells.of, cells.count
 
     def rows_per_sample(self, task: Task) -> int:
-        across = self._across(task)
-        features = task.space.n_features if across is None else across[0] * across[1]
-        return self.masks(features) * task.fill.repeats_on(task)
+        return self.masks(self._cells(task)[1]) * task.fill.repeats_on(task)
 
     def pieces(self, task: Task) -> Iterator[Task]:
         return mask_pieces(task, self.rows_per_sample(task))
 
     def attribute(self, task: Task, key: Key) -> Tensor:
-        across, features = self._across(task), task.space.n_features
-        if across is None:
-            cells, count = torch.arange(features, device=task.device), features
-        else:
-            sides = zip(task.space.input_shape[-2:], across, strict=True)
-            down, right = (torch.arange(side, device=task.device) * n // side for side, n in sides)
-            cells, count = (down[:, None] * across[1] + right).flatten(), across[0] * across[1]
+        cells, count = self._cells(task)
         return self.indices(task, cells, count, key)[:, cells].to(task.outputs.dtype)
 
 

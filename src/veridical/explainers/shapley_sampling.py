@@ -11,8 +11,8 @@ from torch import Tensor
 
 from veridical.allowed import Count
 from veridical.explainers.base import FILL_KEY, Explainer, register
-from veridical.explainers.coalitions import mask_pieces
 from veridical.explainers.laws import change_from_nothing
+from veridical.explainers.mask_rules import mask_pieces
 from veridical.masking.probe import probe
 from veridical.random import keyed
 from veridical.random.keyed import Key

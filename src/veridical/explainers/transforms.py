@@ -162,7 +162,7 @@ class Transform(Explainer):
 
 def explainer_from_json(data: dict[str, Any]) -> Explainer:
     """The explainer, wrapped or not, that `to_json` described."""
-    wrappers = {cls.kind: cls for cls in (TopK, Degraded, Inverted, Shuffled)}
+    wrappers = {cls.kind: cls for cls in (TopK, Degraded, Inverted, Shuffled, OtherClass)}
     maker: Any = wrappers[data["name"]] if data["name"] in wrappers else registry.maker(data["name"])
     made: Explainer = maker.from_json(data)
     return made
@@ -241,5 +241,23 @@ class Shuffled(Transform):
         return shuffle(explanation, key)
 
 
+@dataclass(frozen=True)
+class OtherClass(Transform):
+    """Another explainer's map of the strongest other output, shown as that of the explained one."""
+
+    kind: ClassVar[str] = "other_class"
+
+    def why_not(self, task: Task) -> str | None:
+        if task.n_outputs < 2:
+            return "the model has one output, and so no other class"
+        return super().why_not(task)
+
+    def __call__(self, task: Task, key: Key = Key(0)) -> Explanation:  # noqa: B008 (frozen)
+        others = task.outputs.scatter(1, task.targets[:, None], -torch.inf).argmax(1)
+        made = super().__call__(task.with_targets(others), key)
+        return replace(made, targets=task.targets)
+
+
 registry.add_prefix("inverse", Inverted)
+registry.add_prefix("other_class", OtherClass)
 registry.add_prefix("shuffled", Shuffled)

@@ -1,5 +1,7 @@
 """Pure tensor maths along the last dimension: any batch in front, float64 inside, `where=` masks."""
 
+from .best_probability import best_probability
+from .betting import betting_p, betting_wealth
 from .bootstrap import Interval, bootstrap_interval
 from .concentration import entropy, gini, histogram_entropy
 from .correlation import centred_ranks, cosine, has_spread, partial_rank_correlation, pearson, spearman
@@ -9,15 +11,22 @@ from .grid import round_to_grid
 from .image_similarity import ssim
 from .isotonic import isotonic_fit
 from .kendall import kendall_tau_b
+from .leading_group import GroupStep, LeadingGroup, leading_group, mean_units
 from .multiple import holm
 from .ranks import average_ranks, positions
 from .wilcoxon import SignedRank, signed_rank
+from .wins import win_units
 
 __all__ = [
+    "GroupStep",
     "Interval",
+    "LeadingGroup",
     "SignedRank",
     "area_under_curve",
     "average_ranks",
+    "best_probability",
+    "betting_p",
+    "betting_wealth",
     "bootstrap_interval",
     "centred_ranks",
     "cosine",
@@ -30,6 +39,8 @@ __all__ = [
     "holm",
     "isotonic_fit",
     "kendall_tau_b",
+    "leading_group",
+    "mean_units",
     "partial_rank_correlation",
     "pearson",
     "positions",
@@ -38,4 +49,5 @@ __all__ = [
     "signed_rank",
     "spearman",
     "ssim",
+    "win_units",
 ]

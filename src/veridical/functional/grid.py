@@ -22,6 +22,11 @@ _DIGITS: dict[Rounding, int] = {
 }
 
 
+def grid_step(precision: Rounding) -> float:
+    """The step of the grid as a share of the largest response."""
+    return float(10.0 ** -_DIGITS[precision])
+
+
 def round_to_grid(
     responses: Tensor, like: Tensor | Rounding | None = None, where: Tensor | None = None
 ) -> Tensor:

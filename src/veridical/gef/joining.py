@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -11,7 +12,15 @@ from veridical.functional import pearson, spearman
 from veridical.gef.iso_evidence import evidence
 from veridical.gef.iso_metric import IsoSigma
 from veridical.random.keyed import Key
-from veridical.values.scores import Scores
+from veridical.values.scores import Scores, joined
+
+
+def joined_scores(parts: Sequence[Scores]) -> Scores:
+    """The scores of parts that follow each other as one, with what GEF says of all of them."""
+    found = joined(parts)
+    if len(parts) == 1:
+        return found
+    return replace(found, provenance=joined_provenance(parts, found.details))
 
 
 def joined_provenance(parts: Sequence[Scores], details: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -244,7 +244,7 @@ class Blur(Fill):
         return None
 
     def background(self, state: Tensor | None, x: Tensor, ids: Tensor, key: Key) -> Tensor:
-        if x.dim() not in (3, 4) or not x.is_floating_point():
+        if x.dim() not in (3, 4, 5) or not x.is_floating_point():
             raise NotApplicableError(
                 f"Blur works on images and series of floats, not on {x.dtype} rows of {tuple(x.shape[1:])}"
             )

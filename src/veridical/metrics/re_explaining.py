@@ -89,7 +89,7 @@ def samples_at_once(explainer: Explainer, task: Task) -> int:
     """How many samples one call explains; 0 where calls must stay apart."""
     if not explainer.plain or explainer.draws_on(task):
         return 0
-    return task.predictor.rows // explainer.rows_per_sample(explainer.prepared(task))
+    return task.predictor.rows // max(1, explainer.rows_per_sample(explainer.prepared(task)))
 
 
 def stacked(task: Task, times: int, inputs: Tensor | None = None) -> Task:

@@ -7,13 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from veridical.audit import Audit
+from veridical.audit.evidence import ALPHA
+from veridical.audit.sentences import in_words, why_not
+from veridical.audit.units import Grid
 from veridical.audit.verdict import Place
+from veridical.functional.wins import win_units
 from veridical.report import cells, systems
 from veridical.report.chain import PAGES, chain, tables
 from veridical.report.citations import STATISTICS, SYSTEMS, bibtex
+from veridical.report.first_page import first_page
 from veridical.report.gallery import gallery
+from veridical.report.identity import identity
 from veridical.report.numbers import plain
 from veridical.report.rendering import CONTENTS, opening, save, write
+from veridical.values.scores import Scores
 from veridical.values.sealed import put
 
 
@@ -45,11 +52,17 @@ def contents(audit: Audit) -> dict[str, Any]:
         **opening("audit", audit.task.name),
         "task": repr(audit.task),
         "verdict": _verdict(audit),
+        "first_page": first_page(audit),
+        "identity": identity(audit),
         "facts": _facts(audit),
         "ranking": [_place(place, statuses[place.explainer]) for place in audit.verdict.places],
-        "statistics": _statistics(audit),
+        "evidence": _evidence(audit, statuses),
+        "pairs": [vars(pair) for pair in audit.verdict.pairs],
+        "groups": [list(group) for group in audit.verdict.groups],
+        "beside": [vars(test) for test in audit.beside],
         "checks": [plain(vars(check)) for check in audit.checks.checks],
         "metrics": _metrics(audit),
+        "damage": _damage(audit),
         "reliability": _reliability_facts(audit),
         "heat": _heat(audit, statuses),
         "curves": [
@@ -61,7 +74,7 @@ def contents(audit: Audit) -> dict[str, Any]:
         "robustness": systems.robustness(audit.robustness),
         "standings": [systems.standing(standing) for standing in audit.standings.values()],
         "concepts": _concepts(audit),
-        "gallery": gallery(audit.task, _in_order(audit), statuses),
+        "gallery": _gallery(audit, statuses),
         "flags": cells.flagged(evaluation),
         "failures": cells.failed(evaluation.failures),
         "interrupted": evaluation.interrupted,
@@ -96,11 +109,14 @@ def status(place: Place, best: str | None) -> str:
     return "trusted" if place.trusted else "untrusted"
 
 
-def _in_order(audit: Audit) -> Mapping[str, Any]:
-    """Explanations, best first."""
-    order = [place.explainer for place in audit.verdict.places]
+def _gallery(audit: Audit, statuses: Mapping[str, str]) -> dict[str, Any]:
+    """Maps of the samples that all methods have, best method first."""
     held = audit.evaluation.explanations
-    return {who: held[who] for who in [*order, *held] if who in held}
+    order = [place.explainer for place in audit.verdict.places]
+    count = min((len(maps) for maps in held.values()), default=0)
+    few = slice(0, count)
+    shown = {who: held[who].take(few) for who in [*order, *held] if who in held}
+    return gallery(audit.task[few] if count else audit.task, shown, statuses)
 
 
 # --- the verdict ------------------------------------------------------------------------------------
@@ -109,12 +125,13 @@ def _in_order(audit: Audit) -> Mapping[str, Any]:
 def _verdict(audit: Audit) -> dict[str, Any]:
     """A headline, and the sentences that say why; a sentence that opens with the headline loses it."""
     verdict = audit.verdict
-    if not verdict.deciding or not verdict.testable:
+    if verdict.why_none:
         tone, headline = "silent", "No verdict"
     elif verdict.best is None:
-        tone, headline = "none", "No method is better than chance on this model"
+        tone, headline = "none", "No method is trusted on this model"
     else:
-        tone, headline = "found", f"Use {verdict.best}"
+        how = "Use, provisionally," if verdict[verdict.best].provisional else "Use"
+        tone, headline = "found", f"{how} {verdict.best}"
     sentences = []
     for said in audit.sentences:
         opening = f"{headline}: "
@@ -126,22 +143,21 @@ def _verdict(audit: Audit) -> dict[str, Any]:
 
 
 def _tone(said: str) -> str:
-    if said.startswith("Do not trust"):
+    if said.startswith(("Do not trust", "Not tried", "Trust is provisional")):
         return "warning"
-    return "aside" if said.startswith("Ignore ") else "plain"
+    return "aside" if "has no voice here" in said else "plain"
 
 
 def _facts(audit: Audit) -> list[dict[str, str]]:
-    verdict, total = audit.verdict, _total_rows(audit)
+    verdict = audit.verdict
+    trusted = sum(place.trusted for place in verdict.ranking)
     facts = {
         "samples": f"{verdict.samples:,}",
-        "explainers": str(len(verdict.ranking)),
+        "explainers trusted": f"{trusted} of {len(verdict.ranking)}",
         "controls": str(len(verdict.controls)),
-        "deciding metrics": f"{len(verdict.deciding)} of {len(verdict.judges)}",
-        "agreement of metrics": "–"
-        if verdict.kendall_w != verdict.kendall_w
-        else f"W = {verdict.kendall_w:.2f}",
-        "model evaluations": f"{total:,}",
+        "lines of evidence": ", ".join(verdict.lines),
+        "deciding metrics": f"{len(verdict.deciding)} of {sum(judge.decides for judge in verdict.judges)}",
+        "model evaluations": f"{_total_rows(audit):,}",
         "time": _duration(sum(audit.seconds.values())),
         "effort": audit.effort.name,
     }
@@ -153,22 +169,34 @@ def _duration(seconds: float) -> str:
 
 
 def _place(place: Place, colour: str) -> dict[str, Any]:
-    return {**vars(place), "beats": dict(place.beats), "trusted": place.trusted, "status": colour}
-
-
-def _statistics(audit: Audit) -> dict[str, Any]:
-    verdict = audit.verdict
-    return {
-        "kendall_w": verdict.kendall_w,
-        "kendall_p": verdict.kendall_p,
-        "with_rest": dict(verdict.with_rest),
-        "friedman_p": verdict.friedman_p,
-        "critical_difference": verdict.critical_difference,
-        "groups": [list(group) for group in verdict.groups],
-        "level": verdict.level,
-        "samples": verdict.samples,
-        "pairs": [{**vars(pair), "significant": pair.significant} for pair in verdict.pairs],
+    told = {
+        **vars(place),
+        "tests": [vars(test) for test in place.tests],
+        "trusted": place.trusted,
+        "word": place.status,
     }
+    why = "" if place.control or place.trusted else why_not(place)
+    return {**told, "status": colour, "why": why}
+
+
+def _evidence(audit: Audit, statuses: Mapping[str, str]) -> dict[str, Any]:
+    """Every method against everything it has to beat."""
+    found: dict[tuple[str, str], None] = {}
+    for place in audit.verdict.ranking:
+        found |= dict.fromkeys((test.line, test.rival) for test in place.tests)
+    columns = list(found)
+    rows = []
+    for place in audit.verdict.ranking:
+        held = {(test.line, test.rival): vars(test) for test in place.tests}
+        rows.append(
+            {
+                "explainer": place.explainer,
+                "status": statuses[place.explainer],
+                "cells": [held.get(column) for column in columns],
+            }
+        )
+    heads = [{"line": line, "rival": in_words(rival)} for line, rival in columns]
+    return {"columns": heads, "rows": rows, "alpha": ALPHA}
 
 
 # --- metrics ----------------------------------------------------------------------------------------
@@ -182,11 +210,17 @@ def _metrics(audit: Audit) -> list[dict[str, Any]]:
             **nothing,
             **facts.get(judge.metric, {}),
             **vars(judge),
+            "heard": judge.heard,
             "areas": _areas(audit, judge.metric),
-            "with_rest": audit.verdict.with_rest.get(judge.metric),
         }
         for judge in audit.verdict.judges
     ]
+
+
+def _damage(audit: Audit) -> dict[str, Any] | None:
+    """On whose maps damage was planted, and in how many samples."""
+    found = audit.damage
+    return None if found is None else {"reference": found.reference, "samples": found.counted}
 
 
 def _areas(audit: Audit, metric: str) -> dict[str, Any]:
@@ -224,18 +258,31 @@ def _reliability_facts(audit: Audit) -> dict[str, Any] | None:
 
 
 def _heat(audit: Audit, statuses: Mapping[str, str]) -> dict[str, Any]:
-    """Explainers by metrics: the share of rivals beaten, and the raw mean."""
+    """Explainers by metrics: the share of samples in which noise is beaten, and the raw mean."""
     order = [place.explainer for place in audit.verdict.places]
     rows = cells.table(audit.evaluation, order)
-    metrics = audit.evaluation.metrics
+    metrics, scores = audit.evaluation.metrics, audit.evaluation.scores
+    chance = next((place.explainer for place in audit.verdict.controls), None)
+    grid = Grid.of(audit.task)
     for row in rows:
-        row["status"] = statuses[row["explainer"]]
-        shares = audit.verdict.shares.get(row["explainer"], {})
+        who = row["explainer"]
+        row["status"] = statuses[who]
         for what, cell in zip(metrics, row["cells"], strict=True):
             if cell is not None:
-                cell["share"] = shares.get(what)
-    weights = {judge.metric: judge.weight for judge in audit.verdict.judges}
-    return {"metrics": [{"metric": what, "weight": weights.get(what, 0.0)} for what in metrics], "rows": rows}
+                rival = scores.get((chance, what)) if chance not in (None, who) else None
+                cell["share"] = None if rival is None else _beaten(scores[who, what], rival, grid)
+    heard = {judge.metric for judge in audit.verdict.deciding}
+    return {
+        "metrics": [{"metric": what, "weight": float(what in heard)} for what in metrics],
+        "rows": rows,
+        "rival": None if chance is None else in_words(chance),
+    }
+
+
+def _beaten(own: Scores, rival: Scores, grid: Grid) -> float:
+    count = min(len(own), len(rival))
+    won = win_units(own.utility[:count].cpu(), rival.utility[:count].cpu(), grid.share, scale=grid.scale)
+    return float(won.mean())
 
 
 def _concepts(audit: Audit) -> dict[str, Any] | None:
@@ -280,7 +327,9 @@ def _cost(audit: Audit) -> dict[str, Any]:
 
 def _papers(audit: Audit) -> list[str]:
     """The papers of the systems, metrics, explainers and tests that took part."""
-    named = [SYSTEMS[judge.system] for judge in audit.verdict.judges if judge.system in SYSTEMS]
+    named = [SYSTEMS["F-Fidelity"], SYSTEMS["QGE"]]
+    if any(judge.line == "GEF" for judge in audit.verdict.judges):
+        named.append(SYSTEMS["GEF"])
     if audit.reliability is not None:
         named.append(SYSTEMS["MetaQuantus"])
     if audit.concepts is not None:

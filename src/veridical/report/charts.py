@@ -127,7 +127,7 @@ def _cut(name: str, longest: int = LONGEST_LABEL) -> str:
 
 
 def interval(one: Data, reference: float | None, *, width: float = 220) -> Markup:
-    """A score with its interval on [0, 1], and a line where the best control stands."""
+    """A score with its interval on [0, 1], and a line at a half, where nothing is won."""
     x = Scale(0.0, 1.0, 4.0, width - 4)
     parts = [line(4, 11, width - 4, 11, "grid")]
     if reference is not None:
@@ -141,57 +141,6 @@ def interval(one: Data, reference: float | None, *, width: float = 220) -> Marku
             tag("circle", cx=x(one["score"]), cy=11.0, r=4.5, class_=f"dot {one['status']}"),
         ]
     return picture(f"Score of {one['explainer']}", said, width, 22, parts, klass="spark")
-
-
-def critical_difference(
-    places: Sequence[Data], groups: Sequence[Sequence[str]], difference: float | None, *, width: float = 760
-) -> Markup:
-    """Demsar's diagram: mean ranks on a line, bars under those that the test cannot tell apart."""
-    shown = sorted((p for p in places if p["mean_rank"] is not None), key=lambda p: p["mean_rank"])
-    if len(shown) < 2:
-        return Markup("")
-    side, top, row = 180.0, 62.0, 19.0
-    x = Scale(1.0, float(len(shown)), side, width - side)
-    parts = [line(side, top, width - side, top, "axis")]
-    for rank in range(1, len(shown) + 1):
-        parts += [
-            line(x(rank), top - 5, x(rank), top, "axis"),
-            text(x(rank), top - 9, rank, "tick", "middle"),
-        ]
-    if difference is not None:
-        length = min(x(1 + difference), width - side) - side
-        parts += [
-            line(side, 18, side + length, 18, "axis"),
-            line(side, 14, side, 22, "axis"),
-            line(side + length, 14, side + length, 22, "axis"),
-            text(side + length / 2, 11, f"critical difference {difference:.2f}", "tick", "middle"),
-        ]
-    rank_of = {p["explainer"]: p["mean_rank"] for p in shown}
-    bars = [sorted(rank_of[name] for name in group if name in rank_of) for group in groups]
-    bars = [bar for bar in bars if len(bar) > 1]
-    first_row = top + 12 + 7.0 * len(bars)
-    for place, bar in enumerate(bars):
-        y = top + 9 + 7.0 * place
-        parts.append(line(x(bar[0]) - 4, y, x(bar[-1]) + 4, y, "clique"))
-    half = (len(shown) + 1) // 2
-    for index, one in enumerate(shown):
-        on_left = index < half
-        y = first_row + 8 + row * (index if on_left else len(shown) - 1 - index)
-        at, end, anchor = (
-            x(one["mean_rank"]),
-            side - 8 if on_left else width - side + 8,
-            "end" if on_left else "start",
-        )
-        said = f"{_cut(one['explainer'])} {one['mean_rank']:.2f}"
-        parts += [
-            path([(at, top), (at, y), (end, y)], f"branch {one['status']}", one["explainer"]),
-            text(end + (-5 if on_left else 5), y + 4, said, f"name {one['status']}", anchor),
-        ]
-    height = first_row + 16 + row * half
-    order = "; ".join(f"{p['explainer']} {p['mean_rank']:.2f}" for p in shown)
-    alike = "; ".join(", ".join(group) for group in groups) or "none"
-    said = f"Mean ranks, 1 is best: {order}. Groups that cannot be told apart: {alike}."
-    return picture("Critical-difference diagram", said, width, height, parts)
 
 
 CORNERS = (("IAC noise", 0.0, -1.0), ("IEC noise", 1.0, 0.0), ("IAC adv.", 0.0, 1.0), ("IEC adv.", -1.0, 0.0))

@@ -19,7 +19,7 @@ SYSTEMS = {
     "MetaQuantus": "Hedström et al. 2023",
     "SURF": "Kumar and Ahuja 2025",
 }
-STATISTICS = ("Demšar 2006", "Holm 1979", "Kendall and Smith 1939")
+STATISTICS = ("Holm 1979",)
 _NAMED = re.compile(r"[^\W\d_][\w.'-]*(?: and [^\W\d_][\w.'-]*| et al\.)? (?:19|20)\d\d")
 
 

@@ -44,7 +44,8 @@ def _moved(scores: Scores) -> dict[str, Any]:
     return {
         "x": mean("model_distortion"),
         "y": mean("explanation_distortion"),
-        "score": scores.mean(skip_nan=True),
+        "score": float(scores.details.get("q", scores.values).double().nanmean()),
+        "iso": scores.provenance.get("iso_sigma"),
         **{name: float(scores.details[name].double().nanmean()) for name in ("ceiling", "partial")},
     }
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from veridical.errors import FormatError
-from veridical.gef.joining import joined_provenance
 from veridical.model.cost import Cost
 from veridical.values import sealed
 from veridical.values.scores import Curve, Direction, Scores
@@ -131,47 +130,6 @@ def relabelled(content: bytes, cell: Mapping[str, Any]) -> bytes:
     """The same scores under other labels."""
     about = metadata(content, "the file")
     return to_parquet(from_parquet(content), cell, about["settings"], about["address"])
-
-
-def joined(parts: Sequence[Scores]) -> Scores:
-    """The scores of all shards as one; costs add up, and details go along where their shapes agree."""
-    first = parts[0]
-    if len(parts) == 1:
-        return first
-    reasons = list(dict.fromkeys(reason for part in parts for reason in part.flags))
-    flags = {
-        reason: torch.cat(
-            [part.flags.get(reason, torch.zeros(len(part), dtype=torch.bool)) for part in parts]
-        )
-        for reason in reasons
-    }
-    details = {
-        name: torch.cat([part.details[name] for part in parts])
-        for name, value in first.details.items()
-        if all(name in p.details and p.details[name].shape[1:] == value.shape[1:] for p in parts)
-    }
-    curve = first.curve
-    if curve is not None:
-        x = curve.x
-        same = all(p.curve is not None and torch.equal(p.curve.x, x) for p in parts)
-        ys = [p.curve.y for p in parts if p.curve is not None]
-        curve = Curve(x, torch.cat(ys), curve.x_label, curve.y_label) if same else None
-    cost = Cost()
-    for part in parts:
-        cost = cost + part.cost
-    values, ids = (torch.cat([getattr(part, name) for part in parts]) for name in ("values", "ids"))
-    return Scores(
-        values,
-        first.direction,
-        first.metric,
-        ids,
-        first.explainer,
-        flags,
-        curve,
-        details,
-        cost,
-        joined_provenance(parts, details),
-    )
 
 
 def _lists(value: Tensor) -> Any:

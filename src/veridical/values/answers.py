@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _MODALITIES = {
     "pixel": "image",
+    "voxel": "image",
     "patch": "image",
     "superpixel": "image",
     "step": "series",
@@ -31,7 +32,7 @@ _MODALITIES = {
     "column_group": "table",
     "concept": "concept",
 }
-_BY_SHAPE = {3: "image", 2: "series"}
+_BY_SHAPE = {4: "image", 3: "image", 2: "series"}
 
 
 class Answers(TaskCache):

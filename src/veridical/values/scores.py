@@ -211,6 +211,45 @@ class Scores:
         return html_summary(repr(self), ("sample", "value"), rows[:10])
 
 
+def joined(parts: Sequence[Scores]) -> Scores:
+    """The scores of parts that follow each other as one; costs add up, details stay where shapes agree."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    reasons = list(dict.fromkeys(reason for part in parts for reason in part.flags))
+    flags = {
+        reason: torch.cat(
+            [part.flags.get(reason, torch.zeros_like(part.values, dtype=torch.bool)) for part in parts]
+        )
+        for reason in reasons
+    }
+    details = {
+        name: torch.cat([part.details[name] for part in parts])
+        for name, value in first.details.items()
+        if all(name in p.details and p.details[name].shape[1:] == value.shape[1:] for p in parts)
+    }
+    curve = first.curve
+    if curve is not None:
+        x = curve.x
+        same = all(p.curve is not None and torch.equal(p.curve.x, x) for p in parts)
+        ys = [p.curve.y for p in parts if p.curve is not None]
+        curve = Curve(x, torch.cat(ys), curve.x_label, curve.y_label) if same else None
+    cost = sum((part.cost for part in parts), Cost())
+    values, ids = (torch.cat([getattr(part, name) for part in parts]) for name in ("values", "ids"))
+    return Scores(
+        values,
+        first.direction,
+        first.metric,
+        ids,
+        first.explainer,
+        flags,
+        curve,
+        details,
+        cost,
+        first.provenance,
+    )
+
+
 def _raised(flags: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The flags that any sample carries; looked at together, as every look waits for a GPU."""
     masks = {reason: mask.bool() for reason, mask in flags.items()}

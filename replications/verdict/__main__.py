@@ -1,0 +1,18 @@
+"""What an audit's verdict rests on, tried out: python -m replications.verdict --out FOLDER [--quick]
+
+Its statistics on simulated units (betting, groups, probability), and whole audits of independent worlds in
+which explainers cheat (audits). Nothing is downloaded.
+"""
+
+import sys
+
+from replications.common import Part, main
+
+PARTS = (
+    Part("betting", ("-m", "replications.verdict.betting", "--out", "{out}"), quick=("--repeats", "300")),
+    Part("groups", ("-m", "replications.verdict.groups", "--out", "{out}"), quick=("--repeats", "10")),
+    Part("audits", ("-m", "replications.verdict.audits", "--out", "{out}"), quick=("--audits", "2")),
+)
+
+if __name__ == "__main__":
+    sys.exit(main(__doc__ or "", PARTS))

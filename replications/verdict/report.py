@@ -1,0 +1,168 @@
+"""Tables and the calibration figure of the verdict's page, from what the parts wrote.
+
+    python -m replications.verdict.report --results FOLDER [--page docs/understand/verdict-statistics.md]
+
+Prints the tables in Markdown; with `--page` writes them between the marks of that page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from replications.verdict import worlds
+from replications.verdict.betting import FAIR, METHODS
+from replications.verdict.groups import SCENARIOS, SIZES
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *([str(cell) for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def percent(share: float, digits: int = 1) -> str:
+    return f"{100 * share:.{digits}f}%"
+
+
+def betting_tables(found: dict[str, Any]) -> dict[str, str]:
+    """False positives by shape of the units, and power by win rate."""
+    wrong = {(row["shape"], row["samples"]): row for row in found["false positives"]}
+    names = ("betting", "wilcoxon", "wilcoxon, looking at 24, 64, 200")
+    rows = [
+        [
+            shape,
+            *(percent(wrong[shape, size][name]) for size in SIZES for name in names[:2]),
+            percent(wrong[shape, SIZES[-1]][names[2]]),
+        ]
+        for shape in FAIR
+    ]
+    head = ["units"] + [f"{name} {size}" for size in SIZES for name in ("betting", "Wilcoxon")]
+    sure = [row for row in found["power"] if row["win rate"] > 0.7]
+    return {
+        "false positives": table([*head, "Wilcoxon, three looks"], rows),
+        "power": table(
+            ["win rate", "samples", "units", "alone", f"Holm over {METHODS}"],
+            [
+                [row["win rate"], row["samples"], row["units"]]
+                + [percent(row[name], 0) for name in ("alone", f"Holm over {METHODS}")]
+                for row in sure
+            ],
+        ),
+    }
+
+
+def group_tables(found: dict[str, Any]) -> dict[str, str]:
+    """Groups by scenario, and claims against what came true."""
+    rows = []
+    for name in SCENARIOS:
+        for size in SIZES:
+            row = found[f"{name}, {size}"]
+            equal = name.startswith("equal")
+            holds, race_holds = (
+                "" if equal else percent(row[what]) for what in ("holds the best", "race: holds the best")
+            )
+            alone, race = percent(row["one group"]), percent(row["race: one group"])
+            rows.append([name, size, alone, f"{row['mean size']:.1f}", holds, race, race_holds])
+    claims = []
+    for size in map(str, SIZES):
+        for kind, title in (("claim", "shrunken"), ("bootstrap", "bootstrap"), ("group claim", "of a group")):
+            for row in found["calibration"][size][kind]:
+                if row["claimed"] >= 0.5 and row["claims"] >= 20:
+                    claims.append(
+                        [size, title, percent(row["claimed"], 0), percent(row["right"], 0), row["claims"]]
+                    )
+    head = ["methods", "samples", "one group", "mean size", "holds the best"]
+    return {
+        "groups": table([*head, "race: one group", "race: holds the best"], rows),
+        "claims": table(["samples", "kind", "said", "came true", "claims"], claims),
+    }
+
+
+def audit_tables(found: dict[str, Any]) -> dict[str, str]:
+    """Cheats that were trusted, and methods that should be."""
+    cheats = [
+        [f"`{name}`", row["audits"], row["trusted"], percent(row["upper bound"]), ", ".join(row["where"])]
+        for name, row in found["cheats"].items()
+        if row["audits"]
+    ]
+    honest = []
+    for family in worlds.MAKERS:
+        for name in worlds.GOOD:
+            row = found["honest"].get(f"{family}: {name}")
+            if row:
+                known = "yes" if row["known to be right"] else ""
+                honest.append([family, f"`{name}`", known, f"{row['trusted']} of {row['audits']}"])
+    names = [name for name in found["cheats"] if any(name in row for row in found["ablation"].values())]
+    asked = [
+        [rule, *(row.get(name, 0) for name in names), *(row.get(name, 0) for name in worlds.GOOD)]
+        for rule, row in found["ablation"].items()
+    ]
+    return {
+        "questions": table(["what is asked", *(f"`{name}`" for name in (*names, *worlds.GOOD))], asked),
+        "cheats": table(["cheat", "audits", "trusted", "95% upper bound", "where"], cheats),
+        "honest": table(["world", "method", "known to be right", "trusted"], honest),
+    }
+
+
+def figure(found: dict[str, Any], path: Path) -> None:
+    """What was claimed against what came true, by number of samples."""
+    import matplotlib.pyplot as plt
+
+    drawing, places = plt.subplots(1, len(SIZES), figsize=(9, 3.1), sharey=True, layout="constrained")
+    for place, size in zip(places, map(str, SIZES), strict=True):
+        place.plot([0, 1], [0, 1], color="0.7", linewidth=1)
+        for kind, label, mark in (
+            ("claim", "shrunken (shown from 64)", "o"),
+            ("bootstrap", "bootstrap (not shown)", "s"),
+        ):
+            rows = [row for row in found["calibration"][size][kind] if row["claims"] >= 20]
+            x, y = [row["claimed"] for row in rows], [row["right"] for row in rows]
+            error = [1.96 * (r * (1 - r) / row["claims"]) ** 0.5 for r, row in zip(y, rows, strict=True)]
+            place.errorbar(x, y, error, marker=mark, markersize=4, linewidth=1, capsize=2, label=label)
+        place.set(title=f"{size} samples", xlabel="claimed", xlim=(0.2, 1.02), ylim=(0.2, 1.02))
+    places[0].set_ylabel("came true")
+    places[-1].legend(frameon=False, fontsize=8, loc="upper left")
+    with plt.rc_context({"svg.hashsalt": "veridical"}):  # the same figure, the same file
+        drawing.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    plt.close(drawing)
+
+
+def write(page: Path, tables: dict[str, str]) -> None:
+    """Put the tables between their marks, `<!-- name -->` and `<!-- end -->`."""
+    text = page.read_text()
+    for name, content in tables.items():
+        pattern = re.compile(rf"(<!-- {re.escape(name)} -->\n).*?(<!-- end -->)", re.DOTALL)
+        if not pattern.search(text):
+            raise SystemExit(f"{page} has no place for '{name}'")
+        text = pattern.sub(lambda found, new=content: f"{found[1]}\n{new}\n\n{found[2]}", text)  # type: ignore[misc]
+    page.write_text(text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--results", type=Path, required=True)
+    parser.add_argument("--page", type=Path)
+    given = parser.parse_args()
+    makers = {"betting": betting_tables, "groups": group_tables, "audits": audit_tables}
+    for name, make in makers.items():
+        file = given.results / f"{name}.json"
+        if not file.is_file():
+            continue
+        found = json.loads(file.read_text())
+        tables = make(found)
+        for title, content in tables.items():
+            print(f"\n{title}\n\n{content}")
+        if given.page:
+            write(given.page, tables)
+            if name == "groups":
+                assets = given.page.parents[1] / "assets" / "understand"
+                figure(found, assets / "verdict-calibration.svg")
+
+
+if __name__ == "__main__":
+    main()

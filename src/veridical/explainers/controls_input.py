@@ -1,0 +1,90 @@
+"""Controls that look at the input or at the outputs, and at nothing a model does between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from veridical.explainers.base import FILL_KEY, Explainer, register
+from veridical.masking.backgrounds import Backgrounds
+from veridical.model.cost import Cost
+from veridical.random import keyed
+from veridical.random.keyed import Key
+from veridical.values.task import Task
+
+
+@register
+@dataclass(frozen=True)
+class InputMagnitude(Explainer):
+    """How far each feature lies from its fill, in standard deviations of the reference rows; never the model.
+
+    |x - fill| / sd, summed over the elements of a feature; without reference rows, or where they do not vary,
+    sd is 1. Tokens have no magnitude: there it is how rare a token is among the reference rows,
+    -log((count + 1) / (tokens + 1)), and without such rows its number, since vocabularies list common
+    tokens first.
+    """
+
+    name: ClassVar[str] = "input_magnitude"
+    summary: ClassVar[str] = "control: how far the input is from its fill"
+    paper: ClassVar[str] = "control"
+    control: ClassVar[bool] = True
+
+    def attribute(self, task: Task, key: Key) -> Tensor:
+        if task.modality == "text" and not task.inputs.is_floating_point():
+            return rarity(task)
+        if task.fill.looks_at_mask:
+            behind = task.inputs.new_zeros(()) if task.train is None else task.train.double().mean(0)
+        else:
+            behind = Backgrounds(task, task.fill, FILL_KEY)(slice(0, len(task))).double().mean(1)
+        far = (task.inputs.double() - behind).abs() / spread(task)
+        return task.space.pool(far, "sum")
+
+
+def spread(task: Task) -> Tensor:
+    """The standard deviation of each element over the reference rows, 1 where there is none."""
+    if task.train is None or len(task.train) < 2:
+        return torch.ones((), dtype=torch.float64, device=task.device)
+    rows = task.train
+    known: Tensor = task.from_train("spread of elements", lambda: rows.double().std(0, correction=0))
+    return torch.where(known > 0, known, 1.0)
+
+
+def rarity(task: Task) -> Tensor:
+    """How rare each token is, (N, V)."""
+    tokens = task.inputs.flatten(1).long()
+    if task.train is None:
+        return tokens.double()
+    rows = task.train.flatten().long()
+    counts: Tensor = task.from_train("counts of tokens", lambda: rows.clamp(min=0).bincount())
+    known = torch.where(tokens < len(counts), counts[tokens.clamp(0, len(counts) - 1)], 0)
+    return -((known + 1) / (len(rows) + 1)).double().log()
+
+
+@register
+@dataclass(frozen=True)
+class MovingNoise(Explainer):
+    """Noise of each sample plus a random projection of the model's outputs: it moves with the model.
+
+    It follows the outputs and knows no feature, so metrics that watch a map move, as GEF does, like it.
+    """
+
+    name: ClassVar[str] = "moving_noise"
+    summary: ClassVar[str] = "control: noise that moves with the outputs"
+    paper: ClassVar[str] = "control"
+    control: ClassVar[bool] = True
+
+    def declared(self, task: Task) -> Cost:
+        return Cost(len(task))
+
+    def attribute(self, task: Task, key: Key) -> Tensor:
+        size = task.space.n_features
+        own = (
+            Key(0) / self.name
+        )  # the same noise in every world and under every seed: only the model moves it
+        noise = keyed.normal(own / "noise", task.ids, 0, size)
+        towards = keyed.normal(own / "towards", torch.arange(task.n_outputs, device=task.device), 0, size)
+        outputs = task.predictor.outputs(task.inputs, task.side)
+        return noise + outputs.double() @ towards.double()

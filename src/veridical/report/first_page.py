@@ -1,0 +1,121 @@
+"""The page to sign: question, answer, evidence in plain words, what would change it, limits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from veridical.audit import Audit, Place, Test
+from veridical.audit.evidence import ALPHA, FEWEST, HERE, SIZE
+from veridical.audit.sentences import QUESTIONS, SURE_SAMPLES, in_words, joined, why_not
+
+
+def first_page(audit: Audit) -> dict[str, Any]:
+    """All that stands before the first chart."""
+    verdict = audit.verdict
+    shown = verdict[verdict.best] if verdict.best else next(iter(verdict.ranking), None)
+    return {
+        "question": (
+            f"Which of {len(verdict.ranking)} explainers may be used on this model, which not, and how sure "
+            "is that?"
+        ),
+        "shown": None if shown is None else shown.explainer,
+        "evidence": [] if shown is None else _lines(shown, audit),
+        "not_trusted": [
+            {"explainer": place.explainer, "why": why_not(place)}
+            for place in verdict.ranking
+            if not place.trusted and not verdict.why_none
+        ],
+        "changes": _changes(audit),
+        "limits": _limits(audit),
+    }
+
+
+def _lines(place: Place, audit: Audit) -> list[dict[str, Any]]:
+    """Each line of evidence: what was asked, what came out, whether it holds."""
+    found: list[dict[str, Any]] = []
+    for line, question in QUESTIONS.items():
+        tests = [test for test in place.tests if test.line == line]
+        if line in audit.verdict.absent:
+            found.append({"line": line, "question": question, "held": None, "said": [_absent(line, audit)]})
+        elif tests:
+            held = all(test.p <= ALPHA for test in tests)
+            said = [in_a_sentence(test) for test in tests]
+            found.append({"line": line, "question": question, "held": held, "said": said})
+    return found
+
+
+def _absent(line: str, audit: Audit) -> str:
+    return f"Not asked: {audit.verdict.absent[line]}."
+
+
+def in_a_sentence(test: Test) -> str:
+    """One test in plain words."""
+    if not test.samples:
+        return "Not reached: it does not pass what comes before."
+    sure = f"{test.rate:.0%} of {test.samples} samples (95% interval {test.low:.0%} to {test.high:.0%})"
+    if test.line == "swap":
+        if test.rival == SIZE:
+            return (
+                "A model with other weights, too, is explained better by its maps of that model than by the "
+                f"size of the input in {sure}."
+            )
+        whose = "the same class" if test.rival.endswith("same class") else "the class that model predicts"
+        if test.rival in HERE:
+            return (
+                "Its maps of this model explain it better than its maps of a model with other weights "
+                f"({whose}) in {sure}."
+            )
+        whose = whose.replace("that model", "this model")
+        return (
+            "A model with other weights is explained better by its maps of that model than by those of this "
+            f"one ({whose}) in {sure}."
+        )
+    if test.line == "truth":
+        return f"It finds the marked features better than {in_words(test.rival)} in {sure}."
+    rival = in_words(test.rival)
+    return f"When features are removed, its order tells what matters better than {rival} in {sure}."
+
+
+def _changes(audit: Audit) -> list[str]:
+    """What would make another answer, as far as this audit can tell."""
+    verdict = audit.verdict
+    said = ["Other weights: the answer is about the weights named below; an updated model needs its own."]
+    if verdict.why_none or verdict.samples < SURE_SAMPLES:
+        need = FEWEST if verdict.samples < FEWEST else SURE_SAMPLES
+        said.append(
+            f"More samples: {verdict.samples} were looked at, {need} or more find what these could not."
+        )
+    near = [place.explainer for place in verdict.ranking if not place.trusted and ALPHA < place.p_holm < 0.5]
+    if near:
+        said.append(f"More samples might also trust {joined(near)}, which came near.")
+    dear = [name for name, why in audit.skipped_explainers.items() if "budget" in why]
+    if dear:
+        said.append(f"A larger budget: {joined(dear)} could not be tried.")
+    if len(verdict.leading) > 1:
+        said.append(
+            f"More samples may tell {joined(verdict.leading)} apart; until then any of them is as good."
+        )
+    if verdict.absent:
+        said.append(
+            "A model whose weights torch can see: then copies of it can be set against the explanations, and "
+            "provisional trust becomes trust or goes."
+        )
+    return said
+
+
+def _limits(audit: Audit) -> list[str]:
+    """What the answer does not say."""
+    task, verdict = audit.task, audit.verdict
+    said = [
+        f"It rests on {verdict.samples} samples, drawn by a fixed rule from those given; it says nothing "
+        "about inputs unlike them.",
+        "Trusted means: its maps name features this model uses, and name others for another model. It does "
+        "not mean that the model is right, nor that a person understands the map.",
+        "Removal asks the model about inputs with features missing "
+        f"(replaced by: {task.fill.name}); such inputs do not occur in practice.",
+        f"The chance that any method is called trusted without deserving it is kept at {ALPHA:.0%} for the "
+        "controls listed here; a cheat nobody thought of is not covered.",
+    ]
+    if audit.verdict.absent:
+        said.append("One line of evidence is absent, so trust is provisional.")
+    return said

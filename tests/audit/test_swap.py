@@ -1,0 +1,221 @@
+"""Other models: how copies are made, when they are refused, and which cheats they call out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from sklearn.tree import DecisionTreeClassifier
+from torch import nn
+
+import veridical as vd
+from tests.audit.test_audit import TINY
+from veridical.audit import swap
+from veridical.audit.race import runners
+from veridical.audit.swap import COPIES, GAP, on, other_models, pairings, size_jobs, swap_jobs, swap_units
+from veridical.audit.units import Grid
+from veridical.explainers import as_explainer
+from veridical.metrics import registry
+from veridical.model.other_models import estimate_batch_norm, noisy, permuted, reinitialised
+from veridical.random.keyed import Key
+from veridical.testing import red_team
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+
+
+def task(samples=24, model=None):
+    x = torch.randn(samples, 6, generator=torch.Generator().manual_seed(1))
+    return vd.Task((model or net()).eval(), x, fill=0.0)
+
+
+class Own(nn.Module):
+    """A parameter of its own beside a layer that knows how to begin."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.weight = nn.Parameter(torch.arange(18.0).reshape(6, 3))
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.layer(x @ self.weight)
+
+
+def test_layers_are_drawn_anew_and_other_parameters_permuted():
+    before = Own()
+    after = reinitialised(Own(), Key(0))
+    assert not torch.equal(before.layer.weight, after.layer.weight)
+    assert after.layer.weight.abs().max() <= 3**-0.5
+    assert not torch.equal(before.weight, after.weight)
+    assert sorted(after.weight.flatten().tolist()) == sorted(before.weight.flatten().tolist())
+    again = reinitialised(Own(), Key(0))
+    assert torch.equal(after.weight, again.weight)
+    assert not torch.equal(reinitialised(Own(), Key(1)).weight, after.weight)
+
+
+def test_permuting_and_noise_are_keyed():
+    value = torch.arange(50.0)
+    one = permuted(value, Key(0))
+    assert sorted(one.tolist()) == value.tolist()
+    assert one.tolist() != value.tolist()
+    made = noisy(Own(), Key(2))
+    factor = made.weight.flatten()[1:] / Own().weight.flatten()[1:]
+    assert 0.5 < float(factor.detach().std()) < 1.6
+
+
+def test_batch_normalisation_takes_the_rows_statistics():
+    rows = 3 + 2 * torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)).eval()
+    estimate_batch_norm(model, rows)
+    torch.testing.assert_close(model[0].running_mean, rows.mean(0))
+    torch.testing.assert_close(model[0].running_var, rows.var(0))
+    assert not model[0].training
+    assert model[0].momentum == 0.1
+
+
+def test_copies_leave_the_model_alone_and_differ_from_each_other():
+    given = task()
+    before = [p.clone() for p in given.model.parameters()]
+    copies, note = other_models(given, 0)
+    assert all(torch.equal(a, b) for a, b in zip(before, given.model.parameters(), strict=True))
+    assert copies.kind == "re-initialised"
+    assert note == ""
+    answers = [on(given, module).outputs for module in copies.modules]
+    assert len({float(a.sum()) for a in answers} | {float(given.outputs.sum())}) == COPIES + 1
+    for module, factor in zip(copies.modules, copies.factors, strict=True):
+        first, second = on(given, module, factor).outputs.topk(2, -1).values.unbind(-1)
+        assert float((first - second).median()) == pytest.approx(GAP, rel=1e-4)
+
+
+def test_a_copy_that_no_mask_moves_gives_way_to_noise():
+    class Still(nn.Linear):
+        def reset_parameters(self):
+            nn.init.zeros_(self.weight)
+            nn.init.ones_(self.bias)
+
+    model = Still(6, 3)
+    with torch.no_grad():
+        model.weight.copy_(torch.randn(3, 6, generator=torch.Generator().manual_seed(0)))
+    copies, note = other_models(task(model=model), 0)
+    assert copies.kind == "noisy"
+    assert "masking everything leaves the answer" in note
+    with torch.no_grad():
+        model.weight.zero_()
+    nothing, why = other_models(task(model=model), 0)
+    assert nothing is None
+    assert "neither re-initialised nor noisy" in why
+
+
+def test_models_without_weights_have_no_copies():
+    rows = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+    tree = DecisionTreeClassifier(random_state=0).fit(rows.numpy(), (rows[:, 0] > 0).numpy())
+    for black in (tree, lambda x: torch.stack([x.sum(1), -x.sum(1)], 1)):
+        copies, why = other_models(vd.Task(black, rows, fill=0.0), 0)
+        assert copies is None
+        assert "no weights" in why
+
+
+def test_every_sample_meets_the_copy_of_its_number():
+    given = task(10)
+    copies, _ = other_models(given, 0)
+    found = pairings(given[4:], 4, copies)
+    assert {pair.copy: (pair.rows + 4).tolist() for pair in found} == {0: [4, 8], 1: [5, 9], 2: [6], 3: [7]}
+    for pair in found:
+        assert torch.equal(pair.theirs.targets, pair.theirs.outputs.argmax(1))
+        assert torch.equal(pair.theirs_for_my_class.targets, pair.mine.targets)
+        assert torch.equal(pair.mine_for_their_class.targets, pair.theirs.targets)
+
+
+def rates(given, explainer, metrics=("pixel_flipping",)):
+    """The five win rates of the swap."""
+    from veridical.audit.jobs import carry_out
+    from veridical.qge import QGE
+
+    explainer = as_explainer(explainer)
+    judges = {name: QGE(registry.make(name)) for name in metrics}
+    copies, _ = other_models(given, 0)
+    pairs = pairings(given, 0, copies)
+    made = explainer(given, Key(0))
+    jobs = swap_jobs("x", explainer, judges, pairs, "here", made)
+    done = [carry_out(job, 0) for job in jobs]
+    own = swap.marks(
+        [carry_out(swap.Job("x", explainer, judges, given, given, "own"), 0)], [len(given)], judges
+    )
+    bare = [carry_out(job, 0) for job in size_jobs(judges, pairs, "here")]
+    return [float(won.mean()) for won in swap_units(own, pairs, done, bare, list(judges), Grid.of(given))]
+
+
+def test_a_true_method_wins_and_a_map_of_the_input_ties():
+    given = task(48)
+    found = rates(given, "input_x_gradient")
+    assert min(found[:4]) > 0.7
+    assert found[4] > 0.55  # six columns, of which a network with fresh weights uses all
+    assert rates(given, "input_magnitude") == [0.5] * 5
+
+
+def test_a_map_that_falls_apart_loses_on_the_other_model():
+    """Right about the model it knows, noise about every other: it wins one half and not the other."""
+    given = task(48)
+    known = {
+        int(i): row for i, row in zip(given.ids, vd.explain("input_x_gradient", given).values, strict=True)
+    }
+    home = given.outputs
+
+    def graded(model, inputs, targets):
+        ours = torch.stack([known[i] for i in identify(inputs)])
+        same = torch.isclose(model(inputs), home[identify(inputs)], atol=1e-4).all(1)
+        noise = torch.randn(ours.shape, generator=torch.Generator().manual_seed(4))
+        return torch.where(same[:, None], ours, noise)
+
+    def identify(inputs):
+        return [int((given.inputs == row).all(1).nonzero()) for row in inputs]
+
+    found = rates(given, graded)
+    assert min(found[:2]) > 0.8
+    assert min(found[2:]) < 0.65
+
+
+def test_bad_maps_for_other_classes_win_nothing():
+    """A map that is spoilt for classes a model does not predict has to beat the unspoilt one as well."""
+    given = task(48)
+
+    def spoilt(model, inputs, targets):
+        good = (model(inputs).argmax(1) == targets)[:, None]
+        return torch.where(good, inputs.abs(), -inputs.abs())
+
+    found = rates(given, spoilt)
+    assert max(found[0], found[2]) > 0.6
+    assert found[1] == found[3] == 0.5
+
+
+def test_a_map_that_knows_what_untrained_models_look_at_is_no_better_than_that():
+    """One map for the model it knows, the size of the input for all others: it wins all but the last test."""
+    given = task(96)
+    home = vd.explain("input_x_gradient", given).values.abs().mean(0)
+
+    def knowing(model, inputs, targets):
+        first = int((given.inputs == inputs[0]).all(1).nonzero())
+        trained = torch.allclose(model(inputs[:1]), given.outputs[first], atol=1e-4)
+        return inputs.abs() * home if trained else inputs.abs()
+
+    found = rates(given, knowing)
+    assert min(found[2:4]) > 0.5
+    assert found[4] == 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["breast_cancer", "known/planted_patch"])
+def test_no_cheat_is_trusted(name):
+    given = vd.tasks.load(name)
+    honest = {"occlusion": "occlusion", "integrated_gradients": "integrated_gradients"}
+    found = vd.audit(given, explainers={**honest, **red_team(given)}, effort=TINY, samples=64, concepts=())
+    assert {p.explainer for p in found.ranking if p.trusted} == set(honest)
+
+
+def test_rows_of_a_map_are_counted_with_nothing_at_hand():
+    given = task()
+    vd.explain("occlusion", given)
+    counted = runners({"occlusion": as_explainer("occlusion")}, given, 0)
+    assert counted["occlusion"].rows == 6
