@@ -190,18 +190,37 @@ def memory(sizes: list[int], device: str) -> list[dict[str, Any]]:
         task = lenet_task(samples, device).with_plan(vd.Plan(rows=BLOCK))
         vd.score(metric, task[:BLOCK], "gradient")
         unit = 8 * task.space.n_features * 4 * BLOCK // memory_budget(task.device)
-        with mock.patch("veridical.gef.metric.BLOCK_BYTES", unit + 1):
+        with mock.patch("veridical.gef.walk.BLOCK_BYTES", unit + 1):
             used = peak_mib(lambda t=task: vd.score(metric, t, "gradient"), task.device)
         out.append({"samples": samples, "peak MiB": round(used, 1)})
     return out
 
 
-def calibration(samples: int, device: str) -> str:
-    """What the search for the path costs, counted apart from the scores."""
-    task = lenet_task(samples, device)
-    found: list[Any] = []
-    each = seconds(lambda: found.append(vd.gef.find_path(task)), task.device)
-    return f"path search on {samples} samples: {found[0].rows} rows, {each:.2f} s ({found[0]})"
+def first_score(network: str, samples: int, device: str) -> dict[str, Any]:
+    """The first Fast-GEF of a task: its search for a path, the score on it, and a second score.
+
+    Rows of the search are compared with bare evaluations of their own: a search explains nothing.
+    """
+    task = NETWORKS[network](samples, device)
+    bare(task, vd.Cost(forward=samples, backward=samples))()  # what torch does once is nobody's
+    metric, found = vd.FastGEF(), []
+    search = taken(lambda: found.append(metric.noise_path(task)), task.device)
+    given = vd.FastGEF(path=found[0].levels)
+    first, later = (taken(lambda: vd.score(given, task, "gradient"), task.device) for _ in range(2))
+    cost = vd.score(given, task, "gradient").cost
+    plain = taken(bare(task, cost), task.device)
+    plain_search = taken(bare(task, vd.Cost(forward=found[0].rows)), task.device)
+    return {
+        "what": f"fast, {network}, {samples} samples",
+        "rows of the search": found[0].rows,
+        "rows of a score": [cost.forward, cost.backward],
+        "search": round(search, 3),
+        "search over bare": round(search / plain_search, 2),
+        "first score": round(first, 3),
+        "first score over bare": round(first / plain, 2),
+        "later score": round(later, 3),
+        "later score over bare": round(later / plain, 2),
+    }
 
 
 def picture(grown: list[dict[str, Any]], held: list[dict[str, Any]], path: Path) -> None:
@@ -261,9 +280,8 @@ def main() -> None:
             timings += overheads(given.network, samples, given.rounds, given.device)
             keep("overhead", [{**vars(t), "overhead": t.overhead} for t in timings])
         print(table(timings))
-        if given.network == "lenet":
-            keep("calibration", calibration(given.samples[0], given.device))
-            print(found["calibration"])
+        keep("first", [first_score(given.network, samples, given.device) for samples in given.samples])
+        print(*found["first"], sep="\n")
     if given.data is not None:
         keep("published comparison", published(given.data, given.rounds))
     if "growth" in given.parts:

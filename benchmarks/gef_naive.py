@@ -69,7 +69,9 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     metric = vd.FastGEF(path=PATH, draws=DRAWS)
-    for name, task in (("digits, 256", vd.tasks.load("digits")[:256]), ("LeNet, 128", lenet_task(128))):
+    digits = vd.tasks.load("digits")
+    shown = {"digits, 64": digits[:64], "digits, 256": digits[:256], "LeNet, 64": lenet_task(64)}
+    for name, task in shown.items():
         pairs = [
             (
                 seconds(lambda task=task: naive(task.model, task.inputs, task.targets)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -123,6 +123,9 @@ def cases(task: vd.Task, size: str, names: list[str] | None = None, brief: bool 
     chosen = settings(size, brief)
     for name in names or [name for name in applicable(task) if name not in FINE_TUNED]:
         metric = registry.make(name, **chosen.get(name, {}))
+        if isinstance(metric, vd.GEF):
+            # the search is the task's and made once: `benchmarks.gef` times it apart from the scores
+            metric = replace(metric, path=metric.noise_path(task).levels)
         yield Case(metric, task, "gradient" if isinstance(metric, ExplainerMetric) else maps)
 
 

@@ -26,6 +26,7 @@ WHERE = {
     "cifar10": "CIFAR-10: https://www.cs.toronto.edu/~kriz/cifar.html, as archives of JPEG files in one "
     "folder a class, and the public ResNet-20 weights resnet20-12fca82f.th",
     "avila": "Avila: https://doi.org/10.24432/C5K02X",
+    "minilm.npz": "MiniLM and snippets: python -m replications.gef.minilm --prepare FOLDER",
     "sms_spam": "SMS Spam: https://doi.org/10.24432/C5CC84",
     "trec": "TREC questions: https://cogcomp.seas.upenn.edu/Data/QA/QC/, as TREC.train.all and TREC.test.all",
     "efficientnet.npz": "photos and weights: python -m replications.gef.efficientnet --prepare FOLDER",

@@ -27,14 +27,16 @@ import torch
 import veridical as vd
 from replications.gef.efficientnet import FILE, photos_task
 from replications.gef.efficientnet import prepare as prepare_photos
+from replications.gef.minilm import FILE as MINILM
+from replications.gef.minilm import minilm_task
+from replications.gef.minilm import prepare as prepare_minilm
 from veridical.audit import Audit
 from veridical.audit.sampling import some_of
 
 CHEAP = ["saliency", "input_x_gradient", "guided_backprop", "gradcam", "lrp"]
 FULL = [*CHEAP, "integrated_gradients", "smoothgrad", "gradient_shap"]
 FEW = ["saliency", "attention_rollout"]
-MINILM = "minilm.npz"
-PHOTOS, SENTENCES = 50, 200
+PHOTOS = 50
 
 
 # --- models and rows ------------------------------------------------------------------------------------
@@ -50,65 +52,6 @@ def prepare(folder: Path) -> None:
         folder / FILE, **{**stored, "photos": stored["photos"][some], "labels": stored["labels"][some]}
     )
     prepare_minilm(folder / MINILM)
-
-
-def prepare_minilm(path: Path) -> None:
-    """MiniLM in half floats, with the words that the snippets use and no others: the same answers."""
-    task: Any = vd.tasks.load("rotten_tomatoes_minilm")
-    task = some_of(task, SENTENCES, 0)
-    model = task.model
-    config = model.encoder.config.to_dict()
-    words = torch.cat([task.inputs.unique(), torch.tensor([model.pad])]).unique()
-    weights = {n: v for n, v in model.state_dict().items() if "position_ids" not in n}
-    table, places = (
-        "encoder.embeddings.word_embeddings.weight",
-        "encoder.embeddings.position_embeddings.weight",
-    )
-    weights[table] = weights[table][words]
-    weights[places] = weights[places][: task.inputs.shape[1]]
-    config |= {"vocab_size": len(words), "max_position_embeddings": task.inputs.shape[1], "pad_token_id": 0}
-    kept = {k: v for k, v in config.items() if isinstance(v, int | float | str | bool) or v is None}
-    half = {
-        f"weights/{n}": v.numpy().astype(np.float16 if v.dim() > 1 else np.float32)
-        for n, v in weights.items()
-    }
-    np.savez_compressed(
-        path,
-        tokens=torch.searchsorted(words, task.inputs).numpy(),
-        pad=int(torch.searchsorted(words, torch.tensor(model.pad))),
-        labels=task.labels.numpy(),
-        valid=task.space.valid.numpy(),
-        names=json.dumps(task.space.names),
-        config=json.dumps(kept),
-        **half,
-    )
-
-
-def minilm_task(path: Path) -> vd.Task:
-    """The sentence classifier on the prepared snippets."""
-    from transformers import BertConfig, BertModel
-
-    from veridical.tasks.rotten_tomatoes import SentenceClassifier
-
-    stored = np.load(path, allow_pickle=False)
-    config = BertConfig(**json.loads(str(stored["config"])))
-    pad = int(stored["pad"])
-    encoder = BertModel(config)
-    model = SentenceClassifier(encoder, config.hidden_size, 2, pad).eval()
-    weights = {
-        name.removeprefix("weights/"): torch.from_numpy(stored[name]).float()
-        for name in stored.files
-        if name.startswith("weights/")
-    }
-    missing, unknown = model.load_state_dict(weights, strict=False)
-    if unknown or any("position_ids" not in name for name in missing):
-        raise SystemExit(f"the stored weights are not the model's: {missing} {unknown}")
-    tokens = torch.from_numpy(stored["tokens"])
-    names = json.loads(str(stored["names"]))
-    space = vd.Space.tokens(tokens.shape[1], torch.from_numpy(stored["valid"]), names)
-    labels = torch.from_numpy(stored["labels"])
-    name = "MiniLM with a linear head, film snippets"
-    return vd.Task(model, tokens, labels=labels, space=space, fill=vd.fill.Token(pad), name=name)
 
 
 def task_of(which: str, folder: Path, device: str | None = None) -> vd.Task:

@@ -10,7 +10,25 @@ PARTS = (
     Part("forms", (*RUN, "forms"), MNIST_TRAIN, ("--samples", "8"), in_quick=False),
     Part("controls", (*RUN, "controls"), MNIST_TRAIN, ("--samples", "8")),
     Part("global", (*RUN, "global"), MNIST_TRAIN, ("--samples", "16"), in_quick=False),
-    Part("tabular", (*RUN, "tabular"), AVILA, ("--samples", "32")),
+    Part(
+        "tabular",
+        ("-m", "replications.gef.tabular", "--out", "{out}"),
+        AVILA,
+        ("--samples", "32", "--only", "Avila MLP"),
+    ),
+    Part(
+        "iso_sigma",
+        ("-m", "replications.gef.iso_sigma", "--out", "{out}", "--only", "MNIST", "Avila"),
+        (*MNIST_TRAIN, *AVILA),
+        ("--samples", "4", "--draws", "5", "--seeds", "1"),
+    ),
+    Part(
+        "iso_sigma, networks",
+        ("-m", "replications.gef.iso_sigma", "--out", "{out}", "--only", "Eff", "MiniLM"),
+        ("efficientnet.npz", "minilm.npz"),
+        ("--samples", "2", "--draws", "5", "--seeds", "1"),
+        in_quick=False,
+    ),
     Part(
         "sms",
         ("-m", "replications.gef.sms", "--out", "{out}"),

@@ -31,12 +31,12 @@ def _idx(path: Path) -> np.ndarray:
     return np.frombuffer(raw, np.uint8, offset=4 + 4 * dims).reshape(shape)
 
 
-def some(count: int, of: int, name: str) -> Tensor:
+def some(count: int, of: int, name: str, seed: int = 0) -> Tensor:
     """A keyed choice of rows: the sets are sorted by class."""
-    return keyed.permutation(vd.Key(0) / name, torch.zeros(1, dtype=torch.int64), 0, of)[0, :count]
+    return keyed.permutation(vd.Key(seed) / name, torch.zeros(1, dtype=torch.int64), 0, of)[0, :count]
 
 
-def mnist(samples: int) -> vd.Task:
+def mnist(samples: int, seed: int = 0) -> vd.Task:
     """The LeNet on MNIST test images, with 512 training images as reference rows."""
     here = folder() / "mnist"
     images = torch.tensor(_idx(here / "t10k-images-idx3-ubyte.gz")).float()[:, None] / 255
@@ -48,11 +48,11 @@ def mnist(samples: int) -> vd.Task:
     net = LeNet()
     weights = torch.load(here / "mnist_lenet.pt", map_location="cpu", weights_only=True)
     net.load_state_dict(dict(zip(net.state_dict(), weights.values(), strict=True)))
-    chosen = some(samples, len(images), "test")
+    chosen = some(samples, len(images), "test", seed)
     return vd.Task(net.eval(), images[chosen], labels=labels[chosen], train=train, name="MNIST LeNet")
 
 
-def avila(samples: int) -> vd.Task:
+def avila(samples: int, seed: int = 0) -> vd.Task:
     """A 2-layer MLP on Avila, trained here in a few seconds."""
     parts = []
     for name in ("avila-tr.txt", "avila-ts.txt"):
@@ -61,15 +61,15 @@ def avila(samples: int) -> vd.Task:
         parts.append(torch.tensor([[float(v) for v in line[:10]] for line in lines]))
         parts.append(torch.tensor(["ABCDEFGHIWXY".index(line[10]) for line in lines]))
     train, train_labels, test, labels = parts
-    net = _fitted(nn.Sequential(nn.Linear(10, 100), nn.ReLU(), nn.Linear(100, 12)), train, train_labels)
-    chosen = some(samples, len(test), "avila")
+    net = fitted(nn.Sequential(nn.Linear(10, 100), nn.ReLU(), nn.Linear(100, 12)), train, train_labels)
+    chosen = some(samples, len(test), "avila", seed)
     return vd.Task(net, test[chosen], labels=labels[chosen], train=train[:512], name="Avila MLP")
 
 
 ADULT_NUMBERS = (0, 2, 4, 10, 11, 12)
 
 
-def adult(samples: int, linear: bool = False) -> vd.Task:
+def adult(samples: int, seed: int = 0, linear: bool = False) -> vd.Task:
     """The published 3-layer MLP on Adult (13 features, as OpenXAI makes them), or a logistic regression.
 
     Six numbers (age, fnlwgt, education-num, capital gain and loss, hours) and seven truth values (private
@@ -82,13 +82,13 @@ def adult(samples: int, linear: bool = False) -> vd.Task:
     low, high = both.amin(0), both.amax(0)
     train, test = (train - low) / (high - low), (test - low) / (high - low)
     if linear:
-        net = _fitted(nn.Linear(13, 2), train, train_labels, epochs=20)
+        net = fitted(nn.Linear(13, 2), train, train_labels, epochs=20)
     else:
         net = nn.Sequential(nn.Linear(13, 100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 2))
         path = folder() / "tabular_ann_weights" / "ann_adult.pt"
         weights = torch.load(path, map_location="cpu", weights_only=True)
         net.load_state_dict({name.removeprefix("network."): value for name, value in weights.items()})
-    chosen, name = some(samples, len(test), "adult"), "Adult LR" if linear else "Adult MLP"
+    chosen, name = some(samples, len(test), "adult", seed), "Adult LR" if linear else "Adult MLP"
     return vd.Task(net.eval(), test[chosen], labels=labels[chosen], train=train[:512], name=name)
 
 
@@ -114,7 +114,8 @@ def _adult(name: str) -> tuple[Tensor, Tensor]:
     return features, torch.tensor([">50K" in row[14] for row in rows]).long()
 
 
-def _fitted(net: nn.Module, x: Tensor, y: Tensor, epochs: int = 60) -> nn.Module:
+def fitted(net: nn.Module, x: Tensor, y: Tensor, epochs: int = 60) -> nn.Module:
+    """The network trained from fresh weights, the same ones every time."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         for module in net.modules():

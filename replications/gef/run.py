@@ -1,4 +1,4 @@
-"""GEF's tables on MNIST (LeNet) and Avila (MLP), ours beside the paper's.
+"""GEF's tables on MNIST (LeNet), ours beside the paper's; `replications.gef.tabular` has those of tables.
 
     VERIDICAL_DATA=... python -m replications.gef.run --out results [--samples 250] [--only vision ...]
 
@@ -12,17 +12,18 @@ import itertools
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import veridical as vd
-from replications.gef.data import accuracy, adult, avila, mnist
+from replications.gef.data import accuracy, avila, mnist
 from veridical.explainers import as_explainer
 from veridical.functional import kendall_tau_b, spearman
 from veridical.gef import DeepViz, Fourier, Maco, class_task
-from veridical.gef.path import even_levels
+from veridical.gef.noise_path import even_levels
 
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "SMG": ("smoothgrad", {"samples": 10}),
@@ -56,15 +57,19 @@ def row(scores: vd.Scores) -> dict[str, Any]:
         "interval": scores.ci(),
         "flagged": scores.flagged,
         "rows": [scores.cost.forward, scores.cost.backward],
+        **({"iso_sigma": sure} if (sure := scores.provenance.get("iso_sigma")) else {}),
     }
 
 
-def table(task: vd.Task, metric: vd.GEF, labels: tuple[str, ...]) -> dict[str, Any]:
+def table(task: vd.Task, metric: vd.GEF, labels: tuple[str, ...], seed: int = 0) -> dict[str, Any]:
+    """A row per method; scores under all seeds rest on the path of the first."""
+    if seed:
+        metric = replace(metric, path=metric.noise_path(task).levels)
     out: dict[str, Any] = {}
     for label in labels:
         start = time.perf_counter()
         try:
-            out[label] = row(vd.score(metric, task, explainer(label)))
+            out[label] = row(vd.score(metric, task, explainer(label), seed=seed))
         except vd.errors.NotApplicableError as error:
             out[label] = {"does not apply": str(error)}
             continue
@@ -165,33 +170,6 @@ def global_methods(samples: int) -> dict[str, Any]:
     return out
 
 
-def tabular(samples: int) -> dict[str, Any]:
-    """Table A.4, Avila and Adult columns: GEF as programmed, and the other forms beside it."""
-    out: dict[str, Any] = {}
-    for make in (avila, adult, lambda count: adult(count, linear=True)):
-        try:
-            task = make(samples)
-        except FileNotFoundError as error:
-            print(f"  left out: {error.filename} is not there", flush=True)
-            continue
-        print(task.name, flush=True)
-        own: dict[str, Any] = {"accuracy": accuracy(task)}
-        for form in ("reference", "fast", "arc"):
-            metric = vd.GEF(form=form, path="published")
-            own["path"] = str(metric.noise_path(task))
-            own[form] = table(task, metric, tuple(METHODS))
-        forms = {form: own[form] for form in ("reference", "fast", "arc")}
-        own["agreement"] = agreements(forms, tuple(label for label in METHODS if label != "RAN"))
-        # figure A.9 is made with one draw
-        single = {
-            form: table(task, vd.GEF(form=form, path="published", draws=1), tuple(METHODS))
-            for form in ("reference", "fast")
-        }
-        own["agreement, one draw"] = agreements(single, tuple(own["agreement"]["order by fast"]))
-        out[task.name] = own
-    return out
-
-
 VALUES = (1, 3, 5, 10, 20)
 ABLATION: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
     "SAL, Avila": ("SAL", {"reference": ("levels", "draws", "steps", "output_draws")}),
@@ -245,7 +223,6 @@ PARTS: dict[str, Callable[[int], dict[str, Any]]] = {
     "forms": forms,
     "controls": controls,
     "global": global_methods,
-    "tabular": tabular,
     "ablation": ablation,
 }
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import veridical as vd
-from veridical.gef.assumptions import Watched
+from veridical.gef.watched import Watched
 from veridical.testing import tiny_task
 
 mpl.use("Agg")
@@ -41,6 +41,25 @@ def test_masking_moves_once_and_never_back() -> None:
     mean = next(w for w in found.masking if w.label.endswith("mean"))
     # the mean fill is 0 here, so that D_f ends at |x_0|
     assert torch.allclose(mean.distortion[:, 0, -1], task().inputs[:, 0].abs())
+
+
+def test_black_white_and_mean_are_those_of_each_channel() -> None:
+    """Channels on two scales: a fill of one number for both would be far outside of one of them."""
+    torch.manual_seed(0)
+    x = torch.rand(12, 2, 4, 4, dtype=torch.float64) * torch.tensor([1.0, 100.0]).reshape(1, 2, 1, 1)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(32, 2, dtype=torch.float64))
+    found = vd.gef.assumptions(vd.Task(model, x), levels=2, draws=1, patches=(1,), mask_steps=4)
+    for label, own in (
+        ("black", x.amin((0, 2, 3))),
+        ("white", x.amax((0, 2, 3))),
+        ("mean", x.mean((0, 2, 3))),
+    ):
+        watched = next(w for w in found.masking if w.label.endswith(label))
+        with torch.no_grad():
+            clean, filled = model(x), model(own.reshape(1, 2, 1, 1).expand_as(x))
+        place = clean.argmax(-1, keepdim=True)
+        expected = (clean - filled).gather(1, place)[:, 0].abs()
+        torch.testing.assert_close(watched.distortion[:, 0, -1], expected, rtol=1e-6, atol=1e-6)
 
 
 def test_robustness_fails_only_where_nearly_all_keep_their_class() -> None:

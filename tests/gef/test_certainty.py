@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -199,6 +202,58 @@ def test_a_quantised_layer_is_named() -> None:
     assert not receipt.whole
 
 
+class Unregistered(nn.Module):
+    """Layers in plain containers, which torch does not see; and weights in eight bits, which are buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.named = [nn.Linear(6, 4)], {"last": nn.Linear(4, 3)}
+        self.middle = nn.Linear(4, 4)
+        self.register_buffer("small", torch.randint(-9, 9, (4, 4), dtype=torch.int8))
+        self.register_buffer("order", torch.arange(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.middle(self.layers[0](x)) @ self.small.to(x.dtype) / 9
+        return self.named["last"](x[:, self.order])
+
+
+def test_layers_that_torch_does_not_see_are_named() -> None:
+    receipt = receipt_of(vd.Task(Unregistered(), torch.randn(5, 6)))
+    layers = [f"{layer}.{what}" for layer in ("layers[0]", "named['last']") for what in ("weight", "bias")]
+    assert set(receipt.left_out) == {*layers, "small"}
+    assert "int8" in receipt.left_out["small"]
+    assert receipt.parameters == 20 + 28 + 15 + 16
+    assert receipt.perturbed == pytest.approx(20 / 79)
+
+
+class Rounded(nn.Module):
+    """One way through is without a gradient, as eight bits are: its weights move the output all the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.rounded = nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x) + (8 * self.rounded(x)).round() / 8
+
+
+def test_what_moves_the_output_is_not_called_still_for_want_of_a_gradient() -> None:
+    receipt = receipt_of(vd.Task(Rounded(), torch.randn(5, 6)))
+    assert math.isnan(receipt.moving)
+    assert receipt.still == ()
+    assert receipt.whole
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("norm", [nn.utils.weight_norm, nn.utils.spectral_norm])
+def test_weights_that_a_hook_computes_are_checked_too(norm: Callable[[nn.Module], nn.Module]) -> None:
+    model = nn.Sequential(norm(nn.Linear(6, 8)), nn.Tanh(), nn.Linear(8, 3)).eval()
+    scores = vd.score(FastGEF(path=PATH), vd.Task(model, torch.randn(5, 6)), "gradient")
+    receipt = scores.provenance["receipt"]
+    assert receipt["self_check"] <= 1e-6
+    assert receipt["float64_apart"] < 1e-3
+
+
 def test_a_whole_model_has_a_whole_receipt() -> None:
     task = vd.tasks.load("digits")[:4]
     before = task.predictor.meter.cost
@@ -220,3 +275,52 @@ def test_the_self_check_notices_a_world_that_is_not_what_it_should_be(
     assert receipt.self_check > 1e-3
     assert not receipt.whole
     assert "independent copy" in str(receipt)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: nn.Sequential(nn.LazyLinear(3)), "shape from the first rows"),
+        (lambda: nn.Linear(6, 3, device="meta"), "meta device"),
+        (
+            lambda: torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(6, 3)), {nn.Linear}),
+            "weights",
+        ),
+        (lambda: nn.Sequential(nn.Flatten()), "weights"),
+    ],
+)
+def test_models_without_weights_to_disturb_are_refused(make: Callable[[], nn.Module], says: str) -> None:
+    with pytest.raises(vd.errors.VeridicalError, match=says):
+        vd.score(FastGEF(path=PATH), vd.Task(make(), torch.randn(5, 6)), "occlusion")
+
+
+def test_a_model_that_answers_nan_to_some_rows_is_refused() -> None:
+    class Sometimes(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.where(x[:, :1] > 0, super().forward(x), torch.nan)
+
+    x = torch.randn(5, 6)
+    x[3, 0], x[[0, 1, 2, 4], 0] = -1.0, 1.0
+    with pytest.raises(vd.errors.ModelError, match=r"1 rows \(first: \[3\]\)"):
+        vd.score(FastGEF(path=PATH), vd.Task(Sometimes(6, 3), x), "gradient")
+
+
+def test_one_parameter_is_enough() -> None:
+    """A scaled sum: its map keeps its direction until noise turns the sign, so most draws do not move."""
+    scores = vd.score(
+        FastGEF(path=PATH),
+        vd.Task(nn.Linear(1, 1, bias=False), torch.ones(3, 1), head="regression"),
+        "gradient",
+    )
+    assert scores.provenance["receipt"]["parameters"] == 1
+    assert scores.flagged["the explanation does not move"] == 3
+
+
+def test_draws_behind_the_partial_correlation_are_counted() -> None:
+    """Where a distortion follows the level exactly nothing is left to correlate: that draw has no partial."""
+    scores = vd.score(FastGEF(path=(0.1, 0.4, 0.8), draws=6), vd.tasks.load("digits")[:8], "gradient")
+    count, partial = scores.details["partial_draws"], scores.details["partial"]
+    assert bool(((count >= 0) & (count <= 6)).all())
+    assert int(count.min()) < 6, "with three levels some draws have none"
+    assert torch.equal(count == 0, partial.isnan())

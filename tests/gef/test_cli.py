@@ -39,6 +39,13 @@ def test_iso_sigma_says_how_sure_it_is(tmp_path):
     assert "p = " in said
 
 
+def test_draws_are_chosen_for_a_resolution(tmp_path):
+    asked = ["-t", "digits", "-e", "gradient", "-n", "4", "--resolution", "0.9", "-o", str(tmp_path)]
+    assert "with 5 draws 0.2" in run(*asked, "--iso-sigma")
+    with pytest.raises(vd.errors.InputError, match="leave --draws out"):
+        run(*asked)
+
+
 def test_inputs_go_elsewhere_only_when_told(tmp_path):
     asked = ["-t", "reviews", "-n", "8", "--llm", "https://example.com/v1", "--classes", "bad,good"]
     with pytest.raises(vd.errors.InputError, match="--send-data"):

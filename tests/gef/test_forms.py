@@ -10,7 +10,7 @@ import veridical as vd
 from tests.reference import gef as reference
 from veridical.explainers import as_explainer
 from veridical.gef import GEF, FastGEF, batched_distances
-from veridical.gef.distortion import Setting
+from veridical.gef.setting import Setting
 from veridical.gef.worlds import with_output_noise
 from veridical.testing import tiny_task
 

@@ -1,6 +1,6 @@
 """GEF: what must hold by theory, the four forms against slow rewrites, and mutants that must fail."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -10,9 +10,9 @@ from torch import nn
 
 import veridical as vd
 from tests.reference import gef as reference
-from veridical.explainers import Explainer
+from veridical.explainers import Explainer, from_captum
 from veridical.gef import GEF, FastGEF, NoisePath, find_path, gef_score
-from veridical.gef.distortion import least_squares_step
+from veridical.gef.jacobian_form import least_squares_step
 from veridical.metrics.base import CONSTANT
 from veridical.testing import tiny_task
 
@@ -169,7 +169,7 @@ def test_arc_of_normalised_maps_is_at_least_the_chord() -> None:
 
 def check_reference(task: vd.Task, got: torch.Tensor) -> None:
     """The running mean of ||de||^4, remade from the same noise by hand."""
-    from veridical.gef.distortion import Setting
+    from veridical.gef.setting import Setting
     from veridical.gef.worlds import Worlds
 
     levels, steps = (0.05, 0.1, 0.2), 3
@@ -206,6 +206,27 @@ def test_output_noise_is_drawn_only_where_outputs_are_read() -> None:
     per_map = vd.explain("occlusion", tiny_task("table")).cost.forward
     loud = vd.score(metric, task, "occlusion").cost
     assert loud.forward == per_map * (1 + worlds * (1 + 3)) + 3 * len(task)
+
+
+def asked_of(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """A user's map that reads output values and declares nothing."""
+    return inputs * model(inputs).gather(1, targets[:, None]).reshape(-1, *[1] * (inputs.dim() - 1))
+
+
+@pytest.mark.parametrize("kind", ["function", "captum"])
+def test_whether_outputs_are_read_is_found_out(kind: str) -> None:
+    """Neither a function nor a captum object says so: it is tried."""
+    task = tiny_task("table")
+    explainer: object = asked_of
+    if kind == "captum":
+        captum = pytest.importorskip("captum.attr")
+        explainer = from_captum(captum.FeatureAblation)
+    metric = GEF(form="reference", steps=2, draws=1, output_draws=3, path=(0.05, 0.1, 0.2))
+    few, many = (
+        vd.score(replace(metric, output_draws=count), task, explainer).cost.forward for count in (1, 3)
+    )
+    per_map = vd.explain(explainer, tiny_task("table")).cost.forward
+    assert many - few == 3 * 2 * 2 * per_map
 
 
 def test_least_squares_step_agrees_with_the_slow_one() -> None:

@@ -106,6 +106,43 @@ def test_its_power_is_what_it_says() -> None:
     assert found[0].draws_for(effect) < more <= 4 * (found[0].draws_for(effect) + 2)
 
 
+def test_the_error_falls_with_draws_as_promised() -> None:
+    """Four times the draws, half the error: what `draws_for` goes by."""
+    few, many = (
+        np.mean([evidence(*related(seed, 0.0, draws=draws), key=vd.Key(seed)).error for seed in range(8)])
+        for draws in (10, 37)
+    )
+    assert few / many == pytest.approx(2, rel=0.15)
+
+
+def test_half_the_error_takes_four_times_the_draws() -> None:
+    found = vd.gef.Evidence(0.0, 0.5, (-0.2, 0.2), error=0.1, draws=11)
+    normal = stats.norm
+    effect = float(0.05 * (normal.ppf(0.95) + normal.ppf(0.8)))
+    assert found.draws_for(effect - 1e-9) == 42, "an error of 0.05, rounded up: 1 + 10 x 4 and a hair"
+    assert found.draws_for(effect + 1e-9) == 41
+    assert found.power(float(0.1 * (normal.ppf(0.95) + normal.ppf(0.8)))) == pytest.approx(0.8)
+
+
+def test_draws_are_chosen_for_a_wanted_resolution() -> None:
+    task = vd.tasks.load("digits")[:4]
+    coarse, fine = (
+        vd.gef.with_draws_for(task, "gradient", effect, metric=IsoSigma(path=PATH)) for effect in (0.6, 0.3)
+    )
+    assert 5 <= coarse.draws < fine.draws <= 4 * coarse.draws + 4
+    assert fine.path == PATH
+    scores = vd.score(fine, task, "gradient")
+    assert scores.provenance["iso_sigma"]["draws"] == fine.draws
+    kept = vd.gef.Evidence(
+        **{k: scores.provenance["iso_sigma"][k] for k in vd.gef.Evidence.__dataclass_fields__}
+    )
+    assert kept.power(0.3) == pytest.approx(0.8, abs=0.15), (
+        "the power that was asked for is the power reached"
+    )
+    with pytest.raises(vd.errors.InputError, match="effect is between"):
+        vd.gef.with_draws_for(task, "gradient", 0.0)
+
+
 def test_settings_that_make_no_sense_are_refused() -> None:
     with pytest.raises(vd.errors.InputError, match="draws is a whole number from 5"):
         IsoSigma(draws=4)

@@ -136,3 +136,12 @@ def test_every_form_expects_the_keys_it_asks_for(form: str, settings: dict[str, 
 def test_small_models_and_cpus_draw_when_asked() -> None:
     with NoiseAhead(source(), KEYS):
         assert not left_behind()
+
+
+def test_a_path_is_searched_with_the_noise_drawn_ahead() -> None:
+    task = tiny_task("image")
+    plain = vd.gef.find_path(task)
+    with mock.patch.object(ahead, "worthwhile", return_value=True):
+        assert vd.gef.find_path(task) == plain
+        assert vd.gef.find_path(task, perturb="input").sigma_max > 0
+    assert not left_behind()

@@ -9,7 +9,8 @@ from torch import nn
 import veridical as vd
 from veridical.functional import isotonic_fit
 from veridical.gef import GEF, FastGEF, find_path, gef_score
-from veridical.gef.path import GRID, _agreements, agreement
+from veridical.gef.agreement import agreement, agreements
+from veridical.gef.isotonic_search import GRID
 from veridical.gef.worlds import Worlds
 from veridical.testing import tiny_task
 
@@ -110,7 +111,7 @@ def test_bisection_ends_where_asking_every_level_would() -> None:
     task = vd.tasks.load("digits")[:48]
     path = find_path(task, 5)
     key = vd.Key(0) / "path"
-    means = [_agreements(task, Worlds(task), GRID[i], range(20), key / i).mean() for i in range(40)]
+    means = [agreements(task, Worlds(task), GRID[i], range(20), key / i).mean() for i in range(40)]
     whole = GRID[int((isotonic_fit(torch.stack(means)) <= 0.11).double().argmax())]
     assert abs(path.sigma_max - whole) <= 0.25 * whole
     assert len(path.searched) < 9

@@ -15,8 +15,8 @@ from veridical.errors import FormatError, InputError
 from veridical.model.cost import Cost
 from veridical.study.folder import Folder
 from veridical.study.result import Study
-from veridical.study.tables import COLUMNS, from_parquet, joined, to_parquet
-from veridical.values.scores import Curve, Direction, Scores
+from veridical.study.tables import COLUMNS, from_parquet, to_parquet
+from veridical.values.scores import Curve, Direction, Scores, joined
 
 
 @pytest.fixture(params=["local", "memory"])

@@ -8,10 +8,11 @@ import torch
 
 from veridical.audit.panel import Judges
 from veridical.audit.race import Race, Runner
+from veridical.gef.joining import joined_scores
 from veridical.model.cost import Cost
 from veridical.values.evaluation import Evaluation
 from veridical.values.explanation import Explanation
-from veridical.values.scores import Scores, joined
+from veridical.values.scores import Scores
 from veridical.values.task import Task
 
 
@@ -23,7 +24,7 @@ def evaluation_of(race: Race, judges: Judges, seed: int) -> Evaluation:
         for label in judges.scoring:
             parts = [done.scores[label] for done in runner.done if label in done.scores]
             if parts and len(parts) == len(runner.done):
-                scores[runner.label, label] = joined(parts)
+                scores[runner.label, label] = joined_scores(parts)
     maps = {r.label: made for r in everyone if (made := _maps(r, race.task)) is not None}
     failures = [failure for r in everyone for failure in r.failures]
     return Evaluation(race.task, scores, maps, failures, False, seed)

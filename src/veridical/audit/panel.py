@@ -13,7 +13,7 @@ from veridical.explainers import Explainer, as_explainer
 from veridical.explainers import registry as explainer_registry
 from veridical.fidelity import FFid, Finetuned, RFid
 from veridical.fidelity.removal import Sign
-from veridical.gef.iso_sigma import IsoSigma
+from veridical.gef.iso_metric import IsoSigma
 from veridical.metrics import AnyMetric, Metric
 from veridical.metrics import registry as metric_registry
 from veridical.qge import QGE

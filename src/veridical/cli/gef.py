@@ -32,11 +32,15 @@ def gef(
     form: Annotated[str, typer.Option(help="fast, arc, reference or jacobian.")] = "fast",
     perturb: Annotated[str, typer.Option(help="What gets the noise: weights or input.")] = "weights",
     draws: Annotated[
-        int | None, typer.Option(min=1, help="Noisy models a level; 5, or 20 with --iso-sigma.")
+        int | None, typer.Option(min=1, help="Noisy models per level; 5, or 20 with --iso-sigma.")
     ] = None,
     iso_sigma: Annotated[
         bool, typer.Option("--iso-sigma", help="Correlate at fixed noise: beyond what the level explains.")
     ] = False,
+    resolution: Annotated[
+        float | None,
+        typer.Option(help="With --iso-sigma: as many draws as show a correlation this small in 80%."),
+    ] = None,
     assumptions: Annotated[bool, typer.Option("--assumptions", help="Check GEF's assumptions too.")] = False,
     llm: Annotated[
         str | None,
@@ -70,7 +74,13 @@ def gef(
     judged: dict[str, Any] = {name: name for name in explainer or ["gradient", "saliency", "random"]}
     if llm is not None:
         judged["llm_x"] = _language_model(chosen, llm, llm_model, about, classes, k, send_data)
-    scores = {name: vd.score(metric, chosen, who, seed=seed) for name, who in judged.items()}
+    metrics: dict[str, vd.GEF] = dict.fromkeys(judged, metric)
+    if resolution is not None:
+        if not isinstance(metric, vd.gef.IsoSigma) or draws is not None:
+            raise InputError("--resolution chooses the draws of --iso-sigma; leave --draws out")
+        for name, who in judged.items():
+            metrics[name] = vd.gef.with_draws_for(chosen, who, resolution, metric=metric, seed=seed)
+    scores = {name: vd.score(metrics[name], chosen, who, seed=seed) for name, who in judged.items()}
     out.print(f"noise path: {escape(str(metric.noise_path(chosen, vd.Key(seed))))}", soft_wrap=True)
     _show(scores)
     _say(scores)
@@ -104,7 +114,8 @@ def _show(scores: dict[str, vd.Scores]) -> None:
     for title in ("explainer", "score", "95% interval", "ceiling", "given the level", "flagged"):
         table.add_column(title, justify="left" if title == "explainer" else "right")
     for name, own in sorted(scores.items(), key=lambda pair: -pair[1].mean(skip_nan=True)):
-        low, high = own.ci()
+        # of iso-sigma draws are the unit: samples share the noisy models
+        low, high = own.provenance.get("iso_sigma", {}).get("interval") or own.ci()
         ceiling, partial = (float(own.details[what].nanmean()) for what in ("ceiling", "partial"))
         flagged = sum(own.flagged.values())
         cells = (
@@ -124,7 +135,7 @@ def _say(scores: dict[str, vd.Scores]) -> None:
             low, high = sure["interval"]
             out.print(
                 f"{escape(name)}: at fixed noise {sure['mean']:.3f}, p = {sure['p_value']:.3f}, 95% of draws "
-                f"{low:.3f} to {high:.3f}; 0.2 would be seen in {sure['power']:.0%}",
+                f"{low:.3f} to {high:.3f}; with {sure['draws']} draws 0.2 is seen in {sure['power']:.0%}",
                 soft_wrap=True,
             )
     for sentence in incomplete(scores.values()):

@@ -2,15 +2,18 @@
 
 from veridical.gef.assumptions import Assumptions, assumptions
 from veridical.gef.classes import class_task
-from veridical.gef.codes import ConceptRelevance, LayerCodes, layer_activations
+from veridical.gef.codes import LayerCodes, layer_activations
+from veridical.gef.concept_relevance import ConceptRelevance
 from veridical.gef.feature_visualisation import DeepViz, FeatureVisualisation, Fourier, Maco
-from veridical.gef.iso_sigma import Evidence, IsoSigma, evidence, iso_sigma
+from veridical.gef.iso_evidence import Evidence, evidence, iso_sigma
+from veridical.gef.iso_metric import IsoSigma, with_draws_for
 from veridical.gef.layers import LayerStudy, across_layers
 from veridical.gef.llm import Endpoint, LLMx, LocalModel
 from veridical.gef.metric import GEF, FastGEF
 from veridical.gef.neurons import at_neuron
+from veridical.gef.noise_path import NoisePath
 from veridical.gef.outcome import gef_score
-from veridical.gef.path import NoisePath, find_path
+from veridical.gef.path import find_path
 from veridical.gef.plots import (
     plot_cloud,
     plot_gained,
@@ -55,4 +58,5 @@ __all__ = [
     "plot_scores_by_explainer",
     "plot_sparsity",
     "visualise",
+    "with_draws_for",
 ]

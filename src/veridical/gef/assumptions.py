@@ -8,23 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from veridical.errors import InputError, NotApplicableError
-from veridical.functional import round_to_grid
-from veridical.gef.path import NoisePath, find_path
-from veridical.gef.worlds import Worlds
-from veridical.masking.fills import Constant, Fill
-from veridical.masking.probe import probe
-from veridical.masking.rules import RankThreshold, step_counts
+from veridical.gef.noise_path import NoisePath
+from veridical.gef.path import find_path
+from veridical.gef.watched import Kind, Watched, watch_layers, watch_masking, watch_noise
 from veridical.model.cost import Cost
-from veridical.model.randomised_layers import cascade, randomised
-from veridical.random import keyed
 from veridical.random.keyed import Key
-from veridical.values.space import Space
 from veridical.values.task import Task
 
 if TYPE_CHECKING:
@@ -32,46 +26,34 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 KEEPING = 0.95
-Kind = Literal["noise", "layers", "masking"]
-
-
-@dataclass(frozen=True, eq=False)
-class Watched:
-    """How far the model moved, D_f (N, draws, levels), under one kind of perturbation, weakest first.
-
-    `changed` tells where the predicted class is another one.
-    """
-
-    kind: Kind
-    label: str
-    levels: tuple[float, ...]
-    distortion: Tensor
-    changed: Tensor
-
-    @property
-    def not_monotone(self) -> Tensor:
-        """(N, draws): whether some D_f^{z+1} < D_f^z."""
-        return (self.distortion.diff(dim=-1) < 0).any(-1)
+"""The share of classes that is kept where noise is called weak."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Assumptions:
     """How often the assumptions of perturbation metrics fail for a model, and the distortions behind that.
 
-    `robustness_fails` (N, draws, levels) where a class changes at a level at which at least 95% keep theirs;
-    `sensitivity_fails` (N, draws) where the class is the same after all layers were randomised;
-    `Watched.not_monotone` where more perturbation moved the model less.
+    Monotonicity fails where more perturbation moved the model less (`Watched.not_monotone`).
     """
 
     noise: Watched
+    """Under noise on the inputs."""
     layers: tuple[Watched, ...]
+    """Under randomised layers, top-down and bottom-up."""
     masking: tuple[Watched, ...]
+    """Under masking, by patch and fill."""
     robustness_fails: Tensor
+    """Where a class changes at a level at which at least 95% keep theirs (N, draws, levels)."""
     sensitivity_fails: Tensor
+    """Where the class is the same after all layers were randomised (N, draws)."""
     path: NoisePath
+    """The levels of the input noise."""
     chance: float
+    """How often a class would be the same by luck."""
     ids: Tensor
+    """The samples."""
     cost: Cost
+    """Rows asked."""
 
     @property
     def watched(self) -> tuple[Watched, ...]:
@@ -84,7 +66,7 @@ class Assumptions:
         return int((kept >= KEEPING).any(0).sum())
 
     def to_frame(self) -> pd.DataFrame:
-        """One row a perturbation and assumption: how many of the cases fail."""
+        """One row per perturbation and assumption: how many of the cases fail."""
         import pandas as pd
 
         def row(assumption: str, kind: str, what: str, fails: Tensor) -> dict[str, object]:
@@ -141,10 +123,10 @@ def assumptions(
 ) -> Assumptions:
     """Watch a model under the perturbations that metrics use, and count where their assumptions fail.
 
-    Input noise in `levels` levels up to chance, looked for with `search_draws` draws a level; layers
+    Input noise in `levels` levels up to chance, looked for with `search_draws` draws per level; layers
     randomised one after the other from the output down and from the input up, or in `layer_steps` groups;
     features masked cumulatively in random order in `mask_steps` steps, in `patches` on images, filled with
-    the smallest, the largest and the mean value of the reference rows.
+    the smallest, the largest and the mean value of each channel or column of the reference rows.
     """
     if task.head == "regression":
         raise NotApplicableError("a regression has no class that could change or stay")
@@ -157,12 +139,12 @@ def assumptions(
     key = Key(seed) / "assumptions"
     before = task.predictor.meter.cost
     path = find_path(task, levels, perturb="input", draws=search_draws, key=key)
-    noise = _watch_noise(task, path, draws, key / "noise")
+    noise = watch_noise(task, path, draws, key / "noise")
     kept = 1 - noise.changed.double().mean(0)
     layers = tuple(
-        _watch_layers(task, order, draws, key / "layers", layer_steps) for order in ("top_down", "bottom_up")
+        watch_layers(task, order, draws, key / "layers", layer_steps) for order in ("top_down", "bottom_up")
     )
-    masking = tuple(_watch_masking(task, patches, mask_steps, draws, key / "masking"))
+    masking = tuple(watch_masking(task, patches, mask_steps, draws, key / "masking"))
     return Assumptions(
         noise,
         layers,
@@ -174,78 +156,3 @@ def assumptions(
         task.ids,
         task.predictor.meter.cost - before,
     )
-
-
-def _moved(task: Task, outputs: Tensor) -> tuple[Tensor, Tensor]:
-    """|y_c - y_hat_c| and whether the class is another one, for outputs (N, C)."""
-    place = task.targets[:, None]
-    both = torch.cat([task.outputs.gather(1, place), outputs.gather(1, place)], 1)
-    pair = round_to_grid(both, task.predictor.rounding)
-    return (pair[:, 0] - pair[:, 1]).abs(), outputs.argmax(-1) != task.predictions
-
-
-def _watched(
-    kind: Kind, label: str, levels: Sequence[float], cells: list[list[tuple[Tensor, Tensor]]]
-) -> Watched:
-    distortion = torch.stack([torch.stack([cell[0] for cell in draw], -1) for draw in cells], 1)
-    changed = torch.stack([torch.stack([cell[1] for cell in draw], -1) for draw in cells], 1)
-    return Watched(kind, label, tuple(levels), distortion, changed)
-
-
-def _watch_noise(task: Task, path: NoisePath, draws: int, key: Key) -> Watched:
-    worlds = Worlds(task, "input")
-
-    def cell(draw: int, level: int) -> tuple[Tensor, Tensor]:
-        world = worlds.at(path.levels[level], key / draw / level)
-        return _moved(task, world.predictor.outputs(world.inputs, world.side))
-
-    cells = [[cell(draw, level) for level in range(len(path.levels))] for draw in range(draws)]
-    return _watched("noise", f"N(0, s^2), s up to {path.sigma_max:g}", path.levels, cells)
-
-
-def _watch_layers(
-    task: Task, order: Literal["top_down", "bottom_up"], draws: int, key: Key, groups: int | None
-) -> Watched:
-    model = task.predictor.unwrapped
-    all_steps = cascade(model, order)
-    count = min(groups or len(all_steps), len(all_steps))
-    steps = [all_steps[len(all_steps) * (i + 1) // count - 1] for i in range(count)]
-
-    def cell(draw: int, names: list[str]) -> tuple[Tensor, Tensor]:
-        # a layer's new weights depend on the draw and its name alone: both orders end at the same model
-        world = task.with_weights(randomised(model, names, key / draw))
-        return _moved(task, world.predictor.outputs(world.inputs, world.side))
-
-    cells = [[cell(draw, names) for names in steps] for draw in range(draws)]
-    shares = [len(names) / len(all_steps) for names in steps]
-    return _watched("layers", order.replace("_", " "), shares, cells)
-
-
-def _watch_masking(task: Task, patches: Sequence[int], steps: int, draws: int, key: Key) -> list[Watched]:
-    rows = task.inputs if task.train is None else task.train
-    fills: dict[str, Fill] = {"the task's fill": task.fill}
-    if rows.is_floating_point():
-        values = {"black": rows.min(), "white": rows.max(), "mean": rows.mean()}
-        fills = {name: Constant(float(value)) for name, value in values.items()}
-    spaces = {"one feature at a time": task.space}
-    if task.modality == "image":
-        shape = tuple(task.inputs.shape[1:])
-        # one patch over the whole image would leave nothing to accumulate
-        spaces = {f"patches of {n}": Space.patches(shape, n) for n in patches if 2 * n <= max(shape[1:])}
-    out = []
-    for where, space in spaces.items():
-        on = task.with_space(space)
-        for filled, fill in fills.items():
-            counts = step_counts(on, min(steps, space.n_features))
-            cells = []
-            for draw in range(draws):
-                first = keyed.random_ranks(key / draw, on.ids, 0, space.n_features, space.valid)
-                answers = probe(
-                    on, RankThreshold(first, counts), response="logit", fill=fill, key=key, all_outputs=True
-                )
-                cells.append(
-                    [_moved(on, answers[:, m].to(on.outputs.dtype)) for m in range(answers.shape[1])]
-                )
-            shares = [(m + 1) / len(cells[0]) for m in range(len(cells[0]))]
-            out.append(_watched("masking", f"{where}, {filled}", shares, cells))
-    return out

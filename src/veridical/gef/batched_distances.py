@@ -29,8 +29,8 @@ class Room:
 class Pending:
     """Maps or answers that wait to be measured together: what small ones cost is the steps, not the numbers.
 
-    `measure` turns some of them (some, N, V) into a number a world and sample (some, N). Each is copied at
-    once: it may be the very weights of its world, which move on.
+    `measure` turns some of them (some, N, V) into one number per world and sample (some, N). Each is copied
+    at once: it may be the very weights of its world, which move on.
     """
 
     def __init__(

@@ -22,7 +22,6 @@ from veridical.values.task import Task
 
 End = Literal["input", "output"]
 Pool = Literal["mean", "max", "last"]
-Relevance = Literal["contributions", "projections", "importances"]
 
 
 def layer_activations(task: Task, layer: str, end: End = "output", axis: int = 1) -> Tensor:
@@ -32,10 +31,10 @@ def layer_activations(task: Task, layer: str, end: End = "output", axis: int = 1
     Train a sparse autoencoder on `layer_activations(...).flatten(0, 1)`.
     """
     with task.session():
-        return torch.cat([_read(piece, layer, end, axis)[0] for piece in task.chunks()])
+        return torch.cat([read_layer(piece, layer, end, axis)[0] for piece in task.chunks()])
 
 
-def _read(task: Task, layer: str, end: End, axis: int) -> tuple[Tensor, Tensor | None]:
+def read_layer(task: Task, layer: str, end: End, axis: int) -> tuple[Tensor, Tensor | None]:
     """Activations of one chunk (n, positions, D), and the weights the layer used in this world."""
     seen: list[tuple[Any, Tensor | None]] = []
 
@@ -56,7 +55,7 @@ def _read(task: Task, layer: str, end: End, axis: int) -> tuple[Tensor, Tensor |
     found, weight = seen[-1]
     if not isinstance(found, Tensor) or found.dim() < 2 or len(found) != len(task):
         shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-        raise ShapeError(f"layer '{layer}' has {shape} for {len(task)} rows; expected one row a sample")
+        raise ShapeError(f"layer '{layer}' has {shape} for {len(task)} rows; expected one row per sample")
     found = found.detach().movedim(axis, -1)
     return found.reshape(len(found), -1, found.shape[-1]), weight
 
@@ -76,7 +75,7 @@ def _layer(model: nn.Module, name: str) -> nn.Module:
 class LayerCodes(Explainer):
     """The codes of a layer's activations: what a sparse autoencoder says is active (GEF section 6.4, A.4.4).
 
-    e = z(h_l(x)), one value an atom. Positions (of a convolution's map, or tokens, padding left out) are
+    e = z(h_l(x)), one value per atom. Positions (of a convolution's map, or tokens, padding left out) are
     encoded one by one and pooled. Score it with `GEF(distance="cosine")`: codes are sparse and their scale
     says little.
     """
@@ -108,7 +107,7 @@ class LayerCodes(Explainer):
 
     @property
     def n_codes(self) -> int:
-        """Values an explanation has."""
+        """Values per explanation."""
         if self.width is not None:
             return self.width
         for name, axis in (("decoder", 0), ("vectors", 1)):
@@ -136,8 +135,8 @@ class LayerCodes(Explainer):
         return Space.concepts(self.n_codes).to(task.device)
 
     def attribute(self, task: Task, key: Key) -> Tensor:
-        activations, _ = _read(task, self.layer, self.end, self.axis)
-        return self._pooled(self.encode(activations, task.targets), task)
+        activations, _ = read_layer(task, self.layer, self.end, self.axis)
+        return self.pooled(self.encode(activations, task.targets), task)
 
     def encode(self, activations: Tensor, targets: Tensor) -> Tensor:
         """Codes (n, positions, K) of activations (n, positions, D); of several dictionaries the target's."""
@@ -159,7 +158,8 @@ class LayerCodes(Explainer):
             )
         return codes.reshape(count, positions, -1)
 
-    def _pooled(self, codes: Tensor, task: Task) -> Tensor:
+    def pooled(self, codes: Tensor, task: Task) -> Tensor:
+        """One code per sample (n, K) from those of its positions (n, positions, K)."""
         valid = task.space.valid
         if valid is None or valid.shape[1] != codes.shape[1] or task.modality != "text":
             valid = torch.ones(codes.shape[:2], dtype=torch.bool, device=codes.device)
@@ -171,56 +171,3 @@ class LayerCodes(Explainer):
         if self.pool == "max":
             return codes.masked_fill(~there, -torch.inf).amax(1)
         return (codes * there).sum(1) / there.sum(1).clamp(min=1)
-
-
-@dataclass(frozen=True)
-class ConceptRelevance(LayerCodes):
-    """How much each concept of the explained output matters to a sample, with concepts of `vd.surf`.
-
-    `layer` is the model's linear head, at whose input concepts are read. `relevance` says what is judged:
-    "contributions" alpha_ik P(h; V_i)_k, "projections" P(h; V_i)_k, or "importances" f_i . v_ik with the
-    head's present weights. Concepts V stay those of the unperturbed model: fitted anew they would come in
-    another order, and distances between them would mean nothing.
-    """
-
-    end: End = "input"
-    """Which end of the layer is read; concepts live at the "input" of the head."""
-    relevance: Relevance = "contributions"
-    """What is judged: "contributions", "projections" or "importances", as above."""
-    name: ClassVar[str] = "concept_relevance"
-    summary: ClassVar[str] = "what each concept contributes to the explained output"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.relevance not in ("contributions", "projections", "importances"):
-            raise InputError(
-                f"relevance is 'contributions', 'projections' or 'importances', got {self.relevance!r}"
-            )
-        if not all(
-            isinstance(getattr(self.encoder, name, None), Tensor) for name in ("vectors", "importances")
-        ):
-            raise InputError("concepts have vectors and importances; fit them with a method of vd.surf")
-
-    def to_json(self) -> dict[str, Any]:
-        return {**super().to_json(), "relevance": self.relevance}
-
-    def attribute(self, task: Task, key: Key) -> Tensor:
-        activations, weight = _read(task, self.layer, self.end, self.axis)
-        if self.relevance == "importances":
-            return self._importances(weight, task)
-        codes = self.encode(activations, task.targets)
-        if self.relevance == "contributions":
-            codes = codes * self.encoder.importances.to(codes)[task.targets][:, None]
-        return self._pooled(codes, task)
-
-    def _importances(self, weight: Tensor | None, task: Task) -> Tensor:
-        if weight is None or weight.dim() != 2:
-            raise InputError(f"layer '{self.layer}' has no matrix of weights; importances need a linear head")
-        if task.head == "binary":
-            difference = weight if len(weight) == 1 else weight[1:] - weight[:1]
-            weight = torch.cat([-difference, difference])
-        if len(weight) != task.n_outputs:
-            raise InputError(f"layer '{self.layer}' has {len(weight)} rows for {task.n_outputs} outputs")
-        vectors = self.encoder.vectors.to(task.device)
-        own = vectors[task.targets] if len(vectors) > 1 else vectors.expand(len(task), -1, -1)
-        return torch.einsum("nd,nkd->nk", weight[task.targets].to(own), own)

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class LayerStudy:
-    """Scores of each layer's codes; `l1` and `active` are the mean size and the mean share of active codes.
-
-    Both are of the unperturbed codes, divided by their root mean square where a size is meant.
-    """
+    """The codes of several layers, judged."""
 
     scores: Mapping[str, Scores]
+    """Scores by layer."""
     l1: Mapping[str, float]
+    """The mean L1 of the unperturbed codes, divided by their root mean square."""
     active: Mapping[str, float]
+    """The mean share of the unperturbed codes that is not 0."""
 
     @property
     def sparsity_correlation(self) -> float:
@@ -42,7 +42,7 @@ class LayerStudy:
         return float(spearman(pair[0], pair[1]))
 
     def to_frame(self) -> pd.DataFrame:
-        """One row a layer."""
+        """One row per layer."""
         import pandas as pd
 
         rows = []

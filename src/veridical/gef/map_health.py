@@ -90,7 +90,9 @@ def in_double(task: Task) -> Task:
     def double(value: Any) -> Any:
         return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
 
-    module = copy.deepcopy(task.predictor.model).double()
+    source = task.predictor.source
+    own = source.copied() if not task.predictor.wraps and not source.shared else None
+    module = (own or copy.deepcopy(task.predictor.model)).double()
     side = task.side
     return task.changed(
         alone=True,

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -16,39 +14,24 @@ from veridical.allowed import Count, NotNegative, Positive
 from veridical.errors import InputError, VeridicalWarning
 from veridical.explainers import Explainer
 from veridical.explainers.first_maps import FirstMaps
-from veridical.gef import noise_prefetch
-from veridical.gef.distortion import (
-    Distance,
-    Fast,
-    Form,
-    Found,
-    ModelDistance,
-    Moved,
-    Setting,
-    arc,
-    jacobian,
-    near_key,
-    neighbours,
-    noise_key,
-)
-from veridical.gef.map_health import MapHealth, map_health
+from veridical.gef.distortion import Form
+from veridical.gef.found import Found
+from veridical.gef.noise_path import NoisePath
 from veridical.gef.outcome import FEWEST, outcome_of
-from veridical.gef.path import NoisePath, Rule, find_path
-from veridical.gef.receipt import receipt_of
-from veridical.gef.reference_form import RunningReference, step_key
-from veridical.gef.shared_worlds import Company, SharedWorld
+from veridical.gef.path import Rule, find_path
+from veridical.gef.receipt import of_score
+from veridical.gef.setting import Distance, ModelDistance
+from veridical.gef.shared_worlds import Company
+from veridical.gef.walk import Walk
 from veridical.gef.worlds import Perturbation
 from veridical.metrics.base import CONSTANT, ExplainerMetric, Outcome, register
 from veridical.model.embeddings import embedding_layer
-from veridical.model.predictor import memory_budget
-from veridical.model.weights import NoiseSource
 from veridical.random.keyed import Key
 from veridical.values.scores import Direction, Scores
 from veridical.values.task import Task
 
-BLOCK_BYTES = 2**22
-"""Bytes of maps held at once for each MiB that a chunk's activations may take on the device."""
 ZERO = 1e-6
+"""Of the length of a map: a smaller movement is none."""
 DEAF = (
     "weight noise changes no output of this model: its forward pass does not use the parameters that torch "
     "lists for it"
@@ -134,7 +117,7 @@ class GEF(ExplainerMetric):
     def noise_path(self, task: Task, key: Key = Key(0), draws: int = 20) -> NoisePath:  # noqa: B008 (frozen)
         """The path of this task, found once and shared by all explainers; a score alone counts its rows.
 
-        `draws` are made a level when it is looked for; it is then the task's, whoever asks.
+        `draws` are made at each level that is looked at; the path is then the task's, whoever asks.
         """
         if isinstance(self.path, tuple):
             return NoisePath.given(self.path)
@@ -191,7 +174,7 @@ class GEF(ExplainerMetric):
         # under input noise tokens move at their embeddings, so the unperturbed map is made there too
         where = task if self.perturb == "weights" else task.at_embeddings()
         company.first.update((who, FirstMaps(task)) for who in company)
-        found = self._distortions(where, company, path, key)
+        found = Walk(self, company, path, key).distortions(where)
         out: dict[str, Outcome | Exception] = dict(company.errors)
         for who, moved in found.items():
             if self.perturb == "weights" and moved.deaf:
@@ -199,25 +182,10 @@ class GEF(ExplainerMetric):
             nothing = self._nothing(moved.size)[:, None, None]
             explanation = torch.where(moved.explanation <= nothing, 0.0, moved.explanation)
             outcome = self._outcome(path, replace(moved, explanation=explanation))
+            receipt = of_score(task, moved, self.perturb == "weights")
             flags = {CONSTANT: company.first[who].constant, **outcome.flags}
-            out[who] = replace(outcome, flags=flags, notes={**outcome.notes, **self._receipt(task, moved)})
+            out[who] = replace(outcome, flags=flags, notes={**outcome.notes, "receipt": receipt})
         return out
-
-    def _receipt(self, task: Task, found: Found) -> dict[str, Any]:
-        """What noise reached, how many worlds were dropped, and what a second look at the maps found."""
-        lost = (~found.model.isfinite()).any(0)
-        health = found.health
-        receipt: dict[str, Any] = {
-            "worlds": lost.numel(),
-            "worlds_dropped": int(lost.sum()),
-            "float64_apart": None if math.isnan(health.apart) else health.apart,
-            "float64_unchecked": health.why_not,
-            "redraws": health.draws,
-            "repeats": health.repeats,
-        }
-        if self.perturb == "weights":
-            receipt |= receipt_of(task).to_json()
-        return {"receipt": receipt}
 
     def _nothing(self, size: Tensor) -> Tensor:
         """What counts as no movement for a map of this length: 1e-6 of it, as each form measures."""
@@ -228,129 +196,6 @@ class GEF(ExplainerMetric):
     def _outcome(self, path: NoisePath, found: Found) -> Outcome:
         noise = "weight noise sigma" if self.perturb == "weights" else "input noise sigma"
         return outcome_of(path, found, self.correlation, self.mean_then_correlate, noise)
-
-    def _distortions(self, task: Task, company: Company, path: NoisePath, key: Key) -> dict[str, Found]:
-        """Distortions (N, M, Z), some samples at a time so that memory does not grow with their number."""
-        widths = [company.members[who].space_of(task).n_features for who in company]
-        room = BLOCK_BYTES * memory_budget(task.device)
-        # of all the clean maps and those that wait, and what one is at work on
-        maps = 2 * sum(widths) + (7 if self.form == "jacobian" else 2) * max(widths, default=0)
-        size = max(1, room // (8 * max(1, maps)))
-        source = None
-        if self.perturb == "weights":
-            source = task.cached("weight noise", lambda: NoiseSource(task.predictor.source.module))
-        if size >= len(task):
-            return self._block(task, company, path, key, source)
-        starts = range(0, len(task), size)
-        parts = [self._block(task[at : at + size], company, path, key, source) for at in starts]
-        return {who: Found.joined([part[who] for part in parts]) for who in company}
-
-    def _block(
-        self, task: Task, company: Company, path: NoisePath, key: Key, source: NoiseSource | None
-    ) -> dict[str, Found]:
-        # one session around those of all worlds, unless an explainer would meet it that opens none itself
-        plain = all(company.members[who].plain for who in company)
-        with task.predictor.session(grad=None) if plain else nullcontext():
-            if source is None:
-                return self._walk(task, company, path, key, SharedWorld())
-            with noise_prefetch.NoiseAhead(source, self._noise_keys(task, path, key)) as draw:
-                return self._walk(task, company, path, key, SharedWorld(draw))
-
-    def _noise_keys(self, task: Task, path: NoisePath, key: Key) -> Iterator[Key]:
-        """The keys of weight noise in the order in which the form asks for them."""
-        last = None
-        for draw in range(self.draws):
-            for z in range(len(path.levels)):
-                own = noise_key(key, draw, None if self.same_direction else z)
-                if self.form == "reference":
-                    yield from (step_key(own, t) for t in range(self.steps))
-                if own != last:
-                    yield own
-                last = own
-                if self.form == "jacobian":
-                    for t in range(1, self.steps + 1):
-                        yield from (near_key(own, t, k) for k in range(neighbours(task)))
-
-    def _walk(
-        self, task: Task, company: Company, path: NoisePath, key: Key, latest: SharedWorld
-    ) -> dict[str, Found]:
-        forms: dict[str, Callable[..., Moved]] = {"arc": arc, "jacobian": jacobian}
-        making: dict[str, Callable[[], Callable[..., Moved]]] = {
-            "fast": Fast,
-            "reference": RunningReference,
-        }
-        settings: dict[str, Setting] = {}
-        clean: dict[str, Tensor] = {}
-        cells: dict[str, list[Moved]] = {who: [] for who in company}
-        measures = {who: forms.get(self.form) or making[self.form]() for who in company}
-        health: dict[str, MapHealth] = {}
-        for who in company:
-            with company.at_work(who, task):
-                settings[who] = self._setting(task, company.members[who], path, key, latest)
-                health[who] = map_health(task, company.members[who], key / "explainer")
-                settings[who] = replace(settings[who], redraws=health[who].draws)
-                clean[who] = settings[who].explain(task, "clean")
-        for draw in range(self.draws):
-            for z, sigma in enumerate(path.levels):
-                for who in company:
-                    with company.at_work(who, task):
-                        cells[who].append(measures[who](settings[who], sigma, draw, z, clean[who]))
-        found: dict[str, Found] = {}
-        for who in company:
-            with company.at_work(who, task):
-                found[who] = self._found(settings[who], measures[who], cells[who], clean[who], health[who])
-        return found
-
-    def _setting(
-        self, task: Task, explainer: Explainer, path: NoisePath, key: Key, latest: SharedWorld
-    ) -> Setting:
-        return Setting(
-            task,
-            explainer,
-            key,
-            path.sigma_max,
-            self.distance,
-            self.model_distance,
-            self.normalise,
-            self.same_direction,
-            self.perturb,
-            self.steps,
-            self.output_draws,
-            self.output_noise,
-            latest,
-        )
-
-    def _found(
-        self,
-        setting: Setting,
-        measure: Callable[..., Moved],
-        cells: list[Moved],
-        clean: Tensor,
-        health: MapHealth,
-    ) -> Found:
-        task = setting.task
-
-        def table(values: Tensor) -> Tensor:
-            return values.unflatten(0, (self.draws, -1)).permute(2, 0, 1).contiguous()
-
-        def told(what: str) -> Tensor:
-            return table(torch.stack([getattr(cell, what) for cell in cells]))
-
-        model = table(setting.answers.all())
-        moved = measure.moved() if isinstance(measure, Fast | RunningReference) else None
-        explanation = told("explanation") if moved is None else table(moved)
-        lost = ~model.isfinite()
-        deaf, gaps = setting.watch.settle(
-            (model == 0).all(), (explanation.isnan() | lost).any(), excused=lost.any(-1).any(-1)
-        )
-        if self.normalise:
-            length = setting.space.counts(len(task)).double().sqrt().to(task.device)
-        else:
-            length = clean.square().sum(-1).sqrt()
-        if self.form != "jacobian":
-            return Found(model, explanation, length, deaf, not gaps, health)
-        fit, in_span = (told(what).nanmean((1, 2)) for what in ("fit", "in_span"))
-        return Found(model, explanation, length, deaf, not gaps, health, fit, in_span)
 
 
 def FastGEF(**settings: object) -> GEF:  # noqa: N802 (reads as the class it makes)

@@ -42,7 +42,7 @@ class NeuronView(nn.Module):
         if activation.dim() < 2 or len(activation) != len(x):
             raise ShapeError(
                 f"layer '{self.layer}' answered shape {tuple(activation.shape)} to {len(x)} rows; expected "
-                "one row a sample"
+                "one row per sample"
             )
         return activation.movedim(self.axis, 1).flatten(2).mean(2) if activation.dim() > 2 else activation
 

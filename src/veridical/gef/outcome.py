@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from veridical.functional import has_spread, partial_rank_correlation, pearson, spearman
-from veridical.gef.distortion import Found
-from veridical.gef.path import NoisePath
+from veridical.gef.found import Found
+from veridical.gef.noise_path import NoisePath
 from veridical.metrics.base import Outcome
 from veridical.values.scores import Curve
 

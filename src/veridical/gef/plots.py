@@ -15,8 +15,8 @@ from veridical.values.scores import Scores
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from veridical.gef.assumptions import Watched
     from veridical.gef.layers import LayerStudy
+    from veridical.gef.watched import Watched
 
 
 def _distortions(scores: Scores) -> tuple[Tensor, Tensor]:
@@ -45,7 +45,7 @@ def plot_path(scores: Mapping[str, Scores] | Scores, ax: Axes | None = None) -> 
 
 
 def plot_cloud(scores: Scores, ax: Axes | None = None) -> Axes:
-    """One point a sample and level, coloured by the level (figures 3, A.6, A.7)."""
+    """One point per sample and level, coloured by the level (figures 3, A.6, A.7)."""
     ax = axes(ax)
     model, explanation = _distortions(scores)
     levels = torch.arange(1, model.shape[1] + 1).expand_as(model)
@@ -81,7 +81,7 @@ def plot_gained(scores: Mapping[str, Scores] | Scores, ax: Axes | None = None) -
 
 
 def plot_scores_by_explainer(scores: Mapping[str, Scores] | Scores, ax: Axes | None = None) -> Axes:
-    """The distribution of scores over samples, a violin an explainer, best on top (figure 7).
+    """The distribution of scores over samples, one violin per explainer, best on top (figure 7).
 
     The grey bar is the ceiling, the mean rank correlation of the noise level with the model's own movement.
     """
@@ -126,7 +126,7 @@ def plot_watched(watched: Sequence[Watched], ax: Axes | None = None, samples: in
 
 
 def plot_layers(studies: Mapping[str, LayerStudy] | LayerStudy, ax: Axes | None = None) -> Axes:
-    """Scores of sparse codes over layers with their intervals, a line a study (figure 10 A)."""
+    """Scores of sparse codes over layers with their intervals, one line per study (figure 10 A)."""
     ax = axes(ax)
     named = dict(studies) if isinstance(studies, Mapping) else {"": studies}
     for place, (label, study) in enumerate(named.items()):
@@ -144,7 +144,7 @@ def plot_layers(studies: Mapping[str, LayerStudy] | LayerStudy, ax: Axes | None 
 
 
 def plot_sparsity(studies: Mapping[str, LayerStudy] | LayerStudy, ax: Axes | None = None) -> Axes:
-    """Scores of sparse codes against their L1, a point a layer, with the rank correlation (figure 10 B)."""
+    """Scores of sparse codes against their L1, one point per layer, with rank correlation (figure 10 B)."""
     ax = axes(ax)
     named = dict(studies) if isinstance(studies, Mapping) else {"layers": studies}
     for place, (label, study) in enumerate(named.items()):

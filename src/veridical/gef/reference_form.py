@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from veridical.gef.batched_distances import Pending
-from veridical.gef.distortion import Moved, Setting
+from veridical.gef.found import Moved
+from veridical.gef.setting import Setting
 from veridical.gef.worlds import with_output_noise
 from veridical.random.keyed import Key
 from veridical.values.task import Task

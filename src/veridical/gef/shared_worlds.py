@@ -54,8 +54,11 @@ class Company:
     """Who is still there: an explainer that raises is left out with its error, the others go on."""
 
     members: Mapping[str, Any]
+    """All explainers by name."""
     errors: dict[str, Exception] = field(default_factory=dict)
+    """What those raised that are left out."""
     costs: dict[str, Cost] = field(default_factory=dict)
+    """What each one asked."""
     first: dict[str, FirstMaps] = field(default_factory=dict)
     """What is noticed of each one's maps."""
 

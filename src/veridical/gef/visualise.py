@@ -32,14 +32,20 @@ FOR_PHOTOS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Visualisation:
-    """Images (n, C, H, W) of classes in the model's input space, and what the model says to them."""
+    """Images of classes in the model's input space, and what the model says to them."""
 
     images: Tensor
+    """One per class (n, C, H, W)."""
     classes: tuple[int, ...]
+    """The classes."""
     method: str
+    """How they were made, in words."""
     logits: Tensor
+    """The logit of its class for each image (n,)."""
     probabilities: Tensor
+    """The probability of its class for each image (n,)."""
     cost: Cost
+    """Rows asked."""
 
     def __len__(self) -> int:
         return len(self.classes)
@@ -84,8 +90,8 @@ def visualise(
 
     `method` is "deep_viz", "fourier" or "maco"; further settings are the method's own. All classes are
     optimised together, and the same seed gives the same images. On images of at least 64 pixels a side each
-    step looks at more and smaller views than elsewhere (`FOR_PHOTOS`: 8 or 16 rows a step and class), unless
-    the settings say otherwise.
+    step looks at more and smaller views than elsewhere (`FOR_PHOTOS`: 8 or 16 rows per step and class),
+    unless the settings say otherwise.
     """
     if method not in METHODS:
         raise unknown_name("method of visualisation", method, METHODS)

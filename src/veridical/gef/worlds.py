@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch import Tensor
 
 from veridical.errors import InputError
+from veridical.gef.noise_prefetch import NoiseAhead
 from veridical.model.weights import Noise, NoiseSource, Noisy
 from veridical.random import keyed
 from veridical.random.keyed import Key
@@ -31,9 +33,22 @@ class Worlds:
             raise InputError(f"perturb is 'weights' or 'input', got {perturb!r}")
         self.origin = task
         self.task = task if perturb == "weights" else task.at_embeddings()
-        self._draw = None
+        self._draw: Callable[[Key], Noise] | None = None
         if perturb == "weights":
             self._draw = draw or NoiseSource(task.predictor.source.module)
+
+    @contextmanager
+    def ahead(self, keys: Iterable[Key]) -> Iterator[None]:
+        """Draw the weight noise of these keys while the model works, where that pays (`NoiseAhead`)."""
+        own = self._draw
+        if not isinstance(own, NoiseSource):
+            yield
+            return
+        with NoiseAhead(own, keys) as self._draw:
+            try:
+                yield
+            finally:
+                self._draw = own
 
     def at(self, size: float, key: Key, share: float = 0.0) -> Task:
         """The task under noise of strength `size` (a standard deviation).

@@ -7,6 +7,7 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from veridical.gef.receipt import incomplete
 from veridical.report import cells
 from veridical.report.citations import bibtex
 from veridical.report.gallery import gallery
@@ -37,6 +38,7 @@ def contents(evaluation: Evaluation) -> dict[str, Any]:
         "curves": cells.curves(evaluation),
         "gallery": gallery(evaluation.task, evaluation.explanations, {}, samples=GALLERY_SAMPLES),
         "flags": cells.flagged(evaluation),
+        "receipts": incomplete(evaluation.scores.values()),
         "failures": cells.failed(evaluation.failures),
         "interrupted": evaluation.interrupted,
         "settings": cells.settings(evaluation),

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from veridical.gef.joining import joined_provenance
+from veridical.gef.receipt import incomplete
 from veridical.model.cost import Cost
 from veridical.report import cells
 from veridical.report.citations import bibtex
@@ -66,6 +68,7 @@ def _task(found: TaskCells) -> dict[str, Any]:
         "table": cells.table(found),
         "curves": cells.curves(found),
         "flags": cells.flagged(found),
+        "receipts": incomplete(found.scores.values()),
         "settings": cells.settings(found),
     }
 
@@ -98,6 +101,7 @@ def over_seeds(found: Sequence[Scores]) -> Scores:
         curve=curve,
         details={},
         cost=sum((s.cost for s in found), Cost()),
+        provenance=joined_provenance(found, {}),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from veridical.explainers import Explainer
 from veridical.gef import GEF
-from veridical.gef.path import even_levels
+from veridical.gef.noise_path import even_levels
 from veridical.metrics import AnyMetric, ExplainerMetric, Metric
 from veridical.model.cost import Cost
 from veridical.random.keyed import Key

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from veridical.fidelity import FFid, finetune
 from veridical.fidelity.artefact import KIND, Finetuned
 from veridical.gef import GEF
-from veridical.gef.path import NoisePath
+from veridical.gef.noise_path import NoisePath
 from veridical.metrics import AnyMetric
 from veridical.random.keyed import Key
 from veridical.study.folder import PREPARED, Folder

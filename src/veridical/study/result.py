@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from veridical.errors import FormatError, InputError, unknown_name
+from veridical.gef.joining import joined_scores
 from veridical.study.cells import Job
 from veridical.study.folder import CELLS, FAILURES, Folder
 from veridical.study.plan import read_plan
 from veridical.study.store import place, problem, read_cell, read_failure, read_map
-from veridical.study.tables import COLUMNS, joined, metadata
+from veridical.study.tables import COLUMNS, metadata
 from veridical.study.timings import read_timings
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Scores
@@ -123,7 +124,7 @@ class Study:
         if jobs is None:
             raise InputError(f"the study has no cell {cell}: it does not apply, or is called otherwise")
         try:
-            return joined([read_cell(self.folder, job) for job in jobs])
+            return joined_scores([read_cell(self.folder, job) for job in jobs])
         except FileNotFoundError:
             why = next((f.error for f in self.failures if f.name == cell), "it has not been computed yet")
             raise InputError(f"there are no scores of {cell}: {why}") from None

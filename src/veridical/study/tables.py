@@ -14,7 +14,6 @@ from veridical.errors import FormatError
 from veridical.model.cost import Cost
 from veridical.values import sealed
 from veridical.values.scores import Curve, Direction, Scores
-from veridical.values.scores import joined as joined
 
 FORMAT = 2
 KIND = "cell"

@@ -41,23 +41,29 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 class Endpoint:
     """Answers prompts through `url`/chat/completions, at temperature 0.
 
-    Prompts hold the inputs being explained, so a host that is not this machine is refused unless `send_data`
-    says that they may leave it. The key, if there is one, is read from the environment variable
-    `key_variable` at every call and lies in no field, log or cache. Failures that may pass (no connection,
-    time-out, status 429 or 5xx) are tried again; replies are kept in the folder `cache`, by prompt. A silence
-    of `timeout_s` ends a try, and `deadline_s` ends the call, tries and pauses together.
+    Failures that may pass (no connection, time-out, status 429 or 5xx) are tried again.
     """
 
     url: str
+    """Where the endpoint is, without /chat/completions."""
     model: str
+    """The model's name there."""
     send_data: bool = False
+    """Whether prompts, which hold the inputs that are explained, may leave this machine."""
     key_variable: str = "OPENAI_API_KEY"
+    """The environment variable of the key, read at every call; the key lies in no field, log or cache."""
     timeout_s: Positive = 60.0
+    """Seconds of silence that end a try."""
     deadline_s: Positive = 300.0
+    """Seconds that end the call, tries and pauses together."""
     retries: Index = 3
+    """Further tries."""
     pause_s: NotNegative = 1.0
+    """Seconds before the second try, doubled before each further one."""
     new_tokens: Count = 128
+    """The longest reply, in tokens."""
     cache: Path | None = None
+    """A folder in which replies are kept, by prompt."""
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)

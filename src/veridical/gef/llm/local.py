@@ -17,19 +17,21 @@ from veridical.settings import check_settings
 class LocalModel:
     """Answers prompts with a causal language model of transformers, greedily (extra `llm`).
 
-    `source` is a local folder or, if it is none, a name on the hub; `gguf_file` the file inside it for a
-    model in that format. It loads at the first prompt. Code that comes with a model never runs.
-    `begin` is put into the model's mouth: a small one that is told to answer in JSON chats on, unless its
-    reply has begun as JSON. The reply ends behind `stop`, if that comes before `new_tokens`. A
-    `repetition_penalty` above 1 keeps it from going round in circles (transformers' own).
+    It loads at the first prompt. Code that comes with a model never runs.
     """
 
     source: str
+    """A local folder or, if there is none, a name on the hub."""
     gguf_file: str | None = None
+    """The file inside it, for a model in that format."""
     new_tokens: Count = 128
+    """The longest reply, in tokens."""
     begin: str = ""
+    """How the reply begins: a small model told to answer in JSON chats, unless it has begun as JSON."""
     stop: str | None = None
+    """The text behind which the reply ends."""
     repetition_penalty: Positive = 1.0
+    """Above 1 it keeps the model from going round in circles (transformers' own)."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "source", str(self.source))

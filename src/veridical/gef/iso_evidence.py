@@ -1,22 +1,17 @@
-"""Iso-sigma GEF: does the explanation follow the function, and not only the noise level?"""
+"""Iso-sigma of distortions: the score at fixed noise, how sure its mean is, and the draws it takes."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Annotated, Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from veridical.allowed import MANY, Within
 from veridical.errors import InputError
-from veridical.functional import has_spread, pearson, spearman
-from veridical.gef.distortion import Found
-from veridical.gef.metric import GEF
-from veridical.gef.path import NoisePath
-from veridical.metrics.base import Outcome, register
+from veridical.functional import has_spread, spearman
 from veridical.random import keyed
 from veridical.random.keyed import Key
 
@@ -65,11 +60,16 @@ class Evidence:
         return 1 - NormalDist().cdf(NormalDist().inv_cdf(1 - level) - effect / max(self.error, 1e-12))
 
     def draws_for(self, effect: float = 0.2, power: float = 0.8, level: float = 0.05) -> int:
-        """The draws a level at which a true mean of `effect` would be told from 0 so often."""
-        if not 0 < effect < 1 or not level < power < 1:
-            raise InputError(f"effect is between 0 and 1, power between level and 1; got {effect}, {power}")
+        """How many draws per level would tell a true mean of `effect` from 0 with that power."""
+        self.check(effect, power, level)
         wanted = effect / (NormalDist().inv_cdf(1 - level) + NormalDist().inv_cdf(power))
         return max(SMALLEST, math.ceil(1 + (self.draws - 1) * (self.error / wanted) ** 2))
+
+    @staticmethod
+    def check(effect: float, power: float, level: float = 0.05) -> None:
+        """Refuse what no number of draws can give."""
+        if not 0 < effect < 1 or not level < power < 1:
+            raise InputError(f"effect is between 0 and 1, power between level and 1; got {effect}, {power}")
 
     def to_json(self) -> dict[str, Any]:
         """The evidence as plain data, with its power at 0.2 and the draws for 80% of it."""
@@ -106,53 +106,3 @@ def evidence(model: Tensor, explanation: Tensor, key: Key = Key(0), correlation:
         float(shuffled.std()),
         draws,
     )
-
-
-@register
-@dataclass(frozen=True)
-class IsoSigma(GEF):
-    """GEF at fixed noise: rank correlation, over noisy models of one level, of how far model and map moved.
-
-    Every other form is dominated by the noise level, with which both distances grow. Here a map that only
-    follows the level scores 0. The provenance holds what is sure about the mean (`iso_sigma`): a p-value,
-    an interval by draws, and the draws it would take to see a correlation of 0.2.
-    """
-
-    draws: Annotated[int, Within(SMALLEST, MANY)] = 20
-    """Noisy models at each level, M; fewer than 20 see little."""
-    name: ClassVar[str] = "gef_iso"
-    version: ClassVar[int] = 1
-    summary: ClassVar[str] = "At one level of noise: does the map move more where the model moves more?"
-    assumes: ClassVar[str] = (
-        "of two equally noisy models, the one that moved further has moved the map further"
-    )
-    misleads: ClassVar[str] = (
-        "with few draws, where it sees little, and at strong noise, where it fades; maps that follow the "
-        "outputs and know no feature score high"
-    )
-    paper: ClassVar[str] = "ours; GEF at fixed sigma"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.mean_then_correlate:
-            raise InputError("iso-sigma correlates over draws; mean_then_correlate would average them first")
-
-    def _outcome(self, path: NoisePath, found: Found) -> Outcome:
-        plain = super()._outcome(path, found)
-        own = spearman if self.correlation == "spearman" else pearson
-        model, explanation = (plain.details[f"{what}_distortion"] for what in ("model", "explanation"))
-        values = iso_sigma(model, explanation, own)
-        by_level = torch.cat([iso_sigma(m, e, own)[:, None] for m, e in _levels(model, explanation)], 1)
-        flags = {
-            **plain.flags,
-            "the explanation does not move": ~has_spread(explanation.mT.nan_to_num()).any(-1),
-            "too few draws at every level": values.isnan() & ~plain.values.isnan(),
-        }
-        details = {**plain.details, "q": plain.values, "by_level": by_level}
-        sure = evidence(model, explanation, Key(0) / self.name, own)
-        return Outcome(values, flags, plain.curve, details, {**plain.notes, "iso_sigma": sure.to_json()})
-
-
-def _levels(model: Tensor, explanation: Tensor) -> zip[tuple[Tensor, Tensor]]:
-    """Each level alone."""
-    return zip(model.split(1, -1), explanation.split(1, -1), strict=True)
