@@ -19,7 +19,7 @@ from veridical.gef.noise_path import NoisePath
 from veridical.gef.reference_form import RunningReference, step_key
 from veridical.gef.setting import Setting, noise_key
 from veridical.gef.shared_worlds import Company, SharedWorld
-from veridical.model.predictor import memory_budget
+from veridical.model.plan import memory_budget
 from veridical.model.weights import NoiseSource
 from veridical.random.keyed import Key
 from veridical.values.task import Task

@@ -7,7 +7,8 @@ closures. `WeightSamples` adds numbers read from the weights themselves, because
 leaves no other trace. Whoever keeps facts keeps what they name alive, too (`Walk.held`): the address of what
 is gone is soon given to something else.
 
-What cannot be known: values that functions called further down read from globals, files, environment
+What cannot be known: values that functions called further down read from globals, lists and dictionaries
+that code of installed packages reads from its globals and closures, files, environment
 variables, random numbers, state inside compiled extensions, and a write through `.data` that spares all of
 the few numbers sampled from a tensor. After such a change make the task again.
 """
@@ -22,6 +23,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -152,10 +154,22 @@ def read_by(function: Any, walk: Walk, depth: int = 0) -> Any:
     inner = getattr(function, "__func__", function)
     cells = [cell.cell_contents for cell in inner.__closure__ or () if _filled(cell)]
     named = (inner.__globals__.get(name) for name in _globals_read(code))
-    wanted = (float, np.generic, np.ndarray, Tensor, nn.Module, list, dict, *PLAIN[:6])
+    single = (float, np.generic, np.ndarray, Tensor, nn.Module, *PLAIN[:6])
+    if _installed(code.co_filename):
+        # tables and wrapped functions of a package serve all its models, and change by the use of others
+        cells = [value for value in cells if isinstance(value, single)]
+        wanted: tuple[type, ...] = single
+    else:
+        wanted = (*single, list, dict)
     read = [value for value in named if isinstance(value, wanted) and not isinstance(value, type)]
     owner = [] if bound is None or id(bound) in walk.followed else [bound]
     return walk.identity(code), tuple([plain(value, walk, depth + 1) for value in [*owner, *cells, *read]])
+
+
+@lru_cache(maxsize=1024)
+def _installed(file: str) -> bool:
+    """Whether code came with an installed package."""
+    return not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
 
 
 @lru_cache(maxsize=1024)

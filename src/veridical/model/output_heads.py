@@ -11,6 +11,7 @@ from torch import Tensor
 
 from veridical.errors import InputError, ShapeError, VeridicalError, VeridicalWarning
 from veridical.model.fingerprint import facts
+from veridical.model.plan import memory_budget
 from veridical.model.predictor import (
     Output,
     Plan,
@@ -19,7 +20,6 @@ from veridical.model.predictor import (
     call,
     check_finite,
     measured_rows,
-    memory_budget,
 )
 from veridical.model.private_copy import Source
 

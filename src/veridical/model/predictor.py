@@ -7,21 +7,22 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from veridical.allowed import Count
-from veridical.errors import InputError, ModelError, ShapeError
+from veridical.errors import ModelError, ShapeError
 from veridical.functional.grid import Rounding
 from veridical.model.cost import Meter, Tally
+from veridical.model.plan import MIN_ROWS as MIN_ROWS
+from veridical.model.plan import Plan as Plan
+from veridical.model.plan import most_rows
 from veridical.model.private_copy import Private, Source
 from veridical.model.question import Question
 from veridical.model.sessions import Session, uses_tf32
 from veridical.model.weights import Weights
-from veridical.settings import check_settings
 
 log = logging.getLogger("veridical")
 
@@ -29,55 +30,6 @@ Side = tuple[Tensor, ...] | dict[str, Tensor]
 Output = Callable[[Any], Tensor]
 Wrap = Callable[[nn.Module], nn.Module]
 After = Callable[[Tensor, Tensor], Tensor]
-
-MIN_ROWS = 8
-
-
-def most_rows(place: torch.device) -> int:
-    """Rows per chunk beyond which nothing is gained; a GPU needs more to hide the cost of starting work."""
-    return 16384 if place.type == "cuda" else 4096
-
-
-def memory_budget(place: torch.device) -> int:
-    """MiB that the activations of one chunk may take, unless the plan says otherwise."""
-    return 4096 if place.type == "cuda" else 64
-
-
-Precision = Literal["float32", "tf32"]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How a model is run. Part of the settings: the same plan on the same machine gives the same bits.
-
-    On a GPU that holds of answers; cuDNN's gradients of convolutions differ in their last bits from one time
-    to the next, unless `torch.backends.cudnn.deterministic` is set, which takes up to a sixth longer.
-    """
-
-    rows: Count | None = None
-    """Rows per chunk, a multiple of 8; None lets one measured forward pass choose the power of two whose
-    activations fit in `budget_mib`. It never follows free memory."""
-    budget_mib: Count | None = None
-    """Memory for the activations of one chunk; None is 64 on a CPU, 4096 on a GPU."""
-    precision: Precision | None = None
-    """How a GPU multiplies float32: "float32" insists on IEEE products, "tf32" on TF32 ones; None runs the
-    model as the caller's torch is set up to run it."""
-    autocast: Literal["bfloat16", "float16"] | None = None
-    """Lower precision inside the model: "bfloat16" or "float16". An autocast that is open around a call is
-    not let in; ask for it here."""
-    channels_last: bool = False
-    """Whether images are laid out channels last."""
-    threads: Count | None = None
-    """Threads of a CPU that torch may use; None leaves it as it is."""
-
-    def __post_init__(self) -> None:
-        check_settings(self)
-        if self.rows is not None and self.rows % MIN_ROWS:
-            raise InputError(f"a plan has a multiple of {MIN_ROWS} rows per chunk, got {self.rows}")
-
-    def to_json(self) -> dict[str, Any]:
-        """The plan as plain data, for the provenance."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
 class _CountBackward(torch.autograd.Function):

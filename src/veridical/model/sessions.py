@@ -11,7 +11,8 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 if TYPE_CHECKING:
-    from veridical.model.predictor import CountedModel, Plan, Precision, Predictor
+    from veridical.model.plan import Plan, Precision
+    from veridical.model.predictor import CountedModel, Predictor
 
 _NOTHING = nullcontext()
 

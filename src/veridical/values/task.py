@@ -18,18 +18,8 @@ from veridical.model.adapters import adapt
 from veridical.model.dataframes import FrameCodec, is_frame
 from veridical.model.embeddings import EmbeddingView, embedding_layer
 from veridical.model.output_heads import Head, first_answer, two_columns
-from veridical.model.predictor import (
-    MIN_ROWS,
-    Output,
-    Plan,
-    Predictor,
-    Side,
-    call,
-    memory_budget,
-    most_rows,
-    plain_output,
-    take_side,
-)
+from veridical.model.plan import MIN_ROWS, Plan, memory_budget, most_rows
+from veridical.model.predictor import Output, Predictor, Side, call, plain_output, take_side
 from veridical.model.private_copy import Copier, Source, trains
 from veridical.model.weights import NoiseSource, Noisy, Replaced, Weights, fitting
 from veridical.random.keyed import Key
