@@ -373,7 +373,7 @@ def test_bad_input_is_refused():
         audit(task, explainers=["random"])
     with pytest.raises(NotApplicableError, match="gradcam"):
         audit(task, explainers=["gradcam"])
-    with pytest.raises(InputError, match="budget counts rows"):
+    with pytest.raises(InputError, match="budget is a whole number from 1"):
         audit(task, budget=0)
     with pytest.raises(UnknownNameError, match="removal"):
         audit(task, lines=["removals"])

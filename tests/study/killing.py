@@ -169,7 +169,7 @@ def kill_workers(study: dict[str, Any], folder: Path, kills: int, seed: int = 0)
 CLUSTER = """
 import sys
 from ray.cluster_utils import Cluster
-from veridical.study.ray_executor import bound_to
+from veridical.study.ray_setup import bound_to
 node = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "node_ip_address": "127.0.0.1"}
 with bound_to("127.0.0.1"):
     made = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})

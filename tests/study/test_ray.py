@@ -21,7 +21,9 @@ from veridical import study as studies
 from veridical.errors import InputError, StudyError
 from veridical.study.events import Event
 from veridical.study.folder import Folder
-from veridical.study.ray_executor import RayExecutor, _environment, bound_to
+from veridical.study.ray_executor import RayExecutor
+from veridical.study.ray_setup import bound_to
+from veridical.study.ray_setup import environment as _environment
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.extras

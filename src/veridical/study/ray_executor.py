@@ -15,13 +15,11 @@ import logging
 import os
 import secrets
 import socket
-import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from veridical.allowed import Count, Index, NotNegative, Positive
@@ -32,6 +30,8 @@ from veridical.study.executors import refuse_scripts
 from veridical.study.folder import EXPLANATIONS, PREPARED, Folder
 from veridical.study.limits import passed
 from veridical.study.plan import read_plan
+from veridical.study.ray_setup import bound_to as bound_to
+from veridical.study.ray_setup import environment, import_ray
 from veridical.study.ray_worker import Parcel, serve
 
 log = logging.getLogger("veridical")
@@ -101,7 +101,7 @@ class RayExecutor:
         """Connect to the cluster, or start one, and place what every worker needs."""
         refuse_scripts(context)
         self._context, self._folder = context, Folder(context.folder)
-        self._ray = _import_ray()
+        self._ray = import_ray()
         # jobs that bring no folder along leave their files at this process
         self._carried = context.folder.startswith("memory:")
         self._connect()
@@ -251,7 +251,7 @@ class RayExecutor:
             num_gpus=asked["GPU"],
             memory=asked["memory"] or None,
             max_retries=0,
-            runtime_env=_environment(self.runtime_env),
+            runtime_env=environment(self.runtime_env),
         ).remote(
             # inside containers, references are not fetched before a worker asks for them
             self._token,
@@ -352,50 +352,3 @@ def _how_many(node: Mapping[str, float], asked: Mapping[str, float]) -> int:
     """How many jobs that ask for this fit on a node."""
     room = [node.get(what, 0.0) / amount for what, amount in asked.items() if amount > 0]
     return int(min(room, default=1.0) + 1e-9)
-
-
-@contextmanager
-def bound_to(host: str) -> Iterator[None]:
-    """Let Ray take 127.0.0.1 at its word while a cluster starts or is connected to.
-
-    On Linux Ray replaces a loopback address by one that other machines reach, unless it is told that there
-    are no other machines: by a variable for the processes it starts, by a constant for this one.
-    """
-    from ray._private import ray_constants
-
-    variable = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-    before, told = ray_constants.ENABLE_RAY_CLUSTER, os.environ.get(variable)
-    if host == "127.0.0.1":
-        ray_constants.ENABLE_RAY_CLUSTER, os.environ[variable] = False, "0"
-    try:
-        yield
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before
-        os.environ.pop(variable, None)
-        if told is not None:
-            os.environ[variable] = told
-
-
-def _environment(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The runtime environment of workers: the caller's, with this process's import paths and bounds.
-
-    Installed packages are left to each node's own Python.
-    """
-    installed = {str(Path(prefix).resolve()) for prefix in (sys.prefix, sys.base_prefix)}
-    own = [
-        path
-        for path in dict.fromkeys(os.path.abspath(entry) for entry in sys.path)
-        if os.path.isdir(path) and not any(Path(path).resolve().is_relative_to(p) for p in installed)
-    ]
-    bounds = {name: value for name, value in os.environ.items() if name.startswith("VERIDICAL_MAX_")}
-    variables = {"PYTHONPATH": os.pathsep.join(own), **bounds, **given.get("env_vars", {})}
-    return {**given, "env_vars": variables}
-
-
-def _import_ray() -> Any:
-    try:
-        import ray
-        import ray.exceptions
-    except ImportError:
-        raise InputError("the Ray executor needs Ray: pip install 'veridical[ray]'") from None
-    return ray
