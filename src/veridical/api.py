@@ -118,7 +118,7 @@ def as_maps(thing: Any, task: Task) -> Explanation | None:
         return thing
     if isinstance(thing, torch.Tensor) or type(thing).__module__ == "numpy":
         return Explanation(task.values(thing), task.space, task.targets, task.ids)
-    if type(thing).__module__.partition(".")[0] in ("pandas", "shap"):
+    if type(thing).__module__.partition(".")[0] in ("pandas", "polars", "shap"):
         from veridical.explainers.other_packages import finished
 
         values = finished(thing, task)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from veridical.errors import InputError
 from veridical.model.output_heads import Head, Response
 from veridical.model.predictor import CountedModel, Predictor, Side
 from veridical.values.content_hash import content_digest
@@ -91,8 +92,18 @@ class Answers(TaskCache):
         return predictions
 
     @property
+    def undecided(self) -> bool:
+        """Whether nobody said which of several quantities is explained; the largest would mean nothing."""
+        return self._targets is None and self.head == "regression" and self.n_outputs > 1
+
+    @property
     def targets(self) -> Tensor:
         """The output explained in each sample: given, or the prediction."""
+        if self.undecided:
+            raise InputError(
+                f"the model answers {self.n_outputs} quantities, and one of them is explained: say which "
+                "with targets=0 (or 1, ..., or one number per sample)"
+            )
         return self.predictions if self._targets is None else self._targets
 
     def probabilities(self, outputs: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from veridical.errors import InputError, NotApplicableError, OutOfRangeError, ShapeError, VeridicalWarning
 from veridical.masking.fills import Fill, as_fill, default_fill
 from veridical.model.adapters import adapt
-from veridical.model.dataframes import FrameCodec, is_frame
+from veridical.model.dataframes import FrameCodec, as_pandas, is_frame
 from veridical.model.embeddings import EmbeddingView, embedding_layer
 from veridical.model.output_heads import Head, first_answer, two_columns
 from veridical.model.predictor import (
@@ -108,6 +108,7 @@ class Task(Answers):
         if isinstance(train, tuple) and len(train) != 2:
             raise InputError(f"train is rows, or (rows, labels); got a tuple of {len(train)}")
         train_rows, train_labels = train if isinstance(train, tuple) else (train, None)
+        inputs, train_rows = as_pandas(inputs), as_pandas(train_rows)
         codec = (
             FrameCodec.of(inputs, train_rows if is_frame(train_rows) else None) if is_frame(inputs) else None
         )
@@ -254,6 +255,7 @@ class Task(Answers):
         """The same task explained for other outputs."""
         chosen = targets_of(targets, len(self), self.n_outputs, self.device)
         return self.changed(
+            alone=self.undecided,
             targets=chosen,
             outputs=self.known("outputs"),
             mask_answers=self.mask_answers,
