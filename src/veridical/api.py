@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ from veridical.explainers.cache import ExplanationCache
 from veridical.explainers.function import as_explainer
 from veridical.metrics.base import AnyMetric, ExplainerMetric, Metric
 from veridical.metrics.base import registry as metric_registry
-from veridical.progress import track
+from veridical.progress import track, waiting
 from veridical.random.keyed import Key
 from veridical.registry import Catalogue
 from veridical.settings import checked
@@ -54,9 +55,15 @@ def explain(
     if maps is not None:
         return maps
     chosen = as_explainer(explainer, **settings)
-    if cache is None:
-        return chosen(task, Key(seed))
-    return ExplanationCache(cache).get(chosen, task, Key(seed))
+    with _waiting(f"explaining by {chosen.name}", task):
+        if cache is None:
+            return chosen(task, Key(seed))
+        return ExplanationCache(cache).get(chosen, task, Key(seed))
+
+
+def _waiting(what: str, task: Task) -> AbstractContextManager[None]:
+    asked = task.predictor.meter.here
+    return waiting(f"{what}, {len(task)} samples", lambda: asked.forward + asked.backward)
 
 
 def as_metric(metric: Any, **settings: Any) -> AnyMetric:
@@ -98,10 +105,14 @@ def score(
                 f"metric '{judge.name}' explains again under noise: give it the explainer (a name, an object "
                 "or a function), not a finished map"
             )
-        return judge(task, as_explainer(explanation), Key(seed))
+        method = as_explainer(explanation)
+        with _waiting(f"scoring {method.name} by {judge.name}", task):
+            return judge(task, method, Key(seed))
     if not isinstance(judge, Metric):
         raise InputError(f"'{judge.name}' judges neither maps nor methods")
-    return judge(task, as_explanation(explanation, task, seed, cache), Key(seed))
+    maps = as_explanation(explanation, task, seed, cache)
+    with _waiting(f"scoring {maps.explainer} by {judge.name}", task):
+        return judge(task, maps, Key(seed))
 
 
 def as_explanation(

@@ -22,9 +22,11 @@ from veridical.cli.sources import (
     Samples,
     Seed,
     TaskName,
+    Text,
     Train,
     task_from_options,
 )
+from veridical.values.table_files import check_writable
 
 CONCEPT_METHODS = ("pca", "kmeans", "ica", "nmf", "cdisco", "ice", "craft", "c-shap", "mcd", "hu-mcd", "sae")
 
@@ -37,6 +39,7 @@ def audit(
     arch: Arch = None,
     labels: Labels = None,
     train: Train = None,
+    text: Text = None,
     allow_code: AllowCode = False,
     explainer: Annotated[
         list[str] | None,
@@ -63,7 +66,8 @@ def audit(
     Example: veridical audit --task digits
     Example: veridical audit --model ./my-classifier --data reviews.jsonl --labels label
     """
-    chosen = task_from_options(task, model, data, arch, labels, train, allow_code, None, device)
+    check_writable(folder / "report.html")
+    chosen = task_from_options(task, model, data, arch, labels, train, allow_code, None, device, text)
     result = vd.audit(
         chosen,
         explainers=explainer,
@@ -85,6 +89,7 @@ def demo(
     seed: Seed = 0,
 ) -> None:
     """Audit the explanations of a small CNN on handwritten digits and write the report."""
+    check_writable(folder / "report.html")
     task = vd.tasks.load("digits")
     result = vd.audit(task, samples=samples, seed=seed)
     show(result)

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from veridical.cli.app import app, out
-from veridical.cli.sources import AllowCode, Arch, Device, Labels, Samples, Train, task_from_options
+from veridical.cli.sources import AllowCode, Arch, Device, Labels, Samples, Text, Train, task_from_options
 from veridical.errors import StorageError
 from veridical.loading.diagnosis import Diagnosis, diagnose
 from veridical.values.table_files import check_writable
@@ -23,6 +23,7 @@ def doctor(
     arch: Arch = None,
     labels: Labels = None,
     train: Train = None,
+    text: Text = None,
     allow_code: AllowCode = False,
     folder: Annotated[Path, typer.Option("--out", "-o", help="Where results shall go.")] = Path("audit"),
     samples: Samples = None,
@@ -34,7 +35,7 @@ def doctor(
 
     Example: veridical doctor model.onnx rows.npz
     """
-    task = task_from_options(None, model, data, arch, labels, train, allow_code, samples, device)
+    task = task_from_options(None, model, data, arch, labels, train, allow_code, samples, device, text)
     found = diagnose(task)
     for line in found.about:
         out.print(escape(line), soft_wrap=True)

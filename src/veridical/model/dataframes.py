@@ -107,6 +107,11 @@ class FrameCodec:
                 )
         whole = pd.concat(given, ignore_index=True) if len(given) > 1 else first
         categories = tuple(_levels(name, whole[name]) for name in first.columns)
+        for name, levels in zip(first.columns, categories, strict=True):
+            if levels and any(_is_number(one) for one in levels) and not all(map(_is_number, levels)):
+                raise InputError(
+                    f"column '{name}' mixes numbers and others ({levels[0]!r:.40}); make it one kind"
+                )
         return cls(tuple(first.columns), categories, tuple(first.dtypes))
 
     def encode(self, frame: pd.DataFrame) -> Tensor:

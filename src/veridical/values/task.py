@@ -37,6 +37,7 @@ from veridical.settings import checked
 from veridical.values.answers import Answers
 from veridical.values.input_checks import (
     as_device,
+    as_tensor,
     behaves_otherwise,
     cast,
     checked_space,
@@ -337,8 +338,7 @@ class Task(Answers):
                 raise OutOfRangeError(f"sample {index} of a task of {len(self)} samples is not there")
             index = [int(index)]
         if not isinstance(index, slice):
-            index = torch.as_tensor(index, device=self.device)
-            index = index if index.numel() else index.long()
+            index = _places(index, len(self)).to(self.device)
         changes: dict[str, Any] = {
             n: None if getattr(self, n) is None else getattr(self, n)[index]
             for n in ("inputs", "ids", "masks", "labels")
@@ -357,6 +357,22 @@ class Task(Answers):
         )
         task.__dict__["reference"] = task if self.reference is self else self.reference[index]
         return task
+
+
+def _places(index: Any, count: int) -> Tensor:
+    """Numbers of samples from numbers or truths, each of them there."""
+    places = as_tensor(index, "a selection of samples")
+    places = places if places.numel() else places.long()
+    if places.dtype == torch.bool:
+        if tuple(places.shape) != (count,):
+            raise ShapeError(f"a selection by truths has shape {tuple(places.shape)}, expected ({count},)")
+        return places
+    if places.is_floating_point() or places.is_complex():
+        raise InputError(f"samples are selected by whole numbers or truths, not by {places.dtype}")
+    wrong = places[(places < -count) | (places >= count)]
+    if wrong.numel():
+        raise OutOfRangeError(f"sample {int(wrong[0])} of a task of {count} samples is not there")
+    return places
 
 
 def _rows_on(place: torch.device, here: torch.device, rows: int) -> int:
