@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,7 +19,7 @@ from veridical.explainers.function import as_explainer
 from veridical.metrics.base import AnyMetric, ExplainerMetric, Metric
 from veridical.metrics.base import registry as metric_registry
 from veridical.metrics.repeats import with_repeats
-from veridical.progress import track
+from veridical.progress import track, waiting
 from veridical.random.keyed import Key
 from veridical.registry import Catalogue
 from veridical.settings import checked
@@ -55,9 +56,15 @@ def explain(
     if maps is not None:
         return maps
     chosen = as_explainer(explainer, **settings)
-    if cache is None:
-        return chosen(task, Key(seed))
-    return ExplanationCache(cache).get(chosen, task, Key(seed))
+    with _waiting(f"explaining by {chosen.name}", task):
+        if cache is None:
+            return chosen(task, Key(seed))
+        return ExplanationCache(cache).get(chosen, task, Key(seed))
+
+
+def _waiting(what: str, task: Task) -> AbstractContextManager[None]:
+    asked = task.predictor.meter.here
+    return waiting(f"{what}, {len(task)} samples", lambda: asked.forward + asked.backward)
 
 
 def as_metric(metric: Any, **settings: Any) -> AnyMetric:
@@ -104,11 +111,13 @@ def score(
                 "or a function), not a finished map"
             )
         method = as_explainer(explanation)
-        return _scored(lambda key: judge(task, method, key), judge, task, method, seed, repeats)
+        with _waiting(f"scoring {method.name} by {judge.name}", task):
+            return _scored(lambda key: judge(task, method, key), judge, task, method, seed, repeats)
     if not isinstance(judge, Metric):
         raise InputError(f"'{judge.name}' judges neither maps nor methods")
     maps = as_explanation(explanation, task, seed, cache)
-    return _scored(lambda key: judge(task, maps, key), judge, task, maps, seed, repeats)
+    with _waiting(f"scoring {maps.explainer} by {judge.name}", task):
+        return _scored(lambda key: judge(task, maps, key), judge, task, maps, seed, repeats)
 
 
 def _scored(
@@ -131,7 +140,7 @@ def as_maps(thing: Any, task: Task) -> Explanation | None:
         return thing
     if isinstance(thing, torch.Tensor) or type(thing).__module__ == "numpy":
         return Explanation(task.values(thing), task.space, task.targets, task.ids)
-    if type(thing).__module__.partition(".")[0] in ("pandas", "shap"):
+    if type(thing).__module__.partition(".")[0] in ("pandas", "polars", "shap"):
         from veridical.explainers.other_packages import finished
 
         values = finished(thing, task)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import errno
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 
 class VeridicalError(Exception):
@@ -87,3 +89,16 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError
 def missing_extra(package: str, extra: str) -> MissingExtraError:
     """Build the error for an optional package, with the one command that installs it."""
     return MissingExtraError(f"this needs the package '{package}': pip install 'veridical[{extra}]'")
+
+
+def check_arity(function: Callable[..., Any], count: int, named: Mapping[str, Any], wanted: str) -> None:
+    """Refuse a user's function that cannot be called with so many arguments, before it is."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*[None] * count, **named)
+    except TypeError as error:
+        name = getattr(function, "__name__", type(function).__name__)
+        raise InputError(f"{wanted}; '{name}' is called so and {error}") from error

@@ -48,7 +48,8 @@ def files(tmp_path):
 
 def test_the_signature_other_commands_rely_on():
     assert list(inspect.signature(task_from_options).parameters) == [
-        *("task", "model", "data", "arch", "labels", "train", "allow_code", "samples", "device")
+        *("task", "model", "data", "arch", "labels", "train", "allow_code", "samples", "device"),
+        "text",
     ]
 
 

@@ -25,13 +25,14 @@ from veridical.cli.sources import (
     Samples,
     Seed,
     TaskName,
+    Text,
     Train,
     task_from_options,
 )
 from veridical.errors import InputError, VeridicalError, VeridicalWarning
 from veridical.values.score_tables import score_table
 from veridical.values.sealed import put
-from veridical.values.table_files import check_table_path, check_writable, write_table
+from veridical.values.table_files import check_page_path, check_table_path, check_writable, write_table
 
 app = typer.Typer(
     name="veridical",
@@ -70,6 +71,7 @@ def explain(
     arch: Arch = None,
     labels: Labels = None,
     train: Train = None,
+    text: Text = None,
     allow_code: AllowCode = False,
     save: Annotated[Path | None, typer.Option("--save", "-o", help="Write the maps (.safetensors).")] = None,
     picture: Annotated[Path | None, typer.Option(help="Draw the maps of the first samples (.png).")] = None,
@@ -84,7 +86,11 @@ def explain(
 
     Example: veridical explain integrated_gradients --model ./my-classifier --data reviews.jsonl
     """
-    chosen = task_from_options(task, model, data, arch, labels, train, allow_code, samples, device)
+    if save is not None:
+        check_writable(save)
+    if picture is not None:
+        check_picture_path(picture)
+    chosen = task_from_options(task, model, data, arch, labels, train, allow_code, samples, device, text)
     explanation = vd.explain(explainer, chosen, seed=seed, **_settings(settings))
     out.print(repr(explanation))
     for name, value in explanation.top(0):
@@ -103,6 +109,7 @@ def evaluate(
     arch: Arch = None,
     labels: Labels = None,
     train: Train = None,
+    text: Text = None,
     allow_code: AllowCode = False,
     explainer: Annotated[
         list[str] | None, typer.Option("--explainer", "-e", help="Repeat for several.")
@@ -124,8 +131,8 @@ def evaluate(
     if table is not None:
         check_table_path(table)
     if report is not None:
-        check_writable(report)
-    chosen = task_from_options(task, model, data, arch, labels, train, allow_code, samples, device)
+        check_page_path(report)
+    chosen = task_from_options(task, model, data, arch, labels, train, allow_code, samples, device, text)
     result = vd.evaluate(
         chosen,
         explainer or [*_usual(chosen), "random"],
@@ -139,6 +146,10 @@ def evaluate(
     if table is not None:
         write_table(result.to_frame(), table, score_table(result.scores))
         out.print(f"table written to {table}")
+    if result.interrupted:
+        kept = [str(path) for path in (report, table, cache) if path is not None]
+        where = f"is in {', '.join(kept)}" if kept else "stands above alone (--table or --report write it)"
+        out.print(f"interrupted: what was finished {escape(where)}", soft_wrap=True)
     if result.failures or result.interrupted:
         raise typer.Exit(1)
 
@@ -173,6 +184,14 @@ def _draw(explanation: vd.Explanation, task: vd.Task, path: Path) -> Path:
     for sample, ax in enumerate(figure.subplots(1, count, squeeze=False)[0]):
         explanation.plot(sample, ax, task.inputs if task.inputs.dim() == 4 else None)
     return save_figure(figure, path)
+
+
+def check_picture_path(path: Path) -> None:
+    """Refuse a name that says no kind of picture, or a place that cannot be written to, before any work."""
+    kinds = (".png", ".svg", ".pdf", ".jpg", ".jpeg")
+    if path.suffix.lower() not in kinds:
+        raise InputError(f"a picture is written as {', '.join(kinds)}; '{path.name}' says none of them")
+    check_writable(path)
 
 
 def save_figure(figure: Any, path: Path) -> Path:

@@ -24,10 +24,12 @@ from veridical.cli.sources import (
     Samples,
     Seed,
     TaskName,
+    Text,
     Train,
     task_from_options,
 )
 from veridical.errors import StorageError
+from veridical.values.table_files import check_writable
 
 UNFINISHED = "unfinished"
 """The folder, inside that of the report, of what is finished before the report is."""
@@ -42,6 +44,7 @@ def audit(
     arch: Arch = None,
     labels: Labels = None,
     train: Train = None,
+    text: Text = None,
     allow_code: AllowCode = False,
     explainer: Annotated[
         list[str] | None,
@@ -80,7 +83,8 @@ def audit(
     Example: veridical audit --task digits
     Example: veridical audit --model ./my-classifier --data reviews.jsonl --labels label
     """
-    chosen = task_from_options(task, model, data, arch, labels, train, allow_code, None, device)
+    check_writable(folder / "report.html")
+    chosen = task_from_options(task, model, data, arch, labels, train, allow_code, None, device, text)
     kept = folder / UNFINISHED
     try:
         kept.mkdir(parents=True, exist_ok=True)  # a place that cannot be written to is said before the work
@@ -118,6 +122,7 @@ def demo(
     seed: Seed = 0,
 ) -> None:
     """Audit the explanations of a small CNN on handwritten digits and write the report."""
+    check_writable(folder / "report.html")
     task = vd.tasks.load("digits")
     result = vd.audit(task, samples=samples, seed=seed)
     show(result)

@@ -35,6 +35,7 @@ Arch = Annotated[
 Labels = Annotated[
     str | None, typer.Option("--labels", help="The column (or array) that holds the true classes.")
 ]
+Text = Annotated[str | None, typer.Option("--text", help="The column that holds the texts.")]
 Train = Annotated[Path | None, typer.Option("--train", help="Reference rows, in any format --data takes.")]
 AllowCode = Annotated[
     bool, typer.Option("--allow-code", help="Run Python code that comes with the model (--arch, .joblib).")
@@ -57,12 +58,13 @@ def task_from_options(
     allow_code: bool,
     samples: int | None,
     device: str | None,
+    text: str | None = None,
 ) -> vd.Task:
     """The task these options describe; options that contradict each other are told apart."""
     from veridical.loading import checked_device, load_task
 
     if model is None:
-        own = {"--data": data, "--arch": arch, "--labels": labels, "--train": train}
+        own = {"--data": data, "--arch": arch, "--labels": labels, "--train": train, "--text": text}
         given = [option for option, value in own.items() if value is not None]
         if given:
             raise InputError(f"{' and '.join(given)} describe your own model's data; name it with --model")
@@ -82,4 +84,5 @@ def task_from_options(
         allow_code=allow_code,
         samples=samples,
         device=device,
+        text=text,
     )

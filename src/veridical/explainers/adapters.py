@@ -30,6 +30,11 @@ def from_captum(attribution: Any, **attribute_kwargs: Any) -> CaptumExplainer:
     >>> from_captum(IntegratedGradients, n_steps=16).name
     'captum IntegratedGradients'
     """
+    if not callable(attribution) and not hasattr(attribution, "attribute"):
+        raise InputError(
+            "from_captum takes a captum attribution class, object, or function of a model that makes one; "
+            f"got {type(attribution).__name__}"
+        )
     return CaptumExplainer(attribution, attribute_kwargs)
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from veridical.errors import InputError
+from veridical.errors import InputError, check_arity
 from veridical.explainers.base import Explainer, registry
 from veridical.random.keyed import Key
 from veridical.values.task import Task
@@ -44,6 +44,7 @@ class FunctionExplainer(Explainer):
         except (TypeError, ValueError):
             named = {}  # type: ignore[assignment]
         extra = {name: value for name, value in offered.items() if name in named}
+        check_arity(self.function, 3, extra, "an explainer is a function (model, inputs, targets) -> maps")
         with task.session(grad=True), task.predictor.lent() as model:
             # a copy: users ask gradients of what they get, or write into it
             maps = self.function(model, task.inputs.clone(), task.targets, **extra)

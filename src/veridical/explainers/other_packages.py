@@ -13,7 +13,7 @@ from veridical.errors import InputError, NotApplicableError
 from veridical.explainers.adapter_parts import seeded_numpy, seeded_torch
 from veridical.explainers.adapters import from_captum
 from veridical.explainers.base import Explainer
-from veridical.model.dataframes import is_frame
+from veridical.model.dataframes import as_pandas, is_frame
 from veridical.random.keyed import Key
 from veridical.values.task import Task
 
@@ -117,6 +117,7 @@ def explained_output(values: Any, task: Task, name: str) -> Tensor:
 
 def finished(thing: Any, task: Task) -> Tensor | None:
     """Maps from a data frame of attributions or a `shap.Explanation`; None where it is neither."""
+    thing = as_pandas(thing)
     if is_frame(thing):
         return task.values(_by_name(thing, task), "the data frame of attributions")
     if type(thing).__module__.startswith("shap") and hasattr(thing, "base_values"):

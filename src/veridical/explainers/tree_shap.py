@@ -13,6 +13,7 @@ from torch import Tensor
 from veridical.allowed import Count
 from veridical.errors import missing_extra
 from veridical.explainers.base import Explainer, register
+from veridical.model.estimators import Logits
 from veridical.random.keyed import Key
 from veridical.values.task import Task
 
@@ -42,7 +43,7 @@ class TreeShap(Explainer):
         reason = super().why_not(task)
         if reason is not None:
             return reason
-        if task.space.kind != "column" or getattr(task.predictor.model, "codec", None) is not None:
+        if task.space.kind != "column" or not _all_numbers(task):
             return "it reads trees over the plain columns of a table of numbers"
         if _estimator(task) is None:
             return (
@@ -55,26 +56,21 @@ class TreeShap(Explainer):
         return None
 
     def stated(self, task: Task) -> dict[str, Any]:
-        margin = hasattr(_estimator(task), "decision_function")
-        return {"scale": "margin of the ensemble" if margin else "output of the trees"}
+        return {"scale": "output of the trees" if _of_probability(task) else "margin of the ensemble"}
 
     def rows_per_sample(self, task: Task) -> int:
         return 0
 
     def promised(self, task: Task, key: Key) -> Tensor:
-        explainer = _explainer(task, self.background)
-        estimator = _estimator(task)
-        rows = task.inputs.cpu().numpy()
-        if hasattr(estimator, "decision_function"):
-            raw = np.asarray(estimator.decision_function(rows))
-        elif hasattr(estimator, "predict_proba"):
-            raw = np.asarray(estimator.predict_proba(rows))
+        base = np.atleast_1d(np.asarray(_explainer(task, self.background).expected_value, dtype=np.float64))
+        if _of_probability(task):
+            raw = torch.as_tensor(np.asarray(_estimator(task).predict_proba(_rows(task))))
+        elif task.head == "binary":
+            raw = task.outputs[:, 1].cpu()
         else:
-            raw = np.asarray(estimator.predict(rows))
-        base = np.atleast_1d(np.asarray(explainer.expected_value, dtype=np.float64))
-        return _of_target(
-            torch.as_tensor(raw - base.reshape(1, -1) if raw.ndim > 1 else raw - base[-1]), task
-        )
+            raw = task.outputs.cpu() if task.n_outputs > 1 else task.outputs[:, 0].cpu()
+        means = torch.as_tensor(base)
+        return _of_target(raw.double() - (means if raw.dim() > 1 else means[-1]), task)
 
     def attribute(self, task: Task, key: Key) -> Tensor:
         explainer = _explainer(task, self.background)
@@ -89,6 +85,22 @@ class TreeShap(Explainer):
 
 def _estimator(task: Task) -> Any:
     return getattr(task.predictor.model, "estimator", None)
+
+
+def _of_probability(task: Task) -> bool:
+    """Whether the trees add up to probabilities: those of forests do, boosted ones add up to a margin."""
+    return isinstance(getattr(task.predictor.model, "function", None), Logits)
+
+
+def _all_numbers(task: Task) -> bool:
+    """Whether every column is numbers, or truths, which trees read as 0 and 1."""
+    codec = getattr(task.predictor.model, "codec", None)
+    return codec is None or all(levels in (None, (False, True)) for levels in codec.categories)
+
+
+def _rows(task: Task) -> Any:
+    codec = getattr(task.predictor.model, "codec", None)
+    return task.inputs.cpu().numpy() if codec is None else codec.decode(task.inputs)
 
 
 def _explainer(task: Task, background: int) -> Any:

@@ -42,7 +42,7 @@ def text_column(frame: pd.DataFrame, label: Any = None, asked: str | None = None
         return asked
     texts = [name for name in columns if all(isinstance(value, str) for value in frame[name])]
     named = [name for name in texts if str(name).lower() in TEXT_NAMES]
-    found = _only(named or texts, columns, "the texts", "call it 'text' (or give text=...)")
+    found = _only(named or texts, columns, "the texts", "name it with --text (text=...)")
     if found is None:
         raise InputError(f"no column holds texts; the table has {_listed(list(frame.columns))}")
     return found

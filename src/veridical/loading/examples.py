@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from veridical.errors import FormatError, InputError
-from veridical.model.dataframes import is_frame
+from veridical.model.dataframes import as_pandas, is_frame
 from veridical.random import keyed
 from veridical.random.keyed import Key
 from veridical.tasks.files import ARRAY_SUFFIXES, TABLE_SUFFIXES, read_arrays, read_table
@@ -48,6 +48,7 @@ def read_examples(data: Any, labels: str | None = None, reference: bool = False)
 
     In a file of reference rows that array may be missing, and arrays called train are the rows themselves.
     """
+    data = as_pandas(data)
     if is_frame(data):
         return Examples("table", data, len(data), "table")
     if not isinstance(data, str | Path):

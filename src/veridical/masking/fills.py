@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from veridical.allowed import Count, Index, Positive, Value
-from veridical.errors import InputError, NotApplicableError
+from veridical.errors import InputError, NotApplicableError, check_arity
 from veridical.random import keyed
 from veridical.random.keyed import Key
 from veridical.settings import Settings, revivable
@@ -306,6 +306,7 @@ def as_fill(fill: Fill | str | float | Callable[[Tensor, Tensor], Tensor]) -> Fi
         return known[fill]()
     if isinstance(fill, type) or not callable(fill):
         raise InputError(f"a fill is a Fill, a name, a number or a function; got {type(fill).__name__}")
+    check_arity(fill, 2, {}, "a fill is a function (inputs, removed) -> inputs")
     return Custom(fill)
 
 

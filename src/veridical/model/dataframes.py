@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
+from decimal import Decimal
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,10 +20,13 @@ if TYPE_CHECKING:
 
 def _refuse_times(name: Any, column: Any) -> None:
     """A time is no number and no category: what it means to remove one is for the caller to say."""
+    import datetime
+
     import pandas as pd
 
     kinds = (pd.api.types.is_datetime64_any_dtype, pd.api.types.is_timedelta64_dtype)
-    if any(is_kind(column) for is_kind in kinds) or isinstance(column.dtype, pd.PeriodDtype):
+    dated = column.dtype == object and any(isinstance(one, datetime.date | datetime.time) for one in column)
+    if dated or any(is_kind(column) for is_kind in kinds) or isinstance(column.dtype, pd.PeriodDtype):
         raise InputError(
             f"column '{name}' holds times ({column.dtype}), which are neither numbers nor categories; give "
             "the model columns such as df['month'] = df['when'].dt.month, or days since a first day"
@@ -30,6 +36,52 @@ def _refuse_times(name: Any, column: Any) -> None:
 def is_frame(value: Any) -> bool:
     """Whether this is a pandas data frame (without importing pandas)."""
     return type(value).__name__ == "DataFrame" and hasattr(value, "columns") and hasattr(value, "iloc")
+
+
+def as_pandas(value: Any) -> Any:
+    """A polars frame as a pandas one, which models are asked with; everything else as it is."""
+    if type(value).__module__.partition(".")[0] != "polars" or isinstance(value, type):
+        return value
+    value = value.collect() if hasattr(value, "collect") else value
+    try:
+        return value.to_pandas()
+    except ImportError as error:
+        raise InputError(f"polars gives its frames to pandas by way of pyarrow ({error})") from error
+
+
+def _refuse_odd(frame: pd.DataFrame) -> None:
+    """Refuse columns that share a name: which of them a name means cannot be told."""
+    repeated = frame.columns[frame.columns.duplicated()].tolist()
+    if repeated:
+        raise InputError(f"several columns are called {repeated[0]!r}; give each column a name of its own")
+
+
+def _levels(name: Any, column: Any) -> tuple[Any, ...] | None:
+    """The categories of a column in their order; None for numbers, also where they stand as objects."""
+    import pandas as pd
+
+    _refuse_times(name, column)
+    if pd.api.types.is_complex_dtype(column):
+        raise InputError(f"column '{name}' holds complex numbers; give real and imaginary parts as columns")
+    if pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column):
+        return None
+    levels = getattr(column.dtype, "categories", None)
+    if levels is not None:
+        return tuple(levels)
+    held = column.dropna()
+    if column.dtype == object and len(held) and all(map(_is_number, held)):
+        return None
+    odd = next((value for value in held if not isinstance(value, Hashable)), None)
+    if odd is not None:
+        raise InputError(
+            f"column '{name}' holds a {type(odd).__name__} ({odd!r:.40}), which is neither a number nor a "
+            "category; spread it over columns of numbers"
+        )
+    return tuple(sorted(held.unique().tolist(), key=repr))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real | Decimal) and not isinstance(value, bool | np.bool_)
 
 
 @dataclass(frozen=True)
@@ -47,29 +99,25 @@ class FrameCodec:
 
         given = [frame for frame in frames if frame is not None]
         first = given[0]
-        for frame in given[1:]:
-            if list(frame.columns) != list(first.columns):
+        for frame in given:
+            _refuse_odd(frame)
+            if set(frame.columns) != set(first.columns):
                 raise InputError(
                     f"train has columns {list(frame.columns)}, inputs have {list(first.columns)}"
                 )
         whole = pd.concat(given, ignore_index=True) if len(given) > 1 else first
-        categories: list[tuple[Any, ...] | None] = []
-        for name in first.columns:
-            column = whole[name]
-            _refuse_times(name, column)
-            if pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column):
-                categories.append(None)
-            else:
-                levels = getattr(column.dtype, "categories", None)
-                if levels is None:
-                    levels = sorted(column.dropna().unique().tolist(), key=repr)
-                categories.append(tuple(levels))
-        return cls(tuple(first.columns), tuple(categories), tuple(first.dtypes))
+        categories = tuple(_levels(name, whole[name]) for name in first.columns)
+        for name, levels in zip(first.columns, categories, strict=True):
+            if levels and any(_is_number(one) for one in levels) and not all(map(_is_number, levels)):
+                raise InputError(
+                    f"column '{name}' mixes numbers and others ({levels[0]!r:.40}); make it one kind"
+                )
+        return cls(tuple(first.columns), categories, tuple(first.dtypes))
 
     def encode(self, frame: pd.DataFrame) -> Tensor:
         """A float64 tensor (rows, columns)."""
         out = np.empty((len(frame), len(self.columns)))
-        for i, (name, levels) in enumerate(zip(frame.columns, self.categories, strict=True)):
+        for i, (name, levels) in enumerate(zip(self.columns, self.categories, strict=True)):
             if levels is None:
                 out[:, i] = frame[name].to_numpy(dtype=np.float64, na_value=np.nan)
             else:

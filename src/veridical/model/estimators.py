@@ -161,7 +161,7 @@ class _Margins:
     def __call__(self, rows: Any) -> Any:
         import xgboost  # type: ignore[import-not-found, unused-ignore]
 
-        return self.model.predict(xgboost.DMatrix(rows), output_margin=True)
+        return self.model.predict(xgboost.DMatrix(rows, enable_categorical=True), output_margin=True)
 
 
 def _objective_head(objective: str) -> str:

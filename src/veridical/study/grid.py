@@ -26,6 +26,7 @@ class Choice:
     samples: int | None = None
     seed: int = 0
     fill: str | float | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
     place: tuple[str | int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -81,7 +82,12 @@ def _choices(file: StudyFile, axis: str, entries: Sequence[Entry]) -> tuple[Choi
 def _of_task(entry: Entry, spec: StudySpec) -> dict[str, Any]:
     if not isinstance(entry, TaskEntry):
         return {}
-    return {"samples": entry.samples or spec.samples, "seed": entry.seed, "fill": entry.fill}
+    return {
+        "samples": entry.samples or spec.samples,
+        "seed": entry.seed,
+        "fill": entry.fill,
+        "files": entry.files,
+    }
 
 
 def _points(axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
@@ -89,7 +95,7 @@ def _points(axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 
 def _label(entry: Entry, shown: Mapping[str, Any]) -> str:
-    base = entry.label or entry.name or (entry.code or "").partition(":")[2]
+    base = entry.label or (entry.origin if entry.code is None else entry.code.partition(":")[2])
     if not shown:
         return base
     said = ", ".join(f"{key}={_short(value)}" for key, value in shown.items())

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from veridical import tasks
 from veridical.errors import InputError
+from veridical.loading import load_task as read_task
 from veridical.model.adapters import ArrayModel, FunctionModel
 from veridical.settings import holds_code
 from veridical.study.grid import Choice
@@ -30,10 +33,13 @@ def load_task(
     shard: tuple[int, int] | None = None,
 ) -> Task:
     """The task of a choice; `shard` is asked of functions that make one shard at a time."""
-    if choice.code is None:
+    if choice.files:
+        said: dict[str, Any] = {**choice.files, **choice.settings}
+        made: Any = read_task(samples=choice.samples, seed=choice.seed, allow_code=allow_code, **said)
+    elif choice.code is None:
         if choice.settings:
             raise InputError(f"the embedded task '{choice.name}' has no settings {sorted(choice.settings)}")
-        made: Any = tasks.load(choice.name or "", choice.samples, choice.seed)
+        made = tasks.load(choice.name or "", choice.samples, choice.seed)
     else:
         made = _called(choice, imported(choice.code, allow_code), shard)
     task = made.task if isinstance(made, KnownAnswer) else made
@@ -76,6 +82,10 @@ def identify_task(task: Task | None, choice: Choice) -> tuple[str, bool]:
         said = {"code": choice.code, "source": source, "settings": dict(choice.settings)}
         said |= {"samples": choice.samples, "seed": choice.seed, "fill": choice.fill}
         traceable = source is not None
+    elif choice.files:
+        # the content says all of a torch module or an estimator, and nothing of a function (ONNX, say)
+        said = {"model file": _digest(choice.files["model"]), "arch": choice.files.get("arch")}
+        traceable = True
     else:
         traceable = task is not None and not _holds_function(task)
     if task is not None:
@@ -85,6 +95,14 @@ def identify_task(task: Task | None, choice: Choice) -> tuple[str, bool]:
         tensors |= {f"train side/{name}": value for name, value in side.items()}
         said["content"] = content_digest(nn.Identity(), tensors, task.content_hash())
     return content_digest(nn.Identity(), {}, sorted(said.items())), traceable
+
+
+def _digest(path: str) -> str | None:
+    """What the bytes of a model's file come to; None for a folder, whose weights the content tells."""
+    if not Path(path).is_file():
+        return None
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "blake2b").hexdigest()
 
 
 def _holds_function(task: Task) -> bool:

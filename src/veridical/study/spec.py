@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from veridical.allowed import LARGE, LARGEST, MANY
 from veridical.values.bounds import refuse_more
 
+FILE_KEYS = ("model", "data", "train", "labels", "text", "arch", "kind")
 IMPORT_PATH = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
 Positive = Annotated[int, Field(ge=1, le=MANY)]
 Amount = Annotated[float, Field(ge=0, le=LARGE)]
@@ -80,12 +82,15 @@ class Entry(Strict):
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
-        if (self.name is None) == (self.code is None):
-            raise ValueError("say either name: (something registered) or code: (module:attribute)")
+        self._check_origin()
         both = sorted(set(self.settings) & set(self.grid))
         if both:
             raise ValueError(f"{', '.join(both)} is in settings and in grid; keep one")
         return self
+
+    def _check_origin(self) -> None:
+        if (self.name is None) == (self.code is None):
+            raise ValueError("say either name: (something registered) or code: (module:attribute)")
 
     @property
     def origin(self) -> str:
@@ -94,8 +99,10 @@ class Entry(Strict):
 
 
 class TaskEntry(Entry):
-    """A task: an embedded name, or `code: module:function` that returns a `Task`.
+    """A task: an embedded name, a `model` and its `data` in files, or `code: module:function`.
 
+    Files are read as the command line reads `--model` and `--data`: seen from the current folder, as data,
+    and what can run code (`arch`, a .joblib file) only with `--allow-code`.
     `samples` are drawn from the task by `seed`; both, with the settings, go to a function that takes them.
     A function that takes `start` and `stop` is asked for one shard at a time and is never loaded whole.
     """
@@ -106,6 +113,45 @@ class TaskEntry(Entry):
     """Seed by which samples are drawn."""
     fill: str | Annotated[float, Field(ge=-LARGE, le=LARGE)] | None = None
     """What removed features become, by name or as a number; None is the task's own fill."""
+    model: Annotated[str, Field(min_length=1)] | None = None
+    """A model on disk: a Hugging Face folder, weights, .joblib or .onnx; None for the other origins."""
+    data: Annotated[str, Field(min_length=1)] | None = None
+    """The samples of that model: a file of rows or a folder of images."""
+    train: Annotated[str, Field(min_length=1)] | None = None
+    """Reference rows, in any format of `data`."""
+    labels: str | None = None
+    """The column or array of the true classes."""
+    text: str | None = None
+    """The column of the texts."""
+    arch: str | None = None
+    """The function that builds the network of a file of weights, as module:function; this is code."""
+    kind: Literal["huggingface", "weights", "sklearn", "onnx"] | None = None
+    """What the model's file is, where its suffix does not say."""
+
+    def _check_origin(self) -> None:
+        if sum(origin is not None for origin in (self.name, self.code, self.model)) != 1:
+            raise ValueError(
+                "say one of name: (an embedded task), model: and data: (files), or code: (module:function)"
+            )
+        said = [key for key in FILE_KEYS[1:] if getattr(self, key) is not None]
+        if self.model is None and said:
+            raise ValueError(f"{', '.join(said)} describe a model of your own; name it with model:")
+        if self.model is not None and self.data is None:
+            raise ValueError("a model: needs data: the samples to explain")
+
+    @property
+    def files(self) -> dict[str, str]:
+        """What was said about model and data, with whole paths, so that any worker finds them."""
+        said = {key: getattr(self, key) for key in FILE_KEYS if getattr(self, key) is not None}
+        here = {"data", "train"} | (set() if (self.model or "").startswith("hf:") else {"model"})
+        return {key: str(Path(value).absolute()) if key in here else value for key, value in said.items()}
+
+    @property
+    def origin(self) -> str:
+        """The name, the import path, or the names of the files."""
+        if self.model is None or self.data is None:
+            return super().origin
+        return f"{Path(self.model).stem} on {Path(self.data).stem}"
 
 
 class ChunkPlan(Strict):

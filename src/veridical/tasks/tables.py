@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from veridical.errors import FormatError, InputError
-from veridical.model.dataframes import FrameCodec
+from veridical.model.dataframes import FrameCodec, as_pandas
 from veridical.random.keyed import Key
 from veridical.tasks.data import split
 from veridical.tasks.files import read_arrays, read_table
@@ -102,7 +102,7 @@ def from_table(
 
 
 def _frame(table: str | Path | pd.DataFrame) -> pd.DataFrame:
-    return read_table(table) if isinstance(table, str | Path) else table
+    return read_table(table) if isinstance(table, str | Path) else as_pandas(table)
 
 
 def _levels(model: Any, label: str, *frames: pd.DataFrame | None) -> list[Any] | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from veridical.errors import InputError, ModelError, VeridicalError
 from veridical.model.output_heads import Head, Response
 from veridical.model.predictor import CountedModel, Predictor, Side
 from veridical.values.content_hash import content_digest
@@ -79,9 +80,18 @@ class Answers(TaskCache):
     def outputs(self) -> Tensor:
         """All outputs for the inputs (N, C); computed once, and counted to nobody: they are the task's."""
         self.predictor.watch()
-        return self.cached(
-            "outputs", lambda: self.uncounted(lambda: self.predictor.outputs(self.inputs, self.side))
-        )
+        return self.cached("outputs", lambda: self.uncounted(self._asked))
+
+    def _asked(self) -> Tensor:
+        try:
+            return self.predictor.outputs(self.inputs, self.side)
+        except (VeridicalError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise ModelError(
+                f"the model answered one row and raised {type(error).__name__} when asked the {len(self)} "
+                f"samples of shape {tuple(self.inputs.shape[1:])}: {error}"
+            ) from error
 
     @property
     def predictions(self) -> Tensor:
@@ -92,8 +102,18 @@ class Answers(TaskCache):
         return predictions
 
     @property
+    def undecided(self) -> bool:
+        """Whether nobody said which of several quantities is explained; the largest would mean nothing."""
+        return self._targets is None and self.head == "regression" and self.n_outputs > 1
+
+    @property
     def targets(self) -> Tensor:
         """The output explained in each sample: given, or the prediction."""
+        if self.undecided:
+            raise InputError(
+                f"the model answers {self.n_outputs} quantities, and one of them is explained: say which "
+                "with targets=0 (or 1, ..., or one number per sample)"
+            )
         return self.predictions if self._targets is None else self._targets
 
     def probabilities(self, outputs: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Scores
+from veridical.values.table_files import check_page_path
 from veridical.values.task import Task
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ class Evaluation:
         """Write one self-contained HTML page with the table and a gallery."""
         from veridical.report.page import write_evaluation
 
-        return write_evaluation(self, path)
+        return write_evaluation(self, check_page_path(path))
 
     def __repr__(self) -> str:
         notes = f"\n{len(self.failures)} cells failed" if self.failures else ""

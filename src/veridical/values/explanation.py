@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from veridical.errors import InputError, ShapeError
+from veridical.errors import InputError, OutOfRangeError, ShapeError
 from veridical.functional import has_spread, positions, rms_normalise
 from veridical.model.cost import Cost
 from veridical.model.late_checks import Look, can_look
@@ -321,6 +321,7 @@ class Explanation:
 
     def top(self, sample: int = 0, count: int = 5) -> list[tuple[str, float]]:
         """The most relevant features of one sample by name, with their relevance."""
+        self._there(sample)
         valid = self.space.n_features if self.valid is None else int(self.valid[sample].sum())
         best = self.order[sample, :valid].flip(0)[:count].tolist()
         return [(self.space.feature_name(i, sample), float(self.values[sample, i])) for i in best]
@@ -329,7 +330,12 @@ class Explanation:
         """Draw the map of one sample (over its input where given) and return the axes."""
         from veridical.plots import plot_explanation
 
+        self._there(sample)
         return plot_explanation(self, sample, ax, inputs)
+
+    def _there(self, sample: int) -> None:
+        if not -len(self) <= sample < len(self):
+            raise OutOfRangeError(f"sample {sample} of an explanation of {len(self)} samples is not there")
 
     def __repr__(self) -> str:
         return (

@@ -52,7 +52,14 @@ def tensor_of(value: Any, what: str, codec: FrameCodec | None, may_miss: bool = 
 
 def as_tensor(value: Any, what: str = "it") -> Tensor:
     if isinstance(value, Tensor):
+        if value.layout != torch.strided or value.is_nested:
+            raise InputError(f"{what} is a sparse or nested tensor; give a plain one, as to_dense() makes")
         return value
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        # what was masked out is missing, whatever number lies beneath
+        value = np.where(np.ma.getmaskarray(value), np.nan, np.ma.getdata(value))
+    if hasattr(value, "toarray") and hasattr(value, "nnz"):
+        raise InputError(f"{what} is a sparse matrix; give a plain one, as toarray() makes")
     if value is None:
         raise InputError(f"{what} is None; expected a tensor or an array of numbers")
     try:
@@ -175,7 +182,10 @@ def ids_of(ids: Sequence[int | str] | Tensor | None, rows: int, place: torch.dev
 
 
 def labels_of(labels: Any, rows: int, place: torch.device, classes: Any = None) -> Tensor:
-    return rows_of(class_numbers(labels, "labels", classes), "labels", rows, place)
+    found = rows_of(class_numbers(labels, "labels", classes), "labels", rows, place)
+    if found.is_floating_point() and bool(found.isnan().any()):
+        raise InputError(f"labels are missing (NaN) in {int(found.isnan().sum())} samples; leave them out")
+    return found
 
 
 def class_numbers(values: Any, what: str, classes: Any) -> Any:
@@ -228,6 +238,8 @@ def targets_of(targets: Any, rows: int, outputs: int, place: torch.device, class
 def feature_values(maps: Tensor, space: Space, count: int, source: str) -> Tensor:
     """Turn maps of any accepted shape into one value per feature (N, V), or say what would fit."""
     tensor = maps.detach()
+    if tensor.is_complex():
+        raise InputError(f"{source} holds complex numbers; relevance is one real number per feature")
     if not tensor.is_floating_point():
         tensor = tensor.to(torch.get_default_dtype())
     if tensor.dim() == 0 or len(tensor) != count:

@@ -89,6 +89,8 @@ def put(path: str | Path, content: bytes | str, private: bool = True) -> Path:
     `private` files are readable by their owner alone; others by whom the user's umask lets.
     """
     path = Path(path)
+    if not path.name or path.is_dir():
+        raise StorageError(f"{path} is a folder; give the name of a file in it")
     part = path.with_name(secrets.token_hex(12) + PART)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -35,6 +35,14 @@ def check_table_path(path: str | Path) -> Path:
     return check_writable(path)
 
 
+def check_page_path(path: str | Path) -> Path:
+    """Refuse a name that says another kind of file than a page, or a place that cannot be written to."""
+    path = Path(path)
+    if path.suffix.lower() not in ("", ".html", ".htm"):
+        raise InputError(f"a report is written as an HTML page; '{path.name}' says another kind of file")
+    return check_writable(path)
+
+
 def check_writable(path: str | Path) -> Path:
     """Refuse a place where no file can be written, before the work whose result should go there."""
     path = Path(path)

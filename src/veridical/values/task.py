@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from veridical.errors import InputError, NotApplicableError, OutOfRangeError, ShapeError, VeridicalWarning
 from veridical.masking.fills import Fill, as_fill, default_fill
 from veridical.model.adapters import adapt
-from veridical.model.dataframes import FrameCodec, is_frame
+from veridical.model.dataframes import FrameCodec, as_pandas, is_frame
 from veridical.model.embeddings import EmbeddingView, embedding_layer
 from veridical.model.output_heads import Head, first_answer, two_columns
 from veridical.model.plan import MIN_ROWS, Plan, memory_budget, most_rows
@@ -27,6 +27,7 @@ from veridical.settings import checked
 from veridical.values.answers import Answers
 from veridical.values.input_checks import (
     as_device,
+    as_tensor,
     behaves_otherwise,
     cast,
     checked_space,
@@ -98,6 +99,7 @@ class Task(Answers):
         if isinstance(train, tuple) and len(train) != 2:
             raise InputError(f"train is rows, or (rows, labels); got a tuple of {len(train)}")
         train_rows, train_labels = train if isinstance(train, tuple) else (train, None)
+        inputs, train_rows = as_pandas(inputs), as_pandas(train_rows)
         codec = (
             FrameCodec.of(inputs, train_rows if is_frame(train_rows) else None) if is_frame(inputs) else None
         )
@@ -244,6 +246,7 @@ class Task(Answers):
         """The same task explained for other outputs."""
         chosen = targets_of(targets, len(self), self.n_outputs, self.device)
         return self.changed(
+            alone=self.undecided,
             targets=chosen,
             outputs=self.known("outputs"),
             mask_answers=self.mask_answers,
@@ -325,8 +328,7 @@ class Task(Answers):
                 raise OutOfRangeError(f"sample {index} of a task of {len(self)} samples is not there")
             index = [int(index)]
         if not isinstance(index, slice):
-            index = torch.as_tensor(index, device=self.device)
-            index = index if index.numel() else index.long()
+            index = _places(index, len(self)).to(self.device)
         changes: dict[str, Any] = {
             n: None if getattr(self, n) is None else getattr(self, n)[index]
             for n in ("inputs", "ids", "masks", "labels")
@@ -345,6 +347,22 @@ class Task(Answers):
         )
         task.__dict__["reference"] = task if self.reference is self else self.reference[index]
         return task
+
+
+def _places(index: Any, count: int) -> Tensor:
+    """Numbers of samples from numbers or truths, each of them there."""
+    places = as_tensor(index, "a selection of samples")
+    places = places if places.numel() else places.long()
+    if places.dtype == torch.bool:
+        if tuple(places.shape) != (count,):
+            raise ShapeError(f"a selection by truths has shape {tuple(places.shape)}, expected ({count},)")
+        return places
+    if places.is_floating_point() or places.is_complex():
+        raise InputError(f"samples are selected by whole numbers or truths, not by {places.dtype}")
+    wrong = places[(places < -count) | (places >= count)]
+    if wrong.numel():
+        raise OutOfRangeError(f"sample {int(wrong[0])} of a task of {count} samples is not there")
+    return places
 
 
 def _rows_on(place: torch.device, here: torch.device, rows: int) -> int:

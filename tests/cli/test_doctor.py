@@ -1,0 +1,75 @@
+"""`veridical doctor`: what it says of a model and data, and that nothing is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.linear_model import LogisticRegression
+from typer.testing import CliRunner
+
+import veridical as vd
+import veridical.cli.doctor
+from veridical.cli.app import app
+from veridical.errors import InputError
+from veridical.explainers import applicable
+from veridical.loading import load_task
+from veridical.loading.diagnosis import diagnose
+
+RNG = np.random.default_rng(0)
+X = pd.DataFrame(RNG.normal(size=(40, 3)), columns=["age", "dose", "noise"])
+Y = (X.age > X.dose).astype(int)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    pytest.importorskip("joblib").dump(LogisticRegression().fit(X, Y), tmp_path / "m.joblib")
+    X.assign(label=Y).to_csv(tmp_path / "rows.csv", index=False)
+    X.assign(label=1 - Y).to_csv(tmp_path / "swapped.csv", index=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def call(*words: str):
+    return CliRunner().invoke(app, ["doctor", *words], env={"COLUMNS": "200"})
+
+
+def test_a_healthy_task(here: Path) -> None:
+    before = sorted(here.iterdir())
+    told = call("m.joblib", "rows.csv", "--train", "rows.csv", "--allow-code")
+    assert told.exit_code == 0, told.output
+    for word in ("40 samples of (3,)", "exact_shapley", "pixel_flipping", "nothing stands in the way"):
+        assert word in told.output
+    assert "it needs gradients and the model is not a torch function" in told.output
+    assert sorted(here.iterdir()) == before
+
+
+def test_code_is_refused_before_it_runs(here: Path) -> None:
+    assert isinstance(call("m.joblib", "rows.csv").exception, InputError)
+
+
+def test_what_should_be_looked_at_first(here: Path) -> None:
+    told = call("m.joblib", "swapped.csv", "--allow-code", "-n", "8", "--out", "rows.csv")
+    assert told.exit_code == 1
+    for word in (
+        "hardly more than guessing",
+        "no reference rows",
+        "8 samples are few",
+        "no folder that you may",
+    ):
+        assert word in told.output, told.output
+
+
+def test_every_explainer_and_metric_is_told_once_and_costs_what_it_asks(here: Path) -> None:
+    task = load_task("m.joblib", "rows.csv", train="rows.csv", allow_code=True, samples=6)
+    found = diagnose(task)
+    assert sorted(found.rows) == sorted(applicable(task))
+    assert not set(found.left_out) & (set(found.rows) | set(found.metrics))
+    assert {*found.left_out, *found.rows, *found.metrics} >= {*vd.explainers(), *vd.metrics()}
+    for name in ("occlusion", "exact_shapley", "shapley_sampling"):
+        fresh = task.changed(alone=True)
+        asked = vd.explain(name, fresh).cost.forward / len(task)
+        assert found.rows[name] == pytest.approx(asked, rel=0.5), name
+    assert 0 < found.seconds_per_row < 1

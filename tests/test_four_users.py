@@ -1,0 +1,113 @@
+"""The paths of four users, run as they stand in examples/users, each with an answer that is known."""
+
+from __future__ import annotations
+
+import ast
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+import veridical.cli  # noqa: F401 (adds all commands)
+from tests.loading.test_huggingface import (  # noqa: F401 (fixtures)
+    DECISIVE,
+    random_bert,
+    reviews,
+    trained_bert,
+    transformers,
+)
+from veridical.cli.app import app
+
+pytestmark = [pytest.mark.extras, pytest.mark.filterwarnings("ignore")]
+USERS = Path(__file__).resolve().parents[1] / "examples" / "users"
+STUDY = """
+tasks: [{model: model.joblib, data: patients.csv, train: patients.csv, labels: state}]
+explainers: [exact_shapley, random]
+metrics: [pixel_flipping]
+samples: 12
+"""
+
+
+def followed(name: str) -> dict[str, Any]:
+    scope: dict[str, Any] = {}
+    exec(compile((USERS / name).read_text(), name, "exec"), scope)
+    return scope
+
+
+@pytest.fixture
+def patients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pd.DataFrame:
+    """Eight columns of which the first two decide; a tenth of all values is missing."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(rng.normal(size=(300, 6)), columns=["age", "dose", "n1", "n2", "n3", "n4"])
+    state = np.where(2 * frame.age - frame.dose > 0, "ill", "well")
+    frame = frame.mask(rng.random(frame.shape) < 0.1).assign(state=state)
+    frame.to_csv("patients.csv", index=False)
+    return frame
+
+
+def beats(table: Any, better: str, worse: str, metric: str) -> bool:
+    """Whether the first method is ahead by more than twice the standard error of the differences."""
+    a, b = (table.scores[name, metric] for name in (better, worse))
+    gap = a.values - b.values if a.direction == "higher" else b.values - a.values
+    return bool(gap.mean() > 2 * gap.std() / len(gap) ** 0.5)
+
+
+@pytest.mark.parametrize("name", ["text.py", "table.py", "vision.py"])
+def test_the_paths_are_short(name: str) -> None:
+    tree = ast.parse((USERS / name).read_text())
+    statements = [n for n in ast.walk(tree) if isinstance(n, ast.stmt) and not isinstance(n, ast.Import)]
+    work = [n for n in statements if not isinstance(n, ast.ImportFrom | ast.FunctionDef)]
+    assert len(work) - 1 <= 10  # the first is the docstring
+
+
+def test_text(tmp_path: Path, trained_bert, reviews, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    monkeypatch.chdir(tmp_path)
+    Path("my-classifier").symlink_to(trained_bert)
+    found = followed("text.py")
+    decisive = {word for words in DECISIVE for word in words}
+    # the classifier calls sentences without any such word positive, so good ones need not count
+    largest = max(value for _, value in found["words"])
+    counted = [word for word, value in found["words"] if value > largest / 2]
+    assert len(counted) >= 6
+    assert set(counted) <= decisive
+    for name in ("occlusion", "integrated_gradients"):
+        assert beats(found["table"], name, "random", "comprehensiveness")
+
+
+def test_table(patients: pd.DataFrame) -> None:
+    pytest.importorskip("shap")
+    table = followed("table.py")["table"]
+    assert not table.failures
+    for name in ("exact_shapley", "tree_shap"):
+        assert beats(table, name, "random", "pixel_flipping")
+        values = table.explanations[name].values.abs().mean(0)
+        assert set(values.topk(2).indices.tolist()) == {0, 1}
+
+
+def test_vision() -> None:
+    pytest.importorskip("captum")
+    table = followed("vision.py")["table"]
+    assert not table.failures
+    for name in ("mine", "captum"):
+        assert beats(table, name, "random", "pixel_flipping")
+
+
+def test_shell(patients: pd.DataFrame) -> None:
+    from sklearn.ensemble import HistGradientBoostingClassifier
+
+    model = HistGradientBoostingClassifier(max_iter=20).fit(patients.drop(columns="state"), patients.state)
+    pytest.importorskip("joblib").dump(model, "model.joblib")
+    Path("study.yaml").write_text(STUDY)
+    for line in (USERS / "shell.sh").read_text().splitlines():
+        if line.startswith("veridical"):
+            done = CliRunner().invoke(app, shlex.split(line)[1:], env={"COLUMNS": "200"})
+            assert done.exit_code == 0, done.output + repr(done.exception)
+    best = Path("scores.md").read_text()
+    assert "**" in next(line for line in best.splitlines() if "exact_shapley" in line)
+    assert "**" not in next(line for line in best.splitlines() if "random" in line)
+    assert Path("study_study").is_dir()

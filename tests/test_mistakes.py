@@ -1,0 +1,282 @@
+"""A table of mistakes: each is answered by one sentence of ours, never by a traceback of another library."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
+from sklearn.linear_model import LogisticRegression, Ridge, RidgeClassifier
+from sklearn.multioutput import MultiOutputClassifier
+from sklearn.neighbors import NearestCentroid
+from sklearn.svm import LinearSVC
+from torch import nn
+
+import veridical as vd
+from veridical import study
+from veridical.errors import VeridicalError
+from veridical.loading import load_task, read_examples
+
+X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+NET = nn.Linear(4, 3)
+T = vd.Task(NET, X)
+ROWS = X.numpy().astype(float)
+FRAME = pd.DataFrame(ROWS, columns=list("abcd"))
+Y = np.array([0, 1, 0, 1, 0, 1])
+CLF = LogisticRegression().fit(FRAME, Y)
+SMALL = {"tasks": ["digits"], "explainers": ["random"], "metrics": ["sparseness"]}
+
+
+class Later(nn.Module):
+    """A model that answers one row and fails at several."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if len(x) > 1:
+            raise RuntimeError("too many rows")
+        return self.layer(x)
+
+
+def boom(x: Any) -> Any:
+    raise KeyError("k")
+
+
+def evaluation() -> vd.Evaluation:
+    return vd.evaluate(T, ["gradient"], ["sparseness"])
+
+
+def written(name: str, content: bytes) -> str:
+    Path(name).write_bytes(content)
+    return name
+
+
+def spec(**changes: Any) -> Any:
+    return study.run({**SMALL, **changes}, "out", workers=1, progress=False)
+
+
+MISTAKES: dict[str, Callable[[], Any]] = {
+    "fn arity 2": lambda: vd.Task(lambda a, b: a, X),
+    "fn arity 0": lambda: vd.Task(lambda: 1, X),
+    "explainer arity 1": lambda: vd.explain(lambda m: 1, T),
+    "explainer arity 4": lambda: vd.explain(lambda m, a, b, c: 1, T),
+    "model raises": lambda: vd.Task(boom, X),
+    "model raises later": lambda: vd.explain("occlusion", vd.Task(Later(), X)),
+    "model raises later outputs": lambda: vd.Task(Later(), X).outputs,
+    "unfitted": lambda: vd.Task(LogisticRegression(), X.numpy()),
+    "class not instance": lambda: vd.Task(LogisticRegression, X.numpy()),
+    "module class": lambda: vd.Task(nn.Linear, X),
+    "idx out of range": lambda: T[99],
+    "idx range": lambda: T[[0, 99]],
+    "idx str": lambda: T["a"],
+    "idx bool wrong": lambda: T[torch.tensor([True])],
+    "expl top out": lambda: vd.explain("gradient", T).top(99),
+    "expl plot out": lambda: vd.explain("gradient", T).plot(99),
+    "report .": lambda: evaluation().report("."),
+    "report pdf": lambda: evaluation().report("x.pdf"),
+    "report nodir": lambda: evaluation().report("/proc/nope/x.html"),
+    "save .": lambda: vd.explain("gradient", T).save("."),
+    "load none": lambda: vd.Explanation.load("none.safetensors"),
+    "bin study": lambda: study.run(written("bin.yaml", bytes(range(256))), "o"),
+    "nul study": lambda: study.run(written("nul.yaml", bytes(3)), "o"),
+    "dir study": lambda: study.run(".", "o"),
+    "open .": lambda: study.open(".").status(),
+    "resume .": lambda: study.resume("."),
+    "explain none": lambda: vd.explain(None, T),
+    "explain 3": lambda: vd.explain(3, T),
+    "expl task swapped": lambda: vd.explain(T, "gradient"),
+    "score swapped": lambda: vd.score(T, "sparseness", "gradient"),
+    "seed str": lambda: vd.explain("random", T, seed="a"),
+    "seed float": lambda: vd.explain("random", T, seed=1.5),
+    "seed huge": lambda: vd.explain("random", T, seed=2**70),
+    "device x": lambda: vd.explain("random", T, device="tpu9"),
+    "cache file": lambda: vd.explain("gradient", T, cache=written("a.txt", b"x")),
+    "cache unwritable": lambda: vd.explain("gradient", T, cache="/proc/x"),
+    "expl returns wrong n": lambda: vd.explain(lambda m, x, t: torch.ones(2, 4), T),
+    "expl returns None": lambda: vd.explain(lambda m, x, t: None, T),
+    "expl returns str": lambda: vd.explain(lambda m, x, t: "hm", T),
+    "expl returns scalar": lambda: vd.explain(lambda m, x, t: 1.0, T),
+    "score map wrong": lambda: vd.score("sparseness", T, np.ones((6, 5))),
+    "score map obj": lambda: vd.score("sparseness", T, np.array([["a"] * 4] * 6)),
+    "score map cplx": lambda: vd.score("sparseness", T, np.ones((6, 4), complex)),
+    "load task none": lambda: vd.tasks.load("digit"),
+    "load 0": lambda: vd.tasks.load("digits", 0),
+    "load -1": lambda: vd.tasks.load("digits", -1),
+    "load str": lambda: vd.tasks.load("digits", "five"),
+    "space wrong": lambda: vd.Task(NET, X, space=vd.Space.patches((1, 8, 8), 2)),
+    "patches 0": lambda: vd.Space.patches((1, 8, 8), 0),
+    "patches too big": lambda: vd.Space.patches((1, 8, 8), 99),
+    "groups names": lambda: vd.Space.column_groups(torch.tensor([0, 1]), ["a"]),
+    "fill unknown": lambda: vd.Task(NET, X, fill="zeros"),
+    "fill nan": lambda: vd.explain("occlusion", vd.Task(NET, X, fill=float("nan"))),
+    "fill fn arity": lambda: vd.explain("occlusion", vd.Task(NET, X, fill=lambda x: x)),
+    "fill fn shape": lambda: vd.explain("occlusion", vd.Task(NET, X, fill=lambda x, m: x[:1])),
+    "train shape": lambda: vd.Task(NET, X, train=X[:, :2]),
+    "train tuple 3": lambda: vd.Task(NET, X, train=(X, X, X)),
+    "train labels n": lambda: vd.Task(NET, X, train=(X, [1])),
+    "ids dup": lambda: vd.Task(NET, X, ids=[1] * 6),
+    "ids n": lambda: vd.Task(NET, X, ids=[1]),
+    "labels n": lambda: vd.Task(NET, X, labels=[1]),
+    "head bad": lambda: vd.Task(NET, X, head="softmax"),
+    "plan rows 0": lambda: vd.Plan(rows=0),
+    "steps 0": lambda: vd.explain("integrated_gradients", T, steps=0),
+    "steps str": lambda: vd.explain("integrated_gradients", T, steps="many"),
+    "steps float": lambda: vd.explain("integrated_gradients", T, steps=2.5),
+    "metric setting": lambda: vd.score("pixel_flipping", T, "gradient", steps=-1),
+    "metric setting typ": lambda: vd.score("pixel_flipping", T, "gradient", steps="x"),
+    "output fn None": lambda: vd.Task(NET, X, output=lambda o: None),
+    "output 3": lambda: vd.Task(NET, X, output=3),
+    "side wrong": lambda: vd.Task(NET, X, side=3),
+    "side str": lambda: vd.Task(NET, X, side={"a": "b"}),
+    "inputs str": lambda: vd.Task(NET, "hello"),
+    "inputs strs": lambda: vd.Task(NET, ["hello", "you"]),
+    "inputs None": lambda: vd.Task(NET, None),
+    "inputs ragged": lambda: vd.Task(NET, [[1.0, 2.0], [1.0]]),
+    "inputs gen": lambda: vd.Task(NET, (i for i in range(3))),
+    "inputs DataLoader": lambda: vd.Task(NET, torch.utils.data.DataLoader(X)),
+    "inputs dataset": lambda: vd.Task(NET, torch.utils.data.TensorDataset(X)),
+    "inputs sparse": lambda: vd.Task(NET, X.to_sparse()),
+    "inputs nested": lambda: vd.Task(NET, torch.nested.nested_tensor([X[0], X[1]])),
+    "inputs masked": lambda: vd.Task(NET, np.ma.masked_array(X.numpy(), X.numpy() > 0)),
+    "targets str": lambda: vd.Task(NET, X, targets="best"),
+    "targets none list": lambda: vd.Task(NET, X, targets=[None] * 6),
+    "masks shape": lambda: vd.Task(NET, X, masks=np.ones((6, 9))),
+    "register fn": lambda: vd.register(lambda: 1),
+    "from_captum str": lambda: vd.from_captum("x"),
+    "device none model": lambda: T.to("nowhere"),
+    "with_inputs": lambda: T.with_inputs(X[:2]),
+    "with_weights": lambda: T.with_weights({"nope": X}),
+    "with_weights shape": lambda: T.with_weights({"0.weight": X}),
+    "labels missing": lambda: vd.Task(NET, X, labels=[float("nan")] * 6),
+    "frame to torch": lambda: vd.Task(NET, FRAME),
+    "frame of times": lambda: vd.Task(CLF, FRAME.assign(a=pd.Timestamp("2020-01-01"))),
+    "frame of dates": lambda: vd.Task(CLF, FRAME.assign(a=[datetime.date(2020, 1, 1)] * 6)),
+    "frame of lists": lambda: vd.Task(CLF, FRAME.assign(a=[[1]] * 6)),
+    "frame of complex": lambda: vd.Task(CLF, FRAME + 1j),
+    "frame twice a name": lambda: vd.Task(CLF, pd.concat([FRAME, FRAME], axis=1)),
+    "frame without a column": lambda: vd.Task(CLF, FRAME[["a", "b"]]),
+    "frame of texts": lambda: vd.Task(CLF, FRAME.assign(a="x")),
+    "frame empty": lambda: vd.Task(CLF, FRAME[:0]),
+    "frame no columns": lambda: vd.Task(CLF, FRAME[[]]),
+    "frame infinite": lambda: vd.Task(CLF, FRAME.assign(a=np.inf)),
+    "frame missing to linear": lambda: vd.Task(CLF, FRAME.assign(a=np.nan)),
+    "series": lambda: vd.Task(CLF, FRAME.iloc[0]),
+    "train frame, rows array": lambda: vd.Task(CLF, ROWS, train=FRAME),
+    "train other columns": lambda: vd.Task(CLF, FRAME, train=FRAME.rename(columns={"a": "z"})),
+    "train empty": lambda: vd.Task(CLF, FRAME, train=FRAME[:0]),
+    "train new level": lambda: vd.Task(CLF, FRAME, train=FRAME.assign(a="x")),
+    "label names unknown": lambda: vd.Task(CLF, FRAME, labels=["yes"] * 6),
+    "label names, no classes": lambda: vd.Task(NET, X, labels=["yes"] * 6),
+    "target names unknown": lambda: vd.Task(CLF, FRAME, targets=["yes"] * 6),
+    "classifier without scores": lambda: vd.Task(NearestCentroid().fit(ROWS, Y), ["x"]),
+    "several targets": lambda: vd.Task(MultiOutputClassifier(CLF).fit(ROWS, np.c_[Y, Y]), ROWS),
+    "forest of several targets": lambda: vd.Task(RandomForestClassifier(2).fit(ROWS, np.c_[Y, Y]), ROWS),
+    "several quantities": lambda: vd.explain(
+        "occlusion", vd.Task(RandomForestRegressor(2).fit(ROWS, np.c_[Y, Y]), ROWS)
+    ),
+    "quantity out of range": lambda: vd.Task(Ridge().fit(ROWS, np.c_[Y, Y]), ROWS, targets=2),
+    "unfitted forest": lambda: vd.Task(RandomForestClassifier(), ROWS),
+    "unfitted regressor": lambda: vd.Task(Ridge(), ROWS),
+    "unfitted svm": lambda: vd.Task(LinearSVC(), ROWS),
+    "wrong width": lambda: vd.Task(RidgeClassifier().fit(ROWS, Y), ROWS[:, :2]),
+    "gradient of trees": lambda: vd.explain("gradient", vd.Task(CLF, FRAME)),
+    "cam of a table": lambda: vd.explain("gradcam", T),
+    "gef of an estimator": lambda: vd.score("gef", vd.Task(CLF, FRAME), "occlusion"),
+    "tree_shap of a network": lambda: vd.explain("tree_shap", vd.Task(NET, X, train=X)),
+    "frame of attributions, other columns": lambda: vd.explain(FRAME.add_prefix("z"), vd.Task(CLF, FRAME)),
+    "frame of attributions, too few": lambda: vd.explain(FRAME[["a"]], vd.Task(CLF, FRAME)),
+    "frame of attributions, rows": lambda: vd.explain(FRAME[:2], vd.Task(CLF, FRAME)),
+    "map for a method's metric": lambda: vd.score("max_sensitivity", T, X),
+    "explanation of another task": lambda: vd.score("sparseness", T, vd.explain("gradient", T[:2])),
+    "settings with an object": lambda: vd.explain(lambda m, x, t: x, T, steps=3),
+    "settings with a metric": lambda: vd.score(object(), T, "gradient"),
+    "no explainer": lambda: vd.evaluate(T, [], ["sparseness"]),
+    "no metric": lambda: vd.evaluate(T, ["random"], []),
+    "samples nobody has": lambda: T[[0, -7]],
+    "samples by fractions": lambda: T[[0.5]],
+    "table path pdf": lambda: evaluation().report("x.pdf"),
+    "page in a file": lambda: evaluation().report(written("f", b"") + "/x.html"),
+    "data: none there": lambda: read_examples("nope.csv"),
+    "data: unknown suffix": lambda: read_examples("nope.xyz"),
+    "data: empty csv": lambda: read_examples(written("e.csv", b"")),
+    "data: binary csv": lambda: read_examples(written("b.csv", bytes(range(256)))),
+    "data: binary parquet": lambda: read_examples(written("b.parquet", b"PAR1nothing")),
+    "data: binary npz": lambda: read_examples(written("b.npz", b"PK nothing")),
+    "data: binary npy": lambda: read_examples(written("b.npy", b"nothing")),
+    "data: broken jsonl": lambda: read_examples(written("b.jsonl", b'{"a": 1\n')),
+    "data: header only": lambda: load_task(CLF, written("h.csv", b"a,b,c,d\n")),
+    "data: empty folder": lambda: read_examples("."),
+    "data: labels column": lambda: load_task(CLF, FRAME, labels="nope"),
+    "data: samples 0": lambda: load_task(NET, X, samples=0),
+    "model: none there": lambda: load_task("nope.onnx", X),
+    "model: unknown suffix": lambda: load_task(written("m.bin2", b""), X),
+    "model: folder without config": lambda: load_task(".", X),
+    "model: pickle": lambda: load_task(written("m.joblib", b""), X),
+    "model: broken onnx": lambda: load_task(written("m.onnx", b"nothing"), X),
+    "model: weights without arch": lambda: load_task(written("w.safetensors", b"nothing"), X),
+    "model: arch without weights": lambda: load_task(written("n.onnx", b""), X, arch="a:b"),
+    "model: arch malformed": lambda: load_task(written("w.pt", b""), X, arch="nocolon", allow_code=True),
+    "model: hub name without hf:": lambda: load_task("owner/name", X),
+    "model: device": lambda: load_task(NET, X, device="tpu"),
+    "study: unknown key": lambda: spec(tsks=[]),
+    "study: no tasks": lambda: spec(tasks=[]),
+    "study: unknown task": lambda: spec(tasks=["digit"]),
+    "study: unknown explainer": lambda: spec(explainers=["salency"]),
+    "study: unknown metric": lambda: spec(metrics=["sparsness"]),
+    "study: code": lambda: spec(explainers=[{"code": "os:system"}]),
+    "study: seeds twice": lambda: spec(seeds=[1, 1]),
+    "study: both shards": lambda: spec(shards=2, shard_size=2),
+    "study: samples 0": lambda: spec(samples=0),
+    "study: model without data": lambda: spec(tasks=[{"model": "m.onnx"}]),
+    "study: model not there": lambda: spec(tasks=[{"model": "gone.onnx", "data": "gone.csv"}]),
+    "study: text": lambda: study.run(written("s.yaml", b"just words"), "out"),
+    "study: list": lambda: study.run(written("l.yaml", b"[1, 2]"), "out"),
+    "study: bad yaml": lambda: study.run(written("y.yaml", b"a: [1"), "out"),
+    "study: executor": lambda: study.run(SMALL, "out", executor="cloud"),
+    "study: no folder": lambda: study.run(SMALL),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_answered_by_a_sentence(
+    mistake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(VeridicalError) as error:
+        MISTAKES[mistake]()
+    assert len(str(error.value)) > 10
+
+
+def test_there_are_enough_mistakes() -> None:
+    assert len(MISTAKES) >= 150
+
+
+ODD_BUT_RIGHT: dict[str, Callable[[], Any]] = {
+    "a list of lists as maps": lambda: vd.explain(lambda m, x, t: x.tolist(), T).values.equal(X),
+    "truths as maps": lambda: vd.explain(lambda m, x, t: x > 0, T).values.equal((X > 0).float()),
+    "one name instead of a list": lambda: len(vd.evaluate(T, "gradient", "sparseness").scores) == 1,
+    "a negative seed": lambda: len(vd.explain("random", T, seed=-1)) == 6,
+    "inputs that require a gradient": lambda: vd.Task(NET, X.clone().requires_grad_()).inputs.equal(X),
+    "samples by truths": lambda: len(T[X[:, 0] > X[:, 0].median()]) == 3,
+    "samples from the end": lambda: T[[-1]].inputs.equal(X[-1:]),
+    "masked out is missing": lambda: bool(
+        vd.Task(lambda x: np.nan_to_num(np.asarray(x)), np.ma.masked_array(ROWS, ROWS > 1))
+        .inputs.isnan()
+        .any()
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", ODD_BUT_RIGHT)
+def test_odd_but_right(case: str) -> None:
+    assert ODD_BUT_RIGHT[case]()
