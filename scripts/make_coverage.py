@@ -1,4 +1,4 @@
-"""Draw docs/assets/coverage.svg: every explainer on every architecture of the coverage test.
+"""Draw docs/assets/coverage.svg: every explainer on every architecture, and how its map is known to be right.
 
 Run `python scripts/make_coverage.py` after an explainer or an architecture was added.
 """
@@ -14,26 +14,36 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tests.reference.architectures import CONVOLUTIONAL, HUGGING_FACE, OTHERS, made  # noqa: E402
+from tests.reference.coverage import ANSWERS, ELSEWHERE, LAW, REFERENCE, RELATION, how  # noqa: E402
 from veridical.explainers import registry  # noqa: E402
 
 CELL, LEFT, TOP = 22, 170, 110
-WORKS, REFUSED = "#2b6cb0", "#d9d9d9"
+COLOURS = {
+    LAW: "#1a365d",
+    REFERENCE: "#2b6cb0",
+    RELATION: "#4299e1",
+    ANSWERS: "#38a169",
+    ELSEWHERE: "#b7cfe8",
+}
+REFUSED = "#d9d9d9"
 
 
 def reasons() -> dict[str, dict[str, str | None]]:
     """Why an explainer does not apply to an architecture, or None if it does."""
-    tasks = {name: made(name) for name in (*CONVOLUTIONAL, *OTHERS, *HUGGING_FACE)}
-    return {
-        explainer: {name: registry.make(explainer).why_not(task) for name, task in tasks.items()}
-        for explainer in registry
-        if not registry.make(explainer).control and explainer != "tree_shap"
-    }
+    chosen = [n for n in registry if not registry.make(n).control and n != "tree_shap"]
+    out: dict[str, dict[str, str | None]] = {explainer: {} for explainer in chosen}
+    for name in (*CONVOLUTIONAL, *OTHERS, *HUGGING_FACE):
+        task = made(name)  # one after the other: a library may change its classes when it makes the next
+        for explainer in chosen:
+            out[explainer][name] = registry.make(explainer).why_not(task)
+    return out
 
 
 def drawn(table: dict[str, dict[str, str | None]]) -> str:
     """The table as a picture."""
     names = list(next(iter(table.values())))
-    width, height = LEFT + CELL * len(names) + 10, TOP + CELL * len(table) + 10
+    width = LEFT + CELL * len(names) + 10
+    height = TOP + CELL * (len(table) + len(COLOURS) + 2)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
         'font-family="sans-serif" font-size="12">'
@@ -45,11 +55,16 @@ def drawn(table: dict[str, dict[str, str | None]]) -> str:
         y = TOP + CELL * row
         parts.append(f'<text x="{LEFT - 8}" y="{y + 15}" text-anchor="end">{escape(explainer)}</text>')
         for column, (name, reason) in enumerate(cells.items()):
-            title = escape(f"{explainer} on {name}: {reason or 'a map'}")
+            title = escape(f"{explainer} on {name}: {reason or how(explainer)}")
             parts.append(
                 f'<rect x="{LEFT + CELL * column}" y="{y}" width="{CELL - 2}" height="{CELL - 2}" '
-                f'fill="{REFUSED if reason else WORKS}"><title>{title}</title></rect>'
+                f'fill="{REFUSED if reason else COLOURS[how(explainer)]}"><title>{title}</title></rect>'
             )
+    below = TOP + CELL * (len(table) + 1)
+    for row, (text, colour) in enumerate([*COLOURS.items(), ("refused, with the reason", REFUSED)]):
+        y = below + CELL * row
+        parts.append(f'<rect x="10" y="{y}" width="{CELL - 2}" height="{CELL - 2}" fill="{colour}"/>')
+        parts.append(f'<text x="38" y="{y + 15}">{escape(text)}</text>')
     return "\n".join([*parts, "</svg>", ""])
 
 

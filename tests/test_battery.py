@@ -32,7 +32,7 @@ def test_metric_keeps_its_promises(name: str, modality: str) -> None:
 
 
 def test_everything_applies_somewhere() -> None:
-    needs_a_package = {"partition_shap", "tree_shap", "attention_rollout", "gradient_x_attention"}
+    needs_a_package = {"tree_shap", "attention_rollout", "gradient_x_attention"}
     for table in (explainers, metrics):
         for name in set(table) - needs_a_package:
             thing = table.make(name)

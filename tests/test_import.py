@@ -93,6 +93,7 @@ def test_the_first_score_loads_the_metric_and_the_explainer_it_names() -> None:
     at_import, *later = loaded(OURS)
     assert int(at_import) < 80
     assert set(later) == {
+        "veridical.explainers.cells",
         "veridical.explainers.coalitions",
         "veridical.explainers.occlusion",
         "veridical.metrics.faithfulness",

@@ -8,6 +8,12 @@ HERE = "replications/f_fidelity"
 SMALL = ("--per-class", "4", "--repeats", "1", "--draws", "4", "--epochs", "1", "--stages", "robustness")
 PARTS = (
     Part("size", (f"{HERE}/size.py", "--out", "{out}/size.json"), (), ("--samples", "30", "--shares", "0.2")),
+    Part(
+        "judges",
+        (f"{HERE}/judges.py", "--out", "{out}/judges.jsonl"),
+        (),
+        ("--seeds", "1", "--samples", "16", "--sets", "wine columns"),
+    ),
     Part("mnist", (f"{HERE}/run.py", "mnist", "--out", "{out}/mnist.json"), MNIST_TRAIN, SMALL),
     Part("cifar", (f"{HERE}/run.py", "cifar", "--out", "{out}/cifar.json"), CIFAR_TRAIN, SMALL, False),
     *(

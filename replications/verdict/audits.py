@@ -12,7 +12,8 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ import torch
 import veridical as vd
 from replications.verdict import worlds
 from veridical.audit.effort import EFFORTS
+from veridical.audit.evidence import ALPHA, HERE, SIZE, corrected
 from veridical.explainers import as_explainer
 from veridical.testing import red_team
 from veridical.testing.cheats import CHEATS
@@ -82,6 +84,34 @@ def upper_bound(hits: int, audits: int, level: float = 0.95) -> float:
     return 1.0 if hits >= audits else float(beta.ppf(level, hits + 1, audits - hits))
 
 
+ASKED: dict[str, Callable[[str, str], bool]] = {
+    "removal alone": lambda line, rival: line != "swap",
+    "and maps of another model lose here": lambda line, rival: line != "swap" or rival in HERE,
+    "and win there, for the same class": lambda line, rival: "own class" not in rival and rival != SIZE,
+    "and for each model's own class": lambda line, rival: rival != SIZE,
+    "and beat the size of the input there": lambda line, rival: True,
+}
+"""Rules that ask more and more, up to the audit's own."""
+
+
+def ablation(audits: Sequence[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """How often each method would be trusted if less were asked.
+
+    At least so often: who fails one question of the swap is asked the others on fewer samples.
+    """
+    told = {}
+    for rule, counts in ASKED.items():
+        trusted: Counter[str] = Counter()
+        for one in audits:
+            p = {
+                name: max((t[3] for t in method["tests"] if counts(t[0], t[1])), default=1.0)
+                for name, method in one["methods"].items()
+            }
+            trusted.update(name for name, adjusted in corrected(p).items() if adjusted <= ALPHA)
+        told[rule] = dict(trusted)
+    return told
+
+
 def summary(audits: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """How often each cheat, and each method that is right, was trusted."""
     done = [a for a in audits if "error" not in a]
@@ -109,6 +139,7 @@ def summary(audits: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "errors": [a for a in audits if "error" in a],
         "cheats": cheats,
         "honest": true,
+        "ablation": ablation(done),
         "true methods trusted": sum(r["trusted"] for r in known) / max(1, sum(r["audits"] for r in known)),
         "audits that trust any cheat": sum(
             any(a["methods"][n]["trusted"] for n in CHEATS if n in a["methods"]) for a in done
@@ -124,6 +155,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=1000, help="the first seed")
     parser.add_argument("--families", nargs="+", default=list(worlds.MAKERS), choices=list(worlds.MAKERS))
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--also", nargs="*", type=Path, default=[], help="audits.jsonl of earlier runs")
     parser.add_argument("--minutes", type=float, default=1e9, help="no audit is started after this time")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
@@ -144,6 +176,7 @@ def main() -> None:
             trusted = [n for n, m in row.get("methods", {}).items() if m["trusted"]]
             told = row.get("error") or f"{row['seconds']:.0f} s, trusts {', '.join(trusted) or 'nobody'}"
             print(f"{len(found)} of {len(jobs)} {row['family']} {row['seed']}: {told}", flush=True)
+    found += [json.loads(line) for file in given.also for line in file.read_text().splitlines()]
     result = {"samples": given.samples, **summary(found)}
     (given.out / "audits.json").write_text(json.dumps(result, indent=1))
     print(json.dumps(result, indent=1))

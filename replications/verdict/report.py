@@ -79,7 +79,7 @@ def group_tables(found: dict[str, Any]) -> dict[str, str]:
     head = ["methods", "samples", "one group", "mean size", "holds the best"]
     return {
         "groups": table([*head, "race: one group", "race: holds the best"], rows),
-        "claims": table(["samples", "claims", "said", "came true", "claims"], claims),
+        "claims": table(["samples", "kind", "said", "came true", "claims"], claims),
     }
 
 
@@ -97,7 +97,13 @@ def audit_tables(found: dict[str, Any]) -> dict[str, str]:
             if row:
                 known = "yes" if row["known to be right"] else ""
                 honest.append([family, f"`{name}`", known, f"{row['trusted']} of {row['audits']}"])
+    names = [name for name in found["cheats"] if any(name in row for row in found["ablation"].values())]
+    asked = [
+        [rule, *(row.get(name, 0) for name in names), *(row.get(name, 0) for name in worlds.GOOD)]
+        for rule, row in found["ablation"].items()
+    ]
     return {
+        "questions": table(["what is asked", *(f"`{name}`" for name in (*names, *worlds.GOOD))], asked),
         "cheats": table(["cheat", "audits", "trusted", "95% upper bound", "where"], cheats),
         "honest": table(["world", "method", "known to be right", "trusted"], honest),
     }
@@ -121,7 +127,8 @@ def figure(found: dict[str, Any], path: Path) -> None:
         place.set(title=f"{size} samples", xlabel="claimed", xlim=(0.2, 1.02), ylim=(0.2, 1.02))
     places[0].set_ylabel("came true")
     places[-1].legend(frameon=False, fontsize=8, loc="upper left")
-    drawing.savefig(path, metadata={"Date": None})
+    with plt.rc_context({"svg.hashsalt": "veridical"}):  # the same figure, the same file
+        drawing.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     plt.close(drawing)
 
 

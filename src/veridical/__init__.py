@@ -24,6 +24,7 @@ from veridical.values.task import Task
 if TYPE_CHECKING:
     from veridical import fidelity, gef, loading, meta, qge, study, surf, tasks
     from veridical.audit import Audit
+    from veridical.explainers.adapters import from_captum, from_shap, from_zennit
     from veridical.gef import GEF, FastGEF
     from veridical.gef.visualise import visualise
     from veridical.meta import meta_evaluate
@@ -37,6 +38,9 @@ __getattr__, __dir__ = names_on_demand(
         "GEF": "veridical.gef.metric",
         "QGE": "veridical.qge.gap",
         "QRand": "veridical.qge.random_baseline",
+        "from_captum": "veridical.explainers.adapters",
+        "from_shap": "veridical.explainers.adapters",
+        "from_zennit": "veridical.explainers.adapters",
         "meta_evaluate": "veridical.meta.evaluate",
         "visualise": "veridical.gef.visualise",
     },
@@ -88,6 +92,9 @@ __all__ = [
     "explainers",
     "fidelity",
     "fill",
+    "from_captum",
+    "from_shap",
+    "from_zennit",
     "functional",
     "gef",
     "loading",

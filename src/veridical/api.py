@@ -17,6 +17,7 @@ from veridical.explainers.cache import ExplanationCache
 from veridical.explainers.function import as_explainer
 from veridical.metrics.base import AnyMetric, ExplainerMetric, Metric
 from veridical.metrics.base import registry as metric_registry
+from veridical.metrics.repeats import with_repeats
 from veridical.progress import track
 from veridical.random.keyed import Key
 from veridical.registry import Catalogue
@@ -41,13 +42,19 @@ def explain(
 ) -> Explanation:
     """Explain every sample of a task, by an explainer's name, object, or the user's own function.
 
+    Objects of other packages are taken as they are: captum's attributions, shap's and lime's explainers; so
+    are finished maps (an array, a data frame with the task's columns, a `shap.Explanation`).
+
     >>> import veridical as vd
     >>> task = vd.Task(torch.nn.Linear(4, 3), torch.ones(2, 4))
     >>> vd.explain("gradient", task)
     Explanation by gradient: 2 samples x 4 column features, cost 2 rows forward, 2 backward
     """
-    chosen = as_explainer(explainer, **settings)
     task = task if device is None else task.to(device)
+    maps = None if settings else as_maps(explainer, task)
+    if maps is not None:
+        return maps
+    chosen = as_explainer(explainer, **settings)
     if cache is None:
         return chosen(task, Key(seed))
     return ExplanationCache(cache).get(chosen, task, Key(seed))
@@ -75,9 +82,13 @@ def score(
     seed: int = 0,
     device: str | torch.device | None = None,
     cache: str | Path | None = None,
+    repeats: int = 1,
     **settings: Any,
 ) -> Scores:
     """Score an explanation: an `Explanation`, a tensor of maps, or an explainer in any accepted form.
+
+    `repeats` scores again with a metric's draws, the fill and the order of ties drawn anew, one at a time, so
+    that `scores.variance()` tells what chance does; it costs up to 1 + 3 (repeats - 1) times as much.
 
     >>> import veridical as vd
     >>> task = vd.Task(torch.nn.Linear(4, 3), torch.ones(2, 4))
@@ -87,26 +98,45 @@ def score(
     judge = as_metric(metric, **settings)
     task = task if device is None else task.to(device)
     if isinstance(judge, ExplainerMetric):
-        if isinstance(explanation, Explanation | torch.Tensor):
+        if as_maps(explanation, task) is not None:
             raise InputError(
                 f"metric '{judge.name}' explains again under noise: give it the explainer (a name, an object "
                 "or a function), not a finished map"
             )
-        return judge(task, as_explainer(explanation), Key(seed))
+        method = as_explainer(explanation)
+        return _scored(lambda key: judge(task, method, key), judge, task, method, seed, repeats)
     if not isinstance(judge, Metric):
         raise InputError(f"'{judge.name}' judges neither maps nor methods")
-    return judge(task, as_explanation(explanation, task, seed, cache), Key(seed))
+    maps = as_explanation(explanation, task, seed, cache)
+    return _scored(lambda key: judge(task, maps, key), judge, task, maps, seed, repeats)
+
+
+def _scored(
+    run: Callable[[Key], Scores], judge: AnyMetric, task: Task, subject: object, seed: int, repeats: int
+) -> Scores:
+    return run(Key(seed)) if repeats == 1 else with_repeats(run, judge, task, subject, seed, repeats)
 
 
 def as_explanation(
     explanation: Any, task: Task, seed: int = 0, cache: str | Path | None = None
 ) -> Explanation:
     """Accept an explanation, plain maps, or anything that makes one."""
-    if isinstance(explanation, Explanation):
-        return explanation
-    if isinstance(explanation, torch.Tensor) or type(explanation).__module__ == "numpy":
-        return Explanation(task.values(explanation), task.space, task.targets, task.ids)
-    return explain(explanation, task, seed=seed, cache=cache)
+    maps = as_maps(explanation, task)
+    return explain(explanation, task, seed=seed, cache=cache) if maps is None else maps
+
+
+def as_maps(thing: Any, task: Task) -> Explanation | None:
+    """Finished maps: an explanation, a tensor, an array, a data frame, a `shap.Explanation`; else None."""
+    if isinstance(thing, Explanation):
+        return thing
+    if isinstance(thing, torch.Tensor) or type(thing).__module__ == "numpy":
+        return Explanation(task.values(thing), task.space, task.targets, task.ids)
+    if type(thing).__module__.partition(".")[0] in ("pandas", "shap"):
+        from veridical.explainers.other_packages import finished
+
+        values = finished(thing, task)
+        return None if values is None else Explanation(values, task.space, task.targets, task.ids)
+    return None
 
 
 @checked

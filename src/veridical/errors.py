@@ -23,6 +23,10 @@ class UnknownNameError(InputError, LookupError):
     """A name is not registered; the message suggests the nearest one."""
 
 
+class OutOfRangeError(InputError, IndexError):
+    """A sample was asked for that a task does not have."""
+
+
 class NotApplicableError(VeridicalError, TypeError):
     """A method cannot work on this task; the message names those that can."""
 

@@ -29,6 +29,15 @@ def axes(ax: Axes | None, width: float = 5.0, height: float = 3.2) -> Axes:
     return pyplot.subplots(figsize=(width, height), layout="constrained")[1]
 
 
+def slices(x: Tensor) -> Tensor:
+    """A volume (..., depth, height, width) as three of its slices side by side; an image as it is."""
+    if x.dim() < 4:
+        return x
+    depth = x.shape[-3]
+    at = sorted({depth // 4, depth // 2, depth - 1 - depth // 4})
+    return torch.cat([x[..., i, :, :] for i in at], -1)
+
+
 def as_image(x: Tensor) -> Tensor:
     """One input (C, H, W) as a picture (H, W) or (H, W, 3) with values in [0, 1]."""
     picture = x.detach().float().cpu()
@@ -44,10 +53,10 @@ def plot_explanation(
     ax = axes(ax)
     space, values = explanation.space, explanation.values[sample].detach().float().cpu()
     name = explanation.explainer
-    if len(space.input_shape) == 3 and space.kind != "element":
-        laid = explanation.take(slice(sample, sample + 1)).maps()[0].detach().float().cpu()
+    if len(space.input_shape) in (3, 4) and space.kind != "element":
+        laid = slices(explanation.take(slice(sample, sample + 1)).maps()[0].detach().float().cpu())
         if inputs is not None:
-            grey = as_image(inputs[sample])
+            grey = as_image(slices(inputs[sample]))
             ax.imshow((grey if grey.dim() == 2 else grey.mean(-1)).numpy(), cmap="gray_r", alpha=0.35)
         scale = _colours(laid)
         ax.imshow(laid[0].numpy(), alpha=1.0 if inputs is None else 0.8, **scale)
@@ -63,7 +72,9 @@ def plot_explanation(
         strongest = chosen[values[chosen].abs().argsort(descending=True)[:12]].flip(0)
         colours = [COLOURS[1] if values[i] >= 0 else COLOURS[0] for i in strongest]
         names = [space.feature_name(int(i), sample) for i in strongest]
-        ax.barh(names, values[strongest].numpy(), color=colours)
+        # by place, not by name: the same word may stand in a text twice
+        ax.barh(range(len(names)), values[strongest].numpy(), color=colours)
+        ax.set_yticks(range(len(names)), names)
         ax.axvline(0, color="0.7", linewidth=0.8)
         ax.set_xlabel("relevance")
     ax.set_title(name, fontsize=9)

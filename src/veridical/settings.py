@@ -4,27 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from numbers import Integral, Real
-from types import UnionType
-from typing import (
-    Annotated,
-    Any,
-    ClassVar,
-    Literal,
-    Self,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from dataclasses import fields
+from types import SimpleNamespace
+from typing import Any, ClassVar, Self, TypeVar, get_type_hints
 
 import numpy as np
 
 from veridical import name_index
+from veridical.allowed import why_not
 from veridical.errors import InputError, VeridicalError
 
 
@@ -65,17 +53,6 @@ class Settings:
 # --- what a setting may be ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Within:
-    """Bounds of a number, said with its type: `Annotated[float, Within(0, 1)]`."""
-
-    least: float = -math.inf
-    most: float = math.inf
-
-
-LARGEST = 2**63 - 1
-
-
 def _checking(own: Callable[..., None]) -> Callable[..., None]:
     """A class's own check, which says best what it minds, and after it that of the declared types."""
 
@@ -110,13 +87,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def checked(function: F) -> F:
-    """Let a function refuse arguments that are not of the types it declares, as settings are refused."""
+    """Let a function refuse arguments that are not what it declares, as settings are refused."""
     signature = inspect.signature(function)
     who = function.__qualname__.removesuffix(".__init__")
 
     @functools.cache
     def declared() -> dict[str, Any]:
-        return get_type_hints(function, include_extras=True)
+        given = {name: kind for name, kind in function.__annotations__.items() if name != "return"}
+        bare = SimpleNamespace(__annotations__=given)
+        return get_type_hints(bare, function.__globals__, include_extras=True)
 
     @functools.wraps(function)
     def call(*args: Any, **named: Any) -> Any:
@@ -135,61 +114,6 @@ def checked(function: F) -> F:
 def _declared(cls: Any) -> dict[str, Any]:
     hints = get_type_hints(cls, include_extras=True)
     return {field.name: hints[field.name] for field in fields(cls)}
-
-
-def why_not(value: Any, declared: Any) -> str | None:
-    """What a value should have been, where it is not of the declared type; None if it is."""
-    origin, inner = get_origin(declared), get_args(declared)
-    if declared is Any:
-        return None
-    if origin is Annotated:
-        limits = [limit for limit in inner[1:] if isinstance(limit, Within)]
-        return why_not(value, inner[0]) or next((_outside(value, limit) for limit in limits), None)
-    if origin is Literal:
-        fits = isinstance(value, str | int) and value in inner
-        return None if fits else f"one of {', '.join(map(repr, inner))}"
-    if origin in (Union, UnionType):
-        reasons = [why_not(value, one) for one in inner]
-        return None if None in reasons else " or ".join(dict.fromkeys(filter(None, reasons)))
-    if origin is tuple and inner[-1] is Ellipsis:
-        fits = isinstance(value, tuple | list) and all(why_not(one, inner[0]) is None for one in value)
-        return None if fits else f"a tuple, and each part of it {why_not(None, inner[0]) or 'anything'}"
-    check, expected = _PLAIN.get(declared, (None, ""))
-    if check is not None:
-        return None if check(value) else expected
-    if declared is None or declared is type(None):
-        return None if value is None else "None"
-    declared = origin or declared
-    if isinstance(declared, type) and not getattr(declared, "_is_protocol", False):
-        return None if isinstance(value, declared) else f"of type {declared.__name__}"
-    return None
-
-
-def _outside(value: Any, limit: Within) -> str | None:
-    if value is None or limit.least <= value <= limit.most:
-        return None
-    return f"from {limit.least:g} to {limit.most:g}"
-
-
-def _whole(value: Any) -> bool:
-    return (
-        isinstance(value, Integral) and not isinstance(value, bool | np.bool_) and abs(int(value)) <= LARGEST
-    )
-
-
-def _real(value: Any) -> bool:
-    try:
-        return isinstance(value, Real) and not isinstance(value, bool | np.bool_) and math.isfinite(value)
-    except OverflowError:
-        return False
-
-
-_PLAIN: dict[Any, tuple[Callable[[Any], bool], str]] = {
-    int: (_whole, "a whole number of at most 63 bits"),
-    float: (_real, "a finite number"),
-    bool: (lambda value: isinstance(value, bool | np.bool_), "True or False"),
-    str: (lambda value: isinstance(value, str), "a text"),
-}
 
 
 def holds_code(value: Any) -> bool:

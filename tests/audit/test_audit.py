@@ -367,7 +367,7 @@ def test_bad_input_is_refused():
         audit(task, effort="quickest")
     with pytest.raises(InputError, match="at least two"):
         audit(task[:1])
-    with pytest.raises(InputError, match="at least two"):
+    with pytest.raises(InputError, match="samples is a whole number from 2"):
         audit(task, samples=1)
     with pytest.raises(InputError, match="no explainer to audit"):
         audit(task, explainers=["random"])

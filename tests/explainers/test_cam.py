@@ -15,8 +15,9 @@ from tests.reference.architectures import made
 from tests.reference.small_nets import conv_net, draw, hook_count, image_task, noisy_copy, seeded, series_task
 from veridical.errors import NotApplicableError
 from veridical.explainers import GradCam, GradCamPlusPlus, LayerCam, ScoreCam, cam
-from veridical.explainers.cam import THROUGH, Cam, through_steps
+from veridical.explainers.cam import Cam
 from veridical.explainers.grid import by_products
+from veridical.explainers.score_cam import THROUGH, through_steps
 from veridical.model.predictor import Plan
 from veridical.random import hash_kernels
 

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 import veridical as vd
-from veridical.explainers import KernelShap, Lime, coalitions, kernel_shap, lime
-from veridical.explainers.coalitions import (
-    SizedSubsets,
+from veridical.explainers import KernelShap, Lime, kernel_shap, least_squares, lime, mask_rules
+from veridical.explainers.least_squares import (
     _in_stretches,
     _solved_by_factor,
     _solved_in_blocks,
@@ -17,6 +16,7 @@ from veridical.explainers.coalitions import (
     shared_counts,
     solved,
 )
+from veridical.explainers.mask_rules import SizedSubsets
 from veridical.random.keyed import Key
 
 
@@ -56,7 +56,9 @@ def test_blocks_solve_as_one_factor_does(masks: int, monkeypatch: pytest.MonkeyP
     assert off(_solved_in_blocks(gram.clone(), right), expected) < 1e-10
     if masks > 64:
         # without what the first half says about the second it is another system
-        monkeypatch.setattr(coalitions, "_eliminated", lambda g, cut, inverse: g[:, cut:, :cut] @ inverse.mT)
+        monkeypatch.setattr(
+            least_squares, "_eliminated", lambda g, cut, inverse: g[:, cut:, :cut] @ inverse.mT
+        )
         assert off(_solved_in_blocks(gram.clone(), right), expected) > 1e-3
 
 
@@ -64,7 +66,7 @@ def test_blocks_solve_as_one_factor_does(masks: int, monkeypatch: pytest.MonkeyP
 def test_any_leaf_gives_the_same(leaf: int, monkeypatch: pytest.MonkeyPatch) -> None:
     gram, right = limes_system(41, 60)
     expected = _solved_by_factor(gram, right)
-    monkeypatch.setattr(coalitions, "_LEAF", leaf)
+    monkeypatch.setattr(least_squares, "_LEAF", leaf)
     assert off(_solved_in_blocks(gram.clone(), right), expected) < 1e-10
 
 
@@ -163,7 +165,7 @@ def test_counts_do_not_look_at_what_fills_up_rows(rows: int, features: int) -> N
 
 
 def test_blocks_of_samples_fit_the_memory_of_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(coalitions._SOLVER_ELEMENTS, "cpu", 100)
+    monkeypatch.setitem(least_squares._SOLVER_ELEMENTS, "cpu", 100)
     cpu, other = torch.device("cpu"), torch.device("meta")
     assert list(sample_blocks(7, 30, cpu)) == [slice(0, 3), slice(3, 6), slice(6, 7)]
     assert list(sample_blocks(2, 1000, cpu)) == [slice(0, 1), slice(1, 2)]
@@ -181,12 +183,12 @@ def test_pieces_are_alike_and_share_the_outputs_of_all(monkeypatch: pytest.Monke
     task = vd.Task(Counted(6, 2), torch.randn(50, 6), targets=torch.zeros(50, dtype=torch.int64), fill=0.0)
     task = task.with_plan(vd.Plan(rows=64))
     # 8 samples fill a chunk, and the masks of 24 fit
-    monkeypatch.setitem(coalitions._MASKED_FEATURES, "cpu", 24 * 8 * 6)
+    monkeypatch.setitem(mask_rules._MASKED_FEATURES, "cpu", 24 * 8 * 6)
     asked.clear()
-    pieces = list(coalitions.mask_pieces(task, 8))
+    pieces = list(mask_rules.mask_pieces(task, 8))
     assert [len(piece) for piece in pieces] == [24, 24, 2]
     for piece, start in zip(pieces, (0, 24, 48), strict=True):
         assert torch.equal(piece.outputs, task.outputs[start : start + 24])
     assert asked == [56]
-    monkeypatch.setitem(coalitions._MASKED_FEATURES, "cpu", 40 * 8 * 6)
-    assert [len(piece) for piece in coalitions.mask_pieces(task, 8)] == [32, 18]  # where 40 would fit
+    monkeypatch.setitem(mask_rules._MASKED_FEATURES, "cpu", 40 * 8 * 6)
+    assert [len(piece) for piece in mask_rules.mask_pieces(task, 8)] == [32, 18]  # where 40 would fit

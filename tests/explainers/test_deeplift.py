@@ -9,6 +9,7 @@ import veridical as vd
 from tests.reference.small_nets import conv_net, draw, image_task, linear_task, seeded, series_task
 from veridical.errors import InputError, NotApplicableError
 from veridical.explainers import DeepLift, DeepLiftShap, IntegratedGradients
+from veridical.explainers.graph.difference_steps import _through_softmax
 from veridical.model.predictor import Plan
 
 
@@ -283,13 +284,81 @@ def test_more_reference_rows_than_baselines_are_drawn_by_the_key() -> None:
     assert not torch.allclose(a, c)
     chunked = few(task.with_plan(Plan(rows=8))).values
     torch.testing.assert_close(chunked, a, rtol=0, atol=1e-9)
-    with pytest.raises(InputError, match="at least one baseline"):
+    with pytest.raises(InputError, match="baselines is a whole number from 1"):
         DeepLiftShap(baselines=0)
 
 
 def test_wrong_baselines_are_refused() -> None:
-    with pytest.raises(InputError, match="number or 'mean'"):
+    with pytest.raises(InputError, match="or one of 'mean'"):
         DeepLift("median")
     task, _ = linear_task(train=0)
     with pytest.raises(NotApplicableError, match="reference rows"):
         DeepLift("mean")(task)
+
+
+class Weighed(nn.Module):
+    """A row times what it is given beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor, beside: Tensor) -> Tensor:
+        return self.second(torch.tanh(self.first(x)) * beside[:, None])
+
+
+class Fixed(nn.Module):
+    """The same with one number beside every row."""
+
+    def __init__(self, net: nn.Module, beside: Tensor) -> None:
+        super().__init__()
+        self.net, self.beside = net, beside
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x, self.beside.expand(len(x)))
+
+
+def test_baselines_of_deeplift_shap_keep_the_side_inputs_of_each_sample() -> None:
+    torch.manual_seed(0)
+    net, x, train = Weighed().double(), torch.randn(4, 5).double(), torch.randn(3, 5).double()
+    beside = torch.tensor([0.5, 1.0, -2.0, 3.0]).double()
+    task = vd.Task(net, x, side=(beside,), train=train, targets=[0, 1, 2, 0])
+    explainer = DeepLiftShap()
+    found = explainer(task)
+    assert found.cost == explainer.declared(task) == vd.Cost(2 * 3 * 4, 3 * 4)
+    assert found.provenance["law"]["largest_residual"] < 1e-9
+    for i in range(4):
+        alone = vd.Task(Fixed(net, beside[i]), x[i : i + 1], train=train, targets=[int(task.targets[i])])
+        torch.testing.assert_close(explainer(alone).values[0], found.values[i])
+
+
+class Attends(nn.Module):
+    """Attention whose scores lie as far from those of the baseline as `steep` says."""
+
+    def __init__(self, steep: float) -> None:
+        super().__init__()
+        self.steep, self.query, self.head = steep, nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.steep * self.query(x) @ x.transpose(1, 2)
+        return self.head((torch.softmax(scores, -1) @ x).mean(1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("steep", [0.0, 1.0, 100.0, 3000.0])
+def test_a_softmax_far_from_its_baseline_stays_finite_and_complete(steep: float, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    task = vd.Task(Attends(steep).to(dtype), torch.randn(5, 6, 4).to(dtype))
+    law = DeepLift()(task).provenance["law"]
+    assert law["largest_residual"] < (1e-3 if dtype == torch.float32 else 1e-8)
+
+
+def test_multipliers_of_a_softmax_by_hand() -> None:
+    z, z0 = torch.tensor([[2.0, -1.0]]).double(), torch.tensor([[0.5, 0.25]]).double()
+    (found,) = _through_softmax(z, z0, -1)(torch.tensor([[1.0, 0.0]]).double())
+    change = z.softmax(-1)[0, 0] - z0.softmax(-1)[0, 0]
+    torch.testing.assert_close((found * (z - z0)).sum(), change)
+    # where nothing changes it is the gradient
+    (same,) = _through_softmax(z, z.clone(), -1)(torch.tensor([[1.0, 0.0]]).double())
+    y = z.softmax(-1)[0]
+    torch.testing.assert_close(same[0], torch.stack([y[0] * (1 - y[0]), -y[0] * y[1]]))

@@ -7,12 +7,22 @@ from torch import Tensor, nn
 import veridical as vd
 from tests.reference.small_nets import conv_net, image_task, noisy_copy, series_task
 from veridical.errors import MissingExtraError, NotApplicableError
-from veridical.explainers import applicable, registry
+from veridical.explainers import (
+    Hsic,
+    Lime,
+    PermutationImportance,
+    Rise,
+    ShapleySampling,
+    Sobol,
+    applicable,
+    registry,
+)
+from veridical.explainers.coalitions import FitsCells, MaskingExplainer
 from veridical.model.predictor import Plan
 from veridical.testing import tiny_task
 
 EVERY = sorted(registry)
-PACKAGE = {"partition_shap", "tree_shap"}
+PACKAGE = {"tree_shap"}
 TEXT = {"attention_rollout", "gradient_x_attention", "tree_shap"}  # on images of this model they do not apply
 OF_FEW = {"exact_shapley"}  # its own are in test_exact_shapley.py
 ON_IMAGES = [
@@ -116,24 +126,32 @@ def test_by_name_by_object_and_by_function() -> None:
         assert found.cost == by_name.cost
 
 
-MASKED = {"exact_shapley", "feature_ablation", "kernel_shap", "lime", "occlusion", "partition_shap"}
-"""They declare the rows of one chunk; what they ask in all follows the fill, the windows and the budget."""
-
-
 @pytest.mark.parametrize("kind", ["image", "series", "table", "text"])
 def test_declared_rows_are_the_rows_counted(kind: str) -> None:
     task = tiny_task(kind)
-    for name in set(applicable(task)) - MASKED:
+    for name in applicable(task):
         explainer = registry.make(name, **FEW.get(name, {}))
         declared, cost = explainer.declared(task), explainer(task).cost
-        if name in BY_MASKS and bool((task.space.counts(len(task)) <= FEW_FEATURES).any()):
+        few = bool((task.space.counts(len(task)) <= FEW_FEATURES).any())
+        few |= isinstance(explainer, FitsCells) and explainer.unknowns(task) <= FEW_FEATURES
+        if few and isinstance(explainer, BY_MASKS):
             # of few features no mask is asked twice, so that rows declared are the most there can be
             assert cost.forward <= declared.forward, name
         else:
             assert cost == declared, name
 
 
-BY_MASKS = {"hsic", "permutation_importance", "rise", "shapley_sampling", "sobol"}
+@pytest.mark.parametrize("name", ["exact_shapley", "feature_ablation", "kernel_shap", "lime", "occlusion"])
+def test_rows_are_known_with_a_fill_of_several_rows(name: str) -> None:
+    task = vd.Task(nn.Linear(14, 3), torch.rand(3, 14), train=torch.rand(5, 14))
+    assert task.fill.repeats_on(task) == 5
+    if name == "exact_shapley":
+        task = vd.Task(nn.Linear(4, 3), torch.rand(3, 4), train=torch.rand(5, 4))
+    explainer = registry.make(name)
+    assert explainer(task).cost == explainer.declared(task)
+
+
+BY_MASKS = (MaskingExplainer, Lime, Hsic, PermutationImportance, Rise, ShapleySampling, Sobol)
 FEW_FEATURES = 12
 LAWS = {"deeplift": 1e-9, "deeplift_shap": 1e-9, "integrated_gradients": 0.05, "shapley_sampling": 1e-6}
 

@@ -9,7 +9,7 @@ from torch import nn
 import veridical as vd
 from tests.random.test_hash_kernels import compiled
 from tests.reference.small_nets import conv_net, image_task
-from veridical.explainers.graph.differences import STEEP, steep_steps
+from veridical.explainers.graph.difference_steps import RESCALED, rescaled_steps
 from veridical.explainers.graph.relevance_elements import (
     FAVOURED,
     MORE,
@@ -26,7 +26,7 @@ CASES = {
     "over": (OVER, over_steps),
     "favoured": (FAVOURED, favoured_steps),
     "more": (MORE, more_steps),
-    "steep": (STEEP, steep_steps),
+    "rescaled": (RESCALED, rescaled_steps),
 }
 KINDS = {torch.float32: "float", torch.float64: "double"}
 
@@ -48,7 +48,7 @@ def test_a_kernel_gives_the_bits_of_its_steps(name: str, dtype: torch.dtype, tmp
     [
         ("over", "-away :", "away :"),
         ("over", "|| 1 / z < 0", ""),
-        ("steep", "2 -", "2 +"),
+        ("rescaled", "2 -", "2 +"),
         ("favoured", ">=", ">"),
         ("more", ">=", "<"),
     ],
@@ -103,7 +103,8 @@ def test_a_gpu_takes_the_kernel(name: str, dtype: torch.dtype) -> None:
         torch.randn(5, 3, 4, 4, dtype=dtype, device=device)
         for _ in hash_kernels.trials(source, dtype, device)
     ]
-    given[1] = given[1][:1].contiguous() if name == "steep" else given[1]
+    if name == "rescaled":
+        given[2] = given[2][:1].contiguous()
     found = hash_kernels.at_once(source, steps, *given)
     torch.testing.assert_close(found.cpu(), steps(*(each.cpu() for each in given)))
 

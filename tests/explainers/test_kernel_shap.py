@@ -1,12 +1,16 @@
 """KernelSHAP against Shapley's own definition."""
 
+import warnings
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from tests.reference.shapley import shapley_values
-from veridical.errors import InputError
-from veridical.explainers import KernelShap
+from veridical.errors import InputError, VeridicalWarning
+from veridical.explainers import KernelShap, Lime
 from veridical.explainers.kernel_shap import _deviations, _Paired
 from veridical.masking.fills import Constant, Token
 from veridical.masking.rules import Given
@@ -143,7 +147,7 @@ def test_chunks_do_not_matter(table):
 
 
 def test_budget_is_checked():
-    with pytest.raises(InputError, match="at least 3"):
+    with pytest.raises(InputError, match="budget is a whole number from 3"):
         KernelShap(2)
 
 
@@ -193,3 +197,43 @@ def test_no_weights_are_weights_of_one(features: int) -> None:
     other = _deviations(kept, answers, total, valid, torch.arange(1.0, 11).double().expand(2, 10))
     assert features > 10 or not torch.allclose(found, other, atol=1e-3)
     torch.testing.assert_close(found.sum(-1), torch.zeros(2, dtype=torch.float64), rtol=0, atol=1e-6)
+
+
+def _mnist_like(side: int = 28) -> Task:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(side * side, 16), nn.Tanh(), nn.Linear(16, 3)).double()
+    return Task(net, torch.rand(3, 1, side, side).double(), fill=0.0)
+
+
+@pytest.mark.parametrize("explainer", [KernelShap(), Lime()], ids=["kernel_shap", "lime"])
+def test_more_pixels_than_rows_can_tell_apart_are_joined_and_it_is_said(explainer: Any) -> None:
+    task = _mnist_like()
+    found = explainer(task, Key(0))
+    assert "784 features were joined into" in found.provenance["cells"]
+    block = 4 if isinstance(explainer, KernelShap) else 2
+    laid = found.maps()[:, 0].unflatten(1, (-1, block)).unflatten(3, (-1, block))
+    assert torch.equal(laid, laid[:, :, :1, :, :1].expand_as(laid))
+    assert found.cost == explainer.declared(task)
+
+    def agreement(one: Any) -> float:
+        maps = [one(task, Key(seed)).values for seed in (0, 1)]
+        alike = [torch.corrcoef(torch.stack(pair))[0, 1] for pair in zip(*maps, strict=True)]
+        return float(torch.stack(alike).mean())
+
+    alone = replace(explainer, join=False)
+    with pytest.warns(VeridicalWarning, match="answers for 784 features"):
+        one_by_one = alone(task)
+    assert "underdetermined" in one_by_one.provenance
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert agreement(explainer) > agreement(alone) + 0.3
+
+
+def test_joined_pixels_keep_the_sum_and_patches_are_joined_too() -> None:
+    task = _mnist_like()
+    assert KernelShap()(task).provenance["law"]["largest_residual"] < 1e-6
+    patches = task.with_space(Space.patches((1, 28, 28), 2))
+    assert KernelShap().unknowns(patches) == 49
+    assert KernelShap(budget=2000).unknowns(patches) == 196
+    # of 8 x 8 digits every pixel has the 8 rows it needs
+    assert KernelShap().cells_of(_mnist_like(8)) is None

@@ -7,7 +7,7 @@ from torch import nn
 
 from veridical.errors import InputError
 from veridical.explainers import Lime
-from veridical.explainers.coalitions import least_squares
+from veridical.explainers.least_squares import least_squares
 from veridical.explainers.lime import ridge_fit
 from veridical.masking.fills import Token
 from veridical.model.predictor import Plan

@@ -1,5 +1,7 @@
 """Shapley sampling, Sobol, HSIC, permutation importance, TreeSHAP, guided Grad-CAM: closed forms, peers."""
 
+from importlib import import_module
+
 import numpy as np
 import pytest
 import torch
@@ -237,3 +239,13 @@ def test_what_is_no_tree_is_refused() -> None:
         TreeShap()(vd.Task(LogisticRegression().fit(x, y), x[:3], train=x))
     with pytest.raises(NotApplicableError, match="estimator"):
         TreeShap()(linear_task()[0])
+
+
+def test_of_several_classes_the_values_of_the_target_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Trees:
+        def shap_values(self, rows: object, check_additivity: bool) -> object:
+            return torch.arange(2 * 3 * 4).reshape(2, 3, 4).numpy()
+
+    monkeypatch.setattr(import_module("veridical.explainers.tree_shap"), "_explainer", lambda *_: Trees())
+    task = vd.Task(nn.Linear(3, 4), torch.rand(2, 3), targets=[1, 3])
+    assert TreeShap().attribute(task, vd.Key(0)).tolist() == [[1, 5, 9], [15, 19, 23]]

@@ -1,47 +1,38 @@
-"""PartitionSHAP through the shap package: Owen values on small games, and a clear word when it is missing."""
+"""PartitionSHAP: Owen values on small games, parity with the shap package, few calls of the model."""
 
-import importlib.util
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from veridical.errors import InputError, MissingExtraError
-from veridical.explainers import PartitionShap, applicable
-from veridical.explainers.partition_shap import halving_tree
+from veridical.errors import InputError
+from veridical.explainers import ExactShapley, PartitionShap
+from veridical.explainers.partition_shap import TOGETHER, halving_order, rows_of_tree
 from veridical.random.keyed import Key
 from veridical.values.space import Space
 from veridical.values.task import Task
 
 
-def test_the_tree_halves_the_longer_side():
-    tree = halving_tree(np.array([[0.0, 0.0], [0.0, 1.0], [0.0, 2.0], [0.0, 3.0]]))
-    assert tree[:, :2].tolist() == [[0, 1], [2, 3], [4, 5]]
-    assert tree[:, 3].tolist() == [2, 2, 4]
-    assert halving_tree(np.zeros((1, 1))).shape == (0, 4)
+def test_the_tree_halves_the_longer_side() -> None:
+    assert halving_order(np.array([[0.0, 3.0], [0.0, 1.0], [0.0, 2.0], [0.0, 0.0]])).tolist() == [3, 1, 2, 0]
+    # two rows of four: first left and right, then up and down or left and right again
+    grid = np.array([[i, j] for i in range(2) for j in range(4)], dtype=float)
+    assert halving_order(grid).tolist() == [0, 1, 4, 5, 2, 3, 6, 7]
+    assert halving_order(np.zeros((1, 1))).tolist() == [0]
 
 
-def test_a_missing_package_is_named(monkeypatch):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *a: None if name == "shap" else find(name, *a)
-    )
-    task = Task(nn.Linear(3, 2), torch.rand(2, 3))
-    assert "veridical[shap]" in (PartitionShap().why_not(task) or "")
-    assert "partition_shap" not in applicable(task)
-    with pytest.raises(MissingExtraError, match="pip install"):
-        PartitionShap()(task)
+def test_rows_of_a_whole_tree() -> None:
+    assert [rows_of_tree(n) for n in (1, 2, 3, 4)] == [0, 2, 6, 10]
 
 
-def test_budget_is_checked():
+def test_budget_is_checked() -> None:
     with pytest.raises(InputError):
         PartitionShap(3)
 
 
-@pytest.mark.extras
-def test_additive_model_and_conservation():
-    pytest.importorskip("shap")
+def test_additive_model_and_conservation() -> None:
     torch.manual_seed(0)
     model, x = nn.Linear(6, 3).double(), torch.randn(3, 6).double()
     task = Task(model, x, fill=0.0)
@@ -49,17 +40,14 @@ def test_additive_model_and_conservation():
     assert torch.allclose(found.values, x * model.weight[task.targets].detach(), atol=1e-6)
     deep = nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.Tanh(), nn.Linear(8, 3)).double()
     image = Task(deep, torch.rand(2, 1, 6, 6).double(), space=Space.patches((1, 6, 6), 2))
-    values = PartitionShap()(image, Key(0)).values
-    fall = image.outputs - deep(torch.zeros(1, 1, 6, 6).double())
-    assert torch.allclose(values.sum(-1), fall.gather(1, image.targets[:, None])[:, 0].detach(), atol=1e-6)
+    for budget in (4, 7, 20, 512):
+        law = PartitionShap(budget)(image, Key(0)).provenance["law"]
+        assert law["largest_residual"] < 1e-6
 
 
-@pytest.mark.extras
-def test_owen_values_of_a_game_of_four():
-    pytest.importorskip("shap")
-
+def test_owen_values_of_a_game_of_four() -> None:
     # players 0 and 1 form one union, 2 and 3 the other; the pair (1, 2) earns 1 together
-    def pair(x: torch.Tensor) -> torch.Tensor:
+    def pair(x: Tensor) -> Tensor:
         return torch.stack([x[:, 1] * x[:, 2] + x[:, 0], x[:, 3]], 1)
 
     task = Task(pair, torch.ones(1, 4).double(), targets=[0], fill=0.0)
@@ -67,9 +55,45 @@ def test_owen_values_of_a_game_of_four():
     assert torch.allclose(values, torch.tensor([1.0, 0.5, 0.5, 0.0]).double(), atol=1e-6)
 
 
-@pytest.mark.extras
-def test_batches_and_global_generators_do_not_matter():
-    pytest.importorskip("shap")
+def test_of_two_features_they_are_shapley_values() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2)).double()
+    task = Task(net, torch.randn(5, 2).double(), fill=0.0)
+    torch.testing.assert_close(PartitionShap()(task).values, ExactShapley()(task).values)
+
+
+class Counted(nn.Module):
+    """Counts its calls."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net, self.calls = net, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.net(x)
+
+
+def images(samples: int, net: nn.Module | None = None) -> Task:
+    torch.manual_seed(1)
+    deep = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    model = deep if net is None else net
+    return Task(model, torch.rand(samples, 1, 8, 8).double(), fill=0.0)
+
+
+def test_samples_and_masks_share_calls() -> None:
+    net = Counted(nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 3)).double())
+    task = images(30, net)
+    explainer = PartitionShap(102)
+    _ = task.outputs
+    own = task.predictor.unwrapped
+    own.calls = 0
+    found = explainer(task)
+    assert found.cost.forward == explainer.declared(task).forward == 30 * 101
+    assert own.calls <= 5 + 100 / TOGETHER
+
+
+def test_a_sample_alone_and_among_others_is_explained_alike() -> None:
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(9, 8), nn.Tanh(), nn.Linear(8, 2)).double()
     valid = torch.ones(4, 9, dtype=torch.bool)
@@ -80,7 +104,54 @@ def test_batches_and_global_generators_do_not_matter():
     before = np.random.get_state()[1].copy()  # noqa: NPY002
     whole = PartitionShap(20)(task, Key(0)).values
     assert (np.random.get_state()[1] == before).all()  # noqa: NPY002
-    np.random.seed(5)  # noqa: NPY002
     for i in range(4):
         assert torch.allclose(PartitionShap(20)(task[[i]], Key(0)).values[0], whole[i], atol=1e-9)
     assert (whole[~valid] == 0).all()
+
+
+def by_shap(task: Task, budget: int) -> Tensor:
+    """The same by the shap package, one sample after the other."""
+    import shap
+
+    features = task.space.n_features
+    side = int(features**0.5)
+    order = halving_order(np.array([[i, j] for i in range(side) for j in range(side)], dtype=float))
+    merges: list[tuple[float, ...]] = []
+
+    def merge(members: Any) -> int:
+        if len(members) == 1:
+            return int(members[0])
+        half = len(members) // 2
+        left, right = merge(members[:half]), merge(members[half:])
+        merges.append((left, right, 1.0, len(members)))
+        return features + len(merges) - 1
+
+    merge(order)
+
+    class Presence:
+        clustering = np.array(merges, dtype=float)
+        shape = (None, features)
+
+        def __call__(self, mask: Any, row: Any) -> Any:
+            return mask.astype(float)[None]
+
+    out = []
+    for x, target in zip(task.inputs, task.targets, strict=True):
+
+        def ask(kept: Any, x: Tensor = x, target: Tensor = target) -> Any:
+            shown = x * torch.as_tensor(kept).reshape(-1, 1, side, side)
+            with torch.no_grad():
+                return task.model(shown)[:, target].numpy()
+
+        explained = shap.PartitionExplainer(ask, Presence())
+        out.append(explained(np.ones((1, features)), max_evals=budget, silent=True).values[0])
+    return torch.tensor(np.stack(out))
+
+
+@pytest.mark.extras
+@pytest.mark.parametrize("budget", [10, 101, 512, 20_000])
+def test_agrees_with_shap(budget: int) -> None:
+    pytest.importorskip("shap")
+    task = images(3)
+    found = PartitionShap(budget)(task).values
+    torch.testing.assert_close(found, by_shap(task, budget), rtol=0, atol=2e-6)

@@ -10,8 +10,9 @@ import torch
 import veridical as vd
 from benchmarks.launches import as_on_a_gpu, counted
 from veridical.errors import ModelError
-from veridical.explainers import Explainer, Lime, Rise, as_explainer, coalitions, registry
-from veridical.explainers.coalitions import MaskingExplainer, _in_stretches, shared_counts, solved
+from veridical.explainers import Explainer, Lime, Rise, as_explainer, mask_rules, registry
+from veridical.explainers.coalitions import FitsCells, MaskingExplainer
+from veridical.explainers.least_squares import _in_stretches, shared_counts, solved
 from veridical.masking.subset_table import has_few
 from veridical.testing import MODALITIES, tiny_task
 
@@ -21,7 +22,7 @@ FEW: dict[str, dict[str, int]] = {
     "kernel_shap": {"budget": 40},
 }
 WAITING = {
-    ("partition_shap", kind): "the package shap works in numpy, a sample at a time" for kind in MODALITIES
+    ("partition_shap", kind): "which branch is halved next follows the answers" for kind in MODALITIES
 } | {
     (
         "kernel_shap",
@@ -54,7 +55,9 @@ def test_nothing_waits_for_the_device(name: str, kind: str) -> None:
     explainer, task = registry.make(name, **FEW.get(name, {})), tiny_task(kind)
     # which masks of few features were asked before is looked at, a few times for each number of features
     asks_by_masks = isinstance(explainer, MaskingExplainer | Lime | Rise)
-    most = 24 if asks_by_masks and has_few(task, task.fill) is not None else 0
+    joined = explainer.cells_of(task) if isinstance(explainer, FitsCells) else None
+    asked = task if joined is None else joined.over(task)
+    most = 24 if asks_by_masks and has_few(asked, asked.fill) is not None else 0
     assert waits(explainer, task) <= most
 
 
@@ -101,8 +104,8 @@ def test_pieces_of_masks_fill_whole_chunks_and_a_fixed_memory(monkeypatch: pytes
     features = task.space.n_features
     many = task[torch.arange(50) % len(task)].with_plan(vd.Plan(rows=64))
     for most, expected in ((1, [6] * 8 + [2]), (20 * 10 * features, [18, 18, 14]), (2**30, [50])):
-        monkeypatch.setitem(coalitions._MASKED_FEATURES, "cpu", most)
-        assert [len(piece) for piece in coalitions.mask_pieces(many, 10)] == expected
-    assert [len(piece) for piece in coalitions.mask_pieces(many[:3], 1000)] == [3]
-    monkeypatch.setitem(coalitions._MASKED_FEATURES, "cpu", 1)
-    assert [len(piece) for piece in coalitions.mask_pieces(many[:3], 1000)] == [1, 1, 1]
+        monkeypatch.setitem(mask_rules._MASKED_FEATURES, "cpu", most)
+        assert [len(piece) for piece in mask_rules.mask_pieces(many, 10)] == expected
+    assert [len(piece) for piece in mask_rules.mask_pieces(many[:3], 1000)] == [3]
+    monkeypatch.setitem(mask_rules._MASKED_FEATURES, "cpu", 1)
+    assert [len(piece) for piece in mask_rules.mask_pieces(many[:3], 1000)] == [1, 1, 1]

@@ -13,6 +13,7 @@ from tests.reference import gef as reference
 from veridical.explainers import Explainer
 from veridical.gef import GEF, FastGEF, NoisePath, find_path, gef_score
 from veridical.gef.distortion import least_squares_step
+from veridical.metrics.base import CONSTANT
 from veridical.testing import tiny_task
 
 
@@ -70,7 +71,7 @@ def test_an_exact_explanation_does_not_score_one_per_draw() -> None:
 def test_constant_map_scores_zero_and_is_flagged() -> None:
     scores = vd.score(FastGEF(path=(0.1, 0.5, 1.0)), linear_task(), Ones())
     assert torch.equal(scores.values, torch.zeros(6, dtype=torch.float64))
-    assert scores.flagged == {"the explanation does not move": 6}
+    assert scores.flagged == {CONSTANT: 6, "the explanation does not move": 6}
 
 
 def test_sobel_map_is_degenerate() -> None:
@@ -326,12 +327,12 @@ def test_bad_settings_are_refused() -> None:
         GEF(levels=2)
     for name in ("levels", "draws", "steps", "output_draws"):
         for value in (0, -1, 2.5, True):
-            with pytest.raises(vd.errors.InputError, match=f"{name} is a whole number"):
+            with pytest.raises(vd.errors.InputError, match=f"{name} is a whole number|at least 3"):
                 GEF(**{name: value})  # type: ignore[arg-type]
     for noise in (-1.0, float("nan"), float("inf")):
-        with pytest.raises(vd.errors.InputError, match="standard deviation"):
+        with pytest.raises(vd.errors.InputError, match="output_noise is a finite number from 0"):
             GEF(output_noise=noise)
-    with pytest.raises(vd.errors.InputError, match="'isotonic', 'published' or levels"):
+    with pytest.raises(vd.errors.InputError, match="or one of 'isotonic', 'published'"):
         GEF(path="isotonik")  # type: ignore[arg-type]
     for path in ((0.1, 0.3, 0.2), (0.1, 0.1, 0.2), (0.0, 0.1, 0.2), (0.1, 0.2, float("inf"))):
         with pytest.raises(vd.errors.InputError, match="positive and rising"):

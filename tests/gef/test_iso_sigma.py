@@ -107,7 +107,7 @@ def test_its_power_is_what_it_says() -> None:
 
 
 def test_settings_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(vd.errors.InputError, match="at least 5"):
+    with pytest.raises(vd.errors.InputError, match="draws is a whole number from 5"):
         IsoSigma(draws=4)
     with pytest.raises(vd.errors.InputError, match="mean_then_correlate"):
         IsoSigma(mean_then_correlate=True)

@@ -246,7 +246,7 @@ def test_settings_are_plain_and_mistakes_are_told() -> None:
     json.dumps(llm(Endpoint("http://localhost:1/v1", "m")).to_json())
     with pytest.raises(vd.errors.NotApplicableError, match="3 labels"):
         LLMx(str, about="x", labels=("a", "b", "c"))(spam_task())
-    with pytest.raises(vd.errors.InputError, match="k of at least 1"):
+    with pytest.raises(vd.errors.InputError, match="k is a whole number from 1"):
         LLMx(str, about="x", labels=("a", "b"), k=0)
 
 

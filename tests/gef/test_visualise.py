@@ -116,7 +116,7 @@ def test_views_show_parts_no_smaller_than_asked() -> None:
         assert float(slope.min()) >= smallest - 1e-6
         assert float(slope.min()) < smallest + 0.2
         assert float(slope.max()) <= 1 + 1e-6
-    with pytest.raises(vd.errors.InputError, match="smallest view"):
+    with pytest.raises(vd.errors.InputError, match="smallest is a finite number above 0 and at most 1"):
         Maco(smallest=0)
 
 

@@ -186,8 +186,6 @@ def test_mistakes_with_a_pipeline_are_told(pipeline, shop, tmp_path):
         load_task(pipeline, shop.assign(bought="perhaps"))
     with pytest.raises(InputError, match="label column 'bought' has missing values"):
         load_task(pipeline, shop.assign(bought=None), labels="bought")
-    with pytest.raises(InputError, match=r"\['size'\] have missing values"):
-        load_task(pipeline, shop.assign(size=np.nan), labels="bought")
 
 
 def test_an_estimator_of_plain_arrays(tmp_path, arrays, recwarn):

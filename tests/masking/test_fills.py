@@ -212,8 +212,8 @@ def test_json_round_trip_alone_and_inside_a_metric(fill: fills.Fill) -> None:
     ("make", "message"),
     [
         (lambda: fills.Zero(1.0), r"use Constant\(1.0\)"),
-        (lambda: fills.Marginal(0), "at least one row"),
-        (lambda: fills.Blur(0.0), "positive sigma"),
+        (lambda: fills.Marginal(0), "rows is a whole number from 1"),
+        (lambda: fills.Blur(0.0), "sigma is a finite number above 0"),
     ],
 )
 def test_settings_out_of_range_are_refused(make, message: str) -> None:

@@ -19,8 +19,8 @@ from veridical.errors import InputError, ShapeError
 from veridical.functional import round_to_grid
 from veridical.masking import fills
 from veridical.masking.mask_aware_fills import NeighbourMean, NoisyLinear
-from veridical.masking.probe import blocks, flip_counts, match, probe
-from veridical.masking.rules import Given, RandomSubsets, RankThreshold
+from veridical.masking.probe import blocks, match, probe
+from veridical.masking.rules import Given, RandomSubsets, RankThreshold, step_counts
 from veridical.model.predictor import Plan
 from veridical.random import subset_draws
 from veridical.random.keyed import Key
@@ -331,16 +331,16 @@ def test_memory_stays_within_twice_the_chunk_budget() -> None:
 # --- small parts -----------------------------------------------------------------------------------------
 
 
-def test_flip_counts_end_with_no_feature_left() -> None:
+def test_step_counts_end_with_no_feature_left() -> None:
     task = image_task()
-    assert flip_counts(task, None).tolist() == list(range(1, 17))
-    assert flip_counts(task, 4).tolist() == [4, 8, 12, 16]
-    assert flip_counts(task, 3).tolist() == [5, 10, 16]
-    assert flip_counts(task, None, per_step=5).tolist() == [5, 10, 15, 16]
+    assert step_counts(task, None).tolist() == list(range(1, 17))
+    assert step_counts(task, 4).tolist() == [4, 8, 12, 16]
+    assert step_counts(task, 3).tolist() == [5, 10, 16]
+    assert step_counts(task, None, per_step=5).tolist() == [5, 10, 15, 16]
     short = task.with_space(Space.superpixels((2, 4, 4), SEGMENTS.clamp(max=3)))
-    counts = flip_counts(short, None)
+    counts = step_counts(short, None)
     assert bool((counts[:, -1] == short.space.counts(5)).all())
-    assert bool((flip_counts(short, 2)[:, -1] == short.space.counts(5)).all())
+    assert bool((step_counts(short, 2)[:, -1] == short.space.counts(5)).all())
 
 
 def test_masks_of_another_size_are_refused() -> None:

@@ -129,7 +129,7 @@ def test_a_wide_hole_in_a_smooth_image_is_a_straight_line(steps):
         ("above = here", "above = below"),
         ("image / share * height", "image * height"),
         ("sum - image.sum(y, image.x) * value[i]", "sum - value[i]"),
-        ("(y == height - 1)", "(y == height)"),
+        ("over((y == 0) + (y == height - 1))", "over((y == 0) + (y == height))"),
         ("coarse[y / 2 * half + x / 2] : own", "coarse[x / 2] : own"),
     ],
 )

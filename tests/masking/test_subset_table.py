@@ -12,12 +12,17 @@ from torch import Tensor, nn
 
 import veridical as vd
 from tests.reference.small_models import Text, mlp
-from veridical.fidelity import FFid, Fid, RFid
+from veridical.explainers.base import registry as explainer_registry
+from veridical.fidelity import FFid, RFid
 from veridical.fidelity.masked_pass import measure
+from veridical.fidelity.metrics import LEVELS
 from veridical.masking import subset_table
 from veridical.masking.probe import probe
-from veridical.masking.rules import AllSubsets
+from veridical.masking.rules import AllSubsets, Given
 from veridical.masking.subset_table import places_of
+from veridical.metrics.base import Metric
+from veridical.metrics.base import registry as metric_registry
+from veridical.metrics.re_explaining import stacked
 from veridical.values.space import Space
 
 SIZES = list(range(1, 9))
@@ -75,18 +80,26 @@ def test_every_mask_answers_as_by_hand(make, n: int) -> None:
             assert float(asked[i, code]) == pytest.approx(float(want), abs=1e-8)
 
 
-@pytest.mark.parametrize("make", [columns, patches])
-@pytest.mark.parametrize("n", SIZES[1:])
+@pytest.mark.parametrize("make", [columns, patches, tokens])
+@pytest.mark.parametrize("longest", SIZES[1:])
 @pytest.mark.parametrize("beta", [None, 0.3])
-def test_rfid_is_its_expectation(make, n: int, beta: float | None) -> None:
-    task = make(n)
-    maps = torch.rand(3, n)
-    levels = tuple(s / n for s in range(1, n))
-    found = measure(task, task_map(task, maps), task.targets, levels=levels, alpha=0.5, beta=beta, draws=500)
-    cap = n if beta is None else max(1, floor(beta * n + 1e-9))
+def test_rfid_is_its_expectation(make, longest: int, beta: float | None) -> None:
+    task = make(longest)
+    maps = torch.rand(3, task.space.n_features)
+    found = measure(task, task_map(task, maps), task.targets, levels=LEVELS, alpha=0.5, beta=beta, draws=500)
     for i in range(3):
-        best = maps[i].argsort(descending=True).tolist()
-        for at, size in enumerate(range(1, n)):
+        there = features_of(task, i)
+        n = len(there)
+        if n > 8:
+            continue  # the longest text, whose draws are drawn
+        cap = n if beta is None else max(1, floor(beta * n + 1e-9))
+        best = sorted(there, key=lambda f: -float(maps[i, f]))
+        sizes = found["plus"].sizes[i].tolist()
+        once = found["plus"].once[i].tolist()
+        assert sorted(size for size, own in zip(sizes, once, strict=True) if own) == [*range(1, n)] or n == 1
+        for at, size in enumerate(sizes):
+            if not once[at] or n == 1:
+                continue
             for sign, part, k in (
                 ("plus", best[:size], min(floor(size / 2), cap)),
                 ("minus", best[size:], min(ceil((n - size) / 2), cap)),
@@ -123,31 +136,73 @@ def test_faithfulness_correlation_is_over_all_subsets(n: int) -> None:
     assert torch.equal(scores.values, again.values)  # nothing is drawn any more
 
 
-BY_MASKS = [
-    "pixel_flipping",
-    "insertion",
-    "deletion",
-    "sensitivity_n",
-    "faithfulness_correlation",
-    "faithfulness_estimate",
-    "kept_features",
-    "monotonicity",
-    "qge:pixel_flipping",
-    "qge:faithfulness_correlation",
-    "qrand:pixel_flipping",
-]
+NOT_BY_MASKS = {
+    "monotonicity_correlation": "replaces features by random values",
+    "non_sensitivity": "moves one feature by random values",
+    "permutation_importance": "takes each feature's values from other rows",
+}
+"""What asks about other inputs than those with features missing."""
 
 
-def test_an_audit_of_eight_columns_asks_each_mask_once() -> None:
+def test_on_eight_columns_whoever_asks_by_masks_asks_each_once() -> None:
+    """Every map metric, black-box explainer, QGE, QRAND, standing and exact Shapley, all on one task."""
     n, rows = 8, 5
     task = columns(n, rows)
-    task.outputs  # noqa: B018
-    before = task.predictor.meter.forward
-    for explainer in ("exact_shapley", "kernel_shap", "lime", "feature_ablation", "occlusion"):
-        e = vd.explain(explainer, task)
-        for metric in (Fid(), RFid(), RFid("minus"), *BY_MASKS):
+    _ = task.outputs
+    meter, before = task.predictor.meter, task.predictor.meter.forward
+    black_boxes = []
+    for name in explainer_registry:
+        made = explainer_registry.make(name)
+        foreign = "gradient" in made.needs or made.why_not(task) is not None or name == "partition_shap"
+        if not foreign and name not in NOT_BY_MASKS:
+            black_boxes.append(vd.explain(made, task))
+    metrics = [name for name in metric_registry if isinstance(metric_registry.make(name), Metric)]
+    metrics += [
+        "qge:pixel_flipping",
+        "qge:faithfulness_correlation",
+        "qrand:pixel_flipping",
+        "qge:infidelity",
+    ]
+    judging = [m for m in metrics if m not in NOT_BY_MASKS and not m.startswith("ffid")]
+    judging = [m for m in judging if metric_registry.make(m).why_not(task) is None]
+    for metric in judging:
+        for e in black_boxes[: 3 if metric in ("rfid_plus", "pixel_flipping") else 1]:
             vd.score(metric, task, e)
-    assert task.predictor.meter.forward - before <= 3 * (2**n - 1) * rows
+    for metric in ("pixel_flipping", "rfid_plus", "fid_minus", "sensitivity_n"):
+        vd.qge.standing(task, metric, black_boxes[0], draws=4)
+    vd.score("random_logit", task, "exact_shapley")
+    assert len(black_boxes) > 8
+    assert len(judging) > 20
+    assert meter.forward - before <= 3 * (2**n - 1) * rows
+
+
+def test_the_removal_line_of_an_audit_asks_no_mask_twice() -> None:
+    """Its metrics on every method and control, under several seeds: at most 2^8 masks per sample and fill."""
+    task = columns(8)
+    _ = task.outputs
+    before = task.predictor.meter.forward
+    maps = [vd.explain(name, task) for name in ("exact_shapley", "lime", "occlusion", "gradient", "constant")]
+    maps += [vd.explain("random", task, seed=seed) for seed in range(4)]
+    maps += [task_map(task, task.inputs.abs())]
+    gradient = sum(e.cost.forward for e in maps if e.explainer == "gradient")
+    for e in maps:
+        for metric in ("rfid_plus", "rfid_minus", "qge:pixel_flipping", "qge:faithfulness_correlation"):
+            for seed in (0, 1):
+                vd.score(metric, task, e, seed=seed)
+    assert task.predictor.meter.forward - before - gradient <= 3 * (2**8 - 1) * 5
+
+
+def test_all_fidelity_metrics_of_a_judge_ask_its_masks_once(tmp_path) -> None:
+    task = columns(8)
+    labelled = vd.Task(task.model, task.inputs, train=(task.train, task.model(task.train).argmax(-1)))
+    judge = vd.fidelity.finetune(labelled, beta=0.3, epochs=1, cache=tmp_path)
+    _ = judge.on(labelled).outputs
+    meter = labelled.predictor.meter
+    before = meter.forward
+    for seed in range(3):
+        for sign in ("plus", "minus"):
+            vd.score(FFid(sign, finetuned=judge, beta=0.3), labelled, torch.rand(3, 8), seed=seed)
+    assert meter.forward - before <= 3 * (2**8 - 1) * 5
 
 
 def test_subsets_and_other_targets_share_the_answers() -> None:
@@ -162,9 +217,18 @@ def test_subsets_and_other_targets_share_the_answers() -> None:
     torch.testing.assert_close(got.values, alone.values)
 
 
+def test_what_is_asked_bit_by_bit_is_what_is_asked_at_once() -> None:
+    whole = probe(columns(6), AllSubsets(places_of(columns(6)), 63))
+    task, masks = columns(6), AllSubsets(places_of(columns(6)), 63).removed(slice(0, 3), slice(0, 63))
+    for some in (slice(1, 63, 7), slice(0, 63, 2), slice(0, 63)):
+        torch.testing.assert_close(probe(task, Given(masks[:, some])), whole[:, some])
+
+
 def test_other_inputs_weights_and_fills_do_not() -> None:
     task = columns(5)
     maps = torch.arange(15.0).reshape(3, 5)
+    ones, twos = (vd.score("pixel_flipping", task, maps, fill=vd.fill.Constant(c)).values for c in (1.0, 2.0))
+    assert not torch.allclose(ones, twos)
     first = vd.score("pixel_flipping", task, maps).values
     moved = vd.score("pixel_flipping", task.with_inputs(task.inputs + 1), maps).values
     filled = vd.score("pixel_flipping", task.with_fill(0.0), maps).values
@@ -175,8 +239,13 @@ def test_other_inputs_weights_and_fills_do_not() -> None:
 
 
 def test_noisy_copies_of_an_input_are_not_taken_for_it() -> None:
-    scores = vd.score("max_sensitivity", columns(4), "kernel_shap", draws=4)
-    assert bool((scores.values > 0).all())
+    task = columns(4)
+    copies = stacked(task, 3, torch.cat([task.inputs, task.inputs + 0.1, task.inputs - 0.5]))
+    assert copies.ids.tolist() == [0, 1, 2] * 3
+    together = vd.explain("exact_shapley", copies).values
+    for k in range(3):
+        alone = vd.explain("exact_shapley", task.with_inputs(copies.inputs[3 * k : 3 * k + 3])).values
+        torch.testing.assert_close(together[3 * k : 3 * k + 3], alone)
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,6 +258,28 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(got, want)
     (table,) = task.mask_answers.values()
     assert table.held[1].numel() * 8 <= 3 * 3 * 8 * (10 + 18)
+
+
+def test_short_texts_among_long_ones_are_exact() -> None:
+    torch.manual_seed(0)
+    ids, valid = torch.randint(1, 20, (4, 30)), torch.zeros(4, 30, dtype=torch.bool)
+    for i, size in enumerate((5, 30, 9, 1)):
+        valid[i, :size] = True
+    task = vd.Task(Text().double().eval(), ids, space=Space.tokens(30, valid), fill=vd.fill.Token(0))
+    maps = torch.rand(4, 30)
+    one, two = (vd.score(RFid(variant="probability"), task, maps, seed=s) for s in (0, 1))
+    still = one.values == two.values
+    assert still[:3].tolist() == [True, False, True]
+    assert one.values.isnan().tolist() == [False, False, False, True]  # one token has nothing beside it
+    # ties of the long text share its draws out, those of short ones are looked at in full and ask no more
+    tied = maps.clone()
+    tied[:, :4] = 0.5
+    plain, ties = (vd.score(RFid(), fresh(task), e).cost.forward for e in (maps, tied))
+    assert ties <= plain + 8 * 19
+
+
+def fresh(task: vd.Task) -> vd.Task:
+    return vd.Task(task.model, task.inputs, space=task.space, fill=task.fill)
 
 
 def test_a_task_of_mixed_lengths_keeps_its_short_samples() -> None:

@@ -14,10 +14,11 @@ from tests.meta.conftest import small_table
 from veridical.errors import InputError, NotApplicableError, UnknownNameError, VeridicalWarning
 from veridical.explainers import as_explainer
 from veridical.meta import Different, PredictionHolds, Same, meta_evaluate
-from veridical.meta.consistency import consistencies
+from veridical.meta.consistency import FEWEST, consistencies
 from veridical.meta.dependence import BLIND, PLACELESS, altered, permuted
 from veridical.meta.published import Recalled
-from veridical.meta.worlds import Amount, perturbed
+from veridical.meta.scoring import _unmoved
+from veridical.meta.worlds import Amount, World, perturbed
 from veridical.metrics import FaithfulnessCorrelation, MaxSensitivity, Metric, Outcome, PixelFlipping
 from veridical.model.predictor import Predictor
 from veridical.random.keyed import Key
@@ -81,7 +82,7 @@ def test_permuted_maps_keep_their_values_and_padding():
     assert torch.equal(permuted(maps, None, Key(1)).sort(-1).values, maps.sort(-1).values)
 
 
-def test_explanations_are_shared_and_those_of_metrics_counted_apart(table):
+def test_explanations_are_shared_and_those_of_metrics_cost_apart(table):
     worlds = 2 * 2 * 1 * 2
     options = {"resamples": 0, "iterations": 1}
     few = quick(table, ["sparseness"], **options)
@@ -89,17 +90,14 @@ def test_explanations_are_shared_and_those_of_metrics_counted_apart(table):
     many = quick(table, ["sparseness", *others], **options)
     for result in (few, many):
         assert result.shared.calls == (1 + worlds) * len(METHODS)
-        assert result.shared.samples == (1 + worlds) * len(METHODS) * len(table)
+        # in a perturbed world only samples that count are explained and scored
+        counted = sum(int(kept.sum()) for kept in result.kept.values())
+        assert result.shared.samples == (len(table) + counted) * len(METHODS)
+        assert counted < worlds * len(table)
     assert few.shared_cost == many.shared_cost
-    own = {label: book.own.calls for label, book in many.books.items()}
-    assert own == {
-        "sparseness": 0,
-        "complexity": 0,
-        "pixel_flipping": 0,
-        "max_sensitivity": (1 + worlds) * len(METHODS) * 4,
-        "random_logit": (1 + worlds) * len(METHODS) * 2,
-    }
-    assert f"explanations: {few.shared.calls} shared" in repr(many)
+    # a metric that explains again pays for that itself
+    assert many.books["complexity"].cost.forward == 0 < many.books["max_sensitivity"].cost.backward
+    assert f"explanations: {few.shared.calls}, each for all metrics" in repr(many)
     assert few["sparseness", "mpt"].vector.tolist() == many["sparseness", "mpt"].vector.tolist()
 
 
@@ -147,13 +145,26 @@ class Spy(Metric):
         return Outcome(explanation.values.double().mean(-1))
 
 
+@dataclass(frozen=True)
+class Gappy(Metric):
+    """No score at all in a disrupted world."""
+
+    name: ClassVar[str] = "gappy"
+
+    def evaluate(self, task, explanation, key):
+        return Outcome(
+            torch.full((len(task),), 1.0 if "nr" in key.path or "ar" not in key.path else torch.nan)
+        )
+
+
 def test_explanations_are_for_the_unperturbed_prediction_under_the_perturbed_model(table):
     Spy.seen.clear()
     result = quick(table, [Spy()], resamples=0)
     changed = 0
     for task, explanation in Spy.seen:
-        assert torch.equal(explanation.targets, table.predictions)
-        changed += int((task.predictions != table.predictions).sum())
+        here = torch.searchsorted(table.ids, task.ids)
+        assert torch.equal(explanation.targets, table.predictions[here])
+        changed += int((task.predictions != table.predictions[here]).sum())
     assert changed > 50
     # the result is the statistic of exactly these scores, in the order of the plan
     kept = result.kept["mpt", "ar"]
@@ -237,9 +248,8 @@ def test_published_gives_re_explaining_metrics_the_old_map_and_nothing_else(tabl
     near, far = (result.books["max_sensitivity"].scores["ipt", mode] for mode in ("nr", "ar"))
     honest = quick(table, [metric], ["gradient", "saliency"], tests=("ipt",), resamples=0)
     assert float(far[..., 0, :].mean()) > 2 * float(near[..., 0, :].mean())
-    assert float(honest.books["max_sensitivity"].scores["ipt", "ar"][..., 0, :].mean()) < float(
-        far[..., 0, :].mean()
-    )
+    made = honest.books["max_sensitivity"].scores["ipt", "ar"][..., 0, :]
+    assert float(made.nanmean()) < float(far[..., 0, :].mean())
 
 
 @pytest.mark.parametrize("modality", ["text", "series"])
@@ -254,7 +264,8 @@ def test_other_inputs_and_the_combined_test(modality, request):
         draws=1,
     )
     bases = 2 if modality == "text" else 1
-    assert result.shared.calls == (bases + 3 * 2 * 2) * 2
+    told = sum(int((kept.sum(-1) >= FEWEST).sum()) for kept in result.kept.values())
+    assert result.shared.calls == (bases + told) * 2
     for test in ("ipt", "mpt", "combined"):
         assert 0 <= float(result["pixel_flipping", test].vector[0]) <= 1
     two = [result["pixel_flipping", t].vector for t in ("ipt", "mpt")]
@@ -384,3 +395,63 @@ def test_memory_grows_neither_with_metrics_nor_with_worlds():
     assert alive_at_most(6, 1) == one
     assert alive_at_most(1, 4) == one
     assert alive_at_most(1, 4, hoards=True) > one, "a metric that keeps maps must be noticed"
+
+
+@pytest.mark.parametrize("test", ["ipt", "mpt"])
+def test_samples_that_count_score_as_they_do_among_all(table, test):
+    judges = {
+        "flip": PixelFlipping(),
+        "moved": MaxSensitivity(draws=2),
+        "drawn": FaithfulnessCorrelation(runs=5),
+    }
+    result = quick(table, judges, tests=(test,), iterations=1, resamples=0)
+    root = Key(0) / "meta"
+    for draw in range(2):
+        world = World(test, "ar", 0, draw, result.amounts[test, "ar"])
+        whole, key = world.of(table, root), world.key(root)
+        kept = result.kept[test, "ar"][0, draw]
+        assert FEWEST <= kept.sum() < len(table)
+        for place, who in enumerate(METHODS):
+            explainer = as_explainer(who)
+            for label, metric in judges.items():
+                given = explainer if label == "moved" else explainer(whole, key / "explain")
+                expected = metric(whole, given, key / "score").values.double()
+                found = result.books[label].scores[test, "ar"][0, draw, place]
+                assert found[~kept].isnan().all()
+                assert torch.allclose(found[kept], expected[kept], rtol=1e-9)
+
+
+def test_worlds_in_which_too_few_count_are_not_scored_but_said(table):
+    options = {"tests": ("mpt",), "ar": {"mpt": 1e-6}, "resamples": 0, "iterations": 1}
+    result = quick(table, ["sparseness"], **options)
+    assert result.shared.calls == (1 + 2) * len(METHODS), "two disrupted worlds that disrupt nothing"
+    why = result.why_no_value("sparseness")
+    assert why == "mpt ar: fewer than 6 predictions changed in 2 of 2 draws; there is no value"
+    assert result.why_no_value("sparseness", "mpt") == why
+    assert why in result.to_frame()["flags"].iloc[-1]
+    tried = quick(table, ["sparseness"], redraws=3, **options)
+    assert "mpt ar: 6 draws without enough samples were drawn again" in repr(tried)
+
+
+def test_every_missing_value_has_a_reason(table):
+    result = quick(table, ["sparseness", Gappy()], resamples=0)
+    assert result.why_no_value("sparseness") == ""
+    assert "100.0% of the kept scores are undefined" in result.why_no_value("gappy")
+
+
+def test_an_unlucky_world_is_drawn_again():
+    task = vd.tasks.load("reviews")[:12]
+    options = {"tests": ("mpt",), "draws": 1, "iterations": 1, "resamples": 0}
+    unlucky = meta_evaluate(task, ["sparseness"], ["gradient", "saliency"], **options)
+    assert unlucky.why_no_value("sparseness")
+    lucky = meta_evaluate(task, ["sparseness"], ["gradient", "saliency"], redraws=20, **options)
+    assert lucky.why_no_value("sparseness") == ""
+    assert lucky.kept["mpt", "ar"].sum() >= FEWEST
+
+
+def test_scores_moved_by_last_bits_alone_are_unmoved():
+    clean = torch.tensor([1.0, 2.0, torch.nan], dtype=torch.float64)
+    moved = torch.tensor([1.0 + 1e-7, 2.1, 3.0], dtype=torch.float64)
+    single, double = torch.zeros(1), torch.zeros(1, dtype=torch.float64)
+    assert _unmoved(moved, clean, single).tolist() == [1.0, 2.1, 3.0]
+    assert _unmoved(moved, clean, double).tolist() == moved.tolist()

@@ -26,12 +26,17 @@ def parts():
     return [vd.meta_evaluate(task, *NAMES, iterations=some, **ASKED) for some in ([2], range(2))]
 
 
+def equal(a, b):
+    """Bit for bit; samples that do not count have no score."""
+    return torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+
+
 def same(a, b):
     assert a.metrics == b.metrics
     assert a.iterations == b.iterations
     for label in a.books:
         for place, scores in a.books[label].scores.items():
-            assert torch.equal(scores, b.books[label].scores[place])
+            assert equal(scores, b.books[label].scores[place])
     assert all(torch.equal(kept, b.kept[place]) for place, kept in a.kept.items())
 
 
@@ -42,14 +47,14 @@ def test_iterations_visited_apart_are_those_of_one_run(whole, parts):
     assert together.iterations == (0, 1, 2)
     # each part explains its own unperturbed world
     assert together.shared.calls == whole.shared.calls + 2
-    assert together.books["max_sensitivity"].own.calls > whole.books["max_sensitivity"].own.calls
+    assert together.books["max_sensitivity"].cost.forward > whole.books["max_sensitivity"].cost.forward
 
 
 def test_another_iteration_is_another_draw(parts):
     third, others = parts
     place = ("mpt", "ar")
     first = others.books["sparseness"].scores[place][0]
-    assert not torch.equal(third.books["sparseness"].scores[place][0], first), "a mutant that redraws"
+    assert not equal(third.books["sparseness"].scores[place][0], first), "a mutant that redraws"
 
 
 def test_what_does_not_belong_together_is_refused(whole, parts):
@@ -94,4 +99,4 @@ def test_last_bits_of_another_process_are_no_change(parts):
     whole = vd.meta.joined([first, replace(second, books=books)]).books[label]
     for (test, mode), scores in whole.scores.items():
         assert torch.equal(scores[2:], first.books[label].base[test].expand_as(scores[2:]))
-        assert torch.equal(scores[:2], first.books[label].scores[test, mode])
+        assert equal(scores[:2], first.books[label].scores[test, mode])

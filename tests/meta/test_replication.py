@@ -19,6 +19,7 @@ from replications.metaquantus.report import report
 from replications.metaquantus.tables import A_5_2, OTHERS, SIX, grid, seven, ten
 from replications.metaquantus.texts import other_table
 from veridical.meta import MetaEvaluation, joined
+from veridical.meta.dependence import Dependence
 from veridical.meta.scoring import Book
 from veridical.meta.worlds import Amount
 from veridical.values.scores import Direction
@@ -156,13 +157,14 @@ def _made_up(number):
     """One iteration of the ten estimators with made-up scores of seven explainers."""
     g = torch.Generator().manual_seed(number)
     places = [(test, mode) for test in ("ipt", "mpt") for mode in ("nr", "ar")]
-    books = {}
+    books, names = {}, (*SIX, "input_x_gradient")
     for place, metric in enumerate(TABLE_3):
-        book = Book(metric, f"category {place // 2}", Direction.HIGHER, permuted=[1.0])
+        book = Book(
+            metric, f"category {place // 2}", Direction.HIGHER, checks=dict.fromkeys(names, Dependence(1.0))
+        )
         book.base = {test: torch.rand(7, 20, generator=g) for test in ("ipt", "mpt")}
         book.scores = {where: torch.rand(1, 2, 7, 20, generator=g) for where in places}
         books[metric] = book
     kept = {where: torch.ones(1, 2, 20, dtype=torch.bool) for where in places}
     amounts = dict.fromkeys(places, Amount(0.1))
-    names = (*SIX, "input_x_gradient")
     return MetaEvaluation(books, kept, names, ("ipt", "mpt"), amounts, resamples=0, iterations=(number,))

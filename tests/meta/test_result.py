@@ -31,6 +31,7 @@ from veridical.meta import (
     search_settings,
     side_by_side,
 )
+from veridical.meta.dependence import Dependence
 from veridical.meta.scoring import Book
 from veridical.meta.worlds import Amount
 from veridical.metrics import FaithfulnessCorrelation
@@ -45,7 +46,8 @@ def book(label, category, slight, strong, seed, permuted=1.0, replaced=math.nan)
     """Scores that move by `slight` under NR and fall by `strong` under AR."""
     g = np.random.default_rng(seed)
     base = torch.from_numpy(g.normal(size=SHAPE[2:]))
-    made = Book(label, category, Direction.HIGHER, permuted=[permuted], replaced=[replaced])
+    check = Dependence(permuted, replaced=replaced)
+    made = Book(label, category, Direction.HIGHER, checks=dict.fromkeys(NAMES, check))
     for test in ("ipt", "mpt"):
         made.base[test] = base
         made.scores[test, "nr"] = base + slight * torch.from_numpy(g.normal(size=SHAPE))

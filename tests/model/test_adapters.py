@@ -11,13 +11,15 @@ import torch
 from sklearn.compose import ColumnTransformer
 from sklearn.ensemble import RandomForestClassifier, VotingClassifier
 from sklearn.linear_model import LinearRegression, LogisticRegression
+from sklearn.multioutput import MultiOutputClassifier
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
+from sklearn.tree import DecisionTreeClassifier
 
 import veridical as vd
 from tests.reference.small_models import mlp
-from veridical.errors import InputError, ModelError, NotApplicableError, ShapeError
+from veridical.errors import InputError, ModelError, NotApplicableError, ShapeError, VeridicalWarning
 from veridical.model.adapters import ArrayModel, FunctionModel
 
 RNG = np.random.default_rng(0)
@@ -56,14 +58,76 @@ def test_decision_function_of_two_classes_needs_no_question_about_its_head() -> 
     np.testing.assert_array_equal(task.targets.numpy(), model.predict(X))
 
 
-def test_estimators_with_probabilities_only_answer_their_logarithm() -> None:
-    for model in (KNeighborsClassifier(), RandomForestClassifier(5, random_state=0)):
-        task = vd.Task(model.fit(X, TWO), X)
-        assert task.head == "multiclass"
-        np.testing.assert_allclose(
-            task.probabilities(task.outputs).numpy(), model.predict_proba(X), atol=1e-11
-        )
-        assert bool(torch.isfinite(task.outputs).all())
+def smoothed(probabilities: np.ndarray, rows: int) -> np.ndarray:
+    """Half a row more of each class."""
+    return (rows * probabilities + 0.5) / (rows + 0.5 * probabilities.shape[-1])
+
+
+@pytest.mark.parametrize("labels", [TWO, THREE])
+def test_trees_forests_and_neighbours_answer_finite_logits_in_the_order_of_their_probabilities(
+    labels,
+) -> None:
+    for model in (
+        KNeighborsClassifier(),
+        RandomForestClassifier(5, random_state=0),
+        DecisionTreeClassifier(),
+    ):
+        with pytest.warns(VeridicalWarning, match=r"exactly 0 or 1.*n = 40"):
+            task = vd.Task(model.fit(X, labels), X)
+        assert task.head == ("binary" if labels is TWO else "multiclass")
+        expected = smoothed(model.predict_proba(X), 40)
+        np.testing.assert_allclose(task.probabilities(task.outputs).numpy(), expected, atol=1e-11)
+        assert float(task.outputs.abs().max()) < 6  # log of half a row in forty-one, not of a bound
+
+
+def test_rows_learnt_from_are_counted_not_those_given() -> None:
+    tree = make_pipeline(StandardScaler(), DecisionTreeClassifier()).fit(np.tile(X, (5, 1)), np.tile(TWO, 5))
+    with pytest.warns(VeridicalWarning, match="n = 200"):
+        task = vd.Task(tree, X[:7])
+    assert float(task.outputs.max()) == pytest.approx(np.log(200.5 / 0.5))
+
+
+class OnlyProbabilities:
+    """A model behind `predict_proba` alone."""
+
+    def __init__(self, model):
+        self.model, self.classes_ = model, model.classes_
+
+    def predict(self, rows):
+        return self.model.predict(rows)
+
+    def predict_proba(self, rows):
+        return self.model.predict_proba(rows)
+
+
+def test_a_model_is_explained_alike_whether_it_gives_margins_or_probabilities() -> None:
+    model = LogisticRegression().fit(X, TWO)
+    margin, chance = vd.Task(model, X, train=X), vd.Task(OnlyProbabilities(model), X, train=X)
+    assert chance.head == "binary"
+    np.testing.assert_allclose(chance.outputs.numpy(), margin.outputs.numpy(), atol=1e-9)
+    both = [vd.explain("kernel_shap", task).values for task in (margin, chance)]
+    np.testing.assert_allclose(both[0], both[1], atol=1e-7)
+
+
+def booster(package: str, **methods):
+    """A class that says it is of a package and answers as its boosters do."""
+    return type("Booster", (), {"__module__": f"{package}.basic", **methods})()
+
+
+def test_a_booster_of_lightgbm_gives_its_margin() -> None:
+    def predict(self, rows, raw_score=False):
+        assert raw_score
+        return np.asarray(rows)[:, 0]
+
+    task = vd.Task(booster("lightgbm", params={"objective": "binary"}, predict=predict), X, train=X)
+    assert task.head == "binary"
+    np.testing.assert_allclose(task.outputs[:, 1].numpy() - task.outputs[:, 0].numpy(), 2 * X[:, 0])
+
+
+def test_several_targets_at_once_are_refused_with_what_to_do() -> None:
+    both = MultiOutputClassifier(LogisticRegression()).fit(X, np.stack([TWO, THREE > 1], 1))
+    with pytest.raises(NotApplicableError, match=r"2 targets at once.*model.estimators_"):
+        vd.Task(both, X)
 
 
 def test_regressors_answer_their_prediction() -> None:

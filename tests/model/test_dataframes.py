@@ -55,10 +55,23 @@ def test_column_names_need_not_be_text() -> None:
     assert list(codec.decode(codec.encode(numbered)).columns) == [0, 1]
 
 
-def test_missing_and_foreign_values_are_refused() -> None:
+def test_what_is_missing_comes_back_missing() -> None:
+    holes = frame().assign(city=["Rome", None, "Oslo"])
     codec = FrameCodec.of(frame())
-    with pytest.raises(InputError, match="column 'city' has missing values"):
-        codec.encode(frame().assign(city=["Rome", None, "Oslo"]))
+    back = codec.decode(codec.encode(holes))
+    assert back["city"].isna().tolist() == [False, True, False]
+    assert back["city"].dropna().tolist() == ["Rome", "Oslo"]
+
+
+def test_times_are_refused_with_a_hint() -> None:
+    with pytest.raises(InputError, match=r"'when' holds times.*dt.month"):
+        FrameCodec.of(frame().assign(when=pd.Timestamp("2020-01-01")))
+
+
+def test_foreign_values_are_refused() -> None:
+    codec = FrameCodec.of(frame())
+    with pytest.raises(InputError, match="column 'city' has the level 'Atlantis', unknown before"):
+        codec.encode(frame().assign(city=["Rome", "Atlantis", "Oslo"]))
     with pytest.raises(InputError, match="train has columns"):
         FrameCodec.of(frame(), frame().drop(columns="age"))
 

@@ -272,5 +272,5 @@ def test_names_work_everywhere(small: vd.Task) -> None:
 def test_mistakes_are_named() -> None:
     with pytest.raises(InputError, match="QGE takes a metric"):
         vd.QGE(3)  # type: ignore[call-overload]
-    with pytest.raises(InputError, match="at least one random ranking"):
+    with pytest.raises(InputError, match="draws is a whole number from 1"):
         vd.QRand("pixel_flipping", draws=0)

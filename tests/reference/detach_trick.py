@@ -114,21 +114,21 @@ def relevance(task: Any) -> Tensor:
 
 class _Guided(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, z: Tensor, high: float) -> Tensor:
-        ctx.save_for_backward((z > 0) & (z < high))
+    def forward(ctx: Any, z: Tensor, high: float, everywhere: bool) -> Tensor:
+        ctx.save_for_backward(torch.ones_like(z) if everywhere else (z > 0) & (z < high))
         return z.clamp(0, high)
 
     @staticmethod
-    def backward(ctx: Any, above: Tensor) -> tuple[Tensor, None]:
-        return above.clamp(min=0) * ctx.saved_tensors[0], None
+    def backward(ctx: Any, above: Tensor) -> tuple[Tensor, None, None]:
+        return above.clamp(min=0) * ctx.saved_tensors[0], None, None
 
 
-def guided(task: Any) -> Tensor:
-    """Guided backpropagation by replacing torch's rectifiers."""
+def guided(task: Any, everywhere: bool = False) -> Tensor:
+    """Guided backpropagation by replacing torch's rectifiers; `everywhere`: deconvolution."""
     at = task.at_embeddings()
     x = at.inputs.detach().clone().requires_grad_(True)
-    free = lambda z, *a, **k: _Guided.apply(z, float("inf"))  # noqa: E731
-    six = lambda z, *a, **k: _Guided.apply(z, 6.0)  # noqa: E731
+    free = lambda z, *a, **k: _Guided.apply(z, float("inf"), everywhere)  # noqa: E731
+    six = lambda z, *a, **k: _Guided.apply(z, 6.0, everywhere)  # noqa: E731
     with mock.patch.object(F, "relu", free), mock.patch.object(F, "hardtanh", six):
         model = at.predictor.model
         # an encoder layer has taken hold of its rectifier when it was made

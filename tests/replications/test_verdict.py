@@ -8,6 +8,7 @@ import torch
 
 from replications.common import ROOT
 from replications.verdict import audits, betting, groups, worlds
+from veridical.audit.evidence import SIZE
 from veridical.functional import betting_p
 from veridical.testing.cheats import CHEATS
 
@@ -77,7 +78,14 @@ def test_bounds_and_shares_are_counted_by_hand() -> None:
     assert audits.upper_bound(0, 200) == pytest.approx(1 - 0.05 ** (1 / 200))
 
     def row(family: str, **trusted: bool) -> dict[str, object]:
-        return {"family": family, "methods": {name: {"trusted": t} for name, t in trusted.items()}}
+        methods = {
+            name: {
+                "trusted": t,
+                "tests": [["removal", "random", 0.9, 0.001, 64], ["swap", SIZE, 0.5, 1 - t, 64]],
+            }
+            for name, t in trusted.items()
+        }
+        return {"family": family, "methods": methods}
 
     told = audits.summary(
         [
@@ -98,6 +106,9 @@ def test_bounds_and_shares_are_counted_by_hand() -> None:
     assert told["true methods trusted"] == 0.5
     assert told["audits that trust any cheat"] == 1
     assert len(told["errors"]) == 1
+    least, *_, most = told["ablation"].values()
+    assert least == {"occlusion": 3, "constant": 3, "edges": 1}
+    assert most == {"occlusion": 2, "edges": 1}
 
 
 @pytest.mark.slow

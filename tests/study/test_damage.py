@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ import pytest
 from veridical import study as studies
 from veridical.errors import FormatError, StorageError, StudyError
 from veridical.study import lease as leases
+from veridical.study import preparations
 from veridical.study.folder import Folder
 from veridical.study.lease import Lease
 from veridical.study.plan import read_plan
@@ -250,6 +252,16 @@ def test_a_full_disk_is_a_sentence_and_loses_nothing(folder: Path, monkeypatch) 
     monkeypatch.setattr(sealed.os, "fsync", real)
     assert resume(folder).status().complete
     assert content(folder) == before
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
+def test_what_is_unpacked_for_a_moment_lies_where_nobody_else_writes() -> None:
+    """A model of a remote folder is read from a local file: in a known place, somebody could lay theirs."""
+    remote = Folder("memory://unpacked")
+    remote.write("prepared/abc.safetensors", b"ours")
+    here = Path(preparations._path(remote, "abc"))
+    assert here.read_bytes() == b"ours"
+    assert stat.S_IMODE(here.parent.stat().st_mode) == 0o700
 
 
 # --- two runs at once -------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """Running: the same bytes wherever it is done, nothing twice, and a cell that breaks breaks nothing else."""
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from veridical import study as studies
 from veridical.errors import InputError, StudyError
 from veridical.study import worker_state
 from veridical.study.events import Event
+from veridical.study.executors import _Worker
 from veridical.study.folder import Folder
 from veridical.study.plan import read_plan, write_plan
 
@@ -232,6 +235,36 @@ def test_a_task_that_changed_under_the_plan_is_refused(small, tmp_path, monkeypa
     assert all("is another here" in failure.error for failure in study.failures)
 
 
+def test_a_worker_that_answers_nonsense_is_lost_and_not_waited_for(small, tmp_path):
+    """As one of another version does, where the package was changed under a running study."""
+    run(small, tmp_path)
+    job = next(read_plan(Folder(tmp_path)).cells())
+    for answer in ('{"odd": 1}', "not JSON", "[]"):
+        words = [
+            sys.executable,
+            "-c",
+            f"import time\nprint('ready')\nprint({answer!r}, flush=True)\ntime.sleep(99)",
+        ]
+        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        executor = studies.LocalProcesses(1)
+        executor._listen(_Worker(process, job))
+        _, result = executor._ended.get(timeout=1)
+        assert (result.address, result.status) == (job.address, "lost")
+
+
+def test_workers_that_die_before_they_begin_do_not_tell_against_a_job(small, tmp_path):
+    class Unlucky(studies.InProcess):
+        deaths = 0
+
+        def wait(self) -> list[studies.Result]:
+            if self.deaths < 5:
+                self.deaths += 1
+                return [studies.Result(self._jobs.pop(0).address, "lost", error="killed", begun=False)]
+            return super().wait()
+
+    assert run(small, tmp_path, executor=Unlucky()).status().complete
+
+
 def test_a_job_of_another_plan_is_refused(small, tmp_path):
     class Mixing(studies.InProcess):
         def start(self, context: studies.Context) -> None:
@@ -247,6 +280,21 @@ def test_a_job_of_another_plan_is_refused(small, tmp_path):
     assert all("is not of the plan" in failure.error for failure in study.failures)
 
 
+def test_workers_read_the_plan_of_their_own_run(small, tmp_path):
+    class Overtaken(studies.InProcess):
+        def start(self, context: studies.Context) -> None:
+            folder = Folder(tmp_path)
+            plan = read_plan(folder)
+            own = f"plans/{plan.digest}.json"
+            kept = folder.read(own)
+            write_plan(replace(plan, tasks=(replace(plan.tasks[0], digest="0" * 32),)), folder)
+            folder.write(own, kept)
+            super().start(context)
+            write_plan(plan, folder)
+
+    assert run(small, tmp_path, executor=Overtaken()).status().complete
+
+
 def test_workers_that_never_work_end_the_study(small, tmp_path):
     class Hopeless(studies.InProcess):
         def wait(self) -> list[studies.Result]:
@@ -260,7 +308,7 @@ def test_what_was_registered_in_a_script_stays_in_its_process(small, tmp_path, m
     context = studies.Context(str(tmp_path), imports=("__main__",))
     with pytest.raises(InputError, match="script or notebook"):
         studies.LocalProcesses(1).start(context)
-    with pytest.raises(InputError, match="at least one worker"):
+    with pytest.raises(InputError, match="workers is a whole number from 1"):
         studies.LocalProcesses(0)
     with pytest.raises(InputError, match="executor is"):
         run(small, tmp_path, executor="elsewhere")

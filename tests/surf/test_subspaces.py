@@ -209,5 +209,5 @@ def test_concept_shap_learns_k_vectors_for_other_heads(train):
 def test_settings_that_cannot_work_are_refused():
     with pytest.raises(InputError, match="a pool of 3"):
         ConceptSHAP(5, pool=3)
-    with pytest.raises(InputError, match="gamma > 1"):
+    with pytest.raises(InputError, match="gamma is a finite number above 1"):
         MCD(gamma=0.5)

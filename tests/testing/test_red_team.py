@@ -12,7 +12,7 @@ from veridical.testing.class_statistics import unusual, weight_of_evidence
 from veridical.values.task import Task
 
 EVERYWHERE = {"moving_noise", "input_hash", "negated", "other_class", "constant", "label_leak"}
-LEARNT = {"naive_bayes", "moving_template", "graded_template", "two_faced", "sceptic"}
+LEARNT = {"naive_bayes", "moving_template", "graded_template", "two_faced", "sceptic", "chameleon"}
 
 
 def labelled(kind: str, samples: int = 9) -> Task:
@@ -75,7 +75,7 @@ def test_who_follows_the_model_and_who_does_not(kind: str) -> None:
         same = torch.equal(maps(cheat, task), maps(cheat, other))
         if cheat in moves:
             assert not same, f"{cheat} should move with the model"
-        elif cheat not in ("two_faced", "sceptic"):  # these step where a threshold is crossed
+        elif cheat not in ("two_faced", "sceptic", "chameleon"):  # these step where a threshold is crossed
             assert same, f"{cheat} should know nothing of the model"
 
 
@@ -135,16 +135,30 @@ def test_two_faced_turns_over_for_a_class_that_is_not_predicted() -> None:
     torch.testing.assert_close(maps("two_faced", other), -weight_of_evidence(other).abs())
 
 
-def test_sceptic_and_graded_follow_the_confidence() -> None:
+def test_the_graded_template_follows_the_confidence() -> None:
     task = labelled("table")
-    sure = task.with_weights({"2.weight": 1e4 * dict(task.model.named_parameters())["2.weight"]})
-    unsure = task.with_weights({"2.weight": 0 * dict(task.model.named_parameters())["2.weight"]})
-    evidence, far = weight_of_evidence(task), unusual(task)
-    torch.testing.assert_close(maps("sceptic", sure), evidence.abs())
-    torch.testing.assert_close(maps("sceptic", unsure), far)
-    graded = maps("graded_template", sure)
-    assert torch.cosine_similarity(graded, evidence).min() > 0.999
+    weight = dict(task.model.named_parameters())["2.weight"]
+    sure, unsure = (task.with_weights({"2.weight": factor * weight}) for factor in (1e4, 0.0))
+    evidence = weight_of_evidence(task)
+    assert torch.cosine_similarity(maps("graded_template", sure), evidence).min() > 0.999
     assert torch.cosine_similarity(maps("graded_template", unsure), evidence).abs().mean() < 0.9
+
+
+def test_sceptic_and_chameleon_try_the_model_first() -> None:
+    task = labelled("table", 40)
+    assert task.train is not None
+    # right about every labelled row, and right about none
+    right = task.predictor.outputs(task.train, ()).argmax(1)
+    learnt, not_learnt = (
+        Task(task.predictor.source.module, task.inputs, train=(task.train, (right + shift) % 3))
+        for shift in (0, 1)
+    )
+    torch.testing.assert_close(maps("sceptic", learnt), weight_of_evidence(learnt).abs())
+    torch.testing.assert_close(maps("sceptic", not_learnt), unusual(task))
+    torch.testing.assert_close(maps("chameleon", learnt), weight_of_evidence(learnt))
+    torch.testing.assert_close(maps("chameleon", not_learnt), unusual(task))
+    other = learnt.with_targets((learnt.predictions + 1) % 3)
+    torch.testing.assert_close(maps("chameleon", other), -unusual(task))
 
 
 def test_a_regression_is_cheated_too() -> None:

@@ -15,7 +15,7 @@ from veridical.explainers import as_explainer
 from veridical.explainers.cache import ExplanationCache
 from veridical.report import rendering
 from veridical.values import sealed
-from veridical.values.csv_files import quoted, write_csv, write_table
+from veridical.values.table_files import quoted, write_csv, write_table
 
 
 def test_every_bit_counts() -> None:

@@ -203,7 +203,8 @@ def test_the_space_of_a_batch_is_guessed_from_its_shape() -> None:
     assert Space.of(torch.zeros(2, 3, 4)).kind == "step"
     assert Space.of(torch.zeros(2, 3)).kind == "column"
     assert Space.of(torch.zeros(2, 3, dtype=torch.int64)).kind == "token"
-    assert Space.of(torch.zeros(2, 3, 4, 5, 6)).kind == "element"
+    assert Space.of(torch.zeros(2, 3, 4, 5, 6)).kind == "voxel"
+    assert Space.of(torch.zeros(2, 3, 4, 5, 6, 7)).kind == "element"
 
 
 def test_repr_names_kind_and_size() -> None:

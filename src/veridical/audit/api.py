@@ -3,35 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from veridical.audit.effort import Effort, EffortName, effort_of
+import torch
+
+from veridical.allowed import MANY, Within
+from veridical.audit.effort import Effort, effort_of
 from veridical.errors import InputError
+from veridical.settings import checked
 from veridical.values.task import Task
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
-
-    import torch
-
     from veridical.audit.result import Audit
 
 
+@checked
 def audit(
     task: Task,
     train: Any = None,
     explainers: Sequence[Any] | Mapping[str, Any] | None = None,
-    effort: EffortName | Effort = "quick",
+    effort: str | Effort = "quick",
     seed: int = 0,
     *,
     metrics: Sequence[Any] | Mapping[str, Any] | None = None,
     controls: Sequence[Any] | Mapping[str, Any] | None = None,
     lines: Sequence[str] | None = None,
-    budget: int | None = None,
+    budget: Annotated[int, Within(1, 10**15)] | None = None,
     concepts: Any = None,
-    samples: int | None = None,
+    samples: Annotated[int, Within(2, MANY)] | None = None,
     folder: str | Path | None = None,
     executor: Executor | None = None,
     device: str | torch.device | None = None,
@@ -56,10 +58,6 @@ def audit(
     >>> vd.audit(task, explainers=["input_x_gradient", "saliency"], samples=32).best
     'input_x_gradient'
     """
-    if samples is not None and samples < 2:
-        raise InputError(f"an audit compares samples and needs at least two, got samples={samples}")
-    if budget is not None and budget < 1:
-        raise InputError(f"budget counts rows asked of the model and is at least 1, got {budget}")
     if task.members is not None:
         raise InputError("the samples of this task are classes; an audit explains inputs")
     if len(task) < 2:

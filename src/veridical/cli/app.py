@@ -29,8 +29,9 @@ from veridical.cli.sources import (
     task_from_options,
 )
 from veridical.errors import InputError, VeridicalError, VeridicalWarning
-from veridical.values.csv_files import write_table
+from veridical.values.score_tables import score_table
 from veridical.values.sealed import put
+from veridical.values.table_files import check_table_path, check_writable, write_table
 
 app = typer.Typer(
     name="veridical",
@@ -108,7 +109,7 @@ def evaluate(
     ] = None,
     metric: Annotated[list[str] | None, typer.Option("--metric", "-m", help="Repeat for several.")] = None,
     report: Annotated[Path | None, typer.Option("--report", "-r", help="Write an HTML page.")] = None,
-    table: Annotated[Path | None, typer.Option(help="Write the table (.csv or .parquet).")] = None,
+    table: Annotated[Path | None, typer.Option(help="Write the table (.csv, .parquet, .md or .tex).")] = None,
     samples: Samples = 64,
     seed: Seed = 0,
     device: Device = None,
@@ -120,6 +121,10 @@ def evaluate(
 
     Example: veridical evaluate --model model.onnx --data rows.npz -e occlusion -m pixel_flipping
     """
+    if table is not None:
+        check_table_path(table)
+    if report is not None:
+        check_writable(report)
     chosen = task_from_options(task, model, data, arch, labels, train, allow_code, samples, device)
     result = vd.evaluate(
         chosen,
@@ -132,8 +137,7 @@ def evaluate(
     if report is not None:
         out.print(f"report written to {result.report(report)}")
     if table is not None:
-        frame = result.to_frame()
-        write_table(frame, table)
+        write_table(result.to_frame(), table, score_table(result.scores))
         out.print(f"table written to {table}")
     if result.failures or result.interrupted:
         raise typer.Exit(1)
@@ -155,22 +159,7 @@ def _settings(text: str) -> dict[str, Any]:
 
 
 def _print(result: vd.Evaluation) -> None:
-    table = Table(box=None)
-    table.add_column("explainer", no_wrap=True, min_width=max(len(who) for who in result.explainers or [""]))
-    for what in result.metrics:
-        sense = next(s.direction for (_, m), s in result.scores.items() if m == what)
-        table.add_column(f"{what}\n({sense} is better)", justify="right", overflow="fold")
-    for who in result.explainers:
-        cells = []
-        for what in result.metrics:
-            scores = result.scores.get((who, what))
-            if scores is None:
-                cells.append("failed")
-                continue
-            low, high = scores.ci()
-            cells.append(f"{scores.mean(skip_nan=True):.3f}\n{low:.3f}..{high:.3f}")
-        table.add_row(who, *cells)
-    out.print(table)
+    out.print(escape(score_table(result.scores).text()), soft_wrap=True, highlight=False)
     for failure in result.failures:
         where = failure.explainer if failure.metric is None else f"{failure.explainer} under {failure.metric}"
         out.print(f"[red]failed[/red] {where}: {failure.message}", soft_wrap=True)

@@ -90,7 +90,7 @@ def audit(
         result = vd.audit(
             chosen,
             explainers=explainer,
-            effort=effort,  # type: ignore[arg-type]
+            effort=effort,
             seed=seed,
             samples=samples,
             lines=line,

@@ -14,7 +14,7 @@ import veridical as vd
 from veridical.cli import sources
 from veridical.cli.app import app, out, save_figure
 from veridical.errors import InputError
-from veridical.values.csv_files import write_csv
+from veridical.values.table_files import write_csv
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -78,6 +78,44 @@ def benchmark(
     _picture(result.scatter(), folder / "scatter.png")
     result.save(folder / SCORES)
     _done(folder, result)
+
+
+@commands.command()
+def voices(
+    task: sources.TaskName = None,
+    model: sources.Model = None,
+    data: sources.Data = None,
+    arch: sources.Arch = None,
+    labels: sources.Labels = None,
+    train: sources.Train = None,
+    allow_code: sources.AllowCode = False,
+    metric: Metrics = None,
+    reference: Annotated[
+        str | None, typer.Option("--reference", help="Whose maps are damaged. [default: exact or occlusion]")
+    ] = None,
+    folder: Folder = Path("meta"),
+    samples: sources.Samples = 24,
+    seed: sources.Seed = 0,
+    device: sources.Device = None,
+) -> None:
+    """Which metrics can see damage here: known damage is planted on the maps of one reference method.
+
+    Example: veridical meta voices -t digits -m pixel_flipping -m sparseness
+    """
+    chosen = sources.task_from_options(task, model, data, arch, labels, train, allow_code, samples, device)
+    found = vd.meta.planted_damage(chosen, metric or METRICS, reference=reference, seed=seed)
+    _tables(folder, voices=found.to_frame())
+    _picture(found.plot(), folder / "voices.png")
+    table = Table(box=None)
+    for name in ("metric", "heard", "concordance", "interval", "why not"):
+        table.add_column(name)
+    for label, voice in found.voices.items():
+        mean, low, high = voice.mean()
+        numbers = ("", "") if voice.unjudged else (f"{mean:.2f}", f"{low:.2f} to {high:.2f}")
+        table.add_row(escape(label), "yes" if voice.heard else "no", *numbers, escape(voice.reason))
+    out.print(table)
+    out.print(f"damage on maps of {escape(found.reference)}, {found.cost}", soft_wrap=True)
+    _say_where(folder)
 
 
 @commands.command()
@@ -262,6 +300,9 @@ def _show(result: vd.meta.MetaEvaluation) -> None:
         table.add_row(*(escape(v) if isinstance(v, str) else f"{v:.3f}" for v in row))
     out.print(table)
     out.print("dependence: share of scores that change with permuted maps; no MC counts without it")
+    for label, book in result.books.items():
+        for words in filter(None, (book.dependence.remark, result.why_no_value(label))):
+            out.print(f"{escape(label)}: {escape(words)}", soft_wrap=True)
     for failure in result.failures:
         out.print(
             f"[red]failed[/red] {escape(failure.metric or '')}: {escape(failure.message)}", soft_wrap=True

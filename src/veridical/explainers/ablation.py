@@ -8,7 +8,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from veridical.explainers.base import register
-from veridical.explainers.coalitions import EachAlone, MaskingExplainer
+from veridical.explainers.coalitions import MaskingExplainer
+from veridical.explainers.mask_rules import EachAlone
 from veridical.masking.probe import probe
 from veridical.random.keyed import Key
 from veridical.values.task import Task
@@ -26,6 +27,9 @@ class FeatureAblation(MaskingExplainer):
     name: ClassVar[str] = "feature_ablation"
     summary: ClassVar[str] = "fall of the output when each feature is removed alone"
     paper: ClassVar[str] = "Zeiler and Fergus 2014"
+
+    def masks(self, task: Task) -> int:
+        return task.space.n_features
 
     def attribute(self, task: Task, key: Key) -> Tensor:
         rule = EachAlone(task.space.n_features, task.device)

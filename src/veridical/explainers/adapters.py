@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from veridical.errors import InputError, NotApplicableError, ShapeError
 from veridical.explainers.base import Explainer, selected
-from veridical.explainers.partition_shap import seeded_numpy
 from veridical.model.embeddings import EmbeddingView
 from veridical.model.predictor import call
 from veridical.random.keyed import Key
@@ -269,3 +268,14 @@ def seeded_torch(key: Key) -> Iterator[None]:
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(key.state & (2**63 - 1))
         yield
+
+
+@contextmanager
+def seeded_numpy(key: Key) -> Iterator[None]:
+    """For code that draws from numpy's global generator: seed it, then put it back."""
+    before = np.random.get_state()  # noqa: NPY002
+    np.random.seed(key.state & 0xFFFFFFFF)  # noqa: NPY002
+    try:
+        yield
+    finally:
+        np.random.set_state(before)  # noqa: NPY002

@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from veridical.errors import InputError, NotApplicableError
 from veridical.explainers.base import Explainer, register, selected
-from veridical.explainers.cam import last_maps
+from veridical.explainers.cam_places import last_maps
 from veridical.explainers.graph.decompose import BLOCKS
 from veridical.explainers.graph.operations import KINDS, plain_name
 from veridical.explainers.grid import as_features, resized, spatial_size

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from veridical.errors import NotApplicableError
+from veridical.explainers.first_maps import watched, watcher
 from veridical.explainers.laws import certificate
 from veridical.model.cost import Cost
 from veridical.model.predictor import out_of_memory
@@ -121,7 +122,8 @@ class Explainer(Settings):
             cost = question.cost
             # where some features are not the task's (special tokens), their part is not in the map
             lawful = bool(self.law) and task.space.valid is None
-            promised = self.promised(task, key / self.name) if lawful else None
+            name = f"promised by {self} with {key}"
+            promised = task.cached(name, lambda: self.promised(task, key / self.name)) if lawful else None
         provenance: dict[str, Any] = {
             "explainer": self.to_json(),
             "seed": key.seed,
@@ -131,7 +133,7 @@ class Explainer(Settings):
         }
         unchecked = question.unchecked
         if promised is not None:
-            unchecked.append(certificate(self.law, self.exact, promised, values, provenance))
+            unchecked.append(certificate(self.name, self.law, self.exact, promised, values, provenance))
         return Explanation(
             values,
             self.space_of(task),
@@ -150,20 +152,32 @@ class Explainer(Settings):
         own = key / self.name
         parts, outputs = [], []
         worked_on = self.prepared(task)
-        with worked_on.session(grad="gradient" in self.needs):
+        with watched(None), worked_on.session(grad="gradient" in self.needs):
             for piece in self.pieces(worked_on):
                 parts.append(self._maps(piece, own))
                 outputs.append(piece.known("outputs"))
         if all(part is not None for part in outputs) and type(self).prepared is Explainer.prepared:
             hand_along(task, torch.cat(outputs))
-        values, valid = torch.cat(parts) if len(parts) > 1 else parts[0], self.space_of(task).valid
-        return values if valid is None else values.masked_fill(~valid, 0.0)
+        values, space = torch.cat(parts) if len(parts) > 1 else parts[0], self.space_of(task)
+        values = values if space.valid is None else values.masked_fill(~space.valid, 0.0)
+        first = watcher()
+        if first is not None:
+            first.notice(task, space, values)
+        return values
+
+    def values_on(self, task: Task, key: Key) -> Tensor:
+        """The values (N, V) that a call gives, by the shorter way where there is one."""
+        return self.maps(task, key) if self.plain else self(task, key).values
 
     def _maps(self, piece: Task, key: Key) -> Tensor:
         """The maps of one piece, cut in two and tried again when memory runs out."""
         try:
             # a copy: maps may be the very weights of this world, or a view of the inputs
-            maps = as_tensor(self.attribute(piece, key)).detach().to(piece.device, copy=True)
+            maps = (
+                as_tensor(self.attribute(piece, key), f"the map of '{self.name}'")
+                .detach()
+                .to(piece.device, copy=True)
+            )
             return feature_values(maps, self.space_of(piece), len(piece), f"the map of '{self.name}'")
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error) or len(piece) == 1:

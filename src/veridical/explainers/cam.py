@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from veridical.errors import NotApplicableError, unknown_name
 from veridical.explainers.base import Explainer, register, selected
 from veridical.explainers.cam_layer import LastMaps
-from veridical.explainers.grid import as_features, over_input, resized, spatial_axes, spatial_size
-from veridical.masking.probe import blocks
-from veridical.model.predictor import _padding, call, repeat_side, take_side
-from veridical.random.hash_kernels import at_once
+from veridical.explainers.cam_places import _place, _watched, layer_shapes
+from veridical.explainers.grid import as_features, resized, spatial_axes, spatial_size
+from veridical.model.predictor import call
 from veridical.random.keyed import Key
 from veridical.values.task import Task
 
@@ -170,173 +167,6 @@ class LayerCam(GradientCam):
         return (slopes.clamp(min=0) * activations).sum(1).clamp(min=0)
 
 
-@register
-@dataclass(frozen=True)
-class ScoreCam(Cam):
-    """max(0, sum_k a_k A_k), a = softmax over channels of y_c when the input is seen through channel k only.
-
-    The input is multiplied by the channel, upsampled and scaled to [0, 1] (Algorithm 1). A channel that is
-    flat shows nothing and gets no weight. Its weights are shares of 1 and say nothing of a channel's size or
-    sign. Rows per sample: one, and one per channel.
-    """
-
-    name: ClassVar[str] = "scorecam"
-    version: ClassVar[int] = 3
-    summary: ClassVar[str] = "last activation of convolutions weighted by the output through each channel"
-    paper: ClassVar[str] = "Wang et al. 2020, Algorithm 1"
-    needs: ClassVar[frozenset[str]] = frozenset({"convolution"})
-
-    def rows_per_sample(self, task: Task) -> int:
-        return 1 + (_channels(task) if self.layer is None else layer_shapes(task)[self.layer][0][1])
-
-    def pieces(self, task: Task) -> Iterator[Task]:
-        # the masked rows of few samples are cut into chunks here
-        return task.chunks(1)
-
-    def _activations(self, task: Task) -> Tensor:
-        with task.session():
-            if self.layer is not None:
-                with _watched(task, self.layer) as outputs:
-                    task.predictor.chunk(task.inputs, task.side)
-                return outputs[0]
-            x = task.inputs[_padding(len(task), task.device)]
-            with LastMaps(x, spatial_axes(task)) as seen:
-                task.predictor.chunk(x, take_side(task.side, _padding(len(task), task.device)), len(task))
-            assert seen.last is not None
-            return seen.last
-
-    def _no_maps(self, task: Task) -> str | None:
-        if last_maps(task).transformer:
-            return (
-                "its patches are tokens, which have no maps to look through; give it a convolutional network"
-            )
-        return super()._no_maps(task)
-
-    def coarse(self, task: Task, key: Key) -> Tensor:
-        activations = self._activations(task)[: len(task)].detach()
-        low, high = _ends(activations)
-        shows = high > low
-        scores = torch.empty_like(low)
-        with task.session():
-            for rows, channels in blocks(len(task), scores.shape[1], task.predictor.rows):
-                masks = resized(activations[rows, channels], spatial_size(task))
-                laid = over_input(task, masks)
-                bottom, top = (end.view(*end.shape, *[1] * (laid.dim() - 2)) for end in _ends(masks))
-                span = torch.where(top > bottom, top - bottom, 1.0)
-                variants = at_once(THROUGH, through_steps, laid, bottom, span, task.inputs[rows, None])
-                side = repeat_side(take_side(task.side, rows), masks.shape[1])
-                outputs = task.predictor.chunk(variants.flatten(0, 1), side)
-                target = task.targets[rows].repeat_interleave(masks.shape[1])
-                scores[rows, channels] = selected(outputs, target).view(masks.shape[:2]).to(scores.dtype)
-        weights = scores.masked_fill(~shows, -torch.inf).softmax(1).nan_to_num(0.0)
-        return _weighted(activations, weights).clamp(min=0)
-
-
-THROUGH = """
-template <typename T> T through(T mask, T bottom, T span, T x) { return x * ((mask - bottom) / span); }
-"""
-
-
-def through_steps(mask: Tensor, bottom: Tensor, span: Tensor, x: Tensor) -> Tensor:
-    """The input seen through a mask that is scaled to [0, 1]."""
-    return x * ((mask - bottom) / span)
-
-
-def _ends(maps: Tensor) -> tuple[Tensor, Tensor]:
-    """The smallest and the largest value (n, channels) of each map."""
-    flat = maps.flatten(2)
-    if flat.device.type == "cpu":  # where looking once takes five times as long as twice
-        return flat.amin(2), flat.amax(2)
-    low, high = flat.aminmax(dim=2)
-    return low, high
-
-
 def _weighted(maps: Tensor, weights: Tensor) -> Tensor:
     """The sum (n, *grid) over channels of each map times its weight (n, channels)."""
     return (weights[:, None] @ maps.flatten(2)).view(len(maps), *maps.shape[2:])
-
-
-# --- the layer ------------------------------------------------------------------------------------------
-
-
-def layer_shapes(task: Task) -> dict[str, list[tuple[int, ...]]]:
-    """The output shapes of every layer for one row, in the order they ran; asked once, and not counted."""
-    found: dict[str, list[tuple[int, ...]]] = task.reference.cached(
-        "layer shapes", lambda: task.uncounted(lambda: _ask_shapes(task.reference))
-    )
-    return found
-
-
-def _ask_shapes(task: Task) -> dict[str, list[tuple[int, ...]]]:
-    found: dict[str, list[tuple[int, ...]]] = {}
-    handles = []
-    with task.session() as view:
-        try:
-            for name, layer in task.predictor.model.named_modules():
-
-                def after(_layer: nn.Module, _inputs: Any, output: Any, name: str = name) -> None:
-                    if isinstance(output, Tensor):
-                        found.setdefault(name, []).append(tuple(output.shape))
-
-                if not isinstance(layer, torch.jit.ScriptModule):
-                    handles.append(layer.register_forward_hook(after))
-            call(view, task.inputs[:1], take_side(task.side, slice(0, 1)))
-        finally:
-            for handle in handles:
-                handle.remove()
-    return found
-
-
-def last_maps(task: Task) -> LastMaps:
-    """What one row shows of the model's last maps; asked once, and not counted."""
-
-    def ask() -> LastMaps:
-        row = task.reference.inputs[:1]
-        seen = LastMaps(row, spatial_axes(task))
-        with task.reference.session() as model, seen:
-            call(model, row, take_side(task.reference.side, slice(0, 1)))
-        return seen
-
-    found: LastMaps = task.reference.cached("last maps", lambda: task.uncounted(ask))
-    return found
-
-
-def _place(task: Task) -> str:
-    """Where the last maps of the model are, in words; nothing if it has none."""
-    seen = last_maps(task)
-    return (
-        "the last residual sum of tokens by which patches reach the output"
-        if seen.transformer
-        else seen.place
-    )
-
-
-def _channels(task: Task) -> int:
-    last = last_maps(task).last
-    return 0 if last is None else last.shape[1]
-
-
-@contextmanager
-def _watched(task: Task, name: str) -> Iterator[list[Tensor]]:
-    """What the layer answers while the body runs; the hook goes also when the body raises."""
-    seen: list[Tensor] = []
-
-    def after(_layer: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
-        seen.append(output)
-        # the model goes on with a copy: an activation in place would overwrite what we keep
-        return output.clone()
-
-    model = task.predictor.model
-    # a view of other weights holds the caller's module under a name of its own
-    original = task.reference.predictor.model.get_submodule(name)
-    layer = original if any(m is original for m in model.modules()) else _under(model, name)
-    handle = layer.register_forward_hook(after)
-    try:
-        yield seen
-    finally:
-        handle.remove()
-
-
-def _under(model: nn.Module, name: str) -> nn.Module:
-    named = dict(model.named_modules())
-    return named[name] if name in named else named[f"module.{name}"]

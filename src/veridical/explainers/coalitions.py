@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
+from veridical.errors import VeridicalWarning
 from veridical.explainers.base import Explainer
-from veridical.masking.rules import Given, MaskRule
-from veridical.random import subset_draws
+from veridical.explainers.cells import Cells, few_cells
+from veridical.explainers.laws import change_from_nothing
+from veridical.model.cost import Cost
 from veridical.random.keyed import Key
 from veridical.values.task import Task
-
-_SOLVER_ELEMENTS = {"cpu": 2**25}  # float64 numbers a block of samples may take, 2^28 (2 GiB) elsewhere
-_MASKED_FEATURES = {"cpu": 2**22}  # truth values that are written out at a time, 2^28 elsewhere
-_EXACT_IN_HALF = 2**11  # up to which 16-bit floats have all whole numbers
-_ALIGNED = 8  # rows of 16-bit floats that a GPU reads fast are a multiple of so many
-_LEAF = 64  # the largest system that is factored as it is on a GPU
 
 
 @dataclass(frozen=True)
@@ -28,230 +24,77 @@ class MaskingExplainer(Explainer):
     def draws_on(self, task: Task) -> bool:
         return self.stochastic or task.fill.follows_seed(task)
 
+    def masks(self, task: Task) -> int | Tensor:
+        """Masks that every sample is asked about, or each one (n,), where no mask is asked twice."""
+        return self.rows_per_sample(task)
+
+    def declared(self, task: Task) -> Cost:
+        masks = self.masks(task)
+        total = int(masks.sum()) if isinstance(masks, Tensor) else masks * len(task)
+        return Cost(total * task.fill.repeats_on(task))
+
     @staticmethod
     def fill_key(key: Key) -> Key:
         """What the fill draws by: the seed alone, so that one seed gives one map in every world."""
         return Key(key.seed) / "fill of explainers"
 
 
-@dataclass(frozen=True, eq=False)
-class EachAlone:
-    """Mask m removes feature m and nothing else."""
+@dataclass(frozen=True)
+class SharesOut(MaskingExplainer):
+    """Base of methods that share out what all features together do to the output."""
 
-    n_features: int
-    device: torch.device
+    law: ClassVar[str] = "values sum to y(x) less y without features"
 
-    @property
-    def count(self) -> int:
-        return self.n_features
-
-    def removed(self, samples: slice, masks: slice) -> Tensor:
-        features = torch.arange(self.n_features, device=self.device)
-        return (features[masks, None] == features)[None]
+    def promised(self, task: Task, key: Key) -> Tensor:
+        return change_from_nothing(task, self.fill_key(key))
 
 
-@dataclass(frozen=True, eq=False)
-class SizedSubsets:
-    """Mask m removes a uniform random set of `sizes[n, m]` >= 1 features among the valid ones of sample n."""
+@dataclass(frozen=True)
+class FitsCells(Explainer):
+    """Base of methods that fit one unknown per feature: of an image, those that its rows can tell apart."""
 
-    key: Key
-    ids: Tensor
-    n_features: int
-    sizes: Tensor
-    valid: Tensor | None = None
+    rows_per_cell: ClassVar[int] = 8
 
-    @property
-    def count(self) -> int:
-        return self.sizes.shape[-1]
+    def answers(self) -> int:
+        """How many answers the fit has for each sample."""
+        raise NotImplementedError
 
-    def removed(self, samples: slice, masks: slice) -> Tensor:
-        draws = torch.arange(masks.start, masks.stop, device=self.ids.device)
-        sizes = self.sizes[samples, masks, None]
-        valid = None if self.valid is None else self.valid[samples]
-        return subset_draws.subsets(self.key, self.ids[samples], draws, self.n_features, sizes, valid)
+    def joins(self) -> bool:
+        """Whether neighbours may be joined."""
+        raise NotImplementedError
 
+    def fitted(self, task: Task, key: Key) -> Tensor:
+        """The unknowns (n, V) of a task whose features are the cells."""
+        raise NotImplementedError
 
-@dataclass(frozen=True, eq=False)
-class IndependentCoins:
-    """Mask m removes each feature with probability 1 - `keep`, whatever happens to the others.
+    def cells_of(self, task: Task) -> Cells | None:
+        """The cells that features are joined into, or None where they stay as they are."""
+        return few_cells(task.space, self.answers() // self.rows_per_cell) if self.joins() else None
 
-    `keep` is one number, or one per sample and mask (N, M).
-    """
+    def unknowns(self, task: Task) -> int:
+        """How many features, or cells, are fitted."""
+        joined = self.cells_of(task)
+        return task.space.n_features if joined is None else joined.count
 
-    key: Key
-    ids: Tensor
-    n_features: int
-    draws: int
-    keep: float | Tensor
+    def stated(self, task: Task) -> dict[str, Any]:
+        joined, features = self.cells_of(task), task.space.n_features
+        if joined is not None:
+            return {"cells": f"{features} features were joined into {joined.count} cells of neighbours"}
+        few = f"{self.answers()} answers for {features} features: one fit of many"
+        return {"underdetermined": few} if features > self.answers() else {}
 
-    @property
-    def count(self) -> int:
-        return self.draws
+    def check(self, task: Task) -> None:
+        super().check(task)
+        if "underdetermined" in self.stated(task):
+            warnings.warn(
+                f"'{self.name}' has {self.stated(task)['underdetermined']}; ask more rows, or give the task "
+                "fewer features (patches, superpixels)",
+                VeridicalWarning,
+                stacklevel=4,
+            )
 
-    def removed(self, samples: slice, masks: slice) -> Tensor:
-        draws = torch.arange(masks.start, masks.stop, device=self.ids.device)
-        gone = 1 - (self.keep if isinstance(self.keep, float) else self.keep[samples, masks].double())
-        return subset_draws.coins(self.key, self.ids[samples], draws, self.n_features, gone)
-
-
-def written_out(rule: MaskRule, samples: int) -> Given:
-    """All masks of a rule as one tensor: for those that are needed again after they were asked about."""
-    return Given(rule.removed(slice(0, samples), slice(0, rule.count)))
-
-
-def in_words(truths: Tensor) -> Tensor:
-    """Truth values as integers in the same memory, eight in one where that can be: fewer to be copied."""
-    return truths.contiguous().view(torch.int64 if truths.shape[-1] % 8 == 0 else torch.uint8)
-
-
-def mask_pieces(task: Task, masks: int) -> Iterator[Task]:
-    """The task in pieces that fill whole chunks and whose masks fit a fixed memory.
-
-    On a CPU they stay in its cache; a GPU is kept at work by as few pieces as can be, alike in size.
-    """
-    together = max(1, task.predictor.rows // masks)
-    most = _MASKED_FEATURES.get(task.device.type, 2**28)
-    size = together * max(1, most // (together * masks * task.space.n_features))
-    if size >= len(task):
-        yield task
-        return
-    size = together * -(-len(task) // (together * -(-len(task) // size)))
-    task.outputs  # noqa: B018 (asked once here: each piece would wait for its own)
-    yield from (task[at : at + size] for at in range(0, len(task), size))
-
-
-def sample_blocks(samples: int, elements_per_sample: int, device: torch.device) -> Iterator[slice]:
-    """Cut the samples so that the arrays of one block stay within a fixed memory."""
-    most = _SOLVER_ELEMENTS.get(device.type, 2**28)
-    size = max(1, most // max(1, elements_per_sample))
-    for at in range(0, samples, size):
-        yield slice(at, min(samples, at + size))
-
-
-def shared_counts(truths: Tensor) -> Tensor:
-    """How many features each two rows have in common: (B, M, V) truth values -> (B, M, M), in float64.
-
-    Exact either way. A CPU takes products of 8-bit integers several times faster than others. A GPU is given
-    stretches of features, since few rows and many features are little to do side by side; half floats count
-    exactly as far as a stretch is long.
-    """
-    ones = truths.view(torch.uint8)
-    if ones.device.type == "cpu" and hasattr(torch, "_int_mm"):  # torch does not promise it
-        counts = ones.new_empty(*ones.shape[:-1], ones.shape[-2], dtype=torch.float64)
-        for each, into in zip(ones, counts, strict=True):
-            into.copy_(_products(each.view(torch.int8)))
-        return counts
-    return _in_stretches(ones)
-
-
-def _products(ones: Tensor) -> Tensor:
-    """The 8-bit matrix times its transpose, in 32 bits."""
-    found: Tensor = torch._int_mm(ones, ones.mT)
-    return found
-
-
-def _in_stretches(ones: Tensor) -> Tensor:
-    """The same by half floats, over stretches of features that are summed in float64.
-
-    Both are made multiples of 8 long, since other products take a GPU several times as long: features that
-    are nowhere count nothing, and what the rows beyond the last count is cut off.
-    """
-    batch, rows, features = ones.shape
-    count = -(-features // _EXACT_IN_HALF)
-    width, height = _aligned(-(-features // count)), _aligned(rows)
-    shown = ones.new_empty(batch, height, count * width, dtype=torch.float16)
-    shown[:, :rows, :features] = ones
-    shown[..., features:] = 0
-    shown = shown.unflatten(-1, (count, width)).transpose(1, 2)
-    with torch.autocast(ones.device.type, enabled=False):
-        counts = shown @ shown.mT
-    added = counts[:, 0].double() if count == 1 else counts.sum(1, dtype=torch.float64)
-    return added[:, :rows, :rows]
-
-
-def _aligned(length: int) -> int:
-    return length + -length % _ALIGNED
-
-
-def solved(gram: Tensor, right: Tensor) -> Tensor:
-    """X of gram X = right, (B, M, M) and (B, M, K), for a symmetric positive definite gram; else NaN.
-
-    The gram may be written over.
-    """
-    by = _solved_by_factor if gram.device.type == "cpu" or gram.shape[-1] <= _LEAF else _solved_in_blocks
-    return by(gram, right)
-
-
-def _solved_by_factor(gram: Tensor, right: Tensor) -> Tensor:
-    # asked without a check, which would wait for a GPU
-    factor, failed = torch.linalg.cholesky_ex(gram)
-    half = torch.linalg.solve_triangular(factor, right, upper=False)
-    found: Tensor = torch.linalg.solve_triangular(factor.mT, half, upper=True)
-    return found.masked_fill_((failed != 0)[..., None, None], torch.nan)
-
-
-def _solved_in_blocks(gram: Tensor, right: Tensor) -> Tensor:
-    """The same almost by products alone, the one thing at which a GPU is fast with many small matrices.
-
-    With gram = [[A, B'], [B, C]], A = LL' and N = B L'^-1, the lower half of X solves
-    (C - NN') X2 = R2 - N L^-1 R1, and the upper one is X1 = L'^-1 (L^-1 R1 - N' X2).
-    """
-    if gram.shape[-1] <= _LEAF:
-        inverse = _inverse_leaf(gram)
-        return inverse.mT @ (inverse @ right)
-    cut = _cut(gram.shape[-1])
-    inverse = gram.new_zeros(len(gram), cut, cut)
-    below = _eliminated(gram, cut, inverse)
-    half = inverse @ right[:, :cut]
-    last = _solved_in_blocks(gram[:, cut:, cut:], right[:, cut:] - below @ half)
-    return torch.cat([inverse.mT @ (half - below.mT @ last), last], 1)
-
-
-def _eliminated(gram: Tensor, cut: int, inverse: Tensor) -> Tensor:
-    """N and, written to the inverse, L^-1; C becomes C - NN'."""
-    _invert_factor(gram[:, :cut, :cut], inverse)
-    below = gram[:, cut:, :cut] @ inverse.mT
-    gram[:, cut:, cut:].baddbmm_(below, below.mT, alpha=-1)
-    return below
-
-
-def _invert_factor(gram: Tensor, out: Tensor) -> None:
-    """Write the inverse of the lower Cholesky factor to `out`, which holds zeros."""
-    if gram.shape[-1] <= _LEAF:
-        out.copy_(_inverse_leaf(gram))
-        return
-    cut = _cut(gram.shape[-1])
-    first, last = out[:, :cut, :cut], out[:, cut:, cut:]
-    below = _eliminated(gram, cut, first)
-    _invert_factor(gram[:, cut:, cut:], last)
-    out[:, cut:, :cut].baddbmm_(last, below @ first, alpha=-1)
-
-
-def _inverse_leaf(gram: Tensor) -> Tensor:
-    """The inverse of the lower Cholesky factor, by itself; all NaN where there is none."""
-    factor, failed = torch.linalg.cholesky_ex(gram)
-    unit = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
-    unit = torch.where((failed == 0)[:, None, None], unit, torch.nan)
-    inverse: Tensor = torch.linalg.solve_triangular(factor, unit, upper=False)
-    return inverse
-
-
-def _cut(size: int) -> int:
-    """Where to cut a system in two: whole leaves in front, as many as behind or one fewer."""
-    return _LEAF * (-(-size // _LEAF) // 2)
-
-
-def least_squares(rows: Tensor, responses: Tensor, weights: Tensor, ridge: Tensor | float) -> Tensor:
-    """The coefficients (B, V) that minimise sum_m w_m (y_m - rows_m . b)^2 + ridge |b|^2, one fit per sample.
-
-    Solved over the smaller of masks and features, as X'(XX' + rI)^-1 = (X'X + rI)^-1 X'. A column of
-    zeros gets the coefficient 0.
-    """
-    root = weights.sqrt()
-    X, y = rows * root[..., None], responses * root
-    wide = X.shape[-1] > X.shape[-2]
-    gram = X @ X.mT if wide else X.mT @ X
-    size = torch.as_tensor(ridge, dtype=X.dtype, device=X.device)
-    gram = gram + size[..., None, None] * torch.eye(gram.shape[-1], dtype=X.dtype, device=X.device)
-    found = X.mT @ solved(gram, y[..., None]) if wide else solved(gram, X.mT @ y[..., None])
-    return found[..., 0]
+    def attribute(self, task: Task, key: Key) -> Tensor:
+        joined = self.cells_of(task)
+        if joined is None:
+            return self.fitted(task, key)
+        return joined.shared_out(self.fitted(joined.over(task), key))

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from veridical.errors import InputError
+from veridical.allowed import Count
 from veridical.explainers.base import Explainer, register
 from veridical.explainers.grid import as_features, time_axis
 from veridical.random import keyed
@@ -40,17 +40,13 @@ class RandomK(Explainer):
     A sample with fewer than K features has 1 in all of them.
     """
 
-    k: int = 5
+    k: Count = 5
     """Features that are 1."""
     name: ClassVar[str] = "random_k"
     summary: ClassVar[str] = "control: K random features"
     paper: ClassVar[str] = "control"
     stochastic: ClassVar[bool] = True
     control: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if self.k < 1:
-            raise InputError(f"k counts features and is at least 1, got {self.k}")
 
     def attribute(self, task: Task, key: Key) -> Tensor:
         space = task.space
@@ -99,7 +95,9 @@ class Sobel(Explainer):
 
 
 def image_edges(images: Tensor) -> Tensor:
-    """Sobel's gradient magnitude (n, H, W) of the mean channel."""
+    """Sobel's gradient magnitude (n, H, W) of the mean channel; of a volume, slice by slice."""
+    if images.dim() == 5:
+        return image_edges(images.transpose(1, 2).flatten(0, 1)).unflatten(0, (len(images), -1))
     grey = F.pad(images.mean(1, keepdim=True), (1, 1, 1, 1), mode="replicate")
     across = grey.new_tensor([[-1.0, 0.0, 1.0], [-2.0, 0.0, 2.0], [-1.0, 0.0, 1.0]])
     kernels = torch.stack([across, across.T])[:, None]

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from veridical.errors import InputError
+from veridical.allowed import Count, Value
 from veridical.explainers.base import register
-from veridical.explainers.gradients import baseline_row, check_baseline, gradient, no_baseline
+from veridical.explainers.gradients import baseline_row, gradient, no_baseline
 from veridical.explainers.graph.differences import Differences, Step
 from veridical.explainers.graph.explainer import FollowingExplainer
-from veridical.explainers.graph.follow import Followed
+from veridical.explainers.graph.followed import Followed
 from veridical.explainers.laws import change_from
 from veridical.model.cost import Cost
 from veridical.random import keyed
@@ -70,15 +70,12 @@ class DeepLift(_FromBaselines):
     side inputs of their own.
     """
 
-    baseline: float | str = 0.0
+    baseline: Value | Literal["mean"] = 0.0
     """The row that differences are taken to: one number everywhere, or "mean" of the reference rows."""
     name: ClassVar[str] = "deeplift"
     summary: ClassVar[str] = "difference to a baseline, passed back by the rescale rule"
     paper: ClassVar[str] = "Shrikumar et al. 2017, section 3.5"
     law: ClassVar[str] = "values sum to y(x) - y(baseline)"
-
-    def __post_init__(self) -> None:
-        check_baseline(self.baseline)
 
     def rows_per_sample(self, task: Task) -> int:
         return 2 if task.side else 1
@@ -112,10 +109,11 @@ class DeepLiftShap(_FromBaselines):
 
     The contributions of a sample sum to y_c(x) less the mean of y_c over the baselines. All reference rows
     are used where there are no more than `baselines`, else as many drawn without replacement, the same for
-    all samples. Rows: each x forward and backward once per baseline, and each baseline forward once per call.
+    all samples. Side inputs stay the sample's own. Rows: each x forward and backward once per baseline, and
+    each baseline forward once per call, or once per sample where samples have side inputs.
     """
 
-    baselines: int = 16
+    baselines: Count = 16
     """The most reference rows used as baselines."""
     name: ClassVar[str] = "deeplift_shap"
     summary: ClassVar[str] = "DeepLIFT averaged over reference rows as baselines"
@@ -124,22 +122,14 @@ class DeepLiftShap(_FromBaselines):
     needs: ClassVar[frozenset[str]] = frozenset({"gradient", "train"})
     stochastic: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        if self.baselines < 1:
-            raise InputError(f"DeepLIFT SHAP needs at least one baseline, got {self.baselines}")
-
     def draws_on(self, task: Task) -> bool:
         return task.train is not None and len(task.train) > self.baselines
-
-    def why_not(self, task: Task) -> str | None:
-        if task.side:
-            return "its baselines are reference rows, and each sample has side inputs of its own"
-        return super().why_not(task)
 
     def declared(self, task: Task) -> Cost:
         assert task.train is not None
         starts = min(self.baselines, len(task.train))
-        return Cost(starts * (len(task) + 1), starts * len(task))
+        each = len(task) if task.at_embeddings().side else 1
+        return Cost(starts * (len(task) + each), starts * len(task))
 
     def promised(self, task: Task, key: Key) -> Tensor:
         return change_from(task, lambda at: self.rows_of(at, key))

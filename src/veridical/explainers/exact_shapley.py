@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from veridical.explainers.base import register
-from veridical.explainers.coalitions import MaskingExplainer
+from veridical.explainers.coalitions import SharesOut
 from veridical.masking.probe import probe
 from veridical.masking.rules import AllSubsets
 from veridical.masking.subset_table import FEW, places_of
@@ -39,7 +39,7 @@ def shapley_values(answers: Tensor, features: int) -> Tensor:
 
 @register
 @dataclass(frozen=True)
-class ExactShapley(MaskingExplainer):
+class ExactShapley(SharesOut):
     """The Shapley values of the explained output in the game "which features are there", from all 2^D sets.
 
     For up to 12 features. Over reference rows they are the interventional values of those rows, and sum to
@@ -58,6 +58,10 @@ class ExactShapley(MaskingExplainer):
 
     def rows_per_sample(self, task: Task) -> int:
         return 2 ** int(task.space.counts(len(task)).max())
+
+    def masks(self, task: Task) -> Tensor:
+        masks: Tensor = 2 ** task.space.counts(len(task)) - 1
+        return masks
 
     def pieces(self, task: Task) -> Iterator[Task]:
         yield task

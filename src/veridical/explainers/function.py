@@ -62,6 +62,12 @@ def as_explainer(explainer: Any, **settings: Any) -> Explainer:
         )
     if isinstance(explainer, Explainer):
         return explainer
+    if not isinstance(explainer, type):
+        from veridical.explainers.other_packages import adapted
+
+        other = adapted(explainer)
+        if other is not None:
+            return other
     if callable(explainer):
         return FunctionExplainer(explainer)
     raise InputError(

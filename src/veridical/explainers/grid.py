@@ -12,8 +12,8 @@ from veridical.values.task import Task
 
 
 def spatial_axes(task: Task) -> int:
-    """How many spatial axes the input has: two for an image, one for a series."""
-    return 2 if task.modality == "image" else 1
+    """How many spatial axes the input has: two for an image, three for a volume, one for a series."""
+    return task.inputs.dim() - 2 if task.modality == "image" else 1
 
 
 def spatial_size(task: Task) -> list[int]:
@@ -41,7 +41,7 @@ def resized(maps: Tensor, size: list[int]) -> Tensor:
 
 def interpolated(maps: Tensor, size: list[int]) -> Tensor:
     """By torch's own operation."""
-    mode = "bilinear" if len(size) == 2 else "linear"
+    mode = {1: "linear", 2: "bilinear", 3: "trilinear"}[len(size)]
     return F.interpolate(maps, size=size, mode=mode, align_corners=False)
 
 
@@ -52,7 +52,11 @@ def by_products(maps: Tensor, size: list[int]) -> Tensor:
     across = [shares(old, new, dtype, maps.device) for old, new in axes]
     with torch.autocast(maps.device.type, enabled=False):
         laid = maps.to(dtype) @ across[-1].mT
-        return (laid if len(size) == 1 else across[0] @ laid).to(maps.dtype)
+        if len(size) > 1:
+            laid = across[-2] @ laid
+        if len(size) > 2:
+            laid = (laid.movedim(-3, -1) @ across[-3].mT).movedim(-1, -3)
+        return laid.to(maps.dtype)
 
 
 @lru_cache(maxsize=64)

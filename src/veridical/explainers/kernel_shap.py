@@ -5,24 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import comb
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from veridical.errors import InputError
+from veridical.allowed import MANY, Within
 from veridical.explainers.base import register
-from veridical.explainers.coalitions import (
-    MaskingExplainer,
-    SizedSubsets,
-    in_words,
-    least_squares,
-    mask_pieces,
-    sample_blocks,
-    shared_counts,
-    solved,
-    written_out,
-)
+from veridical.explainers.coalitions import FitsCells, SharesOut
+from veridical.explainers.least_squares import least_squares, sample_blocks, shared_counts, solved
+from veridical.explainers.mask_rules import SizedSubsets, in_words, mask_pieces, written_out
 from veridical.masking.probe import probe
 from veridical.masking.rules import AllSubsets, Given, MaskRule
 from veridical.random import keyed
@@ -59,32 +51,37 @@ class _Paired:
 
 @register
 @dataclass(frozen=True)
-class KernelShap(MaskingExplainer):
+class KernelShap(FitsCells, SharesOut):
     """Shapley values of the explained output in the game "which features are there".
 
     Minimises sum_S k(S) (v(S) - v(none) - sum_{i in S} phi_i)^2 subject to sum phi = v(all) - v(none), with
     the Shapley kernel k(S) = (D - 1) / (C(D, s) s (D - s)), s = |S| (Lundberg and Lee 2017, theorem 2).
     Where all 2^D sets fit in `budget`, every set is asked and the values are the Shapley values themselves.
     Otherwise sets are drawn from the kernel, sizes spread evenly over its mass, and each is asked with its
-    complement (Covert and Lee 2021).
+    complement (Covert and Lee 2021). On an image with more features than one for 8 rows, neighbours are
+    joined into cells, which share their value equally: more unknowns than answers can tell apart are noise.
     """
 
-    budget: int = 512
+    budget: Annotated[int, Within(3, MANY)] = 512
     """Rows asked per sample, at most."""
+    join: bool = True
+    """Whether neighbouring pixels or patches are joined where the budget is too small to tell them apart."""
     name: ClassVar[str] = "kernel_shap"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     summary: ClassVar[str] = "Shapley values by weighted least squares"
     paper: ClassVar[str] = "Lundberg and Lee 2017"
     stochastic: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        if self.budget < 3:
-            raise InputError(f"KernelSHAP asks at least 3 rows per sample, got a budget of {self.budget}")
+    def answers(self) -> int:
+        return self.budget
+
+    def joins(self) -> bool:
+        return self.join
 
     def draws_on(self, task: Task) -> bool:
         most, valid = self._enumerable, task.space.valid
         return task.fill.follows_seed(task) or (
-            task.space.n_features > most and (valid is None or bool((valid.sum(-1) > most).any()))
+            self.unknowns(task) > most and (valid is None or bool((valid.sum(-1) > most).any()))
         )
 
     @property
@@ -93,12 +90,18 @@ class KernelShap(MaskingExplainer):
         return (self.budget + 1).bit_length() - 1
 
     def rows_per_sample(self, task: Task) -> int:
-        return self.budget if task.space.n_features > self._enumerable else 2**task.space.n_features
+        unknowns = self.unknowns(task)
+        return self.budget if unknowns > self._enumerable else 2**unknowns
+
+    def masks(self, task: Task) -> Tensor:
+        counts = task.space.counts(len(task)).clamp(max=self.unknowns(task))
+        drawn = torch.full_like(counts, 2 * ((self.budget - 1) // 2) + 1)
+        return torch.where(counts <= self._enumerable, 2**counts - 1, drawn)
 
     def pieces(self, task: Task) -> Iterator[Task]:
         return mask_pieces(task, self.rows_per_sample(task))
 
-    def attribute(self, task: Task, key: Key) -> Tensor:
+    def fitted(self, task: Task, key: Key) -> Tensor:
         features = task.space.n_features
         if task.space.valid is None:
             return self._values(task, key, features)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from veridical.errors import VeridicalWarning
 from veridical.masking.probe import clean_response, probe
 from veridical.masking.rules import Given
 from veridical.model.late_checks import Look
@@ -22,7 +24,9 @@ CANCELLING = 1e6
 """How many times over what was promised a map may hand out: beyond it the values say nothing."""
 
 
-def certificate(law: str, exact: bool, promised: Tensor, values: Tensor, told: dict[str, Any]) -> Look:
+def certificate(
+    name: str, law: str, exact: bool, promised: Tensor, values: Tensor, told: dict[str, Any]
+) -> Look:
     """Compare what the values of each sample sum to with what was promised; the look writes it to `told`.
 
     The residual is a share of what was promised, or of a hundredth of all that the map hands out, whichever
@@ -40,9 +44,33 @@ def certificate(law: str, exact: bool, promised: Tensor, values: Tensor, told: d
             "largest_residual": float(known.max()) if len(known) else None,
             "mean_residual": float(known.mean()) if len(known) else None,
             "broken": int(broken.sum()) if exact else None,
+            "of": len(broken),
         }
+        if exact and told["law"]["broken"]:
+            warnings.warn(f"'{name}': {in_words(told)}", VeridicalWarning, stacklevel=2)
 
     return look
+
+
+def in_words(provenance: Mapping[str, Any]) -> str | None:
+    """One sentence on how far a map is from what it promises; None where it promises nothing."""
+    law = provenance.get("law")
+    if not law or law["largest_residual"] is None:
+        return None
+    text = f"{law['states']}; they miss it by {law['largest_residual']:.2g} of it at most"
+    if law.get("broken"):
+        text += f", {law['broken']} of {law['of']} maps by more than {TOLERANCE:.0%}: do not read those"
+    return text
+
+
+def notes(explanations: Mapping[str, Any]) -> list[str]:
+    """What is said beside maps: their laws, joined features, fits of too few answers."""
+    out = []
+    for who, explanation in explanations.items():
+        said = [in_words(explanation.provenance)]
+        said += [explanation.provenance.get(what) for what in ("cells", "underdetermined")]
+        out += [f"{who}: {text}" for text in said if text]
+    return out
 
 
 def explained_output(task: Task) -> Tensor:

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from veridical.errors import InputError
-from veridical.explainers.base import Explainer, register
-from veridical.explainers.coalitions import (
-    IndependentCoins,
-    mask_pieces,
-    sample_blocks,
-    shared_counts,
-    solved,
-    written_out,
-)
+from veridical.allowed import MANY, Positive, Within
+from veridical.explainers.base import register
+from veridical.explainers.coalitions import FitsCells
+from veridical.explainers.least_squares import sample_blocks, shared_counts, solved
+from veridical.explainers.mask_rules import IndependentCoins, mask_pieces, written_out
 from veridical.masking.probe import probe
+from veridical.model.cost import Cost
 from veridical.random import keyed
 from veridical.random.keyed import Key
 from veridical.values.task import Task
@@ -28,42 +24,47 @@ from veridical.values.task import Task
 
 @register
 @dataclass(frozen=True)
-class Lime(Explainer):
+class Lime(FitsCells):
     """The coefficients of a ridge regression of y on z, where z_i = 1 if feature i was kept.
 
     Each of `draws` masks removes every feature with one probability, itself uniform on [0, 1], so that the
     number of features removed is uniform on 0..D; the unmasked input is one row more. A mask that removes
     the share d of the features weighs exp(-(d / kernel_width)^2). (Ribeiro et al. 2016, eq. 1 and 2 with a
-    quadratic penalty in the place of a limit on the number of features.)
+    quadratic penalty in the place of a limit on the number of features.) On an image with more features than
+    one for 2 draws, neighbours are joined into cells, which share their coefficient equally.
     """
 
-    draws: int = 512
+    draws: Annotated[int, Within(2, MANY)] = 512
     """Random masks per sample."""
-    kernel_width: float = 0.5
+    kernel_width: Positive = 0.5
     """Share of features removed at which the weight of a mask has fallen to 1/e."""
-    ridge: float = 1.0
+    ridge: Positive = 1.0
     """Penalty on the squared coefficients; the intercept has none."""
+    join: bool = True
+    """Whether neighbouring pixels or patches are joined where there are too few draws to tell them apart."""
     name: ClassVar[str] = "lime"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     summary: ClassVar[str] = "weighted linear fit to randomly masked inputs"
     paper: ClassVar[str] = "Ribeiro et al. 2016"
     stochastic: ClassVar[bool] = True
+    rows_per_cell: ClassVar[int] = 2
 
-    def __post_init__(self) -> None:
-        if self.draws < 2:
-            raise InputError(f"LIME fits a line and needs at least 2 draws, got {self.draws}")
-        if self.kernel_width <= 0:
-            raise InputError(f"kernel_width is a positive share of the features, got {self.kernel_width}")
-        if self.ridge <= 0:
-            raise InputError(f"ridge must be positive, or the fit is not unique; got {self.ridge}")
+    def answers(self) -> int:
+        return self.draws
+
+    def joins(self) -> bool:
+        return self.join
 
     def rows_per_sample(self, task: Task) -> int:
         return self.draws
 
+    def declared(self, task: Task) -> Cost:
+        return Cost(len(task) * self.draws * task.fill.repeats_on(task))
+
     def pieces(self, task: Task) -> Iterator[Task]:
         return mask_pieces(task, self.rows_per_sample(task))
 
-    def attribute(self, task: Task, key: Key) -> Tensor:
+    def fitted(self, task: Task, key: Key) -> Tensor:
         features, valid = task.space.n_features, task.space.valid
         keep = 1 - keyed.uniform(key / "sizes", task.ids, 0, self.draws)
         rule = written_out(IndependentCoins(key / "masks", task.ids, features, self.draws, keep), len(task))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from torch import Tensor
 
+from veridical.allowed import LARGE, NotNegative, Value, Within
 from veridical.explainers.base import register
 from veridical.explainers.gradients import gradient
 from veridical.explainers.graph.explainer import FollowingExplainer
-from veridical.explainers.graph.follow import Followed
+from veridical.explainers.graph.followed import Followed
 from veridical.explainers.graph.relevance import Relevance
 from veridical.explainers.graph.relevance_rules import RuleName, Rules
 from veridical.explainers.graph.relevance_work import Further
@@ -85,15 +86,15 @@ class Lrp(_Propagation):
     """Rule of the other convolutions; "z_plus" counts positive contributions only."""
     dense: RuleName = "epsilon"
     """Rule of linear layers; "epsilon" counts all contributions."""
-    epsilon: float = 1e-6
+    epsilon: NotNegative = 1e-6
     """Added to denominators, with their sign, under the rule "epsilon"."""
-    gamma: float = 0.25
+    gamma: NotNegative = 0.25
     """Extra weight of contributions of the sign of the sum, under the rule "gamma"."""
-    alpha: float = 2.0
+    alpha: Annotated[float, Within(1, LARGE)] = 2.0
     """Weight of positive contributions under the rule "alpha_beta"; negative ones have alpha - 1."""
-    low: float = 0.0
+    low: Value = 0.0
     """The smallest value an input can take, under the rule "z_box"."""
-    high: float = 1.0
+    high: Value = 1.0
     """The largest value an input can take, under the rule "z_box"."""
     name: ClassVar[str] = "lrp"
     summary: ClassVar[str] = "relevance propagation, a rule for each kind of layer"
@@ -123,13 +124,10 @@ class LrpEpsilon(_Propagation):
     On a ReLU network without biases it tends to input times gradient as epsilon goes to 0.
     """
 
-    epsilon: float = 1e-6
+    epsilon: NotNegative = 1e-6
     """Added to each denominator, with its sign."""
     name: ClassVar[str] = "lrp_epsilon"
     summary: ClassVar[str] = "relevance propagation by all contributions"
-
-    def __post_init__(self) -> None:
-        self.rules()
 
     def rules(self) -> Rules:
         return Rules(epsilon=self.epsilon)
@@ -143,14 +141,11 @@ class LrpGamma(_Propagation):
     For inputs of any sign and a negative z_j the same holds with the signs exchanged.
     """
 
-    gamma: float = 0.25
+    gamma: NotNegative = 0.25
     """Extra weight of contributions of the sign of the sum; 0 treats all alike."""
     name: ClassVar[str] = "lrp_gamma"
     summary: ClassVar[str] = "relevance propagation that favours contributions of the output's sign"
     paper: ClassVar[str] = "Montavon et al. 2019"
-
-    def __post_init__(self) -> None:
-        self.rules()
 
     def rules(self) -> Rules:
         return Rules("gamma", "gamma", "gamma", gamma=self.gamma)
@@ -177,13 +172,10 @@ class LrpAlphaBeta(_Propagation):
     (Bach et al. 2015, eq. 60.)
     """
 
-    alpha: float = 2.0
+    alpha: Annotated[float, Within(1, LARGE)] = 2.0
     """Weight of positive contributions; negative ones have alpha - 1."""
     name: ClassVar[str] = "lrp_alpha_beta"
     summary: ClassVar[str] = "relevance propagation, positive and negative contributions apart"
-
-    def __post_init__(self) -> None:
-        self.rules()
 
     def rules(self) -> Rules:
         return Rules("alpha_beta", "alpha_beta", "alpha_beta", alpha=self.alpha)

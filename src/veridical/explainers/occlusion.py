@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from veridical.allowed import Count
 from veridical.errors import InputError
 from veridical.explainers.base import register
 from veridical.explainers.coalitions import MaskingExplainer
@@ -22,24 +23,28 @@ from veridical.values.task import Task
 class Occlusion(MaskingExplainer):
     """The fall of the explained output when a sliding window is removed, shared by the features under it.
 
-    On images the window is `window` x `window` pixels at every `stride`, on series `window` steps; in all
-    other spaces each feature is removed alone. A feature under several windows gets their mean.
+    On images the window is `window` x `window` pixels at every `stride`, on volumes as many voxels along each
+    axis, on series `window` steps; in all other spaces each feature is removed alone. A feature under several
+    windows gets their mean.
     """
 
-    window: int = 3
+    window: Count = 3
     """Side of the window, in pixels or time steps."""
-    stride: int = 2
+    stride: Count = 2
     """Pixels or time steps from one window to the next."""
     name: ClassVar[str] = "occlusion"
     summary: ClassVar[str] = "fall of the output under a sliding window"
     paper: ClassVar[str] = "Zeiler and Fergus 2014"
 
     def __post_init__(self) -> None:
-        if self.window < 1 or not 1 <= self.stride <= self.window:
+        if self.stride > self.window:
             raise InputError(
-                f"occlusion needs window >= stride >= 1 so that windows cover the input, "
+                f"occlusion needs window >= stride so that windows cover the input, "
                 f"got window {self.window}, stride {self.stride}"
             )
+
+    def masks(self, task: Task) -> int:
+        return len(self._windows(task))
 
     def attribute(self, task: Task, key: Key) -> Tensor:
         windows = self._windows(task)
@@ -53,10 +58,12 @@ class Occlusion(MaskingExplainer):
     def _windows(self, task: Task) -> Tensor:
         """(windows, V): the features each window removes."""
         kind, shape = task.space.kind, task.space.input_shape
-        if kind == "pixel":
-            grid = [_spans(size, self.window, self.stride) for size in shape[-2:]]
-            both = grid[0][:, None, :, None] & grid[1][None, :, None, :]
-            return both.reshape(-1, task.space.n_features).to(task.device)
+        if kind in ("pixel", "voxel"):
+            windows = torch.ones(1, 1, dtype=torch.bool)
+            for size in shape[1:]:
+                along = _spans(size, self.window, self.stride)
+                windows = (windows[:, None, :, None] & along[None, :, None, :]).flatten(2).flatten(0, 1)
+            return windows.to(task.device)
         if kind == "step":
             return _spans(task.space.n_features, self.window, self.stride).to(task.device)
         return torch.eye(task.space.n_features, dtype=torch.bool, device=task.device)

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from veridical.errors import InputError
+from veridical.allowed import Count
 from veridical.explainers.base import FILL_KEY, Explainer, register
-from veridical.explainers.coalitions import EachAlone
+from veridical.explainers.mask_rules import EachAlone
 from veridical.masking.fills import Marginal
 from veridical.masking.probe import probe
 from veridical.random.keyed import Key
@@ -26,19 +26,15 @@ class PermutationImportance(Explainer):
     `rows` for each sample.
     """
 
-    rows: int = 16
+    rows: Count = 16
     """Reference rows whose values a feature takes."""
     name: ClassVar[str] = "permutation_importance"
     summary: ClassVar[str] = "fall of the output when a feature takes the values of reference rows"
     paper: ClassVar[str] = "Breiman 2001; Fisher et al. 2019"
     needs: ClassVar[frozenset[str]] = frozenset({"train"})
 
-    def __post_init__(self) -> None:
-        if self.rows < 1:
-            raise InputError(f"permutation importance needs at least one reference row, got {self.rows}")
-
     def rows_per_sample(self, task: Task) -> int:
-        return self.rows * task.space.n_features
+        return Marginal(self.rows).repeats_on(task) * task.space.n_features
 
     def attribute(self, task: Task, key: Key) -> Tensor:
         rule = EachAlone(task.space.n_features, task.device)

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from veridical.errors import InputError
+from veridical.allowed import MANY, Between, Count, Within
 from veridical.explainers.base import Explainer, register
-from veridical.explainers.coalitions import IndependentCoins, mask_pieces, sample_blocks, written_out
-from veridical.masking.probe import blocks, fill_state, probe
+from veridical.explainers.cells import few_cells
+from veridical.explainers.least_squares import sample_blocks
+from veridical.explainers.mask_rules import IndependentCoins, mask_pieces, written_out
+from veridical.masking.backgrounds import fill_state
+from veridical.masking.probe import blocks, probe
 from veridical.model.cost import Cost
 from veridical.model.late_checks import look_later
 from veridical.model.predictor import check_finite, repeat_side, take_side
@@ -30,7 +33,8 @@ class Rise(Explainer):
 
     On the pixels of an image masks are `grid` x `grid` coins that show with probability `keep`, shifted at
     random and enlarged bilinearly (Petsiuk et al. 2018, section 3.2); hidden parts show the task's fill.
-    In all other spaces, and for fills that look at the mask, each feature is kept or removed by its own coin.
+    In all other spaces, and for fills that look at the mask, each feature is kept or removed by its own coin;
+    patches and voxels beyond `grid`^2 share one with their neighbours.
     E[m_i] = `keep` exactly, and with the mean response y' taken out first,
 
         S_i = y' + sum_m (y_m - y') m_i / ((draws - 1) keep)
@@ -38,25 +42,17 @@ class Rise(Explainer):
     is unbiased for the paper's eq. 5 and gives a constant model a constant map.
     """
 
-    draws: int = 512
+    draws: Annotated[int, Within(2, MANY)] = 512
     """Random masks per sample."""
-    keep: float = 0.5
+    keep: Between = 0.5
     """Probability with which a cell, or a feature, stays visible."""
-    grid: int = 7
+    grid: Count = 7
     """Cells along each side of an image, before they are enlarged."""
     name: ClassVar[str] = "rise"
     version: ClassVar[int] = 2
     summary: ClassVar[str] = "mean response over random masks that show a feature"
     paper: ClassVar[str] = "Petsiuk et al. 2018"
     stochastic: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if self.draws < 2:
-            raise InputError(f"RISE averages over masks and needs at least 2 draws, got {self.draws}")
-        if not 0 < self.keep < 1:
-            raise InputError(f"keep is a probability between 0 and 1, got {self.keep}")
-        if self.grid < 1:
-            raise InputError(f"grid is the number of coins along an image, at least 1, got {self.grid}")
 
     def rows_per_sample(self, task: Task) -> int:
         return self.draws
@@ -68,18 +64,24 @@ class Rise(Explainer):
         return mask_pieces(task, self.rows_per_sample(task))
 
     def attribute(self, task: Task, key: Key) -> Tensor:
-        own, features = key / "masks", task.space.n_features
+        own = key / "masks"
         if task.space.kind == "pixel" and not task.fill.looks_at_mask:
             masks = _SmoothMasks(own, task.ids, task.space.input_shape[-2:], self.draws, self.keep, self.grid)
             mean, covered, weighted = _ask_smooth(task, masks, key)
         else:
+            # more coins than masks can tell apart are noise: neighbours share one
+            joined = few_cells(task.space, self.grid**2)
+            asked = task if joined is None else joined.over(task)
+            features = asked.space.n_features
             rule = written_out(IndependentCoins(own, task.ids, features, self.draws, self.keep), len(task))
-            answers = probe(task, rule, response="logit", key=key)
+            answers = probe(asked, rule, response="logit", key=key)
             mean = answers.mean(-1, keepdim=True)
             covered, weighted = answers.new_empty(2, len(task), features)
             for some in sample_blocks(len(task), self.draws * features, task.device):
                 shown = (~rule.masks[some]).double()
                 covered[some], weighted[some] = shown.sum(1), _weighted(answers[some], shown)
+            if joined is not None:
+                covered, weighted = covered[:, joined.of], weighted[:, joined.of]
         spread = (weighted - mean * covered) / ((self.draws - 1) * self.keep)
         return (mean + spread).to(task.outputs.dtype)
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from veridical.errors import InputError
+from veridical.allowed import MANY, Count, Within
 from veridical.explainers.base import FILL_KEY, Explainer, register
-from veridical.explainers.coalitions import IndependentCoins, mask_pieces, written_out
+from veridical.explainers.cells import grid_cells
+from veridical.explainers.mask_rules import IndependentCoins, mask_pieces, written_out
 from veridical.masking.probe import probe
 from veridical.random.keyed import Key
 from veridical.values.task import Task
@@ -37,8 +38,8 @@ class ByCells:
 class _RandomMasks(Explainer):
     """Base: on the pixels of an image features are removed by the cells of a grid, elsewhere one by one."""
 
-    grid: int = 8
-    """Cells along each side of an image; other spaces keep their features."""
+    grid: Count = 8
+    """Cells along each side of an image or volume; other spaces keep their features."""
     stochastic: ClassVar[bool] = True
 
     def masks(self, features: int) -> int:
@@ -49,29 +50,21 @@ class _RandomMasks(Explainer):
         """The index (n, count) of each cell; `cells` (V,) says which one each feature lies in."""
         raise NotImplementedError
 
-    def _across(self, task: Task) -> tuple[int, int] | None:
-        """Cells down and across an image of pixels."""
-        if task.space.kind != "pixel":
-            return None
-        down, right = task.space.input_shape[-2:]
-        return min(self.grid, down), min(self.grid, right)
+    def _cells(self, task: Task) -> tuple[Tensor, int]:
+        features = task.space.n_features
+        cells = grid_cells(task.space, self.grid) if task.space.kind in ("pixel", "voxel") else None
+        if cells is None:
+            return torch.arange(features, device=task.device), features
+        return cells.of, cells.count
 
     def rows_per_sample(self, task: Task) -> int:
-        across = self._across(task)
-        features = task.space.n_features if across is None else across[0] * across[1]
-        return self.masks(features) * task.fill.repeats_on(task)
+        return self.masks(self._cells(task)[1]) * task.fill.repeats_on(task)
 
     def pieces(self, task: Task) -> Iterator[Task]:
         return mask_pieces(task, self.rows_per_sample(task))
 
     def attribute(self, task: Task, key: Key) -> Tensor:
-        across, features = self._across(task), task.space.n_features
-        if across is None:
-            cells, count = torch.arange(features, device=task.device), features
-        else:
-            sides = zip(task.space.input_shape[-2:], across, strict=True)
-            down, right = (torch.arange(side, device=task.device) * n // side for side, n in sides)
-            cells, count = (down[:, None] * across[1] + right).flatten(), across[0] * across[1]
+        cells, count = self._cells(task)
         return self.indices(task, cells, count, key)[:, cells].to(task.outputs.dtype)
 
 
@@ -90,17 +83,11 @@ class Sobol(_RandomMasks):
     signed. On a model that is linear in m, S_i = w_i^2 / sum_j w_j^2. Rows: draws x (features + 1).
     """
 
-    draws: int = 16
+    draws: Annotated[int, Within(2, MANY)] = 16
     """Pairs of masks."""
     name: ClassVar[str] = "sobol"
     summary: ClassVar[str] = "share of the output's variance under random masks that involves a feature"
     paper: ClassVar[str] = "Fel et al. 2021"
-
-    def __post_init__(self) -> None:
-        if self.draws < 2 or self.grid < 1:
-            raise InputError(
-                f"Sobol needs at least 2 draws and a grid of at least 1, got {self.draws} and {self.grid}"
-            )
 
     def masks(self, features: int) -> int:
         return self.draws * (features + 1)
@@ -128,17 +115,11 @@ class Hsic(_RandomMasks):
     centres (Novello et al. 2022, eq. 3). It is not signed. Rows: draws.
     """
 
-    draws: int = 256
+    draws: Annotated[int, Within(4, MANY)] = 256
     """Random masks."""
     name: ClassVar[str] = "hsic"
     summary: ClassVar[str] = "dependence of the output on a feature's random mask"
     paper: ClassVar[str] = "Novello et al. 2022"
-
-    def __post_init__(self) -> None:
-        if self.draws < 4 or self.grid < 1:
-            raise InputError(
-                f"HSIC needs at least 4 draws and a grid of at least 1, got {self.draws} and {self.grid}"
-            )
 
     def masks(self, features: int) -> int:
         return self.draws

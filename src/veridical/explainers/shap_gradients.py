@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from veridical.errors import InputError
+from veridical.allowed import Count, NotNegative
 from veridical.explainers.base import Explainer, register
 from veridical.explainers.gradients import gradient, parts
 from veridical.explainers.laws import change_from
@@ -56,9 +56,9 @@ class GradientShap(Explainer):
     Without reference rows the baseline is zero.
     """
 
-    samples: int = 32
+    samples: Count = 32
     """Random points per sample at which the gradient is read."""
-    noise: float = 0.0
+    noise: NotNegative = 0.0
     """Deviation of normal noise added to the input, as a share of each sample's range."""
     name: ClassVar[str] = "gradient_shap"
     summary: ClassVar[str] = "gradients at random points on the way from random baselines"
@@ -67,12 +67,6 @@ class GradientShap(Explainer):
     exact: ClassVar[bool] = False
     needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
     stochastic: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if self.samples < 1:
-            raise InputError(f"samples is at least 1, got {self.samples}")
-        if self.noise < 0:
-            raise InputError(f"noise is a share of the input's range, at least 0; got {self.noise}")
 
     def rows_per_sample(self, task: Task) -> int:
         return self.samples
@@ -89,7 +83,7 @@ class GradientShap(Explainer):
 class ExpectedGradients(Explainer):
     """Integrated gradients in expectation over reference rows x': E[(x - x') * dy_c/dx (x' + t (x - x'))]."""
 
-    samples: int = 64
+    samples: Count = 64
     """Random points per sample at which the gradient is read."""
     name: ClassVar[str] = "expected_gradients"
     summary: ClassVar[str] = "integrated gradients over all reference rows as baselines"
@@ -98,10 +92,6 @@ class ExpectedGradients(Explainer):
     exact: ClassVar[bool] = False
     needs: ClassVar[frozenset[str]] = frozenset({"gradient", "train"})
     stochastic: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if self.samples < 1:
-            raise InputError(f"samples is at least 1, got {self.samples}")
 
     def rows_per_sample(self, task: Task) -> int:
         return self.samples

@@ -9,10 +9,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from veridical.errors import InputError
+from veridical.allowed import Count
 from veridical.explainers.base import FILL_KEY, Explainer, register
-from veridical.explainers.coalitions import mask_pieces
 from veridical.explainers.laws import change_from_nothing
+from veridical.explainers.mask_rules import mask_pieces
 from veridical.masking.probe import probe
 from veridical.random import keyed
 from veridical.random.keyed import Key
@@ -51,17 +51,13 @@ class ShapleySampling(Explainer):
     superpixels.
     """
 
-    orders: int = 10
+    orders: Count = 10
     """How many orders the features leave in."""
     name: ClassVar[str] = "shapley_sampling"
     summary: ClassVar[str] = "Shapley values from random orders in which features leave"
     paper: ClassVar[str] = "Castro et al. 2009; Mitchell et al. 2022"
     law: ClassVar[str] = "values sum to y(x) - y(everything removed)"
     stochastic: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if self.orders < 1:
-            raise InputError(f"Shapley sampling needs at least one order, got {self.orders}")
 
     def promised(self, task: Task, key: Key) -> Tensor:
         return change_from_nothing(task, FILL_KEY)

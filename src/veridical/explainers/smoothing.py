@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from veridical.errors import InputError
+from veridical.allowed import Count, NotNegative
 from veridical.explainers.base import Explainer, register
 from veridical.explainers.gradients import baseline_row, gradient, integrated, parts
 from veridical.random import keyed
@@ -48,24 +48,16 @@ class Smoothing(Explainer):
     The published F-Fidelity program repeats base="integrated_gradients".
     """
 
-    samples: int = 32
+    samples: Count = 32
     """Noisy copies per sample."""
-    noise: float = 0.15
+    noise: NotNegative = 0.15
     """Deviation of the noise, as a share of each sample's own range."""
     base: Base = "gradient"
     """The map that is repeated: "gradient", or "integrated_gradients" from zero."""
-    steps: int = 16
+    steps: Count = 16
     """Points on the path, where the base is "integrated_gradients"."""
     needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
     stochastic: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if self.samples < 1 or self.steps < 1:
-            raise InputError(f"samples and steps are at least 1, got {self.samples} and {self.steps}")
-        if self.noise < 0:
-            raise InputError(f"noise is a share of the input's range, at least 0; got {self.noise}")
-        if self.base not in get_args(Base):
-            raise InputError(f"base is one of {', '.join(get_args(Base))}; got {self.base!r}")
 
     @property
     def _rows_each(self) -> int:

@@ -6,15 +6,16 @@ itself; what a transform draws has a key of its own.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
+from veridical.allowed import Count, Index, Share
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer, registry
+from veridical.explainers.first_maps import watched, watcher
 from veridical.explainers.function import as_explainer
 from veridical.explainers.gradients import Gradient
 from veridical.functional import positions
@@ -94,8 +95,12 @@ class Transform(Explainer):
         return explanation
 
     def __call__(self, task: Task, key: Key = Key(0)) -> Explanation:  # noqa: B008 (frozen)
-        made = self.explainer(task, key)
+        with watched(None):
+            made = self.explainer(task, key)
         changed = self.transform(made, key / self.kind)
+        first = watcher()
+        if first is not None:
+            first.notice(task, changed.space, changed.values)
         provenance = {**made.provenance, "explainer": self.to_json()}
         return replace(changed, explainer=self.name, provenance=provenance)
 
@@ -167,16 +172,11 @@ def explainer_from_json(data: dict[str, Any]) -> Explainer:
 class TopK(Transform):
     """Another explainer's k most relevant features as 1, the others as 0."""
 
-    k: int = 5
+    k: Count = 5
     """Features that are 1."""
     absolute: bool = False
     """Whether features are ranked by absolute value."""
     kind: ClassVar[str] = "top_k"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.k < 1:
-            raise InputError(f"k counts features and is at least 1, got {self.k}")
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -190,18 +190,11 @@ class TopK(Transform):
 class Degraded(Transform):
     """Another explainer's map with a share of its scores permuted among themselves; see `degrade`."""
 
-    ratio: float = 1.0
+    ratio: Share = 1.0
     """Share of the scores that is permuted, from 0 to 1."""
-    repeat: int = 0
+    repeat: Index = 0
     """Which of the independent draws to take, counted from 0."""
     kind: ClassVar[str] = "degraded"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not (math.isfinite(self.ratio) and 0 <= self.ratio <= 1) or self.repeat < 0:
-            raise InputError(
-                f"a ratio lies between 0 and 1 and repeats count from 0, got {self.ratio} and {self.repeat}"
-            )
 
     @property
     def name(self) -> str:  # type: ignore[override]

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from veridical.errors import InputError, missing_extra
+from veridical.allowed import Count
+from veridical.errors import missing_extra
 from veridical.explainers.base import Explainer, register
 from veridical.random.keyed import Key
 from veridical.values.task import Task
@@ -26,7 +27,7 @@ class TreeShap(Explainer):
     extra `shap`; it reads the trees and asks the model no rows.
     """
 
-    background: int = 100
+    background: Count = 100
     """The most reference rows, from the first on, that stand for removed features."""
     name: ClassVar[str] = "tree_shap"
     summary: ClassVar[str] = "exact Shapley values of tree ensembles, by the shap package"
@@ -34,10 +35,6 @@ class TreeShap(Explainer):
     modalities: ClassVar[frozenset[str]] = frozenset({"table"})
     needs: ClassVar[frozenset[str]] = frozenset({"train"})
     law: ClassVar[str] = "values sum to the ensemble's own output less its mean over the background"
-
-    def __post_init__(self) -> None:
-        if self.background < 1:
-            raise InputError(f"TreeSHAP needs at least one background row, got {self.background}")
 
     def why_not(self, task: Task) -> str | None:
         if importlib.util.find_spec("shap") is None:

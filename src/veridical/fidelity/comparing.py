@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from veridical.allowed import Between, Count, PartOf
 from veridical.api import as_explanation
 from veridical.errors import InputError
 from veridical.fidelity.artefact import Finetuned
@@ -17,6 +18,7 @@ from veridical.fidelity.judged_maps import right_answers
 from veridical.fidelity.metrics import LEVELS, FFid
 from veridical.fidelity.removal import SIGNS
 from veridical.random.keyed import Key
+from veridical.settings import checked
 from veridical.values.scores import Scores
 from veridical.values.task import Task
 
@@ -72,16 +74,17 @@ class ExplainerTable:
         return "\n".join([*lines, self.mode, *self.notes])
 
 
+@checked
 def compare_explainers(
     task: Task,
     explainers: Sequence[Any] = ("gradcam", "saliency"),
     *,
     finetuned: Finetuned | None = None,
     on_evaluated: bool = False,
-    beta: float = 0.1,
-    alpha: float = 0.5,
-    draws: int = 50,
-    sizes: Sequence[float] = LEVELS,
+    beta: PartOf = 0.1,
+    alpha: PartOf = 0.5,
+    draws: Count = 50,
+    sizes: Sequence[Between] = LEVELS,
     reference: Reference | None = None,
     seed: int = 0,
     cache: str | Path | None = None,

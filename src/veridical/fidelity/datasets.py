@@ -30,7 +30,8 @@ class Streamed:
         if walked or not hasattr(self._dataset, "__len__"):
             raise InputError(
                 f"{type(self._dataset).__name__} does not tell its number of rows and rows by their number; "
-                "rows are split, ordered and masked by number: give a dataset with __len__ and __getitem__"
+                "rows are split, ordered and masked by number: give a dataset with __len__ and __getitem__, "
+                "which is read row by row all the same (of a Hugging Face stream: Dataset.from_generator)"
             )
         self._collate = getattr(source, "collate_fn", None)
         self._chosen = _chosen(source, len(self._dataset))

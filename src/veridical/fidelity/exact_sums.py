@@ -23,18 +23,22 @@ FEW_OF_MANY_ROWS = 8
 _WEIGHTS_AT_ONCE = 2**22
 
 
-def exact_falls(task: Task, rule: Removals, truth: Tensor, key: Key) -> Tensor | None:
-    """Expected falls (2, N, signs, sizes) of the right answer, as indicator and probability; None if drawn.
+def sizes_asked_whole(task: Task, rule: Removals) -> list[int]:
+    """The numbers of features whose samples have all their subsets asked, in the place of draws.
 
-    All subsets are asked where draws would ask as many masks or more, of up to 12 features (8 where the fill
-    has many rows).
+    These are samples of up to 12 features (8 where the fill has many rows) of which draws would ask as many
+    masks or more.
     """
-    few = has_few(task, task.fill)
+    if has_few(task, task.fill) is None or rule.bernoulli or rule.draws == 1:
+        return []
     most = FEW if task.fill.repeats_on(task) == 1 else FEW_OF_MANY_ROWS
     # where all samples have the same features, to count them need not wait for the device
-    n = task.space.n_features if task.space.valid is None else int(rule.n.max())
-    if few is None or rule.bernoulli or rule.draws == 1 or n > most or rule.count < 2**n:
-        return None
+    found = [task.space.n_features] if task.space.valid is None else rule.n.unique().tolist()
+    return [n for n in found if n <= most and rule.count >= 2**n]
+
+
+def exact_falls(task: Task, rule: Removals, truth: Tensor, key: Key, n: int) -> Tensor:
+    """Expected falls (2, N, signs, sizes) of samples of n features, as indicator and as probability."""
     answers = probe(
         task,
         AllSubsets(places_of(task), 2**n - 1),

@@ -12,18 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from veridical.allowed import Between, Count, PartOf, Positive
 from veridical.errors import FormatError, NotApplicableError, VeridicalWarning
 from veridical.fidelity.artefact import KIND, ROW_DIGESTS, Finetuned, space_facts
 from veridical.fidelity.certificate import Certificate, certify
 from veridical.fidelity.datasets import Columns
 from veridical.fidelity.digests import described, state_digest, tensor_bytes
-from veridical.fidelity.removal import check_share
 from veridical.fidelity.training import Loss, Optimiser, Schedule, fit, head_loss, split
 from veridical.fidelity.training_rows import Rows, never_features, training_rows
 from veridical.model.adapters import ArrayModel, FunctionModel
 from veridical.model.cost import Cost
 from veridical.model.predictor import Side
 from veridical.random.keyed import Key
+from veridical.settings import checked
 from veridical.tasks.cached import cache_folder
 from veridical.values import files
 from veridical.values.space import Space
@@ -34,18 +35,19 @@ VERSION = 2
 MODE = "dropout active and batch norm following the masked batches while fine-tuning; eval mode to judge"
 
 
+@checked
 def finetune(
     task: Task,
     train: Any = None,
     *,
-    beta: float = 0.1,
-    epochs: int = 30,
-    batch: int = 64,
-    rate: float = 1e-4,
+    beta: PartOf = 0.1,
+    epochs: Count = 30,
+    batch: Count = 64,
+    rate: Positive = 1e-4,
     loss: Loss | None = None,
     optimiser: Optimiser | None = None,
-    validation: float = 0.1,
-    patience: int = 5,
+    validation: Between = 0.1,
+    patience: Count = 5,
     masks: bool = True,
     train_side: Side | None = None,
     train_space: Space | None = None,
@@ -71,7 +73,6 @@ def finetune(
     stands for what they read instead. `masks=False` trains on whole rows: the control of the robustness
     table. `train_space` says which features exist in the training rows where rows differ.
     """
-    check_share("beta", beta)
     schedule = Schedule(beta, epochs, batch, rate, validation, patience, masks, seed)
     reason = why_no_finetuning(task, train, train_space)
     if reason is not None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from veridical.fidelity.correctness import rightness
-from veridical.fidelity.exact_sums import exact_falls
+from veridical.fidelity.exact_sums import exact_falls, sizes_asked_whole
 from veridical.fidelity.removal import (
     SIGNS,
     Parts,
@@ -88,7 +88,11 @@ def measure(
     levels = levels_of(task, levels)
     rule = removals(task, explanation, levels, alpha, beta, draws, signs, bernoulli, key)
     shape = (draws, len(rule.signs), len(levels))
-    falls = exact_falls(task, rule, truth, key)
+    whole = sizes_asked_whole(task, rule)
+    if task.space.valid is None:
+        falls = exact_falls(task, rule, truth, key, *whole) if whole else None
+    else:
+        falls = _mixed_falls(task, rule, truth, shape, key, whole) if whole else None
     if falls is None:
         falls = _drawn_falls(task, rule, truth, shape, key)
     out: dict[Sign, Falls] = {}
@@ -110,6 +114,22 @@ def levels_of(task: Task, levels: Sequence[float]) -> tuple[float, ...]:
         return tuple(levels)
     sizes = explanation_sizes(torch.tensor([n]), levels).unique()
     return tuple((sizes.double() / n).tolist())
+
+
+def _mixed_falls(
+    task: Task, rule: Removals, truth: Tensor, shape: tuple[int, int, int], key: Key, whole: Sequence[int]
+) -> Tensor:
+    """The same where samples differ in length: exact for the short ones, drawn for the others."""
+    falls = torch.empty(2, len(task), *shape[1:], dtype=torch.float64, device=task.device)
+    drawn = torch.ones_like(rule.n, dtype=torch.bool)
+    for n in whole:
+        rows = (rule.n == n).nonzero()[:, 0]
+        falls[:, rows] = exact_falls(task[rows], rule.take(rows), truth[rows], key, n)
+        drawn[rows] = False
+    rows = drawn.nonzero()[:, 0]
+    if len(rows):
+        falls[:, rows] = _drawn_falls(task[rows], rule.take(rows), truth[rows], shape, key)
+    return falls
 
 
 def _drawn_falls(task: Task, rule: Removals, truth: Tensor, shape: tuple[int, int, int], key: Key) -> Tensor:

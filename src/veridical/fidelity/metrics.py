@@ -9,12 +9,13 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
+from veridical.allowed import Between, Count, PartOf
 from veridical.errors import InputError
 from veridical.fidelity.artefact import Finetuned
 from veridical.fidelity.correctness import Reference, judged_answers
 from veridical.fidelity.finetuning import finetune, why_no_finetuning
 from veridical.fidelity.masked_pass import Falls, evaluations, mean_over_sizes, measure
-from veridical.fidelity.removal import Sign, check_count, check_levels, check_share
+from veridical.fidelity.removal import Sign, check_levels
 from veridical.masking.subset_table import has_few
 from veridical.metrics.base import Outcome, register
 from veridical.metrics.tie_orders import RankingMetric
@@ -43,7 +44,7 @@ class Fidelity(RankingMetric):
 
     sign: Sign = "plus"
     """"plus" removes the explanation, "minus" all but the explanation."""
-    sizes: tuple[float, ...] = LEVELS
+    sizes: tuple[Between, ...] = LEVELS
     """Shares of the features that count as the explanation."""
     variant: Variant = "indicator"
     """What falls: whether the answer is right ("indicator") or its "probability"."""
@@ -60,14 +61,8 @@ class Fidelity(RankingMetric):
     assumes: ClassVar[str] = "the model can judge inputs with the removed share of features missing"
 
     def __post_init__(self) -> None:
-        if self.sign not in ("plus", "minus"):
-            raise InputError(f"sign is 'plus' or 'minus', got {self.sign!r}")
-        if self.variant not in ("indicator", "probability"):
-            raise InputError(f"variant is 'indicator' or 'probability', got {self.variant!r}")
         object.__setattr__(self, "sizes", tuple(float(size) for size in self.sizes))
         check_levels(self.sizes)
-        if self.reference not in (None, "label", "prediction"):
-            raise InputError(f"reference is 'label', 'prediction' or None, got {self.reference!r}")
         # RFid(sign="minus") is the metric registered as rfid_minus
         object.__setattr__(self, "name", f"{self.family}_{self.sign}")
 
@@ -117,7 +112,7 @@ class Fidelity(RankingMetric):
 
     def along(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         # both signs and all fidelity metrics meet the same draws
-        falls = self.falls(task, explanation, Key(key.seed, key.path[:-1]) / "fidelity")
+        falls = self.falls(task, explanation, key.parent / "fidelity")
         return self.outcome(task, explanation, falls)
 
     def outcome(self, task: Task, explanation: Explanation, falls: Falls) -> Outcome:
@@ -181,9 +176,9 @@ class RFid(Fidelity):
     replacement.
     """
 
-    alpha: float = 0.5
+    alpha: PartOf = 0.5
     """Share of the explanation (or of the rest) that is removed."""
-    draws: int = 50
+    draws: Count = 50
     """Random parts drawn per sample and size."""
     bernoulli: bool = False
     """Whether each feature is removed with probability `alpha`, instead of a fixed number of them."""
@@ -193,15 +188,14 @@ class RFid(Fidelity):
     summary: ClassVar[str] = "Does the right answer fall when random parts of the explanation are removed?"
     misleads: ClassVar[str] = "where even slightly masked inputs lie outside what the model has learnt"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_share("alpha", self.alpha)
-        check_count("draws", self.draws)
-
-    def lighter(self, task: Task, orders: int) -> Self:
+    def draws_masks(self, task: Task) -> Tensor | bool:
         # of few features all subsets are asked once, whatever the ranking
-        if self.draws == 1 or has_few(task, task.fill) is not None:
-            return self
+        few = has_few(task, task.fill)
+        if few is None or self.draws == 1:
+            return self.draws > 1
+        return False if task.space.valid is None else ~few
+
+    def lighter(self, orders: int) -> Self:
         return replace(self, draws=-(-self.draws // orders))
 
     @property
@@ -219,7 +213,7 @@ class FFid(RFid):
     task's training rows, once: the artefact is kept on disk and serves every explainer.
     """
 
-    beta: float = 0.1
+    beta: PartOf = 0.1
     """Largest share of the features that is ever removed."""
     family: ClassVar[str] = "ffid"
     name: ClassVar[str] = "ffid_plus"
@@ -232,7 +226,6 @@ class FFid(RFid):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_share("beta", self.beta)
         if self.finetuned is not None and abs(self.finetuned.beta - self.beta) > 1e-12:
             raise InputError(
                 f"the model was fine-tuned with beta {self.finetuned.beta:g} and is to be evaluated with "

@@ -13,7 +13,7 @@ from veridical.explainers.function import as_explainer
 from veridical.fidelity.artefact import Finetuned
 from veridical.fidelity.correctness import Reference
 from veridical.fidelity.finetuning import finetune
-from veridical.fidelity.robustness import ORIGINAL, answer_shares, answers_frame, real_shares
+from veridical.fidelity.robustness import ORIGINAL, answer_shares, answers_frame, answers_lines, real_shares
 from veridical.functional import spearman
 from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
@@ -46,12 +46,8 @@ class BoundaryStudy:
         return plot_boundary(self, ax)
 
     def __repr__(self) -> str:
-        width = max(map(len, self.accuracy))
-        lines = [f"{'masked':<{width}}  " + "  ".join(f"{share:>11.0%}" for share in self.shares)]
-        for name, right in self.accuracy.items():
-            pairs = zip(right, self.agreement[name], strict=True)
-            lines.append(f"{name:<{width}}  " + "  ".join(f"{100 * a:5.1f} {100 * b:5.1f}" for a, b in pairs))
-        return "\n".join(lines)
+        masked = [f"{share:.0%}" for share in self.shares]
+        return "\n".join(answers_lines(masked, self.accuracy, self.agreement))
 
 
 def boundary_study(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from veridical.allowed import Between, Count, PartOf, Share
 from veridical.api import as_explanation
 from veridical.errors import InputError
 from veridical.fidelity.artefact import Finetuned
@@ -20,11 +21,12 @@ from veridical.fidelity.finetuning import finetune
 from veridical.fidelity.judged_maps import judged_maps
 from veridical.fidelity.masked_pass import area_over_sizes, levels_of, measure
 from veridical.fidelity.metrics import LEVELS, FFid, Fid, Fidelity, RFid, Variant
-from veridical.fidelity.removal import SIGNS, check_count
+from veridical.fidelity.removal import SIGNS
 from veridical.fidelity.roar import ROAR, Retraining, retrain, train_task
 from veridical.functional import bootstrap_interval
 from veridical.progress import track
 from veridical.random.keyed import Key
+from veridical.settings import checked
 from veridical.values.explanation import Explanation
 from veridical.values.task import Task
 
@@ -118,6 +120,7 @@ def _undefined(count: int) -> str:
     return f" ({count} -)" if count else ""
 
 
+@checked
 def ranking_study(
     task: Task,
     explainer: Any = "smoothgrad_squared",
@@ -125,11 +128,11 @@ def ranking_study(
     finetuned: Finetuned | None = None,
     metrics: Mapping[str, Fidelity] | None = None,
     roar: ROAR | None = None,
-    beta: float = 0.1,
-    draws: int = 50,
-    sizes: Sequence[float] = LEVELS,
-    ratios: Sequence[float] = RATIOS,
-    repeats: int = 5,
+    beta: PartOf = 0.1,
+    draws: Count = 50,
+    sizes: Sequence[Between] = LEVELS,
+    ratios: Sequence[Share] = RATIOS,
+    repeats: Count = 5,
     variant: Variant = "indicator",
     reference: Reference | None = None,
     seed: int = 0,
@@ -146,7 +149,6 @@ def ranking_study(
     """
     if len(ratios) < 3 or sorted(set(ratios)) != list(ratios):
         raise InputError(f"a ranking needs at least three ascending ratios, got {tuple(ratios)}")
-    check_count("repeats", repeats)
     refuse_chance(task, reference)
     if metrics is None:
         finetuned = finetuned or finetune(task, beta=beta, cache=cache, progress=progress)

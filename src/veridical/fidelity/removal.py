@@ -83,18 +83,6 @@ def check_levels(levels: Sequence[float]) -> None:
         raise InputError(f"explanation sizes must ascend, got {tuple(levels)}")
 
 
-def check_count(what: str, value: int, least: int = 1) -> None:
-    """Refuse a number of things that is not whole, or too small."""
-    if not isinstance(value, int) or value < least:
-        raise InputError(f"{what} is a whole number of at least {least}, got {value}")
-
-
-def check_share(what: str, value: float, above: float = 0.0) -> None:
-    """Refuse a share outside (above, 1]."""
-    if not above < value <= 1:
-        raise InputError(f"{what} is a share in ({above:g}, 1], got {value}")
-
-
 @dataclass(frozen=True, eq=False)
 class Parts:
     """Which stretch of the ranking each (sign, size) removes from, and how many of it.
@@ -123,7 +111,7 @@ class Parts:
         shared = tuple((b, e, c) for b, e, c in table[0].tolist()) if alike else None
         return cls(edges, many, whole, shared)
 
-    def take(self, samples: slice) -> Parts:
+    def take(self, samples: slice | Tensor) -> Parts:
         """Those of some of the samples."""
         return replace(self, edges=self.edges[:, samples], counts=self.counts[samples])
 
@@ -162,7 +150,7 @@ class Removals:
         object.__setattr__(self, "_edges", parts.edges.to(small))
         object.__setattr__(self, "_counts", parts.counts)
 
-    def take(self, samples: slice) -> Removals:
+    def take(self, samples: slice | Tensor) -> Removals:
         """The rule of some of the samples."""
         return replace(
             self,

@@ -10,6 +10,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from veridical.allowed import Between, Count, Positive
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer
 from veridical.fidelity.correctness import Reference, rightness
@@ -143,13 +144,13 @@ class ROAR(ExplainerMetric):
 
     sign: Sign = "plus"
     """"plus" removes the explanation, "minus" all but the explanation."""
-    sizes: tuple[float, ...] = ROAR_SIZES
+    sizes: tuple[Between, ...] = ROAR_SIZES
     """Shares of the features that count as the explanation; one retraining for each."""
-    epochs: int = 20
+    epochs: Count = 20
     """Passes over the training rows per retraining, at most."""
-    rate: float = 1e-3
+    rate: Positive = 1e-3
     """Learning rate."""
-    batch: int = 64
+    batch: Count = 64
     """Training rows per step."""
     start: Literal["fresh", "trained"] = "fresh"
     """Where retraining begins: from "fresh" weights, or from those "trained" already."""
@@ -168,12 +169,6 @@ class ROAR(ExplainerMetric):
     def __post_init__(self) -> None:
         object.__setattr__(self, "sizes", tuple(float(size) for size in self.sizes))
         check_levels(self.sizes)
-        if self.sign not in ("plus", "minus"):
-            raise InputError(f"sign is 'plus' or 'minus', got {self.sign!r}")
-        if self.start not in ("fresh", "trained"):
-            raise InputError(f"start is 'fresh' or 'trained', got {self.start!r}")
-        if self.variant not in ("indicator", "probability"):
-            raise InputError(f"variant is 'indicator' or 'probability', got {self.variant!r}")
         object.__setattr__(self, "name", f"roar_{self.sign}")
 
     @property

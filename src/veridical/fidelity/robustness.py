@@ -94,14 +94,24 @@ class RobustnessTable:
         return answers_frame(self.shares, self.accuracy, self.agreement)
 
     def __repr__(self) -> str:
-        width = max(map(len, self.accuracy))
-        head = "  ".join(f"{self._masked(at, ''):>11}" for at in range(len(self.shares)))
-        lines = [f"{'masked':<{width}}  {head}   (accuracy, agreement in %; {self.rows} samples)"]
-        for name in self.accuracy:
-            pairs = zip(self.accuracy[name], self.agreement[name], strict=True)
-            cells = "  ".join(f"{100 * a:5.1f} {100 * b:5.1f}" for a, b in pairs)
-            lines.append(f"{name:<{width}}  {cells}")
-        return "\n".join([*lines, self.advice])
+        masked = [self._masked(at, "") for at in range(len(self.shares))]
+        told = f"   (accuracy, agreement in %; {self.rows} samples)"
+        return "\n".join([*answers_lines(masked, self.accuracy, self.agreement, told), self.advice])
+
+
+def answers_lines(
+    masked: Sequence[str],
+    accuracy: Mapping[str, Sequence[float]],
+    agreement: Mapping[str, Sequence[float]],
+    told: str = "",
+) -> list[str]:
+    """A line per model: right answers, and answers equal to the original's, in percent."""
+    width = max(map(len, accuracy))
+    lines = [f"{'masked':<{width}}  " + "  ".join(f"{share:>11}" for share in masked) + told]
+    for name, right in accuracy.items():
+        pairs = zip(right, agreement[name], strict=True)
+        lines.append(f"{name:<{width}}  " + "  ".join(f"{100 * a:5.1f} {100 * b:5.1f}" for a, b in pairs))
+    return lines
 
 
 def answers_frame(

@@ -14,16 +14,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from veridical.allowed import Between, Count, Index, PartOf
 from veridical.errors import InputError
 from veridical.fidelity.artefact import Finetuned
 from veridical.fidelity.correctness import Reference
 from veridical.fidelity.finetuning import finetune
 from veridical.fidelity.judged_maps import judged_maps
 from veridical.fidelity.masked_pass import measure
-from veridical.fidelity.removal import budget, check_count, check_share
+from veridical.fidelity.removal import budget
 from veridical.progress import track
 from veridical.random import keyed
 from veridical.random.keyed import Key
+from veridical.settings import checked
 from veridical.values.explanation import Explanation
 from veridical.values.task import Task
 
@@ -91,17 +93,18 @@ class ExplanationSize:
         return "; ".join([f"ExplanationSize of {self.explainer}: {self.answer}{seen}", *self.notes])
 
 
+@checked
 def explanation_size(
     task: Task,
     explanation: Any,
     *,
     finetuned: Finetuned | None = None,
-    beta: float = 0.25,
-    betas: Sequence[float] | None = None,
-    alpha: float = 1.0,
-    sizes: Sequence[float] = LEVELS,
-    draws: int = 2,
-    resamples: int = 200,
+    beta: PartOf = 0.25,
+    betas: Sequence[PartOf] | None = None,
+    alpha: PartOf = 1.0,
+    sizes: Sequence[Between] = LEVELS,
+    draws: Count = 2,
+    resamples: Index = 200,
     reference: Reference | None = None,
     seed: int = 0,
     cache: str | Path | None = None,
@@ -115,8 +118,6 @@ def explanation_size(
     where beta < alpha * c1 for some beta of the sweep, and never with fewer than 50 features. The interval is
     a bootstrap over samples. Tied features are put in random order, `draws` subsets for each of five orders.
     """
-    check_share("alpha", alpha)
-    check_count("draws", draws)
     if finetuned is None:
         finetuned = finetune(task, beta=beta, cache=cache, progress=progress, **settings)
     top = finetuned.beta

@@ -21,13 +21,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from veridical.allowed import Between, Count, PartOf, Positive
 from veridical.errors import InputError
-from veridical.fidelity.removal import check_count
 from veridical.fidelity.training_rows import Rows
 from veridical.model.predictor import Output, call, take_side
 from veridical.progress import track
 from veridical.random import keyed
 from veridical.random.keyed import Key
+from veridical.settings import check_settings
 
 log = logging.getLogger("veridical")
 
@@ -39,24 +40,17 @@ Optimiser = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 class Schedule:
     """How long and in which steps a copy of the model is fine-tuned."""
 
-    beta: float
-    epochs: int
-    batch: int
-    rate: float
-    validation: float
-    patience: int
+    beta: PartOf
+    epochs: Count
+    batch: Count
+    rate: Positive
+    validation: Between
+    patience: Count
     masks: bool
     seed: int
 
     def __post_init__(self) -> None:
-        for what in ("epochs", "batch", "patience"):
-            check_count(what, getattr(self, what))
-        if not 0 < self.validation < 1:
-            raise InputError(
-                f"validation is the share of training rows held out, in (0, 1); got {self.validation}"
-            )
-        if self.rate <= 0:
-            raise InputError(f"rate is positive, got {self.rate}")
+        check_settings(self)
 
 
 @dataclass

@@ -154,6 +154,11 @@ def _given(
     if is_dataset(train):
         names = tuple(task.side) if isinstance(task.side, Mapping) else ()
         return Streamed(train, columns, names, task.inputs), None, ()
+    if isinstance(train, Mapping):
+        raise InputError(
+            f"training rows come from one set, got a {type(train).__name__} of {', '.join(map(str, train))}; "
+            "give one of them, as in dataset['train']"
+        )
     given, labels = train if isinstance(train, tuple) and len(train) == 2 else (train, None)
     if isinstance(given, list | str | bytes | tuple) or not hasattr(given, "__len__"):
         raise InputError(

@@ -18,8 +18,8 @@ from veridical.functional import round_to_grid
 from veridical.gef.path import NoisePath, find_path
 from veridical.gef.worlds import Worlds
 from veridical.masking.fills import Constant, Fill
-from veridical.masking.probe import flip_counts, probe
-from veridical.masking.rules import RankThreshold
+from veridical.masking.probe import probe
+from veridical.masking.rules import RankThreshold, step_counts
 from veridical.model.cost import Cost
 from veridical.model.randomised_layers import cascade, randomised
 from veridical.random import keyed
@@ -236,7 +236,7 @@ def _watch_masking(task: Task, patches: Sequence[int], steps: int, draws: int, k
     for where, space in spaces.items():
         on = task.with_space(space)
         for filled, fill in fills.items():
-            counts = flip_counts(on, min(steps, space.n_features))
+            counts = step_counts(on, min(steps, space.n_features))
             cells = []
             for draw in range(draws):
                 first = keyed.random_ranks(key / draw, on.ids, 0, space.n_features, space.valid)

@@ -7,11 +7,12 @@ function of rows h (n, D). Weight noise touches the judged model only, never the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
+from veridical.allowed import Count, Within
 from veridical.errors import InputError, ShapeError, unknown_name
 from veridical.explainers import Explainer
 from veridical.model.predictor import call
@@ -86,19 +87,17 @@ class LayerCodes(Explainer):
     """Name of the layer whose activations are encoded."""
     end: End = "output"
     """Which end of the layer is read: its "input" or its "output"."""
-    axis: int = 1
+    axis: Annotated[int, Within(-64, 64)] = 1
     """Axis of the units: 1 for the channels of a convolution, -1 for a transformer."""
     pool: Pool = "mean"
     """How positions become one code: their "mean", their "max" or the "last"."""
-    width: int | None = None
+    width: Count | None = None
     """Values per code; None asks the encoder, unless that is a plain function, which must say it."""
     name: ClassVar[str] = "layer_codes"
     summary: ClassVar[str] = "codes of a layer's activations in a sparse dictionary"
     paper: ClassVar[str] = "GEF paper, A.4.4"
 
     def __post_init__(self) -> None:
-        if self.end not in ("input", "output") or self.pool not in ("mean", "max", "last"):
-            raise InputError("end is 'input' or 'output', and pool 'mean', 'max' or 'last'")
         if not (callable(self.encoder) or hasattr(self.encoder, "codes") or hasattr(self.encoder, "project")):
             raise InputError(
                 f"a {type(self.encoder).__name__} cannot encode; give a dictionary of vd.surf (codes), "

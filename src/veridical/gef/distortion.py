@@ -83,7 +83,7 @@ class Setting:
         key = self._explainer_key
         for part in () if self.explainer.one_key else where:
             key = key / part
-        return self.explainer.maps(world, key) if self.explainer.plain else self.explainer(world, key).values
+        return self.explainer.values_on(world, key)
 
     def pending(self, measure: Callable[[Tensor], Tensor]) -> Pending:
         """Maps to be measured when several are there: `measure` gets them as they are compared."""

@@ -8,13 +8,14 @@ they give one by one.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from veridical.errors import InputError, NotApplicableError
+from veridical.allowed import Count, NotNegative, PartOf, Positive, Within
+from veridical.errors import NotApplicableError
 from veridical.explainers import Explainer
 from veridical.explainers.base import selected
 from veridical.model.predictor import call
@@ -27,27 +28,18 @@ from veridical.values.task import Task
 class FeatureVisualisation(Explainer):
     """Base of the visualisers: `steps` of ascent on the logit of a class, from keyed noise."""
 
-    steps: int = 100
+    steps: Count = 100
     """Steps of ascent."""
-    rate: float = 0.05
+    rate: Positive = 0.05
     """Adam's step size."""
-    views: int = 4
+    views: Count = 4
     """Random crops per picture and step, over which the gradient is averaged."""
-    smallest: float = 0.8
+    smallest: PartOf = 0.8
     """The smallest share of a side that a view shows at full size; 1 only shifts."""
     modalities: ClassVar[frozenset[str]] = frozenset({"image"})
     needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
     stochastic: ClassVar[bool] = True
     one_key: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if self.steps < 1 or self.views < 1 or not self.rate > 0:
-            raise InputError(
-                f"steps and views count from 1 and the rate is positive, got {self.steps}, {self.views}, "
-                f"{self.rate}"
-            )
-        if not 0 < self.smallest <= 1:
-            raise InputError(f"the smallest view is a share in (0, 1], got {self.smallest}")
 
     def why_not(self, task: Task) -> str | None:
         if task.members is None:
@@ -101,26 +93,21 @@ class DeepViz(FeatureVisualisation):
     contribution |x . gradient| (`weakest` of each) are set to the middle of the value range.
     """
 
-    rate: float = 0.03
+    rate: Positive = 0.03
     """Adam's step size, on pixels from -1 to 1."""
-    views: int = 1
+    views: Count = 1
     """Random crops per picture and step, over which the gradient is averaged."""
-    decay: float = 1e-3
+    decay: Annotated[float, Within(0, 1, without=(1,))] = 1e-3
     """Share of every pixel that is lost per step."""
-    blur_every: int = 4
+    blur_every: Count = 4
     """Steps from one blur and removal to the next."""
-    blur: float = 0.6
+    blur: NotNegative = 0.6
     """Width of the blur, in pixels."""
-    weakest: float = 0.05
+    weakest: Annotated[float, Within(0, 1, without=(1,))] = 0.05
     """Share of the pixels that is removed by each of the two criteria."""
     name: ClassVar[str] = "deep_viz"
     summary: ClassVar[str] = "pixels optimised for a class, with decay, blur and weak pixels removed"
     paper: ClassVar[str] = "Yosinski et al. 2015"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not (0 <= self.decay < 1 and 0 <= self.weakest < 1) or self.blur < 0 or self.blur_every < 1:
-            raise InputError("decay and weakest lie in [0, 1), blur is not negative, blur_every at least 1")
 
     def start(self, task: Task, key: Key) -> Tensor:
         return 0.1 * _noise(task, key / "start", tuple(task.inputs.shape[1:]))
@@ -175,7 +162,7 @@ class Maco(FeatureVisualisation):
     is brought to the value range by a sigmoid of its standardised values.
     """
 
-    rate: float = 0.1
+    rate: Positive = 0.1
     """Adam's step size, on phases in radians."""
     name: ClassVar[str] = "maco"
     summary: ClassVar[str] = "phases optimised for a class under the magnitudes of real images"

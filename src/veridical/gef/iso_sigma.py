@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from veridical.allowed import MANY, Within
 from veridical.errors import InputError
 from veridical.functional import has_spread, pearson, spearman
 from veridical.gef.distortion import Found
@@ -117,7 +118,7 @@ class IsoSigma(GEF):
     an interval by draws, and the draws it would take to see a correlation of 0.2.
     """
 
-    draws: int = 20
+    draws: Annotated[int, Within(SMALLEST, MANY)] = 20
     """Noisy models at each level, M; fewer than 20 see little."""
     name: ClassVar[str] = "gef_iso"
     version: ClassVar[int] = 1
@@ -133,8 +134,6 @@ class IsoSigma(GEF):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.draws < SMALLEST:
-            raise InputError(f"a correlation over draws needs at least {SMALLEST} of them, got {self.draws}")
         if self.mean_then_correlate:
             raise InputError("iso-sigma correlates over draws; mean_then_correlate would average them first")
 

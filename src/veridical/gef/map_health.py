@@ -80,7 +80,7 @@ def _differ(a: Tensor, b: Tensor) -> bool:
 
 
 def _maps(explainer: Explainer, task: Task, key: Key) -> Tensor:
-    values = explainer.maps(task, key) if explainer.plain else explainer(task, key).values
+    values = explainer.values_on(task, key)
     return values.double().nan_to_num(0.0, 0.0, 0.0)
 
 

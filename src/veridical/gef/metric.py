@@ -12,8 +12,10 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from veridical.allowed import Count, NotNegative, Positive
 from veridical.errors import InputError, VeridicalWarning
 from veridical.explainers import Explainer
+from veridical.explainers.first_maps import FirstMaps
 from veridical.gef import noise_prefetch
 from veridical.gef.distortion import (
     Distance,
@@ -36,7 +38,7 @@ from veridical.gef.receipt import receipt_of
 from veridical.gef.reference_form import RunningReference, step_key
 from veridical.gef.shared_worlds import Company, SharedWorld
 from veridical.gef.worlds import Perturbation
-from veridical.metrics.base import ExplainerMetric, Outcome, register
+from veridical.metrics.base import CONSTANT, ExplainerMetric, Outcome, register
 from veridical.model.embeddings import embedding_layer
 from veridical.model.predictor import memory_budget
 from veridical.model.weights import NoiseSource
@@ -67,15 +69,15 @@ class GEF(ExplainerMetric):
 
     form: Form = "fast"
     """How the explanation's movement is measured."""
-    levels: int = 5
+    levels: Count = 5
     """Noise levels, Z."""
-    draws: int = 5
+    draws: Count = 5
     """Noisy models at each level, M."""
-    steps: int = 5
+    steps: Count = 5
     """Steps on the way to a level, T (`arc`, `jacobian`, `reference`)."""
-    output_draws: int = 5
+    output_draws: Count = 5
     """Copies of each model with noise on its outputs, K (`reference`)."""
-    output_noise: float = 1e-3
+    output_noise: NotNegative = 1e-3
     """Standard deviation of that noise."""
     distance: Distance = "euclidean"
     """Between two maps; cosine is for sparse codes."""
@@ -91,7 +93,7 @@ class GEF(ExplainerMetric):
     """Scale one draw of noise over all levels; a variant, not comparable with the papers."""
     perturb: Perturbation = "weights"
     """What gets the noise."""
-    path: tuple[float, ...] | Rule = "isotonic"
+    path: tuple[Positive, ...] | Rule = "isotonic"
     """The rule by which the noise levels are found, or the levels themselves, rising."""
     name: ClassVar[str] = "gef"
     version: ClassVar[int] = 2
@@ -107,28 +109,7 @@ class GEF(ExplainerMetric):
     takes_classes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        choices = {
-            "form": ("fast", "reference", "jacobian", "arc"),
-            "distance": ("euclidean", "cosine"),
-            "model_distance": ("logit", "outputs"),
-            "correlation": ("spearman", "pearson"),
-            "perturb": ("weights", "input"),
-        }
-        for what, known in choices.items():
-            if getattr(self, what) not in known:
-                raise InputError(f"{what} is one of {', '.join(known)}; got {getattr(self, what)!r}")
-        for what in ("levels", "draws", "steps", "output_draws"):
-            count = getattr(self, what)
-            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                raise InputError(f"{what} is a whole number of at least 1, got {count!r}")
-        if not 0 <= self.output_noise < math.inf:
-            raise InputError(f"output_noise is a standard deviation, 0 or more, got {self.output_noise}")
-        if isinstance(self.path, str):
-            if self.path not in ("isotonic", "published"):
-                raise InputError(
-                    f"path is 'isotonic', 'published' or levels as (0.1, 0.5, 1.0), got {self.path!r}"
-                )
-        else:
+        if not isinstance(self.path, str):
             try:
                 levels = tuple(float(level) for level in self.path)
             except (TypeError, ValueError):
@@ -209,6 +190,7 @@ class GEF(ExplainerMetric):
         path = self.noise_path(task, key)
         # under input noise tokens move at their embeddings, so the unperturbed map is made there too
         where = task if self.perturb == "weights" else task.at_embeddings()
+        company.first.update((who, FirstMaps(task)) for who in company)
         found = self._distortions(where, company, path, key)
         out: dict[str, Outcome | Exception] = dict(company.errors)
         for who, moved in found.items():
@@ -217,7 +199,8 @@ class GEF(ExplainerMetric):
             nothing = self._nothing(moved.size)[:, None, None]
             explanation = torch.where(moved.explanation <= nothing, 0.0, moved.explanation)
             outcome = self._outcome(path, replace(moved, explanation=explanation))
-            out[who] = replace(outcome, notes={**outcome.notes, **self._receipt(task, moved)})
+            flags = {CONSTANT: company.first[who].constant, **outcome.flags}
+            out[who] = replace(outcome, flags=flags, notes={**outcome.notes, **self._receipt(task, moved)})
         return out
 
     def _receipt(self, task: Task, found: Found) -> dict[str, Any]:

@@ -11,11 +11,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from veridical.allowed import Count
 from veridical.errors import InputError, ModelError
 from veridical.functional import isotonic_fit
 from veridical.gef.worlds import Perturbation, Worlds
 from veridical.random import keyed
 from veridical.random.keyed import Key
+from veridical.settings import checked
 from veridical.values.task import Task
 
 FIRST, STEP, LAST = 0.2, 0.1, 10.2
@@ -84,12 +86,13 @@ def even_levels(sigma_max: float, count: int) -> tuple[float, ...]:
     return tuple(LOWEST + (sigma_max - LOWEST) * i / (count - 1) for i in range(count))
 
 
+@checked
 def find_path(
     task: Task,
-    levels: int = 5,
+    levels: Count = 5,
     rule: Rule = "isotonic",
     perturb: Perturbation = "weights",
-    draws: int = 20,
+    draws: Count = 20,
     key: Key = Key(0),  # noqa: B008 (frozen)
 ) -> NoisePath:
     """Search the noise at which the model's predictions agree with its own only by chance.

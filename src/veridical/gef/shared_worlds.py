@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from veridical.explainers.first_maps import FirstMaps, watched
 from veridical.gef.worlds import Perturbation, Worlds
 from veridical.model.cost import Cost
 from veridical.model.weights import Noise
@@ -55,6 +56,8 @@ class Company:
     members: Mapping[str, Any]
     errors: dict[str, Exception] = field(default_factory=dict)
     costs: dict[str, Cost] = field(default_factory=dict)
+    first: dict[str, FirstMaps] = field(default_factory=dict)
+    """What is noticed of each one's maps."""
 
     def __iter__(self) -> Iterator[str]:
         return iter([who for who in self.members if who not in self.errors])
@@ -64,7 +67,8 @@ class Company:
         """Count what this one asks, and keep its error; rows that serve all are counted with the first."""
         before = task.predictor.meter.cost
         try:
-            yield
+            with watched(self.first.get(who)):
+                yield
         except Exception as error:
             self.errors[who] = error
         finally:

@@ -16,7 +16,7 @@ from veridical.loading.models import LoadedModel
 from veridical.loading.request import Request
 from veridical.loading.texts import all_texts
 from veridical.masking.fills import Token
-from veridical.model.adapters import estimator_response
+from veridical.model.estimators import estimator_response
 from veridical.values.space import Space
 from veridical.values.task import Task
 

@@ -13,8 +13,8 @@ from veridical.random.keyed import Key
 if TYPE_CHECKING:
     from veridical.values.task import Task
 
-MATTERS = "features that {!r} changes"
-"""Under which name a task keeps which features a fill changes."""
+_FIXED = (Constant, Zero, Token, Mean)
+"""Fills that show one and the same for all samples and draws; a fill made of one of them may do otherwise."""
 _FACTS_KEPT = 2**26  # features of all samples of which it is kept whether they matter: 64 MB
 
 
@@ -26,7 +26,7 @@ class Backgrounds:
     """
 
     def __init__(self, task: Task, fill: Fill, key: Key) -> None:
-        self.fill, self.key = fill, key
+        self.fill, self.key = fill, key.of("fill")
         self.state = fill_state(task, fill)
         self._task = task
         self.repeats = fill.repeats_on(task)
@@ -46,37 +46,29 @@ class Backgrounds:
             return self._made
         return self._made[rows.start - self._start : rows.stop - self._start]
 
+    def matters(self) -> Tensor | None:
+        """(N, V): whether removing a feature changes its input at all; None where masks decide that."""
+        task, fill = self._task, self.fill
+        if fill.looks_at_mask:
+            return None
+        if type(fill) not in _FIXED or len(task) * task.space.n_features > _FACTS_KEPT:
+            return self._changing()
+        matters: Tensor = task.cached(f"features that {fill!r} changes", self._changing)
+        return matters
 
-def is_fixed(fill: Fill) -> bool:
-    """Whether what shows through is one and the same for all samples and draws."""
-    # by their very types: a fill made of one of them may do otherwise
-    return type(fill) in (Constant, Zero, Token, Mean)
-
-
-def keeps_what_matters(task: Task, fill: Fill) -> bool:
-    """Whether a task keeps which features a fill changes."""
-    return is_fixed(fill) and len(task) * task.space.n_features <= _FACTS_KEPT
-
-
-def features_that_matter(task: Task, behind: Backgrounds) -> Tensor | None:
-    """(N, V): whether removing a feature changes its input at all; None where that depends on the mask."""
-    fill = behind.fill
-    if fill.looks_at_mask:
-        return None
-    if not keeps_what_matters(task, fill):
-        return _changing(task, behind)
-    matters: Tensor = task.cached(MATTERS.format(fill), lambda: _changing(task, behind))
-    return matters
-
-
-def _changing(task: Task, behind: Backgrounds) -> Tensor:
-    few = max(1, task.predictor.rows // behind.repeats)
-    changes = []
-    for at in range(0, len(task), few):
-        rows = slice(at, min(len(task), at + few))
-        changes.append((task.inputs[rows, None] != behind(rows)).any(1))
-    matters = task.space.pool(torch.cat(changes).to(torch.float32), "max") > 0
-    return matters if task.space.valid is None else matters & task.space.valid
+    def _changing(self) -> Tensor:
+        task, changes = self._task, []
+        for at in range(0, len(task), self._few):
+            rows = slice(at, min(len(task), at + self._few))
+            own, other = task.inputs[rows, None], self(rows)
+            differs = own != other
+            if (
+                not task.predictor.differentiable
+            ):  # where a value may be missing: it is not changed into itself
+                differs &= ~((own != own) & (other != other))
+            changes.append(differs.any(1))
+        matters = task.space.pool(torch.cat(changes).to(torch.float32), "max") > 0
+        return matters if task.space.valid is None else matters & task.space.valid
 
 
 def fill_state(task: Task, fill: Fill) -> Tensor | None:

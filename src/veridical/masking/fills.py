@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from veridical.allowed import Count, Index, Positive, Value
 from veridical.errors import InputError, NotApplicableError
 from veridical.random import keyed
 from veridical.random.keyed import Key
@@ -79,7 +80,7 @@ class Fill(Settings):
 class Constant(Fill):
     """One value everywhere, in the model's input space."""
 
-    value: float = 0.0
+    value: Value = 0.0
     """The number, in the model's input space."""
     name: ClassVar[str] = "constant"
 
@@ -110,7 +111,7 @@ class Zero(Constant):
 class Token(Fill):
     """A token id: the pad token, or a language model's mask token."""
 
-    token_id: int = 0
+    token_id: Index = 0
     """Number of the token in the vocabulary."""
     name: ClassVar[str] = "token"
 
@@ -132,7 +133,7 @@ class Mean(Fill):
     def prepare(self, train: Tensor | None, space: Space) -> Tensor | None:
         super().prepare(train, space)
         assert train is not None
-        return train.to(torch.float64).mean(0).to(train.dtype)[None, None]
+        return train.to(torch.float64).nanmean(0).to(train.dtype)[None, None]
 
     def draw_of(self, key: Key) -> None:
         return None
@@ -152,16 +153,12 @@ class Marginal(Fill):
     `Marginal(1)` lets one row stand in, another one for every sample and draw.
     """
 
-    rows: int = 100
+    rows: Count = 100
     """How many reference rows the answer to a mask is averaged over, at most."""
-    draw: int = 0
+    draw: Index = 0
     """Which draw of the rows: another number takes others under the same seed."""
     name: ClassVar[str] = "marginal"
     needs_train: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if self.rows < 1:
-            raise InputError(f"Marginal needs at least one row, got {self.rows}")
 
     def repeats_on(self, task: Task) -> int:
         return self.rows if task.train is None else min(self.rows, len(task.train))
@@ -193,6 +190,15 @@ def _drawn_rows(key: Key, among: int, count: int) -> Tensor:
         return keyed.permutation(key, torch.zeros(1, dtype=torch.int64), 0, among)[0, :count].sort().values
 
 
+def extremes(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The smallest and the largest value of each element over the rows, among those that are not missing."""
+    if not rows.is_floating_point():
+        return rows.amin(0), rows.amax(0)
+    low, high = rows.nan_to_num(nan=torch.inf).amin(0), rows.nan_to_num(nan=-torch.inf).amax(0)
+    never = low > high
+    return low.masked_fill(never, torch.nan), high.masked_fill(never, torch.nan)
+
+
 @revivable
 @dataclass(frozen=True)
 class UniformNoise(Fill):
@@ -204,7 +210,7 @@ class UniformNoise(Fill):
     name: ClassVar[str] = "uniform_noise"
 
     def prepare(self, train: Tensor | None, space: Space) -> Tensor | None:
-        return None if train is None else torch.stack([train.amin(0), train.amax(0)])
+        return None if train is None else torch.stack(extremes(train))
 
     def background(self, state: Tensor | None, x: Tensor, ids: Tensor, key: Key) -> Tensor:
         if state is None:
@@ -224,13 +230,9 @@ class UniformNoise(Fill):
 class Blur(Fill):
     """The input itself under a Gaussian blur of `sigma` pixels or time steps."""
 
-    sigma: float = 3.0
+    sigma: Positive = 3.0
     """Standard deviation of the Gaussian, in pixels or time steps."""
     name: ClassVar[str] = "blur"
-
-    def __post_init__(self) -> None:
-        if self.sigma <= 0:
-            raise InputError(f"Blur needs a positive sigma, got {self.sigma}")
 
     def prepare(self, train: Tensor | None, space: Space) -> Tensor | None:
         # channels are never mixed, and a series may have its time on either axis
@@ -242,7 +244,7 @@ class Blur(Fill):
         return None
 
     def background(self, state: Tensor | None, x: Tensor, ids: Tensor, key: Key) -> Tensor:
-        if x.dim() not in (3, 4) or not x.is_floating_point():
+        if x.dim() not in (3, 4, 5) or not x.is_floating_point():
             raise NotApplicableError(
                 f"Blur works on images and series of floats, not on {x.dtype} rows of {tuple(x.shape[1:])}"
             )

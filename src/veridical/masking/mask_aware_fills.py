@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from veridical.errors import InputError, NotApplicableError
+from veridical.allowed import Count, NotNegative, Positive
+from veridical.errors import NotApplicableError
 from veridical.masking.fills import Fill
 from veridical.masking.road import kernel
-from veridical.masking.road.gpu_solver import GpuSolver
 from veridical.masking.road.solver import Workspace
 from veridical.random import keyed
 from veridical.random.keyed import Key
@@ -32,7 +32,7 @@ _TOGETHER = 64
 class NeighbourMean(Fill):
     """The mean of the kept pixels in the surrounding square of `reach`, or of all kept pixels if none is."""
 
-    reach: int = 3
+    reach: Count = 3
     """Pixels that the surrounding square extends to each side."""
     name: ClassVar[str] = "neighbour_mean"
     looks_at_mask: ClassVar[bool] = True
@@ -60,18 +60,12 @@ class NoisyLinear(Fill):
     at most where half is removed, 0.0002 to 0.004 where nine tenths are.
     """
 
-    noise: float = 0.01
+    noise: NotNegative = 0.01
     """Standard deviation of the noise, in units of the input."""
-    tolerance: float | None = None
+    tolerance: Positive | None = None
     """Root mean square error, as a share of a row's range, at which it is solved; None as above."""
     name: ClassVar[str] = "noisy_linear"
     looks_at_mask: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if self.noise < 0 or (self.tolerance is not None and self.tolerance <= 0):
-            raise InputError(
-                f"NoisyLinear needs noise >= 0 and tolerance > 0, got {self.noise} and {self.tolerance}"
-            )
 
     def impute(self, x: Tensor, removed: Tensor, ids: Tensor, key: Key) -> Tensor:
         return self.impute_masks(x, removed[:, None], ids, key)[:, 0]
@@ -107,6 +101,8 @@ def solve_holes(
     iterations = iterations or (quick if tolerance is None else 200)
     steps = kernel.steps_for(x) if tolerance is None and len(x) else None
     if steps is not None:
+        from veridical.masking.road.gpu_solver import GpuSolver  # few have a GPU, and everybody imports this
+
         with torch.cuda.device(x.device):
             return GpuSolver(x, hole.expand(len(x), -1, height, width), steps).solve(iterations)
     count = len(x) * x.shape[1]

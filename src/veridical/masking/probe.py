@@ -17,8 +17,7 @@ from torch import Tensor
 from veridical.errors import InputError, ShapeError
 from veridical.functional.grid import finite_to_grid
 from veridical.masking import subset_table
-from veridical.masking.backgrounds import Backgrounds, features_that_matter
-from veridical.masking.backgrounds import fill_state as fill_state
+from veridical.masking.backgrounds import Backgrounds
 from veridical.masking.deduplication import ask_once, one_hides_all
 from veridical.masking.fills import Fill
 from veridical.masking.rules import MaskRule, RankThreshold, is_signed, rows_of
@@ -59,7 +58,7 @@ def probe(
     if few is not None:
         return _by_subsets(task, rule, few, response, fill, key, with_clean, all_outputs, predictions)
     behind = Backgrounds(task, fill, key)
-    matters = None if all_outputs else features_that_matter(task, behind)
+    matters = None if all_outputs else behind.matters()
     signature = rule.signature(matters) if matters is not None and is_signed(rule) else None
     same: Tensor | None = None
     if (
@@ -77,8 +76,7 @@ def probe(
         asked, same = _ask(task, rule, behind, response, all_outputs, predictions, unsigned)
     look_later(asked.device, partial(check_finite, asked))
     if all_outputs:
-        clean = _all_answers(task, task.outputs, response, predictions)[:, None]
-        return torch.cat([clean, asked], 1).double() if with_clean else asked.double()
+        return _all_with_clean(task, asked, response, predictions, with_clean)
     own = clean_response(task, response).to(asked.dtype)
     tied = asked
     if same is not None:
@@ -87,6 +85,15 @@ def probe(
         tied = _tie(asked, own, signature)
     responses = finite_to_grid(torch.cat([own, tied], 1), task.predictor.rounding)
     return responses if with_clean else responses[:, 1:]
+
+
+def _all_with_clean(
+    task: Task, asked: Tensor, response: Response, predictions: bool, with_clean: bool
+) -> Tensor:
+    """The answers of all outputs, where wanted with those to the untouched input in front."""
+    if with_clean:
+        asked = torch.cat([_all_answers(task, task.outputs, response, predictions)[:, None], asked], 1)
+    return asked.double()
 
 
 def _by_subsets(
@@ -123,8 +130,7 @@ def _by_subsets(
         assert out is not None
         return out
     behind = Backgrounds(task, fill, key)
-    matters = features_that_matter(task, behind)
-    place, answers = subset_table.answers_to(task, subset_table.codes_of(task, rule), matters, behind)
+    place, answers = subset_table.answers_to(task, subset_table.codes_of(task, rule), behind)
     which = subset_table.LOGIT if response == "logit" else subset_table.PROBABILITY
     # what is wrong with kept answers is found by everyone who reads them
     if all_outputs:
@@ -132,8 +138,7 @@ def _by_subsets(
         look_later(asked.device, partial(check_finite, asked))
         if predictions:
             asked = torch.cat([asked, answers[place, subset_table.PREDICTED]], -1)
-        clean = _all_answers(task, task.outputs, response, predictions)[:, None]
-        return torch.cat([clean, asked], 1).double() if with_clean else asked.double()
+        return _all_with_clean(task, asked, response, predictions, with_clean)
     asked = answers[place, which, task.targets[:, None]]
     look_later(asked.device, partial(check_finite, asked))
     own = clean_response(task, response).to(asked.dtype)
@@ -276,24 +281,6 @@ def blocks(samples: int, masks: int, rows: int) -> Iterator[tuple[slice, slice]]
         down = next((d for d in range(most, least - 1, -1) if d * (masks - whole) % 32 == 0), most)
         for top in range(0, samples, down):
             yield slice(top, min(samples, top + down)), slice(whole, masks)
-
-
-def flip_counts(task: Task, steps: int | None, per_step: int | None = None) -> Tensor:
-    """How many features are gone after each step of a curve that ends with none left.
-
-    Either `per_step` features at a time, or `steps` even steps; by default one feature per step. (M,), or
-    (N, M) where samples have unequal numbers of features.
-    """
-    counts = task.space.counts(len(task))
-    longest = int(counts.max())
-    if steps is None:
-        steps = -(-longest // (per_step or 1))
-    step = torch.arange(1, steps + 1, device=counts.device)
-    if task.space.valid is None:
-        gone = step * per_step if per_step else torch.div(step * longest, steps, rounding_mode="floor")
-        return gone.clamp(max=longest)
-    gone = step * per_step if per_step else torch.div(step * counts[:, None], steps, rounding_mode="floor")
-    return torch.minimum(gone.expand(len(task), -1), counts[:, None])
 
 
 def match(task: Task, explanation: Explanation) -> Explanation:

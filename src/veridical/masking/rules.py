@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol, TypeGuard
+from functools import lru_cache
+from typing import TYPE_CHECKING, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
 
+from veridical.errors import InputError
 from veridical.random import subset_draws
 from veridical.random.keyed import Key
+
+if TYPE_CHECKING:
+    from veridical.values.task import Task
 
 _STREAMS_KEPT = 2**20  # (sample, draw)s of a rule whose 64 bits are kept: 8 MB
 
@@ -128,6 +133,53 @@ class RankThreshold:
         gone = place.new_zeros(len(place), features + 2).scatter_add_(-1, place, matters.long()).cumsum(-1)
         counts = self.counts.to(torch.int64).expand(len(self.ranks), -1)
         return gone.gather(-1, counts)
+
+
+def step_counts(task: Task, steps: int | None, per_step: int | None = None) -> Tensor:
+    """How many features are gone after each step of a curve that ends with none left: (M,) or (N, M).
+
+    Either `per_step` features at a time, or `steps` even steps and never more than there are features; by
+    default one feature per step.
+    """
+    if task.space.valid is None:
+        return _even_counts(task.space.n_features, steps, per_step, task.device)
+    counts = task.space.counts(len(task))[:, None]
+    longest = int(counts.max())
+    steps = -(-longest // (per_step or 1)) if steps is None else min(steps, longest)
+    step = torch.arange(1, steps + 1, device=counts.device)
+    gone = step * per_step if per_step else torch.div(step * counts, steps, rounding_mode="floor")
+    return torch.minimum(gone.expand(len(task), -1), counts)
+
+
+@lru_cache(maxsize=64)
+def _even_counts(features: int, steps: int | None, per_step: int | None, device: torch.device) -> Tensor:
+    """Those of samples that all have as many features: made once and never written to."""
+    steps = -(-features // (per_step or 1)) if steps is None else min(steps, features)
+    gone = [min(k * per_step if per_step else k * features // steps, features) for k in range(1, steps + 1)]
+    with torch.inference_mode(False):
+        return torch.tensor(gone, device=device)
+
+
+def removed_share(task: Task, counts: Tensor) -> Tensor:
+    """The share of its features a sample has lost after 0 and after each of `counts` (N, M + 1)."""
+    if task.space.valid is None and counts.dim() == 1:
+        share = counts / torch.full((), task.space.n_features, dtype=torch.float64, device=counts.device)
+        return torch.cat([share.new_zeros(1), share]).expand(len(task), -1)
+    gone = counts.expand(len(task), -1) / task.space.counts(len(task))[:, None].clamp(min=1).double()
+    return torch.cat([torch.zeros_like(gone[:, :1]), gone], -1)
+
+
+def put_back(task: Task, kept: Tensor) -> Tensor:
+    """How many features are gone before each step that puts some back, where `kept` are there after it."""
+    total = task.space.counts(len(task))
+    whole = total[:1] if kept.dim() == 1 else total[:, None]
+    return whole - torch.cat([torch.zeros_like(kept[..., :1]), kept[..., :-1]], -1)
+
+
+def check_steps(steps: int | None, per_step: int | None) -> None:
+    """Refuse step settings that contradict each other."""
+    if per_step is not None and steps is not None:
+        raise InputError("give per_step or steps, not both")
 
 
 @dataclass(frozen=True, eq=False)

@@ -127,9 +127,7 @@ def codes_of(task: Task, rule: MaskRule) -> Tensor:
     return out
 
 
-def answers_to(
-    task: Task, codes: Tensor, matters: Tensor | None, behind: Backgrounds
-) -> tuple[Tensor, Tensor]:
+def answers_to(task: Task, codes: Tensor, behind: Backgrounds) -> tuple[Tensor, Tensor]:
     """Where the answers to masks (N, M) lie in the table, and the table (K, 3, C) itself.
 
     Masks that differ only in features equal to their fill are one, and the mask of none is the input.
@@ -143,6 +141,7 @@ def answers_to(
         for gone in [place for place in list(tables) if place[2] not in _THREADS]:
             tables.pop(gone, None)
     table = tables.setdefault(place_of_ours, SubsetTable())
+    matters = behind.matters()
     if matters is not None:
         codes = codes & torch.where(matters, _bits(task), 0).sum(-1, keepdim=True)
     # a session, though nothing may be left to ask: it looks whether the model is still the one that answered

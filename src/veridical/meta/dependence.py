@@ -2,18 +2,22 @@
 
 Meta-consistency alone can be won without reading a map: whether the prediction still holds is resilient to
 slight noise and reacts to disruption. So MC is never shown without the share of scores that a permuted map
-changes.
+changes. A pinch of the map added to such a score changes all of them, and nothing that matters: so it is
+also asked whether permuted maps leave the ranks of the samples alone, and how far they move a score compared
+with how far samples lie apart, disrupted ones among them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from veridical.explainers import Explainer
+from veridical.functional import spearman
 from veridical.random import keyed
 from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
@@ -21,31 +25,68 @@ from veridical.values.task import Task
 
 NEGLIGIBLE = 0.01
 """At most this share of changed scores counts as none."""
+SAME_RANKS = 0.95
+"""Above this rank correlation, scores of permuted maps say the same about the samples."""
+SHORT = 0.05
+"""At most this share of the distance between samples is a pinch; metrics that read maps reach 0.2 or more."""
 BLIND = "does not depend on the explanation"
+HARDLY = "hardly depends on the explanation"
 PLACELESS = "reads the values of a map, not their places"
+NAN = float("nan")
 
 
 @dataclass(frozen=True)
 class Dependence:
-    """The shares of scores that change when maps are permuted, and when random ones take their place.
+    """What other maps do to the scores of a metric, for one explainer or on average over several."""
 
-    The second is asked only where the first is negligible: sparseness, say, is the same for a permuted map.
-    """
+    permuted: float = NAN
+    """The share of scores that change when maps are permuted."""
+    ranks: float = NAN
+    """The rank correlation over samples of the scores with those of permuted maps."""
+    replaced: float = NAN
+    """The share that random maps change; asked only where permuted ones change nothing, as in sparseness."""
+    reach: float = NAN
+    """How far other maps move a score, over how far two samples lie apart, disrupted ones among them."""
 
-    permuted: float
-    replaced: float = float("nan")
+    @classmethod
+    def over(cls, each: Mapping[str, Dependence]) -> Dependence:
+        """The mean over explainers, of what was asked of them."""
+        table = {f.name: [getattr(one, f.name) for one in each.values()] for f in fields(cls)}
+        return cls(**{name: _mean(values) for name, values in table.items()})
 
     @property
     def blind(self) -> bool:
         """Whether the metric does not depend on the explanation."""
-        return self.permuted <= NEGLIGIBLE and not self.replaced > NEGLIGIBLE
+        return bool(self._blind)
 
     @property
     def remark(self) -> str:
         """What a reader must know, or nothing."""
-        if self.blind:
+        return self._blind or (PLACELESS if self.permuted <= NEGLIGIBLE else "")
+
+    @property
+    def _blind(self) -> str:
+        if self.permuted <= NEGLIGIBLE and not self.replaced > NEGLIGIBLE:
             return BLIND
-        return PLACELESS if self.permuted <= NEGLIGIBLE else ""
+        if self.reach <= SHORT:
+            return f"{HARDLY}: other maps move scores by {self.reach:.2%} of the gap between samples"
+        if self.permuted > NEGLIGIBLE and self.ranks > SAME_RANKS:
+            return f"{HARDLY}: permuted maps rank samples alike ({self.ranks:.2f})"
+        return ""
+
+
+def dependence(before: Tensor, after: Tensor) -> Dependence:
+    """What permuted maps did to scores (N,)."""
+    ranks = spearman(before.double(), after.double(), ~(before.isnan() | after.isnan()))
+    return Dependence(share_of_changes(before, after), float(ranks))
+
+
+def reach(before: Tensor, after: Tensor) -> float:
+    """The mean distance of scores (N,) from those of other maps, over the mean distance of two samples."""
+    known = before.isfinite() & after.isfinite()
+    before, after = before[known].double(), after[known].double()
+    apart = (before[:, None] - before[None]).abs().mean()
+    return float((before - after).abs().mean() / apart) if apart > 0 else NAN
 
 
 def permuted(maps: Tensor, valid: Tensor | None, key: Key) -> Tensor:
@@ -123,3 +164,7 @@ def share_of_changes(before: Tensor, after: Tensor) -> float:
     scale = torch.maximum(before.abs(), after.abs()).nan_to_num(0.0)
     moved = ~((before - after).abs() <= 1e-6 * scale) & either
     return float(moved.sum() / either.sum()) if bool(either.any()) else float("nan")
+
+
+def _mean(values: list[float]) -> float:
+    return float(torch.tensor(values, dtype=torch.float64).nanmean()) if values else NAN

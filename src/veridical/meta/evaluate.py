@@ -35,6 +35,7 @@ def meta_evaluate(
     average_first: bool = False,
     published: bool = False,
     same_draws: bool | Sequence[str] = False,
+    redraws: int = 0,
     resamples: int = 200,
     level: float = 0.95,
     device: str | torch.device | None = None,
@@ -50,6 +51,7 @@ def meta_evaluate(
     follows the published program where it departs from its paper, with its strengths.
     A metric draws its own random numbers anew in every world, since what they contribute to a score is part
     of how far it can be trusted; `same_draws` (for all metrics, or some labels) repeats them instead.
+    A world in which fewer than six samples count tells nothing; it is drawn again up to `redraws` times.
     `iterations` is their number, or the numbers of those to visit, as range(2, 3): parts visited apart, in
     other processes say, are put together by `vd.meta.joined`.
     `after_iteration` is called with the result so far whenever an iteration is done, to store a long run.
@@ -79,6 +81,8 @@ def meta_evaluate(
         )
     if not isinstance(draws, int) or draws < 1:
         raise InputError(f"draws counts from 1, got {draws!r}")
+    if not isinstance(redraws, int) or redraws < 0:
+        raise InputError(f"redraws counts from 0, got {redraws!r}")
     numbers = _numbers(iterations)
     if resamples < 0 or not 0 < level < 1:
         raise InputError(f"resamples is at least 0 and level between 0 and 1, got {resamples} and {level}")
@@ -94,7 +98,18 @@ def meta_evaluate(
     noise, remarks = amounts(task, chosen, {"nr": nr, "ar": ar}, epsilon, seed)
     worlds = plan(chosen, noise, numbers, draws)
     visit = Visit(
-        task, judges, methods, chosen, Key(seed) / "meta", numbers, draws, published, epsilon, fixed
+        task,
+        judges,
+        methods,
+        chosen,
+        Key(seed) / "meta",
+        numbers,
+        draws,
+        published,
+        epsilon,
+        fixed,
+        redraws,
+        average_first,
     )
 
     def result(done: int) -> MetaEvaluation:
@@ -105,7 +120,7 @@ def meta_evaluate(
             explainers=tuple(methods),
             tests=chosen,
             amounts=noise,
-            remarks=tuple(remarks + visit.broken),
+            remarks=tuple(remarks + visit.remarks),
             failures=tuple(visit.failures),
             shared=visit.shared,
             shared_cost=visit.shared_cost,

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError
-from veridical.meta.explanation_counts import Tally
+from veridical.meta.dependence import Dependence
 from veridical.meta.result import MetaEvaluation
-from veridical.meta.scoring import Book
+from veridical.meta.scoring import Book, Tally
 from veridical.meta.worlds import Amount, Mode, Test
 from veridical.model.cost import Cost
 from veridical.values import files
@@ -48,9 +48,7 @@ def packed(result: MetaEvaluation) -> tuple[dict[str, Tensor], dict[str, Any]]:
                 "metric": book.metric,
                 "category": book.category,
                 "direction": str(book.direction),
-                "permuted": book.permuted,
-                "replaced": book.replaced,
-                "own": asdict(book.own),
+                "checks": {who: asdict(check) for who, check in book.checks.items()},
                 "cost": asdict(book.cost),
             }
         )
@@ -77,9 +75,7 @@ def unpacked(tensors: dict[str, Tensor], header: dict[str, Any]) -> MetaEvaluati
             Direction(about["direction"]),
             {test: tensors[f"{place}/base/{test}"] for test in header["tests"]},
             {(test, mode): tensors[f"{place}/{test}/{mode}"] for test, mode in places},
-            about["permuted"],
-            about["replaced"],
-            Tally(**about["own"]),
+            {who: Dependence(**check) for who, check in about["checks"].items()},
             Cost(**about["cost"]),
         )
     plain: dict[str, Any] = {name: tuple(header[name]) for name in PLAIN}
@@ -123,7 +119,7 @@ def joined(results: Sequence[MetaEvaluation]) -> MetaEvaluation:
         iterations=tuple(numbers),
         remarks=tuple(dict.fromkeys(remark for part in parts for remark in part.remarks)),
         failures=tuple(failure for part in parts for failure in part.failures),
-        shared=_total([part.shared for part in parts]),
+        shared=Tally(sum(p.shared.calls for p in parts), sum(p.shared.samples for p in parts)),
         shared_cost=sum((part.shared_cost for part in parts), Cost()),
         interrupted=any(part.interrupted for part in parts),
     )
@@ -144,10 +140,5 @@ def _joined_book(books: list[Book]) -> Book:
     return replace(
         first,
         scores={place: torch.cat([scores(book, *place) for book in books]) for place in first.scores},
-        own=_total([book.own for book in books]),
         cost=sum((book.cost for book in books), Cost()),
     )
-
-
-def _total(tallies: list[Tally]) -> Tally:
-    return Tally(sum(t.calls for t in tallies), sum(t.samples for t in tallies))

@@ -27,8 +27,8 @@ MARGIN = 2.0
 def by_category(result: MetaEvaluation, test: str = MEAN) -> pd.DataFrame:
     """Metrics of each category, best first; `wins` marks a lead over the last of at least 2 deviations.
 
-    The deviation is the larger of the two metrics' own, over iterations. A metric that does not read the
-    explanation wins nothing.
+    The deviation is the larger of the two metrics' own, over iterations: with fewer than two nobody wins. Nor
+    does a metric that does not read the explanation.
     """
     import pandas as pd
 
@@ -58,8 +58,9 @@ def _winner(result: MetaEvaluation, ranked: Sequence[str], test: str) -> str | N
     if len(seeing) < 2:
         return None
     best, last = result[seeing[0], test], result[seeing[-1], test]
-    lead, spread = best.mc - last.mc, max(best.mc_std, last.mc_std)
-    return seeing[0] if lead > 0 and lead >= MARGIN * spread else None
+    lead = best.mc - last.mc
+    apart = all(lead >= MARGIN * metric.mc_std for metric in (best, last))  # never where a deviation is NaN
+    return seeing[0] if lead > 0 and apart else None
 
 
 def search_settings(

@@ -16,9 +16,8 @@ from torch import Tensor
 from veridical.errors import InputError, unknown_name
 from veridical.functional import holm
 from veridical.meta.consistency import FEWEST, Consistencies, consistencies, meta_consistency
-from veridical.meta.explanation_counts import Tally
 from veridical.meta.resampling import bootstrap_counts, resampled_vectors
-from veridical.meta.scoring import Book
+from veridical.meta.scoring import Book, Tally
 from veridical.meta.worlds import MODES, Amount, Mode, Test
 from veridical.model.cost import Cost
 from veridical.values.evaluation import Failure
@@ -63,9 +62,13 @@ class Reliability:
 
     @property
     def spread(self) -> Tensor:
-        """Standard deviations (5,) over the iterations that have a value: of the four entries and of MC."""
+        """Standard deviations (5,) over the iterations that have a value: of the four entries and of MC.
+
+        NaN where fewer than two have one: a single iteration shows no spread, which is not a spread of none.
+        """
         table = torch.cat([self.vectors, meta_consistency(self.vectors)[:, None]], 1)
-        return (table - table.nanmean(0)).square().nanmean(0).sqrt()
+        spread = (table - table.nanmean(0)).square().nanmean(0).sqrt()
+        return spread.masked_fill((~table.isnan()).sum(0) < 2, torch.nan)
 
     def interval(self, level: float) -> Tensor:
         """Bootstrap intervals (2, 5) over samples: of the four entries and of MC.
@@ -162,6 +165,17 @@ class MetaEvaluation:
             tuple(self._undefined(book, test)),
         )
 
+    def why_no_value(self, metric: str, test: str = MEAN) -> str:
+        """Why a metric has no meta-consistency here, in words; nothing where it has one."""
+        if not math.isnan(self.mc(metric, test)):
+            return ""
+        return "; ".join(self._reasons(metric, test)) or "; ".join(self.remarks) or "no world was visited"
+
+    def _reasons(self, metric: str, test: str) -> list[str]:
+        """What limits the values of a metric under a test: samples that did not count, scores undefined."""
+        here = self.averaged if test == MEAN else (test,)
+        return [*(few for t in here for few in self._too_few(t)), *self[metric, test].reasons]
+
     def _too_few(self, test: str) -> Iterable[str]:
         for mode in MODES:
             kept = self.kept[test, mode]  # type: ignore[index]
@@ -174,8 +188,9 @@ class MetaEvaluation:
 
     def _undefined(self, book: Book, test: Test) -> Iterable[str]:
         for mode in MODES:
-            scores = book.scores[test, mode]
-            counted = self.kept[test, mode].unsqueeze(-2).expand_as(scores)
+            scores, kept = book.scores[test, mode], self.kept[test, mode]
+            enough = kept & (kept.sum(-1, keepdim=True) >= FEWEST)
+            counted = enough.unsqueeze(-2).expand_as(scores)
             missing = (scores.isnan() | book.base[test].isnan()) & counted
             if bool(missing.any()):
                 part = float(missing.sum() / counted.sum())
@@ -200,12 +215,7 @@ class MetaEvaluation:
                 low, high = found.interval(self.level)
                 names = (*ENTRIES, "mc")
                 effects = found.effects.nanmean(0)
-                here = self.averaged if test == MEAN else (test,)
-                flags = [
-                    *(few for t in here for few in self._too_few(t)),
-                    *found.reasons,
-                    book.dependence.remark,
-                ]
+                flags = [*self._reasons(label, test), book.dependence.remark]
                 rows.append(
                     {
                         "metric": label,
@@ -267,6 +277,7 @@ class MetaEvaluation:
                 book,
                 base={t: scores[index] for t, scores in book.base.items()},
                 scores={p: scores[..., index, :] for p, scores in book.scores.items()},
+                checks={who: book.checks[who] for who in explainers if who in book.checks},
             )
             for label, book in self.books.items()
         }
@@ -310,7 +321,7 @@ class MetaEvaluation:
             kept = float(self.kept[test, mode].double().mean())
             yield f"{test} {mode}: {amount}, {kept:.0%} of samples kept"
         yield from (few for test in self.tests for few in self._too_few(test))
-        yield f"explanations: {self.shared.calls} shared; made by metrics themselves: {self._own() or 'none'}"
+        yield f"explanations: {self.shared.calls}, each for all metrics"
         for label, book in self.books.items():
             reasons = {reason: None for t in self.tests for reason in self[label, t].reasons}
             remark = book.dependence.remark
@@ -324,9 +335,6 @@ class MetaEvaluation:
             yield f"{failure.metric} failed: {failure.message}"
         if self.interrupted:
             yield "interrupted: not all worlds were visited"
-
-    def _own(self) -> str:
-        return ", ".join(f"{label} {b.own.calls}" for label, b in self.books.items() if b.own.calls)
 
     def _repr_html_(self) -> str:
         from veridical.plots import html_summary

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,8 +15,16 @@ from torch import Tensor
 from veridical.errors import InputError, VeridicalWarning
 from veridical.explainers import Explainer
 from veridical.masking.shared_work import sharing
-from veridical.meta.dependence import NEGLIGIBLE, Altered, Dependence, altered, share_of_changes
-from veridical.meta.explanation_counts import Tally, counted
+from veridical.meta.consistency import FEWEST
+from veridical.meta.dependence import (
+    NEGLIGIBLE,
+    Altered,
+    Dependence,
+    altered,
+    dependence,
+    reach,
+    share_of_changes,
+)
 from veridical.meta.finetuned import carry, settled
 from veridical.meta.prediction_agreement import answers, held
 from veridical.meta.published import Recalled
@@ -28,11 +36,16 @@ from veridical.progress import track
 from veridical.random.keyed import Key
 from veridical.values.evaluation import Failure
 from veridical.values.explanation import Explanation
-from veridical.values.scores import Direction, Scores
+from veridical.values.scores import Direction
 from veridical.values.task import Task
 
-T = TypeVar("T")
-Joint = dict[tuple[str, str], Scores | Exception]
+
+@dataclass
+class Tally:
+    """Explanations made and shared by all metrics: calls, and samples explained in them."""
+
+    calls: int = 0
+    samples: int = 0
 
 
 @dataclass(eq=False)
@@ -44,15 +57,13 @@ class Book:
     direction: Direction
     base: dict[Test, Tensor] = field(default_factory=dict)
     scores: dict[tuple[Test, Mode], Tensor] = field(default_factory=dict)
-    permuted: list[float] = field(default_factory=list)
-    replaced: list[float] = field(default_factory=list)
-    own: Tally = field(default_factory=Tally)
+    checks: dict[str, Dependence] = field(default_factory=dict)
     cost: Cost = field(default_factory=Cost)
 
     @property
     def dependence(self) -> Dependence:
         """How far the scores depend on the explanation, over all explainers."""
-        return Dependence(_mean(self.permuted), _mean(self.replaced))
+        return Dependence.over(self.checks)
 
 
 @dataclass(eq=False)
@@ -69,6 +80,10 @@ class Visit:
     published: bool = False
     epsilon: float | None = None
     fixed: frozenset[str] = frozenset()
+    redraws: int = 0
+    all_worlds: bool = False
+    """Whether worlds in which too few samples count are scored all the same."""
+    drawn_again: dict[tuple[Test, Mode], int] = field(default_factory=dict)
     books: dict[str, Book] = field(default_factory=dict)
     kept: dict[tuple[Test, Mode], Tensor] = field(default_factory=dict)
     shared: Tally = field(default_factory=Tally)
@@ -78,6 +93,7 @@ class Visit:
     interrupted: bool = False
     bases: dict[Test, Task] = field(default_factory=dict)
     old_maps: dict[str, Explanation] = field(default_factory=dict)
+    to_reach: dict[str, tuple[str, str, Tensor, Tensor]] = field(default_factory=dict)
 
     def run(
         self, worlds: list[World], progress: bool | None, after_iteration: Callable[[int], None] | None = None
@@ -109,6 +125,12 @@ class Visit:
         }
         return books, {place: kept[:iterations].cpu() for place, kept in self.kept.items()}
 
+    @property
+    def remarks(self) -> list[str]:
+        """What is to be said of the worlds as they came out."""
+        again = [f"{t} {m}: {n} draws without enough samples" for (t, m), n in self.drawn_again.items() if n]
+        return [*self.broken, *(f"{words} were drawn again" for words in again)]
+
     def _open(self, worlds: list[World]) -> None:
         samples, device = len(self.task), self.task.device
         runs = (len(self.iterations), self.draws)
@@ -126,9 +148,8 @@ class Visit:
             for place in places:
                 book.scores[place] = torch.full(shape, torch.nan, dtype=torch.float64, device=device)
             self.books[label] = book
-            made = self._guarded(label, None, partial(settled, metric, self.task))
-            if made is not None:
-                self.metrics[label] = made
+            with self._guarded(label):
+                self.metrics[label] = settled(metric, self.task)
 
     def _distinct_bases(self) -> list[tuple[Task, list[Test]]]:
         """Every unperturbed task with the tests it serves: text has one of tokens and one of embeddings."""
@@ -143,161 +164,155 @@ class Visit:
 
     def _score_base(self, base: Task, tests: list[Test]) -> None:
         key = self.root / UNPERTURBED
-        first = tests[0] == self.tests[0]
         if base is not self.task:
             for metric in self.metrics.values():
                 carry(metric, self.task, base, lambda task: unperturbed(task, tests[0]))
         with sharing(base, once=True):
-            joint = self._score_together(base, self.explainers, key)
-            permuted: Joint = {}
-            if first:
-                dealt = {who: Altered(explainer, "permuted") for who, explainer in self.explainers.items()}
-                permuted = self._score_together(base, dealt, key, counting=False)
-            for place, (who, explainer) in enumerate(self.explainers.items()):
-                explanation = self._explain(explainer, base, key)
-                if self.published and base is self.bases.get("ipt"):
-                    self.old_maps[who] = explanation
-                for label in list(self.metrics):
-                    values = self._score(label, who, base, explainer, explanation, key, joint)
-                    if values is None:
-                        continue
+            maps = {who: self._explain(method, base, key) for who, method in self.explainers.items()}
+            if self.published and base is self.bases.get("ipt"):
+                self.old_maps = maps
+            for label in list(self.metrics):
+                with self._guarded(label):
+                    scores = self._scores(label, base, self.explainers, maps, key)
                     for test in tests:
-                        self.books[label].base[test][place] = values
-                    if first:
-                        self._test_dependence(label, who, base, explainer, explanation, key, values, permuted)
+                        self.books[label].base[test][:] = torch.stack(list(scores.values()))
+                    if tests[0] == self.tests[0]:
+                        self._check_dependence(label, base, maps, key, scores)
 
     def _score_world(self, world: World) -> None:
-        base, key = self.bases[world.test], world.key(self.root)
-        made = world.of(self.task, self.root, self.published)
-        # what a metric has calibrated belongs to its settings and stays that of the unperturbed world
-        made.__dict__["_calibrations"].update(base.__dict__["_calibrations"])
-        outputs = answers(made)
-        same, finite = held(self.task, outputs, self.epsilon), outputs.isfinite().all(-1)
-        kept = (same if world.mode == "nr" else ~same) & finite
-        row = self.iterations.index(world.iteration)
-        self.kept[world.test, world.mode][row, world.draw] = kept
-        if not bool(finite.all()):
+        world, made, outputs, kept = self._drawn(world)
+        place, row = (world.test, world.mode), self.iterations.index(world.iteration)
+        self.kept[place][row, world.draw] = kept
+        self.drawn_again[place] = self.drawn_again.get(place, 0) + world.attempt
+        if not bool(outputs.isfinite().all()):
             name = f"{world.test} {world.mode}, iteration {world.iteration}, draw {world.draw}"
             self.broken.append(f"{name}: the model answers NaN or infinity and cannot be scored")
             return
+        if int(kept.sum()) < FEWEST and not self.all_worlds:
+            return
+        base, key = self.bases[world.test], world.key(self.root)
+        # what a metric has calibrated belongs to its settings and stays that of the unperturbed world
+        made.__dict__["_calibrations"].update(base.__dict__["_calibrations"])
         # what the prediction was judged by is the world's own answer to its inputs, and not asked again
         made.cached("outputs", lambda: outputs)
-        for metric in self.metrics.values():
-            carry(metric, self.task, made, lambda task: world.of(task, self.root, self.published))
         keep_maps = self.published and world.test == "ipt"
-        explanations: dict[str, Explanation] = {}
-        judged: dict[str, Explainer] = {}
-        for who, explainer in self.explainers.items():
-            if not keep_maps:
-                explanations[who], judged[who] = self._explain(explainer, made, key), explainer
-            else:
-                explanation = self.old_maps[who]
-                if explainer.draws_on(base):
-                    explanation = self._explain(explainer, base, key)
-                explanations[who], judged[who] = explanation, Recalled(explainer, explanation, made)
+        # no other sample counts; old maps are those of all samples
+        some = slice(None) if keep_maps or bool(kept.all()) else kept.nonzero()[:, 0]
+        made = made if isinstance(some, slice) else made[some]
+        for metric in self.metrics.values():
+            carry(metric, self.task, made, lambda task: world.of(task, self.root, self.published)[some])
+        methods = dict(self.explainers)
+        if keep_maps:
+            maps = {
+                w: self._explain(m, base, key) if m.draws_on(base) else self.old_maps[w]
+                for w, m in methods.items()
+            }
+            methods = {who: Recalled(method, maps[who], made) for who, method in methods.items()}
+        else:
+            maps = {who: self._explain(method, made, key) for who, method in methods.items()}
         with sharing(made, once=True):
-            joint = self._score_together(made, judged, key)
-            for place, who in enumerate(self.explainers):
-                for label in list(self.metrics):
-                    values = self._score(label, who, made, judged[who], explanations[who], key, joint)
-                    if values is not None:
-                        here = self.books[label].scores[world.test, world.mode]
-                        here[row, world.draw, place] = values
+            for label in list(self.metrics):
+                with self._guarded(label):
+                    scores = self._scores(label, made, methods, maps, key)
+                    seen = torch.stack(list(scores.values())).double()
+                    if not isinstance(some, slice):
+                        seen = _unmoved(seen, self.books[label].base[world.test][:, some], outputs)
+                    self.books[label].scores[place][row, world.draw][:, some] = seen
+                    if world.mode == "ar" and world.test == self.tests[0]:
+                        self._check_reach(label, made, maps, key, scores)
+
+    def _drawn(self, world: World) -> tuple[World, Task, Tensor, Tensor]:
+        """A world, its answers and the samples that count there; drawn again where these are too few."""
+        for attempt in range(1 + self.redraws):
+            tried = replace(world, attempt=attempt)
+            made = tried.of(self.task, self.root, self.published)
+            outputs = answers(made)
+            same = held(self.task, outputs, self.epsilon)
+            kept = (same if world.mode == "nr" else ~same) & outputs.isfinite().all(-1)
+            if int(kept.sum()) >= FEWEST:
+                break
+        return tried, made, outputs, kept
 
     def _explain(self, explainer: Explainer, task: Task, key: Key) -> Explanation:
         explanation = explainer(task, key / "explain")
-        self.shared.add(task)
+        self.shared = Tally(self.shared.calls + 1, self.shared.samples + len(task))
         self.shared_cost = self.shared_cost + explanation.cost
         return explanation
 
-    def _own_key(self, label: str, key: Key) -> Key:
-        """The key of a metric's own draws in a world."""
-        return (self.root / UNPERTURBED if label in self.fixed else key) / "score"
-
-    def _score_together(
-        self, task: Task, explainers: Mapping[str, Explainer], key: Key, counting: bool = True
-    ) -> Joint:
-        """The scores of metrics that share work between explainers, made before the others."""
-        out: Joint = {}
-        for label, metric in self.metrics.items():
-            if not isinstance(metric, ExplainerMetric) or type(metric).score_all is ExplainerMetric.score_all:
-                continue
-            own = self.books[label].own if counting else Tally()
-            methods = {who: counted(explainer, own) for who, explainer in explainers.items()}
-            found = metric.score_all(task, methods, self._own_key(label, key))
-            out |= {(label, who): scores for who, scores in found.items()}
-        return out
-
-    def _score(
+    def _scores(
         self,
         label: str,
-        who: str,
         task: Task,
-        explainer: Explainer,
-        explanation: Explanation,
+        methods: Mapping[str, Explainer],
+        maps: Mapping[str, Explanation],
         key: Key,
-        joint: Joint | None = None,
-    ) -> Tensor | None:
-        metric, book = self.metrics[label], self.books[label]
+        counted: bool = True,
+    ) -> dict[str, Tensor]:
+        """The scores of every explainer by one metric, which may share work between them."""
+        metric = self.metrics[label]
+        own = (self.root / UNPERTURBED if label in self.fixed else key) / "score"
+        found: Mapping[str, Any] = {}
+        if isinstance(metric, ExplainerMetric):
+            found = dict(metric.score_all(task, methods, own))
+        elif isinstance(metric, Metric):
+            found = {who: metric(task, maps[who], own) for who in methods}
+        else:
+            raise InputError(f"'{label}' judges neither maps nor methods")
+        for scores in found.values():
+            if isinstance(scores, Exception):
+                raise scores
+            if counted:
+                self.books[label].cost = self.books[label].cost + scores.cost
+        return {who: scores.values for who, scores in found.items()}
 
-        def score() -> Tensor:
-            own = self._own_key(label, key)
-            ready = (joint or {}).get((label, who))
-            if isinstance(ready, Exception):
-                raise ready
-            if ready is not None:
-                scores = ready
-            elif isinstance(metric, ExplainerMetric):
-                scores = metric(task, counted(explainer, book.own), own)
-            elif isinstance(metric, Metric):
-                scores = metric(task, explanation, own)
-            else:
-                raise InputError(f"'{label}' judges neither maps nor methods")
-            book.cost = book.cost + scores.cost
-            return scores.values
-
-        return self._guarded(label, who, score)
-
-    def _guarded(self, label: str, who: str | None, work: Callable[[], T]) -> T | None:
+    @contextmanager
+    def _guarded(self, label: str) -> Iterator[None]:
         """A metric that raises is left out from then on, with its traceback kept; the others go on."""
         try:
-            return work()
+            yield
         except Exception as error:
-            self.failures.append(Failure(who or "", label, str(error), traceback.format_exc()))
-            warnings.warn(f"metric '{label}' failed and is left out: {error}", VeridicalWarning, stacklevel=4)
+            self.failures.append(Failure("", label, str(error), traceback.format_exc()))
+            warnings.warn(f"metric '{label}' failed and is left out: {error}", VeridicalWarning, stacklevel=5)
             del self.metrics[label], self.books[label]
-            return None
 
-    def _test_dependence(
-        self,
-        label: str,
-        who: str,
-        task: Task,
-        explainer: Explainer,
-        explanation: Explanation,
-        key: Key,
-        before: Tensor,
-        permuted: Joint,
+    # --- does it read the map? ----------------------------------------------------------------------
+
+    def _other_scores(
+        self, label: str, how: str, who: Iterable[str], task: Task, maps: Mapping[str, Explanation], key: Key
+    ) -> dict[str, Tensor]:
+        """The scores of altered maps; what they ask is no part of what the evaluation costs."""
+        methods = {w: Altered(self.explainers[w], how) for w in who}
+        other = {w: altered(maps[w], how, self.root / how) for w in methods}
+        return self._scores(label, task, methods, other, key, counted=False) if methods else {}
+
+    def _check_dependence(
+        self, label: str, task: Task, maps: Mapping[str, Explanation], key: Key, scores: Mapping[str, Tensor]
     ) -> None:
-        book = self.books[label]
-        own, cost = Tally(book.own.calls, book.own.samples), book.cost
+        """What permuted maps of the unperturbed world do, and random ones where those do nothing."""
+        permuted = self._other_scores(label, "permuted", maps, task, maps, key)
+        checks = {who: dependence(scores[who], permuted[who]) for who in maps}
+        unmoved = [who for who, check in checks.items() if not check.permuted > NEGLIGIBLE]
+        replaced = self._other_scores(label, "replaced", unmoved, task, maps, key)
+        for who, after in replaced.items():
+            checks[who] = replace(checks[who], replaced=share_of_changes(scores[who], after))
+        self.books[label].checks = checks
+        first = next(iter(maps))
+        how, after = ("replaced", replaced[first]) if first in replaced else ("permuted", permuted[first])
+        self.to_reach[label] = first, how, scores[first], after
 
-        def changed(how: str) -> float | None:
-            maps = altered(explanation, how, self.root / how)
-            ready = permuted if how == "permuted" else None
-            after = self._score(label, who, task, Altered(explainer, how), maps, key, ready)
-            return None if after is None else share_of_changes(before, after)
-
-        share = changed("permuted")
-        if share is not None:
-            book.permuted.append(share)
-            if not share > NEGLIGIBLE:
-                other = changed("replaced")
-                if other is not None:
-                    book.replaced.append(other)
-        # what the check asks is no part of what the evaluation costs
-        book.own, book.cost = own, cost
+    def _check_reach(
+        self, label: str, task: Task, maps: Mapping[str, Explanation], key: Key, scores: Mapping[str, Tensor]
+    ) -> None:
+        """The same in the first disrupted world, where samples lie apart by their predictions."""
+        if label not in self.to_reach:
+            return
+        who, how, clean, clean_other = self.to_reach.pop(label)
+        other = self._other_scores(label, how, [who], task, maps, key)[who]
+        found = reach(torch.cat([clean, scores[who]]), torch.cat([clean_other, other]))
+        self.books[label].checks[who] = replace(self.books[label].checks[who], reach=found)
 
 
-def _mean(values: list[float]) -> float:
-    return float(torch.tensor(values, dtype=torch.float64).nanmean()) if values else float("nan")
+def _unmoved(values: Tensor, clean: Tensor, outputs: Tensor) -> Tensor:
+    """Scores, where those that other batches moved by their last bits alone are the unperturbed ones."""
+    near = (values - clean).abs() <= 8 * torch.finfo(outputs.dtype).eps * clean.abs()
+    return torch.where(near, clean, values.double())

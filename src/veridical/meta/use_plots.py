@@ -134,6 +134,6 @@ def plot_voices(found: PlantedDamage, ax: Axes | None = None) -> Axes:
             ax.plot(mean, place + shift, mark, color=colour, markersize=4)
     ax.set_yticks(range(len(judged)), [label for label, _ in reversed(judged)])
     ax.set_xlim(-1.05, 1.05)
-    ax.set_xlabel("concordance with damage; circle: all of it, square: permuted places; grey: silent")
-    ax.set_title(f"damage planted on {found.reference}, {found.counted} samples", fontsize=8)
+    ax.set_xlabel(f"concordance with damage planted on {found.reference}, {found.counted} samples")
+    ax.set_title("circle: all damage, square: permuted places, grey: silent", fontsize=8)
     return ax

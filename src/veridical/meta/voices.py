@@ -78,9 +78,14 @@ class Voice:
         return interval(torch.stack(parts).nanmean(0), self.level)
 
     @property
+    def reason(self) -> str:
+        """Why the metric is not heard, or nothing."""
+        return self.silent or self.unjudged
+
+    @property
     def heard(self) -> bool:
         """Whether the metric sees damage on this task."""
-        return not self.silent and not self.unjudged
+        return not self.reason
 
     @property
     def silent(self) -> str:
@@ -150,7 +155,7 @@ class PlantedDamage:
             for kind in dict.fromkeys(kind for kind, _ in self.steps if kind != NONE):
                 mean, low, high = voice.mean(kind)
                 row |= {kind: mean, f"{kind}_low": low, f"{kind}_high": high}
-            rows.append({**row, "rows": voice.cost.forward, "reason": voice.silent or voice.unjudged})
+            rows.append({**row, "rows": voice.cost.forward, "reason": voice.reason})
         return pd.DataFrame(rows)
 
     def plot(self, ax: Axes | None = None) -> Axes:

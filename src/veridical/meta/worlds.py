@@ -34,17 +34,22 @@ class Amount:
 
 @dataclass(frozen=True)
 class World:
-    """One perturbation: its test, mode and iteration, and which of the draws of that iteration it is."""
+    """One perturbation: its test, mode and iteration, and which of the draws of that iteration it is.
+
+    `attempt` counts how often it was drawn before, because too few predictions did what they must.
+    """
 
     test: Test
     mode: Mode
     iteration: int
     draw: int
     amount: Amount
+    attempt: int = 0
 
     def key(self, root: Key) -> Key:
         """The key of everything that is drawn for this world."""
-        return root / self.test / self.mode / self.iteration / self.draw
+        key = root / self.test / self.mode / self.iteration / self.draw
+        return key / "again" / self.attempt if self.attempt else key
 
     def of(self, task: Task, root: Key, published: bool = False) -> Task:
         """The perturbed task; its targets stay the unperturbed predictions.

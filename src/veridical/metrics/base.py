@@ -11,6 +11,7 @@ from torch import Tensor
 
 from veridical.errors import NotApplicableError, ShapeError
 from veridical.explainers.base import MODALITIES, Explainer
+from veridical.explainers.first_maps import FirstMaps, watched
 from veridical.masking.probe import match
 from veridical.model.question import Question
 from veridical.random.keyed import Key
@@ -169,8 +170,10 @@ class ExplainerMetric(AnyMetric):
         """Score every sample."""
         self.check(task)
         explainer.check(task)
-        with task.predictor.question() as question:
+        first = FirstMaps(task)
+        with task.predictor.question() as question, watched(first):
             outcome = self.evaluate(task, explainer, key / self.name)
+            outcome = replace(outcome, flags={CONSTANT: first.constant, **outcome.flags})
         return self._scores(task, outcome, explainer.name, key, question, explainer)
 
     def score_all(

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from veridical.masking.fills import extremes
 from veridical.model.embeddings import embedding_layer
 from veridical.random import keyed
 from veridical.random.keyed import Key
@@ -113,7 +114,8 @@ def own_range(task: Task) -> Tensor:
 def reference_range(task: Task) -> Tensor:
     """The range of each element over the reference rows (1, *shape)."""
     assert task.train is not None
-    return (task.train.amax(0) - task.train.amin(0))[None]
+    low, high = extremes(task.train)
+    return (high - low)[None]
 
 
 def touched_norm(task: Task, of: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ class Maps:
 
     def __call__(self, world: Task, key: Key) -> Tensor:
         explainer = self._explainer
-        values = explainer.maps(world, key) if explainer.plain else explainer(world, key).values
+        values = explainer.values_on(world, key)
         absent, valid = values.isnan(), explainer.space_of(world).valid
         absent = absent if valid is None else absent | ~valid
         self.largest, self.missing = whole_largest(values)[:, 0], absent.all(-1)

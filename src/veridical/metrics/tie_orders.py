@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar, Literal, Self
@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError, NotApplicableError
-from veridical.masking.backgrounds import Backgrounds, features_that_matter
+from veridical.masking.backgrounds import Backgrounds
 from veridical.masking.fills import Fill
 from veridical.metrics.base import Metric, Outcome
 from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
-from veridical.values.scores import Curve
 from veridical.values.task import Task
 from veridical.values.weak_orders import TieOrders
 
@@ -25,6 +24,7 @@ TIED_PAIRS = "tied pairs"
 TIE_VARIANCE = "variance of tie orders"
 """The detail that says how far a score moves between rankings that agree with its map."""
 TIES_DECIDE = "ties decide: the score moves between rankings that agree with the map"
+_CURVE = "the curve itself"
 _DECIDES = 0.05
 """Standard deviation between rankings, as a share of the score, from which ties are said to decide it."""
 Ties = Literal["average", "stable"]
@@ -64,76 +64,58 @@ class RankingMetric(Metric):
         """Whether the task cannot be judged in parts, since what it knows of its judge would be lost."""
         return False
 
-    def lighter(self, task: Task, orders: int) -> Self:
-        """The same metric with its draws, if it has any, shared out among so many rankings."""
+    def draws_masks(self, task: Task) -> Tensor | bool:
+        """Which samples are asked by draws, to be shared out among rankings; (N,) or one for all."""
+        return False
+
+    def lighter(self, orders: int) -> Self:
+        """The same metric with its draws shared out among so many rankings."""
         return self
 
     def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
-        orders = self.tie_orders(task, explanation, key)
+        check_ties(self.ties)
+        if not explanation.has_ties:
+            found = self.along(task, explanation, key)
+            none = torch.zeros_like(found.values, dtype=torch.float64)
+            return replace(found, details={**found.details, TIED_PAIRS: none})
+        orders, drawn = self.tie_orders(task, explanation, key), self.draws_masks(task)
         whole = self.needs_all_samples(task)
-        if orders.most == 1 or whole or self.lighter(task, orders.most) is self:
+        if orders.most == 1 or whole or drawn is False:
             return over_orders(lambda t, e, _: self.along(t, e, key), task, orders, key, whole)
         parts = []
-        for count in orders.counts.unique().tolist():
-            rows = (orders.counts == count).nonzero()[:, 0]
-            light, some = self.lighter(task, count), orders.take(rows)
+        by_draws = drawn.tolist() if isinstance(drawn, Tensor) else [True] * len(task)
+        shared_by = [count * of for count, of in zip(orders.each, by_draws, strict=True)]
+        for count in sorted(set(shared_by)):
+            which = [row for row, by in enumerate(shared_by) if by == count]
             # one ranking for a share of the draws each: as many draws in all as for a map without ties
-            judge = partial(_on_its_draws, light, key)
-            parts.append((rows, over_orders(judge, task[rows], replace(some, most=count), key)))
+            judge = partial(_on_its_draws, self.lighter(count) if count else self, key, bool(count))
+            rows, some = torch.tensor(which, device=task.device), orders.take(which)
+            parts.append((rows, over_orders(judge, task[rows], some, key)))
         return merged(parts, len(task))
 
     def tie_orders(self, task: Task, explanation: Explanation, key: Key) -> TieOrders:
         """The rankings by which each map is judged."""
-        check_ties(self.ties)
         if self.ties == "stable" or not explanation.has_ties:
             return TieOrders.none(explanation)
-        orders = orders_of(task, explanation, key, self.fill_on(task))
-        return orders.where(self.sees_ties(task, explanation))
+        # rankings that differ in features equal to their fill are one
+        fill, matters = self.fill_on(task), None
+        if fill is not None and not fill.looks_at_mask:
+            matters = Backgrounds(task, fill, key).matters()
+        return TieOrders.of(explanation, matters).where(self.sees_ties(task, explanation))
 
 
 def _on_its_draws(
-    metric: RankingMetric, key: Key, task: Task, explanation: Explanation, which: int
+    metric: RankingMetric, key: Key, own: bool, task: Task, explanation: Explanation, which: int
 ) -> Outcome:
-    return metric.along(
-        task, explanation, Key(key.seed, key.path[:-1]) / which / key.path[-1] if which else key
-    )
+    return metric.along(task, explanation, key.parent / which / key.path[-1] if own and which else key)
 
 
 def merged(parts: Sequence[tuple[Tensor, Outcome]], samples: int) -> Outcome:
     """The outcomes of some rows each, as one of all samples."""
-
-    def joined(found: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor:
-        like = next(part for _, part in found if part is not None)
-        out = like.new_zeros(samples, *like.shape[1:])
-        for rows, part in found:
-            if part is not None:
-                out[rows] = part
-        return out
-
-    def by_name(each: Sequence[tuple[Tensor, Mapping[str, Tensor]]]) -> dict[str, Tensor]:
-        names = dict.fromkeys(name for _, named in each for name in named)
-        return {name: joined([(rows, named.get(name)) for rows, named in each]) for name in names}
-
-    first = parts[0][1]
-    curve = first.curve
-    if curve is not None:
-        curve = replace(
-            curve, y=joined([(rows, None if o.curve is None else o.curve.y) for rows, o in parts])
-        )
-    return replace(
-        first,
-        values=joined([(rows, o.values) for rows, o in parts]),
-        flags=by_name([(rows, o.flags) for rows, o in parts]),
-        curve=curve,
-        details=by_name([(rows, o.details) for rows, o in parts]),
-    )
-
-
-def orders_of(task: Task, explanation: Explanation, key: Key, fill: Fill | None) -> TieOrders:
-    """The rankings that maps stand for, where those that differ in features equal to their fill are one."""
-    if fill is None or fill.looks_at_mask or not explanation.has_ties:
-        return TieOrders.of(explanation)
-    return TieOrders.of(explanation, features_that_matter(task, Backgrounds(task, fill, key)))
+    sums = _Sums(samples)
+    for rows, outcome in parts:
+        sums.add(outcome, rows)
+    return sums.mean(torch.ones(samples, dtype=torch.int64, device=parts[0][0].device))[0]
 
 
 def over_orders(
@@ -153,17 +135,17 @@ def over_orders(
     if orders.most == 1:
         first = judge(task, explanation, 0)
         return replace(first, details={**first.details, TIED_PAIRS: share})
-    first = judge(task, orders.strict(0, key), 0)
-    sums = _Sums(first)
+    sums = _Sums(len(task))
+    sums.add(judge(task, orders.strict(0, key), 0))
     # a curve may have as many steps as the longest sample has features
     whole = whole or task.space.valid is not None
     for which in range(1, orders.most):
-        more = orders.counts > which
-        rows = more.nonzero()[:, 0]
-        if whole or len(rows) == len(task):
-            sums.add(judge(task, orders.strict(which, key), which), more, None)
+        more, further = orders.counts > which, orders.beyond(which)
+        if whole or len(further) == len(task):
+            sums.add(judge(task, orders.strict(which, key), which), more=more)
         else:
-            sums.add(judge(task[rows], orders.take(rows).strict(which, key), which), more, rows)
+            rows = torch.tensor(further, device=task.device)
+            sums.add(judge(task[rows], orders.take(further).strict(which, key), which), rows)
     outcome, variance = sums.mean(orders.counts)
     decided = variance.sqrt() > _DECIDES * outcome.values.abs()
     details = {**outcome.details, TIED_PAIRS: share, TIE_VARIANCE: variance / orders.counts}
@@ -171,31 +153,36 @@ def over_orders(
 
 
 class _Sums:
-    """Outcomes of some samples after another, added up."""
+    """Outcomes of all samples, or of some, added up by name."""
 
-    def __init__(self, first: Outcome) -> None:
-        self.first = first
-        self.values = [first.values.double()]
-        self.curve = None if first.curve is None else first.curve.y.double()
-        self.details = {name: value.double() for name, value in first.details.items()}
-        self.flags = dict(first.flags)
+    def __init__(self, samples: int) -> None:
+        self._samples = samples
+        self._first: Outcome | None = None
+        self._values: list[Tensor] = []
+        self._named: dict[str, Tensor] = {}
+        self._flags: dict[str, Tensor] = {}
 
-    def add(self, outcome: Outcome, more: Tensor, rows: Tensor | None) -> None:
-        """Add the outcomes of samples that have `more` rankings; where given, of these rows alone."""
+    def add(self, outcome: Outcome, rows: Tensor | None = None, more: Tensor | None = None) -> None:
+        """Add the outcome of these rows, or of all samples where only those that have `more` count."""
 
         def spread(part: Tensor) -> Tensor:
-            if rows is None:
-                return torch.where(more.reshape(-1, *[1] * (part.dim() - 1)), part.double(), 0.0)
-            out = part.new_zeros(len(more), *part.shape[1:], dtype=torch.float64)
-            return out.index_copy_(0, rows, part.double())
+            if rows is not None:
+                out = part.new_zeros(self._samples, *part.shape[1:], dtype=torch.float64)
+                return out.index_copy_(0, rows, part.double())
+            if more is None:
+                return part.double()
+            return torch.where(more.reshape(-1, *[1] * (part.dim() - 1)), part.double(), 0.0)
 
-        self.values.append(spread(outcome.values))
-        if self.curve is not None and outcome.curve is not None:
-            self.curve = self.curve + spread(outcome.curve.y)
-        self.details = {n: v + spread(outcome.details[n]) for n, v in self.details.items()}
+        self._first = self._first or outcome
+        self._values.append(spread(outcome.values))
+        named = (
+            dict(outcome.details) if outcome.curve is None else {**outcome.details, _CURVE: outcome.curve.y}
+        )
+        for name, part in named.items():
+            self._named[name] = self._named[name] + spread(part) if name in self._named else spread(part)
         for reason, flag in outcome.flags.items():
             here = spread(flag) > 0
-            self.flags[reason] = self.flags[reason] | here if reason in self.flags else here
+            self._flags[reason] = self._flags[reason] | here if reason in self._flags else here
 
     def mean(self, counts: Tensor) -> tuple[Outcome, Tensor]:
         """The mean outcome, and the variance (N,) of a score between rankings."""
@@ -203,13 +190,13 @@ class _Sums:
         def over(total: Tensor) -> Tensor:
             return total / counts.reshape(-1, *[1] * (total.dim() - 1))
 
-        each = torch.stack(self.values, -1)
+        assert self._first is not None
+        each = torch.stack(self._values, -1)
         mean = over(each.sum(-1))
         there = torch.arange(each.shape[-1], device=each.device) < counts[:, None]
         apart = torch.where(there, each - mean[:, None], 0.0).square().sum(-1)
-        curve: Curve | None = self.first.curve
-        if curve is not None and self.curve is not None:
-            curve = replace(curve, y=over(self.curve))
-        details: Mapping[str, Tensor] = {name: over(value) for name, value in self.details.items()}
-        outcome = replace(self.first, values=mean, flags=self.flags, curve=curve, details=details)
+        details, curve = {name: over(total) for name, total in self._named.items()}, self._first.curve
+        if curve is not None:
+            curve = replace(curve, y=details.pop(_CURVE))
+        outcome = replace(self._first, values=mean, flags=self._flags, curve=curve, details=details)
         return outcome, apart / (counts - 1).clamp(min=1)

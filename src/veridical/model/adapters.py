@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from veridical.errors import InputError, ModelError, NotApplicableError
+from veridical.errors import InputError, ModelError, VeridicalError
 from veridical.model.dataframes import FrameCodec
+from veridical.model.estimators import estimator_response, is_estimator
 
 
 class FunctionModel(nn.Module):
@@ -45,12 +46,30 @@ class ArrayModel(nn.Module):
         return torch.from_numpy(answer.astype(np.float64)).to(x.device)
 
 
+LOOKED_AT = 2048
+"""Reference rows from which it is known what an estimator answers."""
+
+
+def _told(model: Any, rows: Any) -> tuple[Callable[[Any], Any], str | None]:
+    try:
+        return estimator_response(model, rows)
+    except VeridicalError:
+        raise
+    except Exception as error:
+        raise ModelError(f"{type(model).__name__} does not answer the reference rows: {error}") from error
+
+
 def adapt(
-    model: Any, ask: Callable[[Any, Tensor], Tensor], first_row: Tensor, codec: FrameCodec | None
+    model: Any,
+    ask: Callable[[Any, Tensor], Tensor],
+    first_row: Tensor,
+    codec: FrameCodec | None,
+    reference: Tensor,
 ) -> tuple[nn.Module, bool, str | None]:
     """Turn a user's model into (module, differentiable, head it implies).
 
-    `ask(model, rows)` calls it with the side inputs of the first row and reads its outputs.
+    `ask(model, rows)` calls it with the side inputs of the first row and reads its outputs; `reference` rows
+    show what an estimator answers.
     """
     if isinstance(model, nn.Module):
         if codec is not None:
@@ -58,8 +77,10 @@ def adapt(
                 "inputs are a data frame but the model is a torch module; pass a tensor of numbers"
             )
         return model, True, None
-    if hasattr(model, "predict") and (hasattr(model, "get_params") or hasattr(model, "classes_")):
-        function, head = estimator_response(model)
+    if is_estimator(model):
+        few = reference[:LOOKED_AT]
+        rows = few.detach().cpu().numpy() if codec is None else codec.decode(few)
+        function, head = _told(model, rows)
         return ArrayModel(function, codec, model), False, head
     if not callable(model):
         raise InputError(
@@ -80,19 +101,3 @@ def adapt(
             continue
         return module, isinstance(module, FunctionModel) and (answer.requires_grad or not floats), None
     return ArrayModel(model), False, None
-
-
-def estimator_response(model: Any) -> tuple[Callable[[Any], Any], str | None]:
-    """The responses of an estimator: decision function, else log-probabilities, else the prediction."""
-    classes = getattr(model, "classes_", None)
-    if hasattr(model, "decision_function"):
-        implied = None if classes is None else "binary" if len(classes) == 2 else "multiclass"
-        return model.decision_function, implied
-    if hasattr(model, "predict_proba"):
-        return lambda rows: np.log(np.clip(model.predict_proba(rows), 1e-12, 1.0)), "multiclass"
-    if classes is not None:
-        raise NotApplicableError(
-            f"{type(model).__name__} names a class and gives it no score; explaining needs decision_function "
-            "or predict_proba (probability=True, voting='soft', or CalibratedClassifierCV add one)"
-        )
-    return model.predict, "regression"

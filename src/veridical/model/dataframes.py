@@ -15,6 +15,18 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+def _refuse_times(name: Any, column: Any) -> None:
+    """A time is no number and no category: what it means to remove one is for the caller to say."""
+    import pandas as pd
+
+    kinds = (pd.api.types.is_datetime64_any_dtype, pd.api.types.is_timedelta64_dtype)
+    if any(is_kind(column) for is_kind in kinds) or isinstance(column.dtype, pd.PeriodDtype):
+        raise InputError(
+            f"column '{name}' holds times ({column.dtype}), which are neither numbers nor categories; give "
+            "the model columns such as df['month'] = df['when'].dt.month, or days since a first day"
+        )
+
+
 def is_frame(value: Any) -> bool:
     """Whether this is a pandas data frame (without importing pandas)."""
     return type(value).__name__ == "DataFrame" and hasattr(value, "columns") and hasattr(value, "iloc")
@@ -44,6 +56,7 @@ class FrameCodec:
         categories: list[tuple[Any, ...] | None] = []
         for name in first.columns:
             column = whole[name]
+            _refuse_times(name, column)
             if pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column):
                 categories.append(None)
             else:
@@ -60,10 +73,11 @@ class FrameCodec:
             if levels is None:
                 out[:, i] = frame[name].to_numpy(dtype=np.float64, na_value=np.nan)
             else:
-                codes = {level: code for code, level in enumerate(levels)}
-                out[:, i] = [codes.get(value, -1) for value in frame[name]]
-                if (out[:, i] < 0).any():
-                    raise InputError(f"column '{name}' has missing values; fill them in first")
+                codes = {level: float(code) for code, level in enumerate(levels)}
+                out[:, i] = [codes.get(value, np.nan) for value in frame[name]]
+                foreign = frame[name][np.isnan(out[:, i]) & frame[name].notna().to_numpy()]
+                if len(foreign):
+                    raise InputError(f"column '{name}' has the level {foreign.iloc[0]!r}, unknown before")
         return torch.from_numpy(out)
 
     def decode(self, rows: Tensor) -> pd.DataFrame:
@@ -79,8 +93,11 @@ class FrameCodec:
                 # a filled integer column may hold fractions, which its dtype could not
                 data[name] = values[:, i].astype(np.float64)
             else:
-                picked = [levels[int(code)] for code in values[:, i].round().clip(0, len(levels) - 1)]
+                codes = values[:, i].round().clip(0, len(levels) - 1)
+                picked = [None if code != code else levels[int(code)] for code in codes]
                 if isinstance(dtype, pd.CategoricalDtype):
                     dtype = pd.CategoricalDtype(list(levels), dtype.ordered)
+                elif pd.api.types.is_bool_dtype(dtype) and None in picked:
+                    dtype = object
                 data[name] = pd.Series(picked, dtype=dtype)
         return pd.DataFrame(data)

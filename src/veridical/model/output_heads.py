@@ -47,12 +47,13 @@ def first_answer(
         rows = measured_rows(module, ask, one, budget)
     except VeridicalError:
         raise
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+    except Exception as error:
         hint = "The first axis of inputs must count samples: for a single one pass inputs[None]"
         if not one.is_floating_point():
             hint += f"; inputs are {one.dtype}: if the model wants numbers, pass inputs.float()"
         raise ShapeError(
-            f"the model does not run on one row of shape {tuple(one.shape)} ({error}). {hint}"
+            f"the model does not run on one row of shape {tuple(one.shape)} "
+            f"({type(error).__name__}: {error}). {hint}"
         ) from error
     source.learn_scratch(before, facts(module))
     check_finite(seen[0])

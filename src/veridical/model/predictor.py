@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from veridical.allowed import Count
 from veridical.errors import InputError, ModelError, ShapeError
 from veridical.functional.grid import Rounding
 from veridical.model.cost import Meter, Tally
@@ -53,30 +54,26 @@ class Plan:
     to the next, unless `torch.backends.cudnn.deterministic` is set, which takes up to a sixth longer.
     """
 
-    rows: int | None = None
+    rows: Count | None = None
     """Rows per chunk, a multiple of 8; None lets one measured forward pass choose the power of two whose
     activations fit in `budget_mib`. It never follows free memory."""
-    budget_mib: int | None = None
+    budget_mib: Count | None = None
     """Memory for the activations of one chunk; None is 64 on a CPU, 4096 on a GPU."""
     precision: Precision | None = None
     """How a GPU multiplies float32: "float32" insists on IEEE products, "tf32" on TF32 ones; None runs the
     model as the caller's torch is set up to run it."""
-    autocast: str | None = None
+    autocast: Literal["bfloat16", "float16"] | None = None
     """Lower precision inside the model: "bfloat16" or "float16". An autocast that is open around a call is
     not let in; ask for it here."""
     channels_last: bool = False
     """Whether images are laid out channels last."""
-    threads: int | None = None
+    threads: Count | None = None
     """Threads of a CPU that torch may use; None leaves it as it is."""
 
     def __post_init__(self) -> None:
         check_settings(self)
-        if self.rows is not None and (self.rows < 1 or self.rows % MIN_ROWS):
+        if self.rows is not None and self.rows % MIN_ROWS:
             raise InputError(f"a plan has a multiple of {MIN_ROWS} rows per chunk, got {self.rows}")
-        if self.autocast not in (None, "bfloat16", "float16"):
-            raise InputError(f"autocast is None, 'bfloat16' or 'float16', got {self.autocast!r}")
-        if self.precision not in (None, "float32", "tf32"):
-            raise InputError(f"precision is None, 'float32' or 'tf32', got {self.precision!r}")
 
     def to_json(self) -> dict[str, Any]:
         """The plan as plain data, for the provenance."""

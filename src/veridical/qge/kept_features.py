@@ -5,15 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from veridical.allowed import Count
 from veridical.masking.fills import Fill
 from veridical.masking.probe import probe
-from veridical.masking.rules import RankThreshold
+from veridical.masking.rules import RankThreshold, removed_share, step_counts
 from veridical.metrics.base import Outcome, register
-from veridical.metrics.faithfulness.masks import (
-    check_steps,
-    removed_share,
-    step_counts,
-)
 from veridical.metrics.tie_orders import RankingMetric
 from veridical.model.output_heads import Response
 from veridical.qge.paths import RankPath
@@ -33,7 +29,7 @@ class KeptFeatures(RankingMetric):
     so a perfect score is 1 + 1/L. The paper explains the label: give the task `targets=labels` for that.
     """
 
-    levels: int | None = None
+    levels: Count | None = None
     """Numbers of kept features that are asked, L; None asks every number."""
     response: Response = "probability"
     """The scale on which answers are read: "probability" or "logit"."""
@@ -47,9 +43,6 @@ class KeptFeatures(RankingMetric):
     misleads: ClassVar[str] = "when the fill itself looks like a class, or masking is out of distribution"
     paper: ClassVar[str] = "Eiras-Franco et al. 2025 (QGE), eq. 6"
     ranks_only: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_steps(self.levels, None)
 
     def path(self, task: Task) -> RankPath:
         """Keeping the most relevant is removing the least relevant: every point weighs 1/L."""

@@ -17,10 +17,10 @@ from torch import Tensor
 from veridical.functional import positions
 from veridical.masking.fills import Fill
 from veridical.masking.probe import probe
+from veridical.masking.rules import put_back, removed_share, step_counts
 from veridical.metrics.base import AnyMetric
 from veridical.metrics.faithfulness.deletion import Deletion
 from veridical.metrics.faithfulness.insertion import Insertion
-from veridical.metrics.faithfulness.masks import removed_share, step_counts
 from veridical.metrics.faithfulness.pixel_flipping import PixelFlipping
 from veridical.model.output_heads import Response
 from veridical.random.keyed import Key
@@ -83,10 +83,7 @@ def _(metric: Deletion, task: Task) -> RankPath | None:
 
 @path_of.register
 def _(metric: Insertion, task: Task) -> RankPath | None:
-    kept = step_counts(task, metric.steps, None)
-    total = task.space.counts(len(task))
-    whole = total[:1] if kept.dim() == 1 else total[:, None]
-    gone = (whole - torch.cat([torch.zeros_like(kept[..., :1]), kept[..., :-1]], -1)).flip(-1)
+    gone = put_back(task, step_counts(task, metric.steps, None)).flip(-1)
     return RankPath(gone, trapezoid(removed_share(task, gone)), False, metric.response, metric.fill_on(task))
 
 

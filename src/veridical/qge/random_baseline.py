@@ -8,6 +8,7 @@ from typing import Any, ClassVar, overload
 import torch
 from torch import Tensor
 
+from veridical.allowed import Count, Index
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer
 from veridical.explainers.transforms import Transform
@@ -26,14 +27,10 @@ from veridical.values.task import Task
 class _AboveRandom(Relative):
     """psi(e) less the mean of psi over `draws` random rankings that carry e's own values."""
 
-    draws: int = 1
+    draws: Count = 1
     """Random rankings per map, over whose quality the mean is taken."""
     prefix: ClassVar[str] = "qrand"
     question: ClassVar[str] = "And how much better than random rankings of its values?"
-
-    def __post_init__(self) -> None:
-        if self.draws < 1:
-            raise InputError(f"QRand compares with at least one random ranking, got draws={self.draws}")
 
     def above(self, outcome: Outcome, randoms: list[Outcome]) -> Outcome:
         """The outcome less the mean of the random ones, higher is better."""
@@ -92,7 +89,7 @@ class MethodAboveRandom(_AboveRandom, ExplainerMetric):
 class Reshuffled(Transform):
     """Another explainer's values along a random ranking, another one for every map it gives."""
 
-    draw: int = 0
+    draw: Index = 0
     """Which of the independent rankings to take, counted from 0."""
     kind: ClassVar[str] = "reshuffled"
 

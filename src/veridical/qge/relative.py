@@ -71,7 +71,7 @@ class Relative(AnyMetric):
 
     def own_key(self, key: Key) -> Key:
         """The key the inner metric would get if it were asked alone, so that it meets the same draws."""
-        return Key(key.seed, key.path[:-1]) / self.metric.name
+        return key.parent / self.metric.name
 
     def quality(self, outcome: Outcome) -> Tensor:
         """The inner metric's values, negated where lower is better."""

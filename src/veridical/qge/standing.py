@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from veridical.allowed import Between, Count
 from veridical.api import as_explanation, as_metric
 from veridical.errors import InputError
 from veridical.explainers.function import as_explainer
@@ -20,6 +21,7 @@ from veridical.qge.relative import IDENTICALLY_ZERO
 from veridical.qge.standing_draws import MapDraws, MethodDraws, interval, mean_places, pairing, tie_tolerance
 from veridical.qge.subsets import LARGEST_COUNT, best_and_worst, sampled_scores, share_below, steps_of
 from veridical.random.keyed import Key
+from veridical.settings import checked
 from veridical.values.task import Task
 
 if TYPE_CHECKING:
@@ -124,15 +126,16 @@ class Standing:
         )
 
 
+@checked
 def standing(
     task: Task,
     metric: Any,
     explanation: Any,
     *,
-    draws: int = 100,
-    at_most: int | None = None,
+    draws: Count = 100,
+    at_most: Count | None = None,
     seed: int = 0,
-    level: float = 0.95,
+    level: Between = 0.95,
     exact: bool | None = None,
 ) -> Standing:
     """Where an explanation stands among all rankings of its own values, for each sample.
@@ -155,7 +158,7 @@ def standing(
     """
     judge = as_metric(metric)
     judge.check(task)
-    _check(draws, at_most, level)
+    _check(draws, at_most)
     own = Key(seed) / judge.name
     draw: MapDraws | MethodDraws
     if isinstance(judge, Metric):
@@ -209,14 +212,12 @@ def standing(
     )
 
 
-def _check(draws: Any, at_most: Any, level: float) -> None:
+def _check(draws: int, at_most: int | None) -> None:
     for what, count in (("draws", draws), ("at_most", draws if at_most is None else at_most)):
-        if not isinstance(count, int) or count < 4 or count % 2:
+        if count < 4 or count % 2:
             raise InputError(f"{what} come in pairs: an even number of at least 4, got {count!r}")
     if at_most is not None and at_most < draws:
         raise InputError(f"at_most is at least the first {draws} draws, got {at_most}")
-    if not 0 < level < 1:
-        raise InputError(f"level must lie between 0 and 1, got {level}")
 
 
 @dataclass(frozen=True, eq=False)

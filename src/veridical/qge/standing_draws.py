@@ -48,8 +48,9 @@ class MapDraws:
             orders = TieOrders.of(self.explanation)
         both = torch.full((2, len(task), orders.most), torch.nan, dtype=torch.float64, device=task.device)
         for which in range(orders.most):
-            rows = (orders.counts > which).nonzero()[:, 0]
-            part, some = (task, orders) if len(rows) == len(task) else (task[rows], orders.take(rows))
+            further = orders.beyond(which)
+            rows = torch.tensor(further, device=task.device)
+            part, some = (task, orders) if len(rows) == len(task) else (task[rows], orders.take(further))
             map_ = some.strict(which, self.own) if orders.most > 1 else self.explanation
             outcomes = paired(self.metric, part, map_, map_.inverted(), self.own)
             both[:, rows, which] = torch.stack([o.values.double() for o in outcomes])

@@ -37,6 +37,8 @@ class Key:
 
     seed: int
     path: tuple[str | int, ...] = ()
+    apart: tuple[tuple[str, int], ...] = ()
+    """Sources of chance that follow a seed of their own, as (("fill", 3),)."""
 
     def __post_init__(self) -> None:
         # numpy's integers print otherwise, and the text of a key decides its draws
@@ -51,8 +53,17 @@ class Key:
         # what is plain already is not looked at again: keys are derived for every world and map
         own = purpose if isinstance(purpose, str) else operator.index(purpose)
         derived = object.__new__(Key)
-        derived.__dict__.update(seed=self.seed, path=(*self.path, own))
+        derived.__dict__.update(seed=self.seed, path=(*self.path, own), apart=self.apart)
         return derived
+
+    @property
+    def parent(self) -> Key:
+        """The key that this one was derived from."""
+        return Key(self.seed, self.path[:-1], self.apart)
+
+    def of(self, source: str) -> Key:
+        """The same key for one source of chance, "fill" or "tie orders": its own seed where it has one."""
+        return Key(dict(self.apart).get(source, self.seed), self.path) if self.apart else self
 
     @property
     def state(self) -> int:

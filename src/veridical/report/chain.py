@@ -15,8 +15,8 @@ from typing import Any
 from veridical._version import __version__
 from veridical.audit import Audit
 from veridical.report.rendering import FORMATS, read, render
-from veridical.values.csv_files import csv_text
 from veridical.values.sealed import get
+from veridical.values.table_files import csv_text
 
 PAGES = {"html": "index.html", "md": "report.md"}
 

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from veridical.explainers.laws import notes
 from veridical.functional import average_ranks
+from veridical.plots import slices
 from veridical.report.numbers import plain
 from veridical.report.png import image_address, map_address
 from veridical.values.explanation import Explanation
@@ -62,7 +64,7 @@ def gallery(
                 ],
             }
         )
-    return {"kind": kind, "items": items, "of": len(task)}
+    return {"kind": kind, "items": items, "of": len(task), "notes": notes(shown)}
 
 
 def disagreement(explanations: Sequence[Explanation]) -> Tensor:
@@ -100,7 +102,7 @@ def _chosen(disputed: Tensor, count: int) -> list[int]:
 
 
 def _kind(task: Task, explanation: Explanation) -> str:
-    if len(explanation.space.input_shape) == 3 and explanation.space.kind != "element":
+    if len(explanation.space.input_shape) in (3, 4) and explanation.space.kind != "element":
         return "image"
     if explanation.space.kind == "token":
         return "text"
@@ -111,7 +113,7 @@ def _kind(task: Task, explanation: Explanation) -> str:
 
 def _input(task: Task, sample: int, kind: str) -> dict[str, Any]:
     if kind == "image":
-        return {"input": image_address(task.inputs[sample])}
+        return {"input": image_address(slices(task.inputs[sample]))}
     if kind == "series":
         rows = task.inputs[sample].detach().double().cpu()
         steps = rows.reshape(-1, rows.shape[-1])
@@ -127,7 +129,7 @@ def _map(explanation: Explanation, sample: int, kind: str) -> dict[str, Any]:
     if bool(explanation.missing[sample]):
         return {"missing": True}
     if kind == "image":
-        laid = explanation.take(slice(sample, sample + 1)).maps()[0]
+        laid = slices(explanation.take(slice(sample, sample + 1)).maps()[0])
         return {"picture": map_address(laid.reshape(-1, *laid.shape[-2:])[0])}
     values = explanation.values[sample].detach().double().cpu()
     if kind == "series":

@@ -96,7 +96,8 @@ class Result:
     """What became of a job.
 
     `done`: its file is in the folder. `failed`: it raised, and would raise again. `lost`: its worker died
-    before it answered, which says nothing about the job; the runner tries it again a few times.
+    before it answered, which says nothing about the job; the runner tries it again a few times, not counting
+    the times when the worker had not `begun`.
     """
 
     address: str
@@ -109,6 +110,7 @@ class Result:
     error: str = ""
     traceback: str = ""
     warnings: tuple[str, ...] = ()
+    begun: bool = True
 
     def to_json(self) -> dict[str, Any]:
         """The result as plain data."""

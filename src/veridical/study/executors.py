@@ -26,7 +26,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from veridical.allowed import Count
 from veridical.errors import InputError
+from veridical.settings import check_settings
 from veridical.study.cells import Context, Job, Result, Status
 from veridical.study.limits import GRACE_SECONDS, passed
 
@@ -57,6 +59,15 @@ class Executor(Protocol):
     def close(self) -> None:
         """End all workers, whatever they are doing."""
         ...
+
+
+def refuse_scripts(context: Context) -> None:
+    """Say that other processes do not run the script in which something of the study is defined."""
+    if "__main__" in context.imports:
+        raise InputError(
+            "an explainer or metric of this study is defined in the script or notebook itself, which "
+            "other processes do not run; move it to a module, or use executor='in-process'"
+        )
 
 
 class InProcess:
@@ -114,7 +125,7 @@ class LocalProcesses:
     end when the process that started them does.
     """
 
-    workers: int = 2
+    workers: Count = 2
     _idle: list[_Worker] = field(default_factory=list, init=False, repr=False)
     _all: list[_Worker] = field(default_factory=list, init=False, repr=False)
     _ended: queue.SimpleQueue[tuple[_Worker, Result]] = field(
@@ -123,19 +134,14 @@ class LocalProcesses:
     _context: Context | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise InputError(f"a study needs at least one worker, got {self.workers}")
+        check_settings(self)
 
     @property
     def slots(self) -> int:
         return self.workers
 
     def start(self, context: Context) -> None:
-        if "__main__" in context.imports:
-            raise InputError(
-                "an explainer or metric of this study is defined in the script or notebook itself, which "
-                "other processes do not run; move it to a module, or use executor='in-process'"
-            )
+        refuse_scripts(context)
         if context.folder.startswith("memory:"):
             raise InputError("a folder in memory is seen by this process only; use executor='in-process'")
         self._context = context
@@ -227,8 +233,9 @@ class LocalProcesses:
                 with worker.lock:
                     worker.job = None
                 self._ended.put((worker, result))
-        except ValueError:
-            pass  # a line cut short by death, or the pipe closed under us
+        except (ValueError, TypeError, KeyError):
+            # a line cut short by death, the pipe closed under us, or a worker of another version than ours
+            worker.process.kill()
         status = worker.process.wait()
         with worker.lock:
             worker.gone = True
@@ -238,4 +245,5 @@ class LocalProcesses:
             said: Status = "lost"
             if worker.overdue and self._context is not None:
                 error, said = str(passed({**self._context.limits}, float("inf"))), "failed"
-            self._ended.put((worker, Result(job.address, said, pid=worker.process.pid, error=error)))
+            result = Result(job.address, said, pid=worker.process.pid, error=error, begun=worker.ready)
+            self._ended.put((worker, result))

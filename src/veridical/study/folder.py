@@ -70,7 +70,9 @@ class Folder:
         path = self.local / name
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("a", encoding="utf-8") as file:
+            # readable by its owner alone, as everything here
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            with os.fdopen(handle, "a", encoding="utf-8") as file:
                 file.write(line + "\n")
         except OSError as error:
             raise StorageError.of("written", path, error) from error

@@ -51,12 +51,9 @@ class Grid:
 def expand(file: StudyFile) -> Grid:
     """Every point of every entry's grid, under labels that differ."""
     spec = file.spec
-    return Grid(
-        _choices(file, "tasks", spec.tasks),
-        _choices(file, "explainers", spec.explainers),
-        _choices(file, "metrics", spec.metrics),
-        tuple(spec.seeds),
-    )
+    axes = {axis: _choices(file, axis, getattr(spec, axis)) for axis in ("tasks", "explainers", "metrics")}
+    refuse_more("cells", math.prod(map(len, axes.values())) * len(spec.seeds), file.source)
+    return Grid(**axes, seeds=tuple(spec.seeds))
 
 
 def _choices(file: StudyFile, axis: str, entries: Sequence[Entry]) -> tuple[Choice, ...]:

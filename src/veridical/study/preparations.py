@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -92,10 +93,16 @@ def _path(folder: Folder, address: str) -> str:
     name = f"{PREPARED}/{address}.safetensors"
     if folder.local is not None:
         return str(folder.local / name)
-    here = Path(tempfile.gettempdir()) / "veridical-prepared" / f"{address}.safetensors"
+    here = Path(_own_folder().name) / f"{address}.safetensors"
     if not here.is_file():
         Folder(here.parent).write(here.name, folder.read(name))
     return str(here)
+
+
+@cache
+def _own_folder() -> tempfile.TemporaryDirectory[str]:
+    """A folder of this process alone: in one that others know, somebody could lay a model of theirs."""
+    return tempfile.TemporaryDirectory(prefix="veridical-")
 
 
 def _with_artefact(part: M, beta: float, artefact: Finetuned) -> M:

@@ -24,8 +24,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from veridical.allowed import Count, Index, NotNegative, Positive
 from veridical.errors import InputError, StudyError
+from veridical.settings import check_settings
 from veridical.study.cells import Context, Job, Result
+from veridical.study.executors import refuse_scripts
 from veridical.study.folder import EXPLANATIONS, PREPARED, Folder
 from veridical.study.limits import passed
 from veridical.study.plan import read_plan
@@ -65,20 +68,17 @@ class RayExecutor:
     """
 
     address: str | None = None
-    num_cpus: int | None = None
-    gpus_per_cell: float = 0.0
-    memory_per_cell: float | None = None
-    retries: int = 3
-    ahead: int = 1
+    num_cpus: Count | None = None
+    gpus_per_cell: NotNegative = 0.0
+    memory_per_cell: Positive | None = None
+    retries: Index = 3
+    ahead: Index = 1
     host: str = "127.0.0.1"
-    object_store_mib: int | None = None
+    object_store_mib: Count | None = None
     runtime_env: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if min(self.retries, self.ahead, self.gpus_per_cell) < 0:
-            raise InputError("retries, ahead and gpus_per_cell cannot be negative")
-        if self.num_cpus is not None and self.num_cpus < 1:
-            raise InputError(f"a cluster needs at least one CPU, got {self.num_cpus}")
+        check_settings(self)
         self._ray: Any = None
         self._began_ray = False
         self._flights: dict[Any, _Flight] = {}
@@ -99,16 +99,13 @@ class RayExecutor:
 
     def start(self, context: Context) -> None:
         """Connect to the cluster, or start one, and place what every worker needs."""
-        if "__main__" in context.imports:
-            raise InputError(
-                "an explainer or metric of this study is defined in the script or notebook itself, which "
-                "other processes do not run; move it to a module, or use executor='in-process'"
-            )
+        refuse_scripts(context)
         self._context, self._folder = context, Folder(context.folder)
         self._ray = _import_ray()
         # jobs that bring no folder along leave their files at this process
         self._carried = context.folder.startswith("memory:")
         self._connect()
+        self._head = str(self._ray.get_runtime_context().gcs_address)
         self._plan = read_plan(self._folder, context.plan)
         self._ordinary = self._asked(context.resources)
         self._parcel = self._ray.put(
@@ -128,13 +125,15 @@ class RayExecutor:
             error = f"no node of the cluster has what {job} asks for: {wish}"
             self._answers.append(Result(job.address, "failed", error=error))
             return
-        self._send(job, asked)
+        with self._headed():
+            self._send(job, asked)
 
     def wait(self) -> list[Result]:
         """Every result that has come in; blocks until there is one."""
         results, self._answers = self._answers, []
         while not results:
-            ready, _ = self._ray.wait(list(self._flights), num_returns=1, timeout=HEAD_SECONDS)
+            with self._headed():
+                ready, _ = self._ray.wait(list(self._flights), num_returns=1, timeout=HEAD_SECONDS)
             if not ready:
                 self._refuse_headless()
                 self._end_overdue()
@@ -146,9 +145,18 @@ class RayExecutor:
                     results.append(result)
         return results
 
+    @contextmanager
+    def _headed(self) -> Iterator[None]:
+        """Where Ray fails because its head has just gone, say that and not what Ray says."""
+        try:
+            yield
+        except Exception:
+            self._refuse_headless()
+            raise
+
     def _refuse_headless(self) -> None:
         """Say that the cluster's head is gone; Ray itself would wait, and then end this process."""
-        host, _, port = str(self._ray.get_runtime_context().gcs_address).rpartition(":")
+        host, _, port = self._head.rpartition(":")
         try:
             socket.create_connection((host, int(port)), timeout=HEAD_SECONDS).close()
         except OSError:
@@ -191,7 +199,8 @@ class RayExecutor:
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         address = self.address or os.environ.get("RAY_ADDRESS")
         if address is not None:
-            self._ray.init(address=address, **quiet)
+            with bound_to(address.rpartition(":")[0]):
+                self._ray.init(address=address, **quiet)
         else:
             # a token for this cluster alone: other users of the machine stay out, and Ray, which otherwise
             # keeps one token in the home folder, writes nothing there
@@ -219,7 +228,8 @@ class RayExecutor:
         """The nodes that live and what each has, looked up at most once per second."""
         if time.monotonic() - self._looked >= LOOK_SECONDS:
             self._refuse_headless()
-            self._nodes = {n["NodeID"]: n["Resources"] for n in self._ray.nodes() if n["Alive"]}
+            with self._headed():
+                self._nodes = {n["NodeID"]: n["Resources"] for n in self._ray.nodes() if n["Alive"]}
             self._looked = time.monotonic()
         return self._nodes
 
@@ -346,7 +356,7 @@ def _how_many(node: Mapping[str, float], asked: Mapping[str, float]) -> int:
 
 @contextmanager
 def bound_to(host: str) -> Iterator[None]:
-    """Let Ray take 127.0.0.1 at its word while a cluster starts.
+    """Let Ray take 127.0.0.1 at its word while a cluster starts or is connected to.
 
     On Linux Ray replaces a loopback address by one that other machines reach, unless it is told that there
     are no other machines: by a variable for the processes it starts, by a constant for this one.
@@ -367,7 +377,7 @@ def bound_to(host: str) -> Iterator[None]:
 
 
 def _environment(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The runtime environment of workers: the caller's, and what this process can import, they can.
+    """The runtime environment of workers: the caller's, with this process's import paths and bounds.
 
     Installed packages are left to each node's own Python.
     """
@@ -377,7 +387,8 @@ def _environment(given: Mapping[str, Any]) -> dict[str, Any]:
         for path in dict.fromkeys(os.path.abspath(entry) for entry in sys.path)
         if os.path.isdir(path) and not any(Path(path).resolve().is_relative_to(p) for p in installed)
     ]
-    variables = {"PYTHONPATH": os.pathsep.join(own), **given.get("env_vars", {})}
+    bounds = {name: value for name, value in os.environ.items() if name.startswith("VERIDICAL_MAX_")}
+    variables = {"PYTHONPATH": os.pathsep.join(own), **bounds, **given.get("env_vars", {})}
     return {**given, "env_vars": variables}
 
 

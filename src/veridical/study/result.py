@@ -17,9 +17,9 @@ from veridical.study.plan import read_plan
 from veridical.study.store import place, problem, read_cell, read_failure, read_map
 from veridical.study.tables import COLUMNS, joined, metadata
 from veridical.study.timings import read_timings
-from veridical.values.csv_files import write_table
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Scores
+from veridical.values.table_files import write_table
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -182,7 +182,8 @@ class Runner:
 
     def _lost(self, job: Job, result: Result) -> None:
         """A worker died: try again, elsewhere, a few times; then the job itself may be what kills."""
-        tries = self._tries[job.address] = self._tries.get(job.address, 0) + 1
+        # a worker that died while it imported does not tell against its job
+        tries = self._tries[job.address] = self._tries.get(job.address, 0) + result.begun
         self._lost_in_a_row += 1
         self._tell("lost", job, result)
         if self._lost_in_a_row >= LOST_IN_A_ROW:

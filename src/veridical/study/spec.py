@@ -6,10 +6,13 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from veridical.allowed import LARGE, LARGEST, MANY
 from veridical.values.bounds import refuse_more
 
 IMPORT_PATH = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
-Positive = Annotated[int, Field(ge=1)]
+Positive = Annotated[int, Field(ge=1, le=MANY)]
+Amount = Annotated[float, Field(ge=0, le=LARGE)]
+Seed = Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
 
 
 def _bounded_threads(count: int) -> int:
@@ -26,9 +29,9 @@ class Strict(BaseModel):
 class Resources(Strict):
     """What one job asks of a cluster; executors of one machine do not look at it."""
 
-    cpus: Annotated[float, Field(ge=0)] | None = None
+    cpus: Amount | None = None
     """Processor cores; None leaves it to the cluster."""
-    gpus: Annotated[float, Field(ge=0)] | None = None
+    gpus: Amount | None = None
     """GPUs, or a share of one; None leaves it to the cluster."""
     memory_mib: Positive | None = None
     """Memory in MiB; None leaves it to the cluster."""
@@ -41,7 +44,7 @@ class Resources(Strict):
 class Limits(Strict):
     """What one cell, map or preparation may take; one that takes more is recorded as failed."""
 
-    seconds: Annotated[float, Field(gt=0)] | None = None
+    seconds: Annotated[float, Field(gt=0, le=LARGE)] | None = None
     """Seconds; None sets no limit."""
     memory_mib: Positive | None = None
     """Memory in MiB; None sets no limit."""
@@ -99,16 +102,16 @@ class TaskEntry(Entry):
 
     samples: Positive | None = None
     """Samples drawn from the task; None takes the study's number."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed by which samples are drawn."""
-    fill: str | float | None = None
+    fill: str | Annotated[float, Field(ge=-LARGE, le=LARGE)] | None = None
     """What removed features become, by name or as a number; None is the task's own fill."""
 
 
 class ChunkPlan(Strict):
     """How models are run, on whatever worker."""
 
-    rows: Annotated[int, Field(ge=8, multiple_of=8)] | None = None
+    rows: Annotated[int, Field(ge=8, le=MANY, multiple_of=8)] | None = None
     """Rows per chunk, a multiple of 8; None measures once."""
     threads: Annotated[Positive, AfterValidator(_bounded_threads)] = 1
     """Threads that torch may use."""
@@ -125,7 +128,7 @@ class StudySpec(Strict):
     """Explainers that are judged."""
     metrics: Annotated[list[Entry], Field(min_length=1)]
     """Metrics that judge."""
-    seeds: Annotated[list[int], Field(min_length=1)] = [0]
+    seeds: Annotated[list[Seed], Field(min_length=1)] = [0]
     """Seeds of all random draws; everything is computed once per seed."""
     samples: Positive | None = None
     """Samples per task, unless the task says otherwise; None takes what it brings."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
+from veridical.allowed import why_not
 from veridical.errors import InputError, NotApplicableError, unknown_name
 from veridical.surf.concepts import Concepts
 from veridical.surf.embeddings import Embeddings, Kind
@@ -37,7 +38,11 @@ def entries(given: Any) -> dict[str, Entry]:
     """
     if isinstance(given, Mapping):
         return {str(label): _entry(item) for label, item in given.items()}
-    items: Sequence[Any] = [given] if isinstance(given, str | Entry) else list(given)
+    if isinstance(given, str | Entry):
+        given = [given]
+    elif why_not(given, Sequence[Any]) is not None:
+        raise InputError(f"concepts are several methods, names or concepts, got {given!r:.80}")
+    items: Sequence[Any] = list(given)
     made = [_entry(item) for item in items]
     names = [_name(item) for item in made]
     labels = [

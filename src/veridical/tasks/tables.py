@@ -102,11 +102,7 @@ def from_table(
 
 
 def _frame(table: str | Path | pd.DataFrame) -> pd.DataFrame:
-    frame = read_table(table) if isinstance(table, str | Path) else table
-    missing = [str(name) for name in frame.columns if frame[name].isna().any()]
-    if missing:
-        raise InputError(f"columns {missing} have missing values; fill them in or leave those rows out")
-    return frame
+    return read_table(table) if isinstance(table, str | Path) else table
 
 
 def _levels(model: Any, label: str, *frames: pd.DataFrame | None) -> list[Any] | None:
@@ -126,6 +122,8 @@ def _levels(model: Any, label: str, *frames: pd.DataFrame | None) -> list[Any] |
 
 def _take_label(frame: pd.DataFrame, label: str, levels: list[Any] | None) -> tuple[pd.DataFrame, Tensor]:
     column = frame[label]
+    if column.isna().any():
+        raise InputError(f"the label column '{label}' has missing values; leave those rows out")
     rest = frame.drop(columns=[label])
     if levels is None:
         return rest, torch.as_tensor(column.to_numpy().copy())
@@ -145,6 +143,12 @@ def _groups(codec: FrameCodec) -> Space:
 
 
 def _one_hot(codec: FrameCodec, frame: pd.DataFrame) -> Tensor:
+    missing = [str(name) for name in frame.columns if frame[name].isna().any()]
+    if missing:
+        raise InputError(
+            f"columns {missing} have missing values, which a torch module cannot read; fill them in, or give "
+            "a pipeline that does so or an estimator that takes them"
+        )
     values = codec.encode(frame)
     parts = [
         column[:, None] if levels is None else nn.functional.one_hot(column.long(), len(levels)).double()

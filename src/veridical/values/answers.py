@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _MODALITIES = {
     "pixel": "image",
+    "voxel": "image",
     "patch": "image",
     "superpixel": "image",
     "step": "series",
@@ -31,7 +32,7 @@ _MODALITIES = {
     "column_group": "table",
     "concept": "concept",
 }
-_BY_SHAPE = {3: "image", 2: "series"}
+_BY_SHAPE = {4: "image", 3: "image", 2: "series"}
 
 
 class Answers(TaskCache):
@@ -130,7 +131,7 @@ class Answers(TaskCache):
 
     def values(self, maps: Any, source: str = "the map") -> Tensor:
         """Turn maps of any accepted shape into one value per feature (N, V), or say what would fit."""
-        return feature_values(as_tensor(maps).to(self.device), self.space, len(self), source)
+        return feature_values(as_tensor(maps, source).to(self.device), self.space, len(self), source)
 
     def content_hash(self) -> str:
         """A digest of everything that decides what the model answers here."""

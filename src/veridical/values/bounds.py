@@ -20,6 +20,7 @@ BOUNDS: dict[str, tuple[int, str]] = {
     "yaml_nodes": (100_000, "values of a study file, aliases written out"),
     "yaml_depth": (32, "levels of nesting of a study file"),
     "grid_points": (100_000, "points of the grids of a study's axis"),
+    "cells": (10_000_000, "cells of a study, shards aside"),
     "threads": (1024, "threads of a study's plan"),
 }
 """The bounds by name: the usual value, and what it is of."""

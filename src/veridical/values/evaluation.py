@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
+    from veridical.values.score_tables import ScoreTable
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -93,6 +95,19 @@ class Evaluation:
         wide = pd.DataFrame(columns, index=self.explainers, columns=self.metrics, dtype=float)
         return wide.rename_axis(index="explainer", columns="metric")
 
+    def _table(self) -> ScoreTable:
+        from veridical.values.score_tables import score_table
+
+        return score_table(self.scores)
+
+    def to_markdown(self) -> str:
+        """Means with their intervals as a Markdown table; arrows show the better way, the best is bold."""
+        return self._table().markdown()
+
+    def to_latex(self) -> str:
+        """Means with their intervals as a LaTeX table (booktabs), likewise."""
+        return self._table().latex()
+
     def plot(self, metric: str | None = None, ax: Axes | None = None) -> Axes:
         """Draw the mean scores of one metric with their intervals, one explainer per line."""
         from veridical.plots import plot_evaluation
@@ -108,7 +123,7 @@ class Evaluation:
     def __repr__(self) -> str:
         notes = f"\n{len(self.failures)} cells failed" if self.failures else ""
         notes += "\ninterrupted: not all cells were scored" if self.interrupted else ""
-        return f"{self.pivot().round(4).to_string()}{notes}"
+        return f"{self._table().text()}{notes}"
 
     def _repr_html_(self) -> str:
-        return str(self.pivot().round(4).to_html())
+        return self._table().html()

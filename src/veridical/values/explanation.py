@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import InitVar, dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -175,7 +175,10 @@ class Explanation:
     @property
     def tied_pairs(self) -> Tensor:
         """The share of the pairs of features that tie, so that the map does not rank them (N,)."""
-        return tied_pairs(self.tied, self._counts)
+        if "_tied_pairs" not in self.__dict__:
+            self.__dict__["_tied_pairs"] = tied_pairs(self.tied, self._counts)
+        share: Tensor = self.__dict__["_tied_pairs"]
+        return share
 
     @property
     def descending_ranks(self) -> Tensor:
@@ -205,9 +208,19 @@ class Explanation:
 
     def along(self, order: Tensor) -> Explanation:
         """The same values along another ranking (N, V), least relevant first, without ties."""
-        ascending = self.values.gather(-1, self.order)
-        values = torch.empty_like(self.values).scatter_(-1, order, ascending)
-        return replace(self, values=values, order=order, tied=torch.zeros_like(order, dtype=torch.bool))
+        return replace(self, values=self._values_along(order), order=order, tied=_no_ties(order))
+
+    def strictly_along(self, order: Tensor, tied: Tensor | None = None) -> Explanation:
+        """The same for what is known to be a ranking: nothing is looked at, as that would wait for a GPU."""
+        made = object.__new__(Explanation)
+        held = {f.name: self.__dict__[f.name] for f in fields(self) if f.name in self.__dict__}
+        tied = _no_ties(order) if tied is None else tied
+        facts = {"values": self._values_along(order), "whole": self.whole, "order": order, "tied": tied}
+        made.__dict__.update({**held, **facts})
+        return made
+
+    def _values_along(self, order: Tensor) -> Tensor:
+        return torch.empty_like(self.values).scatter_(-1, order, self.values.gather(-1, self.order))
 
     def inverted(self) -> Explanation:
         """Reverse the ranking and re-assign the sorted values along it (QGE eq. 4).
@@ -215,10 +228,9 @@ class Explanation:
         Ties are turned round with the ranking, never read from the new values. On (values, order, tied) this
         is an exact involution.
         """
-        turned = self.along(self._reversed_order())
-        return replace(
-            turned, tied=reversed_ties(self.tied, self._counts), explainer=f"inverse of {self.explainer}"
-        )
+        turned = self.strictly_along(self._reversed_order(), reversed_ties(self.tied, self._counts))
+        turned.__dict__["explainer"] = f"inverse of {self.explainer}"
+        return turned
 
     def _reversed_order(self) -> Tensor:
         if self.valid is None:
@@ -330,3 +342,7 @@ class Explanation:
 
         rows = [(name, f"{value:.4g}") for name, value in self.top()] if len(self) else []
         return html_summary(repr(self), ("most relevant in sample 0", "relevance"), rows)
+
+
+def _no_ties(order: Tensor) -> Tensor:
+    return torch.zeros_like(order, dtype=torch.bool)

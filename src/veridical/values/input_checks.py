@@ -17,11 +17,14 @@ from veridical.random.keyed import name_id
 from veridical.values.space import Space
 
 
-def tensor_of(value: Any, what: str, codec: FrameCodec | None) -> Tensor:
+def tensor_of(value: Any, what: str, codec: FrameCodec | None, may_miss: bool = False) -> Tensor:
+    """Rows as a tensor; NaN is a missing value where a model `may_miss` some, and an error elsewhere."""
     if is_frame(value):
         if codec is None:
             raise InputError(f"{what} is a data frame but inputs are not; give both as frames")
         tensor = codec.encode(value)
+    elif type(value).__name__ == "Series" and hasattr(value, "iloc"):
+        raise InputError(f"{what} is a single row (a Series); give a data frame of rows, as df.iloc[[0]] is")
     elif isinstance(value, tuple | list | Mapping) and not _is_numbers(value):
         raise InputError(
             f"{what} is a {type(value).__name__} of {len(value)} things: several inputs cannot be explained "
@@ -36,18 +39,22 @@ def tensor_of(value: Any, what: str, codec: FrameCodec | None) -> Tensor:
         )
     if tensor.is_complex() or tensor.is_quantized:
         raise InputError(f"{what} is of {tensor.dtype}; real numbers, whole numbers or truths are explained")
-    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-        bad = (~torch.isfinite(tensor)).reshape(len(tensor), -1).any(-1).nonzero().reshape(-1)
-        raise InputError(
-            f"{what} has NaN or infinite values in {len(bad)} rows (first: {bad[:5].tolist()}); "
-            "fill them in or leave those rows out"
-        )
+    if tensor.is_floating_point():
+        wrong = tensor.isinf() if may_miss else ~torch.isfinite(tensor)
+        if bool(wrong.any()):
+            bad = wrong.reshape(len(tensor), -1).any(-1).nonzero().reshape(-1)
+            raise InputError(
+                f"{what} has {'' if may_miss else 'NaN or '}infinite values in {len(bad)} rows (first: "
+                f"{bad[:5].tolist()}); fill them in or leave those rows out"
+            )
     return tensor.detach()
 
 
 def as_tensor(value: Any, what: str = "it") -> Tensor:
     if isinstance(value, Tensor):
         return value
+    if value is None:
+        raise InputError(f"{what} is None; expected a tensor or an array of numbers")
     try:
         # torch reads no array that runs backwards or cannot be written to
         return torch.as_tensor(np.require(value, requirements=("C", "W")))
@@ -153,7 +160,8 @@ def ids_of(ids: Sequence[int | str] | Tensor | None, rows: int, place: torch.dev
     if ids is None:
         return torch.arange(rows, device=place)
     try:
-        given = np.atleast_1d(ids).tolist() if isinstance(ids, Tensor | np.ndarray) else list(ids)
+        given = ids.tolist() if isinstance(ids, Tensor | np.ndarray) else list(ids)
+        given = given if isinstance(given, list) else [given]
         numbers = torch.tensor(
             [int(i) if isinstance(i, int | np.integer) else name_id(str(i)) for i in given], dtype=torch.int64
         )
@@ -166,8 +174,25 @@ def ids_of(ids: Sequence[int | str] | Tensor | None, rows: int, place: torch.dev
     return numbers.to(place)
 
 
-def labels_of(labels: Any, rows: int, place: torch.device) -> Tensor:
-    return rows_of(labels, "labels", rows, place)
+def labels_of(labels: Any, rows: int, place: torch.device, classes: Any = None) -> Tensor:
+    return rows_of(class_numbers(labels, "labels", classes), "labels", rows, place)
+
+
+def class_numbers(values: Any, what: str, classes: Any) -> Any:
+    """Names of classes as the numbers of a model's outputs; everything else as it is."""
+    array = values if isinstance(values, Tensor) else np.asarray(values)
+    if isinstance(array, Tensor) or not (array.size and all(isinstance(one, str) for one in array.flat)):
+        return values
+    if classes is None:
+        raise InputError(
+            f"{what} are names ({array.flat[0]!r:.40}) and the model does not name its classes; give the "
+            "numbers 0, 1, ... of its outputs"
+        )
+    number = {str(name): place for place, name in enumerate(classes)}
+    unknown = sorted({str(name) for name in array.flat} - set(number))
+    if unknown:
+        raise InputError(f"{what} {unknown[:5]} are not among the model's classes {list(number)[:12]}")
+    return np.asarray([number[str(name)] for name in array.flat]).reshape(array.shape)
 
 
 def masks_of(masks: Any, space: Space, rows: int, place: torch.device) -> Tensor:
@@ -186,8 +211,8 @@ def masks_of(masks: Any, space: Space, rows: int, place: torch.device) -> Tensor
     return space.to(place).pool(full, "mean") > 0.5
 
 
-def targets_of(targets: Any, rows: int, outputs: int, place: torch.device) -> Tensor:
-    tensor = as_tensor(targets, "targets")
+def targets_of(targets: Any, rows: int, outputs: int, place: torch.device, classes: Any = None) -> Tensor:
+    tensor = as_tensor(class_numbers(targets, "targets", classes), "targets")
     if tensor.is_floating_point() or tensor.dtype == torch.bool:
         raise InputError(f"targets are class indices (integers), got {tensor.dtype}")
     if tensor.dim() == 0:

@@ -19,6 +19,7 @@ from veridical.model.late_checks import Look, can_look
 from veridical.settings import check_settings
 from veridical.values import files
 from veridical.values.late_fields import settled_before_reading
+from veridical.values.variance import Variance, split_variance
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -114,6 +115,10 @@ class Scores:
             return math.nan, math.nan
         low, high = bootstrap_interval(kept, level=level, resamples=resamples, seed=seed)
         return float(low), float(high)
+
+    def variance(self) -> Variance:
+        """Where the variance comes from: samples, draws, fill, tie orders; of scores made with `repeats`."""
+        return split_variance(self.values, self.details)
 
     def to_frame(self) -> pd.DataFrame:
         """One row per sample: id, value, and the flags it carries."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any, Literal
 
 import torch
@@ -19,6 +20,7 @@ from veridical.errors import InputError, ShapeError
 Reduction = Literal["sum", "mean", "max", "abs_max"]
 KINDS = (
     "pixel",
+    "voxel",
     "patch",
     "superpixel",
     "step",
@@ -100,16 +102,25 @@ class Space:
         return cls("pixel", (channels, height, width), height * width, labels)
 
     @classmethod
-    def patches(cls, shape: Sequence[int], size: int | tuple[int, int]) -> Space:
-        """One feature per rectangular patch of a (channels, height, width) image; edges may be smaller."""
-        channels, height, width = _image(shape)
-        down, across = (size, size) if isinstance(size, int) else size
-        if not (1 <= down <= height and 1 <= across <= width):
-            raise InputError(f"patch size {(down, across)} does not fit an image of {(height, width)}")
-        columns = -(-width // across)
-        rows = -(-height // down)
-        labels = (torch.arange(height) // down)[:, None] * columns + (torch.arange(width) // across)
-        return cls("patch", (channels, height, width), rows * columns, labels[None])
+    def voxels(cls, shape: Sequence[int]) -> Space:
+        """One feature per voxel of a (channels, depth, height, width) volume, shared over the channels."""
+        channels, *sides = _volume(shape)
+        count = prod(sides)
+        return cls("voxel", (channels, *sides), count, torch.arange(count).reshape(1, *sides))
+
+    @classmethod
+    def patches(cls, shape: Sequence[int], size: int | tuple[int, ...]) -> Space:
+        """One feature per block of a (channels, height, width) image or of a volume; edges may be smaller."""
+        channels, *sides = _image(shape) if len(shape) == 3 else _volume(shape)
+        sizes = (size,) * len(sides) if isinstance(size, int) else tuple(size)
+        if len(sizes) != len(sides) or not all(1 <= s <= n for s, n in zip(sizes, sides, strict=True)):
+            raise InputError(f"patch size {sizes} does not fit an image of {tuple(sides)}")
+        labels, count = torch.zeros((), dtype=torch.int64), 1
+        for side, along in zip(sides, sizes, strict=True):
+            across = -(-side // along)
+            labels = labels[..., None] * across + torch.arange(side) // along
+            count *= across
+        return cls("patch", (channels, *sides), count, labels[None])
 
     @classmethod
     def superpixels(cls, shape: Sequence[int], labels: Tensor) -> Space:
@@ -201,6 +212,8 @@ class Space:
     def of(cls, inputs: Tensor) -> Space:
         """Guess the space of a batch: images have pixels, series steps, integer rows tokens, rows columns."""
         shape = tuple(inputs.shape[1:])
+        if len(shape) == 4:
+            return cls.voxels(shape)
         if len(shape) == 3:
             return cls.pixels(shape)
         if len(shape) == 2:
@@ -320,6 +333,10 @@ class Space:
         if self.kind == "pixel":
             row, column = divmod(feature, self.input_shape[-1])
             return f"pixel ({row}, {column})"
+        if self.kind == "voxel":
+            rest, column = divmod(feature, self.input_shape[-1])
+            slice_, row = divmod(rest, self.input_shape[-2])
+            return f"voxel ({slice_}, {row}, {column})"
         return f"{self.kind} {feature}"
 
     @property
@@ -336,6 +353,12 @@ def _image(shape: Sequence[int]) -> tuple[int, int, int]:
         raise ShapeError(f"an image is (channels, height, width), got {tuple(shape)}")
     channels, height, width = shape
     return int(channels), int(height), int(width)
+
+
+def _volume(shape: Sequence[int]) -> tuple[int, ...]:
+    if len(shape) != 4:
+        raise ShapeError(f"a volume is (channels, depth, height, width), got {tuple(shape)}")
+    return tuple(int(side) for side in shape)
 
 
 def _names(names: Sequence[str] | None, count: int) -> tuple[str, ...] | None:

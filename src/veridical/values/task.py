@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from veridical.errors import InputError, NotApplicableError, ShapeError, VeridicalWarning
+from veridical.errors import InputError, NotApplicableError, OutOfRangeError, ShapeError, VeridicalWarning
 from veridical.masking.fills import Fill, as_fill, default_fill
 from veridical.model.adapters import adapt
 from veridical.model.dataframes import FrameCodec, is_frame
@@ -102,6 +102,7 @@ class Task(Answers):
     ) -> None:
         put = self.__dict__
         put["name"] = name
+        classes = getattr(model, "classes_", None)
         put.update(_cache={}, _calibrations={}, _train_facts={}, mask_answers={})
         put["_plan_given"] = plan is not None and plan.rows is not None
         if isinstance(train, tuple) and len(train) != 2:
@@ -110,13 +111,16 @@ class Task(Answers):
         codec = (
             FrameCodec.of(inputs, train_rows if is_frame(train_rows) else None) if is_frame(inputs) else None
         )
-        rows = tensor_of(inputs, "inputs", codec)
+        may_miss = not isinstance(model, nn.Module)
+        rows = tensor_of(inputs, "inputs", codec, may_miss)
         place, dtype = home_of(model, device)
         rows = cast(rows, place, dtype)
         put["inputs"] = rows
         put["side"] = side_of(side, len(rows), place)
         # reference rows stand in for inputs, so they have their dtype: a mean of integers would be cut
-        put["train"] = None if train_rows is None else tensor_of(train_rows, "train", codec).to(rows)
+        put["train"] = (
+            None if train_rows is None else tensor_of(train_rows, "train", codec, may_miss).to(rows)
+        )
         if self.train is not None and self.train.shape[1:] != rows.shape[1:]:
             raise ShapeError(
                 f"train rows have shape {tuple(self.train.shape[1:])}, inputs have {tuple(rows.shape[1:])}"
@@ -125,12 +129,16 @@ class Task(Answers):
         if self.train is not None:
             put["train_side"] = side_of(train_side, len(self.train), place)
             if train_labels is not None:
-                put["train_labels"] = labels_of(train_labels, len(self.train), place)
+                put["train_labels"] = labels_of(train_labels, len(self.train), place, classes)
 
         raw = output or plain_output
         first_side = take_side(self.side, slice(0, 1))
         module, differentiable, implied = adapt(
-            model, lambda f, row: raw(call(f, row, first_side)), rows[:1], codec
+            model,
+            lambda f, row: raw(call(f, row, first_side)),
+            rows[:1],
+            codec,
+            rows if self.train is None else self.train,
         )
         source = Source(module, copy, shared=module is not model)
         if module is model and any(map(trains, module.modules())) and behaves_otherwise(module):
@@ -151,9 +159,9 @@ class Task(Answers):
         put["space"] = checked_space(space, rows).to(place)
         put["fill"] = default_fill(self.space, self.train is not None) if fill is None else as_fill(fill)
         put["ids"] = ids_of(ids, len(rows), place)
-        put["labels"] = None if labels is None else labels_of(labels, len(rows), place)
+        put["labels"] = None if labels is None else labels_of(labels, len(rows), place, classes)
         put["masks"] = None if masks is None else masks_of(masks, self.space, len(rows), place)
-        given = None if targets is None else targets_of(targets, len(rows), self.n_outputs, place)
+        given = None if targets is None else targets_of(targets, len(rows), self.n_outputs, place, classes)
         put.update(_targets=given, _targets_given=given is not None, reference=self)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -323,6 +331,8 @@ class Task(Answers):
     def __getitem__(self, index: Any) -> Task:
         """The task on a subset of its samples; ids, and so all draws, stay theirs."""
         if isinstance(index, int | np.integer):
+            if not -len(self) <= index < len(self):
+                raise OutOfRangeError(f"sample {index} of a task of {len(self)} samples is not there")
             index = [int(index)]
         if not isinstance(index, slice):
             index = torch.as_tensor(index, device=self.device)

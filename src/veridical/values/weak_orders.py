@@ -6,6 +6,7 @@ ties with the one before. Runs of tied places may be arranged in any way.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -40,10 +41,17 @@ def reversed_ties(tied: Tensor, count: Tensor | int) -> Tensor:
     return tied.gather(-1, behind) & (place > 0) & (place < _column(count))
 
 
+def run_sizes(tied: Tensor) -> Tensor:
+    """How many places each run has (N, V), by its number; 0 for numbers that no run has."""
+    # counted by adding up: a running maximum along so long a row keeps a GPU waiting
+    run = (~tied).cumsum(-1) - 1
+    return torch.zeros_like(run).scatter_add_(-1, run, torch.ones_like(run))
+
+
 def tied_pairs(tied: Tensor, count: Tensor | int) -> Tensor:
     """The share of all pairs of features that tie (N,)."""
-    # a place is tied with all places of its run that come before it
-    pairs = _within(tied).sum(-1).double()
+    sizes = run_sizes(tied)
+    pairs = (sizes * (sizes - 1)).sum(-1).double() / 2
     if isinstance(count, int):
         return pairs / max(1, count * (count - 1) // 2)
     return pairs / (count * (count - 1) / 2.0).clamp(min=1)
@@ -69,33 +77,36 @@ class TieOrders:
 
     explanation: Explanation
     counts: Tensor
-    most: int
-    """How many rankings the sample with most of them has; looked at once, as every look waits for a GPU."""
+    each: tuple[int, ...]
+    """The counts once more, on the host: looked at once, as every look waits for a GPU."""
     _tied: Tensor
     _every: Tensor
+
+    @property
+    def most(self) -> int:
+        """How many rankings the sample with most of them has."""
+        return max(self.each, default=1)
+
+    def beyond(self, which: int) -> list[int]:
+        """The samples that have more rankings than `which`."""
+        return [row for row, count in enumerate(self.each) if count > which]
 
     @classmethod
     def none(cls, explanation: Explanation) -> TieOrders:
         """The order that each map has, and no other."""
         one = torch.ones_like(explanation.ids)
-        return cls(explanation, one, 1, explanation.tied, one.bool())
+        return cls(explanation, one, (1,) * len(explanation), explanation.tied, one.bool())
 
     @classmethod
     def of(cls, explanation: Explanation, matters: Tensor | None = None) -> TieOrders:
-        """The rankings that a map stands for."""
-        tied = explanation.tied
+        """The rankings that a map stands for; found once for all metrics that remove the same."""
         if not explanation.has_ties:
             return cls.none(explanation)
-        run = (~tied).cumsum(-1) - 1
-        if matters is not None:
-            moves = torch.zeros_like(run).scatter_add_(-1, run, matters.gather(-1, explanation.order).long())
-            tied = tied & (moves.gather(-1, run) > 0)
-        # a run of n places adds log 2 + ... + log n, place by place
-        log = torch.where(tied, (_within(tied) + 1).double(), 1.0).log().sum(-1)
-        counts = log.clamp(max=4.0).exp().round().long()
-        hardly = tied_pairs(tied, tied.shape[-1]) < FEW_TIES
-        kept = torch.where(hardly, 1, counts.clamp(max=MOST_ORDERS))
-        return cls(explanation, kept, int(kept.max()), tied, counts <= MOST_ORDERS)
+        kept = explanation.__dict__.get("_tie_orders")
+        if kept is None or kept[0] is not matters:
+            kept = matters, _rankings(explanation, matters)
+            explanation.__dict__["_tie_orders"] = kept
+        return cls(explanation, *kept[1])
 
     def where(self, seen: Tensor | bool) -> TieOrders:
         """The same where ties are `seen`; elsewhere maps keep the order they have."""
@@ -104,24 +115,30 @@ class TieOrders:
         keep = torch.as_tensor(seen, device=self.counts.device).expand_as(self.counts)
         counts = torch.where(keep, self.counts, 1)
         tied, every = self._tied & keep[:, None], self._every | ~keep
-        return TieOrders(self.explanation, counts, int(counts.max()), tied, every)
+        return TieOrders(self.explanation, counts, tuple(counts.tolist()), tied, every)
 
-    def take(self, rows: Tensor) -> TieOrders:
+    def take(self, rows: Sequence[int]) -> TieOrders:
         """Those of some of the samples."""
-        some = self.explanation.take(rows)
-        return TieOrders(some, self.counts[rows], self.most, self._tied[rows], self._every[rows])
+        index = torch.tensor(rows, device=self.counts.device)
+        each = tuple(self.each[row] for row in rows)
+        some = self.explanation.take(index)
+        return TieOrders(some, self.counts[index], each, self._tied[index], self._every[index])
 
     def strict(self, which: int, key: Key) -> Explanation:
         """The map along its `which`-th ranking, without ties; draws follow the seed and the sample alone."""
         explanation, tied = self.explanation, self._tied
         draws = keyed.uniform(
-            Key(key.seed) / "tie orders", explanation.ids, which, tied.shape[-1], torch.float64
+            Key(key.of("tie orders").seed) / "tie orders",
+            explanation.ids,
+            which,
+            tied.shape[-1],
+            torch.float64,
         )
         place = torch.where(
             self._every[:, None], self._enumerated(which), draws.gather(-1, explanation.order)
         )
         arranged = ((~tied).cumsum(-1) + place).argsort(dim=-1, stable=True)
-        return explanation.along(explanation.order.gather(-1, arranged))
+        return explanation.strictly_along(explanation.order.gather(-1, arranged))
 
     def _enumerated(self, which: int) -> Tensor:
         """Where each place goes in its run, as a number in [0, 1), in the `which`-th of at most 8 orders."""
@@ -133,3 +150,20 @@ class TieOrders:
         swapped = (which >> before.clamp(max=8)) & 1
         of_three = torch.tensor(_OF_THREE[which % 6], device=tied.device)[within.clamp(max=2)]
         return torch.where(size == 3, of_three / 3, (within ^ swapped).clamp(max=1) / 2)
+
+
+def _rankings(
+    explanation: Explanation, matters: Tensor | None
+) -> tuple[Tensor, tuple[int, ...], Tensor, Tensor]:
+    """How many rankings each sample has, on device and host; its ties; and whether these are all."""
+    tied = explanation.tied
+    if matters is not None:
+        run = (~tied).cumsum(-1) - 1
+        moves = torch.zeros_like(run).scatter_add_(-1, run, matters.gather(-1, explanation.order).long())
+        tied = tied & (moves.gather(-1, run) > 0)
+    # a run of n places can be arranged in n! ways
+    log = torch.lgamma(run_sizes(tied).double() + 1).sum(-1)
+    counts = log.clamp(max=4.0).exp().round().long()
+    hardly = tied_pairs(tied, tied.shape[-1]) < FEW_TIES
+    kept = torch.where(hardly, 1, counts.clamp(max=MOST_ORDERS))
+    return kept, tuple(kept.tolist()), tied, counts <= MOST_ORDERS

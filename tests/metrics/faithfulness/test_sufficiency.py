@@ -10,6 +10,7 @@ from veridical.errors import InputError, NotApplicableError
 from veridical.explainers.function import FunctionExplainer
 from veridical.explainers.gradients import InputXGradient
 from veridical.metrics import Sufficiency
+from veridical.metrics.base import CONSTANT
 from veridical.values.task import Task
 
 
@@ -46,7 +47,7 @@ def test_no_neighbour_is_nan_not_perfect():
     assert scores.values.isnan().all()
     assert scores.flagged == {"no neighbour": 12}
     nothing = FunctionExplainer(lambda model, x, targets: torch.zeros_like(x))
-    assert Sufficiency()(task, nothing).flagged == {"map is zero": 12}
+    assert Sufficiency()(task, nothing).flagged == {CONSTANT: 12, "map is zero": 12}
     everyone = Sufficiency(radius=2.0)(task, InputXGradient()).values
     share = torch.bincount(Task(task.predictor.model, task.train).predictions, minlength=3) / 30
     torch.testing.assert_close(everyone, share[task.predictions].double(), atol=1e-7, rtol=0)

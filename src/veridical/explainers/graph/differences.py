@@ -5,7 +5,8 @@ given, such that multipliers times differences sum to the change of what it answ
 
     f(z)        (f(z) - f(z0)) / (z - z0), the slope between baseline and input (the rescale rule)
     a * b, a @ b    (b + b0) / 2 for a, (a + a0) / 2 for b
-    softmax     exponentials, their sum, and a quotient, each by the above
+    softmax     exp(z - log of the sum of exp(z)): exponentials, a sum and a logarithm, each by the above;
+                no multiplier is beyond 1, however far the baseline is
     maximum     its change goes to the winner of the side whose maximum is larger
 
 Norms, attention and recurrent layers are taken apart into these (`decompose`).
@@ -13,19 +14,24 @@ Norms, attention and recurrent layers are taken apart into these (`decompose`).
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from veridical.errors import NotApplicableError
 from veridical.explainers.graph import decompose
+from veridical.explainers.graph.difference_steps import (
+    _over,
+    _through_pool,
+    _through_rectifier,
+    _through_softmax,
+)
 from veridical.explainers.graph.follow import Follower
 from veridical.explainers.graph.operations import kind_of
-from veridical.explainers.graph.relevance_rules import route
-from veridical.random.hash_kernels import at_once
+from veridical.explainers.graph.routes import route
 
 Step = tuple[str, tuple[Tensor, ...]]
 """What a non-linear operation was given and answered at the baseline."""
@@ -44,10 +50,16 @@ class Differences(Follower):
         self._known = record
         self._at = 0
 
+    @property
+    def decides(self) -> tuple[Any, ...]:
+        return (self._known is None,)
+
     def rule(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         kind = kind_of(name, args, kwargs)
         if kind == "compare":
-            return func(*args, **kwargs)  # fit for a rectifier by hand; whatever else reads it is refused
+            return self.do(
+                func, *args, **kwargs
+            )  # fit for a rectifier by hand; whatever else reads it is refused
         for held in self.holds(args, kwargs):
             raise self.refused(
                 f"operation '{name}'", f"of what it is given a part carries no difference: {held.why}"
@@ -67,21 +79,21 @@ class Differences(Follower):
 
     def _by_kind(self, kind: str, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if kind in _LINEAR and not (kind in ("linear", "transposed") and any(map(self.carries, args[1:3]))):
-            return func(*args, **kwargs)
+            return self.do(func, *args, **kwargs)
         if kind in _ELEMENTWISE and self.carries(args[0]) and not any(map(self.carries, args[1:])):
-            return self._elementwise(name, func, args, kwargs)
+            return self.do(Differences._elementwise, self, name, func, args, kwargs)
         if kind == "product":
             return self._product(name, func, *args, **kwargs)
         if kind == "matmul":
             return self._bilinear(name, func, args)
         if kind == "addmm" and self.carries(args[1]) and not (kwargs or self.carries(args[2])):
-            return func(*args)
+            return self.do(func, *args)
         if kind == "batch_norm" and not (args[5] if len(args) > 5 else kwargs.get("training", False)):
-            return func(*args, **kwargs)
+            return self.do(func, *args, **kwargs)
         if name == "softmax":
-            return self._softmax(func, args, kwargs)
+            return self.do(Differences._softmax, self, func, args, kwargs)
         if kind == "maximum":
-            return self._maximum(name, func, args, kwargs)
+            return self.do(Differences._maximum, self, name, func, args, kwargs)
         if kind in ("norm", "spread", "attention", "recurrent"):
             return self._block(name, args, kwargs)
         raise self.refused(
@@ -160,18 +172,22 @@ class Differences(Follower):
             return product
         if self.carries(a) and self.carries(b):
             return self._bilinear(name, torch.mul, (a, b))
-        linear: Tensor = a / b if divides else a * b
+        linear: Tensor = self.do(operator.truediv if divides else operator.mul, a, b)
         return linear
 
     def _bilinear(self, name: str, func: Callable[..., Any], args: Any) -> Tensor:
         """What is linear in each of two: each has the mean of the other at baseline and input."""
         at = [i for i, v in enumerate(args) if self.carries(v)]
         if len(at) == 1:
-            once: Tensor = func(*args)
+            once: Tensor = self.do(func, *args)
             return once
         if len(at) != 2:
             raise self.refused(f"operation '{name}'", "only products of two activations have a stated rule")
-        (i, j), values = at, [v.detach() if isinstance(v, Tensor) else v for v in args]
+        joint: Tensor = self.do(Differences._joint, self, name, func, args, at[0], at[1])
+        return joint
+
+    def _joint(self, name: str, func: Callable[..., Any], args: Any, i: int, j: int) -> Tensor:
+        values = [v.detach() if isinstance(v, Tensor) else v for v in args]
         y: Tensor = func(*values)
         before = self._baseline(name, values[i], values[j])
         if before is None:
@@ -198,19 +214,7 @@ class Differences(Follower):
         before = self._baseline("softmax", z)
         if before is None:
             return y
-        (z0,) = before
-        top = torch.maximum(z, z0).amax(dim, keepdim=True)
-        e, e0 = (z - top).exp(), (z0 - top).exp()
-        s, s0 = e.sum(dim, keepdim=True), e0.sum(dim, keepdim=True)
-        away = z - z0
-        alike = (z == z0) | away.isnan()
-        slope = torch.where(alike, e, (e - e0) / torch.where(alike, torch.ones_like(away), away))
-
-        def back(above: Tensor) -> tuple[Tensor]:
-            to_inverse = (above * (e + e0) / 2).sum(dim, keepdim=True)
-            return ((above * (1 / s + 1 / s0) / 2 - to_inverse / (s * s0)) * slope,)
-
-        return route(y, back, args[0])
+        return route(y, _through_softmax(z, before[0], dim), args[0])
 
     def _maximum(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         a, z = args[0], args[0].detach()
@@ -241,56 +245,3 @@ class Differences(Follower):
     ) -> Tensor:
         z0, y0, at0 = before
         return route(y, _through_pool(z, z0, y, y0, at, at0, axes), a)
-
-
-STEEP = """
-template <typename T> T steep(T z, T z0, T y, T y0) { return 2 - (z + z0) / (y + y0); }
-"""
-
-
-def steep_steps(z: Tensor, z0: Tensor, y: Tensor, y0: Tensor) -> Tensor:
-    """One over the slope of a ReLU between z0 and z, given its answers."""
-    steep = z + z0
-    return torch.addcdiv(
-        torch.full((1,), 2.0, dtype=z.dtype, device=z.device), steep, y + y0, value=-1, out=steep
-    )
-
-
-def _through_rectifier(z: Tensor, z0: Tensor, y: Tensor, y0: Tensor) -> Callable[[Tensor], tuple[Tensor]]:
-    """What a ReLU passes back: above times its slope, (z+ + z0+) / (|z| + |z0|), 1 or 0 where z is z0.
-
-    As |z| = 2 z+ - z that is above / (2 - (z + z0) / (z+ + z0+)). Of two zeros the baseline's is taken for
-    the smallest number below 0, which leads to the slope 0 and changes nothing else.
-    """
-    steep = at_once(STEEP, steep_steps, z, z0 - torch.finfo(z.dtype).tiny, y, y0)
-    return lambda above: (above / steep,)
-
-
-def _over(given: Tensor, away: Tensor, plain: Tensor) -> Tensor:
-    """`given` over the change of the inputs, or the plain gradient where they hardly change."""
-    # below this difference a slope would be mostly rounding
-    away = F.hardshrink(away, 1e-10 if away.dtype == torch.float64 else 1e-6)
-    # 1 where they agree, else 0: arithmetic, which a CPU vectorises as it does not a choice
-    near = away.sign().square_().neg_().add_(1)
-    return given.div_(away.add_(near)).lerp_(plain, near)
-
-
-def _through_pool(
-    z: Tensor, z0: Tensor, y: Tensor, y0: Tensor, at: Tensor, at0: Tensor, pooled: int
-) -> Callable[[Tensor], tuple[Tensor]]:
-    """What a maximum passes back: its change, to the winner of the side whose maximum is larger.
-
-    Of a rise the input's winner gets the share that it rose by, of a fall the baseline's that it fell by. A
-    winner that stays where it was gets all, as in a gradient.
-    """
-    whole = z.shape
-    z, z0, y, y0, at, at0 = (part.flatten(-pooled) for part in (z, z0, y, y0, at, at0))
-    share = y - y0
-    place = torch.where(share < 0, at0, at)
-    share = share.div_(z.gather(-1, place).sub_(z0.gather(-1, place))).nan_to_num_(1.0)
-
-    def back(above: Tensor) -> tuple[Tensor]:
-        passed = share * above.reshape(share.shape)
-        return (passed.new_zeros(z.shape).scatter_add_(-1, place, passed).view(whole),)
-
-    return back

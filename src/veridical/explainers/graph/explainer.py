@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from veridical.errors import NotApplicableError, ShapeError
 from veridical.explainers.base import Explainer
-from veridical.explainers.graph.follow import Followed, Follower
+from veridical.explainers.graph.follow import Follower
+from veridical.explainers.graph.followed import Followed
 from veridical.model.adapters import ArrayModel, FunctionModel
 from veridical.model.predictor import call, plain_output, take_side
 from veridical.values.task import Task
@@ -51,6 +52,7 @@ class FollowingExplainer(Explainer):
             return self.follower(task, model, x, side, named)
 
         followed = Followed(inner.model, inner.output, follower)
+        followed.plans = task.reference.cached(f"plans of {self}", dict)
         return task.changed(predictor=inner.with_model(followed, plain_output))
 
     def _refusal(self, task: Task) -> str | None:

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from veridical.errors import NotApplicableError
 from veridical.explainers.graph.handwritten import Signs
 from veridical.explainers.graph.operations import FACTS, NEW, mapped, overwritten, plain_name, tensors
-from veridical.model.predictor import Output
+from veridical.explainers.graph.plan import UNSTEADY, Plan
 
 _UNSEEN = (
     "the model runs something whose inside cannot be followed (its own autograd function, or a compiled or "
@@ -67,7 +67,25 @@ class Follower(TorchFunctionMode):
         self.held: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self.instead: WeakIdKeyDictionary = WeakIdKeyDictionary()  # what took the place of an overwritten one
         self.signs = Signs()
+        self.plan: Plan | None = None
+        """Where the steps of this run are written down, to be repeated."""
         self._with_gradients = torch.is_grad_enabled()
+
+    @property
+    def decides(self) -> tuple[Any, ...]:
+        """What the choice of rules follows besides the model and the shapes."""
+        return ()
+
+    def do(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Take a step of a rule, and write it down if a plan is made."""
+        value = step(*args, **kwargs)
+        if self.plan is not None:
+            self.plan.note(step, args, kwargs, value)
+        return value
+
+    def finish(self, answer: Tensor) -> Tensor:
+        """What is done to the answer at last."""
+        return answer
 
     def rule(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """What an operation answers, joined to what it was given as the method wants it."""
@@ -85,7 +103,9 @@ class Follower(TorchFunctionMode):
                 else "the model's outputs do not depend on its inputs through "
                 "torch operations that carry anything back; if it answers a softmax, let it answer logits"
             )
-        return answer
+        if self.plan is not None:
+            self.plan.finish(answer)
+        return self.finish(answer)
 
     # --- one operation --------------------------------------------------------------------------------
 
@@ -94,13 +114,15 @@ class Follower(TorchFunctionMode):
         if name in FACTS:
             return func(*args, **(kwargs or {}))
         if name in NEW:
-            return func(*mapped(Tensor.detach, tuple(args)), **(kwargs or {}))
+            return self.do(_new, func, tuple(args), dict(kwargs or {}))
+        if self.plan is not None and name in UNSTEADY:
+            self.plan.stop(f"the model calls '{name}'")
         args, kwargs = mapped(self._current, tuple(args)), mapped(self._current, dict(kwargs or {}))
         given = list(tensors((args, kwargs)))
         carrying = any(v in self.carried for v in given)
         if not carrying and not any(v in self.held for v in given):
             self._look_for_unseen(given)
-            return func(*args, **kwargs)
+            return self.do(func, *args, **kwargs)
         self._look_for_unseen(given)
         target = overwritten(func, args, kwargs)
         if target is not None:
@@ -112,16 +134,20 @@ class Follower(TorchFunctionMode):
 
     def _follow(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any, carrying: bool) -> Any:
         if self._with_gradients and not torch.is_grad_enabled():
+            if self.plan is not None:
+                self.plan.stop("the model switches gradients off")
             value = func(*args, **kwargs)
             self.hold(value, Held("it is computed without gradients (torch.no_grad)"))
             return value
         if name in ("detach", "data"):
-            value = func(*args, **kwargs)
+            value = self.do(func, *args, **kwargs)
             self.hold(value, self.held.get(args[0]) or Held("it is cut off by detach()"))
             return value
         signal = self.signs.rectified(name, args, kwargs)
         if signal is not None:
             # a ReLU by hand, such as h * (h > 0)
+            if self.plan is not None and self.signs.read_values:
+                self.plan.stop("a tensor was found to be 0 everywhere")
             name, func, args, kwargs, carrying = "relu", torch.relu, (signal,), {}, True
         value = (
             self.rule(name, func, args, kwargs) if carrying else self.rule_of_held(name, func, args, kwargs)
@@ -138,8 +164,7 @@ class Follower(TorchFunctionMode):
 
     def rule_of_held(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """An operation on held values alone: its answer is held for the same reason."""
-        with torch.no_grad():
-            value = func(*args, **kwargs)
+        value = self.do(ungraded, func, args, kwargs)
         self.hold(value, self.worst(args, kwargs))
         return value
 
@@ -170,8 +195,10 @@ class Follower(TorchFunctionMode):
     def _current(self, value: Tensor) -> Tensor:
         while value in self.instead:
             value = self.instead[value]
+        if not (value.requires_grad and value.is_leaf and value is not self.x):
+            return value
         # weights are constants here, whatever they require
-        return value.detach() if value.requires_grad and value.is_leaf and value is not self.x else value
+        return value.detach() if self.plan is None else self.plan.alias(value.detach(), value)
 
     def _look_for_unseen(self, given: list[Tensor]) -> None:
         for v in given:
@@ -191,31 +218,11 @@ def _on_a_copy(func: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-class Followed(nn.Module):
-    """A model, read by its output rule, whose gradient with respect to its input is what a follower makes."""
+def ungraded(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """An answer that no gradient goes through."""
+    with torch.no_grad():
+        return func(*args, **kwargs)
 
-    def __init__(self, model: nn.Module, output: Output, follower: Callable[..., Follower]) -> None:
-        super().__init__()
-        self.model = model
-        self._output = output
-        self._follower = follower
-        self.kept: dict[Any, Any] = {}
-        """What a method keeps between the runs of one call."""
 
-    def forward(self, x: Tensor, *side: Any, **named: Any) -> Tensor:
-        """What the model answers to x, as (rows, outputs)."""
-        if not (x.requires_grad and torch.is_grad_enabled()):
-            return self._output(self.model(x, *side, **named))
-        return self.followed(self._follower(self, x, side, named), x, side, named)
-
-    def followed(self, follower: Follower, x: Tensor, side: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
-        """The model's answer to x under a follower."""
-        try:
-            with follower:
-                answer = self._output(self.model(x, *side, **named))
-        except Exception:
-            # Python's operators make a TypeError of their own of what is raised inside them
-            if follower.refusal is not None:
-                raise follower.refusal from None
-            raise
-        return follower.answered(answer)
+def _new(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    return func(*mapped(Tensor.detach, args), **kwargs)

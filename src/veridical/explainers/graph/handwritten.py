@@ -16,6 +16,8 @@ class Signs:
     """Which masks say where an activation is above 0 (or below it), and what is made of them."""
 
     def __init__(self) -> None:
+        self.read_values = False
+        """Whether a tensor was looked at, to see if it is 0 everywhere."""
         self._known: WeakIdKeyDictionary = (
             WeakIdKeyDictionary()
         )  # mask -> (activation, whether it is above 0)
@@ -27,9 +29,11 @@ class Signs:
         if name in _UP | _DOWN and len(args) == 2:
             h, other = args
             above = name in _UP
-            if not isinstance(h, Tensor) or (isinstance(other, Tensor) and not _zero(other) and _zero(h)):
+            if not isinstance(h, Tensor) or (
+                isinstance(other, Tensor) and not self._zero(other) and self._zero(h)
+            ):
                 h, other, above = other, h, not above
-            if isinstance(h, Tensor) and _zero(other):
+            if isinstance(h, Tensor) and self._zero(other):
                 self._known[value] = (h, above)
         elif name in _KEEPING | _TURNING and self._sign(args[0]) is not None:
             h, above = self._known[args[0]]
@@ -42,26 +46,38 @@ class Signs:
         found = self._sign(mask)
         return found is not None and found[0] is h and found[1] == above
 
+    def _zero(self, value: Any) -> bool:
+        if not isinstance(value, Tensor):
+            return isinstance(value, int | float) and value == 0
+        zero = not value.requires_grad and not bool(value.any())
+        self.read_values |= zero
+        return zero
+
     def rectified(self, name: str, args: Any, kwargs: Any) -> Tensor | None:
         """The activation whose positive part an operation answers, or None if it does something else."""
         if name in ("mul", "imul", "rmul", "multiply") and len(args) == 2:
             for h, mask in (args, args[::-1]):
                 if self._of(mask, h, True):
                     return _tensor(h)
-        if name == "masked_fill" and len(args) == 3 and _zero(args[2]) and self._of(args[1], args[0], False):
+        if (
+            name == "masked_fill"
+            and len(args) == 3
+            and self._zero(args[2])
+            and self._of(args[1], args[0], False)
+        ):
             return _tensor(args[0])
-        if name == "setitem" and _zero(args[2]) and self._of(args[1], args[0], False):
+        if name == "setitem" and self._zero(args[2]) and self._of(args[1], args[0], False):
             return _tensor(args[0])
         if name == "where" and len(args) == 3:
             mask, a, b = args
-            if (_zero(b) and self._of(mask, a, True)) or (_zero(a) and self._of(mask, b, False)):
-                return _tensor(a if _zero(b) else b)
+            if (self._zero(b) and self._of(mask, a, True)) or (self._zero(a) and self._of(mask, b, False)):
+                return _tensor(a if self._zero(b) else b)
         if name in ("maximum", "max", "fmax") and len(args) == 2 and all(isinstance(v, Tensor) for v in args):
             for h, other in (args, args[::-1]):
-                if not other.requires_grad and _zero(other):
+                if not other.requires_grad and self._zero(other):
                     return _tensor(h)
         low, high = _bounds(name, args, kwargs)
-        return _tensor(args[0]) if high is None and low is not None and _zero(low) else None
+        return _tensor(args[0]) if high is None and low is not None and self._zero(low) else None
 
 
 def _bounds(name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -69,12 +85,6 @@ def _bounds(name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
         return None, None
     low = args[1] if len(args) > 1 else kwargs.get("min")
     return low, args[2] if len(args) > 2 else kwargs.get("max")
-
-
-def _zero(value: Any) -> bool:
-    if isinstance(value, Tensor):
-        return not value.requires_grad and not bool(value.any())
-    return isinstance(value, int | float) and value == 0
 
 
 def _tensor(value: Any) -> Tensor | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -39,27 +40,44 @@ def dense(a: Tensor, w: Tensor, b: Tensor | None) -> tuple[Tensor, Pull]:
     return z, lambda g: (g @ w.to(g.dtype)).to(a.dtype)
 
 
-def convolution(module: Any) -> Linear:
-    """A convolution with the stride, padding and groups of a module.
+@lru_cache(maxsize=1024)
+def convolution(
+    func: Callable[..., Tensor], args: tuple[Any, ...], named: tuple[tuple[str, Any], ...]
+) -> Linear:
+    """A convolution called with these arguments behind its weights and bias.
 
     Its way back is asked for directly: to have autograd find it costs more than many a layer does.
     """
-    if module.padding_mode != "zeros" or isinstance(module.padding, str):
-        return followed(module._conv_forward)
-    stride, padding, dilation, groups = module.stride, module.padding, module.dilation, module.groups
+    settings = dict(zip(("stride", "padding", "dilation", "groups"), args, strict=False)) | dict(named)
+    plain = isinstance(settings.get("padding", 0), int | tuple) and "transpose" not in func.__name__
+
+    def as_called(a: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        return func(a, w, b, *args, **dict(named))
+
+    if not plain:
+        return followed(as_called)
 
     def run(a: Tensor, w: Tensor, b: Tensor | None) -> tuple[Tensor, Pull]:
         with torch.no_grad():
-            z = module._conv_forward(a, w, b)
-        kept = a.detach()
+            z = as_called(a, w, b)
+        kept, axes = a.detach(), w.dim() - 2
+        stride, padding, dilation = (
+            [value] * axes if isinstance(value, int) else value
+            for value in (settings.get(name, default) for name, default in _DEFAULTS)
+        )
 
         def pull(g: Tensor) -> Tensor:
+            alike = g.dtype == kept.dtype == w.dtype  # to ask for the dtype it has costs as much as a kernel
             found: Tensor = torch.ops.aten.convolution_backward.default(
-                *(g, kept.to(g.dtype), w.to(g.dtype), None, stride, padding, dilation),
-                *(False, [0] * len(stride), groups, [True, False, False]),
+                *(g, *((kept, w) if alike else (kept.to(g.dtype), w.to(g.dtype)))),
+                *(None, stride, padding, dilation),
+                *(False, [0] * axes, settings.get("groups", 1), [True, False, False]),
             )[0]
-            return found.to(kept.dtype)
+            return found if alike else found.to(kept.dtype)
 
         return z, pull
 
     return run
+
+
+_DEFAULTS = (("stride", 1), ("padding", 0), ("dilation", 1))

@@ -32,14 +32,7 @@ class Rectifiers(Follower):
 
     def rule(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if name in RECTIFIERS or _between_zero_and_six(name, args, kwargs):
-            value = func(*args, **kwargs)
-            self.seen += 1
-            if value.grad_fn is not None:
-                # the rule hangs on the operation in this one graph and goes with it
-                value.grad_fn.register_hook(
-                    lambda plain, above: (self.change(plain[0], above[0]), *plain[1:])
-                )
-            return value
+            return self.do(_rectified, self, func, args, kwargs)
         if name in _DISGUISES or name in _INSIDE:
             raise self._hidden(name, "it may be a part of a rectifier that is written by hand")
         if (
@@ -48,10 +41,19 @@ class Rectifiers(Follower):
             and any(h.choice for h in self.holds(args, kwargs))
         ):
             raise self._hidden(name, "it lets through a part that the activations choose")
-        return func(*args, **kwargs)
+        return self.do(func, *args, **kwargs)
 
     def _hidden(self, name: str, why: str) -> Exception:
         return self.refused(f"operation '{name}'", f"{why}; write it as nn.ReLU() or F.relu")
+
+
+def _rectified(run: Rectifiers, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    value, change = func(*args, **kwargs), run.change
+    run.seen += 1
+    if value.grad_fn is not None:
+        # the rule hangs on the operation in this one graph and goes with it
+        value.grad_fn.register_hook(lambda plain, above: (change(plain[0], above[0]), *plain[1:]))
+    return value
 
 
 def _between_zero_and_six(name: str, args: Any, kwargs: Any) -> bool:

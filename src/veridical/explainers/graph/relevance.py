@@ -18,21 +18,19 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from veridical.errors import NotApplicableError
 from veridical.explainers.graph import decompose
-from veridical.explainers.graph.follow import Follower, Held, Marks
-from veridical.explainers.graph.linear_maps import Linear, dense, followed
+from veridical.explainers.graph.batch_norm import BatchNorm
+from veridical.explainers.graph.follow import Follower, Held, Marks, ungraded
+from veridical.explainers.graph.linear_maps import Linear, convolution, dense
 from veridical.explainers.graph.operations import POSITIVE, TURNING, kind_of, tensors
-from veridical.explainers.graph.relevance_rules import (
-    Layer,
-    Rules,
+from veridical.explainers.graph.relevance_flow import (
     as_relevance,
-    batch_norm,
+    halves,
     layer_norm,
     pass_on,
     proportional,
-    route,
-    scale_and_shift,
     split_sum,
 )
+from veridical.explainers.graph.relevance_rules import Layer, Rules
 from veridical.explainers.graph.relevance_work import Work
 
 _SIZES = frozenset({"sqrt", "rsqrt", "reciprocal", "std", "norm", "vector_norm", "pow"})
@@ -53,8 +51,12 @@ class Relevance(Follower):
         self.activated = Marks()  # answers of other activations
         self.layers: WeakIdKeyDictionary = WeakIdKeyDictionary()  # how a linear layer's answer was made
 
-    def answered(self, answer: Tensor) -> Tensor:
-        return as_relevance(super().answered(answer))
+    @property
+    def decides(self) -> tuple[Any, ...]:
+        return self.rules, self.x in self.positive
+
+    def finish(self, answer: Tensor) -> Tensor:
+        return as_relevance(answer)
 
     def rule(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         kind = kind_of(name, args, kwargs)
@@ -68,8 +70,7 @@ class Relevance(Follower):
 
     def rule_of_held(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         kind, held = kind_of(name, args, kwargs), self.worst(args, kwargs)
-        with torch.no_grad():
-            value = func(*args, **kwargs)
+        value = self.do(ungraded, func, args, kwargs)
         if kind == "softmax":
             # attention weights, held constant
             self.free.add(tensors(value))
@@ -90,15 +91,12 @@ class Relevance(Follower):
         )
 
     def _by_kind(self, kind: str, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        a: Any = args[0] if args else None
         if kind in ("structure", "maximum"):
-            return func(*args, **kwargs)
+            return self.do(func, *args, **kwargs)
         if kind in ("activation", "gate"):
-            with torch.no_grad():
-                value = func(a.detach(), *args[1:], **kwargs)
-            return pass_on(value, a)
+            return self.do(pass_on, func, args, kwargs)
         if kind == "average":
-            return proportional(lambda x: func(x, *args[1:], **kwargs), a)
+            return self.do(proportional, func, args, kwargs)
         if kind in ("linear", "transposed"):
             return self._layer(kind, name, func, args, kwargs)
         if kind == "addmm":
@@ -106,7 +104,7 @@ class Relevance(Follower):
         if kind == "batch_norm":
             return self._batch_norm(*args, **kwargs)
         if name == "layer_norm":
-            return layer_norm(*args, **kwargs)
+            return self.do(layer_norm, *args, **kwargs)
         if kind in ("norm", "attention", "recurrent"):
             return self._block(name, args, kwargs)
         if kind == "sum":
@@ -115,8 +113,7 @@ class Relevance(Follower):
             return self._product(name, func, *args)
         if kind == "matmul":
             return self._matmul(name, func, *args)
-        with torch.no_grad():
-            value = func(*args, **kwargs)
+        value = self.do(ungraded, func, args, kwargs)
         if kind == "softmax":
             self.free.add([value])
         elif kind != "compare":
@@ -147,18 +144,15 @@ class Relevance(Follower):
         w, b = named.pop("weight"), named.pop("bias", None)
         if any(v in self.carried for v in (w, b)):
             raise self.refused(f"operation '{name}'", "its weights depend on the input")
-
-        def as_called(x: Tensor, v: Tensor, c: Tensor | None) -> Tensor:
-            answer: Tensor = func(x, v, c, *args[3:], **named)
-            return answer
-
-        linear = dense if name == "linear" else followed(as_called)
+        given = {key: tuple(v) if isinstance(v, list) else v for key, v in named.items()}
+        behind = tuple(tuple(v) if isinstance(v, list) else v for v in args[3:])
+        linear = dense if name == "linear" else convolution(func, behind, tuple(given.items()))
         return self._weighted(linear, args[0], w, b, "conv" in name, kind == "transposed")
 
     def _addmm(self, func: Callable[..., Any], b: Tensor, a: Tensor, w: Tensor, **factors: Any) -> Tensor:
         if factors or w in self.carried or b in self.carried or a not in self.carried:
             raise self.refused("operation 'addmm'", "only a constant matrix and bias have a stated rule")
-        return self._weighted(dense, a, w.mT, b, False)
+        return self._weighted(dense, a, self.do(_turned, w), b, False)
 
     def _weighted(
         self,
@@ -172,8 +166,14 @@ class Relevance(Follower):
         rule = self.rules.convolution if convolution else self.rules.dense
         if convolution and a in self.raw:
             rule = self.rules.first
-        channels = 1 if convolution else -1
-        layer = Layer.at(linear, a, w, b, channels, a in self.positive, transposed)
+        how = (1 if convolution else -1, a in self.positive, transposed)
+        value: Tensor = self.do(Relevance._through, self, linear, a, w, b, rule, *how)
+        return value
+
+    def _through(
+        self, linear: Linear, a: Tensor, w: Tensor, b: Tensor | None, rule: str, *how: Any
+    ) -> Tensor:
+        layer = Layer.at(linear, a, w, b, *how)
         value = self.work.through(layer, rule, self.rules, a)
         self.layers[value] = (layer, rule, a)
         return value
@@ -193,11 +193,15 @@ class Relevance(Follower):
             raise self.refused(
                 "operation 'batch_norm'", "its statistics are the batch's, which mixes samples"
             )
-        laid = scale_and_shift(mean, var, weight, bias, eps)
+        value: Tensor = self.do(Relevance._normed, self, x, mean, var, weight, bias, eps)
+        return value
+
+    def _normed(self, x: Tensor, *of: Any) -> Tensor:
+        norm = BatchNorm(*of)
         layer, rule, a = self.layers.get(x, (None, "", x))
         if layer is None or layer.transposed or not (layer.channels > 0 or x.dim() == 2):
-            return batch_norm(x, *laid)
-        return self.work.through(layer.normed(*laid), rule, self.rules, a)
+            return norm.alone(x)
+        return self.work.through(layer.normed(norm), rule, self.rules, a)
 
     # --- where branches meet ------------------------------------------------------------------------
 
@@ -206,46 +210,41 @@ class Relevance(Follower):
         if name == "rsub":
             a, b = b, a
         factor = alpha * (-1 if "sub" in name else 1)
-        like = a if isinstance(a, Tensor) else b
-        parts = [v if isinstance(v, Tensor) else torch.as_tensor(v).to(like) for v in (a, b)]
-        if factor != 1:
-            moved = parts[1]
-            parts[1] = proportional(lambda x: x * factor, moved) if self.carries(moved) else moved * factor
-        return split_sum(parts)
+        value: Tensor = self.do(split_sum, a, b, factor)
+        return value
 
     def _product(self, name: str, func: Callable[..., Any], a: Any, b: Any, **how: Any) -> Tensor:
         if self.carries(a) and self.carries(b):
             gated = [v in self.gates for v in (a, b)]
             if "div" not in name and sum(gated) == 1:
                 # signal takes all: the gate decides how much passes, the signal what
-                return self._product(name, func, *((a.detach(), b) if gated[0] else (a, b.detach())))
-            with torch.no_grad():
-                value: Tensor = func(a, b, **how)
+                gate = self.do(torch.detach, a if gated[0] else b)
+                return self._product(name, func, *((gate, b) if gated[0] else (a, gate)))
             if "div" not in name and sum(v in self.activated for v in (a, b)) == 1:
-                return route(value, lambda R: tuple((R / 2).sum_to_size(v.shape) for v in (a, b)), a, b)
+                halved: Tensor = self.do(halves, func, a, b, how)
+                return halved
+            value: Tensor = self.do(ungraded, func, (a, b), how)
             self._unruled(value, name, _TWO)
             return value
         if "div" in name and self.carries(a if name.startswith("r") else b):
-            with torch.no_grad():
-                value = func(a, b, **how)
+            value = self.do(ungraded, func, (a, b), how)
             self._unruled(value, name, "no rule is stated for a division by an activation")
             return value
-        if self.carries(a):
-            return proportional(lambda x: func(x, b, **how), a)
-        return proportional(lambda x: func(a, x, **how), b)
+        scaled: Tensor = self.do(proportional, func, (a, b), how, None, 0 if self.carries(a) else 1)
+        return scaled
 
     def _matmul(self, name: str, func: Callable[..., Any], *args: Any) -> Tensor:
         at = [i for i, v in enumerate(args) if self.carries(v)]
         if len(at) != 1:
             # attention scores, perhaps: nothing but a softmax may read them
-            with torch.no_grad():
-                value: Tensor = func(*args)
+            value: Tensor = self.do(ungraded, func, args, {})
             self._unruled(value, name, _TWO)
             return value
         a = args[at[0]]
         if name == "matmul" and at == [0] and args[1].dim() == 2:
-            return self._weighted(dense, a, args[1].mT, None, False)
-        return proportional(lambda x: func(*args[: at[0]], x, *args[at[0] + 1 :]), a)
+            return self._weighted(dense, a, self.do(_turned, args[1]), None, False)
+        shared: Tensor = self.do(proportional, func, args, {}, None, at[0])
+        return shared
 
     # --- what is known of an answer from what is known of what went in ----------------------------------
 
@@ -266,3 +265,7 @@ class Relevance(Follower):
             self.gates.add(made)
         if kind == "activation":
             self.activated.add(made)
+
+
+def _turned(w: Tensor) -> Tensor:
+    return w.mT

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -23,9 +25,15 @@ template <typename T> T more(T x, T z, T factor) { return z >= 0 ? x : x * facto
 """
 
 
+@lru_cache(maxsize=64)
+def constant(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """One number where a kernel wants a tensor, made once: to make it is a kernel by itself."""
+    return torch.full((1,), value, dtype=dtype, device=device)
+
+
 def over(R: Tensor, z: Tensor, epsilon: float = TINY) -> Tensor:
     """R / z, where z is pushed away from 0 by epsilon in the direction of its sign."""
-    return at_once(OVER, over_steps, R, z, z.new_full((1,), epsilon))
+    return at_once(OVER, over_steps, R, z, constant(epsilon, z.dtype, z.device))
 
 
 def over_steps(R: Tensor, z: Tensor, epsilon: Tensor) -> Tensor:
@@ -45,7 +53,7 @@ def by_sign(R: Tensor, z: Tensor, p: Tensor, gamma: float) -> tuple[Tensor, Tens
         return _by_sign_vectorised(R, z, p, gamma)
     part = at_once(FAVOURED, favoured_steps, z, p)
     whole = over(R, torch.add(z, part, alpha=gamma))
-    factors = (z.new_full((1,), factor) for factor in (1 + gamma, -1.0))
+    factors = (constant(factor, z.dtype, z.device) for factor in (1 + gamma, -1.0))
     every, positive = (at_once(MORE, more_steps, whole, z, factor) for factor in factors)
     return every, positive
 

@@ -9,68 +9,21 @@ How often a rule goes through a layer is told and counted in `relevance_work`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from veridical.errors import InputError
-from veridical.explainers.graph.linear_maps import Linear, Pull, leaf_of
-from veridical.explainers.graph.relevance_elements import TINY, by_sign, over
+from veridical.explainers.graph.batch_norm import BatchNorm
+from veridical.explainers.graph.linear_maps import Linear, Pull
+from veridical.explainers.graph.relevance_elements import by_sign
+from veridical.explainers.graph.relevance_flow import Term, _shared, _total, shares
 from veridical.model.late_checks import can_look
 
 RuleName = Literal["epsilon", "gamma", "z_plus", "alpha_beta", "flat", "w_square", "z_box"]
 RULES: tuple[str, ...] = get_args(RuleName)
-Term = tuple[Tensor, Tensor]
-
-
-class _Route(torch.autograd.Function):
-    """A value whose backward pass carries relevance by a rule instead of a gradient by the chain rule."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, value: Tensor, back: Callable[[Tensor], tuple[Tensor, ...]], *inputs: Tensor
-    ) -> Tensor:
-        ctx.back = back
-        return value.view_as(value)
-
-    @staticmethod
-    def backward(ctx: Any, relevance: Tensor) -> tuple[Tensor | None, ...]:
-        return (None, None, *ctx.back(relevance))
-
-
-def route(value: Tensor, back: Callable[[Tensor], tuple[Tensor, ...]], *inputs: Tensor) -> Tensor:
-    """Let relevance that arrives at `value` go to `inputs` as `back` says."""
-    routed: Tensor = _Route.apply(value.detach(), back, *inputs)  # type: ignore[no-untyped-call]
-    return routed
-
-
-def shares(
-    linear: Linear, terms: Sequence[Term], bias: Tensor | None, relevance: Tensor, epsilon: float = TINY
-) -> Tensor:
-    """R_i = sum over terms of a'_i * (w'^T (R / z'))_i with z' = sum over terms of w' a' + b'."""
-    z, pulls = _total(linear, terms, bias)
-    return _shared(z, [(a, pull) for (a, _), pull in zip(terms, pulls, strict=True)], relevance, epsilon)
-
-
-def _total(linear: Linear, terms: Sequence[Term], bias: Tensor | None) -> tuple[Tensor, list[Pull]]:
-    parts = [linear(a, w, None if at else bias) for at, (a, w) in enumerate(terms)]
-    total, pulls = parts[0][0], [pull for _, pull in parts]
-    for more, _ in parts[1:]:
-        total = total + more
-    return total, pulls
-
-
-def _shared(z: Tensor, ways: Sequence[tuple[Tensor, Pull]], R: Tensor, epsilon: float = TINY) -> Tensor:
-    """Every input times what comes back to it from the relevance over z, a sum linear in the inputs."""
-    given = over(R, z, epsilon)
-    (a, pull), *others = ways
-    out = a * pull(given)
-    for a, pull in others:
-        out.addcmul_(a, pull(given))
-    return out
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +31,7 @@ class Layer:
     """A linear layer at one input: its map, its weights, and its answer z with the graph that made it.
 
     `positive` if the inputs are known to be at least 0; `channels` is the axis along which weights differ.
-    Where a batch norm follows, `b` is folded and z is the norm's answer; `scale` is what is not yet in `w`.
+    Where a batch norm follows, z is the norm's answer, and `w` and `b` are not yet folded.
     `transposed` if the first axis of the weights is the inputs.
     """
 
@@ -90,8 +43,8 @@ class Layer:
     pull: Pull
     channels: int
     positive: bool = False
-    scale: Tensor | None = None
     transposed: bool = False
+    norm: BatchNorm | None = None
 
     @classmethod
     def at(
@@ -107,19 +60,12 @@ class Layer:
         """Run the layer on a, apart from the graph that a belongs to."""
         a = a.detach()
         z, pull = linear(a, w, b)
-        return cls(linear, a, w, b, z, pull, channels, positive, None, transposed)
+        return cls(linear, a, w, b, z, pull, channels, positive, transposed)
 
-    def normed(self, scale: Tensor, shift: Tensor) -> Layer:
-        """The same layer and the batch norm behind it, by its scale and shift; it does not run again."""
-        laid, moved = (v.reshape(-1, *[1] * self._behind) for v in (scale, shift))
-        b = shift if self.b is None else shift + self.b * scale
-        z, back = torch.addcmul(moved, self.z, laid), self.pull
-        return replace(self, b=b, z=z, pull=lambda g: back(g * laid), scale=scale)
-
-    @property
-    def _behind(self) -> int:
-        """How many axes lie behind the channels."""
-        return self.z.dim() - 1 - self.channels if self.channels > 0 else 0
+    def normed(self, norm: BatchNorm) -> Layer:
+        """The same layer and the batch norm behind it; it does not run again."""
+        back = self.pull
+        return replace(self, z=norm(self.z), pull=lambda g: back(norm.pull(g)), norm=norm)
 
     @property
     def multiplications(self) -> int:
@@ -130,13 +76,21 @@ class Layer:
     @property
     def weights(self) -> Tensor:
         """The weights with the batch norm folded in."""
-        return self.w if self.scale is None else _scaled(self.w, self.scale)
+        return self.w if self.norm is None else _scaled(self.w, self.norm.laid[0])
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The bias with the batch norm folded in."""
+        if self.norm is None:
+            return self.b
+        scale, shift = self.norm.laid
+        return shift if self.b is None else shift + self.b * scale
 
     def signed(self, raising: bool) -> tuple[list[Term], Tensor | None]:
         """Terms whose products are the positive (or negative) contributions, and that part of the bias."""
         up, down = ({"min": 0.0}, {"max": 0.0}) if raising else ({"max": 0.0}, {"min": 0.0})
-        bias = None if self.b is None else self.b.clamp(**up)
-        w = self.weights
+        bias, w = self.bias, self.weights
+        bias = None if bias is None else bias.clamp(**up)
         if self.positive or self._has_no_negative():
             return [(self.a, w.clamp(**up))], bias
         a = self.a
@@ -169,10 +123,6 @@ class Rules:
         for rule in (self.first, self.convolution, self.dense):
             if rule not in RULES:
                 raise InputError(f"no LRP rule is called '{rule}'; choose one of {', '.join(RULES)}")
-        if self.epsilon < 0 or self.gamma < 0:
-            raise InputError(f"epsilon and gamma are at least 0, got {self.epsilon} and {self.gamma}")
-        if self.alpha < 1:
-            raise InputError(f"alpha is at least 1 (beta is alpha - 1), got {self.alpha}")
         if not self.low < self.high:
             raise InputError(f"inputs lie between low and high, got {self.low} and {self.high}")
 
@@ -225,69 +175,3 @@ def _flat(layer: Layer, R: Tensor) -> Tensor:
 def _scaled(w: Tensor, scale: Tensor) -> Tensor:
     """Weights times one number per output."""
     return w * scale.reshape(-1, *[1] * (w.dim() - 1))
-
-
-def batch_norm(a: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """A batch norm with no layer to fold into: a linear layer that keeps channels apart."""
-    scale, shift = (v.reshape(1, -1, *[1] * (a.dim() - 2)) for v in (scale, shift))
-    return proportional(lambda x: x * scale, a, shift)
-
-
-def scale_and_shift(
-    mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor]:
-    """What a batch norm multiplies by and adds, given its statistics and weights."""
-    spread = torch.rsqrt(var + eps)
-    scale = spread if weight is None else spread * weight.detach()
-    return scale, -mean * scale if bias is None else torch.addcmul(bias.detach(), mean, scale, value=-1)
-
-
-def pass_on(value: Tensor, a: Tensor) -> Tensor:
-    """Activations: all relevance goes to the input as it is."""
-    return route(value, lambda R: (R,), a)
-
-
-def proportional(linear: Callable[[Tensor], Tensor], a: Tensor, bias: Tensor | None = None) -> Tensor:
-    """A linear map without weights to favour (pooling, means, scaling): shares of the plain contributions."""
-    leaf = leaf_of(a)
-    with torch.enable_grad():
-        value = linear(leaf) if bias is None else linear(leaf) + bias
-    z, held = value.detach(), leaf.detach()
-
-    def back(R: Tensor) -> tuple[Tensor]:
-        return (_shared(z, [(held, lambda g: torch.autograd.grad(value, leaf, g)[0])], R),)
-
-    return route(z, back, a)
-
-
-def split_sum(parts: Sequence[Tensor]) -> Tensor:
-    """A sum of several branches: each gets the share of its own part in the sum, element by element."""
-    values = [part.detach() for part in parts]
-    total = sum(values[1:], values[0])
-
-    def back(R: Tensor) -> tuple[Tensor, ...]:
-        scaled = over(R, total)
-        return tuple((value * scaled).sum_to_size(value.shape) for value in values)
-
-    return route(total, back, *parts)
-
-
-def as_relevance(outputs: Tensor) -> Tensor:
-    """Turn the gradient that arrives at the model's outputs into relevance: gradient times output."""
-    value = outputs.detach()
-    return route(value, lambda gradient: (gradient * value,), outputs)
-
-
-def layer_norm(
-    input: Tensor,
-    normalized_shape: Any,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-) -> Tensor:
-    """Layer norm with its spread held constant: subtract the mean, scale, shift."""
-    axes = tuple(range(-len(normalized_shape), 0))
-    spread = torch.rsqrt(input.detach().var(axes, correction=0, keepdim=True) + eps)
-    scale = spread if weight is None else spread * weight.detach()
-    shift = None if bias is None else bias.detach()
-    return proportional(lambda t: (t - t.mean(axes, keepdim=True)) * scale, input, shift)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from veridical.explainers.graph.relevance_rules import Layer, Rules, route
+from veridical.explainers.graph.relevance_rules import Layer, Rules
+from veridical.explainers.graph.routes import route
 from veridical.model.cost import Meter
 
 FURTHER: dict[str, tuple[int, int]] = {
@@ -40,7 +41,7 @@ class Work:
         """The answer of a layer, whose relevance goes back to `a` by a rule; both are noted."""
         size = layer.multiplications
         # the norm behind a layer that has run does not make it run again
-        self.plain += size if layer.scale is None else 0
+        self.plain += size if layer.norm is None else 0
 
         def back(R: Tensor) -> tuple[Tensor]:
             # here, since no relevance may come: not through queries and keys

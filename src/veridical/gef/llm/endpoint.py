@@ -7,7 +7,6 @@ import http.client
 import ipaddress
 import json
 import logging
-import math
 import os
 import queue
 import threading
@@ -21,7 +20,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from veridical.allowed import Count, Index, NotNegative, Positive
 from veridical.errors import FormatError, InputError, ModelError
+from veridical.settings import check_settings
 from veridical.values import sealed
 
 log = logging.getLogger("veridical")
@@ -51,11 +52,11 @@ class Endpoint:
     model: str
     send_data: bool = False
     key_variable: str = "OPENAI_API_KEY"
-    timeout_s: float = 60.0
-    deadline_s: float = 300.0
-    retries: int = 3
-    pause_s: float = 1.0
-    new_tokens: int = 128
+    timeout_s: Positive = 60.0
+    deadline_s: Positive = 300.0
+    retries: Index = 3
+    pause_s: NotNegative = 1.0
+    new_tokens: Count = 128
     cache: Path | None = None
 
     def __post_init__(self) -> None:
@@ -67,16 +68,7 @@ class Endpoint:
                 f"{parts.hostname} is not this machine, and prompts hold the inputs that are explained; "
                 "say send_data=True to send them there"
             )
-        if (
-            not 0 < self.timeout_s < math.inf
-            or not 0 < self.deadline_s < math.inf
-            or self.retries < 0
-            or self.pause_s < 0
-            or self.new_tokens < 1
-        ):
-            raise InputError(
-                "timeout_s, deadline_s and new_tokens are positive, retries and pause_s not negative"
-            )
+        check_settings(self)
         object.__setattr__(self, "url", self.url.rstrip("/"))
         object.__setattr__(self, "cache", None if self.cache is None else Path(self.cache))
 

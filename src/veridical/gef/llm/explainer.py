@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from veridical.allowed import Count
 from veridical.errors import InputError
 from veridical.explainers import Explainer
 from veridical.gef.llm.prompt import WORDINGS, build_prompt, parse_reply, tidy
@@ -42,7 +43,7 @@ class LLMx(Explainer):
     """What the classifier is trained on, in words of the prompt."""
     labels: tuple[str, ...]
     """Names of the classes."""
-    k: int = 5
+    k: Count = 5
     """Tokens that the language model is asked for."""
     tokenizer: Any = None
     """The classifier's own; None compares words with the tokens' names."""
@@ -56,8 +57,8 @@ class LLMx(Explainer):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", tuple(self.labels))
-        if self.k < 1 or not callable(self.generate):
-            raise InputError("LLM-x needs k of at least 1 and a function from prompt to text")
+        if not callable(self.generate):
+            raise InputError("LLM-x needs a function from prompt to text")
 
     def to_json(self) -> dict[str, Any]:
         """The settings as plain data; functions and tokenizers are named, not stored."""

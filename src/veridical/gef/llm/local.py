@@ -8,7 +8,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from veridical.allowed import Count, Positive
 from veridical.errors import InputError, missing_extra
+from veridical.settings import check_settings
 
 
 @dataclass(frozen=True)
@@ -24,17 +26,14 @@ class LocalModel:
 
     source: str
     gguf_file: str | None = None
-    new_tokens: int = 128
+    new_tokens: Count = 128
     begin: str = ""
     stop: str | None = None
-    repetition_penalty: float = 1.0
+    repetition_penalty: Positive = 1.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "source", str(self.source))
-        if self.new_tokens < 1:
-            raise InputError(f"a reply has at least one token, got new_tokens={self.new_tokens}")
-        if self.repetition_penalty <= 0:
-            raise InputError(f"a repetition penalty is positive, got {self.repetition_penalty}")
+        check_settings(self)
         if self.stop == "":
             raise InputError("every reply holds the empty text: stop is some text, or None")
 

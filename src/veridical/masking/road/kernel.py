@@ -15,8 +15,8 @@ from torch import Tensor
 
 log = logging.getLogger("veridical")
 
-_THREADS = 64  # of one block, side by side
-_ROWS = 8  # that a thread walks down
+_WARP, _MOST_THREADS = 32, 256  # of one block, side by side
+_ROWS = 16  # that a thread walks down
 
 # Images (images, height, width) lie one after another; `share` of them have one mask. A thread walks down a
 # column and keeps the sums of three rows, so that each row is fetched once.
@@ -37,9 +37,13 @@ struct Image {
         hole = image / share * height * width;
     }
 
-    // the weights 1 2 1 that lie inside the image, along each side: their product is the middle's divisor
+    // how much of the weights 1 2 1 lies inside the image along both sides; a mean multiplies, never divides
     __device__ float sum(int y, int x) const {
         return (4.0f - (y == 0) - (y == height - 1)) * (4.0f - (x == 0) - (x == width - 1));
+    }
+    __device__ static float over(int ends) { return ends == 0 ? 0.25f : ends == 1 ? 1.0f / 3.0f : 0.5f; }
+    __device__ float mean(float total, int y, int x) const {
+        return total * over((y == 0) + (y == height - 1)) * over((x == 0) + (x == width - 1));
     }
 
     // (1 2 1) x (1 2 1) sums of what `look(y, x)` gives, with nothing beyond the edges
@@ -76,7 +80,7 @@ extern "C" __global__ void settle(
         return hole[y * width + x] ? coarse[y / 2 * half + x / 2] : known[y * width + x];
     };
     image.blur(look, [&](int y, int i, float sum) {
-        out[i] = hole[i] ? sum / image.sum(y, image.x) : known[i];
+        out[i] = hole[i] ? image.mean(sum, y, image.x) : known[i];
     });
 }
 
@@ -98,9 +102,9 @@ extern "C" __global__ void begin(
     const Image image(height, width, share);
     right += image.first; value += image.first; rest += image.first;
     image.blur(
-        [&](int y, int x) { return right[y * width + x] / image.sum(y, x); },
+        [&](int y, int x) { return image.mean(right[y * width + x], y, x); },
         [&](int y, int i, float sum) {
-            value[i] = right[i] / image.sum(y, image.x);
+            value[i] = image.mean(right[i], y, image.x);
             rest[i] = sum;
         });
 }
@@ -119,7 +123,7 @@ extern "C" __global__ void relax(
         return from_coarse ? own + 0.9f * coarse[y / 2 * half + x / 2] : own;
     };
     image.blur(look, [&](int y, int i, float sum) {
-        out[i] = hole[i] ? (sum + right[i]) / image.sum(y, image.x) : 0.0f;
+        out[i] = hole[i] ? image.mean(sum + right[i], y, image.x) : 0.0f;
     });
 }
 """
@@ -137,10 +141,11 @@ class Steps:
     def __call__(self, name: str, tensors: tuple[Tensor, ...], share: int, *more: int) -> None:
         """Launch a step on images (images, height, width); `share` of them have one mask."""
         images, height, width = tensors[0].shape
-        tiles = -(-width // _THREADS) * -(-height // _ROWS)
+        threads = min(_MOST_THREADS, -(-width // _WARP) * _WARP)
+        tiles = -(-width // threads) * -(-height // _ROWS)
         self._kernels[name](
             grid=(images * tiles, 1, 1),
-            block=(_THREADS, 1, 1),
+            block=(threads, 1, 1),
             args=[*tensors, height, width, share, *more],
         )
 

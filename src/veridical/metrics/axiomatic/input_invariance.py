@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from veridical.errors import InputError
+from veridical.allowed import LARGE, Within
 from veridical.explainers.base import Explainer
 from veridical.explainers.gradients import Gradient, InputXGradient, Saliency
 from veridical.functional import euclidean, rms_normalise
@@ -95,7 +95,7 @@ class InputInvariance(ExplainerMetric):
     the explanation does not see the shift.
     """
 
-    shift: float = 1.0
+    shift: Annotated[float, Within(-LARGE, LARGE, without=(0,))] = 1.0
     """What is added to every input element; not 0."""
     compensate: bool = True
     """Whether the model subtracts the shift again; if not, the input alone is shifted, as in
@@ -111,10 +111,6 @@ class InputInvariance(ExplainerMetric):
     )
     paper: ClassVar[str] = "Kindermans et al. 2019"
     needs: ClassVar[frozenset[str]] = frozenset({"explainer"})
-
-    def __post_init__(self) -> None:
-        if self.shift == 0:
-            raise InputError("a shift of 0 changes nothing; give another")
 
     def why_not(self, task: Task) -> str | None:
         return super().why_not(task) or why_no_noise(task)

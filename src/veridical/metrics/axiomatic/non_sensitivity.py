@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from veridical.errors import InputError
+from veridical.allowed import Count, NotNegative
 from veridical.functional import rms_normalise
 from veridical.masking.fills import Fill, UniformNoise
 from veridical.masking.probe import probe
@@ -63,11 +63,11 @@ class NonSensitivity(Metric):
     relevant if |e_i| > threshold times the map's root mean square.
     """
 
-    draws: int = 4
+    draws: Count = 4
     """Replacements tried per group."""
-    group: int = 1
+    group: Count = 1
     """Features replaced together to save evaluations; they count as one."""
-    threshold: float = 1e-5
+    threshold: NotNegative = 1e-5
     """Relevance, in units of the map's root mean square, up to which a feature has none."""
     response: Response = "logit"
     """The scale on which answers are read: "probability" or "logit"."""
@@ -82,13 +82,6 @@ class NonSensitivity(Metric):
         "it counts the smallest dependence like the largest; redundant features look ignored"
     )
     paper: ClassVar[str] = "Nguyen and Martinez 2020"
-
-    def __post_init__(self) -> None:
-        for what in ("draws", "group"):
-            if getattr(self, what) < 1:
-                raise InputError(f"{what} must be at least 1, got {getattr(self, what)}")
-        if self.threshold < 0:
-            raise InputError(f"threshold must not be negative, got {self.threshold}")
 
     def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         groups = Groups(task.space.n_features, self.group, task.device)

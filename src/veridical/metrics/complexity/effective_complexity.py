@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from veridical.errors import InputError
+from veridical.allowed import NotNegative
 from veridical.functional import rms_normalise
 from veridical.metrics.base import Metric, Outcome, register
 from veridical.metrics.blocks import in_blocks
@@ -32,7 +32,7 @@ def count_above(values: Tensor, valid: Tensor | None, threshold: float, normalis
 class EffectiveComplexity(Metric):
     """The number of features with |e| > threshold, after division by the map's root mean square."""
 
-    threshold: float = 1e-5
+    threshold: NotNegative = 1e-5
     """Absolute relevance above which a feature counts."""
     normalise: bool = True
     """Whether maps are divided by their root mean square first; if not, as in common programs, the count
@@ -45,10 +45,6 @@ class EffectiveComplexity(Metric):
     misleads: ClassVar[str] = "always, as a measure of truth: it never asks the model; the threshold decides"
     paper: ClassVar[str] = "Nguyen and Martinez 2020"
     permutation_invariant: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if self.threshold < 0:
-            raise InputError(f"threshold must not be negative, got {self.threshold}")
 
     def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         values = in_blocks(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from veridical.allowed import Count
 from veridical.masking.fills import Fill
 from veridical.metrics.base import Outcome, register
-from veridical.metrics.faithfulness.masks import check_steps
 from veridical.metrics.faithfulness.pixel_flipping import PixelFlipping
 from veridical.metrics.tie_orders import RankingMetric
 from veridical.model.output_heads import Response
@@ -25,7 +25,7 @@ class Deletion(RankingMetric):
     It is pixel flipping in `steps` steps of equal share; the area lies on [0, 1] whatever their number.
     """
 
-    steps: int = 50
+    steps: Count = 50
     """Steps of equal share."""
     response: Response = "probability"
     """The scale on which answers are read: "probability" or "logit"."""
@@ -39,9 +39,6 @@ class Deletion(RankingMetric):
     misleads: ClassVar[str] = "on maps of isolated pixels: speckled deletion breaks any classifier"
     paper: ClassVar[str] = "Petsiuk et al. 2018"
     ranks_only: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_steps(self.steps, None)
 
     def along(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         flipping = PixelFlipping(steps=self.steps, response=self.response, fill=self.fill)

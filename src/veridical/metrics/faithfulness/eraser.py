@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from veridical.allowed import PartOf
 from veridical.errors import InputError
 from veridical.masking.fills import Fill
 from veridical.masking.probe import probe
@@ -31,7 +32,7 @@ def top_counts(counts: Tensor, bins: tuple[float, ...]) -> Tensor:
 
 @dataclass(frozen=True)
 class _Eraser(RankingMetric):
-    bins: tuple[float, ...] = BINS
+    bins: tuple[PartOf, ...] = BINS
     """Shares of the tokens that are chosen, each in (0, 1]."""
     response: Response = "probability"
     """The scale on which answers are read: "probability" or "logit"."""
@@ -44,8 +45,8 @@ class _Eraser(RankingMetric):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bins", tuple(self.bins))
-        if not self.bins or not all(0 < share <= 1 for share in self.bins):
-            raise InputError(f"bins are shares of the tokens in (0, 1], got {self.bins}")
+        if not self.bins:
+            raise InputError("give at least one share of the tokens, such as bins=(0.1, 0.2)")
 
     def _outcome(self, task: Task, explanation: Explanation, rule: RankThreshold, key: Key) -> Outcome:
         responses = probe(task, rule, response=self.response, fill=self.fill, key=key, with_clean=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from veridical.errors import InputError
+from veridical.allowed import MANY, Positive, Within
 from veridical.functional import pearson
 from veridical.masking.fills import Fill
 from veridical.metrics.base import Metric, Outcome, register
@@ -34,9 +34,9 @@ class FaithfulnessCorrelation(Metric):
     Where up to 12 features have no more than `runs` subsets, all are taken, each once.
     """
 
-    runs: int = 100
+    runs: Annotated[int, Within(3, MANY)] = 100
     """Random subsets drawn per sample."""
-    subset_size: float = 0.2
+    subset_size: Positive = 0.2
     """Features per subset, or a share of them when below 1."""
     response: Response = "probability"
     """The scale on which answers are read: "probability" or "logit"."""
@@ -50,12 +50,6 @@ class FaithfulnessCorrelation(Metric):
     assumes: ClassVar[str] = "relevance adds up over features, and masked inputs can be judged"
     misleads: ClassVar[str] = "on models with strong interactions; with few runs it is noisy"
     paper: ClassVar[str] = "Bhatt et al. 2020; GEF eq. 24"
-
-    def __post_init__(self) -> None:
-        if self.runs < 3:
-            raise InputError(f"a correlation needs at least 3 runs, got {self.runs}")
-        if self.subset_size <= 0:
-            raise InputError(f"subset_size must be positive, got {self.subset_size}")
 
     def sizes(self, task: Task) -> Tensor:
         """Features in a subset, for each sample (N,): at least one, and not all."""

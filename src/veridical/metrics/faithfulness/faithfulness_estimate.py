@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from veridical.allowed import Count
 from veridical.functional import pearson
 from veridical.masking.fills import Fill
 from veridical.masking.probe import probe
+from veridical.masking.rules import check_steps, step_counts
 from veridical.metrics.base import Outcome, register
-from veridical.metrics.faithfulness.masks import RankBands, check_steps, step_counts
+from veridical.metrics.faithfulness.masks import RankBands
 from veridical.metrics.tie_orders import RankingMetric
 from veridical.model.output_heads import Response
 from veridical.random.keyed import Key
@@ -27,9 +29,9 @@ class FaithfulnessEstimate(RankingMetric):
     input.
     """
 
-    per_step: int | None = None
+    per_step: Count | None = None
     """Features per group; None leaves it to `steps`, or takes one."""
-    steps: int | None = None
+    steps: Count | None = None
     """Groups of equal size; None leaves it to `per_step`."""
     response: Response = "probability"
     """The scale on which answers are read: "probability" or "logit"."""

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from veridical.allowed import Count, Positive
 from veridical.errors import InputError, NotApplicableError
 from veridical.functional import round_to_grid
 from veridical.functional._rows import numbers_on
@@ -87,13 +88,13 @@ class Infidelity(Metric):
     several elements, I_i is their mean.
     """
 
-    draws: int = 100
+    draws: Count = 100
     """Perturbations per sample."""
     perturbation: Literal["removal", "noise"] = "removal"
     """What is done to the input: "removal" of a part, or "noise" on all of it."""
-    patch: int = 4
+    patch: Count = 4
     """Side of the square that is removed, in pixels."""
-    noise: float = 0.2
+    noise: Positive = 0.2
     """Standard deviation of the noise, in units of the input."""
     scaling: Literal["none", "optimal"] = "none"
     """"none", or "optimal" to multiply each map by the factor that suits it best."""
@@ -113,18 +114,6 @@ class Infidelity(Metric):
     paper: ClassVar[str] = "Yeh et al. 2019, definition 2.1"
 
     def __post_init__(self) -> None:
-        if self.draws < 1 or self.patch < 1 or self.noise <= 0:
-            raise InputError(
-                f"infidelity needs draws >= 1, patch >= 1 and noise > 0, "
-                f"got {self.draws}, {self.patch} and {self.noise}"
-            )
-        for what, known in (
-            ("perturbation", ("removal", "noise")),
-            ("scaling", ("none", "optimal")),
-            ("units", ("gradient", "contribution")),
-        ):
-            if getattr(self, what) not in known:
-                raise InputError(f"{what} is one of {known}, got {getattr(self, what)!r}")
         if self.perturbation == "noise" and self.units == "contribution":
             raise InputError("a contribution predicts removals, not noise; use units='gradient'")
 
@@ -186,7 +175,7 @@ class Infidelity(Metric):
             )
         name = f"fill {fill!r} for infidelity over {task.space.kind}"
         state = task.from_train(name, lambda: fill.prepare(task.train, task.space))
-        background = fill.background(state, task.inputs, task.ids, key).double().mean(1)
+        background = fill.background(state, task.inputs, task.ids, key.of("fill")).double().mean(1)
         return task.space.pool(task.inputs.double() - background, "mean")
 
     def _under_noise(self, task: Task, explanation: Explanation, key: Key) -> tuple[Tensor, Tensor]:

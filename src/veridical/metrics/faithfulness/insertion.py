@@ -7,16 +7,12 @@ from typing import ClassVar
 
 import torch
 
+from veridical.allowed import Count
 from veridical.functional import area_under_curve
 from veridical.masking.fills import Blur, Fill
 from veridical.masking.probe import probe
-from veridical.masking.rules import RankThreshold
+from veridical.masking.rules import RankThreshold, put_back, removed_share, step_counts
 from veridical.metrics.base import Outcome, register
-from veridical.metrics.faithfulness.masks import (
-    check_steps,
-    removed_share,
-    step_counts,
-)
 from veridical.metrics.tie_orders import RankingMetric
 from veridical.model.output_heads import Response
 from veridical.random.keyed import Key
@@ -33,7 +29,7 @@ class Insertion(RankingMetric):
     It begins with an input of which nothing is left and ends with the input itself.
     """
 
-    steps: int = 50
+    steps: Count = 50
     """Steps of equal share."""
     response: Response = "probability"
     """The scale on which answers are read: "probability" or "logit"."""
@@ -48,20 +44,13 @@ class Insertion(RankingMetric):
     paper: ClassVar[str] = "Petsiuk et al. 2018"
     ranks_only: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        check_steps(self.steps, None)
-
     def fill_on(self, task: Task) -> Fill:
         return self.fill or (Blur(5.0) if task.modality == "image" else task.fill)
 
     def along(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         kept = step_counts(task, self.steps, None)
-        total = task.space.counts(len(task))
-        whole = total[:1] if kept.dim() == 1 else total[:, None]
         # keeping the k most relevant is removing all the less relevant ones
-        none = torch.zeros_like(kept[..., :1])
-        gone = whole - torch.cat([none, kept[..., :-1]], -1)
-        rule = RankThreshold(explanation.ranks, gone)
+        rule = RankThreshold(explanation.ranks, put_back(task, kept))
         asked = probe(task, rule, response=self.response, fill=self.fill_on(task), key=key, with_clean=True)
         responses = torch.cat([asked[:, 1:], asked[:, :1]], -1)
         share = removed_share(task, kept)

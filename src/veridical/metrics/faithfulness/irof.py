@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from veridical.errors import InputError
+from veridical.allowed import MANY, Within
 from veridical.functional import area_under_curve
 from veridical.masking.fills import Fill, Mean
 from veridical.masking.probe import probe
@@ -32,7 +32,7 @@ class Irof(RankingMetric):
     own segments; pixels are cut into them by clustering, once per task (`prepare` does it ahead).
     """
 
-    segments: int = 64
+    segments: Annotated[int, Within(2, MANY)] = 64
     """Segments that an image of pixels is cut into, about."""
     response: Response = "probability"
     """The scale on which answers are read: "probability" or "logit"."""
@@ -47,10 +47,6 @@ class Irof(RankingMetric):
     misleads: ClassVar[str] = "where segments cut through objects; scores of two segmentations differ"
     paper: ClassVar[str] = "Rieger and Hansen 2020"
     modalities: ClassVar[frozenset[str]] = frozenset({"image"})
-
-    def __post_init__(self) -> None:
-        if self.segments < 2:
-            raise InputError(f"segments must be at least 2, got {self.segments}")
 
     def prepare(self, task: Task) -> Regions:
         """The segments of every image, computed once per task."""

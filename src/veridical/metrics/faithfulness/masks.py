@@ -1,19 +1,18 @@
-"""What the metrics of this folder share: bands of a ranking, sums over masks, and the checks of settings."""
+"""What the metrics of this folder share: bands of a ranking, subsets of a size, and sums over masks."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from itertools import combinations
 from math import comb
 
 import torch
 from torch import Tensor
 
-from veridical.errors import InputError
 from veridical.masking.fills import Fill
-from veridical.masking.probe import blocks, flip_counts, probe
+from veridical.masking.probe import blocks, probe
 from veridical.masking.rules import Given, MaskRule, RandomSubsets
 from veridical.masking.shared_work import shared
 from veridical.masking.subset_table import FEW, places_of
@@ -199,50 +198,6 @@ def masked_sums(removed: Tensor, weights: Tensor) -> Tensor:
             sums = mask[:, left : left + step].double() @ values[top : top + few]
             out[top : top + few, left : left + step] = sums[..., 0]
     return out
-
-
-def check_steps(steps: int | None, per_step: int | None) -> None:
-    """Refuse step settings that contradict each other."""
-    if per_step is not None and steps is not None:
-        raise InputError("give per_step or steps, not both")
-    for what, value in (("per_step", per_step), ("steps", steps)):
-        if value is not None and value < 1:
-            raise InputError(f"{what} must be at least 1, got {value}")
-
-
-def check_order(order: str) -> None:
-    """Refuse an order that is neither most nor least relevant first."""
-    if order not in ("morf", "lerf"):
-        raise InputError(f"order is 'morf' or 'lerf', got {order!r}")
-
-
-def step_counts(task: Task, steps: int | None, per_step: int | None) -> Tensor:
-    """Features gone after each step, never more steps than features: (M,) or (N, M)."""
-    if task.space.valid is None:
-        return _even_counts(task.space.n_features, steps, per_step, task.device)
-    if steps is not None:
-        steps = min(steps, int(task.space.counts(len(task)).max()))
-    return flip_counts(task, steps, per_step)
-
-
-@lru_cache(maxsize=64)
-def _even_counts(features: int, steps: int | None, per_step: int | None, device: torch.device) -> Tensor:
-    """`flip_counts` of samples that all have as many features: (M,), made once and never written to."""
-    if steps is None:
-        steps = -(-features // (per_step or 1))
-    steps = min(steps, features)
-    gone = [min(k * per_step if per_step else k * features // steps, features) for k in range(1, steps + 1)]
-    with torch.inference_mode(False):
-        return torch.tensor(gone, device=device)
-
-
-def removed_share(task: Task, counts: Tensor) -> Tensor:
-    """The share of its features a sample has lost after 0 and after each of `counts` (N, M + 1)."""
-    if task.space.valid is None and counts.dim() == 1:
-        share = counts / torch.full((), task.space.n_features, dtype=torch.float64, device=counts.device)
-        return torch.cat([share.new_zeros(1), share]).expand(len(task), -1)
-    gone = counts.expand(len(task), -1) / task.space.counts(len(task))[:, None].clamp(min=1).double()
-    return torch.cat([torch.zeros_like(gone[:, :1]), gone], -1)
 
 
 def existing_values(explanation: Explanation) -> Tensor:

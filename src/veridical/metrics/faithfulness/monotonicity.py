@@ -8,12 +8,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from veridical.allowed import Count
 from veridical.functional import has_spread
 from veridical.masking.fills import Fill
 from veridical.masking.probe import probe
-from veridical.masking.rules import RankThreshold
+from veridical.masking.rules import RankThreshold, check_steps, put_back, removed_share, step_counts
 from veridical.metrics.base import Outcome, register
-from veridical.metrics.faithfulness.masks import check_steps, removed_share, step_counts
 from veridical.metrics.tie_orders import RankingMetric
 from veridical.model.output_heads import Response
 from veridical.random.keyed import Key
@@ -40,9 +40,9 @@ class Monotonicity(RankingMetric):
 
     strict: bool = True
     """Whether the score is 1 or 0; otherwise it is the share of steps that do not fall."""
-    per_step: int | None = None
+    per_step: Count | None = None
     """Features put back per step; None leaves it to `steps`, or takes one."""
-    steps: int | None = None
+    steps: Count | None = None
     """Steps of equal size; None leaves it to `per_step`."""
     response: Response = "probability"
     """The scale on which answers are read: "probability" or "logit"."""
@@ -62,11 +62,8 @@ class Monotonicity(RankingMetric):
 
     def along(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         kept = step_counts(task, self.steps, self.per_step)
-        total = task.space.counts(len(task))
-        whole = total[:1] if kept.dim() == 1 else total[:, None]
-        gone = whole - torch.cat([torch.zeros_like(kept[..., :1]), kept[..., :-1]], -1)
         # keeping the k least relevant is removing all the more relevant ones
-        rule = RankThreshold(explanation.descending_ranks, gone)
+        rule = RankThreshold(explanation.descending_ranks, put_back(task, kept))
         asked = probe(task, rule, response=self.response, fill=self.fill, key=key, with_clean=True)
         responses = torch.cat([asked[:, 1:], asked[:, :1]], -1)
         share = removed_share(task, kept)

@@ -7,12 +7,13 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from veridical.errors import InputError
+from veridical.allowed import Count
 from veridical.functional import spearman
 from veridical.masking.fills import Fill, Marginal, UniformNoise
 from veridical.masking.probe import probe
+from veridical.masking.rules import check_steps, step_counts
 from veridical.metrics.base import Outcome, register
-from veridical.metrics.faithfulness.masks import RankBands, check_steps, step_counts
+from veridical.metrics.faithfulness.masks import RankBands
 from veridical.metrics.tie_orders import RankingMetric
 from veridical.model.output_heads import Response
 from veridical.random.keyed import Key
@@ -30,11 +31,11 @@ class MonotonicityCorrelation(RankingMetric):
     sample and leaves a rank correlation as it is.)
     """
 
-    draws: int = 5
+    draws: Count = 5
     """Values that each group takes in turn; a fill of fixed value is asked once."""
-    per_step: int | None = None
+    per_step: Count | None = None
     """Features per group; None leaves it to `steps`, or takes one."""
-    steps: int | None = None
+    steps: Count | None = None
     """Groups of equal size; None leaves it to `per_step`."""
     response: Response = "probability"
     """The scale on which answers are read: "probability" or "logit"."""
@@ -51,8 +52,6 @@ class MonotonicityCorrelation(RankingMetric):
 
     def __post_init__(self) -> None:
         check_steps(self.steps, self.per_step)
-        if self.draws < 1:
-            raise InputError(f"draws must be at least 1, got {self.draws}")
 
     def fill_on(self, task: Task) -> Fill:
         if self.fill is not None or task.modality == "text":

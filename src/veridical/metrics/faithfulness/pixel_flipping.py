@@ -7,17 +7,12 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
+from veridical.allowed import Count
 from veridical.functional import area_under_curve
 from veridical.masking.fills import Fill
 from veridical.masking.probe import probe
-from veridical.masking.rules import RankThreshold
+from veridical.masking.rules import RankThreshold, check_steps, removed_share, step_counts
 from veridical.metrics.base import Outcome, register
-from veridical.metrics.faithfulness.masks import (
-    check_order,
-    check_steps,
-    removed_share,
-    step_counts,
-)
 from veridical.metrics.tie_orders import RankingMetric
 from veridical.model.output_heads import Response
 from veridical.random.keyed import Key
@@ -43,9 +38,9 @@ class PixelFlipping(RankingMetric):
 
     order: Literal["morf", "lerf"] = "morf"
     """What goes first: "morf", the most relevant features, or "lerf", the least relevant."""
-    per_step: int | None = None
+    per_step: Count | None = None
     """Features removed per step; None leaves it to `steps`, or takes one."""
-    steps: int | None = None
+    steps: Count | None = None
     """Steps of equal size; None leaves it to `per_step`."""
     response: Response = "probability"
     """The scale on which answers are read: "probability" or "logit"."""
@@ -62,7 +57,6 @@ class PixelFlipping(RankingMetric):
 
     def __post_init__(self) -> None:
         check_steps(self.steps, self.per_step)
-        check_order(self.order)
 
     @property
     def better(self) -> Direction:

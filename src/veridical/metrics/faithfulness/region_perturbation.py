@@ -8,12 +8,11 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from veridical.errors import InputError
+from veridical.allowed import Count
 from veridical.masking.fills import Fill
 from veridical.masking.probe import probe
 from veridical.masking.rules import RankThreshold
 from veridical.metrics.base import Outcome, register
-from veridical.metrics.faithfulness.masks import check_order
 from veridical.metrics.tie_orders import RankingMetric
 from veridical.model.output_heads import Response
 from veridical.random.keyed import Key
@@ -41,9 +40,9 @@ class RegionPerturbation(RankingMetric):
 
     order: Literal["morf", "lerf"] = "morf"
     """What goes first: "morf", the most relevant features, or "lerf", the least relevant."""
-    patch: int = 8
+    patch: Count = 8
     """Side of a region, in pixels."""
-    regions: int = 100
+    regions: Count = 100
     """Regions that are removed, at most."""
     response: Response = "probability"
     """The scale on which answers are read: "probability" or "logit"."""
@@ -56,13 +55,6 @@ class RegionPerturbation(RankingMetric):
     assumes: ClassVar[str] = "relevance adds up over a region, and masked inputs can be judged"
     misleads: ClassVar[str] = "when evidence is finer than a region, or signed relevance cancels inside it"
     paper: ClassVar[str] = "Samek et al. 2017; GEF eq. 26, with y_0 - y_k"
-
-    def __post_init__(self) -> None:
-        check_order(self.order)
-        if self.patch < 1 or self.regions < 1:
-            raise InputError(
-                f"patch and regions must be at least 1, got patch {self.patch}, regions {self.regions}"
-            )
 
     @property
     def better(self) -> Direction:

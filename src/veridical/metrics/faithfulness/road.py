@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
+from veridical.allowed import Between
 from veridical.errors import InputError
 from veridical.functional._rows import numbers_on
 from veridical.masking.fills import Fill
@@ -14,7 +15,6 @@ from veridical.masking.mask_aware_fills import NoisyLinear
 from veridical.masking.probe import probe
 from veridical.masking.rules import RankThreshold
 from veridical.metrics.base import Outcome, register
-from veridical.metrics.faithfulness.masks import check_order
 from veridical.metrics.tie_orders import RankingMetric
 from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
@@ -35,7 +35,7 @@ class Road(RankingMetric):
 
     order: Literal["morf", "lerf"] = "morf"
     """What goes first: "morf", the most relevant features, or "lerf", the least relevant."""
-    shares: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+    shares: tuple[Between, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
     """Shares of the features that are removed, one level for each."""
     response: Literal["prediction", "probability", "logit"] = "prediction"
     """What is read: whether the "prediction" holds, its "probability" or its "logit"."""
@@ -54,11 +54,8 @@ class Road(RankingMetric):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shares", tuple(self.shares))
-        check_order(self.order)
-        if not self.shares or not all(0 < share < 1 for share in self.shares):
-            raise InputError(f"shares must lie between 0 and 1, got {self.shares}")
-        if self.response not in ("prediction", "probability", "logit"):
-            raise InputError(f"response is 'prediction', 'probability' or 'logit', got {self.response!r}")
+        if not self.shares:
+            raise InputError("give at least one share, such as shares=(0.1, 0.2)")
 
     @property
     def better(self) -> Direction:

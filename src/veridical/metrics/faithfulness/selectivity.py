@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from veridical.errors import InputError
+from veridical.allowed import Count
 from veridical.functional import area_under_curve
 from veridical.masking.fills import Fill
 from veridical.masking.probe import probe
@@ -31,7 +31,7 @@ class Selectivity(RankingMetric):
     axis is the share of regions removed, on [0, 1]. Lower is better.
     """
 
-    patch: int = 8
+    patch: Count = 8
     """Side of a region, in pixels."""
     response: Response = "probability"
     """The scale on which answers are read: "probability" or "logit"."""
@@ -44,10 +44,6 @@ class Selectivity(RankingMetric):
     assumes: ClassVar[str] = "relevance adds up over a region, and masked inputs can be judged"
     misleads: ClassVar[str] = "when evidence is finer than a region, or signed relevance cancels inside it"
     paper: ClassVar[str] = "Montavon et al. 2018"
-
-    def __post_init__(self) -> None:
-        if self.patch < 1:
-            raise InputError(f"patch must be at least 1 pixel, got {self.patch}")
 
     def sees_ties(self, task: Task, explanation: Explanation) -> Tensor:
         regions = squares(task.space, self.patch)

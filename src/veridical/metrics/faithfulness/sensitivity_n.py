@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
+from veridical.allowed import MANY, Between, Within
 from veridical.errors import InputError
 from veridical.functional import pearson
 from veridical.functional._rows import numbers_on
@@ -33,9 +34,9 @@ class SensitivityN(Metric):
     more than `draws`.
     """
 
-    draws: int = 50
+    draws: Annotated[int, Within(3, MANY)] = 50
     """Random subsets drawn per sample and size."""
-    shares: tuple[float, ...] = (0.01, 0.03, 0.1, 0.3, 0.8)
+    shares: tuple[Between, ...] = (0.01, 0.03, 0.1, 0.3, 0.8)
     """Sizes of the subsets, as shares of the features."""
     response: Response = "probability"
     """The scale on which answers are read: "probability" or "logit"."""
@@ -52,10 +53,8 @@ class SensitivityN(Metric):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shares", tuple(self.shares))
-        if self.draws < 3:
-            raise InputError(f"a correlation needs at least 3 draws, got {self.draws}")
-        if not self.shares or not all(0 < share < 1 for share in self.shares):
-            raise InputError(f"shares must lie between 0 and 1, got {self.shares}")
+        if not self.shares:
+            raise InputError("give at least one share, such as shares=(0.1, 0.2)")
 
     def sizes(self, task: Task) -> Tensor:
         """Features in a subset, for each sample and size (N, sizes): at least one, never all.

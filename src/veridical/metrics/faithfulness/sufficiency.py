@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from veridical.errors import InputError
+from veridical.allowed import Count, Within
 from veridical.explainers.base import Explainer
 from veridical.functional._rows import SMALLEST
 from veridical.metrics.base import ExplainerMetric, Outcome, register
@@ -38,11 +38,11 @@ class Sufficiency(ExplainerMetric):
     with it.
     """
 
-    neighbours: int = 5
+    neighbours: Count = 5
     """Reference rows of smallest cosine distance that count as near."""
-    radius: float | None = None
+    radius: Annotated[float, Within(0, 2)] | None = None
     """Cosine distance up to which rows count as near; None takes `neighbours` instead."""
-    reference_rows: int = 1000
+    reference_rows: Count = 1000
     """Rows of `train`, from the first on, that are explained at most."""
     name: ClassVar[str] = "sufficiency"
     category: ClassVar[str] = "faithfulness"
@@ -52,13 +52,6 @@ class Sufficiency(ExplainerMetric):
     misleads: ClassVar[str] = "where one class prevails; a map that merely betrays the class is perfect"
     paper: ClassVar[str] = "Dasgupta et al. 2022"
     needs: ClassVar[frozenset[str]] = frozenset({"explainer", "train"})
-
-    def __post_init__(self) -> None:
-        for what in ("neighbours", "reference_rows"):
-            if getattr(self, what) < 1:
-                raise InputError(f"{what} must be at least 1, got {getattr(self, what)}")
-        if self.radius is not None and not 0 <= self.radius <= 2:
-            raise InputError(f"a cosine distance lies in [0, 2], got radius {self.radius}")
 
     def why_not(self, task: Task) -> str | None:
         return super().why_not(task) or why_no_references(task)

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from veridical.allowed import Positive
 from veridical.errors import InputError
 from veridical.metrics.base import Outcome, register
 from veridical.metrics.localisation.objects import LocalisationRanking
@@ -22,7 +23,7 @@ from veridical.values.task import Task
 class TopKIntersection(LocalisationRanking):
     """|{k features ranked highest} ∩ object| / k (MetaQuantus eq. 26); ties averaged."""
 
-    k: float = 0.1
+    k: Positive = 0.1
     """Features that are looked at, or a share of them when below 1; at least one, at most all."""
     name: ClassVar[str] = "top_k_intersection"
     direction: ClassVar[Direction] = Direction.HIGHER
@@ -32,8 +33,6 @@ class TopKIntersection(LocalisationRanking):
     paper: ClassVar[str] = "Theiner et al. 2022; MetaQuantus eq. 26"
 
     def __post_init__(self) -> None:
-        if self.k <= 0:
-            raise InputError(f"k must be positive, got {self.k}")
         if self.k >= 1 and self.k != int(self.k):
             raise InputError(f"k is a share below 1 or a whole number of features, got {self.k}")
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from veridical.errors import InputError
+from veridical.allowed import MANY, Count, Within
 from veridical.explainers.base import Explainer
 from veridical.functional import histogram_entropy
 from veridical.metrics.base import ExplainerMetric, Outcome, register
@@ -33,9 +33,9 @@ class EfficientMprt(ExplainerMetric):
     minimum to its own maximum (GEF eq. 32); mean over `draws` randomised models.
     """
 
-    bins: int = 100
+    bins: Annotated[int, Within(2, MANY)] = 100
     """Bins of the histogram of a map's values."""
-    draws: int = 1
+    draws: Count = 1
     """Randomised models, over which the score is averaged."""
     name: ClassVar[str] = "efficient_mprt"
     category: ClassVar[str] = "randomisation"
@@ -46,12 +46,6 @@ class EfficientMprt(ExplainerMetric):
     paper: ClassVar[str] = "Hedström et al. 2024; GEF eq. 32"
     permutation_invariant: ClassVar[bool] = True
     needs: ClassVar[frozenset[str]] = frozenset({"explainer", "weights"})
-
-    def __post_init__(self) -> None:
-        if self.bins < 2:
-            raise InputError(f"bins must be at least 2, got {self.bins}")
-        if self.draws < 1:
-            raise InputError(f"draws must be at least 1, got {self.draws}")
 
     def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
         after: list[Tensor] = []

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from veridical.errors import InputError
+from veridical.allowed import Count
 from veridical.explainers.base import Explainer
 from veridical.metrics.base import ExplainerMetric, Outcome, register
 from veridical.metrics.randomisation.layerwise import Order, layer_curve, layer_flags, similarity_by_layer
 from veridical.metrics.randomisation.similarity import (
     Similarity,
-    check_similarity,
     comparable,
     compare,
     why_not_similar,
@@ -38,20 +37,11 @@ class LayerRandomisation(ExplainerMetric):
     """Whether absolute values of the maps are compared."""
     aggregate: Literal["mean", "last"] = "mean"
     """"mean" averages over layers, "last" takes the last step of the walk alone."""
-    draws: int = 1
+    draws: Count = 1
     """Randomised models per step, over which the score is averaged."""
     category: ClassVar[str] = "randomisation"
     direction: ClassVar[Direction] = Direction.LOWER
     needs: ClassVar[frozenset[str]] = frozenset({"explainer", "weights"})
-
-    def __post_init__(self) -> None:
-        check_similarity(self.similarity)
-        if self.order not in ("top_down", "bottom_up", "independent"):
-            raise InputError(f"order is 'top_down', 'bottom_up' or 'independent', got {self.order!r}")
-        if self.aggregate not in ("mean", "last"):
-            raise InputError(f"aggregate is 'mean' or 'last', got {self.aggregate!r}")
-        if self.draws < 1:
-            raise InputError(f"draws must be at least 1, got {self.draws}")
 
     def why_not(self, task: Task) -> str | None:
         return super().why_not(task) or why_not_similar(self.similarity, task)

@@ -8,12 +8,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from veridical.errors import InputError
+from veridical.allowed import Count
 from veridical.explainers.base import Explainer
 from veridical.metrics.base import ExplainerMetric, Outcome, register
 from veridical.metrics.randomisation.similarity import (
     Similarity,
-    check_similarity,
     comparable,
     compare,
     why_not_similar,
@@ -38,7 +37,10 @@ def _for_each(task: Task, targets: Tensor) -> Task:
     """
     times = targets.shape[1]
     outputs = task.outputs.repeat(times, 1)
-    return stacked(task, times).changed(targets=targets.T.flatten(), outputs=outputs)
+    # the same inputs and model: what is known of their masks serves every output
+    return stacked(task, times).changed(
+        targets=targets.T.flatten(), outputs=outputs, mask_answers=task.mask_answers
+    )
 
 
 @register
@@ -49,7 +51,7 @@ class RandomLogit(ExplainerMetric):
     Spearman by default (MetaQuantus eq. 21; Sixt et al. take SSIM); mean over `draws` different outputs.
     """
 
-    draws: int = 1
+    draws: Count = 1
     """Other outputs per sample, over which the score is averaged."""
     similarity: Similarity = "spearman"
     """How two maps are compared: "spearman", "pearson" or, for images, "ssim"."""
@@ -63,11 +65,6 @@ class RandomLogit(ExplainerMetric):
     misleads: ClassVar[str] = "noise passes; outputs that truly share their reasons fail"
     paper: ClassVar[str] = "Sixt et al. 2020; MetaQuantus eq. 21"
     needs: ClassVar[frozenset[str]] = frozenset({"explainer"})
-
-    def __post_init__(self) -> None:
-        check_similarity(self.similarity)
-        if self.draws < 1:
-            raise InputError(f"draws must be at least 1, got {self.draws}")
 
     def why_not(self, task: Task) -> str | None:
         if task.n_outputs <= self.draws:

@@ -7,19 +7,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from veridical.errors import InputError
 from veridical.functional import centred_ranks, cosine, has_spread, pearson, rms_normalise, ssim
 from veridical.values.space import Space
 from veridical.values.task import Task
 
 Similarity = Literal["spearman", "pearson", "ssim"]
 _WINDOW = 7
-
-
-def check_similarity(kind: str) -> None:
-    """Refuse a similarity that does not exist."""
-    if kind not in ("spearman", "pearson", "ssim"):
-        raise InputError(f"similarity is 'spearman', 'pearson' or 'ssim', got {kind!r}")
 
 
 def why_not_similar(kind: Similarity, task: Task) -> str | None:

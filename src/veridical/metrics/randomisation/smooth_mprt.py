@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from veridical.errors import InputError
+from veridical.allowed import Count, NotNegative
 from veridical.explainers.base import Explainer
 from veridical.metrics.base import register
 from veridical.metrics.input_noise import gaussian_draws, movable, own_range, why_no_noise
@@ -32,22 +32,15 @@ class SmoothMprt(LayerRandomisation):
 
     order: Order = "bottom_up"
     """Which layers go first; from the input upwards unless said otherwise (GEF eq. 31)."""
-    noise_draws: int = 10
+    noise_draws: Count = 10
     """Noisy inputs per sample, the same for every model; published programs take 50."""
-    noise_level: float = 0.1
+    noise_level: NotNegative = 0.1
     """Standard deviation of the noise, as a share of the range of the sample's own elements."""
     name: ClassVar[str] = "smooth_mprt"
     summary: ClassVar[str] = "Does the denoised map change when the model's layers are randomised?"
     assumes: ClassVar[str] = "averaging over noisy inputs removes noise of the map and nothing else"
     misleads: ClassVar[str] = "as MPRT, less its reward for noisy maps; it judges the averaged method"
     paper: ClassVar[str] = "Hedström et al. 2024; GEF eq. 31"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.noise_draws < 1:
-            raise InputError(f"noise_draws must be at least 1, got {self.noise_draws}")
-        if self.noise_level < 0:
-            raise InputError(f"noise_level must not be negative, got {self.noise_level}")
 
     def why_not(self, task: Task) -> str | None:
         return super().why_not(task) or why_no_noise(task)

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from veridical.errors import InputError
+from veridical.allowed import Count
 from veridical.explainers.base import Explainer
 from veridical.metrics.base import ExplainerMetric, Outcome, register
 from veridical.metrics.blocks import in_blocks
@@ -60,9 +60,9 @@ class Consistency(ExplainerMetric):
     depend on which others are judged with it. NaN where no row matches.
     """
 
-    top: int = 3
+    top: Count = 3
     """Features that stand for an explanation, those of largest |e|."""
-    reference_rows: int = 1000
+    reference_rows: Count = 1000
     """Rows of `train`, from the first on, that are explained at most."""
     name: ClassVar[str] = "consistency"
     category: ClassVar[str] = "robustness"
@@ -75,11 +75,6 @@ class Consistency(ExplainerMetric):
     )
     paper: ClassVar[str] = "Dasgupta et al. 2022"
     needs: ClassVar[frozenset[str]] = frozenset({"explainer", "train"})
-
-    def __post_init__(self) -> None:
-        for what in ("top", "reference_rows"):
-            if getattr(self, what) < 1:
-                raise InputError(f"{what} must be at least 1, got {getattr(self, what)}")
 
     def why_not(self, task: Task) -> str | None:
         return super().why_not(task) or why_no_references(task)

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from veridical.errors import InputError
+from veridical.allowed import Count
 from veridical.explainers.base import Explainer
 from veridical.functional import rms_normalise
 from veridical.metrics.base import ExplainerMetric, Outcome, register
@@ -35,9 +35,9 @@ class Continuity(ExplainerMetric):
     the task's fill. The curve holds the ratio at every translation.
     """
 
-    steps: int = 4
+    steps: Count = 4
     """Translations per sample."""
-    pixels: int = 1
+    pixels: Count = 1
     """Pixels from one translation to the next."""
     normalise: bool = True
     """Whether maps are divided by their root mean square first."""
@@ -50,11 +50,6 @@ class Continuity(ExplainerMetric):
     paper: ClassVar[str] = "Montavon et al. 2018"
     modalities: ClassVar[frozenset[str]] = frozenset({"image"})
     needs: ClassVar[frozenset[str]] = frozenset({"explainer"})
-
-    def __post_init__(self) -> None:
-        for what in ("steps", "pixels"):
-            if getattr(self, what) < 1:
-                raise InputError(f"{what} must be at least 1, got {getattr(self, what)}")
 
     def why_not(self, task: Task) -> str | None:
         reason = super().why_not(task)
@@ -103,7 +98,7 @@ class Continuity(ExplainerMetric):
     def _translated(self, task: Task, moves: range, key: Key) -> tuple[Task, Tensor]:
         fill = task.fill
         state = task.from_train(f"background of {fill!r}", lambda: fill.prepare(task.train, task.space))
-        background = fill.background(state, task.inputs, task.ids, key / "fill")[:, 0]
+        background = fill.background(state, task.inputs, task.ids, (key / "fill").of("fill"))[:, 0]
         near = [translated(task.inputs, background, t * self.pixels) if t else task.inputs for t in moves]
         world = stacked(task, len(moves), torch.cat(near))
         apart = torch.stack(near if moves.start else near[1:]) - task.inputs

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from veridical.errors import InputError
+from veridical.allowed import Count, Positive
 from veridical.explainers.base import Explainer
 from veridical.functional import rms_normalise
 from veridical.metrics.base import ExplainerMetric
@@ -26,20 +26,14 @@ class NeighbourMetric(ExplainerMetric):
     every element; token ids are moved at their embeddings.
     """
 
-    draws: int = 10
+    draws: Count = 10
     """Neighbours per sample."""
-    radius: float = 0.1
+    radius: Positive = 0.1
     """The most that any element moves; see `in_ranges` for its unit."""
     in_ranges: bool = False
     """Whether the radius is in units of each element's range over the reference rows, not of the input."""
     normalise: bool = True
     """Whether maps are divided by their root mean square before they are compared."""
-
-    def __post_init__(self) -> None:
-        if self.draws < 1:
-            raise InputError(f"draws must be at least 1, got {self.draws}")
-        if self.radius <= 0:
-            raise InputError(f"radius must be positive, got {self.radius}")
 
     def why_not(self, task: Task) -> str | None:
         if self.in_ranges and task.train is None:

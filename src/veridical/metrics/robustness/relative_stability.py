@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from veridical.errors import InputError
+from veridical.allowed import Positive
 from veridical.explainers.base import Explainer
 from veridical.metrics.base import Outcome
 from veridical.metrics.input_noise import movable, touched
@@ -58,17 +58,12 @@ class RelativeStability(NeighbourMetric):
     prediction are left out; where all do, the sample is NaN. A subclass says what else is read.
     """
 
-    epsilon: float = 1e-6
+    epsilon: Positive = 1e-6
     """Added to divisors, with their sign, and their smallest size."""
     category: ClassVar[str] = "robustness"
     direction: ClassVar[Direction] = Direction.LOWER
     assumes: ClassVar[str] = "an explanation may change as much, relatively, as what it explains"
     needs: ClassVar[frozenset[str]] = frozenset({"explainer"})
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.epsilon <= 0:
-            raise InputError(f"epsilon must be positive, got {self.epsilon}")
 
     def reading(self, task: Task, clean: bool) -> tuple[Tensor, Tensor]:
         """What the map's change is held against (N, K), and the outputs (N, C), which the caller checks."""

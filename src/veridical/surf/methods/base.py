@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from veridical.allowed import Count
 from veridical.errors import InputError, NotApplicableError, ShapeError
 from veridical.random.keyed import Key, as_key
 from veridical.settings import Settings
@@ -39,7 +40,7 @@ class ConceptMethod(Settings):
     flagged.
     """
 
-    n_concepts: int = 5
+    n_concepts: Count = 5
     """Concepts of every output."""
     shared: bool = False
     """Whether one dictionary, fitted on all rows, serves every output."""
@@ -51,10 +52,6 @@ class ConceptMethod(Settings):
     """Whether embeddings must not be negative."""
     reading: ClassVar[str] = "coordinates"
     """How concepts are read: `h . v`, coordinates in V, or non-negative ones."""
-
-    def __post_init__(self) -> None:
-        if self.n_concepts < 1:
-            raise InputError(f"n_concepts is at least 1, got {self.n_concepts}")
 
     def find(self, rows: Tensor, weight: Tensor, key: Key) -> Found:
         """Concepts of one group of rows (n, D), n >= K; `weight` is the output's (D,), or all (C, D)."""

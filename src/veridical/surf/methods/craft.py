@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from veridical.allowed import MANY, Count, NotNegative, PartOf, Within
 from veridical.errors import InputError, NotApplicableError
 from veridical.random.keyed import Key
 from veridical.surf.embeddings import Embeddings
@@ -98,21 +100,14 @@ class CRAFT(ConceptMethod):
     fits_on = "crops"
     nonnegative = True
     reading = "nonnegative"
-    ridge: float = 1e-2
+    ridge: NotNegative = 1e-2
     """Weight of the ridge on both factors."""
-    designs: int | None = None
+    designs: Annotated[int, Within(2, MANY)] | None = None
     """Points at which the indices are estimated; None takes their exact values."""
-    steps: int = 1000
+    steps: Count = 1000
     """Steps of the solver at most."""
-    crop_share: float = 0.5
+    crop_share: PartOf = 0.5
     """Side of a crop as a share of the image's shorter side, where no other crops are given."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.ridge < 0 or (self.designs is not None and self.designs < 2) or self.steps < 1:
-            raise InputError("CRAFT needs ridge >= 0, at least 2 designs (or None) and at least 1 step")
-        if not 0 < self.crop_share <= 1:
-            raise InputError(f"crop_share lies above 0 and up to 1, got {self.crop_share}")
 
     def find(self, rows: Tensor, weight: Tensor, key: Key) -> Found:
         parts = _living(nmf(rows, self.n_concepts, self.steps, self.ridge)[1])

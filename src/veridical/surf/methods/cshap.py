@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from veridical.allowed import Count, Positive
 from veridical.errors import InputError
 from veridical.explainers.kernel_shap import KernelShap
 from veridical.functional import pearson
@@ -38,27 +39,25 @@ class ConceptSHAP(ConceptMethod):
 
     name = "c-shap"
     stochastic = True
-    pool: int = 100
+    pool: Count = 100
     """Vectors that are learned, of which each class keeps `n_concepts`."""
-    hidden: int = 500
+    hidden: Count = 500
     """Hidden units of the network that rebuilds embeddings."""
-    steps: int = 1000
+    steps: Count = 1000
     """Steps of training."""
-    batch: int = 256
+    batch: Count = 256
     """Embeddings in a step."""
-    rate: float = 1e-2
+    rate: Positive = 1e-2
     """Adam's learning rate."""
-    coalitions: int = 16384
+    coalitions: Count = 16384
     """Sets of vectors that are asked for a class at most: from 2,048 on, until two draws agree."""
-    class_rows: int = 64
+    class_rows: Count = 64
     """Embeddings of a class on which its completeness is measured."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.pool < self.n_concepts:
             raise InputError(f"a pool of {self.pool} vectors is smaller than {self.n_concepts} concepts")
-        if min(self.steps, self.batch, self.coalitions, self.class_rows) < 1 or self.rate <= 0:
-            raise InputError("steps, batch, coalitions, class_rows and rate must be positive")
 
     def fit(self, embeddings: Embeddings, head: Head, seed: int | Key = 0) -> Concepts:
         """Learn the vectors, then weigh them for every output."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from veridical.allowed import Count
 from veridical.surf.methods.mcd import MCD
 
 
@@ -17,5 +18,5 @@ class HUMCD(MCD):
 
     name = "hu-mcd"
     fits_on = "segments"
-    segments: int = 12
+    segments: Count = 12
     """Superpixels that an image is cut into, about, where no other segments are given."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from veridical.errors import InputError
+from veridical.allowed import Count
 from veridical.random.keyed import Key, uniform
 from veridical.surf.methods.base import ConceptMethod, Found
 
@@ -53,13 +53,8 @@ class KMeans(ConceptMethod):
 
     name = "kmeans"
     stochastic = True
-    starts: int = 4
+    starts: Count = 4
     """Starts, of which the best clustering is kept."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.starts < 1:
-            raise InputError(f"starts is at least 1, got {self.starts}")
 
     def find(self, rows: Tensor, weight: Tensor, key: Key) -> Found:
         return Found(kmeans(rows, self.n_concepts, key, self.starts)[0])

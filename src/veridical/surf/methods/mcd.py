@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from veridical.errors import InputError
+from veridical.allowed import LARGE, MANY, Share, Within
 from veridical.random.keyed import Key, permutation
 from veridical.surf.concepts import Concepts
 from veridical.surf.embeddings import Embeddings
@@ -28,19 +29,14 @@ class MCD(ConceptMethod):
 
     name = "mcd"
     stochastic = True
-    gamma: float = 50.0
+    gamma: Annotated[float, Within(1, LARGE, without=(1,))] = 50.0
     """How light the penalty on coefficients is: the largest correlation of a row divided by it."""
-    outliers: float = 0.25
+    outliers: Annotated[float, Within(0, 1, without=(1,))] = 0.25
     """Share of the rows that is dropped as outliers."""
-    most_rows: int = 10_000
+    most_rows: Annotated[int, Within(2, MANY)] = 10_000
     """Rows that are clustered at most."""
-    dimension_share: float = 0.05
+    dimension_share: Share = 0.05
     """Variance, as a share of a cluster's largest, above which a direction belongs to its subspace."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.gamma <= 1 or not 0 <= self.outliers < 1 or self.most_rows < 2:
-            raise InputError("MCD needs gamma > 1, outliers in [0, 1) and most_rows of at least 2")
 
     def find(self, rows: Tensor, weight: Tensor, key: Key) -> Found:
         if len(rows) > self.most_rows:

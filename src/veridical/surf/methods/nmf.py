@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from veridical.errors import InputError
+from veridical.allowed import Count
 from veridical.random.keyed import Key
 from veridical.surf.methods.base import ConceptMethod, Found
 
@@ -34,13 +34,8 @@ class NMF(ConceptMethod):
 
     name = "nmf"
     nonnegative = True
-    steps: int = 1000
+    steps: Count = 1000
     """Steps of the solver at most."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.steps < 1:
-            raise InputError(f"steps is at least 1, got {self.steps}")
 
     def find(self, rows: Tensor, weight: Tensor, key: Key) -> Found:
         return Found(_living(nmf(rows, self.n_concepts, self.steps)[1]))

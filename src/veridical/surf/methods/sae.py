@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from veridical.allowed import Count, NotNegative, Positive
 from veridical.errors import InputError
 from veridical.random.keyed import Key, as_key, integers, normal
 from veridical.surf.concepts import Concepts
@@ -107,13 +108,13 @@ class SAE(ConceptMethod):
     fits_on = "positions"
     activation: Activation = "topk"
     """What keeps codes sparse: "topk" or "relu"."""
-    steps: int = 2000
+    steps: Count = 2000
     """Steps of training."""
-    batch: int = 512
+    batch: Count = 512
     """Embeddings in a step."""
-    rate: float = 1e-3
+    rate: Positive = 1e-3
     """Adam's learning rate at the start; it falls to 0 along a cosine."""
-    sparsity: float = 1e-2
+    sparsity: NotNegative = 1e-2
     """Weight of the L1 penalty under "relu"."""
 
     def __post_init__(self) -> None:
@@ -123,8 +124,6 @@ class SAE(ConceptMethod):
                 f"a sparse autoencoder is trained with activation 'topk' or 'relu', got {self.activation!r}; "
                 "a JumpReLU dictionary is loaded from its files"
             )
-        if self.steps < 1 or self.batch < 1 or self.rate <= 0 or self.sparsity < 0:
-            raise InputError("steps, batch and rate must be positive, and sparsity not negative")
 
     def fit(self, embeddings: Embeddings, head: Head, seed: int | Key = 0) -> Concepts:
         """Train, then read atoms as concepts of every output."""

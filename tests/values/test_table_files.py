@@ -7,7 +7,7 @@ import csv
 import pandas as pd
 import pytest
 
-from veridical.values.csv_files import quoted, write_csv
+from veridical.values.table_files import quoted, write_csv
 
 
 @pytest.mark.parametrize("text", ["=cmd()", "+1", "-2", "@x", "\tx", "\rx"])

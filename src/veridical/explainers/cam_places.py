@@ -1,0 +1,98 @@
+"""Where class activation maps find their layer: shapes of all layers, the last maps, a hook on one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from veridical.explainers.cam_layer import LastMaps
+from veridical.explainers.grid import spatial_axes
+from veridical.model.predictor import call, take_side
+from veridical.values.task import Task
+
+
+def layer_shapes(task: Task) -> dict[str, list[tuple[int, ...]]]:
+    """The output shapes of every layer for one row, in the order they ran; asked once, and not counted."""
+    found: dict[str, list[tuple[int, ...]]] = task.reference.cached(
+        "layer shapes", lambda: task.uncounted(lambda: _ask_shapes(task.reference))
+    )
+    return found
+
+
+def _ask_shapes(task: Task) -> dict[str, list[tuple[int, ...]]]:
+    found: dict[str, list[tuple[int, ...]]] = {}
+    handles = []
+    with task.session() as view:
+        try:
+            for name, layer in task.predictor.model.named_modules():
+
+                def after(_layer: nn.Module, _inputs: Any, output: Any, name: str = name) -> None:
+                    if isinstance(output, Tensor):
+                        found.setdefault(name, []).append(tuple(output.shape))
+
+                if not isinstance(layer, torch.jit.ScriptModule):
+                    handles.append(layer.register_forward_hook(after))
+            call(view, task.inputs[:1], take_side(task.side, slice(0, 1)))
+        finally:
+            for handle in handles:
+                handle.remove()
+    return found
+
+
+def last_maps(task: Task) -> LastMaps:
+    """What one row shows of the model's last maps; asked once, and not counted."""
+
+    def ask() -> LastMaps:
+        row = task.reference.inputs[:1]
+        seen = LastMaps(row, spatial_axes(task))
+        with task.reference.session() as model, seen:
+            call(model, row, take_side(task.reference.side, slice(0, 1)))
+        return seen
+
+    found: LastMaps = task.reference.cached("last maps", lambda: task.uncounted(ask))
+    return found
+
+
+def _place(task: Task) -> str:
+    """Where the last maps of the model are, in words; nothing if it has none."""
+    seen = last_maps(task)
+    return (
+        "the last residual sum of tokens by which patches reach the output"
+        if seen.transformer
+        else seen.place
+    )
+
+
+def _channels(task: Task) -> int:
+    last = last_maps(task).last
+    return 0 if last is None else last.shape[1]
+
+
+@contextmanager
+def _watched(task: Task, name: str) -> Iterator[list[Tensor]]:
+    """What the layer answers while the body runs; the hook goes also when the body raises."""
+    seen: list[Tensor] = []
+
+    def after(_layer: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
+        seen.append(output)
+        # the model goes on with a copy: an activation in place would overwrite what we keep
+        return output.clone()
+
+    model = task.predictor.model
+    # a view of other weights holds the caller's module under a name of its own
+    original = task.reference.predictor.model.get_submodule(name)
+    layer = original if any(m is original for m in model.modules()) else _under(model, name)
+    handle = layer.register_forward_hook(after)
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+def _under(model: nn.Module, name: str) -> nn.Module:
+    named = dict(model.named_modules())
+    return named[name] if name in named else named[f"module.{name}"]

@@ -1,0 +1,95 @@
+"""Neighbouring pixels or patches joined into cells, where there are more than the answers can tell apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from veridical.values.space import Space
+from veridical.values.task import Task
+
+
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """Which cell each feature of a space lies in, and the space whose features are the cells."""
+
+    of: Tensor
+    """(V,): the cell of each feature."""
+    space: Space
+
+    @property
+    def count(self) -> int:
+        """How many cells there are."""
+        return self.space.n_features
+
+    def over(self, task: Task) -> Task:
+        """The same task whose features are the cells."""
+        return task.changed(space=self.space, masks=None, outputs=task.outputs)
+
+    def shared_out(self, values: Tensor) -> Tensor:
+        """The values of cells (n, cells) in equal shares to their features (n, V), so that sums stay."""
+        sizes = torch.zeros_like(values[0]).index_add_(0, self.of, torch.ones_like(values[0])[self.of])
+        return (values / sizes)[:, self.of]
+
+
+# made once for a space: to look at its labels would wait for a GPU
+_known: WeakKeyDictionary[Space, dict[object, Cells | None]] = WeakKeyDictionary()
+
+
+def grid_cells(space: Space, across: int) -> Cells | None:
+    """At most `across` cells along each axis of an image; None where features form no grid."""
+    return _made(space, ("grid", across), lambda side, _: (min(across, side), _spread(side, across)))
+
+
+def few_cells(space: Space, most: int) -> Cells | None:
+    """Blocks of as few whole features as leave `most` cells at most; None where nothing has to be joined."""
+    if space.n_features <= most:
+        return None
+
+    def split(side: int, sides: tuple[int, ...]) -> tuple[int, Tensor]:
+        sizes = range(1, max(sides) + 1)
+        block = next(k for k in sizes if prod(-(-n // k) for n in sides) <= max(1, most))
+        return -(-side // block), torch.arange(side) // block
+
+    return _made(space, ("blocks", most), split)
+
+
+def _spread(side: int, across: int) -> Tensor:
+    return torch.arange(side) * min(across, side) // side
+
+
+def _made(
+    space: Space, name: object, split: Callable[[int, tuple[int, ...]], tuple[int, Tensor]]
+) -> Cells | None:
+    known = _known.setdefault(space, {})
+    if name not in known:
+        sides = _sides(space)
+        known[name] = None if sides is None else _joined(space, [split(side, sides) for side in sides])
+    return known[name]
+
+
+def _joined(space: Space, axes: list[tuple[int, Tensor]]) -> Cells:
+    cells = torch.zeros(1, dtype=torch.int64)
+    for count, place in axes:
+        cells = (cells[:, None] * count + place).flatten()
+    labels = space.labels.cpu()
+    laid = torch.where(labels < 0, -1, cells[labels.clamp(min=0)]).to(space.labels.device)
+    joined = Space("patch", space.input_shape, prod(count for count, _ in axes), laid)
+    return Cells(cells.to(space.labels.device), joined)
+
+
+def _sides(space: Space) -> tuple[int, ...] | None:
+    """How many features lie along each axis of an image, or None where they do not form a grid."""
+    if space.kind not in ("pixel", "voxel", "patch") or space.per_sample or space.valid is not None:
+        return None
+    labels = space.labels[0].cpu()
+    lines = [
+        labels.movedim(axis, 0).reshape(len_axis, -1)[:, 0] for axis, len_axis in enumerate(labels.shape)
+    ]
+    sides = tuple(len(line.unique()) for line in lines)
+    return sides if prod(sides) == space.n_features else None

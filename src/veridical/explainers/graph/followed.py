@@ -1,0 +1,67 @@
+"""A model whose gradient with respect to its input is what a follower makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from veridical.explainers.graph.follow import Follower
+from veridical.explainers.graph.operations import tensors
+from veridical.explainers.graph.plan import Plan, fits
+from veridical.model.predictor import Output
+
+Plans = dict[Any, Plan | None]
+"""Plans by what they hold for; None until it is seen again."""
+MOST_PLANS = 16
+
+
+class Followed(nn.Module):
+    """A model, read by its output rule, whose gradient with respect to its input is what a follower makes."""
+
+    def __init__(self, model: nn.Module, output: Output, follower: Callable[..., Follower]) -> None:
+        super().__init__()
+        self.model = model
+        self._output = output
+        self._follower = follower
+        self.plans: Plans = {}
+        self.kept: dict[Any, Any] = {}
+        """What a method keeps between the runs of one call."""
+
+    def forward(self, x: Tensor, *side: Any, **named: Any) -> Tensor:
+        """What the model answers to x, as (rows, outputs)."""
+        if not (x.requires_grad and torch.is_grad_enabled()):
+            return self._output(self.model(x, *side, **named))
+        return self.followed(self._follower(self, x, side, named), x, side, named)
+
+    def followed(self, follower: Follower, x: Tensor, side: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
+        """The model's answer to x under a follower: by its plan where there is one."""
+        given = [x, *tensors((side, named))]
+        about = (
+            self.model,
+            type(follower),
+            *follower.decides,
+            torch.is_grad_enabled(),
+            fits((x, side, named)),
+        )
+        plan = self.plans.get(about)
+        if plan is not None and plan.holds:
+            return follower.finish(plan(follower, given))
+        if about in self.plans and (plan is None or plan.finished):
+            # what was seen before will be seen again
+            follower.plan = self.plans[about] = Plan(follower, given, self.model)
+        elif plan is None:
+            if len(self.plans) >= MOST_PLANS:
+                self.plans.pop(next(iter(self.plans)))
+            self.plans[about] = None
+        try:
+            with follower:
+                answer = self._output(self.model(x, *side, **named))
+        except Exception:
+            # Python's operators make a TypeError of their own of what is raised inside them
+            if follower.refusal is not None:
+                raise follower.refusal from None
+            raise
+        return follower.answered(answer)

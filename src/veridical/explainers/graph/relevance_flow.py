@@ -1,0 +1,114 @@
+"""Relevance through what has no weights to favour: sums, products, averages, activations, norms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from veridical.explainers.graph.linear_maps import Linear, Pull, leaf_of
+from veridical.explainers.graph.relevance_elements import TINY, over
+from veridical.explainers.graph.routes import route
+
+Term = tuple[Tensor, Tensor]
+
+
+def shares(
+    linear: Linear, terms: Sequence[Term], bias: Tensor | None, relevance: Tensor, epsilon: float = TINY
+) -> Tensor:
+    """R_i = sum over terms of a'_i * (w'^T (R / z'))_i with z' = sum over terms of w' a' + b'."""
+    z, pulls = _total(linear, terms, bias)
+    return _shared(z, [(a, pull) for (a, _), pull in zip(terms, pulls, strict=True)], relevance, epsilon)
+
+
+def _total(linear: Linear, terms: Sequence[Term], bias: Tensor | None) -> tuple[Tensor, list[Pull]]:
+    parts = [linear(a, w, None if at else bias) for at, (a, w) in enumerate(terms)]
+    total, pulls = parts[0][0], [pull for _, pull in parts]
+    for more, _ in parts[1:]:
+        total = total + more
+    return total, pulls
+
+
+def _shared(z: Tensor, ways: Sequence[tuple[Tensor, Pull]], R: Tensor, epsilon: float = TINY) -> Tensor:
+    """Every input times what comes back to it from the relevance over z, a sum linear in the inputs."""
+    given = over(R, z, epsilon)
+    (a, pull), *others = ways
+    out = a * pull(given)
+    for a, pull in others:
+        out.addcmul_(a, pull(given))
+    return out
+
+
+def pass_on(func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Activations: all relevance goes to the input as it is."""
+    with torch.no_grad():
+        value = func(*args, **kwargs)
+    return route(value, lambda R: (R,), args[0])
+
+
+def proportional(
+    func: Callable[..., Tensor],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    bias: Tensor | None = None,
+    at: int = 0,
+) -> Tensor:
+    """A map that is linear in args[at], without weights to favour: shares of the plain contributions."""
+    a = args[at]
+    leaf = leaf_of(a)
+    with torch.enable_grad():
+        value = func(*args[:at], leaf, *args[at + 1 :], **kwargs)
+        value = value if bias is None else value + bias
+    z, held = value.detach(), leaf.detach()
+
+    def back(R: Tensor) -> tuple[Tensor]:
+        return (_shared(z, [(held, lambda g: torch.autograd.grad(value, leaf, g)[0])], R),)
+
+    return route(z, back, a)
+
+
+def split_sum(a: Any, b: Any, factor: float = 1) -> Tensor:
+    """a + factor b: each gets the share of its own part in the sum, element by element."""
+    like = a if isinstance(a, Tensor) else b
+    parts = [v if isinstance(v, Tensor) else torch.as_tensor(v).to(like) for v in (a, b)]
+    values = [part.detach() for part in parts]
+    if factor != 1:
+        values[1] = values[1] * factor
+    total = values[0] + values[1]
+
+    def back(R: Tensor) -> tuple[Tensor, ...]:
+        scaled = over(R, total)
+        return tuple((value * scaled).sum_to_size(value.shape) for value in values)
+
+    return route(total, back, *parts)
+
+
+def halves(func: Callable[..., Tensor], a: Tensor, b: Tensor, how: dict[str, Any]) -> Tensor:
+    """A product of which each factor takes half."""
+    with torch.no_grad():
+        value = func(a, b, **how)
+    shapes = a.shape, b.shape
+    return route(value, lambda R: tuple((R / 2).sum_to_size(shape) for shape in shapes), a, b)
+
+
+def as_relevance(outputs: Tensor) -> Tensor:
+    """Turn the gradient that arrives at the model's outputs into relevance: gradient times output."""
+    value = outputs.detach()
+    return route(value, lambda gradient: (gradient * value,), outputs)
+
+
+def layer_norm(
+    input: Tensor,
+    normalized_shape: Any,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Layer norm with its spread held constant: subtract the mean, scale, shift."""
+    axes = tuple(range(-len(normalized_shape), 0))
+    spread = torch.rsqrt(input.detach().var(axes, correction=0, keepdim=True) + eps)
+    scale = spread if weight is None else spread * weight.detach()
+    shift = None if bias is None else bias.detach()
+    return proportional(lambda t: (t - t.mean(axes, keepdim=True)) * scale, (input,), {}, shift)

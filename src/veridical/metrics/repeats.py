@@ -1,0 +1,62 @@
+"""Scores made again with one source of chance drawn anew: draws, fill, or tie orders (`Scores.variance`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from veridical.errors import InputError
+from veridical.metrics.base import AnyMetric
+from veridical.metrics.tie_orders import RankingMetric
+from veridical.model.cost import Cost
+from veridical.random.keyed import Key
+from veridical.values.explanation import Explanation
+from veridical.values.scores import Scores
+from veridical.values.task import Task
+from veridical.values.variance import SOURCES, repeats_of
+
+
+def with_repeats(
+    judge: Callable[[Key], Scores], metric: AnyMetric, task: Task, subject: object, seed: int, repeats: int
+) -> Scores:
+    """The scores under one seed, with those of `repeats` - 1 further seeds of each source as details.
+
+    A source that cannot matter here (a fill that draws nothing, maps without ties) is not asked again.
+    """
+    if not isinstance(repeats, int) or repeats < 2:
+        raise InputError(f"repeats counts scores under different seeds, at least 2, got {repeats!r}")
+    first = judge(Key(seed)).settle()
+    ranked = not isinstance(subject, Explanation) or subject.has_ties
+    moves = {"draws": True, "fill": _draws_its_fill(metric, task), "tie orders": ranked}
+    cost: Cost = first.cost
+    details: dict[str, Tensor] = dict(first.details)
+    for source in SOURCES:
+        columns = [first.values]
+        for k in range(1, repeats):
+            if moves[source]:
+                again = judge(_reseeded(seed, source, k)).settle()
+                cost += again.cost
+                columns.append(again.values)
+            else:
+                columns.append(first.values)
+        details[repeats_of(source)] = torch.stack(columns, -1)
+    provenance = {**first.provenance, "repeats": repeats}
+    return replace(first, details=details, cost=cost, provenance=provenance)
+
+
+def _draws_its_fill(metric: AnyMetric, task: Task) -> bool:
+    """Whether another seed fills with other values; of a metric that wraps another, what that one does."""
+    inner = getattr(metric, "metric", metric)
+    fill = inner.fill_on(task) if isinstance(inner, RankingMetric) else getattr(inner, "fill", None)
+    return bool((fill or task.fill).follows_seed(task))
+
+
+def _reseeded(seed: int, source: str, repeat: int) -> Key:
+    """A key under which one source follows another seed, far from those that people give."""
+    other = seed + 1_000_003 * repeat
+    if source == "draws":
+        return Key(other, apart=tuple((fixed, seed) for fixed in SOURCES if fixed != "draws"))
+    return Key(seed, apart=((source, other),))

@@ -1,0 +1,170 @@
+"""What an estimator answers: one scale for all of them, the logit where it tells classes apart."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from veridical.errors import NotApplicableError, VeridicalWarning
+
+Respond = Callable[[Any], Any]
+TINY = 2.0**-53
+"""The smallest distance from 0 and 1 that a probability in float64 is taken to have."""
+
+
+def is_estimator(model: Any) -> bool:
+    """Whether this is an estimator in scikit-learn's manner, or a booster of XGBoost or LightGBM."""
+    fitted = hasattr(model, "predict") and (hasattr(model, "get_params") or hasattr(model, "classes_"))
+    return fitted or _is_booster(model)
+
+
+def estimator_response(model: Any, rows: Any = None) -> tuple[Respond, str | None]:
+    """How to ask an estimator, and the head this implies.
+
+    A margin or decision function is taken as it is; else probabilities become logits. `rows` (reference
+    rows) show whether probabilities of exactly 0 or 1 occur.
+    """
+    if _is_booster(model):
+        return _booster_response(model)
+    classes = getattr(model, "classes_", None)
+    if isinstance(classes, list):
+        raise NotApplicableError(
+            f"{type(model).__name__} predicts {len(classes)} targets at once, and one of them is explained: "
+            "give the task one of model.estimators_, or a function of the rows that answers its logits"
+        )
+    margin = _margin(model)
+    if margin is not None:
+        return margin, None if classes is None else _head(classes)
+    if hasattr(model, "predict_proba"):
+        found = None if rows is None else model.predict_proba(rows)
+        return Logits(model, _smoothing(model, found, rows)), "multiclass" if classes is None else _head(
+            classes
+        )
+    if classes is not None:
+        raise NotApplicableError(
+            f"{type(model).__name__} names a class and gives it no score; explaining needs decision_function "
+            "or predict_proba (probability=True, voting='soft', or CalibratedClassifierCV add one)"
+        )
+    return model.predict, "regression"
+
+
+@dataclass(frozen=True)
+class Logits:
+    """The logits of an estimator that gives probabilities: one per row for two classes, else one per class.
+
+    Trees and forests answer 0 and 1 exactly, whose logits are infinite. Where they do, every probability of
+    the n rows they learnt from counts half a row more of each class: p' = (n p + 1/2) / (n + C/2), which
+    keeps all orders.
+    """
+
+    model: Any
+    """What is asked for probabilities."""
+    counted: int = 0
+    """Rows by which probabilities are moved away from 0 and 1; 0 leaves them as they are."""
+
+    def __call__(self, rows: Any) -> Any:
+        p = np.asarray(self.model.predict_proba(rows), dtype=np.float64)
+        if self.counted:
+            p = (self.counted * p + 0.5) / (self.counted + 0.5 * p.shape[-1])
+        logs = np.log(np.clip(p, TINY, 1.0))
+        return logs[:, 1] - logs[:, 0] if logs.shape[-1] == 2 else logs
+
+
+def _head(classes: Any) -> str:
+    return "binary" if len(classes) == 2 else "multiclass"
+
+
+def _margin(model: Any) -> Respond | None:
+    """The scores behind an estimator's probabilities, where it gives them."""
+    if hasattr(model, "decision_function"):
+        decide: Respond = model.decision_function
+        return decide
+    if not hasattr(model, "classes_"):
+        return None
+    named = _MARGINS.get(type(model).__module__.partition(".")[0])
+    return None if named is None else _Margin(model, (named,))
+
+
+_MARGINS: dict[str, tuple[str, Any]] = {
+    "xgboost": ("output_margin", True),
+    "lightgbm": ("raw_score", True),
+    "catboost": ("prediction_type", "RawFormulaVal"),
+}
+"""What boosted trees of other packages are told to give their margins."""
+
+
+@dataclass(frozen=True)
+class _Margin:
+    model: Any
+    named: tuple[tuple[str, Any], ...]
+
+    def __call__(self, rows: Any) -> Any:
+        return self.model.predict(rows, **dict(self.named))
+
+
+def _smoothing(model: Any, probabilities: Any, rows: Any) -> int:
+    """Over how many rows probabilities are smoothed: those learnt from, or else the reference rows."""
+    learnt_from = _learnt_from(model)
+    if probabilities is None:
+        return learnt_from
+    p = np.asarray(probabilities)
+    if not bool(((p <= 0) | (p >= 1)).any()):
+        return 0
+    counted = learnt_from or len(rows)
+    warnings.warn(
+        f"{type(model).__name__} answers probabilities of exactly 0 or 1, whose logits are infinite; all are "
+        f"taken as (n p + 1/2) / (n + C/2) with n = {counted} rows and C classes, which keeps their order",
+        VeridicalWarning,
+        stacklevel=2,
+    )
+    return counted
+
+
+def _learnt_from(model: Any) -> int:
+    """How many rows trees, forests and neighbours learnt from; 0 where they do not say."""
+    if hasattr(model, "steps"):
+        return _learnt_from(model.steps[-1][1])
+    trees = np.ravel(getattr(model, "estimators_", [model]))
+    of_tree = getattr(trees[0] if len(trees) else model, "tree_", None)
+    if of_tree is not None:
+        return round(float(of_tree.weighted_n_node_samples[0]))
+    return int(getattr(model, "n_samples_fit_", 0))
+
+
+def _is_booster(model: Any) -> bool:
+    return type(model).__name__ == "Booster" and type(model).__module__.split(".")[0] in (
+        "xgboost",
+        "lightgbm",
+    )
+
+
+def _booster_response(model: Any) -> tuple[Respond, str | None]:
+    if type(model).__module__.startswith("xgboost"):
+        import json
+
+        objective = json.loads(model.save_config())["learner"]["objective"]["name"]
+        return _Margins(model), _objective_head(objective)
+    objective = str(model.params.get("objective") or model.dump_model()["objective"])
+    return _Margin(model, (("raw_score", True),)), _objective_head(objective)
+
+
+@dataclass(frozen=True)
+class _Margins:
+    """Margins of XGBoost's own booster, which reads no arrays."""
+
+    model: Any
+
+    def __call__(self, rows: Any) -> Any:
+        import xgboost  # type: ignore[import-not-found, unused-ignore]
+
+        return self.model.predict(xgboost.DMatrix(rows), output_margin=True)
+
+
+def _objective_head(objective: str) -> str:
+    if "multi" in objective:
+        return "multiclass"
+    return "binary" if objective.startswith(("binary", "cross_entropy", "reg:logistic")) else "regression"

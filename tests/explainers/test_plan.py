@@ -1,0 +1,164 @@
+"""A followed run that is repeated by its plan gives the very bits of one that is followed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import veridical as vd
+from tests.reference.architectures import CONVOLUTIONAL, HUGGING_FACE, OTHERS, made
+from tests.reference.small_nets import conv_net, image_task
+from veridical.explainers import registry
+from veridical.explainers.graph.follow import Follower
+from veridical.explainers.graph.followed import Followed
+from veridical.explainers.graph.plan import Plan
+
+METHODS = ["guided_backprop", "deconvolution", "deeplift", "lrp", "lrp_epsilon", "lrp_gamma"]
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What happened at each run of a followed model: "followed" or "repeated"."""
+    seen: list[str] = []
+    enter, call = Follower.__enter__, Plan.__call__
+
+    def entering(self: Follower) -> Any:
+        seen.append("followed")
+        return enter(self)
+
+    def repeating(self: Plan, *given: Any) -> Any:
+        seen.append("repeated")
+        return call(self, *given)
+
+    monkeypatch.setattr(Follower, "__enter__", entering)
+    monkeypatch.setattr(Plan, "__call__", repeating)
+    return seen
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "architecture",
+    [*CONVOLUTIONAL, *OTHERS, *(pytest.param(name, marks=pytest.mark.extras) for name in HUGGING_FACE)],
+)
+def test_a_repeated_run_is_bit_equal_to_a_followed_one(architecture: str, counted: list[str]) -> None:
+    task = made(architecture)
+    for name in METHODS:
+        explainer = registry.make(name)
+        if explainer.why_not(task) is not None:
+            continue
+        first, second = (explainer(task).values for _ in range(2))  # the second run is written down
+        counted.clear()
+        third = explainer(task).values
+        # the embeddings of a text are put before its model anew at every call
+        assert "followed" not in counted or task.modality == "text" or architecture == "hf_vit", name
+        assert torch.equal(first, second)
+        assert torch.equal(first, third)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_plan_reads_the_weights_of_each_world(name: str, counted: list[str]) -> None:
+    task, explainer = image_task(conv_net()), registry.make(name)
+    for _ in range(2):
+        explainer(task)
+    counted.clear()
+    worlds = [task.with_noise(0.3, vd.Key(seed)) for seed in range(3)]
+    found = [explainer.maps(world, vd.Key(0)) for world in worlds]
+    assert "followed" not in counted
+    assert not torch.equal(found[0], found[1])
+    again = image_task(conv_net()).with_noise(0.3, vd.Key(1))
+    assert torch.equal(found[1], explainer.maps(again, vd.Key(0)))
+
+
+class ByValue(nn.Module):
+    """It chooses its way by what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            up = bool(x.sum() > 0)
+        return F.relu((self.one if up else self.two)(x)) @ torch.eye(3)
+
+
+class Numbers(nn.Module):
+    """It reads a number of its own weights on its way, which is another one in every world."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.layer(x)) * float(self.layer.weight.abs().max())
+
+
+class Loose(nn.Module):
+    """It uses a tensor that is neither a parameter nor a buffer, and another one each time it is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.__dict__["scale"] = [torch.tensor([1.0, 2.0, 3.0])]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.layer(x)) * self.__dict__["scale"][0]
+
+
+@pytest.mark.parametrize("kind", [ByValue, Numbers, Loose])
+def test_there_is_no_plan_for_what_may_be_otherwise_the_next_time(kind: Any, counted: list[str]) -> None:
+    torch.manual_seed(0)
+    net = kind()
+    x = torch.randn(4, 4)
+    task = vd.Task(net, x, targets=torch.zeros(4, dtype=torch.int64))
+    explainer = registry.make("guided_backprop")
+    for _ in range(3):
+        explainer(task)
+    counted.clear()
+    found = explainer(task).values
+    assert counted == ["followed"]
+    rows = x.clone().requires_grad_(True)
+    (expected,) = torch.autograd.grad(net(rows)[:, 0].sum(), rows)
+    torch.testing.assert_close(found, expected)
+
+
+def test_what_a_model_is_given_beside_its_input_is_read_anew(counted: list[str]) -> None:
+    class Weighed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+            return F.relu(self.layer(x)) * weight[:, None]
+
+    torch.manual_seed(0)
+    net, x = Weighed(), torch.rand(4, 4)
+    explainer = registry.make("lrp_epsilon")
+    weights = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    task = vd.Task(net, x, side=(weights,), targets=torch.zeros(4, dtype=torch.int64))
+    for _ in range(2):
+        one = explainer(task).values
+    other = task[torch.arange(3, -1, -1)]
+    assert torch.equal(explainer(task).values, one)
+    torch.testing.assert_close(explainer(other).values, one.flip(0))
+    followed = explainer.prepared(task).predictor.model
+    assert isinstance(followed, Followed)
+    assert any(plan is not None and plan.holds for plan in followed.plans.values())
+
+
+def test_a_plan_is_left_when_a_weight_lies_elsewhere() -> None:
+    task, explainer = image_task(conv_net()), registry.make("guided_backprop")
+    for _ in range(2):
+        before = explainer(task).values
+    model = explainer.prepared(task).predictor.model
+    assert isinstance(model, Followed)
+    (plan,) = [plan for plan in model.plans.values() if plan is not None]
+    assert plan.holds
+    weight = next(model.parameters())
+    weight.data = weight.data.clone()
+    assert not plan.holds
+    assert torch.equal(explainer(task).values, before)

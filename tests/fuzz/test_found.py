@@ -1,0 +1,68 @@
+"""What random calls once broke, asked again by name: right, flagged, or refused in a sentence."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import veridical as vd
+from tests.fuzz.calls import Any2D, Pictures, broken
+from veridical.errors import VeridicalError
+
+
+def pictures(dtype: torch.dtype) -> vd.Task:
+    rows = (torch.arange(2 * 36).view(2, 1, 6, 6) % 5).to(dtype)
+    return vd.Task(Pictures().eval(), rows, train=(rows, torch.tensor([0, 1])))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("metric", ["road", "monotonicity_correlation", "pixel_flipping"])
+def test_inputs_that_are_not_floats(metric: str, dtype: torch.dtype) -> None:
+    task = pictures(dtype)
+    assert broken(vd.score(metric, task, torch.rand(2, 36))) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
+def test_masks_over_inputs_that_are_not_floats(dtype: torch.dtype) -> None:
+    assert broken(vd.explain("rise", pictures(dtype), draws=4)) is None
+
+
+def table(**given: Any) -> vd.Task:
+    return vd.Task(Any2D(4).eval(), torch.ones(3, 4), **given)
+
+
+@pytest.mark.parametrize("size", [1e300, 1e307, 1e-300])
+def test_maps_of_any_size_are_scored_or_flagged(size: float) -> None:
+    maps = torch.tensor([[1.0, -1.0, 2.0, 0.5]] * 3, dtype=torch.float64) * size
+    for metric in ("infidelity", "faithfulness_correlation", "sparseness"):
+        assert broken(vd.score(metric, table(), maps)) is None, metric
+
+
+ODD_CALLS = {
+    "seed of a half": lambda: vd.explain("random", table(), seed=1.5),  # type: ignore[arg-type]
+    "seed of a text": lambda: vd.score("sparseness", table(), "gradient", seed="a"),  # type: ignore[arg-type]
+    "no seed": lambda: vd.explain("random", table(), seed=None),  # type: ignore[arg-type]
+    "half a draw": lambda: vd.score("rfid_plus", table(), "gradient", draws=1.5),
+    "a token that is none": lambda: vd.score("pixel_flipping", table(), "gradient", fill=-1),
+    "layer by number": lambda: vd.explain("gradcam", pictures(torch.float32), layer=-1),
+    "no such device": lambda: vd.explain("gradient", table(), device="nosuch"),
+    "no target": lambda: table(targets=[None]),
+    "rows of a text": lambda: vd.Plan(rows="a"),  # type: ignore[arg-type]
+    "very many samples": lambda: vd.tasks.load("known/linear", 2**70),
+    "no features": lambda: vd.Task(nn.Linear(0, 2), torch.zeros(3, 0)),
+    "gamma": lambda: vd.explain("lrp_gamma", table(), gamma=math.nan),
+    "baseline": lambda: vd.explain("integrated_gradients", table(), baseline=math.nan),
+    "epsilon": lambda: vd.score("relative_output_stability", table(), "gradient", epsilon=math.nan),
+    "baseline beyond float32": lambda: vd.explain("integrated_gradients", table(), baseline=1e300),
+    "shift beyond float32": lambda: vd.score("input_invariance", table(), "gradient", shift=1e300),
+}
+
+
+@pytest.mark.parametrize("call", ODD_CALLS.values(), ids=ODD_CALLS.keys())
+def test_settings_that_make_no_sense_are_refused(call: Any) -> None:
+    with pytest.raises(VeridicalError):
+        call()

@@ -1,0 +1,157 @@
+"""No MC without a look at the map: cheats are flagged, however small a pinch of the map they add."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pytest
+import torch
+from scipy.stats import spearmanr
+
+import veridical as vd
+from tests.meta.conftest import small_table
+from veridical.meta import MetaEvaluation, PredictionHolds, by_category, explainer_dependence, meta_evaluate
+from veridical.meta.dependence import BLIND, HARDLY, PLACELESS, Dependence, dependence, reach
+from veridical.metrics.base import Metric, Outcome
+from veridical.random import keyed
+from veridical.random.keyed import Key
+
+QUICK = {"draws": 1, "iterations": 1, "resamples": 0, "ar": {"ipt": 1.0, "mpt": 2.0}}
+METHODS = ["gradient", "input_x_gradient", "occlusion"]
+
+
+@dataclass(frozen=True)
+class Pinch(Metric):
+    """Whether the prediction holds, plus a pinch of the map."""
+
+    of: str = "first"
+    """What is read of the map: its first value, its mean, its largest value."""
+    weight: float = 1e-4
+    """How large the pinch is."""
+    name: ClassVar[str] = "pinch"
+
+    def evaluate(self, task, explanation, key):
+        values = explanation.values.double()
+        values = values / values.abs().amax(-1, keepdim=True).clamp(min=1e-12)
+        pinch = {"first": values[:, 0], "mean": values.mean(-1), "max": values.amax(-1)}[self.of]
+        return Outcome((task.predictions == task.targets).double() + self.weight * pinch)
+
+
+@dataclass(frozen=True)
+class Confidence(Metric):
+    """The probability of the explained class, a little more for maps that begin with relevance."""
+
+    name: ClassVar[str] = "confidence"
+
+    def evaluate(self, task, explanation, key):
+        values = explanation.values.double()
+        share = values[:, 0].abs() / values.abs().sum(-1).clamp(min=1e-12)
+        places = torch.arange(len(task), device=task.device)
+        chosen = task.probabilities(task.outputs)[places, task.targets].double()
+        return Outcome(chosen * (1 + 0.01 * share))
+
+
+CHEATS = {
+    "holds": PredictionHolds(),
+    **{f"pinch {of}": Pinch(of) for of in ("first", "mean", "max")},
+    "larger pinch": Pinch("first", 1e-3),
+    "confidence": Confidence(),
+}
+HONEST = ["pixel_flipping", "faithfulness_correlation", "rfid_plus", "rfid_minus", "insertion", "infidelity"]
+VALUES = ["sparseness", "complexity"]
+
+
+@pytest.fixture(scope="module", params=["mpt", "ipt"])
+def result(request, table) -> MetaEvaluation:
+    judges = {**CHEATS, **{name: name for name in (*HONEST, *VALUES, "max_sensitivity", "random_logit")}}
+    return meta_evaluate(table, judges, METHODS, tests=(request.param,), **QUICK)
+
+
+def test_cheats_are_flagged_in_every_frame_and_text(result):
+    frame = result.to_frame().set_index(["metric", "test"])
+    for label in CHEATS:
+        found = result.books[label].dependence
+        assert found.blind, (label, found)
+        assert found.remark.startswith((BLIND, HARDLY))
+        assert found.remark in frame.loc[(label, "mean"), "flags"]
+        assert f"{label}: {found.remark}" in repr(result)
+
+
+def test_metrics_that_read_the_map_are_not(result):
+    for label in (*HONEST, "max_sensitivity", "random_logit"):
+        found = result.books[label].dependence
+        assert found.remark == "", (label, found)
+    for label in VALUES:
+        assert result.books[label].dependence.remark == PLACELESS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["digits", "wine", "reviews", "known/linear"])
+def test_on_real_tasks_too(name):
+    task = vd.tasks.load(name)[:24]
+    judges = {n: n for n in HONEST if vd.metrics.registry.make(n).why_not(task) is None}
+    methods = ["gradient", "input_x_gradient", "saliency"]
+    found = meta_evaluate(
+        task, {**judges, **CHEATS}, methods, tests=("mpt",), draws=1, iterations=1, resamples=0
+    )
+    blind = {label for label, book in found.books.items() if book.dependence.blind}
+    assert blind == set(CHEATS)
+
+
+def test_a_rank_correlation_above_095_is_flagged():
+    clear = Dependence(permuted=1.0, ranks=0.94, reach=0.5)
+    assert not clear.blind
+    assert replace(clear, ranks=0.96).remark == f"{HARDLY}: permuted maps rank samples alike (0.96)"
+    # what permuting cannot change ranks alike by definition, and reads the values of a map
+    assert Dependence(permuted=0.0, ranks=1.0, replaced=1.0, reach=0.5).remark == PLACELESS
+
+
+def test_shares_ranks_and_reach_are_what_they_say():
+    before = keyed.normal(Key(1), torch.arange(30), 0, 1, torch.float64)[:, 0]
+    after = before + 0.5 * keyed.normal(Key(2), torch.arange(30), 0, 1, torch.float64)[:, 0]
+    after[:3], before[4] = before[:3], torch.nan
+    found, there = dependence(before, after), ~before.isnan()
+    assert found.permuted == pytest.approx(27 / 30)
+    assert found.ranks == pytest.approx(spearmanr(before[there], after[there]).statistic)
+    moved = [abs(a - b) for a, b in zip(before[there].tolist(), after[there].tolist(), strict=True)]
+    apart = [abs(a - b) for a in before[there].tolist() for b in before[there].tolist()]
+    assert reach(before, after) == pytest.approx((sum(moved) / 29) / (sum(apart) / 29**2))
+    assert reach(torch.ones(4), torch.zeros(4)) != reach(torch.ones(4), torch.zeros(4)), (
+        "no distance, no value"
+    )
+
+
+def test_fewer_explainers_have_their_own_dependence(table):
+    methods = {"gradient": "gradient", "flat": "constant", "flat too": "constant", "map": "occlusion"}
+    judges = ["pixel_flipping", "sparseness"]
+    whole = meta_evaluate(table, judges, methods, tests=("mpt",), **QUICK)
+    few = {who: methods[who] for who in ("flat", "flat too")}
+    alone = meta_evaluate(table, judges, few, tests=("mpt",), **QUICK)
+    part = whole.with_explainers(list(few))
+    for label in judges:
+        assert part.books[label].dependence.permuted == alone.books[label].dependence.permuted
+    assert part.books["pixel_flipping"].dependence.permuted == 0.0
+    assert whole.books["pixel_flipping"].dependence.permuted > 0.3
+    table = explainer_dependence(whole, [list(few), list(methods)]).set_index(["metric", "count"])
+    assert table.loc[("pixel_flipping", 2), "dependence"] == 0.0
+    assert table.loc[("pixel_flipping", 4), "dependence"] > 0.3
+
+
+def test_nobody_wins_a_category_in_one_iteration():
+    judges = ["pixel_flipping", "faithfulness_correlation", "insertion"]
+    one = meta_evaluate(small_table(), judges, METHODS, tests=("mpt",), **QUICK)
+    assert not by_category(one)["wins"].any()
+    assert by_category(one)["mc_std"].isna().all()
+    assert one.to_frame()["mc_std"].isna().all()
+    ranked = vd.meta.ranking_consistency({"a": one})
+    assert ranked["wins"].sum() == 0
+    more = meta_evaluate(small_table(), judges, METHODS, tests=("mpt",), **{**QUICK, "iterations": 3})
+    assert by_category(more)["mc_std"].notna().all()
+
+
+def test_a_saved_check_is_read_again(table, tmp_path):
+    result = meta_evaluate(table, ["pixel_flipping", "sparseness"], METHODS, tests=("mpt",), **QUICK)
+    again = vd.meta.load(result.save(tmp_path / "meta.safetensors"))
+    for label, book in result.books.items():
+        assert repr(again.books[label].checks) == repr(book.checks)

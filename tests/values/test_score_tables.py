@@ -1,0 +1,92 @@
+"""Tables of scores as people paste them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import veridical as vd
+from veridical.errors import InputError, StorageError
+from veridical.values.score_tables import score_table
+from veridical.values.scores import Direction, Scores
+from veridical.values.table_files import check_table_path, check_writable, write_table
+
+
+def scores(values: list[float], way: Direction = Direction.HIGHER, metric: str = "a_b") -> Scores:
+    return Scores(torch.tensor(values), way, metric, torch.arange(len(values)))
+
+
+def table():
+    low = Direction.LOWER
+    return score_table(
+        {
+            ("x&y", "a_b"): scores([0.1, 0.2, 0.3]),
+            ("z", "a_b"): scores([0.5, 0.6, 0.7]),
+            ("x&y", "c"): scores([1.0, 2.0, 3.0], low, "c"),
+            ("z", "c"): scores([5.0, 6.0, 7.0], low, "c"),
+        }
+    )
+
+
+def test_markdown_says_direction_interval_and_best() -> None:
+    lines = table().markdown().splitlines()
+    assert lines[0] == "| explainer | a_b ↑ | c ↓ |"
+    assert lines[2].startswith("| x&y | 0.20 [0.1")
+    assert "**2.0 [1" in lines[2]
+    assert lines[3].startswith("| z | **0.60 [0.5")
+    assert "| 6.0 [5" in lines[3]
+
+
+def test_latex_is_escaped() -> None:
+    text = table().latex()
+    assert r"a\_b $\uparrow$ & c $\downarrow$ \\" in text
+    assert r"x\&y & 0.20 [" in text
+    assert r"\textbf{0.60 [" in text
+    assert text.count(r"\\") == 3
+
+
+def test_html_is_escaped_and_text_lines_up() -> None:
+    assert "<th>x&amp;y</th>" in table().html()
+    assert len({len(line.rstrip(" *")) > 0 for line in table().text().splitlines()}) == 1
+    assert table().text().count("*") == 2
+
+
+def test_no_best_where_all_are_equal_or_alone() -> None:
+    alone = score_table({("x", "m"): scores([1.0, 2.0])})
+    equal = score_table({("x", "m"): scores([1.0, 2.0]), ("y", "m"): scores([1.0, 2.0])})
+    assert "*" not in alone.text()
+    assert "*" not in equal.text()
+
+
+def test_a_cell_that_failed_and_one_without_value_are_told() -> None:
+    found = score_table({("x", "m"): scores([1.0, 2.0]), ("y", "n"): scores([torch.nan, torch.nan])})
+    assert "failed" in found.text()
+    assert "no value" in found.text()
+
+
+def test_an_evaluation_can_be_pasted() -> None:
+    task = vd.Task(torch.nn.Linear(4, 3), torch.rand(6, 4))
+    result = vd.evaluate(task, ["gradient", "random"], ["pixel_flipping", "sparseness"])
+    assert result.to_latex().startswith(r"\begin{tabular}{lrr}")
+    assert "pixel_flipping ↓" in result.to_markdown()
+    assert "↓" in repr(result)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".md", ".tex"])
+def test_a_file_is_what_its_name_says(tmp_path, suffix) -> None:
+    result = vd.evaluate(vd.Task(torch.nn.Linear(4, 3), torch.rand(6, 4)), ["gradient"], ["sparseness"])
+    path = write_table(result.to_frame(), tmp_path / f"table{suffix}", score_table(result.scores))
+    begins = {".csv": b"explainer,", ".parquet": b"PAR1", ".md": b"| explainer", ".tex": rb"\begin{tabular}"}
+    assert path.read_bytes().startswith(begins[suffix])
+    plain = write_table(result.to_frame(), tmp_path / f"plain{suffix}")
+    assert b"gradient" in plain.read_bytes()
+
+
+def test_paths_are_refused_before_the_work(tmp_path) -> None:
+    with pytest.raises(InputError, match=r"written as \.csv, \.parquet, \.md, \.tex; 'x\.pdf' says none"):
+        check_table_path(tmp_path / "x.pdf")
+    with pytest.raises(StorageError, match="is a folder"):
+        check_writable(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="no folder"):
+        check_writable(tmp_path / "file" / "x.csv")
