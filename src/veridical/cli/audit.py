@@ -29,6 +29,8 @@ from veridical.cli.sources import (
 )
 from veridical.errors import StorageError
 
+DEMO_ROWS = 500_000
+"""What a first look may ask of a small network: about a minute."""
 UNFINISHED = "unfinished"
 """The folder, inside that of the report, of what is finished before the report is."""
 CONCEPT_METHODS = ("pca", "kmeans", "ica", "nmf", "cdisco", "ice", "craft", "c-shap", "mcd", "hu-mcd", "sae")
@@ -119,7 +121,7 @@ def demo(
 ) -> None:
     """Audit the explanations of a small CNN on handwritten digits and write the report."""
     task = vd.tasks.load("digits")
-    result = vd.audit(task, samples=samples, seed=seed)
+    result = vd.audit(task, samples=samples, seed=seed, budget=DEMO_ROWS)
     show(result)
     write(result, folder)
 
