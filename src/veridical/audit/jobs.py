@@ -11,6 +11,7 @@ import json
 import logging
 import re
 import traceback
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,7 @@ from typing import NamedTuple
 import torch
 
 from veridical._version import __version__
-from veridical.errors import FormatError
+from veridical.errors import FormatError, VeridicalWarning
 from veridical.explainers import Explainer
 from veridical.masking.shared_work import sharing
 from veridical.metrics import Metric
@@ -85,7 +86,9 @@ def carry_out(job: Job, seed: int) -> Done:
         told = "".join(traceback.format_exception(error))
         failures.append(Failure(job.label, metric, str(error), told))
 
-    with sharing(job.judged):
+    with sharing(job.judged), warnings.catch_warnings():
+        if not job.place.startswith("samples"):
+            warnings.simplefilter("ignore", VeridicalWarning)  # maps of other models are no news
         try:
             made = job.made or job.explainer(job.explained, job.key(seed)).settle()
         except Exception as error:

@@ -31,6 +31,8 @@ from veridical.cli.sources import (
 from veridical.errors import StorageError
 from veridical.values.table_files import check_writable
 
+DEMO_ROWS = 500_000
+"""What a first look may ask of a small network: about a minute."""
 UNFINISHED = "unfinished"
 """The folder, inside that of the report, of what is finished before the report is."""
 CONCEPT_METHODS = ("pca", "kmeans", "ica", "nmf", "cdisco", "ice", "craft", "c-shap", "mcd", "hu-mcd", "sae")
@@ -124,7 +126,7 @@ def demo(
     """Audit the explanations of a small CNN on handwritten digits and write the report."""
     check_writable(folder / "report.html")
     task = vd.tasks.load("digits")
-    result = vd.audit(task, samples=samples, seed=seed)
+    result = vd.audit(task, samples=samples, seed=seed, budget=DEMO_ROWS)
     show(result)
     write(result, folder)
 
