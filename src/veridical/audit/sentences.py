@@ -103,7 +103,8 @@ def _distrust(verdict: Verdict) -> Iterator[str]:
         if not place.trusted:
             by_reason.setdefault(why_not(place), []).append(place.explainer)
     for reason, names in by_reason.items():
-        yield f"Do not trust {joined(names)}: {reason}."
+        opening = "Not decided for" if reason == NO_BUDGET else "Do not trust"
+        yield f"{opening} {joined(names)}: {reason}."
 
 
 def why_not(place: Place) -> str:
