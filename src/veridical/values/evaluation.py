@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Scores
-from veridical.values.table_files import check_page_path
 from veridical.values.task import Task
 
 if TYPE_CHECKING:
@@ -118,6 +117,7 @@ class Evaluation:
     def report(self, path: str | Path) -> Path:
         """Write one self-contained HTML page with the table and a gallery."""
         from veridical.report.page import write_evaluation
+        from veridical.values.table_files import check_page_path
 
         return write_evaluation(self, check_page_path(path))
 
