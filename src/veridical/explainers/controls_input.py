@@ -10,7 +10,6 @@ from torch import Tensor
 
 from veridical.explainers.base import FILL_KEY, Explainer, register
 from veridical.masking.backgrounds import Backgrounds
-from veridical.model.cost import Cost
 from veridical.random import keyed
 from veridical.random.keyed import Key
 from veridical.values.task import Task
@@ -36,11 +35,11 @@ class InputMagnitude(Explainer):
         if task.modality == "text" and not task.inputs.is_floating_point():
             return rarity(task)
         if task.fill.looks_at_mask:
-            behind = task.inputs.new_zeros(()) if task.train is None else task.train.double().mean(0)
+            behind = task.inputs.new_zeros(()) if task.train is None else task.train.double().nanmean(0)
         else:
-            behind = Backgrounds(task, task.fill, FILL_KEY)(slice(0, len(task))).double().mean(1)
+            behind = Backgrounds(task, task.fill, FILL_KEY)(slice(0, len(task))).double().nanmean(1)
         far = (task.inputs.double() - behind).abs() / spread(task)
-        return task.space.pool(far, "sum")
+        return task.space.pool(far.nan_to_num(nan=0.0), "sum")  # what is missing has no size
 
 
 def spread(task: Task) -> Tensor:
@@ -48,8 +47,13 @@ def spread(task: Task) -> Tensor:
     if task.train is None or len(task.train) < 2:
         return torch.ones((), dtype=torch.float64, device=task.device)
     rows = task.train
-    known: Tensor = task.from_train("spread of elements", lambda: rows.double().std(0, correction=0))
+    known: Tensor = task.from_train("spread of elements", lambda: _deviation(rows.double()))
     return torch.where(known > 0, known, 1.0)
+
+
+def _deviation(rows: Tensor) -> Tensor:
+    """The standard deviation over the rows, of values that are not missing."""
+    return (rows - rows.nanmean(0)).square().nanmean(0).sqrt()
 
 
 def rarity(task: Task) -> Tensor:
@@ -76,15 +80,10 @@ class MovingNoise(Explainer):
     paper: ClassVar[str] = "control"
     control: ClassVar[bool] = True
 
-    def declared(self, task: Task) -> Cost:
-        return Cost(len(task))
-
     def attribute(self, task: Task, key: Key) -> Tensor:
         size = task.space.n_features
-        own = (
-            Key(0) / self.name
-        )  # the same noise in every world and under every seed: only the model moves it
+        # the same noise in every world and under every seed: only the model moves it
+        own = Key(0) / self.name
         noise = keyed.normal(own / "noise", task.ids, 0, size)
         towards = keyed.normal(own / "towards", torch.arange(task.n_outputs, device=task.device), 0, size)
-        outputs = task.predictor.outputs(task.inputs, task.side)
-        return noise + outputs.double() @ towards.double()
+        return noise + task.outputs.double() @ towards.double()
