@@ -126,8 +126,6 @@ def _answers(judge: Task, rows: Rows, index: Tensor) -> Tensor:
 def _map_agreement(task: Task, judge: Task, rows: Rows, index: Tensor) -> float | None:
     """The mean rank correlation of both models' saliency maps for the same outputs."""
     few = rows.task(task, index)
-    if few.undecided:  # of several quantities that which the task explains most
-        few = few.with_targets(int(task.targets.mode().values))
     method = registry.make(EXPLAINER)
     if method.why_not(few) is not None or few.space.n_features < 2:
         return None

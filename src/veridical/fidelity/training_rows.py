@@ -81,6 +81,8 @@ class Rows:
             masks=None,
             ids=index,
         )
+        if made.undecided:  # of several quantities that which the task explains most
+            return made.with_targets(int(task.targets.mode().values))
         return made.with_targets(self.targets[index]) if task.head in ("multiclass", "binary") else made
 
 
