@@ -13,7 +13,7 @@ import veridical as vd
 from tests.meta.conftest import small_table
 from veridical.meta import MetaEvaluation, PredictionHolds, by_category, explainer_dependence, meta_evaluate
 from veridical.meta.dependence import BLIND, HARDLY, PLACELESS, Dependence, dependence, reach
-from veridical.metrics.base import Metric, Outcome
+from veridical.metrics.base import Metric, Outcome, registry
 from veridical.random import keyed
 from veridical.random.keyed import Key
 
@@ -90,10 +90,10 @@ def test_metrics_that_read_the_map_are_not(result):
 @pytest.mark.parametrize("name", ["digits", "wine", "reviews", "known/linear"])
 def test_on_real_tasks_too(name):
     task = vd.tasks.load(name)[:24]
-    judges = {n: n for n in HONEST if vd.metrics.registry.make(n).why_not(task) is None}
+    judges = {n: n for n in HONEST if registry.make(n).why_not(task) is None}
     methods = ["gradient", "input_x_gradient", "saliency"]
     found = meta_evaluate(
-        task, {**judges, **CHEATS}, methods, tests=("mpt",), draws=1, iterations=1, resamples=0
+        task, {**judges, **CHEATS}, methods, tests=("mpt",), draws=1, iterations=1, resamples=0, redraws=10
     )
     blind = {label for label, book in found.books.items() if book.dependence.blind}
     assert blind == set(CHEATS)
