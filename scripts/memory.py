@@ -61,7 +61,7 @@ def one_audit(number: int) -> None:
             task, explainers=["gradient", "saliency", "random"], effort="glance", samples=8, progress=False
         )
         return
-    few = {"gef_draws": 2, "search_draws": 2, "removal_draws": 2, "flip_steps": 3, "subset_runs": 6}
+    few = {"gef_draws": 0, "search_draws": 2, "removal_draws": 2, "flip_steps": 3, "subset_runs": 6}
     effort = replace(effort_of("glance", task), **few, noise_draws=1)
     vd.audit(task, explainers=["gradient", "random"], effort=effort, samples=4, concepts=(), progress=False)
 

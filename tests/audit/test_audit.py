@@ -381,3 +381,10 @@ def test_bad_input_is_refused():
         audit(task, lines=["swap"])
     with pytest.raises(InputError, match="classes"):
         audit(vd.gef.class_task(vd.tasks.load("digits")))
+
+
+def test_an_effort_with_too_few_draws_for_gef_leaves_it_out() -> None:
+    few = replace(FAST, gef_draws=2)
+    task = vd.tasks.load("known/linear")[:24]
+    found = vd.audit(task, explainers=["gradient"], effort=few, concepts=(), progress=False)
+    assert not any(metric == "gef_iso" for _, metric in found.evaluation.scores)

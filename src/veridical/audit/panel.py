@@ -13,6 +13,7 @@ from veridical.explainers import Explainer, as_explainer
 from veridical.explainers import registry as explainer_registry
 from veridical.fidelity import FFid, Finetuned, RFid
 from veridical.fidelity.removal import Sign
+from veridical.gef.iso_evidence import SMALLEST
 from veridical.gef.iso_metric import IsoSigma
 from veridical.metrics import AnyMetric, Metric
 from veridical.metrics import registry as metric_registry
@@ -165,7 +166,7 @@ def choose_judges(
             truth["relevance_rank_accuracy"] = make("relevance_rank_accuracy")
         else:
             describing["relevance_rank_accuracy"] = ("localisation", make("relevance_rank_accuracy"))
-    if effort.gef_draws:
+    if effort.gef_draws >= SMALLEST:  # with fewer draws there is nothing to correlate
         describing["gef_iso"] = ("GEF", IsoSigma(draws=effort.gef_draws))
     describing |= {
         "avg_sensitivity": ("robustness", make("avg_sensitivity", draws=effort.noise_draws)),
