@@ -388,3 +388,18 @@ def test_an_effort_with_too_few_draws_for_gef_leaves_it_out() -> None:
     task = vd.tasks.load("known/linear")[:24]
     found = vd.audit(task, explainers=["gradient"], effort=few, concepts=(), progress=False)
     assert not any(metric == "gef_iso" for _, metric in found.evaluation.scores)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"lines": torch.arange(2)}, "lines is several"),
+        ({"lines": [torch.ones(2), "removal"]}, "lines is several|no line of evidence"),
+        ({"metrics": ["max_sensitivity"]}, "none of these metrics judges finished maps"),
+        ({"metrics": []}, "none of these metrics judges finished maps"),
+    ],
+)
+def test_odd_lines_and_metrics_are_refused(given, said) -> None:
+    task = vd.tasks.load("known/linear")[:24]
+    with pytest.raises(InputError, match=said):
+        vd.audit(task, explainers=["gradient"], effort=FAST, concepts=(), progress=False, **given)

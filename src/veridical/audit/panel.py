@@ -107,11 +107,10 @@ def choose_lines(given: Sequence[str] | None) -> tuple[str, ...]:
     """The lines of evidence that are asked for, all by default."""
     if given is None:
         return LINES
-    if isinstance(given, str):
-        given = [given]
+    given = [given] if isinstance(given, str) else [str(line) for line in given]
     for line in given:
         if line not in LINES:
-            raise unknown_name("line of evidence", str(line), LINES)
+            raise unknown_name("line of evidence", line, LINES)
     if "removal" not in given:
         raise InputError(
             "the line 'removal' is where controls are beaten, and no verdict stands without it; "
@@ -156,6 +155,11 @@ def choose_judges(
         for metric in named.values():
             metric.check(task)
         removal = swap = {label: metric for label, metric in named.items() if isinstance(metric, Metric)}
+        if not removal:
+            raise InputError(
+                "none of these metrics judges finished maps, and the removal line needs one that does; add "
+                "'rfid_plus', 'qge:pixel_flipping' or another of vd.metrics()"
+            )
         describing |= {
             label: (metric.category, metric) for label, metric in named.items() if label not in removal
         }
