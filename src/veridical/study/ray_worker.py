@@ -86,6 +86,14 @@ class _Fetched(Mapping[str, Any]):
 _benches: dict[str, _Bench] = {}
 
 
+def _leave() -> None:
+    """End the work of other studies in this process; one that never got a job here has nothing to end."""
+    for bench in _benches.values():
+        if bench.workshop is not None:
+            bench.workshop.close()
+    _benches.clear()
+
+
 def serve(
     token: str, parcel: list[Any], job: Job, tasks: dict[str, Any], files: dict[str, Any] | None
 ) -> tuple[dict[str, Any], dict[str, bytes]] | None:
@@ -93,9 +101,7 @@ def serve(
     import ray
 
     if token not in _benches:
-        for bench in _benches.values():
-            bench.workshop.close()
-        _benches.clear()
+        _leave()
         _benches[token] = _Bench(ray.get(parcel[0]))
     bench = _benches[token]
     bench.refs.update(tasks)
