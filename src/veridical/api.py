@@ -53,12 +53,15 @@ def explain(
     """
     task = task if device is None else task.to(device)
     maps = None if settings else as_maps(explainer, task)
-    return _explained(as_explainer(explainer, **settings), task, Key(seed), cache) if maps is None else maps
+    if maps is not None:
+        return maps
+    chosen = as_explainer(explainer, **settings)
+    with _waiting(f"explaining by {chosen.name}", task):
+        return _explained(chosen, task, Key(seed), cache)
 
 
 def _explained(explainer: Explainer, task: Task, key: Key, cache: str | Path | None) -> Explanation:
-    with _waiting(f"explaining by {explainer.name}", task):
-        return explainer(task, key) if cache is None else ExplanationCache(cache).get(explainer, task, key)
+    return explainer(task, key) if cache is None else ExplanationCache(cache).get(explainer, task, key)
 
 
 def _waiting(what: str, task: Task) -> AbstractContextManager[None]:
@@ -121,8 +124,9 @@ def score(
     given = as_maps(explanation, task)
     subject = as_explainer(explanation) if given is None else given
     key = Key(seed)
-    maps = _explained(subject, task, key, cache) if isinstance(subject, Explainer) else subject
-    with _waiting(f"scoring {maps.explainer} by {judge.name}", task):
+    who = subject.name if isinstance(subject, Explainer) else subject.explainer
+    with _waiting(f"scoring {who} by {judge.name}", task):
+        maps = _explained(subject, task, key, cache) if isinstance(subject, Explainer) else subject
         if repeats == 1:
             return judge(task, maps, key)
         return with_repeats(lambda key: judge(task, maps, key), judge, task, maps, seed, repeats)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
@@ -174,9 +174,9 @@ def put_back(task: Task, kept: Tensor) -> Tensor:
     return whole - torch.cat([torch.zeros_like(kept[..., :1]), kept[..., :-1]], -1)
 
 
-def check_steps(settings: Any) -> None:
-    """Refuse settings whose `steps` and `per_step` contradict each other."""
-    if settings.per_step is not None and settings.steps is not None:
+def check_steps(steps: int | None, per_step: int | None) -> None:
+    """Refuse step settings that contradict each other."""
+    if per_step is not None and steps is not None:
         raise InputError("give per_step or steps, not both")
 
 
