@@ -18,8 +18,6 @@ from veridical.values.task import Task
 
 TOLERANCE = 0.05
 """The share of what was promised beyond which a map is said to break its law."""
-
-
 CANCELLING = 1e6
 """How many times over what was promised a map may hand out: beyond it the values say nothing."""
 
@@ -34,7 +32,6 @@ def certificate(
     """
     total, size = values.double().sum(-1), values.double().abs().sum(-1)
     residual = (total - promised).abs() / torch.maximum(promised.abs(), size / 100).clamp(min=1e-12)
-
     broken = (residual > TOLERANCE) | (size > CANCELLING * promised.abs().clamp(min=1e-6))
 
     def look() -> None:

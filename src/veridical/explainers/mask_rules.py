@@ -1,4 +1,4 @@
-"""Masks that explainers draw: each feature alone, sets of given sizes, independent coins."""
+"""Masks that explainers draw: sets of given sizes, independent coins."""
 
 from __future__ import annotations
 
@@ -15,22 +15,6 @@ from veridical.random.keyed import Key
 from veridical.values.task import Task
 
 _MASKED_FEATURES = 2**22, 2**28  # truth values that are written out at a time: on a CPU, elsewhere
-
-
-@dataclass(frozen=True, eq=False)
-class EachAlone:
-    """Mask m removes feature m and nothing else."""
-
-    n_features: int
-    device: torch.device
-
-    @property
-    def count(self) -> int:
-        return self.n_features
-
-    def removed(self, samples: slice, masks: slice) -> Tensor:
-        features = torch.arange(self.n_features, device=self.device)
-        return (features[masks, None] == features)[None]
 
 
 @dataclass(frozen=True, eq=False)

@@ -181,6 +181,30 @@ def check_steps(steps: int | None, per_step: int | None) -> None:
 
 
 @dataclass(frozen=True, eq=False)
+class Groups:
+    """Mask m removes the features m * size, ..., (m + 1) * size - 1 and no others."""
+
+    n_features: int
+    device: torch.device
+    size: int = 1
+
+    @property
+    def count(self) -> int:
+        return -(-self.n_features // self.size)
+
+    def removed(self, samples: slice, masks: slice) -> Tensor:
+        group = torch.arange(masks.start, masks.stop, device=self.device)
+        member = torch.arange(self.n_features, device=self.device) // self.size
+        return (member == group[:, None])[None]
+
+    def pool(self, truth: Tensor) -> Tensor:
+        """Whether it holds for any feature of a group (N, count)."""
+        spare = self.count * self.size - self.n_features
+        padded = torch.nn.functional.pad(truth, (0, spare))
+        return padded.reshape(len(truth), self.count, self.size).any(-1)
+
+
+@dataclass(frozen=True, eq=False)
 class AllSubsets:
     """Mask m removes the features whose bits are set in m + 1, counting the valid ones from 0."""
 
