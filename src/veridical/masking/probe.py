@@ -25,7 +25,7 @@ from veridical.masking.shared_work import asks_once
 from veridical.masking.subset_table import has_few
 from veridical.model.late_checks import look_later
 from veridical.model.output_heads import Response
-from veridical.model.predictor import MIN_ROWS, check_finite, repeat_side, take_side
+from veridical.model.predictor import check_finite, repeat_side, take_side
 from veridical.random.keyed import Key
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def _ask(
                 _touch(removed, matters[rows, None], touched[rows, columns])
             removed = task.space.expand(removed.expand(count, -1, -1), rows)[:, :, None]
             total = count * across * repeats
-            padded = total + (-total % MIN_ROWS)
+            padded = total + (-total % predictor.padded_to)
             if buffer is None or buffer.shape[0] < padded:
                 # what pads a chunk is asked, too, and should be numbers
                 make = task.inputs.new_empty if padded == total else task.inputs.new_zeros

@@ -32,6 +32,7 @@ _MODALITIES = {
     "column": "table",
     "column_group": "table",
     "concept": "concept",
+    "unit": "units",
 }
 _BY_SHAPE = {4: "image", 3: "image", 2: "series"}
 
@@ -73,7 +74,7 @@ class Answers(TaskCache):
 
     @property
     def modality(self) -> str:
-        """The kind of input: image, series, text, table or concept."""
+        """The kind of input: image, series, text, table, concept, or units that are switched on and off."""
         return _MODALITIES.get(self.space.kind) or _BY_SHAPE.get(self.inputs.dim() - 1, "table")
 
     @property
@@ -96,7 +97,7 @@ class Answers(TaskCache):
     @property
     def predictions(self) -> Tensor:
         """The predicted class of each sample (the strongest label when several may hold)."""
-        if self.head == "regression" and self.n_outputs == 1:
+        if self.head == "generation" or (self.head == "regression" and self.n_outputs == 1):
             return torch.zeros(len(self), dtype=torch.int64, device=self.device)
         predictions: Tensor = self.cached("predictions", lambda: self.outputs.argmax(-1))
         return predictions
@@ -117,8 +118,8 @@ class Answers(TaskCache):
         return self.predictions if self._targets is None else self._targets
 
     def probabilities(self, outputs: Tensor) -> Tensor:
-        """The outputs on the scale of probabilities; a regression has none and keeps its outputs."""
-        if self.head == "regression":
+        """The outputs on the scale of probabilities; others than classes stay as they are."""
+        if self.head in ("regression", "generation"):
             return outputs
         return outputs.softmax(-1) if self.head == "multiclass" else outputs.sigmoid()
 
