@@ -30,9 +30,10 @@ def switch(
     """The same task seen from units inside its model: `inputs` are gates, 1 is on and 0 is off.
 
     `units` are `vd.Heads()`, `vd.Channels(layer)`, `vd.Mlps()`, `vd.Blocks()` or
-    `vd.Atoms(layer, dictionary)`, or a list of them. `off` is `vd.Zeroed()`, `vd.MeanOver(inputs)` or `vd.Counterfactual(inputs)`. The
-    gradient with respect to the gates is attribution patching, occlusion is activation patching, integrated
-    gradients are its path form. The model, its outputs and the targets stay as they are.
+    `vd.Atoms(layer, dictionary)`, or a list of them. `off` is `vd.Zeroed()`, `vd.MeanOver(inputs)` or
+    `vd.Counterfactual(inputs)`. The gradient with respect to the gates is attribution patching, occlusion is
+    activation patching, integrated gradients are its path form. The model, its outputs and the targets stay
+    as they are.
     """
     _check(task)
     kinds = [units] if isinstance(units, InnerUnits) else list(units)
@@ -140,7 +141,8 @@ def _off_rows(task: Task, off: Any) -> tuple[dict[str, Tensor], Any]:
         side = task.side
     rows = tensor_of(rows, "the inputs of what is off", None).to(task.inputs)
     side = side_of(side, len(rows), task.device)
-    if rows.shape[1:] != task.inputs.shape[1:]:
+    # prompts may be cut into other units; what counts is that their tokens lie over each other
+    if rows.shape[1:] != task.inputs.shape[1:] and task.space.kind != "unit":
         raise ShapeError(
             f"inputs of what is off are {tuple(rows.shape[1:])}, the task's {tuple(task.inputs.shape[1:])}"
         )
@@ -152,7 +154,10 @@ def _off_rows(task: Task, off: Any) -> tuple[dict[str, Tensor], Any]:
             f"{len(rows)} paired inputs for {len(task)} samples; give one for each, in their order"
         )
     mine, theirs = _named_side(task.inputs, task.side)[0], _named_side(rows, side)[0]
-    shapes = [{name: tuple(value.shape) for name, value in each.items()} for each in (mine, theirs)]
+    shapes = [
+        {name: tuple(value.shape) for name, value in each.items() if name != INPUTS}
+        for each in (mine, theirs)
+    ]
     if shapes[0] != shapes[1]:
         odd = next(name for name in {**shapes[0], **shapes[1]} if shapes[0].get(name) != shapes[1].get(name))
         raise ShapeError(
