@@ -37,7 +37,7 @@ def first_answer(
     plan = plan or Plan()
     seen: list[Tensor] = []
     trial = Predictor(source, raw, one.device, plan)
-    module = source.here().module
+    module = source.thread.private.module
     before = facts(module)
 
     def ask() -> None:
@@ -59,7 +59,7 @@ def first_answer(
             f"the model does not run on one row of shape {tuple(one.shape)} "
             f"({type(error).__name__}: {error}). {hint}"
         ) from error
-    source.learn_scratch(before, facts(module))
+    source.guard.learn_scratch(before, facts(module))
     check_finite(seen[0])
     kind = _head(seen[0].shape[1], head)
     outputs = 2 if kind == "binary" else seen[0].shape[1]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -58,7 +58,3 @@ class Plan:
             raise InputError(
                 f"a plan has 1, 2, 4 or a multiple of {MIN_ROWS} rows per chunk, got {self.rows}"
             )
-
-    def to_json(self) -> dict[str, Any]:
-        """The plan as plain data, for the provenance."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,6 @@ from veridical.model.plan import MIN_ROWS as MIN_ROWS
 from veridical.model.plan import Plan as Plan
 from veridical.model.plan import most_rows
 from veridical.model.private_copy import Private, Source
-from veridical.model.question import Question
 from veridical.model.sessions import Session, uses_tf32
 from veridical.model.weights import Weights
 
@@ -46,6 +46,10 @@ class _CountBackward(torch.autograd.Function):
         return grad, None
 
 
+def _count_backward(tally: Tally, gradient: Tensor) -> None:
+    tally.backward += gradient.shape[0]
+
+
 class CountedModel(nn.Module):
     """A private copy as we ask it: rows in, (rows, outputs) out, each row counted, its weights in place."""
 
@@ -62,8 +66,9 @@ class CountedModel(nn.Module):
         )
 
     def forward(self, x: Tensor, /, *side: Any, **named: Any) -> Tensor:
-        own: Private = self.__dict__["_own"]
-        own.load(self.__dict__["_weights"])
+        own, weights = self.__dict__["_own"], self.__dict__["_weights"]
+        if own.loaded is not weights:
+            own.load(weights)
         return self.answered(x, self.module(x, *side, **named))
 
     def answered(self, x: Tensor, answer: Any) -> Tensor:
@@ -86,7 +91,7 @@ class CountedModel(nn.Module):
         tally: Tally = self.__dict__["_meter"].here
         tally.forward += rows
         if outputs.grad_fn is not None:
-            outputs.register_hook(tally.count_backward)
+            outputs.register_hook(partial(_count_backward, tally))
         elif outputs.requires_grad:
             # a model that answers with its very input: a hook would stay on the caller's tensor
             counted: Tensor = _CountBackward.apply(outputs, tally)  # type: ignore[no-untyped-call]
@@ -130,19 +135,22 @@ class Predictor:
     """What is put around the copy, innermost first: each takes a module and gives another."""
     after: After | None = None
     """What is done to the outputs (rows, C) of rows x at last: `after(x, outputs)`."""
+    rows: int = field(init=False)
+    """Rows per chunk."""
+    on_host: bool = field(init=False)
+    """Whether it runs on a CPU."""
     _here: threading.local = field(default_factory=threading.local, init=False, repr=False)
     """Each thread's view, which goes with the thread."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rows", self.plan.rows or MIN_ROWS)
+        object.__setattr__(self, "on_host", self.device.type == "cpu")
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_here"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _here=threading.local())
-
-    @property
-    def rows(self) -> int:
-        """Rows per chunk."""
-        return self.plan.rows or MIN_ROWS
 
     @property
     def padded_to(self) -> int:
@@ -161,13 +169,13 @@ class Predictor:
     def model(self) -> nn.Module:
         """This thread's private copy with this world's weights written into it; never the caller's module."""
         view = self.view
-        self.source.here().load(self.weights)
+        self.source.thread.private.load(self.weights)
         return view.module
 
     @property
     def unwrapped(self) -> nn.Module:
         """The private copy with this world's weights, nothing around it: names are the caller's."""
-        own = self.source.here()
+        own = self.source.thread.private
         own.load(self.weights)
         return own.module
 
@@ -176,7 +184,7 @@ class Predictor:
         """The private copy as it is asked: each row counted."""
         view: CountedModel | None = getattr(self._here, "view", None)
         if view is None:
-            own = self.source.here()
+            own = self.source.thread.private
             module = own.module
             for wrap in self.wraps:
                 module = wrap(module)
@@ -189,7 +197,7 @@ class Predictor:
 
         It answers (rows, outputs); its weights are this world's. What such code changes in it is put back.
         """
-        view, own = self.view, self.source.here()
+        view, own = self.view, self.source.thread.private
         with own.lent():
 
             def counted(
@@ -206,19 +214,6 @@ class Predictor:
             finally:
                 again.remove()
                 handle.remove()
-
-    def question(self, later: bool = True) -> Question:
-        """What a result is made in: refuses if the caller's model has changed, counts rows.
-
-        On a GPU mistakes are looked for when the result is read, unless `later` is False.
-        """
-        return Question(self, later)
-
-    def watch(self) -> None:
-        """Refuse if the caller's model has changed, unless this thread has looked and is still at work."""
-        own = self.source.here()
-        if not own.sessions and not own.questions:
-            self.source.check()
 
     def with_weights(self, weights: Weights) -> Predictor:
         """The same model under other weights, on the same plan and the same meter."""
@@ -242,9 +237,9 @@ class Predictor:
 
     def outputs(self, x: Tensor, side: Side = ()) -> Tensor:
         """All outputs (rows, C) for rows of any number, chunk by chunk, without gradients."""
-        with self.session():
+        with Session(self):
             outputs = self.chunk(x, side)
-        check_finite(outputs)
+            check_finite(outputs)
         return outputs
 
     def chunk(self, x: Tensor, side: Side = (), count: int | None = None) -> Tensor:
@@ -276,8 +271,7 @@ class Predictor:
         half = -(-count // 2 // least) * least
         self.meter.here.halvings += 1
         log.warning("out of memory on %d rows; trying %d at a time", count, half)
-        if x.device.type == "cuda":
-            torch.cuda.empty_cache()
+        free_memory(x.device)
         pieces = [slice(0, half), slice(half, count)]
         return torch.cat([self.chunk(x[piece], take_side(side, piece)) for piece in pieces])
 
@@ -333,6 +327,12 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.cuda.OutOfMemoryError | MemoryError) or any(
         sign in text for sign in ("out of memory", "can't allocate memory", "not enough memory")
     )
+
+
+def free_memory(device: torch.device) -> None:
+    """Give back what torch holds of a GPU's memory and does not use."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def measured_rows(module: nn.Module, run: Callable[[], Any], row: Tensor, budget_mib: int) -> int:

@@ -70,7 +70,7 @@ def _judged(tokenizer: Any, text: str, tokens: tuple[int, ...], part: Any, numbe
 
 def generated(model: nn.Module, tokenizer: Any, prompts: Sequence[Prompt], new_tokens: int) -> list[str]:
     """What the model answers, the most probable token at a time, until its end token or so many tokens."""
-    own = Source(model).here().module.eval()
+    own = Source(model).thread.private.module.eval()
     home = next((p.device for p in model.parameters()), torch.device("cpu"))
     ends = getattr(tokenizer, "eos_token_id", None)
     texts = []

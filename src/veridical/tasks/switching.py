@@ -97,7 +97,7 @@ def _counted(task: Task, kinds: list[InnerUnits]) -> tuple[tuple[Site, ...], lis
     sites: list[Site] = []
     names: list[str] = []
     with task.session():
-        module = task.predictor.source.here().module
+        module = task.predictor.source.thread.private.module
         for kind in kinds:
             for number, site in enumerate(kind.sites(module)):
                 sized, own = kind.sized(site, _state(task, module, site), number)

@@ -17,10 +17,11 @@ from veridical.masking.fills import Fill, as_fill, default_fill
 from veridical.model.adapters import adapt
 from veridical.model.dataframes import FrameCodec, as_pandas, is_frame
 from veridical.model.embeddings import TOKEN_IDS, EmbeddingView, embedding_layer
+from veridical.model.fingerprint import trains
 from veridical.model.output_heads import Head, first_answer, two_columns
 from veridical.model.plan import MIN_ROWS, Plan, memory_budget, most_rows
 from veridical.model.predictor import Output, Predictor, Side, call, plain_output, take_side
-from veridical.model.private_copy import Copier, Source, trains
+from veridical.model.private_copy import Copier, Source
 from veridical.model.weights import NoiseSource, Noisy, Replaced, Weights, fitting
 from veridical.random.keyed import Key
 from veridical.settings import checked
