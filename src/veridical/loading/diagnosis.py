@@ -92,7 +92,11 @@ def _warnings(task: Task) -> list[str]:
                 f"the model is right in {right:.0%} of samples, hardly more than guessing: are inputs "
                 "prepared and labels numbered as in training?"
             )
-    if task.head != "regression" and len(task) > 1 and len(task.predictions.unique()) == 1:
+    if (
+        task.head not in ("regression", "generation")
+        and len(task) > 1
+        and len(task.predictions.unique()) == 1
+    ):
         said.append(f"the model predicts class {int(task.predictions[0])} for every sample")
     if task.train is None and task.modality == "table":
         said.append("no reference rows (--train): removed columns become zero, which may mean nothing here")
