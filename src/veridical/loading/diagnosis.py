@@ -122,9 +122,10 @@ def _rows(explainer: Explainer, task: Task, pace: float) -> int:
 
 def _seconds_per_row(task: Task) -> float:
     """How long the machine takes for some rows, asked after others have warmed it up."""
-    places = torch.arange(TIMED_ROWS, device=task.device) % len(task)
+    count = TIMED_ROWS if task.predictor.padded_to > 1 else 2  # a row may take half a second
+    places = torch.arange(count, device=task.device) % len(task)
     rows, side = task.inputs[places], take_side(task.side, places)
     _ = task.outputs
     begin = time.perf_counter()
     task.uncounted(lambda: task.predictor.outputs(rows, side))
-    return (time.perf_counter() - begin) / TIMED_ROWS
+    return (time.perf_counter() - begin) / count

@@ -116,7 +116,7 @@ def learn_predictions(task: Generation) -> None:
         assert isinstance(model, PromptModel)
         for at in range(0, len(task), task.predictor.rows):
             some = slice(at, at + task.predictor.rows)
-            response, tokens = model.answers(task.inputs[some], take_side(task.side, some))  # type: ignore[arg-type]
+            response, tokens, _ = model.answers(task.inputs[some], take_side(task.side, some))  # type: ignore[arg-type]
             said.append(tokens)
             responses.append(response)
     total = torch.cat(responses)
