@@ -110,7 +110,9 @@ class Site:
             return None if new is None else out + (new - added)
         if self.dictionary is None:
             return change(out)
-        own = self.dictionary.to(out.device) if isinstance(self.dictionary, nn.Module) else self.dictionary
+        own: Any = (
+            self.dictionary.to(out.device) if isinstance(self.dictionary, nn.Module) else self.dictionary
+        )
         codes = own.encode(out)
         new = change(codes)
         # what the dictionary does not tell stays as it is

@@ -69,17 +69,16 @@ class Generation(Task):
         **settings: Any,
     ) -> None:
         read = read_prompts(tokenizer, prompts, questions, units, spans)
-        if answers is None:
-            texts = generated(model, tokenizer, read, new_tokens)
-        else:
-            texts = _one_each(answers, len(read), "answers")
+        said: list[Any] = (
+            generated(model, tokenizer, read, new_tokens)
+            if answers is None
+            else _one_each(answers, len(read), "answers")
+        )
         against = _one_each(foils, len(read), "foils") if foils is not None else [None] * len(read)
         chosen = _one_each(answer_parts, len(read), "answer_parts") if answer_parts else [None] * len(read)
         told = tuple(
             answer_of(tokenizer, prompt, text, foil, part, number)
-            for number, (prompt, text, foil, part) in enumerate(
-                zip(read, texts, against, chosen, strict=True)
-            )
+            for number, (prompt, text, foil, part) in enumerate(zip(read, said, against, chosen, strict=True))
         )
         _check_length(model, read, told, length)
         side = _side(read, told)

@@ -116,7 +116,7 @@ class PromptChecks:
             f"{int(self.redundant.sum())}",
             f"{self.compared}: rank correlation {float(self.off_agreement.nanmean()):.2f}, the same first "
             f"unit in {int(self.same_first.sum())}",
-            f"random spans as long as the first unit matter as much: {float(self.random_spans.nanmean()):.0%}",
+            f"random spans as long as the first unit do as much: {float(self.random_spans.nanmean()):.0%}",
         ]
         lines += [f"circular: {e} judged by {m}" for e, m in self.circular]
         return "\n".join(lines)
