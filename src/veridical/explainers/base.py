@@ -25,7 +25,7 @@ from veridical.values.task import Task
 
 # A deterministic method stays one under a random fill: the rows it draws do not follow the caller's seed
 FILL_KEY = Key(0) / "fill of explainers"
-MODALITIES = frozenset({"image", "series", "text", "table", "concept"})
+MODALITIES = frozenset({"image", "series", "text", "table", "concept", "units"})
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,8 @@ class Explainer(Settings):
             return f"it works on {', '.join(sorted(self.modalities))}, this task is {task.modality}"
         if "gradient" in self.needs and not task.differentiable:
             if not task.predictor.differentiable:
-                return "it needs gradients and the model is not a torch function"
+                why = getattr(task.predictor.source.module, "no_gradient", "")
+                return f"it needs gradients, and {why or 'the model is not a torch function'}"
             if task.modality != "text":
                 return f"it needs gradients and inputs are {task.inputs.dtype}; pass inputs.float()"
             if not _embeds(task):

@@ -23,7 +23,7 @@ from veridical.masking.fills import Fill
 from veridical.masking.rules import MaskRule, RankThreshold, is_signed, rows_of
 from veridical.masking.shared_work import SHARED, asks_once
 from veridical.model.output_heads import Response
-from veridical.model.predictor import MIN_ROWS, check_finite, repeat_side, take_side
+from veridical.model.predictor import check_finite, repeat_side, take_side
 from veridical.model.sessions import Session, look_later
 from veridical.random.keyed import Key
 
@@ -197,7 +197,7 @@ def _ask(
                 _touch(removed, matters[rows, None], touched[rows, columns])
             removed = task.space.expand(removed.expand(count, -1, -1), rows)[:, :, None]
             total = count * across * repeats
-            padded = total + (-total % MIN_ROWS)
+            padded = total + (-total % predictor.padded_to)
             if buffer is None or buffer.shape[0] < padded:
                 # what pads a chunk is asked, too, and should be numbers
                 make = task.inputs.new_empty if padded == total else task.inputs.new_zeros

@@ -37,7 +37,7 @@ class ArrayModel(nn.Module):
         super().__init__()
         self.function, self.codec, self.estimator = function, codec, estimator
 
-    def forward(self, x: Tensor, *side: Tensor, **named: Tensor) -> Tensor:
+    def forward(self, x: Tensor, /, *side: Tensor, **named: Tensor) -> Tensor:
         rows = x.detach().cpu().numpy() if self.codec is None else self.codec.decode(x)
         extra = [value.detach().cpu().numpy() for value in side]
         by_name = {name: value.detach().cpu().numpy() for name, value in named.items()}
@@ -73,7 +73,7 @@ def adapt(
             raise InputError(
                 "inputs are a data frame but the model is a torch module; pass a tensor of numbers"
             )
-        return model, True, None
+        return model, not getattr(model, "no_gradient", ""), None
     if is_estimator(model):
         few = reference[:LOOKED_AT]
         rows = few.detach().cpu().numpy() if codec is None else codec.decode(few)

@@ -65,7 +65,7 @@ class CountedModel(nn.Module):
             _own=own,
         )
 
-    def forward(self, x: Tensor, *side: Any, **named: Any) -> Tensor:
+    def forward(self, x: Tensor, /, *side: Any, **named: Any) -> Tensor:
         own, weights = self.__dict__["_own"], self.__dict__["_weights"]
         if own.loaded is not weights:
             own.load(weights)
@@ -153,6 +153,11 @@ class Predictor:
         vars(self).update(state, _here=threading.local())
 
     @property
+    def padded_to(self) -> int:
+        """The number of rows of which chunks are a multiple: 1 where a row is dear and none is padded."""
+        return MIN_ROWS if self.rows % MIN_ROWS == 0 else 1
+
+    @property
     def rounding(self) -> Rounding | None:
         """The precision in which answers are computed, where their own dtype does not say it."""
         if self.plan.autocast is not None:
@@ -238,7 +243,7 @@ class Predictor:
         return outputs
 
     def chunk(self, x: Tensor, side: Side = (), count: int | None = None) -> Tensor:
-        """Outputs of one chunk, padded to a multiple of 8 rows, halved and retried when memory runs out.
+        """Outputs of one chunk, padded as the plan says, halved and retried when memory runs out.
 
         More rows than the plan allows are asked in several chunks. Rows of x beyond `count` are padding:
         asked, but neither counted nor given back. Must run inside `session`. Outputs are not checked here: a
@@ -249,20 +254,21 @@ class Predictor:
         if count > self.rows:
             pieces = [slice(at, min(count, at + self.rows)) for at in range(0, count, self.rows)]
             return torch.cat([self.chunk(x[piece], take_side(side, piece)) for piece in pieces])
-        if rows % MIN_ROWS:
-            x = x[_padding(count, x.device)]
+        least = self.padded_to
+        if rows % least:
+            x = x[_padding(count, least, x.device)]
             rows = x.shape[0]
         if side and rows != count:
-            side = take_side(side, _padding(count, x.device))
+            side = take_side(side, _padding(count, least, x.device))
         try:
             outputs = self._call(x, side)
             self.meter.here.forward -= rows - count
             # what lies in the model's own memory, perhaps in the very weights, would change with it
             return outputs[:count].clone()
         except (RuntimeError, MemoryError) as error:
-            if not out_of_memory(error) or count <= MIN_ROWS:
+            if not out_of_memory(error) or count <= least:
                 raise
-        half = -(-count // 2 // MIN_ROWS) * MIN_ROWS
+        half = -(-count // 2 // least) * least
         self.meter.here.halvings += 1
         log.warning("out of memory on %d rows; trying %d at a time", count, half)
         free_memory(x.device)
@@ -310,9 +316,9 @@ def repeat_side(side: Side, times: int) -> Side:
     return tuple(value.repeat_interleave(times, 0) for value in side)
 
 
-def _padding(count: int, device: torch.device) -> Tensor:
-    """Row numbers 0..count-1, the last one repeated up to a multiple of 8."""
-    return torch.arange(count + -count % MIN_ROWS, device=device).clamp(max=count - 1)
+def _padding(count: int, least: int, device: torch.device) -> Tensor:
+    """Row numbers 0..count-1, the last one repeated up to a multiple of `least`."""
+    return torch.arange(count + -count % least, device=device).clamp(max=count - 1)
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -333,7 +339,7 @@ def measured_rows(module: nn.Module, run: Callable[[], Any], row: Tensor, budget
     """Choose rows per chunk: the power of two whose activations fit the budget, from one forward pass.
 
     Activations are the outputs of the leaf modules for one row; what a model computes between its modules
-    is taken as another copy of its input.
+    is taken as another copy of its input. At least 8, unless the module says that its rows are dear.
     """
     seen = [2 * row.numel() * row.element_size()]
 
@@ -353,4 +359,5 @@ def measured_rows(module: nn.Module, run: Callable[[], Any], row: Tensor, budget
         for hook in hooks:
             hook.remove()
     fitting = max(1, budget_mib * 2**20 // max(1, sum(seen)))
-    return max(MIN_ROWS, min(most_rows(row.device), 1 << (fitting.bit_length() - 1)))
+    least = 1 if getattr(module, "dear", False) else MIN_ROWS
+    return max(least, min(most_rows(row.device), 1 << (fitting.bit_length() - 1)))

@@ -31,6 +31,7 @@ _MODALITIES = {
     "column": "table",
     "column_group": "table",
     "concept": "concept",
+    "unit": "units",
 }
 _BY_SHAPE = {4: "image", 3: "image", 2: "series"}
 
@@ -79,7 +80,7 @@ class Answers:
 
     @property
     def modality(self) -> str:
-        """The kind of input: image, series, text, table or concept."""
+        """The kind of input: image, series, text, table, concept, or units that are switched on and off."""
         return _MODALITIES.get(self.space.kind) or _BY_SHAPE.get(self.inputs.dim() - 1, "table")
 
     @property
@@ -103,7 +104,7 @@ class Answers:
     @property
     def predictions(self) -> Tensor:
         """The predicted class of each sample (the strongest label when several may hold)."""
-        if self.head == "regression" and self.n_outputs == 1:
+        if self.head == "generation" or (self.head == "regression" and self.n_outputs == 1):
             return torch.zeros(len(self), dtype=torch.int64, device=self.device)
         predictions: Tensor = self.cached("predictions", lambda: self.outputs.argmax(-1))
         return predictions
@@ -124,13 +125,18 @@ class Answers:
         return self.predictions if self._targets is None else self._targets
 
     def probabilities(self, outputs: Tensor) -> Tensor:
-        """The outputs on the scale of probabilities; a regression has none and keeps its outputs."""
-        if self.head == "regression":
+        """The outputs on the scale of probabilities; others than classes stay as they are."""
+        if self.head in ("regression", "generation"):
             return outputs
         return outputs.softmax(-1) if self.head == "multiclass" else outputs.sigmoid()
 
     def respond(self, outputs: Tensor, response: Response = "probability") -> Tensor:
-        """The numbers metrics look at: probabilities, or the outputs as they are."""
+        """The numbers metrics look at: probabilities, or the outputs as they are.
+
+        Of a generation they are one column; the other one says how many tokens are kept.
+        """
+        if self.head == "generation":
+            return outputs[..., :1]
         return self.probabilities(outputs) if response == "probability" else outputs
 
     def clean_response(self, response: Response) -> Tensor:
