@@ -27,8 +27,12 @@ if TYPE_CHECKING:
     from veridical.explainers.adapters import from_captum, from_shap, from_zennit
     from veridical.gef import GEF, FastGEF
     from veridical.gef.visualise import visualise
+    from veridical.masking.inner_units import Atoms, Blocks, Channels, Heads, Mlps
+    from veridical.masking.interventions import Counterfactual, MeanOver, Zeroed
     from veridical.meta import meta_evaluate
     from veridical.qge import QGE, QRand
+    from veridical.tasks.generation import Generation
+    from veridical.tasks.switching import switch
 
 __getattr__, __dir__ = names_on_demand(
     __name__,
@@ -36,6 +40,10 @@ __getattr__, __dir__ = names_on_demand(
         "Audit": "veridical.audit.result",
         "FastGEF": "veridical.gef.metric",
         "GEF": "veridical.gef.metric",
+        "Generation": "veridical.tasks.generation",
+        "switch": "veridical.tasks.switching",
+        **dict.fromkeys(("Atoms", "Blocks", "Channels", "Heads", "Mlps"), "veridical.masking.inner_units"),
+        **dict.fromkeys(("Counterfactual", "MeanOver", "Zeroed"), "veridical.masking.interventions"),
         "QGE": "veridical.qge.gap",
         "QRand": "veridical.qge.random_baseline",
         "from_captum": "veridical.explainers.adapters",
@@ -65,8 +73,12 @@ for _old, _new in _MOVED.items():
 
 __all__ = [
     "GEF",
+    "Atoms",
     "Audit",
+    "Blocks",
+    "Channels",
     "Cost",
+    "Counterfactual",
     "Curve",
     "Direction",
     "Evaluation",
@@ -74,8 +86,12 @@ __all__ = [
     "ExplainerMetric",
     "Explanation",
     "FastGEF",
+    "Generation",
+    "Heads",
     "Key",
+    "MeanOver",
     "Metric",
+    "Mlps",
     "Outcome",
     "Plan",
     "QGE",
@@ -83,6 +99,7 @@ __all__ = [
     "Scores",
     "Space",
     "Task",
+    "Zeroed",
     "__version__",
     "applicable",
     "audit",
@@ -106,6 +123,7 @@ __all__ = [
     "score",
     "study",
     "surf",
+    "switch",
     "tasks",
     "visualise",
 ]

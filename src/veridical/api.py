@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
 from veridical.errors import InputError, VeridicalWarning
-from veridical.explainers.base import Explainer
+from veridical.explainers.base import Explainer, as_explainer
 from veridical.explainers.base import registry as explainer_registry
 from veridical.explainers.cache import ExplanationCache
-from veridical.explainers.function import as_explainer
 from veridical.metrics.base import AnyMetric, ExplainerMetric, Metric
 from veridical.metrics.base import registry as metric_registry
 from veridical.metrics.repeats import with_repeats
@@ -53,16 +53,17 @@ def explain(
     """
     task = task if device is None else task.to(device)
     maps = None if settings else as_maps(explainer, task)
-    if maps is not None:
-        return maps
-    chosen = as_explainer(explainer, **settings)
-    with _waiting(f"explaining by {chosen.name}", task):
-        if cache is None:
-            return chosen(task, Key(seed))
-        return ExplanationCache(cache).get(chosen, task, Key(seed))
+    return _explained(as_explainer(explainer, **settings), task, Key(seed), cache) if maps is None else maps
+
+
+def _explained(explainer: Explainer, task: Task, key: Key, cache: str | Path | None) -> Explanation:
+    with _waiting(f"explaining by {explainer.name}", task):
+        return explainer(task, key) if cache is None else ExplanationCache(cache).get(explainer, task, key)
 
 
 def _waiting(what: str, task: Task) -> AbstractContextManager[None]:
+    if not sys.stderr.isatty():
+        return nullcontext()
     asked = task.predictor.meter.here
     return waiting(f"{what}, {len(task)} samples", lambda: asked.forward + asked.backward)
 
@@ -112,26 +113,26 @@ def score(
             )
         method = as_explainer(explanation)
         with _waiting(f"scoring {method.name} by {judge.name}", task):
-            return _scored(lambda key: judge(task, method, key), judge, task, method, seed, repeats)
+            if repeats == 1:
+                return judge(task, method, Key(seed))
+            return with_repeats(lambda key: judge(task, method, key), judge, task, method, seed, repeats)
     if not isinstance(judge, Metric):
         raise InputError(f"'{judge.name}' judges neither maps nor methods")
-    maps = as_explanation(explanation, task, seed, cache)
+    given = as_maps(explanation, task)
+    subject = as_explainer(explanation) if given is None else given
+    key = Key(seed)
+    maps = _explained(subject, task, key, cache) if isinstance(subject, Explainer) else subject
     with _waiting(f"scoring {maps.explainer} by {judge.name}", task):
-        return _scored(lambda key: judge(task, maps, key), judge, task, maps, seed, repeats)
-
-
-def _scored(
-    run: Callable[[Key], Scores], judge: AnyMetric, task: Task, subject: object, seed: int, repeats: int
-) -> Scores:
-    return run(Key(seed)) if repeats == 1 else with_repeats(run, judge, task, subject, seed, repeats)
+        if repeats == 1:
+            return judge(task, maps, key)
+        return with_repeats(lambda key: judge(task, maps, key), judge, task, maps, seed, repeats)
 
 
 def as_explanation(
     explanation: Any, task: Task, seed: int = 0, cache: str | Path | None = None
 ) -> Explanation:
     """Accept an explanation, plain maps, or anything that makes one."""
-    maps = as_maps(explanation, task)
-    return explain(explanation, task, seed=seed, cache=cache) if maps is None else maps
+    return explain(explanation, task, seed=seed, cache=cache)
 
 
 def as_maps(thing: Any, task: Task) -> Explanation | None:

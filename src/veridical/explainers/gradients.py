@@ -15,6 +15,7 @@ from veridical.errors import InputError
 from veridical.explainers.base import Explainer, hand_along, register
 from veridical.explainers.laws import change_from
 from veridical.model.predictor import call, repeat_side
+from veridical.model.sessions import Session
 from veridical.random.keyed import Key
 from veridical.values.task import Task
 
@@ -22,17 +23,17 @@ from veridical.values.task import Task
 def gradient(task: Task, x: Tensor | None = None) -> Tensor:
     """d y_c / d x at the task's inputs, or at rows x that repeat each sample equally often in a row."""
     rows = (task.inputs if x is None else x).detach().requires_grad_(True)
-    times = len(rows) // len(task)
+    times = len(rows) // len(task.inputs)
     side, targets = task.side, task.targets
     if times > 1:
         side, targets = repeat_side(side, times), targets.repeat_interleave(times)
-    with task.session(grad=True) as model:
+    with Session(task.predictor, grad=True) as model:
         outputs = call(model, rows, side)
         total = outputs.gather(1, targets[:, None]).sum()
         if not total.requires_grad:
             raise InputError("the model's outputs do not depend on its inputs through torch operations")
         (slope,) = torch.autograd.grad(total, rows)
-    if x is None:
+    if x is None and task.reference is not task:
         hand_along(task, outputs)
     return slope.detach()
 

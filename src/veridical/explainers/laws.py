@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from veridical.errors import VeridicalWarning
-from veridical.masking.probe import clean_response, probe
+from veridical.masking.probe import probe
 from veridical.masking.rules import Given
-from veridical.model.late_checks import Look
+from veridical.model.sessions import Look
 from veridical.random.keyed import Key
 from veridical.values.task import Task
 
@@ -75,7 +75,7 @@ def notes(explanations: Mapping[str, Any]) -> list[str]:
 
 def explained_output(task: Task) -> Tensor:
     """The explained output of each sample, in float64."""
-    return clean_response(task, "logit")[:, 0].double()
+    return task.clean_response("logit")[:, 0].double()
 
 
 def change_from(task: Task, start: Callable[[Task], Tensor]) -> Tensor:

@@ -18,7 +18,7 @@ from veridical.explainers.graph.relevance_work import Further
 from veridical.explainers.laws import explained_output
 from veridical.explainers.prompts import at_logits
 from veridical.model.cost import Cost, Meter
-from veridical.model.late_checks import can_look
+from veridical.model.sessions import can_look
 from veridical.random.keyed import Key
 from veridical.values.task import Task
 

@@ -18,8 +18,8 @@ from veridical.explainers.mask_rules import IndependentCoins, mask_pieces, writt
 from veridical.masking.backgrounds import fill_state
 from veridical.masking.probe import blocks, probe
 from veridical.model.cost import Cost
-from veridical.model.late_checks import look_later
 from veridical.model.predictor import check_finite, repeat_side, take_side
+from veridical.model.sessions import look_later
 from veridical.random import keyed
 from veridical.random.hash_kernels import at_once
 from veridical.random.keyed import Key

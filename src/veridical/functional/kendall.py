@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from ._pairs import pair_counts
-from ._rows import align, nan_where
-from .correlation import has_spread
+from ._rows import align, has_spread, nan_where
 from .ranks import run_begins
 
 # Inversions inside short blocks are counted by comparing all pairs: their values fit in int8, and some

@@ -33,6 +33,12 @@ def run_begins(ordered: Tensor) -> Tensor:
     return begins
 
 
+def ties_along(ascending: Tensor, count: Tensor | int) -> Tensor:
+    """Which places tie with the one before (N, V), of values in ascending order of which `count` exist."""
+    place = torch.arange(ascending.shape[-1], device=ascending.device)
+    return ~run_begins(ascending) & (place < (count if isinstance(count, int) else count[:, None]))
+
+
 def tied_runs(x: Tensor) -> TiedRuns:
     """Sort rows and find their runs of equal values; NaN sorts last."""
     n = x.shape[-1]

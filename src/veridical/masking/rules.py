@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
@@ -105,16 +105,14 @@ class RankThreshold:
 
     ranks: Tensor
     counts: Tensor
+    count: int = field(init=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "count", self.counts.shape[-1])
         # 16 bits move a quarter of the memory of 64, and memory is what building a mask costs
         small = torch.int16 if self.ranks.shape[-1] < 2**15 else torch.int32
         object.__setattr__(self, "ranks", self.ranks.to(small))
         object.__setattr__(self, "counts", self.counts.to(device=self.ranks.device, dtype=small))
-
-    @property
-    def count(self) -> int:
-        return self.counts.shape[-1]
 
     def removed(self, samples: slice, masks: slice) -> Tensor:
         counts = self.counts[None, masks] if self.counts.dim() == 1 else self.counts[samples, masks]
@@ -142,7 +140,7 @@ def step_counts(task: Task, steps: int | None, per_step: int | None = None) -> T
     default one feature per step.
     """
     if task.space.valid is None:
-        return _even_counts(task.space.n_features, steps, per_step, task.device)
+        return _even_counts(task.space.n_features, steps, per_step, task.inputs.device)
     counts = task.space.counts(len(task))[:, None]
     longest = int(counts.max())
     steps = -(-longest // (per_step or 1)) if steps is None else min(steps, longest)
@@ -164,7 +162,7 @@ def removed_share(task: Task, counts: Tensor) -> Tensor:
     """The share of its features a sample has lost after 0 and after each of `counts` (N, M + 1)."""
     if task.space.valid is None and counts.dim() == 1:
         share = counts / torch.full((), task.space.n_features, dtype=torch.float64, device=counts.device)
-        return torch.cat([share.new_zeros(1), share]).expand(len(task), -1)
+        return torch.cat([share.new_zeros(1), share]).expand(len(task.inputs), -1)
     gone = counts.expand(len(task), -1) / task.space.counts(len(task))[:, None].clamp(min=1).double()
     return torch.cat([torch.zeros_like(gone[:, :1]), gone], -1)
 
@@ -176,9 +174,9 @@ def put_back(task: Task, kept: Tensor) -> Tensor:
     return whole - torch.cat([torch.zeros_like(kept[..., :1]), kept[..., :-1]], -1)
 
 
-def check_steps(steps: int | None, per_step: int | None) -> None:
-    """Refuse step settings that contradict each other."""
-    if per_step is not None and steps is not None:
+def check_steps(settings: Any) -> None:
+    """Refuse settings whose `steps` and `per_step` contradict each other."""
+    if settings.per_step is not None and settings.steps is not None:
         raise InputError("give per_step or steps, not both")
 
 

@@ -36,7 +36,7 @@ class ArrayModel(nn.Module):
         self.codec = codec
         self.estimator = estimator
 
-    def forward(self, x: Tensor, *side: Tensor, **named: Tensor) -> Tensor:
+    def forward(self, x: Tensor, /, *side: Tensor, **named: Tensor) -> Tensor:
         rows = x.detach().cpu().numpy() if self.codec is None else self.codec.decode(x)
         extra = [value.detach().cpu().numpy() for value in side]
         answer = self.function(rows, *extra, **{n: v.detach().cpu().numpy() for n, v in named.items()})
@@ -76,7 +76,7 @@ def adapt(
             raise InputError(
                 "inputs are a data frame but the model is a torch module; pass a tensor of numbers"
             )
-        return model, True, None
+        return model, not getattr(model, "no_gradient", ""), None
     if is_estimator(model):
         few = reference[:LOOKED_AT]
         rows = few.detach().cpu().numpy() if codec is None else codec.decode(few)

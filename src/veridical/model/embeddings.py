@@ -6,6 +6,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+TOKEN_IDS = "token ids"
+"""The token ids among side inputs by name: no argument of a model can be called so."""
+
 
 def embedding_layer(model: nn.Module) -> str | None:
     """The name of the layer that embeds words: what the model says it is, else its first nn.Embedding."""
@@ -40,9 +43,11 @@ class EmbeddingView(nn.Module):
         embedded: Tensor = self.module.get_submodule(self.layer)(token_ids)
         return embedded
 
-    def forward(self, embedded: Tensor, token_ids: Tensor, *side: Any, **named: Any) -> Any:
+    def forward(self, embedded: Tensor, /, *side: Any, **named: Any) -> Any:
+        by_name = named.pop(TOKEN_IDS, None)
+        given = side if by_name is None else (by_name, *side)
         handle = self.module.get_submodule(self.layer).register_forward_hook(lambda _m, _i, _o: embedded)
         try:
-            return self.module(token_ids, *side, **named)
+            return self.module(*given, **named)
         finally:
             handle.remove()

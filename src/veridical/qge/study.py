@@ -13,7 +13,6 @@ from torch import Tensor
 
 from veridical.api import as_explanation, as_metric
 from veridical.errors import InputError
-from veridical.masking.probe import match
 from veridical.masking.shared_work import sharing
 from veridical.metrics.base import Metric
 from veridical.model.cost import Cost
@@ -224,7 +223,7 @@ def sampled_study(
     if not isinstance(rankings, int) or rankings < 3:
         raise InputError(f"an agreement needs at least 3 rankings, a whole number; got {rankings!r}")
     if explanation is not None:
-        explanation = match(task, as_explanation(explanation, task, seed))
+        explanation = as_explanation(explanation, task, seed).matching(task)
     before = task.predictor.meter.cost
     quality, inverse = _sampled(task, judge, rankings, Key(seed), explanation, independent_draws, progress)
     gatherer = _Gatherer(task, judge, draws, Key(seed))

@@ -16,9 +16,9 @@ from veridical.masking.probe import blocks, probe
 from veridical.masking.rules import Given, MaskRule, RandomSubsets
 from veridical.masking.shared_work import shared
 from veridical.masking.subset_table import FEW, places_of
-from veridical.model.late_checks import look_later
 from veridical.model.output_heads import Response
 from veridical.model.predictor import check_finite
+from veridical.model.sessions import look_later
 from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
 from veridical.values.task import Task

@@ -18,8 +18,8 @@ from veridical.metrics.robustness.neighbourhood import (
     nan_where_any,
     worst,
 )
-from veridical.model.late_checks import look_later
 from veridical.model.predictor import check_finite
+from veridical.model.sessions import look_later
 from veridical.random.keyed import Key
 from veridical.values.scores import Direction
 from veridical.values.task import Task
