@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -90,6 +90,8 @@ def task_from_options(
         raise InputError("--task is an embedded task and --model your own; give one of them")
     if data is None:
         raise InputError("--model needs --data: the samples to explain")
+    asked = {"units": units, "off": off}
+    of_prompts: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
     return load_task(
         model,
         data,
@@ -100,5 +102,5 @@ def task_from_options(
         samples=samples,
         device=device,
         text=text,
-        **{name: value for name, value in (("units", units), ("off", off)) if value is not None},
+        **of_prompts,
     )

@@ -72,7 +72,7 @@ class _AttentionExplainer(Explainer):
         reason = super().why_not(task)
         if reason is not None:
             return reason
-        if not task.predictor.differentiable:
+        if not task.predictor.differentiable and not asks_prompts(task):
             return "it reads the attention weights of a torch module, and this model is a plain function"
         if task.modality == "units" and not asks_prompts(task):
             return "attention tells what tokens draw on; the units of this task are inside the model"

@@ -15,8 +15,9 @@ class PromptLogits(nn.Module):
     log-probability, which no rule of relevance takes apart.
     """
 
-    def __init__(self, module: PromptModel) -> None:
+    def __init__(self, module: nn.Module) -> None:
         super().__init__()
+        assert isinstance(module, PromptModel)
         self.module = module
 
     @property

@@ -81,7 +81,8 @@ class InductionTransformer(CausalTransformer):
     def __init__(self, words: int, length: int, turn: tuple[int, int] = (0, 0)) -> None:
         super().__init__(words, length, HEADS * max(2 * words, length), HEADS, 0)
         width = self.embedding.weight.shape[1]
-        self.blocks = nn.ModuleList(AttentionOnly(width, HEADS) for _ in range(2))
+        blocks = [AttentionOnly(width, HEADS) for _ in range(2)]
+        self.blocks = nn.ModuleList(blocks)
         self.norm = nn.Identity()
         self.requires_grad_(False)
         for parameter in self.parameters():
@@ -107,7 +108,7 @@ class InductionTransformer(CausalTransformer):
                 Head(token, token, alike, unread),
             ],
         )
-        for block, heads, shift in zip(self.blocks, layers, turn, strict=True):
+        for block, heads, shift in zip(blocks, layers, turn, strict=True):
             for number, head in enumerate(heads):
                 head.write(block.attention, (number + shift) % HEADS, token)
         self.requires_grad_(True)
