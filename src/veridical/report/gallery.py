@@ -11,7 +11,7 @@ from torch import Tensor
 from veridical.explainers.laws import notes
 from veridical.functional import average_ranks
 from veridical.plots import slices
-from veridical.report import prompts
+from veridical.report import heads, prompts
 from veridical.report.numbers import plain
 from veridical.report.png import image_address, map_address
 from veridical.values.explanation import Explanation
@@ -65,7 +65,17 @@ def gallery(
                 ],
             }
         )
-    return {"kind": kind, "items": items, "of": len(task), "notes": notes(shown)}
+    told = {"kind": kind, "items": items, "of": len(task), "notes": notes(shown)}
+    if kind == "heads":
+        told["means"] = [
+            {
+                "explainer": who,
+                "status": statuses.get(who, "plain"),
+                **heads.grid(e.space, e.values.detach().double().nanmean(0).tolist()),
+            }
+            for who, e in shown.items()
+        ]
+    return told
 
 
 def disagreement(explanations: Sequence[Explanation]) -> Tensor:
@@ -109,6 +119,8 @@ def _kind(task: Task, explanation: Explanation) -> str:
         return "text"
     if explanation.space.kind == "unit" and prompts.of_prompts(task):
         return "prompt"
+    if explanation.space.kind == "unit" and heads.of_heads(explanation.space):
+        return "heads"
     if explanation.space.kind in ("step", "step_channel"):
         return "series"
     return "bars"
@@ -139,6 +151,8 @@ def _map(task: Task, explanation: Explanation, sample: int, kind: str) -> dict[s
     values = explanation.values[sample].detach().double().cpu()
     if kind == "prompt":
         return prompts.coloured(task, sample, values.tolist())
+    if kind == "heads":
+        return heads.grid(explanation.space, values.tolist())
     if kind == "series":
         return {"values": plain(_over_steps(explanation, sample, values))}
     valid = explanation.valid
