@@ -27,11 +27,13 @@ if TYPE_CHECKING:
     from veridical.explainers.adapters import from_captum, from_shap, from_zennit
     from veridical.gef import GEF, FastGEF
     from veridical.gef.visualise import visualise
+    from veridical.loading.estimate import estimate
     from veridical.masking.inner_units import Atoms, Blocks, Channels, Heads, Mlps
     from veridical.masking.interventions import Counterfactual, MeanOver, Zeroed
     from veridical.meta import meta_evaluate
     from veridical.qge import QGE, QRand
     from veridical.tasks.generation import Generation
+    from veridical.tasks.prompt_checks import circular_pairs, prompt_checks
     from veridical.tasks.switching import switch
 
 __getattr__, __dir__ = names_on_demand(
@@ -41,6 +43,9 @@ __getattr__, __dir__ = names_on_demand(
         "FastGEF": "veridical.gef.metric",
         "GEF": "veridical.gef.metric",
         "Generation": "veridical.tasks.generation",
+        "circular_pairs": "veridical.tasks.prompt_checks",
+        "estimate": "veridical.loading.estimate",
+        "prompt_checks": "veridical.tasks.prompt_checks",
         "switch": "veridical.tasks.switching",
         **dict.fromkeys(("Atoms", "Blocks", "Channels", "Heads", "Mlps"), "veridical.masking.inner_units"),
         **dict.fromkeys(("Counterfactual", "MeanOver", "Zeroed"), "veridical.masking.interventions"),
@@ -103,7 +108,9 @@ __all__ = [
     "__version__",
     "applicable",
     "audit",
+    "circular_pairs",
     "errors",
+    "estimate",
     "evaluate",
     "explain",
     "explainers",
@@ -118,6 +125,7 @@ __all__ = [
     "meta",
     "meta_evaluate",
     "metrics",
+    "prompt_checks",
     "qge",
     "register",
     "score",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from veridical.errors import NotApplicableError
 from veridical.masking.fills import Constant, Fill, Mean, Token, Zero
 from veridical.random.keyed import Key
 
@@ -97,6 +98,11 @@ class Backgrounds:
 
 def fill_state(task: Task, fill: Fill) -> Tensor | None:
     """What a fill estimates from the task's reference rows, computed once."""
+    if task.space.kind == "unit" and not (isinstance(fill, Constant) and fill.value == 0):
+        raise NotApplicableError(
+            f"a unit that is off is 0, and fill '{fill.name}' would leave it partly on; what off means is "
+            "said by off=... where the task is made"
+        )
     name = f"fill {fill!r} over {task.space.kind} {tuple(task.space.labels.shape)}"
     state: Tensor | None = task.from_train(name, partial(fill.prepare, task.train, task.space))
     return state

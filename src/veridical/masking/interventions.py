@@ -110,7 +110,10 @@ class Site:
             return None if new is None else out + (new - added)
         if self.dictionary is None:
             return change(out)
-        codes = self.dictionary.encode(out)
+        own: Any = (
+            self.dictionary.to(out.device) if isinstance(self.dictionary, nn.Module) else self.dictionary
+        )
+        codes = own.encode(out)
         new = change(codes)
         # what the dictionary does not tell stays as it is
-        return None if new is None else out + (self.dictionary.decode(new) - self.dictionary.decode(codes))
+        return None if new is None else out + (own.decode(new) - own.decode(codes))

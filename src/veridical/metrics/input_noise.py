@@ -17,6 +17,8 @@ from veridical.values.task import Task
 
 def why_no_noise(task: Task) -> str | None:
     """Why inputs of this task cannot be moved a little, or None if they can."""
+    if task.modality == "units":
+        return "it moves inputs a little, and a unit is on or off"
     if task.inputs.is_floating_point():
         return None
     if task.modality == "text":

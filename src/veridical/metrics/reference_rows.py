@@ -18,8 +18,8 @@ from veridical.values.task import Task
 
 def why_no_references(task: Task) -> str | None:
     """Why reference rows cannot be explained beside the samples and compared, or None if they can."""
-    if task.head == "regression":
-        return "it compares predicted classes, and a regression has none"
+    if task.head in ("regression", "generation"):
+        return f"it compares predicted classes, and a {task.head} has none"
     if task.space.valid is not None or task.space.per_sample:
         return "features differ between samples, so reference rows have no comparable maps"
     if task.side and not task.train_side:

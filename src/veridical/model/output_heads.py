@@ -24,8 +24,8 @@ from veridical.model.predictor import (
 from veridical.model.private_copy import Source
 
 Head = Literal["multiclass", "binary", "multilabel", "regression", "generation"]
-"""A generation answers two columns: the response that is explained (a log-probability), and the share of the
-answer's tokens that are predicted as the unperturbed model predicts them."""
+"""A generation has one output, a log-probability; a second column holds the share of the answer's tokens that
+are predicted as the unperturbed model predicts them, which is all that agreement means of it."""
 Response = Literal["logit", "probability"]
 """On which scale answers are looked at."""
 
@@ -62,7 +62,7 @@ def first_answer(
     source.guard.learn_scratch(before, facts(module))
     check_finite(seen[0])
     kind = _head(seen[0].shape[1], head)
-    outputs = 2 if kind == "binary" else seen[0].shape[1]
+    outputs = {"binary": 2, "generation": 1}.get(kind, seen[0].shape[1])
     return kind, outputs, plan if plan.rows is not None else replace(plan, rows=rows)
 
 

@@ -68,23 +68,24 @@ class PromptModel(nn.Module):
         )
 
     def forward(self, gates: Tensor, /, **side: Tensor) -> Tensor:
-        response, said = self.answers(gates, side)
+        response, said, _ = self.answers(gates, side)
         answered = side["answered"]
         kept = ((said == side["predicted"]) & answered).sum(1) / answered.sum(1)
         return torch.stack([response, kept.to(response.dtype)], 1)
 
-    def answers(self, gates: Tensor, side: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """The response (rows,), and the most probable token at each place of the answer (rows, places)."""
+    def answers(self, gates: Tensor, side: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """The response (rows,), the most probable token at each place of the answer (rows, places), and the
+        log-probability of the answer itself (rows,)."""
         unit = side["unit"]
         on = torch.where(unit < 0, 1.0, gates.gather(1, unit.clamp(min=0)))
         prompt = side["tokens"], side["attended"], on
         logits = self.logits(*prompt, side["answer"], side["answered"])
-        response = _total(logits, side["answer"], side["judged"])
+        response = own = _total(logits, side["answer"], side["judged"])
         if self.has_foil:
             foil, there = side["foil"], side["foiled"]
             against = logits if self.one_pass else self.logits(*prompt, foil, there)
-            response = response - _total(against, foil, there)
-        return response, logits.argmax(-1)
+            response = own - _total(against, foil, there)
+        return response, logits.argmax(-1), own
 
     def logits(
         self, tokens: Tensor, attended: Tensor, gates: Tensor, answer: Tensor, there: Tensor

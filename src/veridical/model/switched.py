@@ -106,7 +106,7 @@ class Switched(nn.Module):
             self._seen = written
         if self.off == "mean":
             if "mean" not in self._known:
-                self._known["mean"] = self._means()
+                self._known["mean"] = self._means(side[INPUTS].device)
             return self._known["mean"]
         samples = side[SAMPLE].tolist()
         wanted = {sample: row for row, sample in enumerate(samples) if sample not in self._known}
@@ -131,15 +131,15 @@ class Switched(nn.Module):
                 )
         return [states[0] for states in found]
 
-    def _means(self) -> list[Tensor]:
+    def _means(self, device: torch.device) -> list[Tensor]:
         """The mean state over reference rows and places, one per site, to be laid over all rows."""
         assert self.reference is not None
         x, given, named = self.reference
         totals: list[Tensor] | None = None
         for at in range(0, len(x), 8):
             some = slice(at, at + 8)
-            rows = [g[some] for g in (x, *given)]
-            by_name = {n: v[some] for n, v in named.items()}
+            rows = [g[some].to(device) for g in (x, *given)]
+            by_name = {n: v[some].to(device) for n, v in named.items()}
             states = self._record(partial(self.module, *rows, **by_name), len(rows[0]))
             sums = [site.mean_of(s) * len(s) for site, s in zip(self.sites, states, strict=True)]
             totals = sums if totals is None else [a + b for a, b in zip(totals, sums, strict=True)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,10 +13,12 @@ from torch import Tensor, nn
 from veridical.allowed import Count
 from veridical.errors import InputError
 from veridical.masking.fills import Zero
+from veridical.model.private_copy import Source
 from veridical.model.prompted import Off, PromptModel, SwitchedOff
 from veridical.settings import checked
 from veridical.tasks.prompt_answers import Answer, answer_of, check_exact, generated, learn_predictions
 from veridical.tasks.prompt_texts import Prompt, Units, read_prompts
+from veridical.values.explanation import Explanation
 from veridical.values.space import Space
 from veridical.values.task import Task
 
@@ -66,17 +69,16 @@ class Generation(Task):
         **settings: Any,
     ) -> None:
         read = read_prompts(tokenizer, prompts, questions, units, spans)
-        if answers is None:
-            texts = generated(model, tokenizer, read, new_tokens)
-        else:
-            texts = _one_each(answers, len(read), "answers")
+        said: list[Any] = (
+            generated(model, tokenizer, read, new_tokens)
+            if answers is None
+            else _one_each(answers, len(read), "answers")
+        )
         against = _one_each(foils, len(read), "foils") if foils is not None else [None] * len(read)
         chosen = _one_each(answer_parts, len(read), "answer_parts") if answer_parts else [None] * len(read)
         told = tuple(
             answer_of(tokenizer, prompt, text, foil, part, number)
-            for number, (prompt, text, foil, part) in enumerate(
-                zip(read, texts, against, chosen, strict=True)
-            )
+            for number, (prompt, text, foil, part) in enumerate(zip(read, said, against, chosen, strict=True))
         )
         _check_length(model, read, told, length)
         side = _side(read, told)
@@ -84,7 +86,9 @@ class Generation(Task):
         valid = torch.tensor([[i < len(prompt.units) for i in range(count)] for prompt in read])
         names = [[*prompt.units, *[""] * (count - len(prompt.units))] for prompt in read]
         one_pass = all(a.tokens[:-1] == (a.foil_tokens or a.tokens)[:-1] for a in told)
-        wrapped = PromptModel(model, _off(tokenizer, off, neutral), foils is not None, one_pass).eval()
+        wrapped = PromptModel(
+            model, switched_off(tokenizer, off, neutral), foils is not None, one_pass
+        ).eval()
         settings.setdefault("name", "generation")
         super().__init__(
             wrapped,
@@ -113,6 +117,34 @@ class Generation(Task):
         settings.setdefault("name", Path(source).stem)
         return cls(model.to(device or "cpu"), tokenizer, prompts, answers, **settings)
 
+    def with_off(self, off: Off, neutral: str | None = None) -> Generation:
+        """The same prompts and answers where off means something else."""
+        old = self.predictor
+        model = old.source.module
+        assert isinstance(model, PromptModel)
+        how = switched_off(self.tokenizer, off, neutral)
+        made = PromptModel(model.model, how, model.has_foil, model.one_pass).eval()
+        predictor = replace(old, source=Source(made), differentiable=not made.no_gradient)
+        task = self.changed(alone=True, predictor=predictor, outputs=self.known("outputs"), off=off)
+        assert isinstance(task, Generation)
+        check_exact(task)
+        return task
+
+    def pooled(self, explanation: Explanation, fine: Generation) -> Explanation:
+        """Scores of finer units of the same prompts (those of the task `fine`), summed over these units.
+
+        Where a finer unit reaches over several of these, its score is shared out by tokens.
+        """
+        ours, theirs = self.side["unit"], fine.side["unit"]  # type: ignore[call-overload]
+        if ours.shape != theirs.shape or not torch.equal(self.side["tokens"], fine.side["tokens"]):  # type: ignore[call-overload]
+            raise InputError("scores are pooled over units of the same prompts, and these are others")
+        values = explanation.values.to(self.device)
+        counts = torch.zeros_like(values).scatter_add_(1, theirs.clamp(min=0), (theirs >= 0).to(values))
+        each = (values / counts.clamp(min=1)).gather(1, theirs.clamp(min=0)).masked_fill(theirs < 0, 0.0)
+        sums = values.new_zeros(len(self), self.space.n_features)
+        sums.scatter_add_(1, ours.clamp(min=0), each.masked_fill(ours < 0, 0.0))
+        return Explanation(sums, self.space, self.targets, self.ids, f"{explanation.explainer} pooled")
+
     def __getitem__(self, index: Any) -> Generation:
         task = super().__getitem__(index)
         places = torch.arange(len(self))
@@ -132,7 +164,7 @@ def _one_each(values: Any, count: int, what: str) -> list[Any]:
     return given
 
 
-def _off(tokenizer: Any, off: str, neutral: str | None) -> SwitchedOff:
+def switched_off(tokenizer: Any, off: str, neutral: str | None) -> SwitchedOff:
     """What stands in for tokens that are off."""
     if neutral is not None and off != "fill":
         raise InputError(f"neutral is the word that fills units that are off; off={off!r} needs none")

@@ -36,10 +36,18 @@ class Answer:
     """The tokens of the foil."""
 
 
-def answer_of(tokenizer: Any, prompt: Prompt, text: str, foil: str | None, part: Any, number: int) -> Answer:
-    """An answer and its foil as tokens behind a prompt; `part` is a text in the answer, or token numbers."""
+def answer_of(
+    tokenizer: Any, prompt: Prompt, said: str | tuple[int, ...], foil: str | None, part: Any, number: int
+) -> Answer:
+    """An answer and its foil as tokens behind a prompt; `part` is a text in the answer, or token numbers.
+
+    What was generated are tokens, and stays: its text might be cut into others.
+    """
     special = not prompt.chat
-    tokens = continued(tokenizer, prompt.tokens, text, number, special)
+    if isinstance(said, tuple):
+        text, tokens = str(tokenizer.decode(list(said))), said
+    else:
+        text, tokens = said, continued(tokenizer, prompt.tokens, said, number, special)
     against = None if foil is None else continued(tokenizer, prompt.tokens, foil, number, special)
     if against == tokens:
         raise InputError(f"answer and foil of prompt {number} are the same text {text!r:.40}")
@@ -68,22 +76,23 @@ def _judged(tokenizer: Any, text: str, tokens: tuple[int, ...], part: Any, numbe
     return chosen
 
 
-def generated(model: nn.Module, tokenizer: Any, prompts: Sequence[Prompt], new_tokens: int) -> list[str]:
+def generated(
+    model: nn.Module, tokenizer: Any, prompts: Sequence[Prompt], new_tokens: int
+) -> list[tuple[int, ...]]:
     """What the model answers, the most probable token at a time, until its end token or so many tokens."""
     own = Source(model).thread.private.module.eval()
     home = next((p.device for p in model.parameters()), torch.device("cpu"))
     ends = getattr(tokenizer, "eos_token_id", None)
-    texts = []
+    answers = []
     for number, prompt in enumerate(prompts):
         ids = torch.tensor([prompt.ids], device=home)
         with torch.no_grad():
             found = _greedy(own, ids, new_tokens, ends)
         found = found[: found.index(ends)] if ends in found else found
-        text = str(tokenizer.decode(found))
-        if not text:
+        if not found:
             raise InputError(f"the model answers nothing to prompt {number}; give answers=...")
-        texts.append(text)
-    return texts
+        answers.append(tuple(found))
+    return answers
 
 
 def _greedy(model: nn.Module, ids: Tensor, new_tokens: int, ends: int | None) -> list[int]:
@@ -116,7 +125,7 @@ def learn_predictions(task: Generation) -> None:
         assert isinstance(model, PromptModel)
         for at in range(0, len(task), task.predictor.rows):
             some = slice(at, at + task.predictor.rows)
-            response, tokens = model.answers(task.inputs[some], take_side(task.side, some))  # type: ignore[arg-type]
+            response, tokens, _ = model.answers(task.inputs[some], take_side(task.side, some))  # type: ignore[arg-type]
             said.append(tokens)
             responses.append(response)
     total = torch.cat(responses)

@@ -131,7 +131,12 @@ class Answers:
         return outputs.softmax(-1) if self.head == "multiclass" else outputs.sigmoid()
 
     def respond(self, outputs: Tensor, response: Response = "probability") -> Tensor:
-        """The numbers metrics look at: probabilities, or the outputs as they are."""
+        """The numbers metrics look at: probabilities, or the outputs as they are.
+
+        Of a generation they are one column; the other one says how many tokens are kept.
+        """
+        if self.head == "generation":
+            return outputs[..., :1]
         return self.probabilities(outputs) if response == "probability" else outputs
 
     def clean_response(self, response: Response) -> Tensor:

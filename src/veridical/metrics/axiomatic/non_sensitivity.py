@@ -72,7 +72,8 @@ class NonSensitivity(Metric):
     response: Response = "logit"
     """The scale on which answers are read: "probability" or "logit"."""
     fill: Fill | None = None
-    """What features become; None is uniform noise over the range, or the task's fill for token ids."""
+    """What features become; None is uniform noise over the range, or the task's fill for token ids and
+    for units that are switched off."""
     name: ClassVar[str] = "non_sensitivity"
     category: ClassVar[str] = "axiomatic"
     direction: ClassVar[Direction] = Direction.LOWER
@@ -85,7 +86,8 @@ class NonSensitivity(Metric):
 
     def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         groups = Groups(task.space.n_features, self.group, task.device)
-        fill = self.fill or (UniformNoise() if task.inputs.is_floating_point() else task.fill)
+        moves = task.inputs.is_floating_point() and task.modality != "units"
+        fill = self.fill or (UniformNoise() if moves else task.fill)
         changed = torch.zeros(len(task), groups.count, dtype=torch.bool, device=task.device)
         same = _SAME.get(task.outputs.dtype, 1.5e-3)
         for draw in range(self.draws):

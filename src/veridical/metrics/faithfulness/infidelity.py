@@ -119,6 +119,8 @@ class Infidelity(Metric):
 
     def why_not(self, task: Task) -> str | None:
         reason = super().why_not(task)
+        if reason is None and self.perturbation == "noise" and task.modality == "units":
+            return "a unit is on or off and takes no noise; use perturbation='removal'"
         if reason is None and self._by_value(task) and not task.inputs.is_floating_point():
             return "token ids have no differences; use units='contribution' with perturbation='removal'"
         return reason
