@@ -12,6 +12,7 @@ from veridical.errors import NotApplicableError, ShapeError
 from veridical.explainers.base import Explainer
 from veridical.explainers.graph.follow import Follower
 from veridical.explainers.graph.followed import Followed
+from veridical.explainers.prompts import at_logits
 from veridical.model.adapters import ArrayModel, FunctionModel
 from veridical.model.predictor import call, plain_output, take_side
 from veridical.values.task import Task
@@ -36,7 +37,7 @@ class FollowingExplainer(Explainer):
         reason = super().why_not(task)
         if reason is not None:
             return reason
-        at = task.at_embeddings()
+        at = at_logits(task.at_embeddings())
         # once for a model and its inputs: under noise both are built alike
         refusals: dict[nn.Module, str | None] = task.reference.cached(f"refusals of {self}", dict)
         module = _innermost(at.predictor.model)
@@ -45,7 +46,7 @@ class FollowingExplainer(Explainer):
         return refusals[module]
 
     def prepared(self, task: Task) -> Task:
-        task = task.at_embeddings()
+        task = at_logits(task.at_embeddings())
         inner = task.predictor
 
         def follower(model: Followed, x: Tensor, side: tuple[Any, ...], named: dict[str, Any]) -> Follower:
