@@ -87,6 +87,10 @@ def quadrature(rule: Quadrature, steps: int, like: Tensor) -> tuple[Tensor, Tens
     if steps < 1:
         raise InputError(f"a path needs at least one step, got {steps}")
     if rule == "gauss_legendre":
+        if steps > MOST_NODES:
+            raise InputError(
+                f"Gauss-Legendre takes at most {MOST_NODES} steps, got {steps}; rule='midpoint' takes more"
+            )
         points, shares = _gauss_legendre(steps)
         return like.new_tensor(points), like.new_tensor(shares)
     at = torch.arange(steps, dtype=like.dtype, device=like.device)
@@ -102,6 +106,10 @@ def quadrature(rule: Quadrature, steps: int, like: Tensor) -> tuple[Tensor, Tens
             f"quadrature '{rule}' is unknown; choose gauss_legendre, trapezoid, {', '.join(offset)}"
         )
     return (at + offset[rule]) / steps, torch.full_like(at, 1 / steps)
+
+
+MOST_NODES = 2000
+"""Nodes of Gauss-Legendre come from an eigenproblem of this size: more take minutes, then all memory."""
 
 
 @lru_cache(maxsize=32)
@@ -171,6 +179,8 @@ class IntegratedGradients(Explainer):
     def __post_init__(self) -> None:
         if self.rule == "trapezoid" and self.steps < 2:
             raise InputError("the trapezoid rule needs at least two steps")
+        if self.rule == "gauss_legendre" and self.steps > MOST_NODES:
+            quadrature(self.rule, self.steps, torch.zeros(1))
 
     def rows_per_sample(self, task: Task) -> int:
         return self.steps
