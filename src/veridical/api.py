@@ -76,7 +76,7 @@ def _waiting(what: str, task: Task) -> Iterator[None]:
             raise
         raise MemoryLimitError(
             f"{what} needs more memory than there is; ask for fewer draws, steps or samples, coarser "
-            f"features (Space.patches), or smaller chunks (plan=vd.Plan(rows=...)). It said: {str(error)[:200]}"
+            f"features (Space.patches), or smaller chunks (plan=Plan(rows=...)). It said: {str(error)[:99]}"
         ) from error
 
 
