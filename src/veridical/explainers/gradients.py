@@ -29,9 +29,12 @@ def gradient(task: Task, x: Tensor | None = None) -> Tensor:
     with task.session(grad=True) as model:
         outputs = call(model, rows, side)
         total = outputs.gather(1, targets[:, None]).sum()
-        if not total.requires_grad:
-            raise InputError("the model's outputs do not depend on its inputs through torch operations")
-        (slope,) = torch.autograd.grad(total, rows)
+        slope = torch.autograd.grad(total, rows, allow_unused=True)[0] if total.requires_grad else None
+    if slope is None:
+        raise InputError(
+            "no gradient comes back from the model's outputs to its inputs: something between them is "
+            "detached, or no torch operation; methods that ask by answers alone, such as occlusion, apply"
+        )
     if x is None:
         hand_along(task, outputs)
     return slope.detach()
