@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from veridical.model.padding import PaddingBlind, columns, mode_open
+
 
 def embedding_layer(model: nn.Module) -> str | None:
     """The name of the layer that embeds words: what the model says it is, else its first nn.Embedding."""
@@ -41,6 +43,9 @@ class EmbeddingView(nn.Module):
         return embedded
 
     def forward(self, embedded: Tensor, token_ids: Tensor, *side: Any, **named: Any) -> Any:
+        if isinstance(self.module, PaddingBlind) and self.module.left != "nothing" and not mode_open():
+            there = slice(0, columns(token_ids, self.module.pad))
+            embedded, token_ids = embedded[:, there], token_ids[:, there]
         handle = self.module.get_submodule(self.layer).register_forward_hook(lambda _m, _i, _o: embedded)
         try:
             return self.module(token_ids, *side, **named)
