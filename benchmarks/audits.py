@@ -115,7 +115,8 @@ def bare_seconds(task: vd.Task, cost: vd.Cost) -> float:
         if not asked.forward:
             continue
         some = min(asked.forward, TIMED_ROWS if task.predictor.differentiable else 100_000)
-        run = bare(task, vd.Cost(some, min(some, asked.backward)))
+        where = task.at_embeddings() if asked.backward else task  # token ids have no gradient
+        run = bare(where, vd.Cost(some, min(some, asked.backward)))
         run()
         start = time.perf_counter()
         run()
