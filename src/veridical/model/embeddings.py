@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from veridical.errors import NotApplicableError
+from veridical.model.padding import PaddingBlind, columns, mode_open
 
 TOKEN_IDS = "token ids"
 """The token ids among side inputs by name: no argument of a model can be called so."""
@@ -51,17 +52,20 @@ class EmbeddingView(nn.Module):
 
     def forward(self, embedded: Tensor, /, *side: Any, **named: Any) -> Any:
         by_name = named.pop(TOKEN_IDS, None)
-        given = side if by_name is None else (by_name, *side)
+        token_ids, *others = side if by_name is None else (by_name, *side)
+        if isinstance(self.module, PaddingBlind) and self.module.left != "nothing" and not mode_open():
+            there = slice(0, columns(token_ids, self.module.pad))
+            embedded, token_ids = embedded[:, there], token_ids[:, there]
 
         def replaced(layer: nn.Module, asked: Any, by_name: Any, _output: Any) -> Tensor:
             if isinstance(layer, nn.EmbeddingBag):
-                return _bagged(layer, embedded, given[0], len(asked) + len(by_name))
+                return _bagged(layer, embedded, token_ids, len(asked) + len(by_name))
             return embedded
 
         layer = self.module.get_submodule(self.layer)
         handle = layer.register_forward_hook(replaced, with_kwargs=True)
         try:
-            return self.module(*given, **named)
+            return self.module(token_ids, *others, **named)
         finally:
             handle.remove()
 
