@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ from veridical.testing.red_team import red_team
 from veridical.values.explanation import Explanation
 from veridical.values.task import Task
 
+log = logging.getLogger("veridical")
 TASKS = (
     "known/planted_patch",
     "digits",
@@ -36,6 +38,8 @@ TASKS = (
     "reviews",
 )
 """The standard tasks; of each kind of input first one whose answer is known, then one that was trained."""
+LANGUAGE = ("prompt", "heads")
+"""What the catalogue calls tasks about language models: parts of prompts, or of the model itself."""
 METHODS = ("gradient", "saliency", "input_x_gradient", "integrated_gradients", "occlusion", "random")
 PLAIN = "input_x_gradient"
 MOST = 32
@@ -68,12 +72,13 @@ def modality_of(name: str) -> str:
     """The kind of input a task stands for in the atlas: that of the catalogue, or a language model's."""
     if name not in ENTRIES:
         raise unknown_name("task", name, ENTRIES)
-    return "language model" if "prompt" in name else ENTRIES[name].modality
+    kind = ENTRIES[name].modality
+    return "language model" if kind in LANGUAGE else kind
 
 
 def tasks_of(size: Size) -> list[str]:
-    """The tasks of a size; known answers about prompts join as soon as the catalogue has some."""
-    names = [*TASKS, *(name for name in ENTRIES if name.startswith("known/") and "prompt" in name)]
+    """The tasks of a size: the standard ones, and all that the catalogue knows of language models."""
+    names = [*TASKS, *(name for name, entry in ENTRIES.items() if entry.modality in LANGUAGE)]
     kinds = [modality_of(name) for name in names]
     return [name for at, name in enumerate(names) if kinds[:at].count(kinds[at]) < size.tasks]
 
@@ -111,7 +116,7 @@ def make_bench(name: str, samples: int, seed: int, explainers: Any = (), device:
     chosen: dict[str, Explainer] = {who: as_explainer(who) for who in METHODS}
     chosen |= {who: cheats[who] for who in CHEATS if who in cheats} | labelled(explainers, as_explainer)
     rivals = {who: method for who, method in chosen.items() if method.why_not(task) is None}
-    others = {who: method(task, key).settle() for who, method in rivals.items()}
+    others = {who: own for who, method in rivals.items() if (own := _tried(method, task, key)) is not None}
     if answer is None:
         truth, best = None, as_explanation(reference_for(task), task, seed)
     else:
@@ -125,8 +130,8 @@ def make_bench(name: str, samples: int, seed: int, explainers: Any = (), device:
     methods: dict[str, Explainer] = {NONE: base, **worse}
     made = {label: method(task, key).settle() for label, method in methods.items()}
     asked = {who: found.cost.forward + found.cost.backward for who, found in others.items()}
-    methods |= {who: method for who, method in rivals.items() if asked[who] <= MOST * len(task)}
-    labels = tuple(rivals)
+    methods |= {who: rivals[who] for who in others if asked[who] <= MOST * len(task)}
+    labels = tuple(others)
     return Bench(name, task, seed, truth, labels, {**maps, **others}, methods, {**made, **others})
 
 
@@ -141,6 +146,15 @@ def nearness(maps: Explanation, truth: Tensor) -> Tensor:
     sorted_truth = truth.gather(1, order).T
     apart = (sorted_truth[:, None] - sorted_truth[None]).abs() > 0  # NaN, no feature, is never apart
     return concordance(maps.values.double().gather(1, order).T, apart)
+
+
+def _tried(method: Explainer, task: Task, key: Key) -> Explanation | None:
+    """The maps of a rival; one that fails is no rival, and takes nobody along."""
+    try:
+        return method(task, key).settle()
+    except Exception as error:
+        log.warning("%s is left out on %s: %s", method.name, task.name, error)
+        return None
 
 
 def _label(kind: str, share: float) -> str:

@@ -114,7 +114,7 @@ def _seen(bench: Bench, metric: AnyMetric, found: Mapping[str, Scores], size: Si
         row |= _against_truth(bench, utility, near, ties)
     row["noise"] = _noise(bench, metric, utility, size)
     first = found[NONE]
-    raised = [*first.flags.values(), first.values.isnan()]
+    raised = [flag.cpu() for flag in (*first.flags.values(), first.values.isnan())]
     row["flagged"] = float(torch.stack(raised).any(0).double().mean())
     row["missing"] = float(first.values.isnan().double().mean())
     row["flag"] = max((count, reason) for reason, count in first.flagged.items())[1] if row["flagged"] else ""

@@ -6,13 +6,12 @@ import hashlib
 import json
 import platform
 import shlex
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from datetime import UTC, datetime
 from functools import cache
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -108,7 +107,7 @@ def measure(
     results = [done[cell.address] for cell in cells]
     run = {
         "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-        "command": shlex.join(sys.argv) if sys.argv[0] not in ("", "-c") else "vd.atlas.measure",
+        "command": _command(size, judges if metrics else (), tasks or (), methods, seed, workers, device),
         "size": size if isinstance(size, str) else "own",
         **chosen.__dict__,
         "seed": seed,
@@ -151,6 +150,7 @@ def _carried_out(
             yield cell, carry_out(cell)
         return
     # a fresh process a worker: torch's threads do not survive a fork
+    before = set(active_children())
     with ProcessPoolExecutor(workers, get_context("spawn"), initializer=_alone) as pool:
         jobs = {pool.submit(carry_out, cell): cell for cell in cells}
         ended = as_completed(jobs)
@@ -159,7 +159,10 @@ def _carried_out(
                 job = next(ended)
                 yield jobs[job], job.result()
         except BaseException:
+            # whoever ends this does not want to wait for cells that take minutes
             pool.shutdown(wait=False, cancel_futures=True)
+            for worker in set(active_children()) - before:
+                worker.terminate()
             raise
 
 
@@ -168,8 +171,9 @@ def carry_out(cell: Cell) -> dict[str, Any]:
     seconds = float("nan")
     try:
         bench = _bench(cell.task, cell.size.samples, cell.seed, cell.device, _Given(cell.explainers))
-    except VeridicalError as error:
-        rows: list[Row] = [] if cell.metric is None else [_unavailable(cell, str(error))]
+    except Exception as error:  # a task that cannot be made must not take the others along
+        why = f"no such task here: {error}" if isinstance(error, VeridicalError) else f"{FAILED}: {error!r}"
+        rows: list[Row] = [] if cell.metric is None else [_unavailable(cell, why)]
     else:
         if cell.metric is None:
             rows = list(_near(bench))
@@ -199,7 +203,7 @@ def _unavailable(cell: Cell, why: str) -> Row:
     assert cell.metric is not None
     judges = "methods" if isinstance(cell.metric, ExplainerMetric) else "maps"
     row: Row = {"metric": cell.label, "category": cell.metric.category, "judges": judges, "task": cell.task}
-    return {**row, "modality": modality_of(cell.task), "samples": 0, "reason": f"no such task here: {why}"}
+    return {**row, "modality": modality_of(cell.task), "samples": 0, "reason": why}
 
 
 class _Given(dict[str, Any]):
@@ -257,6 +261,26 @@ def _size(size: str | Size) -> Size:
     if size not in SIZES:
         raise unknown_name("size of an atlas", size, SIZES)
     return SIZES[size]
+
+
+def _command(
+    size: str | Size, metrics: Any, tasks: Any, explainers: Any, seed: int, workers: int, device: str | None
+) -> str:
+    """The command that repeats this, as far as names can say it."""
+    words = [
+        "veridical",
+        "atlas",
+        "FOLDER",
+        "--size",
+        str(size),
+        "--seed",
+        str(seed),
+        "--workers",
+        str(workers),
+    ]
+    for option, names in (("--metric", metrics), ("--task", tasks), ("--explainer", explainers)):
+        words += [word for name in names for word in (option, name)]
+    return shlex.join(words + (["--device", device] if device else []))
 
 
 def _device(device: str | None) -> str:
