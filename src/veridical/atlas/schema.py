@@ -56,7 +56,7 @@ METRICS: dict[str, tuple[str, str]] = {
     ),
     "dependence": (NUMBER, "share of scores of real explainers that change when their maps are permuted"),
     "remark": (TEXT, "what a reader must know of these figures"),
-    "rows": (NUMBER, "rows asked of the model per sample and map, forward and backward, nothing shared"),
+    "rows": (NUMBER, "rows asked of the model per sample for a map without ties, forward and backward"),
 }
 EXPLAINERS: dict[str, tuple[str, str]] = {
     "explainer": (TEXT, "name of the explainer"),
