@@ -22,7 +22,7 @@ from veridical.values.space import Space
 from veridical.values.task import Task
 
 if TYPE_CHECKING:
-    from veridical import fidelity, gef, loading, meta, qge, study, surf, tasks
+    from veridical import dictionaries, fidelity, gef, loading, meta, qge, study, surf, tasks
     from veridical.audit import Audit
     from veridical.explainers.adapters import from_captum, from_shap, from_zennit
     from veridical.gef import GEF, FastGEF
@@ -86,6 +86,7 @@ __all__ = [
     "__version__",
     "applicable",
     "audit",
+    "dictionaries",
     "errors",
     "evaluate",
     "explain",

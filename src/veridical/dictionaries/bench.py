@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,10 +21,10 @@ from veridical.values.task import Task
 
 @dataclass(frozen=True, eq=False)
 class Bench:
-    """Activations of one layer of a task, for training and for judging, in `parts` that tell sampling noise.
+    """Activations of one layer of a task, to train and to judge on, in `parts` that tell sampling noise.
 
-    Labels say of every row which properties it has (a planted feature fires, a token is a number, ...); probes
-    are fitted on those of `train` and judged on those of the task's own rows.
+    Labels say of every row which properties it has (a planted feature fires, a token is a number, ...);
+    probes are fitted on those of `train` and judged on those of the task's own rows.
     """
 
     task: Task
@@ -47,6 +49,7 @@ class Bench:
     """Samples that GEF is asked about: each is explained in every perturbed world."""
     seed: int = 0
     """Seed of the parts and of GEF's draws."""
+    _held: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         if len(self.task) < 2 * self.parts:
@@ -78,6 +81,12 @@ class Bench:
             truth=world,
             untrained=known @ other.directions,
         )
+
+    def once(self, name: str, make: Callable[[], Any]) -> Any:
+        """Compute something once for this bench."""
+        if name not in self._held:
+            self._held[name] = make()
+        return self._held[name]
 
     @cached_property
     def states(self) -> Tensor:

@@ -19,8 +19,9 @@ Maker = Callable[[Bench, Recipe, Key], Dictionary]
 
 
 def trained(bench: Bench, recipe: Recipe, key: Key) -> Dictionary:
-    """The dictionary itself."""
-    return train(bench.train, recipe, key, progress=False).dictionary
+    """The dictionary itself; made once, however many others begin with it."""
+    name = f"trained {recipe.to_json()} {key}"
+    return bench.once(name, lambda: train(bench.train, recipe, key, progress=False).dictionary)
 
 
 def frozen_decoder(bench: Bench, recipe: Recipe, key: Key) -> Dictionary:
@@ -87,7 +88,7 @@ RANDOM = ("frozen decoder", "frozen encoder", "shuffled", "untrained model")
 
 
 def damaged(dictionary: Dictionary, share: float, key: Key) -> Dictionary:
-    """A share of the atoms replaced by random directions, encoder and decoder alike: more share, more damage."""
+    """A share of the atoms replaced by random directions; a larger share keeps what a smaller one took."""
     width, dimension = dictionary.decoder.shape
     order = permutation(key, torch.zeros(1, dtype=torch.int64), 0, width)[0]
     gone = order[: round(share * width)].to(dictionary.decoder.device)
@@ -113,7 +114,7 @@ def jittered(dictionary: Dictionary, sigma: float, key: Key) -> Dictionary:
 
 
 def ladder(recipe: Recipe, bench: Bench) -> dict[str, Maker]:
-    """Dictionaries whose order is known: trained for less, and with ever more atoms replaced by random ones."""
+    """Dictionaries whose order is known: trained for less, or with more and more random atoms."""
 
     def fewer(by: int) -> Maker:
         return lambda b, r, key: trained(b, replace(r, steps=max(1, r.steps // by)), key)

@@ -28,17 +28,17 @@ class Superposition(Settings):
     """
 
     name = "superposition"
-    features: Count = 256
+    features: Count = 128
     """True features, which should be more than the dimensions."""
-    dimensions: Count = 64
+    dimensions: Count = 32
     """Length of a row."""
-    active: Positive = 8.0
+    active: Positive = 3.0
     """Features that fire in a row, on average, before hierarchy takes some away."""
     power: NotNegative = 0.8
     """Exponent of the frequencies: the r-th feature fires in proportion to r^-power."""
     correlation: Share = 0.4
     """Share of a feature's firing that it has in common with its group."""
-    groups: Count = 16
+    groups: Count = 8
     """Groups of features that fire together."""
     children: Share = 0.5
     """Share of the features, the rarer ones, that fire only where their parent does."""
@@ -72,7 +72,7 @@ class Superposition(Settings):
 
     @cached_property
     def parents(self) -> Tensor:
-        """The parent of each feature (features,), -1 for none; parents have none and are among the frequent."""
+        """The parent of each feature (features,), -1 for none; parents are among the more frequent."""
         born = round(self.children * self.features)
         first = self.features - born
         ids = torch.zeros(1, dtype=torch.int64)
@@ -104,8 +104,8 @@ class Superposition(Settings):
     def task(self, count: int = 512, draw: int = 1, classes: int = 8, train: int = 4096) -> Task:
         """A model that holds these features: layer "embed" answers the rows, "head" reads classes from them.
 
-        The inputs are the features themselves. The more frequent half of the features speaks for classes, each
-        for a quarter of them; the head is the least-squares reading of what they say from the rows.
+        The inputs are the features themselves. The more frequent half of the features speaks for classes,
+        each for a quarter of them; the head is the least-squares reading of what they say from the rows.
         """
         speak = self._normal("classes", self.features, classes)
         speak *= uniform(self.key / "speaks", torch.arange(self.features), 0, classes) < 0.25
@@ -122,9 +122,9 @@ class Superposition(Settings):
             )
         )
         with torch.no_grad():
-            net.get_submodule("embed").weight.copy_(self.directions.T)  # type: ignore[operator, union-attr]
-            net.get_submodule("head").weight.copy_(weight[:-1].T)  # type: ignore[operator, union-attr]
-            net.get_submodule("head").bias.copy_(weight[-1])  # type: ignore[operator, union-attr]
+            net.get_submodule("embed").weight.copy_(self.directions.T)  # type: ignore[operator]
+            net.get_submodule("head").weight.copy_(weight[:-1].T)  # type: ignore[operator]
+            net.get_submodule("head").bias.copy_(weight[-1])  # type: ignore[operator]
         codes = self.codes(count, draw)
         return Task(net.eval(), codes, labels=(codes @ speak).argmax(1), train=known, name=self.name)
 

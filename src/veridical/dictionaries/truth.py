@@ -53,7 +53,7 @@ def above_chance(value: float, chance: float) -> float:
 def truth_scores(
     atoms: Tensor, codes: Tensor, features: Tensor, fires: Tensor, chance: float | None = None
 ) -> dict[str, float]:
-    """Everything that can be said against truth, for codes (n, atoms) on rows where features fire (n, features).
+    """All that can be said against truth, of codes (n, atoms) on rows where features fire (n, features).
 
     `mcc` is above chance; precision, recall and F1 say whether matched atoms are active where their features
     are (means over matched pairs whose feature fires at all); `uniqueness` is the share of live atoms whose
@@ -62,8 +62,8 @@ def truth_scores(
     """
     if codes.shape != (len(fires), len(atoms)) or fires.shape[1] != len(features):
         raise ShapeError(
-            f"codes {tuple(codes.shape)} and firing {tuple(fires.shape)} do not belong to {len(atoms)} atoms and "
-            f"{len(features)} features"
+            f"codes {tuple(codes.shape)} and firing {tuple(fires.shape)} do not belong to {len(atoms)} "
+            f"atoms and {len(features)} features"
         )
     if not len(codes):
         raise InputError("truth is judged on rows, and there are none")

@@ -53,4 +53,4 @@ def _split(bench: Bench) -> Split:
             raise NotApplicableError(f"layer '{bench.layer}' is not what the model's linear head reads")
         return parts
 
-    return bench.task.cached(f"dictionaries split {bench.layer} {bench.axis}", find)
+    return bench.once("split", find)

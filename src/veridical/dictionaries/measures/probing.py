@@ -64,11 +64,11 @@ def labels_of(bench: Bench) -> tuple[Tensor, Tensor]:
 def dense(bench: Bench) -> Probes:
     """Probes of the activations themselves."""
     train, _ = labels_of(bench)
-    return bench.task.cached(f"dictionaries dense {id(bench.train)}", lambda: fit(bench.train, train))
+    return bench.once("dense probes", lambda: fit(bench.train, train))
 
 
 def chosen_atoms(subject: Subject, count: int = CHOSEN) -> Tensor:
-    """The atoms (L, count) whose codes differ most between rows with and without a property, in deviations."""
+    """The atoms (L, count) whose codes differ most with a property, in their standard deviations."""
     train, _ = labels_of(subject.bench)
     codes = subject.train_codes.double()
     y = train.double()

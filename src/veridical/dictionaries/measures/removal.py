@@ -15,26 +15,28 @@ PAIRS = 8
 """Pairs of properties that SCR confounds."""
 
 
-def _hits(answers: Tensor, labels: Tensor, cells: Tensor) -> Tensor:
-    """Accuracy where every cell that occurs counts alike: labels and cells (n, L) -> (L,)."""
+def _accuracy(bench: Bench, answers: Tensor, labels: Tensor, cells: Tensor) -> Tensor:
+    """Accuracy in each part (parts, L), where every cell (n, L) that occurs there counts alike."""
     right = ((answers > 0.5) == labels).double()
-    each = [torch.where(cells == c, right, torch.nan).nanmean(0) for c in cells.unique()]
-    return torch.stack(each).nanmean(0)
+    found = []
+    for part in range(bench.parts):
+        here = bench.row_part == part
+        each = [torch.where(cells[here] == c, right[here], torch.nan).nanmean(0) for c in cells.unique()]
+        found.append(torch.stack(each).nanmean(0))
+    return torch.stack(found)
 
 
 def tpp(subject: Subject) -> Tensor:
-    """Targeted probe perturbation: what removing a property's atoms costs its own probe more than the others'."""
+    """Targeted probe perturbation: what removing a property's atoms costs its probe more than the others'."""
     bench = subject.bench
     probes, (_, labels) = dense(bench), labels_of(bench)
     answers = probes(bench.test)
     reach = subject.dictionary.decoder.double() @ probes.weight
+    before = _accuracy(bench, answers, labels, labels)
     found = []
     for number, atoms in enumerate(chosen_atoms(subject)):
         without = answers - subject.codes[:, atoms].double() @ reach[atoms]
-        drop = _each_part(
-            bench,
-            lambda h, w=without: _hits(answers[h], labels[h], labels[h]) - _hits(w[h], labels[h], labels[h]),
-        )  # type: ignore[misc]
+        drop = before - _accuracy(bench, without, labels, labels)
         others = torch.cat([drop[:, :number], drop[:, number + 1 :]], 1)
         found.append(drop[:, number] - others.nanmean(1))
     return torch.stack(found).nanmean(0)
@@ -43,12 +45,12 @@ def tpp(subject: Subject) -> Tensor:
 def scr(subject: Subject) -> Tensor:
     """Spurious correlation removal: how far removing another property's atoms mends a confounded probe.
 
-    For pairs (a, b) a probe of a is fitted on rows where a and b agree, then judged on all four cells alike;
-    `(without b's atoms - confounded) / (clean - confounded)`, over pairs that can be confounded by 2% or more.
+    For pairs (a, b) a probe of a is fitted on rows where a and b agree, then judged on all four cells alike:
+    `(without b's atoms - confounded) / (clean - confounded)`, over pairs that lose 2% or more by it.
     """
     bench = subject.bench
     train, labels = labels_of(bench)
-    clean, chosen = dense(bench), chosen_atoms(subject)
+    clean, chosen = dense(bench)(bench.test), chosen_atoms(subject)
     found = []
     for a, b in _pairs(train):
         agree = train[:, a] == train[:, b]
@@ -57,17 +59,10 @@ def scr(subject: Subject) -> Tensor:
         reach = subject.dictionary.decoder.double()[chosen[b]] @ probe.weight
         mended = answers - subject.codes[:, chosen[b]].double() @ reach
         cells = 2 * labels[:, [a]].long() + labels[:, [b]].long()
-        own = clean(bench.test)[:, [a]]
-
-        def share(h: Tensor, x: Tensor, y: Tensor = labels[:, [a]], c: Tensor = cells) -> Tensor:
-            return _hits(x[h], y[h], c[h])
-
-        before, after, best = (
-            _each_part(bench, lambda h, x=x: share(h, x))[:, 0] for x in (answers, mended, own)
-        )  # type: ignore[misc]
-        gap = (best - before).mean()
+        each = [_accuracy(bench, x, labels[:, [a]], cells)[:, 0] for x in (answers, mended, clean[:, [a]])]
+        gap = (each[2] - each[0]).mean()
         if gap >= 0.02:
-            found.append((after - before) / gap)
+            found.append((each[1] - each[0]) / gap)
     return torch.stack(found).nanmean(0) if found else torch.full((bench.parts,), torch.nan)
 
 
@@ -100,7 +95,3 @@ def _pairs(labels: Tensor) -> list[tuple[int, int]]:
     order = labels.double().mean(0).argsort(descending=True).tolist()
     pairs = [(order[i], order[i + 1]) for i in range(0, len(order) - 1, 2)]
     return [pair for one in pairs for pair in (one, one[::-1])][:PAIRS]
-
-
-def _each_part(bench: Bench, ask: object) -> Tensor:
-    return torch.stack([ask(bench.row_part == part) for part in range(bench.parts)])  # type: ignore[operator]

@@ -71,8 +71,8 @@ def loss_recovered(subject: Subject) -> Tensor:
     bench = subject.bench
     rebuilt = losses(bench, rebuilt_outputs(subject))
     centre = bench.train.mean(0)
-    without = bench.task.cached(
-        f"dictionaries mean {bench.layer} {bench.axis} {float(centre.double().sum())!r}",
+    without = bench.once(
+        "losses without the layer",
         lambda: losses(bench, spliced_outputs(bench, lambda rows: centre.expand_as(rows))),
     )
     clean = losses(bench, bench.task.outputs)
