@@ -52,7 +52,7 @@ def dictionaries(
     found = found_in.judge(world, recipe, seeds=seeds, measures=metric, seed=seed)
     table = Table(box=None)
     for name in SHOWN:
-        table.add_column(name)
+        table.add_column(name, no_wrap=name == "metric")
     for _, row in found.table.iterrows():
         table.add_row(*(escape(_said(row[name])) for name in SHOWN))
     out.print(table)
