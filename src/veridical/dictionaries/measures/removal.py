@@ -54,7 +54,7 @@ def scr(subject: Subject) -> Tensor:
     found = []
     for a, b in _pairs(train):
         agree = train[:, a] == train[:, b]
-        probe = fit(bench.train[agree], train[agree][:, [a]])
+        probe = fit(bench.train[: len(train)][agree], train[agree][:, [a]])
         answers = probe(bench.test)
         reach = subject.dictionary.decoder.double()[chosen[b]] @ probe.weight
         mended = answers - subject.codes[:, chosen[b]].double() @ reach
