@@ -157,7 +157,7 @@ class _Run:
                 # the moments exist from the first step on; a run that goes on needs them before
                 moments = self.optimiser.state[tensor]
                 if not moments:
-                    count = torch.zeros((), device=tensor.device if tensor.is_cuda else "cpu")
+                    count = torch.zeros((), device=tensor.device)
                     moments.update(step=count, exp_avg=torch.zeros_like(tensor))
                     moments.update(exp_avg_sq=torch.zeros_like(tensor))
                 out |= {f"{name} {what}": value for what, value in moments.items()}
