@@ -22,7 +22,7 @@ from veridical.values.space import Space
 from veridical.values.task import Task
 
 if TYPE_CHECKING:
-    from veridical import atlas, fidelity, gef, loading, meta, qge, study, surf, tasks
+    from veridical import atlas, dictionaries, fidelity, gef, loading, meta, qge, study, surf, tasks
     from veridical.audit import Audit
     from veridical.explainers.adapters import from_captum, from_shap, from_zennit
     from veridical.gef import GEF, FastGEF
@@ -110,6 +110,7 @@ __all__ = [
     "atlas",
     "audit",
     "circular_pairs",
+    "dictionaries",
     "errors",
     "estimate",
     "evaluate",
