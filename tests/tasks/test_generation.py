@@ -8,6 +8,8 @@ import torch
 import veridical as vd
 from tests.reference.small_lm import Words, small_lm
 from veridical.errors import InputError, NotApplicableError
+from veridical.gef.agreement import agreement
+from veridical.meta.prediction_agreement import held
 
 PROMPTS = [
     "Ann has a cat. Bob has a dog. It rains today.",
@@ -166,3 +168,12 @@ def test_rows_are_never_padded():
     handle.remove()
     assert sum(seen) == (task.predictor.meter.cost - before).forward
     assert max(seen) <= 2
+
+
+def test_predictions_are_the_tokens_of_the_answer():
+    task = made()
+    outputs = torch.tensor([[-3.0, 0.5], [2.0, 1.0]])
+    assert float(agreement(task, outputs)) == 0.75
+    assert held(task, outputs).tolist() == [False, True]
+    noisy = task.with_noise(3.0, vd.Key(1)).outputs
+    assert bool(((noisy[:, 1] == 0) | (noisy[:, 1] == 1)).all())  # answers of one token
