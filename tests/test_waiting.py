@@ -29,7 +29,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
 
 
 def slow(x: torch.Tensor) -> torch.Tensor:
-    time.sleep(0.02)
+    time.sleep(0.08)
     return torch.stack([x[:, 0], -x[:, 1]], 1)
 
 

@@ -22,7 +22,7 @@ from veridical.values.space import Space
 from veridical.values.task import Task
 
 if TYPE_CHECKING:
-    from veridical import fidelity, gef, loading, meta, qge, study, surf, tasks
+    from veridical import atlas, dictionaries, fidelity, gef, loading, meta, qge, study, surf, tasks
     from veridical.audit import Audit
     from veridical.explainers.adapters import from_captum, from_shap, from_zennit
     from veridical.gef import GEF, FastGEF
@@ -107,8 +107,10 @@ __all__ = [
     "Zeroed",
     "__version__",
     "applicable",
+    "atlas",
     "audit",
     "circular_pairs",
+    "dictionaries",
     "errors",
     "estimate",
     "evaluate",

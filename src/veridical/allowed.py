@@ -3,7 +3,7 @@
     draws: Count = 50
     keep: Annotated[float, Within(0, 1, without=(0, 1))] = 0.5
 
-A value that does not fit is refused in one form: "Rise: draws is a whole number from 2 to 1000000000, got 1".
+A value that does not fit is refused in one form: "Rise: draws is a whole number from 2 to 10000000, got 1".
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from veridical.errors import InputError, VeridicalError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-MANY = 10**9
+MANY = 10**7
 """More draws, steps or rows than anybody can wait for."""
 LARGE = 1e38
 """What float32 holds, rounded down: settings meet tensors of that type."""

@@ -93,6 +93,8 @@ class Explainer(Settings):
             return "the samples of this task are classes, which have no input to explain"
         if task.modality not in self.modalities:
             return f"it works on {', '.join(sorted(self.modalities))}, this task is {task.modality}"
+        if "gradient" in self.needs and (layer := _quantised(task)) is not None:
+            return f"it needs gradients, and torch passes none back through the quantised layer '{layer}'"
         if "gradient" in self.needs and not task.differentiable:
             if not task.predictor.differentiable:
                 why = getattr(task.predictor.source.module, "no_gradient", "")
@@ -202,6 +204,12 @@ class Explainer(Settings):
                 f"explainer '{self.name}' does not apply here: {reason}. "
                 f"These do: {', '.join(applicable(task))}"
             )
+
+
+def _quantised(task: Task) -> str | None:
+    """The first layer that computes in quantised numbers."""
+    layers = task.predictor.source.module.named_modules()
+    return next((name for name, layer in layers if ".quantized." in type(layer).__module__), None)
 
 
 def _embeds(task: Task) -> bool:

@@ -18,10 +18,10 @@ from veridical.values.task import Task
 
 TOLERANCE = 0.05
 """The share of what was promised beyond which a map is said to break its law."""
-
-
 CANCELLING = 1e6
 """How many times over what was promised a map may hand out: beyond it the values say nothing."""
+NOTHING = 0.01
+"""Below this a promise is taken to be this: values that cancel to 0, as they should, are no fault."""
 
 
 def certificate(
@@ -34,8 +34,7 @@ def certificate(
     """
     total, size = values.double().sum(-1), values.double().abs().sum(-1)
     residual = (total - promised).abs() / torch.maximum(promised.abs(), size / 100).clamp(min=1e-12)
-
-    broken = (residual > TOLERANCE) | (size > CANCELLING * promised.abs().clamp(min=1e-6))
+    broken = (residual > TOLERANCE) | (size > CANCELLING * promised.abs().clamp(min=NOTHING))
 
     def look() -> None:
         known = residual[residual.isfinite()]
@@ -59,7 +58,10 @@ def in_words(provenance: Mapping[str, Any]) -> str | None:
         return None
     text = f"{law['states']}; they miss it by {law['largest_residual']:.2g} of it at most"
     if law.get("broken"):
-        text += f", {law['broken']} of {law['of']} maps by more than {TOLERANCE:.0%}: do not read those"
+        fault = f"by more than {TOLERANCE:.0%}"
+        if law["largest_residual"] <= TOLERANCE:
+            fault = f"hand out {CANCELLING:.0e} times what they sum to"
+        text += f", {law['broken']} of {law['of']} maps {fault}: do not read those"
     return text
 
 

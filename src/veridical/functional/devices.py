@@ -14,7 +14,7 @@ def on_host(where: Tensor | torch.device) -> bool:
     return _device(where).type == "cpu"
 
 
-def at_once(where: Tensor | torch.device, host: int, elsewhere: int) -> int:
+def at_a_time(where: Tensor | torch.device, host: int, elsewhere: int) -> int:
     """How many numbers one step works on: few stay in a processor's caches, a GPU has to be kept busy."""
     return host if on_host(where) else elsewhere
 
@@ -23,12 +23,17 @@ def random_states(where: Tensor | torch.device | None = None) -> list[Any]:
     """The devices beside the host whose random numbers `fork_rng` has to keep; None: the one in use."""
     if where is None:
         return [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    return [] if on_host(where) else [_device(where)]
+    return [_device(where)] if _device(where).type == "cuda" else []
 
 
 def current(where: Tensor | torch.device) -> AbstractContextManager[Any]:
     """While this is open, kernels that name no device are started on this one."""
-    return nullcontext() if on_host(where) else torch.cuda.device(_device(where))
+    return torch.cuda.device(_device(where)) if _device(where).type == "cuda" else nullcontext()
+
+
+def no_autocast(where: Tensor | torch.device) -> AbstractContextManager[Any]:
+    """While this is open, products are computed in the precision of what is multiplied."""
+    return torch.autocast(_device(where).type, enabled=False)
 
 
 def _device(where: Tensor | torch.device) -> torch.device:

@@ -56,11 +56,7 @@ def jacobian(setting: Setting, sigma: float, draw: int, level: int, clean: Tenso
         spans.append(in_span)
         before = outputs
     setting.answers.add(answers)
-    return Moved(
-        setting.steps * energy,
-        torch.stack(fits).mean(0),
-        torch.stack(spans).mean(0),
-    )
+    return Moved(setting.steps * energy, torch.stack(fits).mean(0), torch.stack(spans).mean(0))
 
 
 def neighbours(task: Task) -> int:

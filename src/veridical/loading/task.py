@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from veridical.loading.models import Kind, checked_device, load_model
 from veridical.loading.prompts import from_prompts, is_language_model
 from veridical.loading.request import Request
 from veridical.loading.words import from_words, takes_texts
+from veridical.model.estimators import one_target
 from veridical.values.task import Task
 
 
@@ -76,6 +78,8 @@ def load_task(
     found = read_examples(data, labels)
     reference = None if train is None else read_examples(train, labels, reference=True)
     loaded = load_model(model, arch=arch, kind=kind, allow_code=allow_code, device=place)
+    if isinstance(settings.get("output"), int):
+        loaded = replace(loaded, model=one_target(loaded.model, settings.pop("output")))
     rows = some_rows(found.count, samples, seed)
     given = {"name": name or f"{loaded.name} on {found.name}", "ids": rows, **settings}
     asked = Request(found, reference, rows, labels, text, classes, image, masks, given)

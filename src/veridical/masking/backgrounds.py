@@ -87,9 +87,7 @@ class Backgrounds:
             rows = slice(at, min(len(task.inputs), at + self._few))
             own, other = task.inputs[rows, None], self(rows)
             differs = own != other
-            if (
-                not task.predictor.differentiable
-            ):  # where a value may be missing: it is not changed into itself
+            if not task.predictor.differentiable:  # where a missing value is not changed into itself
                 differs &= ~((own != own) & (other != other))
             changes.append(differs.any(1))
         matters = task.space.pool(torch.cat(changes).to(torch.float32), "max") > 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
@@ -174,10 +174,34 @@ def put_back(task: Task, kept: Tensor) -> Tensor:
     return whole - torch.cat([torch.zeros_like(kept[..., :1]), kept[..., :-1]], -1)
 
 
-def check_steps(settings: Any) -> None:
-    """Refuse settings whose `steps` and `per_step` contradict each other."""
-    if settings.per_step is not None and settings.steps is not None:
+def check_steps(steps: int | None, per_step: int | None) -> None:
+    """Refuse step settings that contradict each other."""
+    if per_step is not None and steps is not None:
         raise InputError("give per_step or steps, not both")
+
+
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """Mask m removes the features m * size, ..., (m + 1) * size - 1 and no others."""
+
+    n_features: int
+    device: torch.device
+    size: int = 1
+
+    @property
+    def count(self) -> int:
+        return -(-self.n_features // self.size)
+
+    def removed(self, samples: slice, masks: slice) -> Tensor:
+        group = torch.arange(masks.start, masks.stop, device=self.device)
+        member = torch.arange(self.n_features, device=self.device) // self.size
+        return (member == group[:, None])[None]
+
+    def pool(self, truth: Tensor) -> Tensor:
+        """Whether it holds for any feature of a group (N, count)."""
+        spare = self.count * self.size - self.n_features
+        padded = torch.nn.functional.pad(truth, (0, spare))
+        return padded.reshape(len(truth), self.count, self.size).any(-1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,15 +12,7 @@ from torch import Tensor
 from veridical.errors import InputError, ShapeError, VeridicalError, VeridicalWarning
 from veridical.model.fingerprint import facts
 from veridical.model.plan import memory_budget
-from veridical.model.predictor import (
-    Output,
-    Plan,
-    Predictor,
-    Side,
-    call,
-    check_finite,
-    measured_rows,
-)
+from veridical.model.predictor import Output, Plan, Predictor, Side, call, check_finite, measured_rows
 from veridical.model.private_copy import Source
 
 Head = Literal["multiclass", "binary", "multilabel", "regression", "generation"]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from veridical.errors import ModelError, ShapeError
+from veridical.errors import ModelError, ShapeError, VeridicalError
 from veridical.functional.grid import Rounding
 from veridical.model.cost import Meter, Tally
 from veridical.model.plan import MIN_ROWS as MIN_ROWS
@@ -278,7 +278,17 @@ class Predictor:
     def _call(self, x: Tensor, side: Side) -> Tensor:
         if self.plan.channels_last and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
-        return call(self.view, x, side)
+        try:
+            return call(self.view, x, side)
+        except VeridicalError:
+            raise
+        except Exception as error:
+            if out_of_memory(error):
+                raise
+            raise ModelError(
+                f"the model answered one row and raised {type(error).__name__} when asked {len(x)} of shape "
+                f"{tuple(x.shape[1:])}, some of which may be masked: {error}"
+            ) from error
 
 
 def _first(given: tuple[Any, ...], named: dict[str, Any]) -> Tensor:

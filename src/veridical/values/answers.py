@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from veridical.errors import InputError, ModelError, VeridicalError
+from veridical.errors import InputError
 from veridical.model.output_heads import Head, Response
 from veridical.model.predictor import CountedModel, Predictor, Side
 from veridical.values.content_hash import content_digest
@@ -88,18 +88,9 @@ class Answers:
         """All outputs for the inputs (N, C); computed once, and counted to nobody: they are the task's."""
         if "outputs" in self._cache:
             self.predictor.source.watch()
-        return self.cached("outputs", lambda: self.uncounted(self._asked))
-
-    def _asked(self) -> Tensor:
-        try:
-            return self.predictor.outputs(self.inputs, self.side)
-        except (VeridicalError, MemoryError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:
-            raise ModelError(
-                f"the model answered one row and raised {type(error).__name__} when asked the {len(self)} "
-                f"samples of shape {tuple(self.inputs.shape[1:])}: {error}"
-            ) from error
+        return self.cached(
+            "outputs", lambda: self.uncounted(lambda: self.predictor.outputs(self.inputs, self.side))
+        )
 
     @property
     def predictions(self) -> Tensor:

@@ -27,8 +27,8 @@ def tensor_of(value: Any, what: str, codec: FrameCodec | None, may_miss: bool = 
         raise InputError(f"{what} is a single row (a Series); give a data frame of rows, as df.iloc[[0]] is")
     elif isinstance(value, tuple | list | Mapping) and not _is_numbers(value):
         raise InputError(
-            f"{what} is a {type(value).__name__} of {len(value)} things: several inputs cannot be explained "
-            "jointly. Pass the one to explain as inputs= and the others as side="
+            f"{what} is a {type(value).__name__} of {len(value)} things; a task explains one tensor. Pass "
+            "the one to explain as inputs= and the others as side=, or all of them to vd.tasks.from_parts"
         )
     else:
         tensor = as_tensor(value, what)

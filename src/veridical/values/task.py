@@ -17,6 +17,7 @@ from veridical.masking.fills import Fill, as_fill, default_fill
 from veridical.model.adapters import adapt
 from veridical.model.dataframes import FrameCodec, as_pandas, is_frame
 from veridical.model.embeddings import TOKEN_IDS, EmbeddingView, embedding_layer
+from veridical.model.estimators import class_names, one_target
 from veridical.model.fingerprint import trains
 from veridical.model.output_heads import Head, first_answer, two_columns
 from veridical.model.plan import MIN_ROWS, Plan, memory_budget, most_rows
@@ -85,7 +86,7 @@ class Task(Answers):
         side: Any = (),
         train_side: Any = (),
         head: Head | None = None,
-        output: Output | None = None,
+        output: Output | int | None = None,
         ids: Any = None,
         device: Any = None,
         plan: Plan | None = None,
@@ -94,7 +95,9 @@ class Task(Answers):
     ) -> None:
         put = self.__dict__
         put["name"] = name
-        classes = getattr(model, "classes_", None)
+        if isinstance(output, int):
+            model, output = one_target(model, output), None
+        classes = class_names(model)
         put.update(_cache={}, _calibrations={}, _train_facts={}, mask_answers={})
         put["_plan_given"] = plan is not None and plan.rows is not None
         if isinstance(train, tuple) and len(train) != 2:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
+from torch.jit import ScriptModule
 
 from veridical.errors import NotApplicableError, ShapeError
 from veridical.explainers.base import Explainer
@@ -57,11 +57,10 @@ class FollowingExplainer(Explainer):
         return task.changed(predictor=inner.with_model(followed, plain_output))
 
     def _refusal(self, task: Task) -> str | None:
-        module = _innermost(task.predictor.model)
-        if isinstance(module, ArrayModel | FunctionModel):
+        own = _innermost(task.predictor.model)
+        if isinstance(own, ArrayModel | FunctionModel):
             return "it reads the operations of a torch module, and this model is a plain function"
-        closed = (torch.jit.ScriptModule,)
-        if any(isinstance(m, closed) or type(m).__name__ == "OptimizedModule" for m in module.modules()):
+        if any(isinstance(m, ScriptModule) or type(m).__name__ == "OptimizedModule" for m in own.modules()):
             return "the model is compiled or scripted, so it cannot be followed; give the plain module"
         try:
             self._tried(task)

@@ -45,7 +45,8 @@ class FaithfulnessEstimate(RankingMetric):
     misleads: ClassVar[str] = "on redundant inputs: no single pixel of many alike moves the response"
     paper: ClassVar[str] = "Alvarez-Melis and Jaakkola 2018"
 
-    __post_init__ = check_steps
+    def __post_init__(self) -> None:
+        check_steps(self.steps, self.per_step)
 
     def sees_ties(self, task: Task, explanation: Explanation) -> bool:
         # a group of one feature is the same wherever it stands

@@ -57,7 +57,8 @@ class Monotonicity(RankingMetric):
     paper: ClassVar[str] = "Arya et al. 2019 (after Luss et al. 2019)"
     ranks_only: ClassVar[bool] = True
 
-    __post_init__ = check_steps
+    def __post_init__(self) -> None:
+        check_steps(self.steps, self.per_step)
 
     def along(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         kept = step_counts(task, self.steps, self.per_step)

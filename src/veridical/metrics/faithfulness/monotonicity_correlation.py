@@ -50,7 +50,8 @@ class MonotonicityCorrelation(RankingMetric):
     misleads: ClassVar[str] = "on redundant inputs, where single features change nothing but noise"
     paper: ClassVar[str] = "Nguyen and Martinez 2020"
 
-    __post_init__ = check_steps
+    def __post_init__(self) -> None:
+        check_steps(self.steps, self.per_step)
 
     def fill_on(self, task: Task) -> Fill:
         if self.fill is not None or task.modality in ("text", "units"):

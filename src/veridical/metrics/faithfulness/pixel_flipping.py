@@ -55,7 +55,8 @@ class PixelFlipping(RankingMetric):
     paper: ClassVar[str] = "Bach et al. 2015; GEF eq. 25"
     ranks_only: ClassVar[bool] = True
 
-    __post_init__ = check_steps
+    def __post_init__(self) -> None:
+        check_steps(self.steps, self.per_step)
 
     @property
     def better(self) -> Direction:
