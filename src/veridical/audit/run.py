@@ -24,7 +24,7 @@ from veridical.audit.extras import concepts_of, standings_of
 from veridical.audit.finetuned_model import finetuned_judge
 from veridical.audit.jobs import Crew
 from veridical.audit.panel import choose_explainers, choose_judges, choose_lines
-from veridical.audit.race import ENOUGH, Race, Runner, rows, runners
+from veridical.audit.race import ENOUGH, Race, Runner, price_of, runners
 from veridical.audit.reliability import reliability_of
 from veridical.audit.result import Audit
 from veridical.audit.sampling import in_race_order
@@ -90,10 +90,12 @@ def run(
             plan.budget if keep_to_budget else 10**18,
             runners(panel.explainers, task, seed),
             {label: Runner(label, control, control=True) for label, control in panel.controls.items()},
+            price_of(judges, task, seed),
         )
+        race.admit()
+        if not race.runners:
+            raise InputError("no explainer fits the budget: " + "; ".join(race.left_out.values()))
         heard = _race(race, plan, seed, notes, progress)
-    if not race.runners:
-        raise InputError("no explainer fits the budget: " + "; ".join(race.left_out.values()))
     skipped = {**panel.skipped, **race.left_out}
     for control in race.controls.values():
         if control.dropped:
@@ -180,8 +182,7 @@ def _race(
 
 def _warn(race: Race, seconds: float) -> None:
     """Say beforehand that it may take long, by what the first look took."""
-    used = max(1, rows(race.used))
-    total = used / race.samples * len(race.task) * seconds / used
+    total = seconds / race.samples * len(race.task)
     if total > LONG_SECONDS:
         warnings.warn(
             f"this audit may take {total / 60:.0f} minutes here, if all of its {len(race.runners)} methods "
