@@ -50,9 +50,10 @@ class ScoreCam(Cam):
                 with _watched(task, self.layer) as outputs:
                     task.predictor.chunk(task.inputs, task.side)
                 return outputs[0]
-            x = task.inputs[_padding(len(task), task.device)]
+            padded = _padding(len(task), task.predictor.padded_to, task.device)
+            x = task.inputs[padded]
             with LastMaps(x, spatial_axes(task)) as seen:
-                task.predictor.chunk(x, take_side(task.side, _padding(len(task), task.device)), len(task))
+                task.predictor.chunk(x, take_side(task.side, padded), len(task))
             assert seen.last is not None
             return seen.last
 
