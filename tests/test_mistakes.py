@@ -46,6 +46,15 @@ class Later(nn.Module):
         return self.layer(x)
 
 
+class OnlyWhole(nn.Module):
+    """A model that answers whole rows and fails where anything was removed."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if bool((x == 0).any()):
+            raise ValueError("a zero is no measurement")
+        return x[:, :3]
+
+
 def boom(x: Any) -> Any:
     raise KeyError("k")
 
@@ -70,6 +79,16 @@ MISTAKES: dict[str, Callable[[], Any]] = {
     "explainer arity 4": lambda: vd.explain(lambda m, a, b, c: 1, T),
     "model raises": lambda: vd.Task(boom, X),
     "model raises later": lambda: vd.explain("occlusion", vd.Task(Later(), X)),
+    "model raises masked": lambda: vd.explain("occlusion", vd.Task(OnlyWhole(), X, fill=0.0)),
+    "model raises masked metric": lambda: vd.score("deletion", vd.Task(OnlyWhole(), X, fill=0.0), X),
+    "model raises masked rise": lambda: vd.explain("rise", vd.Task(OnlyWhole(), X, fill=0.0), draws=4),
+    "steps huge": lambda: vd.explain("integrated_gradients", T, steps=10**12),
+    "steps large": lambda: vd.explain("integrated_gradients", T, steps=10**5),
+    "draws huge": lambda: vd.explain("lime", T, draws=10**9),
+    "runs huge": lambda: vd.score("faithfulness_correlation", T, X, runs=10**9),
+    "repeats huge": lambda: vd.score("sparseness", T, X, repeats=10**12),
+    "rankings huge": lambda: vd.qge.sampled_study(T, rankings=10**12, progress=False),
+    "all rankings draws huge": lambda: vd.qge.exhaustive_study(T, draws=10**12, progress=False),
     "model raises later outputs": lambda: vd.Task(Later(), X).outputs,
     "unfitted": lambda: vd.Task(LogisticRegression(), X.numpy()),
     "class not instance": lambda: vd.Task(LogisticRegression, X.numpy()),

@@ -130,7 +130,7 @@ LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     [
         (LAUGHS + STUDY, "VERIDICAL_MAX_YAML_NODES"),
         (STUDY + "name: &a [*a]\n", "stands inside what it names"),
-        (STUDY + "plan: {threads: 1000000000}\n", "VERIDICAL_MAX_THREADS"),
+        (STUDY + "plan: {threads: 10000000}\n", "VERIDICAL_MAX_THREADS"),
         (STUDY + "name: " + "[" * 5000, "VERIDICAL_MAX_YAML_DEPTH"),
         (STUDY + "name: " + "{a: " * 5000, "VERIDICAL_MAX_YAML_DEPTH"),
         (STUDY + "seeds: [" + "9" * 5000 + "]\n", "cannot be read"),
@@ -143,10 +143,10 @@ LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
 def test_study_files_cannot_fill_the_machine(text: str, told: str) -> None:
     from veridical.study.study_file import parse_study
 
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(VeridicalError, match=told):
         parse_study(text, "study.yaml")
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 def test_a_grid_of_too_many_points_is_refused_before_it_is_made() -> None:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
-from veridical.errors import InputError, VeridicalWarning
-from veridical.explainers.base import Explainer
+from veridical.allowed import Count
+from veridical.errors import InputError, MemoryLimitError, VeridicalError, VeridicalWarning
+from veridical.explainers.base import Explainer, as_explainer
 from veridical.explainers.base import registry as explainer_registry
 from veridical.explainers.cache import ExplanationCache
-from veridical.explainers.function import as_explainer
 from veridical.metrics.base import AnyMetric, ExplainerMetric, Metric
 from veridical.metrics.base import registry as metric_registry
 from veridical.metrics.repeats import with_repeats
+from veridical.model.predictor import out_of_memory
 from veridical.progress import track, waiting
 from veridical.random.keyed import Key
 from veridical.registry import Catalogue
@@ -57,14 +59,28 @@ def explain(
         return maps
     chosen = as_explainer(explainer, **settings)
     with _waiting(f"explaining by {chosen.name}", task):
-        if cache is None:
-            return chosen(task, Key(seed))
-        return ExplanationCache(cache).get(chosen, task, Key(seed))
+        return _explained(chosen, task, Key(seed), cache)
 
 
-def _waiting(what: str, task: Task) -> AbstractContextManager[None]:
+def _explained(explainer: Explainer, task: Task, key: Key, cache: str | Path | None) -> Explanation:
+    return explainer(task, key) if cache is None else ExplanationCache(cache).get(explainer, task, key)
+
+
+@contextmanager
+def _waiting(what: str, task: Task) -> Iterator[None]:
+    """Tell a waiting reader how it stands, and in a sentence where memory ends."""
     asked = task.predictor.meter.here
-    return waiting(f"{what}, {len(task)} samples", lambda: asked.forward + asked.backward)
+    told = f"{what}, {len(task)} samples"
+    try:
+        with waiting(told, lambda: asked.forward + asked.backward) if sys.stderr.isatty() else nullcontext():
+            yield
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, VeridicalError) or not out_of_memory(error):
+            raise
+        raise MemoryLimitError(
+            f"{what} needs more memory than there is; ask for fewer draws, steps or samples, coarser "
+            f"features (Space.patches), or smaller chunks (plan=Plan(rows=...)). It said: {str(error)[:99]}"
+        ) from error
 
 
 def as_metric(metric: Any, **settings: Any) -> AnyMetric:
@@ -89,7 +105,7 @@ def score(
     seed: int = 0,
     device: str | torch.device | None = None,
     cache: str | Path | None = None,
-    repeats: int = 1,
+    repeats: Count = 1,
     **settings: Any,
 ) -> Scores:
     """Score an explanation: an `Explanation`, a tensor of maps, or an explainer in any accepted form.
@@ -112,26 +128,27 @@ def score(
             )
         method = as_explainer(explanation)
         with _waiting(f"scoring {method.name} by {judge.name}", task):
-            return _scored(lambda key: judge(task, method, key), judge, task, method, seed, repeats)
+            if repeats == 1:
+                return judge(task, method, Key(seed))
+            return with_repeats(lambda key: judge(task, method, key), judge, task, method, seed, repeats)
     if not isinstance(judge, Metric):
         raise InputError(f"'{judge.name}' judges neither maps nor methods")
-    maps = as_explanation(explanation, task, seed, cache)
-    with _waiting(f"scoring {maps.explainer} by {judge.name}", task):
-        return _scored(lambda key: judge(task, maps, key), judge, task, maps, seed, repeats)
-
-
-def _scored(
-    run: Callable[[Key], Scores], judge: AnyMetric, task: Task, subject: object, seed: int, repeats: int
-) -> Scores:
-    return run(Key(seed)) if repeats == 1 else with_repeats(run, judge, task, subject, seed, repeats)
+    given = as_maps(explanation, task)
+    subject = as_explainer(explanation) if given is None else given
+    key = Key(seed)
+    who = subject.name if isinstance(subject, Explainer) else subject.explainer
+    with _waiting(f"scoring {who} by {judge.name}", task):
+        maps = _explained(subject, task, key, cache) if isinstance(subject, Explainer) else subject
+        if repeats == 1:
+            return judge(task, maps, key)
+        return with_repeats(lambda key: judge(task, maps, key), judge, task, maps, seed, repeats)
 
 
 def as_explanation(
     explanation: Any, task: Task, seed: int = 0, cache: str | Path | None = None
 ) -> Explanation:
     """Accept an explanation, plain maps, or anything that makes one."""
-    maps = as_maps(explanation, task)
-    return explain(explanation, task, seed=seed, cache=cache) if maps is None else maps
+    return explain(explanation, task, seed=seed, cache=cache)
 
 
 def as_maps(thing: Any, task: Task) -> Explanation | None:
@@ -158,11 +175,13 @@ def evaluate(
     device: str | torch.device | None = None,
     progress: bool | None = None,
     cache: str | Path | None = None,
+    repeats: Count = 1,
 ) -> Evaluation:
     """Score every explainer with every metric; each explanation is made once and serves all metrics.
 
     A cell that raises is kept with its traceback in `.failures` and announced; the others go on. Ctrl-C
-    ends early and keeps what is finished. `progress` defaults to on when at a terminal.
+    ends early and keeps what is finished. `progress` defaults to on when at a terminal. `repeats` as in
+    `score`.
     """
     task = task if device is None else task.to(device)
     methods = labelled(explainers, as_explainer)
@@ -191,7 +210,7 @@ def evaluate(
                     explanations[who] = explain(methods[who], task, seed=seed, cache=cache).settle()
                 step = what
                 subject = methods[who] if isinstance(judge, ExplainerMetric) else explanations[who]
-                scores[who, what] = score(judge, task, subject, seed=seed)
+                scores[who, what] = score(judge, task, subject, seed=seed, repeats=repeats)
             except Exception as error:
                 keep(who, step, error)
         for who, what in list(scores):

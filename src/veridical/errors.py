@@ -37,6 +37,10 @@ class ModelError(VeridicalError, RuntimeError):
     """The model answered with something that is not one finite row of outputs per sample."""
 
 
+class MemoryLimitError(VeridicalError, MemoryError):
+    """What was asked for does not fit into memory; the message says what to ask for less of."""
+
+
 class ModelChangedError(ModelError):
     """The model is no longer the one a task was made for; the message says how to go on."""
 

@@ -40,7 +40,13 @@ def test_a_healthy_task(here: Path) -> None:
     before = sorted(here.iterdir())
     told = call("m.joblib", "rows.csv", "--train", "rows.csv", "--allow-code")
     assert told.exit_code == 0, told.output
-    for word in ("40 samples of (3,)", "exact_shapley", "pixel_flipping", "nothing stands in the way"):
+    for word in (
+        "40 samples of (3,)",
+        "exact_shapley",
+        "pixel_flipping",
+        "nothing stands in the way",
+        "standard",
+    ):
         assert word in told.output
     assert "it needs gradients and the model is not a torch function" in told.output
     assert sorted(here.iterdir()) == before
@@ -73,3 +79,19 @@ def test_every_explainer_and_metric_is_told_once_and_costs_what_it_asks(here: Pa
         asked = vd.explain(name, fresh).cost.forward / len(task)
         assert found.rows[name] == pytest.approx(asked, rel=0.5), name
     assert 0 < found.seconds_per_row < 1
+    for name in ("pixel_flipping", "deletion", "sparseness"):
+        asked = vd.score(name, task.changed(alone=True), "random").cost.forward / len(task)
+        assert found.metrics[name] == pytest.approx(asked, rel=0.5, abs=2), name
+    assert found.minutes(60 / found.seconds_per_row) == pytest.approx(1)
+
+
+def test_an_audit_is_reckoned_within_a_factor(here: Path) -> None:
+    task = load_task("m.joblib", "rows.csv", train="rows.csv", allow_code=True)
+    found = diagnose(task)
+    reckoned = veridical.cli.doctor._audits(task, found)
+    assert list(reckoned) == ["glance", "quick", "standard"]
+    each, total = reckoned["glance"]
+    assert total == min(24 * each, 20_000_000)
+    costs = vd.audit(task, effort="glance", progress=False, concepts=()).costs["race"]
+    assert total / 8 < costs.forward + 2 * costs.backward < 8 * total
+    assert veridical.cli.doctor._audits(task[:1], found) == {}

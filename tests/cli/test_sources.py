@@ -53,6 +53,34 @@ def test_the_signature_other_commands_rely_on():
     ]
 
 
+def test_every_command_that_takes_data_takes_the_column_of_texts():
+    import veridical.cli  # noqa: F401 (adds all commands)
+
+    groups = [app, *(group.typer_instance for group in app.registered_groups)]
+    takes = {
+        command.callback.__name__: set(inspect.signature(command.callback).parameters)
+        for group in groups
+        for command in group.registered_commands
+    }
+    assert {"gef", "benchmark", "voices", "search", "evaluate", "explain", "audit", "doctor"} <= set(takes)
+    assert [name for name, options in takes.items() if "model" in options and "text" not in options] == []
+
+
+def test_texts_of_a_named_column_are_judged(tmp_path):
+    from sklearn.feature_extraction.text import CountVectorizer
+
+    rng = np.random.default_rng(0)
+    words = np.array(["the", "film", "plot", "was", "bad", "good"])
+    texts = [" ".join(rng.choice(words, 5)) for _ in range(24)]
+    frame = pd.DataFrame({"said": texts, "title": texts[::-1], "label": [int("good" in t) for t in texts]})
+    frame.to_csv(tmp_path / "said.csv", index=False)
+    model = make_pipeline(CountVectorizer(), LogisticRegression()).fit(frame["said"], frame["label"])
+    joblib.dump(model, tmp_path / "model.joblib")
+    words = ("--model", tmp_path / "model.joblib", "--data", tmp_path / "said.csv", "--allow-code")
+    told = run("meta", "voices", *words, "--text", "said", "-m", "comprehensiveness", "-n", 8, "-o", tmp_path)
+    assert "comprehensiveness" in told
+
+
 def test_without_a_model_an_embedded_task_is_meant():
     assert chosen(samples=3).content_hash() == vd.tasks.load("digits", samples=3).content_hash()
     assert len(chosen(task="wine", device="cpu")) == 44

@@ -1,12 +1,14 @@
 """What every registered explainer promises: weight noise, declared facts, rows, honest refusals."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import veridical as vd
 from tests.reference.small_nets import conv_net, image_task, noisy_copy, series_task
-from veridical.errors import MissingExtraError, NotApplicableError
+from veridical.errors import MissingExtraError, NotApplicableError, VeridicalWarning
 from veridical.explainers import (
     Hsic,
     Lime,
@@ -18,6 +20,7 @@ from veridical.explainers import (
     registry,
 )
 from veridical.explainers.coalitions import FitsCells, MaskingExplainer
+from veridical.explainers.laws import certificate
 from veridical.model.predictor import Plan
 from veridical.testing import tiny_task
 
@@ -182,3 +185,18 @@ def test_a_broken_law_is_counted() -> None:
                 value.zero_()
     plain = registry.make("lrp_epsilon")(image_task(task.model, samples=3)).provenance["law"]
     assert plain["largest_residual"] < 1e-3 < biased["largest_residual"]
+
+
+def test_values_that_cancel_as_they_should_are_no_fault() -> None:
+    net = nn.Linear(2, 2, bias=False)
+    with torch.no_grad():
+        net.weight.copy_(torch.tensor([[5.0, -5.0], [0.0, 0.0]]))
+    even = vd.explain("exact_shapley", vd.Task(net, torch.ones(1, 2), targets=[0]))
+    assert even.values.tolist() == [[5.0, -5.0]]
+    assert even.provenance["law"]["broken"] == 0
+    told: dict[str, Any] = {}
+    values = torch.tensor([[1e9, -1e9], [1.0, 1.0]])
+    look = certificate("name", "they sum to it", True, torch.tensor([0.0, 2.0]), values, told)
+    with pytest.warns(VeridicalWarning, match=r"1 of 2 maps hand out 1e\+06 times what they sum to"):
+        look()
+    assert told["law"]["broken"] == 1

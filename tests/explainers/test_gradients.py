@@ -7,8 +7,8 @@ from torch import nn
 
 import veridical as vd
 from tests.reference.small_nets import draw, image_task, linear_task, noisy_copy, seeded
-from veridical.errors import InputError, NotApplicableError
-from veridical.explainers import Gradient, InputXGradient, IntegratedGradients, Saliency
+from veridical.errors import InputError, NotApplicableError, VeridicalError
+from veridical.explainers import Gradient, InputXGradient, IntegratedGradients, Saliency, registry
 from veridical.explainers.gradients import quadrature
 from veridical.model.predictor import Plan
 
@@ -123,3 +123,32 @@ def test_mean_baseline_needs_reference_rows() -> None:
     task, _ = linear_task(train=0)
     with pytest.raises(NotApplicableError, match="reference rows"):
         IntegratedGradients(baseline="mean")(task)
+
+
+class Cut(nn.Module):
+    """A network whose head lets no gradient through where it is `cut`."""
+
+    def __init__(self, cut: bool) -> None:
+        super().__init__()
+        self.cut = cut
+        self.conv, self.act, self.head = nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        pooled = self.act(self.conv(x)).mean((2, 3))
+        return self.head(pooled.detach() if self.cut else pooled)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["detached", "quantised"])
+def test_where_no_gradient_comes_back_it_is_said(kind: str) -> None:
+    net: nn.Module = Cut(kind == "detached").eval()
+    if kind == "quantised":
+        net = torch.ao.quantization.quantize_dynamic(net, {nn.Linear})
+    x = torch.randn(2, 1, 6, 6)
+    task = vd.Task(net, x, train=torch.randn(5, 1, 6, 6))
+    for name in registry:
+        explainer = registry.make(name)
+        if "gradient" in explainer.needs:
+            with pytest.raises(VeridicalError, match=r"gradient|does not apply"):
+                vd.explain(explainer, task)
+    assert vd.explain("occlusion", task).values.shape == (2, 36)

@@ -237,7 +237,7 @@ def test_what_is_no_tree_is_refused() -> None:
     x, y = table(2)
     with pytest.raises(NotApplicableError, match="no trees"):
         TreeShap()(vd.Task(LogisticRegression().fit(x, y), x[:3], train=x))
-    with pytest.raises(NotApplicableError, match="estimator"):
+    with pytest.raises(NotApplicableError, match="CatBoost model, and this is none"):
         TreeShap()(linear_task()[0])
 
 

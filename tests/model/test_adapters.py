@@ -11,7 +11,7 @@ import torch
 from sklearn.compose import ColumnTransformer
 from sklearn.ensemble import RandomForestClassifier, VotingClassifier
 from sklearn.linear_model import LinearRegression, LogisticRegression
-from sklearn.multioutput import MultiOutputClassifier
+from sklearn.multioutput import ClassifierChain, MultiOutputClassifier
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
@@ -20,6 +20,7 @@ from sklearn.tree import DecisionTreeClassifier
 import veridical as vd
 from tests.reference.small_models import mlp
 from veridical.errors import InputError, ModelError, NotApplicableError, ShapeError, VeridicalWarning
+from veridical.loading import load_task
 from veridical.model.adapters import ArrayModel, FunctionModel
 
 RNG = np.random.default_rng(0)
@@ -124,10 +125,60 @@ def test_a_booster_of_lightgbm_gives_its_margin() -> None:
     np.testing.assert_allclose(task.outputs[:, 1].numpy() - task.outputs[:, 0].numpy(), 2 * X[:, 0])
 
 
-def test_several_targets_at_once_are_refused_with_what_to_do() -> None:
-    both = MultiOutputClassifier(LogisticRegression()).fit(X, np.stack([TWO, THREE > 1], 1))
-    with pytest.raises(NotApplicableError, match=r"2 targets at once.*model.estimators_"):
-        vd.Task(both, X)
+SEVERAL = np.stack([TWO, THREE, TWO * (THREE == 1)], 1)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        MultiOutputClassifier(LogisticRegression()),
+        RandomForestClassifier(5, random_state=0),
+        make_pipeline(StandardScaler(), KNeighborsClassifier()),
+    ],
+    ids=["one each", "forest", "pipeline"],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_of_several_targets_one_is_explained(model) -> None:
+    model.fit(X, SEVERAL)
+    with pytest.raises(NotApplicableError, match=r"3 targets at once.*output=0 to output=2"):
+        vd.Task(model, X)
+    for target in range(3):
+        task = vd.Task(model, X, train=X, output=target, labels=SEVERAL[:, target])
+        assert task.head == ("multiclass" if target == 1 else "binary")
+        np.testing.assert_array_equal(task.predictions.numpy(), model.predict(X)[:, target])
+        applies_without_gradients(task)
+    alone = DecisionTreeClassifier(random_state=0).fit(X, THREE)
+    same = MultiOutputClassifier(DecisionTreeClassifier(random_state=0)).fit(X, SEVERAL)
+    tasks = vd.Task(alone, X, train=X), vd.Task(same, X, train=X, output=1)
+    np.testing.assert_array_equal(tasks[0].outputs.numpy(), tasks[1].outputs.numpy())
+    with pytest.raises(InputError, match="predicts targets 0 to 2"):
+        vd.Task(model, X, output=3)
+
+
+def test_a_chain_of_classifiers_and_a_quantity_among_several() -> None:
+    both = SEVERAL[:, [0, 2]]
+    chain = ClassifierChain(LogisticRegression()).fit(X, both)
+    task = vd.Task(chain, X, train=X, output=1)
+    chances = task.probabilities(task.outputs)[:, 1]
+    np.testing.assert_allclose(chances.numpy(), chain.predict_proba(X)[:, 1], atol=1e-9)
+    lines = LinearRegression().fit(X, X @ W)
+    one = vd.Task(lines, X, output=2)
+    assert (one.head, one.n_outputs) == ("regression", 1)
+    np.testing.assert_allclose(one.outputs[:, 0].numpy(), lines.predict(X)[:, 2])
+    with pytest.raises(InputError, match="predicts one"):
+        vd.Task(LogisticRegression().fit(X, TWO), X, output=0)
+    with pytest.raises(InputError, match="a function of what the model answers"):
+        vd.Task(mlp(), X, output=0)
+
+
+def test_one_of_several_targets_of_a_model_on_disk(tmp_path) -> None:
+    frame = pd.DataFrame(X, columns=list("abcd"))
+    model = MultiOutputClassifier(LogisticRegression()).fit(frame, SEVERAL)
+    task = load_task(model, frame.assign(kind=THREE), labels="kind", output=1)
+    assert task.labels is not None
+    np.testing.assert_array_equal(task.labels.numpy(), THREE)
+    again = vd.tasks.from_table(model, frame.assign(kind=THREE), label="kind", output=1)
+    np.testing.assert_array_equal(again.outputs.numpy(), task.outputs.numpy())
 
 
 def test_regressors_answer_their_prediction() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 import veridical as vd
 from tests.reference.small_models import Text, mlp
 from tests.reference.weights import changed_copy, noisy
+from veridical.errors import NotApplicableError
 from veridical.model.embeddings import EmbeddingView, embedding_layer
 from veridical.random.keyed import Key
 
@@ -75,3 +77,35 @@ def test_under_other_weights_the_embeddings_are_theirs() -> None:
     assert torch.equal(embedded.inputs, tensors["words.weight"][tokens])
     assert torch.equal(world.outputs, changed_copy(model, tensors)(tokens))
     torch.testing.assert_close(embedded.outputs, world.outputs)
+
+
+@pytest.mark.parametrize("padding", [None, 0])
+@pytest.mark.parametrize("mode", ["mean", "sum", "max"])
+def test_a_bag_of_embeddings_is_explained_at_them(mode: str, padding: int | None) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.EmbeddingBag(9, 4, mode=mode, padding_idx=padding), nn.Linear(4, 3)).eval()
+    ids = torch.tensor([[1, 2, 3, 0, 0], [4, 5, 6, 7, 8]])
+    task = vd.Task(net, ids, space=vd.Space.tokens(5, ids != 0))
+    at = task.at_embeddings()
+    torch.testing.assert_close(at.outputs, task.outputs)
+    found = vd.explain("input_x_gradient", task)
+    linear = vd.Task(net, ids).outputs.gather(1, task.targets[:, None])[:, 0] - net[1].bias[task.targets]
+    if mode != "max" and padding == 0:
+        # a pooled sum is linear in its words
+        torch.testing.assert_close(found.values.sum(1), linear.detach(), atol=1e-5, rtol=1e-4)
+    assert bool((found.values[0, 3:] == 0).all())
+
+
+def test_a_bag_with_offsets_or_weights_is_refused() -> None:
+    class Weighted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bag = nn.EmbeddingBag(9, 3, mode="sum")
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.bag(ids, per_sample_weights=torch.ones(ids.shape))
+
+    task = vd.Task(Weighted(), torch.tensor([[1, 2], [3, 4]]))
+    with pytest.raises(NotApplicableError, match="no weights of samples"):
+        vd.explain("gradient", task)
+    assert vd.explain("occlusion", task).values.shape == (2, 2)

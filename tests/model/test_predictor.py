@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -250,7 +252,7 @@ def test_the_plan_is_fixed_and_recorded() -> None:
     task = vd.Task(mlp(), ROWS)
     assert task.predictor.plan.rows == task.predictor.rows
     assert vd.explain("gradient", task).provenance["plan"]["rows"] == task.predictor.rows
-    assert Plan(**Plan(rows=16, precision="tf32").to_json()) == Plan(rows=16, precision="tf32")
+    assert Plan(**asdict(Plan(rows=16, precision="tf32"))) == Plan(rows=16, precision="tf32")
 
 
 @pytest.mark.parametrize(

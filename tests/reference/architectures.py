@@ -261,7 +261,7 @@ class Bag(nn.Module):
         self.bag, self.head = nn.EmbeddingBag(20, 6), nn.Linear(6, 3)
 
     def forward(self, ids: Tensor) -> Tensor:
-        return self.head(torch.relu(self.bag(ids)))
+        return self.head(F.relu(self.bag(ids)))
 
 
 def table() -> nn.Module:

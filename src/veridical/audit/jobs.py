@@ -14,7 +14,7 @@ import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -168,7 +168,7 @@ class Crew:
             "explainer": job.explainer.to_json(),
             "metrics": {label: metric.to_json() for label, metric in job.metrics.items()},
             "seed": [self.seed, job.draw],
-            "plan": job.judged.predictor.plan.to_json(),
+            "plan": asdict(job.judged.predictor.plan),
             "device": job.judged.device.type,
             "versions": [__version__, torch.__version__],
         }

@@ -126,7 +126,7 @@ def _copy(task: Task, make: Callable[[nn.Module, Key], nn.Module], key: Key) -> 
 
 def _factor(task: Task, module: nn.Module) -> float:
     """What puts a copy's strongest output ahead by `GAP`; a regression's outputs stay as they are."""
-    if task.head == "regression":
+    if task.head in ("regression", "generation"):
         return 1.0
     found = on(task, module).outputs.double()
     if task.head == "multiclass":

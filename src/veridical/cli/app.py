@@ -121,6 +121,12 @@ def evaluate(
     seed: Seed = 0,
     device: Device = None,
     cache: Annotated[Path | None, typer.Option(help="Keep explanations in this folder.")] = None,
+    repeats: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Score N times, to say what chance does; up to 1 + 3 (N - 1) times the work."
+        ),
+    ] = 1,
 ) -> None:
     """Score explainers with metrics on a task. Exit status 1 says that a cell failed.
 
@@ -139,8 +145,12 @@ def evaluate(
         metric or ["pixel_flipping", "faithfulness_correlation", "sparseness"],
         seed=seed,
         cache=cache,
+        repeats=repeats,
     )
     _print(result)
+    if repeats > 1:
+        for (who, what), scores in result.scores.items():
+            out.print(escape(f"{who} by {what}: {_chance(scores)}"), soft_wrap=True, highlight=False)
     if report is not None:
         out.print(f"report written to {result.report(report)}")
     if table is not None:
@@ -174,6 +184,13 @@ def _print(result: vd.Evaluation) -> None:
     for failure in result.failures:
         where = failure.explainer if failure.metric is None else f"{failure.explainer} under {failure.metric}"
         out.print(f"[red]failed[/red] {where}: {failure.message}", soft_wrap=True)
+
+
+def _chance(scores: vd.Scores) -> str:
+    try:
+        return repr(scores.variance())
+    except InputError as error:  # fewer than two samples with a score
+        return str(error)
 
 
 def _draw(explanation: vd.Explanation, task: vd.Task, path: Path) -> Path:

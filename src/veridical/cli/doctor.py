@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -9,10 +10,13 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+import veridical as vd
+from veridical.audit.effort import effort_of
+from veridical.audit.panel import choose_explainers, choose_judges, choose_lines
 from veridical.cli.app import app, out
 from veridical.cli.sources import AllowCode, Arch, Device, Labels, Samples, Text, Train, task_from_options
 from veridical.errors import StorageError
-from veridical.loading.diagnosis import Diagnosis, diagnose
+from veridical.loading.diagnosis import FEW_FEATURES, Diagnosis, diagnose, scoring_rows
 from veridical.values.table_files import check_writable
 
 
@@ -29,7 +33,7 @@ def doctor(
     samples: Samples = None,
     device: Device = None,
 ) -> None:
-    """Say what a model and its data are, which explainers and metrics apply, and what they take.
+    """Say what a model and its data are, which explainers and metrics apply, and what they and an audit take.
 
     Exit status 1 says that something should be looked at first.
 
@@ -39,8 +43,11 @@ def doctor(
     found = diagnose(task)
     for line in found.about:
         out.print(escape(line), soft_wrap=True)
-    out.print(_costs(found, len(task)))
-    out.print(f"metrics that apply: {', '.join(found.metrics)}", soft_wrap=True)
+    maps = {name: (rows, rows * len(task)) for name, rows in found.rows.items()}
+    out.print(_costs(f"explainers that apply, for {len(task)} samples", "explainer", maps, found))
+    scores = {n: None if rows is None else (rows, rows * len(task)) for n, rows in found.metrics.items()}
+    out.print(_costs(f"metrics that apply, for {len(task)} maps of one method", "metric", scores, found))
+    out.print(_costs("audits, if every method stays open to the end", "effort", _audits(task, found), found))
     out.print("\nnot here:")
     for reason in dict.fromkeys(found.left_out.values()):
         names = ", ".join(name for name, why in found.left_out.items() if why == reason)
@@ -53,15 +60,40 @@ def doctor(
     out.print(f"\nresults can be written to {escape(str(folder))}; nothing stands in the way", soft_wrap=True)
 
 
-def _costs(found: Diagnosis, samples: int) -> Table:
-    table = Table(box=None, title=f"\nexplainers that apply, for {samples} samples", title_justify="left")
-    for title in ("explainer", "rows a map", "rows in all", "about"):
-        table.add_column(title, justify="left" if title == "explainer" else "right")
-    for name, rows in sorted(found.rows.items(), key=lambda item: item[1]):
-        minutes = found.minutes(name, samples)
+def _costs(title: str, what: str, rows: Mapping[str, tuple[int, int] | None], found: Diagnosis) -> Table:
+    """Rows a map and in all, and about how long they take; what could not be tried is said to be unknown."""
+    table = Table(box=None, title=f"\n{title}", title_justify="left")
+    for column in (what, "rows a sample", "rows in all", "about"):
+        table.add_column(column, justify="left" if column == what else "right")
+    known = {name: asked for name, asked in rows.items() if asked is not None}
+    for name, (each, total) in sorted(known.items(), key=lambda item: item[1][1]):
+        minutes = found.minutes(total)
         took = f"{60 * minutes:.1f} s" if minutes < 1 else f"{minutes:.0f} min"
-        table.add_row(name, f"{rows:,}", f"{rows * samples:,}", took)
+        table.add_row(name, f"{each:,}", f"{total:,}", took)
+    for name in rows.keys() - known.keys():
+        table.add_row(name, "", "", "not tried")
     return table
+
+
+def _audits(task: vd.Task, found: Diagnosis) -> dict[str, tuple[int, int] | None]:
+    """Rows that the race of an audit asks at most, of each effort: maps, their scores, and the swap."""
+    reckoned: dict[str, tuple[int, int] | None] = {}
+    if len(task) < 2:
+        return reckoned
+    for name in ("glance", "quick", "standard"):
+        plan = effort_of(name, task)
+        panel = choose_explainers(task, None, plan, None)
+        judges = choose_judges(task, plan, None, choose_lines(None), None)
+        scoring = sum(scoring_rows(judge, task) or 0 for judge in judges.scoring.values())
+        # as the race itself reckons: the swap takes three maps more and five times their scores
+        maps, scores = (4, 6) if task.predictor.differentiable else (1, 1)
+        methods = [found.rows.get(method.name, 0) for method in panel.explainers.values()]
+        each = sum(maps * rows + scores * scoring for rows in methods) + len(panel.controls) * scoring
+        if task.space.n_features <= FEW_FEATURES:
+            # every mask is asked once, whoever wants it
+            each = min(each, scores * 2**task.space.n_features * task.fill.repeats_on(task))
+        reckoned[name] = each, min(each * min(len(task), plan.samples), plan.budget)
+    return reckoned
 
 
 def _unwritable(folder: Path) -> list[str]:

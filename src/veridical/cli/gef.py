@@ -25,6 +25,7 @@ def gef(
     arch: sources.Arch = None,
     labels: sources.Labels = None,
     train: sources.Train = None,
+    text: sources.Text = None,
     allow_code: sources.AllowCode = False,
     explainer: Annotated[
         list[str] | None, typer.Option("--explainer", "-e", help="Repeat for several.")
@@ -68,7 +69,9 @@ def gef(
 
     Example: veridical gef -t reviews --llm http://localhost:8080/v1 --classes bad,good
     """
-    chosen = sources.task_from_options(task, model, data, arch, labels, train, allow_code, samples, device)
+    chosen = sources.task_from_options(
+        task, model, data, arch, labels, train, allow_code, samples, device, text
+    )
     kind, usual = (vd.gef.IsoSigma, 20) if iso_sigma else (vd.GEF, 5)
     metric = kind(form=form, perturb=perturb, draws=draws or usual)  # type: ignore[arg-type]
     judged: dict[str, Any] = {name: name for name in explainer or ["gradient", "saliency", "random"]}

@@ -51,6 +51,7 @@ def benchmark(
     arch: sources.Arch = None,
     labels: sources.Labels = None,
     train: sources.Train = None,
+    text: sources.Text = None,
     allow_code: sources.AllowCode = False,
     metric: Metrics = None,
     explainer: Explainers = None,
@@ -69,7 +70,9 @@ def benchmark(
 
     Example: veridical meta benchmark -t digits -m sparseness -m pixel_flipping -e gradient -e saliency
     """
-    chosen = sources.task_from_options(task, model, data, arch, labels, train, allow_code, samples, device)
+    chosen = sources.task_from_options(
+        task, model, data, arch, labels, train, allow_code, samples, device, text
+    )
     result = _evaluated(chosen, metric, explainer, draws, iterations, test, seed, published)
     _tables(folder, reliability=result.to_frame(), by_category=vd.meta.by_category(result))
     if len(result.metrics) > 1:
@@ -88,6 +91,7 @@ def voices(
     arch: sources.Arch = None,
     labels: sources.Labels = None,
     train: sources.Train = None,
+    text: sources.Text = None,
     allow_code: sources.AllowCode = False,
     metric: Metrics = None,
     reference: Annotated[
@@ -102,7 +106,9 @@ def voices(
 
     Example: veridical meta voices -t digits -m pixel_flipping -m sparseness
     """
-    chosen = sources.task_from_options(task, model, data, arch, labels, train, allow_code, samples, device)
+    chosen = sources.task_from_options(
+        task, model, data, arch, labels, train, allow_code, samples, device, text
+    )
     found = vd.meta.planted_damage(chosen, metric or METRICS, reference=reference, seed=seed)
     _tables(folder, voices=found.to_frame())
     _picture(found.plot(), folder / "voices.png")
@@ -128,6 +134,7 @@ def search(
     arch: sources.Arch = None,
     labels: sources.Labels = None,
     train: sources.Train = None,
+    text: sources.Text = None,
     allow_code: sources.AllowCode = False,
     explainer: Explainers = None,
     draws: Draws = 3,
@@ -142,7 +149,9 @@ def search(
 
     Example: veridical meta search faithfulness_correlation --settings '{"runs": [20, 100]}' -t digits
     """
-    chosen = sources.task_from_options(task, model, data, arch, labels, train, allow_code, samples, device)
+    chosen = sources.task_from_options(
+        task, model, data, arch, labels, train, allow_code, samples, device, text
+    )
     tried = _values(settings)
     options: dict[str, Any] = {"draws": draws, "iterations": iterations, "seed": seed}
     best, result = vd.meta.search_settings(

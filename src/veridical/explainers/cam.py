@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -84,7 +85,7 @@ class GradientCam(Cam):
                 return self.weigh(*_through_last(seen, total, self.name))
             with _watched(task, self.layer) as outputs:
                 total = selected(call(model, x, task.side), targets).sum()
-            (slopes,) = torch.autograd.grad(total, outputs[0], allow_unused=True)
+            slopes = _slopes(total, outputs[:1])[0]
         if slopes is None:
             raise _independent(self.name, f"layer '{self.layer}'")
         return self.weigh(outputs[0].detach(), slopes.detach())
@@ -97,16 +98,23 @@ class GradientCam(Cam):
 def _through_last(seen: LastMaps, total: Tensor, name: str) -> tuple[Tensor, Tensor]:
     """The last maps of a run and the gradient of the output with respect to them."""
     if seen.transformer:
-        every = torch.autograd.grad(total, seen.tokens, allow_unused=True)
+        every = _slopes(total, seen.tokens)
         for tokens, slopes in zip(reversed(seen.tokens), reversed(every), strict=True):
             if slopes is not None and bool(seen.as_maps(slopes).any()):
                 return seen.as_maps(tokens.detach()), seen.as_maps(slopes)
         raise _independent(name, "the tokens of its patches")
     assert seen.last is not None
-    (slopes,) = torch.autograd.grad(total, seen.last, allow_unused=True)
+    slopes = _slopes(total, [seen.last])[0]
     if slopes is None:
         raise _independent(name, f"its last maps ({seen.place})")
     return seen.last.detach(), slopes
+
+
+def _slopes(total: Tensor, places: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    """The gradient at each of these places, None where none comes back."""
+    if not total.requires_grad:
+        return [None] * len(places)
+    return torch.autograd.grad(total, places, allow_unused=True)
 
 
 def _independent(name: str, what: str) -> NotApplicableError:

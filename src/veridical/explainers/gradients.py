@@ -15,6 +15,7 @@ from veridical.errors import InputError
 from veridical.explainers.base import Explainer, hand_along, register
 from veridical.explainers.laws import change_from
 from veridical.model.predictor import call, repeat_side
+from veridical.model.sessions import Session
 from veridical.random.keyed import Key
 from veridical.values.task import Task
 
@@ -22,17 +23,20 @@ from veridical.values.task import Task
 def gradient(task: Task, x: Tensor | None = None) -> Tensor:
     """d y_c / d x at the task's inputs, or at rows x that repeat each sample equally often in a row."""
     rows = (task.inputs if x is None else x).detach().requires_grad_(True)
-    times = len(rows) // len(task)
+    times = len(rows) // len(task.inputs)
     side, targets = task.side, task.targets
     if times > 1:
         side, targets = repeat_side(side, times), targets.repeat_interleave(times)
-    with task.session(grad=True) as model:
+    with Session(task.predictor, grad=True) as model:
         outputs = call(model, rows, side)
         total = outputs.gather(1, targets[:, None]).sum()
-        if not total.requires_grad:
-            raise InputError("the model's outputs do not depend on its inputs through torch operations")
-        (slope,) = torch.autograd.grad(total, rows)
-    if x is None:
+        slope = torch.autograd.grad(total, rows, allow_unused=True)[0] if total.requires_grad else None
+    if slope is None:
+        raise InputError(
+            "no gradient comes back from the model's outputs to its inputs: something between them is "
+            "detached, or no torch operation; methods that ask by answers alone, such as occlusion, apply"
+        )
+    if x is None and task.reference is not task:
         hand_along(task, outputs)
     return slope.detach()
 
@@ -87,6 +91,10 @@ def quadrature(rule: Quadrature, steps: int, like: Tensor) -> tuple[Tensor, Tens
     if steps < 1:
         raise InputError(f"a path needs at least one step, got {steps}")
     if rule == "gauss_legendre":
+        if steps > MOST_NODES:
+            raise InputError(
+                f"Gauss-Legendre takes at most {MOST_NODES} steps, got {steps}; rule='midpoint' takes more"
+            )
         points, shares = _gauss_legendre(steps)
         return like.new_tensor(points), like.new_tensor(shares)
     at = torch.arange(steps, dtype=like.dtype, device=like.device)
@@ -102,6 +110,10 @@ def quadrature(rule: Quadrature, steps: int, like: Tensor) -> tuple[Tensor, Tens
             f"quadrature '{rule}' is unknown; choose gauss_legendre, trapezoid, {', '.join(offset)}"
         )
     return (at + offset[rule]) / steps, torch.full_like(at, 1 / steps)
+
+
+MOST_NODES = 2000
+"""Nodes of Gauss-Legendre come from an eigenproblem of this size: more take minutes, then all memory."""
 
 
 @lru_cache(maxsize=32)
@@ -171,6 +183,8 @@ class IntegratedGradients(Explainer):
     def __post_init__(self) -> None:
         if self.rule == "trapezoid" and self.steps < 2:
             raise InputError("the trapezoid rule needs at least two steps")
+        if self.rule == "gauss_legendre" and self.steps > MOST_NODES:
+            quadrature(self.rule, self.steps, torch.zeros(1))
 
     def rows_per_sample(self, task: Task) -> int:
         return self.steps

@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 
 from veridical.errors import VeridicalWarning
-from veridical.masking.probe import clean_response, probe
+from veridical.masking.probe import probe
 from veridical.masking.rules import Given
-from veridical.model.late_checks import Look
+from veridical.model.sessions import Look
 from veridical.random.keyed import Key
 from veridical.values.task import Task
 
 TOLERANCE = 0.05
 """The share of what was promised beyond which a map is said to break its law."""
-
-
 CANCELLING = 1e6
 """How many times over what was promised a map may hand out: beyond it the values say nothing."""
+NOTHING = 0.01
+"""Below this a promise is taken to be this: values that cancel to 0, as they should, are no fault."""
 
 
 def certificate(
@@ -34,8 +34,7 @@ def certificate(
     """
     total, size = values.double().sum(-1), values.double().abs().sum(-1)
     residual = (total - promised).abs() / torch.maximum(promised.abs(), size / 100).clamp(min=1e-12)
-
-    broken = (residual > TOLERANCE) | (size > CANCELLING * promised.abs().clamp(min=1e-6))
+    broken = (residual > TOLERANCE) | (size > CANCELLING * promised.abs().clamp(min=NOTHING))
 
     def look() -> None:
         known = residual[residual.isfinite()]
@@ -59,7 +58,10 @@ def in_words(provenance: Mapping[str, Any]) -> str | None:
         return None
     text = f"{law['states']}; they miss it by {law['largest_residual']:.2g} of it at most"
     if law.get("broken"):
-        text += f", {law['broken']} of {law['of']} maps by more than {TOLERANCE:.0%}: do not read those"
+        fault = f"by more than {TOLERANCE:.0%}"
+        if law["largest_residual"] <= TOLERANCE:
+            fault = f"hand out {CANCELLING:.0e} times what they sum to"
+        text += f", {law['broken']} of {law['of']} maps {fault}: do not read those"
     return text
 
 
@@ -75,7 +77,7 @@ def notes(explanations: Mapping[str, Any]) -> list[str]:
 
 def explained_output(task: Task) -> Tensor:
     """The explained output of each sample, in float64."""
-    return clean_response(task, "logit")[:, 0].double()
+    return task.clean_response("logit")[:, 0].double()
 
 
 def change_from(task: Task, start: Callable[[Task], Tensor]) -> Tensor:

@@ -13,9 +13,13 @@ from torch import Tensor
 from veridical.allowed import Count
 from veridical.errors import missing_extra
 from veridical.explainers.base import Explainer, register
+from veridical.explainers.laws import change_from
 from veridical.model.estimators import Logits
 from veridical.random.keyed import Key
 from veridical.values.task import Task
+
+SEVERAL_AS_ONE = ("catboost", "lightgbm.basic")
+"""Where models live whose classes shap confuses."""
 
 
 @register
@@ -47,7 +51,13 @@ class TreeShap(Explainer):
             return "it reads trees over the plain columns of a table of numbers"
         if _estimator(task) is None:
             return (
-                "it reads the trees of a scikit-learn, XGBoost or LightGBM estimator, and this model is none"
+                "it reads the trees of a scikit-learn, XGBoost, LightGBM or CatBoost model, and this is none"
+            )
+        if task.n_outputs > 2 and type(_estimator(task)).__module__.startswith(SEVERAL_AS_ONE):
+            # asked nonetheless, shap gives wrong values or ends the whole process
+            return (
+                "the package shap reads CatBoost models and LightGBM Boosters of several classes as if they "
+                "had one (an LGBMClassifier is read rightly)"
             )
         try:
             _explainer(task, self.background)
@@ -62,15 +72,15 @@ class TreeShap(Explainer):
         return 0
 
     def promised(self, task: Task, key: Key) -> Tensor:
-        base = np.atleast_1d(np.asarray(_explainer(task, self.background).expected_value, dtype=np.float64))
-        if _of_probability(task):
-            raw = torch.as_tensor(np.asarray(_estimator(task).predict_proba(_rows(task))))
-        elif task.head == "binary":
-            raw = task.outputs[:, 1].cpu()
-        else:
-            raw = task.outputs.cpu() if task.n_outputs > 1 else task.outputs[:, 0].cpu()
-        means = torch.as_tensor(base)
-        return _of_target(raw.double() - (means if raw.dim() > 1 else means[-1]), task)
+        # of the model and not of shap, whose own mean leaves out the base scores of some ensembles
+        background = _background(task, self.background)
+        if not _of_probability(task):
+            return change_from(task, lambda _: background)
+        own, below = (
+            torch.as_tensor(np.asarray(_estimator(task).predict_proba(_decoded(task, rows)))).double()
+            for rows in (task.inputs, background)
+        )
+        return (own - below.mean(0)).gather(1, task.targets.cpu()[:, None])[:, 0].to(task.device)
 
     def attribute(self, task: Task, key: Key) -> Tensor:
         explainer = _explainer(task, self.background)
@@ -98,18 +108,21 @@ def _all_numbers(task: Task) -> bool:
     return codec is None or all(levels in (None, (False, True)) for levels in codec.categories)
 
 
-def _rows(task: Task) -> Any:
+def _decoded(task: Task, rows: Tensor) -> Any:
     codec = getattr(task.predictor.model, "codec", None)
-    return task.inputs.cpu().numpy() if codec is None else codec.decode(task.inputs)
+    return rows.cpu().numpy() if codec is None else codec.decode(rows)
+
+
+def _background(task: Task, count: int) -> Tensor:
+    assert task.reference.train is not None
+    return task.reference.train[:count]
 
 
 def _explainer(task: Task, background: int) -> Any:
     import shap
 
     def make() -> Any:
-        assert task.reference.train is not None
-        rows = task.reference.train[:background].cpu().numpy()
-        return shap.TreeExplainer(_estimator(task), rows)
+        return shap.TreeExplainer(_estimator(task), _background(task, background).cpu().numpy())
 
     return task.reference.cached(f"trees over {background} rows", make)
 
@@ -119,10 +132,3 @@ def _side(task: Task) -> Tensor:
     if task.head != "binary":
         return torch.ones(len(task), dtype=torch.float64)
     return task.targets.cpu().double() * 2 - 1
-
-
-def _of_target(values: Tensor, task: Task) -> Tensor:
-    values = values.double()
-    if values.dim() == 2:
-        return values.gather(1, task.targets.cpu()[:, None])[:, 0].to(task.device)
-    return (values * _side(task)).to(task.device)

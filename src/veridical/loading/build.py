@@ -17,6 +17,7 @@ from veridical.loading.pictures import mask_reader, read_images, read_masks, ref
 from veridical.loading.request import Labels, Request, is_text
 from veridical.loading.scales import on_logit_scale
 from veridical.model.embeddings import embedding_layer
+from veridical.model.estimators import class_names, column_names, is_estimator
 from veridical.tasks.images import image_space
 from veridical.tasks.onnx_models import OnnxFunction
 from veridical.tasks.tables import from_table
@@ -69,7 +70,7 @@ def from_arrays(loaded: LoadedModel, asked: Request) -> Task:
         settings["masks"] = masks
     if "targets" in data.arrays:
         settings.setdefault("targets", asked.drawn(data.arrays["targets"], "targets"))
-    labels = asked.numbers(truth, train_truth, getattr(loaded.model, "classes_", None))
+    labels = asked.numbers(truth, train_truth, class_names(loaded.model))
     if train is not None:
         train = as_numbers(train, loaded.model)
     return _made(loaded, asked, rows, train, labels, settings)
@@ -95,15 +96,14 @@ def as_numbers(rows: Any, model: Any) -> Tensor:
 def from_columns(loaded: LoadedModel, asked: Request) -> Task:
     """The task on a table: an estimator in its raw columns, any other model in numbers."""
     model, frame = loaded.model, asked.data.rows
-    features = getattr(model, "feature_names_in_", None)
-    features = None if features is None else [str(name) for name in features]
+    features = column_names(model)
     label = label_column(frame, asked.labels, features)
     frame = _known_columns(frame, features, label)
     train = None if asked.reference is None else _known_columns(asked.reference.rows, features, label)
     if label is not None and frame[label].isna().any():
         raise InputError(f"the label column '{label}' has missing values; leave those rows out")
     mine, theirs = (None if f is None or label not in f else f[label].to_numpy() for f in (frame, train))
-    labels = Labels() if label is None else asked.numbers(mine, theirs, getattr(model, "classes_", None))
+    labels = Labels() if label is None else asked.numbers(mine, theirs, class_names(model))
     table, reference = (
         None if f is None else f.drop(columns=[label], errors="ignore") for f in (frame, train)
     )
@@ -141,11 +141,6 @@ def from_columns(loaded: LoadedModel, asked: Request) -> Task:
         )
         raise ShapeError(f"{error}. The columns are {columns}{hint}") from error
     return labels.checked(task)
-
-
-def is_estimator(model: Any) -> bool:
-    """Whether this is an estimator in the manner of scikit-learn."""
-    return hasattr(model, "predict") and (hasattr(model, "get_params") or hasattr(model, "classes_"))
 
 
 def _made(

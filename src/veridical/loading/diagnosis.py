@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+import warnings
 from dataclasses import dataclass, field
 
 import torch
 
 from veridical.explainers.base import Explainer
 from veridical.explainers.base import registry as explainers
+from veridical.metrics.base import AnyMetric, ExplainerMetric
 from veridical.metrics.base import registry as metrics
 from veridical.model.predictor import take_side
 from veridical.random.keyed import Key
@@ -22,6 +24,8 @@ REHEARSED_SECONDS = 5.0
 """An explainer that takes less for one sample is tried on one."""
 BACKWARD = 2
 """How many rows forward one row backward takes, about."""
+JUDGED_SECONDS = 15.0
+"""After so long no further metric is tried."""
 TIMED_ROWS = 64
 """How many rows are asked to see how long one takes."""
 
@@ -34,8 +38,8 @@ class Diagnosis:
     """What the task is, one fact per line."""
     rows: dict[str, int]
     """Explainers that apply, by name: about how many rows forward one map takes."""
-    metrics: list[str]
-    """Metrics that apply."""
+    metrics: dict[str, int | None]
+    """Metrics that apply, by name: about how many rows forward a score of one map takes, None if unknown."""
     left_out: dict[str, str]
     """Explainers and metrics that do not apply, and why."""
     seconds_per_row: float
@@ -43,9 +47,9 @@ class Diagnosis:
     warnings: list[str] = field(default_factory=list)
     """What should be looked at first."""
 
-    def minutes(self, name: str, samples: int) -> float:
-        """About how long the maps of this explainer take."""
-        return self.rows[name] * samples * self.seconds_per_row / 60
+    def minutes(self, rows: float) -> float:
+        """About how long so many rows take."""
+        return rows * self.seconds_per_row / 60
 
 
 def diagnose(task: Task) -> Diagnosis:
@@ -63,11 +67,13 @@ def diagnose(task: Task) -> Diagnosis:
                 reason = f"it failed on the first sample: {error}"
         if reason is not None:
             left_out[name] = reason
-    judges = []
+    judges: dict[str, int | None] = {}
+    until = time.monotonic() + JUDGED_SECONDS
     for name in metrics:
-        why = metrics.make(name).why_not(task)
+        judge = metrics.make(name)
+        why = judge.why_not(task)
         if why is None:
-            judges.append(name)
+            judges[name] = scoring_rows(judge, task) if time.monotonic() < until else None
         else:
             left_out[name] = why
     return Diagnosis(_about(task), rows, judges, left_out, pace, _warnings(task))
@@ -92,7 +98,11 @@ def _warnings(task: Task) -> list[str]:
                 f"the model is right in {right:.0%} of samples, hardly more than guessing: are inputs "
                 "prepared and labels numbered as in training?"
             )
-    if task.head != "regression" and len(task) > 1 and len(task.predictions.unique()) == 1:
+    if (
+        task.head not in ("regression", "generation")
+        and len(task) > 1
+        and len(task.predictions.unique()) == 1
+    ):
         said.append(f"the model predicts class {int(task.predictions[0])} for every sample")
     if task.train is None and task.modality == "table":
         said.append("no reference rows (--train): removed columns become zero, which may mean nothing here")
@@ -116,11 +126,29 @@ def _rows(explainer: Explainer, task: Task, pace: float) -> int:
     return each + BACKWARD * cost.backward
 
 
+def scoring_rows(metric: AnyMetric, task: Task) -> int | None:
+    """What the score of one map costs, tried on two samples with random maps; None where that fails.
+
+    A metric that explains again is tried with a method that asks nothing.
+    """
+    two = task[:2].changed(alone=True)
+    chance = explainers.make("random")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            subject = chance if isinstance(metric, ExplainerMetric) else chance(two, Key(0))
+            cost = metric(two, subject, Key(0)).settle().cost  # type: ignore[operator]
+    except Exception:  # told where it is scored
+        return None
+    return -(-(cost.forward + BACKWARD * cost.backward) // len(two))
+
+
 def _seconds_per_row(task: Task) -> float:
     """How long the machine takes for some rows, asked after others have warmed it up."""
-    places = torch.arange(TIMED_ROWS, device=task.device) % len(task)
+    count = TIMED_ROWS if task.predictor.padded_to > 1 else 2  # a row may take half a second
+    places = torch.arange(count, device=task.device) % len(task)
     rows, side = task.inputs[places], take_side(task.side, places)
     _ = task.outputs
     begin = time.perf_counter()
     task.uncounted(lambda: task.predictor.outputs(rows, side))
-    return (time.perf_counter() - begin) / TIMED_ROWS
+    return (time.perf_counter() - begin) / count

@@ -16,7 +16,7 @@ from veridical.loading.models import LoadedModel
 from veridical.loading.request import Request
 from veridical.loading.texts import all_texts
 from veridical.masking.fills import Token
-from veridical.model.estimators import estimator_response
+from veridical.model.estimators import class_names, estimator_response
 from veridical.values.space import Space
 from veridical.values.task import Task
 
@@ -53,7 +53,7 @@ class WordFunction:
 def from_words(loaded: LoadedModel, asked: Request) -> Task:
     """The task of an estimator that begins with a vectoriser, in the words between spaces."""
     texts, mine, train, theirs = all_texts(asked)
-    labels = asked.numbers(mine, theirs, getattr(loaded.model, "classes_", None))
+    labels = asked.numbers(mine, theirs, class_names(loaded.model))
     split = [text.split()[:MOST_WORDS] for text in texts]
     known = [] if train is None else [text.split()[:MOST_WORDS] for text in train]
     empty = [row for row, words in enumerate(split) if not words]

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from veridical.errors import NotApplicableError
 from veridical.model.padding import PaddingBlind, columns, mode_open
+
+TOKEN_IDS = "token ids"
+"""The token ids among side inputs by name: no argument of a model can be called so."""
 
 
 def embedding_layer(model: nn.Module) -> str | None:
-    """The name of the layer that embeds words: what the model says it is, else its first nn.Embedding."""
+    """The name of the layer that embeds words: what the model says it is, else its first embedding."""
     named = dict(model.named_modules())
     for module in named.values():
         ask = getattr(module, "get_input_embeddings", None)
@@ -23,7 +28,7 @@ def embedding_layer(model: nn.Module) -> str | None:
         found = [n for n, m in named.items() if m is layer]
         if found:
             return found[0]
-    return next((n for n, m in named.items() if isinstance(m, nn.Embedding)), None)
+    return next((n for n, m in named.items() if isinstance(m, nn.Embedding | nn.EmbeddingBag)), None)
 
 
 class EmbeddingView(nn.Module):
@@ -39,15 +44,44 @@ class EmbeddingView(nn.Module):
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """The embeddings the current weights give to these tokens."""
-        embedded: Tensor = self.module.get_submodule(self.layer)(token_ids)
+        layer = self.module.get_submodule(self.layer)
+        if isinstance(layer, nn.EmbeddingBag):
+            return nn.functional.embedding(token_ids, layer.weight, layer.padding_idx)
+        embedded: Tensor = layer(token_ids)
         return embedded
 
-    def forward(self, embedded: Tensor, token_ids: Tensor, *side: Any, **named: Any) -> Any:
+    def forward(self, embedded: Tensor, /, *side: Any, **named: Any) -> Any:
+        by_name = named.pop(TOKEN_IDS, None)
+        token_ids, *others = side if by_name is None else (by_name, *side)
         if isinstance(self.module, PaddingBlind) and self.module.left != "nothing" and not mode_open():
             there = slice(0, columns(token_ids, self.module.pad))
             embedded, token_ids = embedded[:, there], token_ids[:, there]
-        handle = self.module.get_submodule(self.layer).register_forward_hook(lambda _m, _i, _o: embedded)
+
+        def replaced(layer: nn.Module, asked: Any, by_name: Any, _output: Any) -> Tensor:
+            if isinstance(layer, nn.EmbeddingBag):
+                return _bagged(layer, embedded, token_ids, len(asked) + len(by_name))
+            return embedded
+
+        layer = self.module.get_submodule(self.layer)
+        handle = layer.register_forward_hook(replaced, with_kwargs=True)
         try:
-            return self.module(token_ids, *side, **named)
+            return self.module(token_ids, *others, **named)
         finally:
             handle.remove()
+
+
+def _bagged(layer: nn.EmbeddingBag, embedded: Tensor, token_ids: Tensor, arguments: int) -> Tensor:
+    """What a bag makes of the embeddings (N, L, D) of its rows of tokens."""
+    if arguments > 1 or layer.max_norm is not None or token_ids.dim() != 2:
+        raise NotApplicableError(
+            "an nn.EmbeddingBag is explained at its embeddings where it takes rows of token ids alone: no "
+            "offsets, no weights of samples, no max_norm"
+        )
+    if layer.padding_idx is None:
+        there = torch.ones_like(token_ids, dtype=torch.bool)[..., None]
+    else:
+        there = (token_ids != layer.padding_idx)[..., None]
+    if layer.mode == "max":
+        return embedded.masked_fill(~there, float("-inf")).amax(1)
+    total = (embedded * there).sum(1)
+    return total if layer.mode == "sum" else total / there.sum(1).clamp(min=1)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from veridical.errors import NotApplicableError, VeridicalWarning
+from veridical.errors import InputError, NotApplicableError, VeridicalWarning
 
 Respond = Callable[[Any], Any]
 TINY = 2.0**-53
@@ -30,11 +30,11 @@ def estimator_response(model: Any, rows: Any = None) -> tuple[Respond, str | Non
     """
     if _is_booster(model):
         return _booster_response(model)
-    classes = getattr(model, "classes_", None)
+    classes = class_names(model)
     if isinstance(classes, list):
         raise NotApplicableError(
             f"{type(model).__name__} predicts {len(classes)} targets at once, and one of them is explained: "
-            "give the task one of model.estimators_, or a function of the rows that answers its logits"
+            f"say which with output=0 to output={len(classes) - 1}"
         )
     margin = _margin(model)
     if margin is not None:
@@ -50,6 +50,51 @@ def estimator_response(model: Any, rows: Any = None) -> tuple[Respond, str | Non
             "or predict_proba (probability=True, voting='soft', or CalibratedClassifierCV add one)"
         )
     return model.predict, "regression"
+
+
+@dataclass(frozen=True)
+class OneTarget:
+    """One of the targets that an estimator predicts at once, as an estimator of its own."""
+
+    model: Any
+    """The estimator of several targets."""
+    target: int
+    """Which of them, counted from 0."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("feature_names_in_", "n_features_in_", "get_params", "steps"):
+            return getattr(self.model, name)
+        if name == "classes_" and class_names(self.model) is not None:
+            return self.model.classes_[self.target]
+        if name == "predict_proba" and hasattr(self.model, "predict_proba"):
+            return self._chances
+        raise AttributeError(name)
+
+    def predict(self, rows: Any) -> Any:
+        """What is predicted of this target."""
+        return np.asarray(self.model.predict(rows))[:, self.target]
+
+    def _chances(self, rows: Any) -> Any:
+        found = self.model.predict_proba(rows)
+        if isinstance(found, list):
+            return found[self.target]
+        # a chain of classifiers gives the chance of each target's second class alone
+        second = np.asarray(found)[:, self.target]
+        return np.stack([1 - second, second], 1)
+
+
+def one_target(model: Any, target: int) -> OneTarget:
+    """One of several targets of an estimator, or the sentence that says why there is no such one."""
+    classes = class_names(model)
+    several = isinstance(classes, list) or (classes is None and is_estimator(model))
+    if not several:
+        raise InputError(
+            f"output={target} chooses one of the targets that an estimator predicts at once, and this "
+            f"{type(model).__name__} predicts one; elsewhere output is a function of what the model answers"
+        )
+    if isinstance(classes, list) and not 0 <= target < len(classes):
+        raise InputError(f"output={target}: {type(model).__name__} predicts targets 0 to {len(classes) - 1}")
+    return OneTarget(model, target)
 
 
 @dataclass(frozen=True)
@@ -74,6 +119,25 @@ class Logits:
         return logs[:, 1] - logs[:, 0] if logs.shape[-1] == 2 else logs
 
 
+def class_names(model: Any) -> Any:
+    """The classes an estimator tells apart, in the order of its outputs; None for a regressor."""
+    classes = getattr(model, "classes_", None)
+    # CatBoost's regressors have an empty list of them
+    return None if classes is None or len(classes) == 0 else classes
+
+
+def column_names(model: Any) -> list[str] | None:
+    """The columns an estimator or booster was fitted on; None where it was given no names."""
+    named = getattr(model, "feature_names_in_", None)
+    if named is None and type(model).__module__.startswith("catboost"):
+        # numbers stand for columns without names
+        named = [name for name in model.feature_names_ or () if not name.isdigit()]
+    if named is None and _is_booster(model):
+        named = model.feature_name() if hasattr(model, "feature_name") else model.feature_names
+        named = [name for name in named or () if not name.startswith("Column_")]
+    return [str(name) for name in named] if named is not None and len(named) else None
+
+
 def _head(classes: Any) -> str:
     return "binary" if len(classes) == 2 else "multiclass"
 
@@ -83,7 +147,7 @@ def _margin(model: Any) -> Respond | None:
     if hasattr(model, "decision_function"):
         decide: Respond = model.decision_function
         return decide
-    if not hasattr(model, "classes_"):
+    if class_names(model) is None:
         return None
     named = _MARGINS.get(type(model).__module__.partition(".")[0])
     return None if named is None else _Margin(model, (named,))
@@ -126,6 +190,8 @@ def _smoothing(model: Any, probabilities: Any, rows: Any) -> int:
 
 def _learnt_from(model: Any) -> int:
     """How many rows trees, forests and neighbours learnt from; 0 where they do not say."""
+    if isinstance(model, OneTarget):
+        return _learnt_from(model.model)
     if hasattr(model, "steps"):
         return _learnt_from(model.steps[-1][1])
     trees = np.ravel(getattr(model, "estimators_", [model]))

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import torch
 from torch import Tensor
 
+from veridical.allowed import MANY, Count, Within
 from veridical.api import as_explanation, as_metric
 from veridical.errors import InputError
-from veridical.masking.probe import match
 from veridical.masking.shared_work import sharing
 from veridical.metrics.base import Metric
 from veridical.model.cost import Cost
@@ -25,6 +25,7 @@ from veridical.qge.paths import path_of, scores_along
 from veridical.qge.rankings import random_orders, reversed_orders
 from veridical.qge.subsets import LARGEST_ENUMERATION, RankingScores, all_rankings, rounded, subset_responses
 from veridical.random.keyed import Key
+from veridical.settings import checked
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Direction
 from veridical.values.task import Task
@@ -160,11 +161,12 @@ def _spread(values: Tensor) -> str:
     return f"{float(values.mean()):.3f} +- {float(values.std(correction=0)):.3f}"
 
 
+@checked
 def exhaustive_study(
     task: Task,
     metric: Any = None,
     *,
-    draws: int = 10,
+    draws: Count = 10,
     seed: int = 0,
     progress: bool | None = None,
 ) -> RankingStudy:
@@ -172,7 +174,7 @@ def exhaustive_study(
 
     The metric walks one path of nested sets (eq. 6 by default) over at most 10 features. Section 4.1.a.
     """
-    judge = _judge(metric, task, draws)
+    judge = _judge(metric, task)
     features = task.space.n_features
     if task.space.valid is not None or not 2 <= features <= LARGEST_ENUMERATION:
         raise InputError(
@@ -189,7 +191,7 @@ def exhaustive_study(
 
 def rankings_of(task: Task, metric: Any = None, seed: int = 0) -> RankingScores:
     """The quality of all D! rankings of a task's only sample and of their inverses, higher is better."""
-    judge = _judge(metric, task, 1)
+    judge = _judge(metric, task)
     path = path_of(judge, task)
     if path is None:
         raise InputError(
@@ -203,12 +205,13 @@ def rankings_of(task: Task, metric: Any = None, seed: int = 0) -> RankingScores:
     return all_rankings(responses, sign * path.dense_weights(0, task.space.n_features).to(task.device))
 
 
+@checked
 def sampled_study(
     task: Task,
     metric: Any = None,
     *,
-    rankings: int = 1000,
-    draws: int = 1,
+    rankings: Annotated[int, Within(3, MANY)] = 1000,
+    draws: Count = 1,
     seed: int = 0,
     explanation: Any = None,
     independent_draws: bool = False,
@@ -220,11 +223,9 @@ def sampled_study(
     drawn from the same sample, so they cost nothing. `independent_draws` gives each map and its inverse
     draws of their own, as when a metric is run again and again.
     """
-    judge = _judge(metric, task, draws)
-    if not isinstance(rankings, int) or rankings < 3:
-        raise InputError(f"an agreement needs at least 3 rankings, a whole number; got {rankings!r}")
+    judge = _judge(metric, task)
     if explanation is not None:
-        explanation = match(task, as_explanation(explanation, task, seed))
+        explanation = as_explanation(explanation, task, seed).matching(task)
     before = task.predictor.meter.cost
     quality, inverse = _sampled(task, judge, rankings, Key(seed), explanation, independent_draws, progress)
     gatherer = _Gatherer(task, judge, draws, Key(seed))
@@ -280,13 +281,11 @@ def _sampled(
     return values[0], values[1]
 
 
-def _judge(metric: Any, task: Task, draws: int) -> Metric:
+def _judge(metric: Any, task: Task) -> Metric:
     judge = KeptFeatures() if metric is None else as_metric(metric)
     if not isinstance(judge, Metric):
         raise InputError(f"a ranking study judges maps; '{judge.name}' judges methods")
     judge.check(task)
-    if not isinstance(draws, int) or draws < 1:
-        raise InputError(f"draws is a whole number of at least 1, got {draws!r}")
     return judge
 
 

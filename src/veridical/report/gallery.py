@@ -11,6 +11,7 @@ from torch import Tensor
 from veridical.explainers.laws import notes
 from veridical.functional import average_ranks
 from veridical.plots import slices
+from veridical.report import heads, prompts
 from veridical.report.numbers import plain
 from veridical.report.png import image_address, map_address
 from veridical.values.explanation import Explanation
@@ -59,12 +60,22 @@ def gallery(
                 "disagreement": plain(float(disputed[sample])),
                 **_input(task, sample, kind),
                 "maps": [
-                    {"explainer": who, "status": statuses.get(who, "plain"), **_map(e, sample, kind)}
+                    {"explainer": who, "status": statuses.get(who, "plain"), **_map(task, e, sample, kind)}
                     for who, e in shown.items()
                 ],
             }
         )
-    return {"kind": kind, "items": items, "of": len(task), "notes": notes(shown)}
+    told = {"kind": kind, "items": items, "of": len(task), "notes": notes(shown)}
+    if kind == "heads":
+        told["means"] = [
+            {
+                "explainer": who,
+                "status": statuses.get(who, "plain"),
+                **heads.grid(e.space, e.values.detach().double().nanmean(0).tolist()),
+            }
+            for who, e in shown.items()
+        ]
+    return told
 
 
 def disagreement(explanations: Sequence[Explanation]) -> Tensor:
@@ -106,6 +117,10 @@ def _kind(task: Task, explanation: Explanation) -> str:
         return "image"
     if explanation.space.kind == "token":
         return "text"
+    if explanation.space.kind == "unit" and prompts.of_prompts(task):
+        return "prompt"
+    if explanation.space.kind == "unit" and heads.of_heads(explanation.space):
+        return "heads"
     if explanation.space.kind in ("step", "step_channel"):
         return "series"
     return "bars"
@@ -114,6 +129,8 @@ def _kind(task: Task, explanation: Explanation) -> str:
 def _input(task: Task, sample: int, kind: str) -> dict[str, Any]:
     if kind == "image":
         return {"input": image_address(slices(task.inputs[sample]))}
+    if kind == "prompt":
+        return prompts.answer(task, sample)
     if kind == "series":
         rows = task.inputs[sample].detach().double().cpu()
         steps = rows.reshape(-1, rows.shape[-1])
@@ -125,13 +142,17 @@ def _steps(task: Task) -> int:
     return task.space.n_features if task.space.kind == "step" else task.inputs.shape[-1]
 
 
-def _map(explanation: Explanation, sample: int, kind: str) -> dict[str, Any]:
+def _map(task: Task, explanation: Explanation, sample: int, kind: str) -> dict[str, Any]:
     if bool(explanation.missing[sample]):
         return {"missing": True}
     if kind == "image":
         laid = slices(explanation.take(slice(sample, sample + 1)).maps()[0])
         return {"picture": map_address(laid.reshape(-1, *laid.shape[-2:])[0])}
     values = explanation.values[sample].detach().double().cpu()
+    if kind == "prompt":
+        return prompts.coloured(task, sample, values.tolist())
+    if kind == "heads":
+        return heads.grid(explanation.space, values.tolist())
     if kind == "series":
         return {"values": plain(_over_steps(explanation, sample, values))}
     valid = explanation.valid

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from veridical.errors import FormatError, InputError
 from veridical.model.dataframes import FrameCodec, as_pandas
+from veridical.model.estimators import class_names, one_target
 from veridical.random.keyed import Key
 from veridical.tasks.data import split
 from veridical.tasks.files import read_arrays, read_table
@@ -67,6 +68,8 @@ def from_table(
     `Task`.
     """
     frame = _frame(table)
+    if isinstance(settings.get("output"), int):
+        model = one_target(model, settings.pop("output"))
     if isinstance(table, str | Path):
         settings.setdefault("name", Path(table).stem)
     if isinstance(train, float):
@@ -112,8 +115,8 @@ def _levels(model: Any, label: str, *frames: pd.DataFrame | None) -> list[Any] |
     first = frames[0]
     if first is not None and label not in first.columns:
         raise InputError(f"there is no column '{label}'; the table has {list(first.columns)}")
-    if hasattr(model, "classes_"):
-        return list(model.classes_)
+    if class_names(model) is not None:
+        return list(class_names(model))
     column = pd.concat([frame[label] for frame in frames if frame is not None and label in frame.columns])
     if pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column):
         return None

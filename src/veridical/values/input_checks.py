@@ -27,8 +27,8 @@ def tensor_of(value: Any, what: str, codec: FrameCodec | None, may_miss: bool = 
         raise InputError(f"{what} is a single row (a Series); give a data frame of rows, as df.iloc[[0]] is")
     elif isinstance(value, tuple | list | Mapping) and not _is_numbers(value):
         raise InputError(
-            f"{what} is a {type(value).__name__} of {len(value)} things: several inputs cannot be explained "
-            "jointly. Pass the one to explain as inputs= and the others as side="
+            f"{what} is a {type(value).__name__} of {len(value)} things; a task explains one tensor. Pass "
+            "the one to explain as inputs= and the others as side=, or all of them to vd.tasks.from_parts"
         )
     else:
         tensor = as_tensor(value, what)
@@ -235,9 +235,9 @@ def targets_of(targets: Any, rows: int, outputs: int, place: torch.device, class
     return tensor.to(device=place, dtype=torch.int64)
 
 
-def feature_values(maps: Tensor, space: Space, count: int, source: str) -> Tensor:
+def feature_values(maps: Any, space: Space, inputs: Tensor, source: str, copy: bool = False) -> Tensor:
     """Turn maps of any accepted shape into one value per feature (N, V), or say what would fit."""
-    tensor = maps.detach()
+    tensor, count = as_tensor(maps, source).detach().to(inputs.device, copy=copy), len(inputs)
     if tensor.is_complex():
         raise InputError(f"{source} holds complex numbers; relevance is one real number per feature")
     if not tensor.is_floating_point():

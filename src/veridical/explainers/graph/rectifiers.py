@@ -52,7 +52,10 @@ def _rectified(run: Rectifiers, func: Callable[..., Any], args: Any, kwargs: Any
     run.seen += 1
     if value.grad_fn is not None:
         # the rule hangs on the operation in this one graph and goes with it
-        value.grad_fn.register_hook(lambda plain, above: (change(plain[0], above[0]), *plain[1:]))
+        value.grad_fn.register_hook(
+            # nothing comes from above where what follows is detached
+            lambda plain, above: None if above[0] is None else (change(plain[0], above[0]), *plain[1:])
+        )
     return value
 
 
