@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag, normalize
 
 from veridical.errors import ShapeError
+from veridical.functional.devices import on_host
 from veridical.progress import track
 from veridical.random.keyed import Key, as_key, normal
 from veridical.surf.dictionary.checkpoint import Checkpoint
@@ -99,7 +100,7 @@ class _Run:
         frozen = [self.decoder] if recipe.frozen == "decoder" else frozen
         every = (self.encoder, self.bias, self.decoder, self.centre)
         learned = [t.requires_grad_(True) for t in every if not any(t is f for f in frozen)]
-        self.optimiser = torch.optim.Adam(learned, lr=recipe.rate, fused=place.type == "cuda")
+        self.optimiser = torch.optim.Adam(learned, lr=recipe.rate, fused=not on_host(place))
         self.decay = torch.optim.lr_scheduler.LambdaLR(self.optimiser, self._rate)
         self.losses = torch.zeros(recipe.steps, device=place)
         self.fired = torch.zeros(width, dtype=torch.bool, device=place)
