@@ -85,6 +85,7 @@ def test_standing_gives_the_same_bits():
     gates, tokens = both()
     for metric in ("pixel_flipping", "faithfulness_correlation"):
         ours, theirs = (
-            vd.qge.standing(task, metric, vd.explain("kernel_shap", task), draws=20) for task in (gates, tokens)
+            vd.qge.standing(task, metric, vd.explain("kernel_shap", task), draws=20)
+            for task in (gates, tokens)
         )
         assert torch.equal(ours.percentile, theirs.percentile)

@@ -7,6 +7,7 @@ import torch
 
 import veridical as vd
 from veridical.errors import FormatError, InputError, NotApplicableError
+from veridical.model import prefix_sharing
 
 pytestmark = pytest.mark.extras
 
@@ -187,3 +188,28 @@ def test_smollm2_reads_the_sentence_that_answers():
         off="drop",
     )
     assert vd.explain("occlusion", task).top(0, 1)[0][0] == "Bob lives in Rome."
+
+
+@pytest.mark.parametrize("off", ["fill", "drop"])
+def test_masks_that_begin_alike_are_asked_together(both, off, monkeypatch):
+    """The table of all subsets is that of plain passes, and takes fewer tokens."""
+    net, words = both
+    settings = {"answers": [" dog and cat", " cake"], "foils": [" cat", " tea"], "questions": QUESTIONS}
+
+    def table(most):
+        monkeypatch.setattr(prefix_sharing, "MOST", most)
+        task = vd.Generation(net, words, TEXTS, **settings, off=off, plan=vd.Plan(rows=2))
+        seen = []
+        inner = task.predictor.model.model
+        handle = inner.get_input_embeddings().register_forward_hook(
+            lambda _m, x, _y: seen.append(x[0].numel())
+        )
+        values = vd.explain("exact_shapley", task).values
+        handle.remove()
+        return values, sum(seen), task.predictor.meter.cost.forward
+
+    shared, fewer, rows = table(64)
+    plain, tokens, same = table(0)
+    torch.testing.assert_close(shared, plain, atol=1e-9, rtol=0)
+    assert fewer < 0.8 * tokens
+    assert rows == same
