@@ -157,6 +157,9 @@ def test_folders_are_read_and_others_refused(both, tmp_path):
         vd.Generation.from_huggingface(tmp_path / "nowhere", TEXTS, [" dog", " cake"])
     with pytest.raises(InputError, match="no file"):
         vd.Generation.from_huggingface(tmp_path / "nowhere.gguf", TEXTS, [" dog", " cake"])
+    (tmp_path / "lm" / "tokenizer.json").rename(tmp_path / "elsewhere.json")
+    with pytest.raises(FormatError, match="tokenizer"):
+        vd.Generation.from_huggingface(tmp_path / "lm", TEXTS, [" dog", " cake"])
     config = (tmp_path / "lm" / "config.json").read_text()
     kind = type(net).__name__
     (tmp_path / "lm" / "config.json").write_text(config.replace(kind, "BertForSequenceClassification"))
