@@ -37,7 +37,7 @@ def sharing_beginnings(predictor: Predictor, side: Side) -> Iterator[Predictor]:
     Of a model that is no prompt's, or keeps no keys and values, it is the very same.
     """
     # measured on a CPU alone: half the time at 161 tokens and six units
-    here = predictor.device.type == "cpu" and not predictor.wraps
+    here = predictor.on_host and not predictor.wraps
     model = predictor.model if here and isinstance(predictor.source.module, PromptModel) else None
     rows = 0
     if isinstance(model, PromptModel) and isinstance(side, dict):
