@@ -121,6 +121,9 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     shape = {**SHAPE, "num_hidden_layers": given.layers}
     model = language_model(given.weights, given.device, getattr(torch, given.dtype), shape)
     task = prompts(model, given.prompts, given.tokens, given.units, given.off)
+    first = prompts(model, 1, given.tokens, given.units, given.off)
+    for name in ("occlusion", "gradient"):  # a GPU's first rows wait for its libraries
+        vd.score("pixel_flipping", first, vd.explain(name, first))
     meter = task.predictor.meter
     before = meter.cost
 
