@@ -1167,6 +1167,14 @@ MUTANTS = (
         "taken_apart",
     ),
     Mutant(
+        "prompts: beginnings go on from the wrong branch",
+        "model/prefix_sharing.py",
+        "kept.batch_select_indices(group[first])",
+        "kept.batch_select_indices(group[first].clamp(max=0))",
+        "tasks/test_generation.py",
+        "begin_alike",
+    ),
+    Mutant(
         "gates: agreement is the response",
         "gef/agreement.py",
         "kept = outputs[:, 1].double().mean()",

@@ -20,6 +20,7 @@ from veridical.masking.backgrounds import Backgrounds
 from veridical.masking.fills import Blur, Constant, Fill, Marginal, Mean, Token, UniformNoise, Zero
 from veridical.masking.rules import MaskRule
 from veridical.model.predictor import take_side
+from veridical.model.prefix_sharing import sharing_beginnings
 from veridical.model.sessions import Session
 from veridical.random import keyed
 
@@ -179,18 +180,19 @@ def _ask(task: Task, table: SubsetTable, rows: Tensor, keys: Tensor, behind: Bac
     found = [_means(task, task.outputs[who[clean]], 1)]
     asked = (~clean).nonzero()[:, 0]
     places, repeats, shape = places_of(task), behind.repeats, task.inputs.shape[1:]
-    together = max(1, task.predictor.rows // repeats)
-    for at in range(0, len(asked), together):
-        some = asked[at : at + together]
-        here = who[some]
-        first, last = int(here[0]), int(here[-1])
-        gone = ((code[some, None] >> places[here].clamp(min=0)) & 1).bool() & (places[here] >= 0)
-        shown = behind(slice(first, last + 1))
-        shown = shown if len(shown) == 1 else shown[here - first]
-        filled = torch.where(task.space.expand(gone, here)[:, None], shown, task.inputs[here, None])
-        side = take_side(task.side, here.repeat_interleave(repeats))
-        outputs = task.predictor.chunk(filled.expand(len(here), repeats, *shape).flatten(0, 1), side)
-        found.append(_means(task, outputs, repeats))
+    with sharing_beginnings(task.predictor, task.side) as predictor:
+        together = max(1, predictor.rows // repeats)
+        for at in range(0, len(asked), together):
+            some = asked[at : at + together]
+            here = who[some]
+            first, last = int(here[0]), int(here[-1])
+            gone = ((code[some, None] >> places[here].clamp(min=0)) & 1).bool() & (places[here] >= 0)
+            shown = behind(slice(first, last + 1))
+            shown = shown if len(shown) == 1 else shown[here - first]
+            filled = torch.where(task.space.expand(gone, here)[:, None], shown, task.inputs[here, None])
+            side = take_side(task.side, here.repeat_interleave(repeats))
+            outputs = predictor.chunk(filled.expand(len(here), repeats, *shape).flatten(0, 1), side)
+            found.append(_means(task, outputs, repeats))
     table.add(torch.cat([keys[clean], keys[asked]]), torch.cat(found))
 
 
