@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import veridical as vd
-from veridical.errors import NotApplicableError
+from veridical.errors import NotApplicableError, UnknownNameError
 from veridical.explainers.graph.decompose import scaled_dot_product_attention
 from veridical.tasks import known_heads, known_prompts
 from veridical.tasks.causal_networks import CausalTransformer
@@ -161,3 +161,11 @@ def test_a_place_that_may_see_nothing_answers_zero_as_torch_has_it():
     theirs = torch.nn.functional.scaled_dot_product_attention(query, key, value, seen)
     assert torch.allclose(ours, theirs, atol=1e-6)
     assert not ours[0, :, :2].any()
+
+
+@pytest.mark.parametrize(
+    ("elsewhere", "here"), [("activation_patching", "occlusion"), ("eap_ig", "integrated_gradients")]
+)
+def test_names_from_elsewhere_lead_to_ours(elsewhere, here):
+    with pytest.raises(UnknownNameError, match=f"here it is '{here}' on a task of switches"):
+        vd.explain(elsewhere, asked())
