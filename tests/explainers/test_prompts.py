@@ -116,6 +116,14 @@ def test_a_log_probability_without_a_foil_is_followed_as_a_logit():
     )
 
 
+def test_the_size_of_a_unit_is_its_length():
+    """A control that long units would beat every method with, if a metric rewarded length."""
+    found = vd.explain("input_magnitude", asked()).values
+    assert found.tolist() == [[4.0, 3.0, 0.0, 0.0], [2.0, 4.0, 2.0, 4.0]]
+    inside = vd.explain("input_magnitude", known_heads.induction_heads(2).task).values
+    assert inside.eq(1).all()
+
+
 def test_attention_says_nothing_of_heads():
     task = known_heads.induction_heads(4).task
     with pytest.raises(NotApplicableError, match="inside the model"):
