@@ -38,6 +38,46 @@ class Mutant:
 
 MUTANTS = (
     Mutant(
+        "atlas: a tie is a duel won",
+        "atlas/measures.py",
+        "won = torch.where(gap.abs() <= ties, 0.5,",
+        "won = torch.where(gap.abs() <= ties, 1.0,",
+        "atlas/test_measures.py",
+        "duels",
+    ),
+    Mutant(
+        "atlas: chance counts as the maps' doing",
+        "atlas/measures.py",
+        ".mean() - chance / seeds)",
+        ".mean())",
+        "atlas/test_measures.py",
+        "noise",
+    ),
+    Mutant(
+        "atlas: features that matter alike count as pairs",
+        "atlas/bench.py",
+        ".abs() > 0  # NaN",
+        ".abs() >= 0  # NaN",
+        "atlas/test_measures.py",
+        "nearness",
+    ),
+    Mutant(
+        "atlas: all maps of a method are damaged by one draw",
+        "atlas/damaged_methods.py",
+        "replace(explanation, ids=content)",
+        "explanation",
+        "atlas/test_measures.py",
+        "damaged_method",
+    ),
+    Mutant(
+        "atlas: who sees noise need not see places",
+        "atlas/verdicts.py",
+        """_above(row["power_low"], COIN) and _above(row["permuted_low"], COIN)""",
+        """_above(row["power_low"], COIN)""",
+        "atlas/test_atlas.py",
+        "rule",
+    ),
+    Mutant(
         "controls: magnitude in raw units",
         "explainers/controls_input.py",
         ".abs() / spread(task)",

@@ -29,7 +29,7 @@ from veridical.audit.reliability import reliability_of
 from veridical.audit.result import Audit
 from veridical.audit.sampling import in_race_order
 from veridical.audit.sentences import sentences
-from veridical.audit.swap import other_models
+from veridical.audit.swap import given_models, other_models
 from veridical.audit.verdict import Field, decide
 from veridical.audit.voices import plant, voices_of
 from veridical.errors import InputError, VeridicalWarning
@@ -54,6 +54,7 @@ def run(
     metrics: Any = None,
     controls: Any = None,
     lines: Sequence[str] | None = None,
+    others: Sequence[Any] | None = None,
     keep_to_budget: bool = True,
     folder: Path | None = None,
     executor: Executor | None = None,
@@ -71,7 +72,9 @@ def run(
         finetuned, table = finetuned_judge(task, train, checks, plan, seed, progress, notes)
         judges = choose_judges(task, plan, finetuned, wanted, metrics)
     with clock("swap"):
-        copies, why_not = other_models(task, seed) if "swap" in wanted else (None, "it was not asked for")
+        copies, why_not = None, "it was not asked for"
+        if "swap" in wanted:
+            copies, why_not = other_models(task, seed) if others is None else (given_models(task, others), "")
     absent = {} if copies is not None else {"swap": why_not}
     if copies is not None and why_not:
         notes.append(f"The swap takes noisy copies of the model: {why_not}.")
