@@ -126,7 +126,9 @@ def test_a_metric_that_reads_nothing_is_not_used() -> None:
 
 
 def test_verdicts_need_both() -> None:
-    row = {"p": 0.01, "rank with truth": 0.9, "low": 0.5}
+    row = {"p": 0.01, "steps": 3.0, "rank with truth": 0.9, "low": 0.5}
+    assert verdict(row | {"steps": 0.5}, True) == "follows truth only"
+    assert verdict(row | {"steps": math.nan}, True) == "use"  # no spread at all
     assert verdict(row, True) == "use"
     assert verdict(row | {"low": -0.1}, True) == "separates only"
     assert verdict(row | {"p": 0.2}, True) == "follows truth only"
