@@ -1,6 +1,6 @@
 """Draw the pictures of docs/understand/ with the code they explain.
 
-`python scripts/make_figures.py [gef qge fidelity surf meta dictionaries]` writes docs/assets/understand/*.svg;
+`python scripts/make_figures.py [gef qge fidelity surf meta dictionaries]` writes docs/assets/understand;
 the same code gives the same picture.
 """
 

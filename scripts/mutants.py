@@ -47,7 +47,7 @@ MUTANTS = (
     ),
     Mutant(
         "dictionaries: atoms keep the length they grow to",
-        "surf/dictionary/training.py",
+        "surf/dictionary/run.py",
         "self.decoder /= self.decoder.norm(dim=-1, keepdim=True).clamp(min=1e-12)",
         "pass",
         "dictionaries/test_training.py",
@@ -55,7 +55,7 @@ MUTANTS = (
     ),
     Mutant(
         "dictionaries: a resumed run starts with the full rate",
-        "surf/dictionary/training.py",
+        "surf/dictionary/run.py",
         "self.decay.last_epoch = step",
         "self.decay.last_epoch = 0",
         "dictionaries/test_training.py",
@@ -63,7 +63,7 @@ MUTANTS = (
     ),
     Mutant(
         "dictionaries: the centre has no gradient through a wide encoder",
-        "surf/dictionary/training.py",
+        "surf/dictionary/run.py",
         "offset = self.bias - self.encoder @ (self.centre - here)",
         "offset = self.bias",
         "dictionaries/test_training.py",

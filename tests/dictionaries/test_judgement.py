@@ -25,7 +25,7 @@ from veridical.dictionaries import (
     plot_trust,
     train,
 )
-from veridical.dictionaries.controls import jittered
+from veridical.dictionaries.ladder import jittered
 from veridical.dictionaries.statistics import agreement, concordance, separation, smallest_difference
 from veridical.dictionaries.trust import verdict
 from veridical.errors import InputError

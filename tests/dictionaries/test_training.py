@@ -14,7 +14,7 @@ from tests.reference.dictionaries import train_topk
 from veridical.dictionaries import BatchTopK, ReLU, Stream, Superposition, TopK, train
 from veridical.errors import FormatError, InputError, ShapeError
 from veridical.random.keyed import integers, normal
-from veridical.surf.dictionary import training
+from veridical.surf.dictionary import run
 
 WORLD = Superposition(features=24, dimensions=12, active=2.0, groups=3)
 SHORT = TopK(24, steps=40, batch=16, rate=5e-3, active=2)
@@ -49,7 +49,7 @@ def test_topk_matches_gradients_by_hand(active: int) -> None:
 
 def test_gathered_atoms_give_what_whole_products_give(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = train(rows(), SHORT)
-    monkeypatch.setattr(training, "WIDE", 1)
+    monkeypatch.setattr(run, "WIDE", 1)
     gathered = train(rows(), SHORT)
     assert torch.allclose(whole.dictionary.decoder, gathered.dictionary.decoder, atol=1e-4)
     assert torch.equal(whole.dead, gathered.dead)
