@@ -51,7 +51,11 @@ def sentences(atlas: Atlas, modality: str) -> list[tuple[str, str]]:
         figures = f"they order damaged maps rightly in {_span(good, 'power')} of pairs"
         if any(s.figures["agreement"] is not None for s in good):
             figures += f" and follow the truth with a rank correlation of {_span(good, 'agreement', '.2f')}"
-        out = [(USE, f"Use {_names(good)}: {figures}.")]
+        free = [s.metric for s in good if "masks" not in s.needs]
+        masked = [s.metric for s in good if "masks" in s.needs]
+        out = [(USE, f"Use {', '.join(free or masked)}: {figures}.")]
+        if free and masked:
+            out.append((USE, f"Where object masks can be believed, also {', '.join(masked)}."))
     for verdict, opening in ((CARE, "With care"), (NOT, "Do not use")):
         found = atlas.listed(modality, verdict)
         for kind, phrase in PHRASES.items():
@@ -59,10 +63,6 @@ def sentences(atlas: Atlas, modality: str) -> list[tuple[str, str]]:
             if some:
                 out.append((verdict, f"{opening}, since they {phrase}: {', '.join(s.metric for s in some)}."))
     return out
-
-
-def _names(found: Sequence[Summary]) -> str:
-    return ", ".join(s.metric + (f" (needs {s.needs})" if "masks" in s.needs else "") for s in found)
 
 
 def _span(found: Sequence[Summary], name: str, form: str = ".0%") -> str:
