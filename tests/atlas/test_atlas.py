@@ -12,7 +12,7 @@ import pytest
 
 import veridical as vd
 from tests.atlas.judges import Broken, Coin, CoinOfMethods, Perfect
-from veridical.atlas import run
+from veridical.atlas import jobs
 from veridical.atlas.schema import EXPLAINERS, METRICS
 from veridical.atlas.verdicts import CARE, NOT, UNMEASURED, USE, judged
 from veridical.atlas.words import overall, sentences
@@ -126,7 +126,7 @@ def measured(folder: Path, **more):
 
 def test_an_atlas_that_was_ended_goes_on_and_gives_the_same_bytes(tmp_path, monkeypatch):
     measured(tmp_path / "whole")
-    real, asked = run.carry_out, []
+    real, asked = jobs.carry_out, []
 
     def dying(cell):
         asked.append(cell.label)
@@ -134,7 +134,7 @@ def test_an_atlas_that_was_ended_goes_on_and_gives_the_same_bytes(tmp_path, monk
             raise KeyboardInterrupt
         return real(cell)
 
-    monkeypatch.setattr(run, "carry_out", dying)
+    monkeypatch.setattr(jobs, "carry_out", dying)
     with pytest.raises(KeyboardInterrupt):
         measured(tmp_path / "ended")
     assert not (tmp_path / "ended" / "atlas.json").exists()
@@ -160,7 +160,7 @@ def test_other_settings_failures_and_damaged_files_are_measured_again(tmp_path):
 def test_a_function_of_ones_own_is_known_by_its_text(tmp_path):
     made = []
 
-    def cell(text: str) -> run.Cell:
+    def cell(text: str) -> jobs.Cell:
         path = tmp_path / str(len(made)) / "mine.py"
         path.parent.mkdir()
         path.write_text(f"def mine(model, inputs, targets):\n    return {text}\n")
@@ -169,14 +169,14 @@ def test_a_function_of_ones_own_is_known_by_its_text(tmp_path):
         spec.loader.exec_module(module)
         made.append(module)
         mine = {"mine": as_explainer(module.mine)}
-        return run.Cell("known/linear", "", None, SIZE, 0, False, mine, None)
+        return jobs.Cell("known/linear", "", None, SIZE, 0, False, mine, None)
 
     assert cell("inputs").address == cell("inputs").address
     assert cell("inputs").address != cell("-inputs").address
     namespace = {}
     exec("def mine(model, inputs, targets):\n    return inputs", namespace)  # has no text to read
     unread = {"mine": as_explainer(namespace["mine"])}
-    one, two = (run.Cell("known/linear", "", None, SIZE, 0, False, unread, None) for _ in range(2))
+    one, two = (jobs.Cell("known/linear", "", None, SIZE, 0, False, unread, None) for _ in range(2))
     assert one.address == one.address
     assert one.address != two.address
 
@@ -187,6 +187,8 @@ def test_a_function_of_ones_own_is_known_by_its_text(tmp_path):
         ({"size": "huge"}, "tiny, small, standard|did you mean|size of an atlas"),
         ({"tasks": ["known/nothing"]}, "task"),
         ({"workers": 0}, "workers counts processes"),
+        ({"metrics": []}, "at least one metric and one task"),
+        ({"tasks": []}, "at least one metric and one task"),
         ({"metrics": ["pixelflipping"]}, "pixel_flipping"),
     ],
 )
@@ -199,7 +201,7 @@ def test_a_task_that_is_not_there_is_a_reason(monkeypatch):
     def absent(*_):
         raise vd.errors.MissingExtraError("this needs the package 'sktime'")
 
-    monkeypatch.setattr(run, "_bench", absent)
+    monkeypatch.setattr(jobs, "_bench", absent)
     found = vd.atlas.measure(size="tiny", metrics=["sparseness"], tasks=["basic_motions_cnn"], progress=False)
     assert figures(found, "sparseness")["reason"] == "no such task here: this needs the package 'sktime'"
 

@@ -33,18 +33,23 @@ FAILED = "it failed"
 Row = dict[str, Any]
 
 
-def measured(bench: Bench, label: str, metric: AnyMetric, size: Size, steady: bool) -> tuple[Row, float]:
-    """A row of the atlas, and the seconds that one score of a sample took; what fails is a reason."""
-    row: Row = {
+def described(task: str, samples: int, label: str, metric: AnyMetric, reason: str | None) -> Row:
+    """The head of a row: who was asked about what, and why not where it was not."""
+    return {
         "metric": label,
         "category": metric.category,
         "judges": "methods" if isinstance(metric, ExplainerMetric) else "maps",
         "needs": ", ".join(sorted(metric.needs)),
-        "modality": modality_of(bench.name),
-        "task": bench.name,
-        "samples": len(bench.task),
-        "reason": metric.why_not(bench.task) or "",
+        "modality": modality_of(task),
+        "task": task,
+        "samples": samples,
+        "reason": reason or "",
     }
+
+
+def measured(bench: Bench, label: str, metric: AnyMetric, size: Size, steady: bool) -> tuple[Row, float]:
+    """A row of the atlas, and the seconds that one score of a sample took; what fails is a reason."""
+    row = described(bench.name, len(bench.task), label, metric, metric.why_not(bench.task))
     if row["reason"]:
         return row, float("nan")
     with warnings.catch_warnings():
@@ -57,7 +62,9 @@ def measured(bench: Bench, label: str, metric: AnyMetric, size: Size, steady: bo
         except Exception as error:  # one that fails must not take the others along
             return {**row, "reason": f"{FAILED}: {error}"}, float("nan")
         if steady:
-            row |= _steadiness(bench, label, metric, size.draws)
+            steadiness = _steadiness(bench, label, metric, size.draws)
+            remarks = [row["remark"], steadiness.pop("remark")]
+            row |= {**steadiness, "remark": "; ".join(filter(None, remarks))}
     return row, seconds
 
 
