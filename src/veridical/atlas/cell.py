@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from veridical.atlas import measures
 from veridical.atlas.bench import Bench, Size, modality_of, nearness
-from veridical.errors import VeridicalError, VeridicalWarning
+from veridical.errors import VeridicalError
 from veridical.masking.shared_work import sharing
 from veridical.meta import meta_evaluate
 from veridical.meta.damage import BLENDED, BLENDS, KINDS, NEGATED, NONE, PERMUTED, Step, distinct_maps
@@ -53,19 +52,17 @@ def measured(bench: Bench, label: str, metric: AnyMetric, size: Size, steady: bo
     row = described(bench.name, len(bench.task), label, metric, metric.why_not(bench.task))
     if row["reason"]:
         return row, float("nan")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", VeridicalWarning)
-        try:
-            # a task that has no answers yet: what a score costs must not depend on who asked before
-            bench = replace(bench, task=bench.task.changed(alone=True))
-            found, seconds = _scores_and_cost(bench, metric, row)
-            row |= _seen(bench, metric, found, size)
-        except Exception as error:  # one that fails must not take the others along
-            return {**row, "reason": f"{FAILED}: {error}"}, float("nan")
-        if steady:
-            steadiness = _steadiness(bench, label, metric, size.draws)
-            remarks = [row["remark"], steadiness.pop("remark")]
-            row |= {**steadiness, "remark": "; ".join(filter(None, remarks))}
+    try:
+        # a task that has no answers yet: what a score costs must not depend on who asked before
+        bench = replace(bench, task=bench.task.changed(alone=True))
+        found, seconds = _scores_and_cost(bench, metric, row)
+        row |= _seen(bench, metric, found, size)
+    except Exception as error:  # one that fails must not take the others along
+        return {**row, "reason": f"{FAILED}: {error}"}, float("nan")
+    if steady:
+        steadiness = _steadiness(bench, label, metric, size.draws)
+        remarks = [row["remark"], steadiness.pop("remark")]
+        row |= {**steadiness, "remark": "; ".join(filter(None, remarks))}
     return row, seconds
 
 

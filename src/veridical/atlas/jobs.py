@@ -7,6 +7,7 @@ import inspect
 import json
 import math
 import secrets
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -17,7 +18,7 @@ from veridical._version import __version__
 from veridical.atlas.bench import Bench, Size, make_bench, modality_of, nearness
 from veridical.atlas.cell import FAILED, Row, described, measured
 from veridical.atlas.measures import LEVEL
-from veridical.errors import FormatError, VeridicalError
+from veridical.errors import FormatError, VeridicalError, VeridicalWarning
 from veridical.explainers import Explainer
 from veridical.meta.voices import interval
 from veridical.metrics.base import AnyMetric
@@ -61,20 +62,9 @@ def _code(part: Any) -> str:
 
 def carry_out(cell: Cell) -> dict[str, Any]:
     """The rows of a cell as plain data, and the seconds that one score took."""
-    seconds = float("nan")
-    try:
-        bench = _bench(cell.task, cell.size.samples, cell.seed, cell.device, _Given(cell.explainers))
-    except Exception as error:  # a task that cannot be made must not take the others along
-        why = f"{ABSENT}: {error}" if isinstance(error, VeridicalError) else f"{FAILED}: {error!r}"
-        rows: list[Row] = []
-        if cell.metric is not None:
-            rows = [described(cell.task, 0, cell.label, cell.metric, why)]
-    else:
-        if cell.metric is None:
-            rows = list(_near(bench))
-        else:
-            row, seconds = measured(bench, cell.label, cell.metric, cell.size, cell.steady)
-            rows = [row]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", VeridicalWarning)
+        rows, seconds = _rows(cell)
     plain = [{key: _plain(value) for key, value in row.items()} for row in rows]
     return {
         "address": cell.address,
@@ -83,6 +73,20 @@ def carry_out(cell: Cell) -> dict[str, Any]:
         "rows": plain,
         "seconds": _plain(seconds, 6),
     }
+
+
+def _rows(cell: Cell) -> tuple[list[Row], float]:
+    try:
+        bench = _bench(cell.task, cell.size.samples, cell.seed, cell.device, _Given(cell.explainers))
+    except Exception as error:  # a task that cannot be made must not take the others along
+        why = f"{ABSENT}: {error}" if isinstance(error, VeridicalError) else f"{FAILED}: {error!r}"
+        if cell.metric is None:
+            return [], math.nan
+        return [described(cell.task, 0, cell.label, cell.metric, why)], math.nan
+    if cell.metric is None:
+        return list(_near(bench)), math.nan
+    row, seconds = measured(bench, cell.label, cell.metric, cell.size, cell.steady)
+    return [row], seconds
 
 
 def _near(bench: Bench) -> Iterator[Row]:
