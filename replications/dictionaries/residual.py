@@ -23,14 +23,17 @@ LAYERS = (7, 15, 22)
 
 
 def states(model: torch.nn.Module, tokens: Tensor, layers: tuple[int, ...]) -> dict[int, Tensor]:
-    """The residual stream behind some blocks (n, T, D), for all texts, in one pass."""
+    """The residual stream behind some blocks (n, T - 1, D), for all texts, in one pass.
+
+    The first token's state is left out: it is the same whatever the text, and hundreds of times as long.
+    """
     found: dict[int, list[Tensor]] = {layer: [] for layer in layers}
 
     def keep(layer: int):  # type: ignore[no-untyped-def]
         def hook(_m: object, _given: object, answer: object) -> None:
             held = answer[0] if isinstance(answer, tuple) else answer
             assert isinstance(held, Tensor)
-            found[layer].append(held)
+            found[layer].append(held[:, 1:])
 
         return hook
 
@@ -101,9 +104,10 @@ def main() -> None:
             task,
             f"lm.model.layers.{layer}",
             trained.pop(layer).flatten(0, 1),
-            labels[test:].flatten(0, 1),
-            labels[:test].flatten(0, 1),
+            labels[test:, 1:].flatten(0, 1),
+            labels[:test, 1:].flatten(0, 1),
             axis=-1,
+            skip=1,
             untrained=drawn.pop(layer).flatten(0, 1),
         )
         entries = dict(family(recipe, bench))

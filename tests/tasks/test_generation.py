@@ -8,6 +8,8 @@ import torch
 import veridical as vd
 from tests.reference.small_lm import Words, small_lm
 from veridical.errors import InputError, NotApplicableError
+from veridical.gef.agreement import agreement
+from veridical.meta.prediction_agreement import held
 
 PROMPTS = [
     "Ann has a cat. Bob has a dog. It rains today.",
@@ -129,6 +131,8 @@ def test_a_subset_keeps_its_prompts():
         ({"off": "mask"}, "no mask token"),
         ({"neutral": "never seen"}, "single token"),
         ({"prompts": []}, "no prompt"),
+        ({"prompts": None}, "list of texts"),
+        ({"prompts": ["Zebra.", "Ann."]}, "does not know a word of prompt 0"),
         ({"prompts": ["", "x"]}, "prompt 0"),
         ({"answer_parts": ["cow", None]}, "is not in it"),
     ],
@@ -136,3 +140,40 @@ def test_a_subset_keeps_its_prompts():
 def test_what_cannot_be_is_refused(changes, said):
     with pytest.raises(InputError, match=said):
         made(**changes)
+
+
+def test_gef_walks_a_path_until_no_token_is_kept():
+    task = made()
+    path = vd.gef.find_path(task)
+    assert path.chance == 0
+    assert path.agreement[0] > path.agreement[-1]
+    scores = vd.score(vd.GEF(path=path.levels), task, "gradient")
+    assert scores.values.isfinite().all()
+    with pytest.raises(NotApplicableError, match="takes no noise"):
+        vd.score(vd.GEF(perturb="input"), task, "gradient")
+
+
+def test_there_is_no_other_class():
+    with pytest.raises(NotApplicableError, match="no other class"):
+        vd.explain("other_class:gradient", made())
+
+
+def test_rows_are_never_padded():
+    task = made(plan=vd.Plan(rows=2))
+    seen = []
+    module = task.predictor.model.model
+    handle = module.register_forward_pre_hook(lambda _m, given: seen.append(len(given[0])))
+    before = task.predictor.meter.cost
+    vd.explain("exact_shapley", task)
+    handle.remove()
+    assert sum(seen) == (task.predictor.meter.cost - before).forward
+    assert max(seen) <= 2
+
+
+def test_predictions_are_the_tokens_of_the_answer():
+    task = made()
+    outputs = torch.tensor([[-3.0, 0.5], [2.0, 1.0]])
+    assert float(agreement(task, outputs)) == 0.75
+    assert held(task, outputs).tolist() == [False, True]
+    noisy = task.with_noise(3.0, vd.Key(1)).outputs
+    assert bool(((noisy[:, 1] == 0) | (noisy[:, 1] == 1)).all())  # answers of one token

@@ -37,6 +37,8 @@ class Bench:
     """Properties (m, L) of the task's rows, sample by sample and position by position."""
     axis: int = 1
     """Axis of the layer's units: 1 for channels, -1 for a transformer."""
+    skip: int = 0
+    """Positions at the beginning that are neither judged nor replaced: a language model's first token."""
     truth: Superposition | None = None
     """What was planted, where the rows are; the task's inputs are then the features."""
     untrained: Tensor | None = None
@@ -93,7 +95,7 @@ class Bench:
     @cached_property
     def states(self) -> Tensor:
         """The layer's activations (N, J, D) of the task's samples."""
-        return layer_activations(self.task, self.layer, axis=self.axis).float()
+        return layer_activations(self.task, self.layer, axis=self.axis)[:, self.skip :].float()
 
     @property
     def test(self) -> Tensor:

@@ -54,9 +54,9 @@ def centres(bench: Bench, recipe: Recipe, key: Key) -> Dictionary:
 
 def shuffled(bench: Bench, recipe: Recipe, key: Key) -> Dictionary:
     """Trained on rows whose dimensions were shuffled one by one: the same values, no features."""
-    dims, count = torch.arange(bench.train.shape[1]), len(bench.train)
+    dims, count = torch.arange(bench.train.shape[1], device=bench.train.device), len(bench.train)
     order = torch.cat([permutation(key / "shuffle", ids, 0, count) for ids in dims.split(16)])
-    rows = bench.train.gather(0, order.T.to(bench.train.device))
+    rows = bench.train.gather(0, order.T)
     return train(rows, recipe, key, progress=False).dictionary
 
 

@@ -50,10 +50,10 @@ class ScoreCam(Cam):
                 with _watched(task, self.layer) as outputs:
                     task.predictor.chunk(task.inputs, task.side)
                 return outputs[0]
-            padded = _padding(len(task), task.predictor.padded_to, task.device)
-            x = task.inputs[padded]
+            rows = _padding(len(task), task.predictor.padded_to, task.device)
+            x = task.inputs[rows]
             with LastMaps(x, spatial_axes(task)) as seen:
-                task.predictor.chunk(x, take_side(task.side, padded), len(task))
+                task.predictor.chunk(x, take_side(task.side, rows), len(task))
             assert seen.last is not None
             return seen.last
 

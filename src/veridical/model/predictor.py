@@ -137,25 +137,23 @@ class Predictor:
     """What is done to the outputs (rows, C) of rows x at last: `after(x, outputs)`."""
     rows: int = field(init=False)
     """Rows per chunk."""
+    padded_to: int = field(init=False)
+    """The number of rows of which chunks are a multiple: 1 where a row is dear and none is padded."""
     on_host: bool = field(init=False)
     """Whether it runs on a CPU."""
     _here: threading.local = field(default_factory=threading.local, init=False, repr=False)
     """Each thread's view, which goes with the thread."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rows", self.plan.rows or MIN_ROWS)
-        object.__setattr__(self, "on_host", self.device.type == "cpu")
+        rows = self.plan.rows or MIN_ROWS
+        padded_to = MIN_ROWS if rows % MIN_ROWS == 0 else 1
+        vars(self).update(rows=rows, padded_to=padded_to, on_host=self.device.type == "cpu")
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_here"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _here=threading.local())
-
-    @property
-    def padded_to(self) -> int:
-        """The number of rows of which chunks are a multiple: 1 where a row is dear and none is padded."""
-        return MIN_ROWS if self.rows % MIN_ROWS == 0 else 1
 
     @property
     def rounding(self) -> Rounding | None:

@@ -41,6 +41,8 @@ def read_prompts(
     tokenizer: Any, prompts: Any, questions: Any, units: Units, spans: Literal["character", "token"]
 ) -> tuple[Prompt, ...]:
     """Every prompt with its units."""
+    if prompts is None or isinstance(prompts, int | float | Mapping):
+        raise InputError(f"prompts are a list of texts or of chats; got {type(prompts).__name__}")
     given = [prompts] if isinstance(prompts, str) else list(prompts)
     if not given:
         raise InputError("there is no prompt; give a list of texts or of chats")

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from veridical.dictionaries.bench import Subject
 from veridical.dictionaries.measures.concepts import gef, surf, surf_concepts
+from veridical.dictionaries.measures.effect import effect
 from veridical.dictionaries.measures.probing import probing_gap, sparse_probing
 from veridical.dictionaries.measures.reconstruction import active_atoms, explained_variance
 from veridical.dictionaries.measures.removal import absorption, scr, tpp
@@ -44,6 +45,7 @@ MEASURES = {
         Measure("scr", HIGHER, scr),
         Measure("absorption", LOWER, absorption),
         Measure("stability", HIGHER, stability),
+        Measure("effect", HIGHER, effect),
     )
 }
 """Every metric by its name."""

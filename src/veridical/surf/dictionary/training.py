@@ -114,13 +114,16 @@ class _Run:
         """One step of Adam, atoms back to length 1, dead atoms brought back now and then."""
         recipe = self.recipe
         batch = self.stream.batch(self.key, step, recipe.batch) / self.scale
-        before = (batch - self.centre) @ self.encoder.T + self.bias
         if isinstance(recipe, TopK) and recipe.width >= WIDE:
-            values, kept = recipe.largest(before)
+            # the centre's gradient through the encoder is one vector's product, not the batch's
+            here = self.centre.detach()
+            offset = self.bias - self.encoder @ (self.centre - here)
+            values, kept = recipe.largest((batch - here) @ self.encoder.T + offset)
             rebuilt = embedding_bag(kept, self.decoder, per_sample_weights=values, mode="sum")
-            fired = torch.zeros_like(self.fired).index_fill_(0, kept[values > 0], True)
-            penalty = None
+            hits = torch.zeros_like(self.bias).index_add_(0, kept.flatten(), (values > 0).float().flatten())
+            fired, penalty = hits > 0, None
         else:
+            before = (batch - self.centre) @ self.encoder.T + self.bias
             codes = recipe.codes(before)
             rebuilt = codes @ self.decoder
             fired = (codes != 0).any(0)
@@ -157,7 +160,7 @@ class _Run:
                 # the moments exist from the first step on; a run that goes on needs them before
                 moments = self.optimiser.state[tensor]
                 if not moments:
-                    count = torch.zeros((), device=tensor.device if tensor.is_cuda else "cpu")
+                    count = torch.zeros((), device=tensor.device)
                     moments.update(step=count, exp_avg=torch.zeros_like(tensor))
                     moments.update(exp_avg_sq=torch.zeros_like(tensor))
                 out |= {f"{name} {what}": value for what, value in moments.items()}
