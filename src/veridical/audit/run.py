@@ -119,7 +119,6 @@ def run(
                 {label: runner.rows for label, runner in race.runners.items()},
                 absent,
                 {label: runner.dropped for label, runner in race.runners.items() if runner.dropped},
-                len(race.steps),
             ),
             voices_of(judges, heard, reliability),
             seed,
@@ -177,7 +176,7 @@ def _race(
         race.swap(rules)
         if stop == race.steps[-1][1]:
             break
-        if not race.drop(rules, len(race.steps), seed) and stop >= ENOUGH:
+        if not race.drop(rules, seed) and stop >= ENOUGH:
             notes.append(f"The race ended at {stop} samples: nothing was open any more.")
             break
     return heard
