@@ -24,7 +24,7 @@ from veridical.audit.evidence import (
 from veridical.audit.groups import leading
 from veridical.audit.jobs import Crew, Done, Job
 from veridical.audit.panel import DRAWS, Judges
-from veridical.audit.prices import Price, middle, price_of_map, price_of_scores, rows
+from veridical.audit.prices import Price, ordinary, price_of_map, rows
 from veridical.audit.swap import JOBS, Copies, Pairing, marks, pairings, size_jobs, swap_jobs, swap_units
 from veridical.audit.units import Grid, Marks
 from veridical.errors import VeridicalWarning
@@ -318,13 +318,8 @@ class Race:
 
 def runners(explainers: Mapping[str, Explainer], task: Task, seed: int) -> dict[str, Runner]:
     """The methods, each with the rows that one map asks, counted on one sample."""
-    one = middle(task)
+    one = ordinary(task)
     return {
         label: Runner(label, explainer, price_of_map(explainer, one, seed))
         for label, explainer in explainers.items()
     }
-
-
-def price_of(judges: Judges, task: Task, seed: int) -> Price:
-    """What the scores of a map ask, counted on one sample."""
-    return price_of_scores(judges.scoring, middle(task), seed)

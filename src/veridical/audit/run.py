@@ -24,7 +24,8 @@ from veridical.audit.extras import concepts_of, standings_of
 from veridical.audit.finetuned_model import finetuned_judge
 from veridical.audit.jobs import Crew
 from veridical.audit.panel import choose_explainers, choose_judges, choose_lines
-from veridical.audit.race import ENOUGH, Race, Runner, price_of, runners
+from veridical.audit.prices import price_of_scores
+from veridical.audit.race import ENOUGH, Race, Runner, runners
 from veridical.audit.reliability import reliability_of
 from veridical.audit.result import Audit
 from veridical.audit.sampling import in_race_order
@@ -93,7 +94,7 @@ def run(
             plan.budget if keep_to_budget else 10**18,
             runners(panel.explainers, task, seed),
             {label: Runner(label, control, control=True) for label, control in panel.controls.items()},
-            price_of(judges, task, seed),
+            price_of_scores(judges.scoring, task, seed),
         )
         race.admit()
         if not race.runners:
