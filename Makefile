@@ -27,7 +27,7 @@ PYTEST     := $(ONE_THREAD) $(BIN)/python -m pytest -q
 COVERAGE   := --cov=veridical --cov-branch --cov-report= --cov-fail-under=90
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-extras lint format record bench docs wheel install install-extras clean
+.PHONY: help demo test test-extras lint format record notebooks bench docs wheel install install-extras clean
 .SILENT:
 .DELETE_ON_ERROR:
 
@@ -37,7 +37,8 @@ help:
 	echo "make test-extras  slow tests, optional dependencies, docs and the wheel"
 	echo "make lint         ruff, mypy and import-linter only"
 	echo "make format       let ruff rewrite the code"
-	echo "make record       write cards and golden scores of what is new"
+	echo "make record       write golden scores of what is new"
+	echo "make notebooks    run examples/*.ipynb and keep their outputs"
 	echo "make bench        time every metric against its bare model evaluations"
 	echo "make docs         build the documentation into site/"
 	echo "make clean        remove everything that was built, .venv included"
@@ -69,8 +70,10 @@ format: $(CORE)
 	$(BIN)/ruff format .
 
 record: $(CORE)
-	$(ONE_THREAD) $(BIN)/python scripts/make_cards.py
 	$(ONE_THREAD) $(BIN)/python scripts/renew_golden_scores.py --new
+
+notebooks: $(EXTRAS)
+	$(BIN)/python scripts/run_notebooks.py
 
 bench: $(CORE)
 	$(BIN)/python -m benchmarks

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import veridical as vd
 from benchmarks.metrics import cases, tasks
-from veridical.model import late_checks
+from veridical.model import sessions
 
 WAITS = {
     f"aten.{name}.default"
@@ -67,12 +67,12 @@ class _Trips(TorchFunctionMode):
 @contextmanager
 def as_on_a_gpu() -> Iterator[None]:
     """While this is open, what a GPU's scores leave to their readers is left to them on a CPU, too."""
-    kinds = set(late_checks.AT_ONCE)
-    late_checks.AT_ONCE.clear()
+    kinds = set(sessions.AT_ONCE)
+    sessions.AT_ONCE.clear()
     try:
         yield
     finally:
-        late_checks.AT_ONCE.update(kinds)
+        sessions.AT_ONCE.update(kinds)
 
 
 def _is_view(name: str) -> bool:

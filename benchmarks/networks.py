@@ -1,4 +1,4 @@
-"""The two networks every table is about: a LeNet and one the size of a ResNet-18, with random weights."""
+"""The networks of the tables: a LeNet and two the size of ResNet-18 and ResNet-50, with random weights."""
 
 from __future__ import annotations
 
@@ -44,15 +44,35 @@ class _Block(nn.Module):
         return out
 
 
-def resnet18() -> nn.Module:
-    """A residual network of ResNet-18's widths and depths on 224 x 224 inputs, 1,000 outputs."""
-    torch.manual_seed(0)
-    widths = (64, 64, 128, 256, 512)
-    blocks = [
-        block
-        for before, after in itertools.pairwise(widths)
-        for block in (_Block(before, after, 1 if before == after else 2), _Block(after, after, 1))
-    ]
+class _Narrow(nn.Module):
+    """A block of three convolutions, the middle one at a quarter of the width."""
+
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        super().__init__()
+        width = after // 4
+        self.inner = nn.Sequential(
+            nn.Conv2d(before, width, 1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Conv2d(width, width, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Conv2d(width, after, 1, bias=False),
+            nn.BatchNorm2d(after),
+        )
+        self.last_relu = nn.ReLU()
+        self.shortcut: nn.Module = nn.Identity()
+        if before != after:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last_relu(self.inner(x) + self.shortcut(x))
+        return out
+
+
+def _photo_network(blocks: list[nn.Module], width: int) -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(3, 64, 7, 2, 3, bias=False),
         nn.BatchNorm2d(64),
@@ -61,5 +81,28 @@ def resnet18() -> nn.Module:
         *blocks,
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
-        nn.Linear(512, 1000),
+        nn.Linear(width, 1000),
     ).eval()
+
+
+def resnet50() -> nn.Module:
+    """A residual network of ResNet-50's widths and depths on 224 x 224 inputs, 1,000 outputs."""
+    torch.manual_seed(0)
+    before, blocks = 64, list[nn.Module]()
+    for after, depth in ((256, 3), (512, 4), (1024, 6), (2048, 3)):
+        for i in range(depth):
+            blocks.append(_Narrow(before, after, 2 if after > 256 and not i else 1))
+            before = after
+    return _photo_network(blocks, 2048)
+
+
+def resnet18() -> nn.Module:
+    """A residual network of ResNet-18's widths and depths on 224 x 224 inputs, 1,000 outputs."""
+    torch.manual_seed(0)
+    widths = (64, 64, 128, 256, 512)
+    blocks: list[nn.Module] = [
+        block
+        for before, after in itertools.pairwise(widths)
+        for block in (_Block(before, after, 1 if before == after else 2), _Block(after, after, 1))
+    ]
+    return _photo_network(blocks, 512)

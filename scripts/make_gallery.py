@@ -1,65 +1,138 @@
 """Draw every applicable explainer on one photo, digit, sentence, series and table row for docs/gallery.md.
 
-`python scripts/make_gallery.py [photo digit sentence transformer series table]`
+`python scripts/make_gallery.py [photo digit sentence transformer series table]`. Images show each map over
+the input; the others show one line per explainer, from the first feature to the last.
 """
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
 
 import veridical as vd
 from veridical.plots import as_image
 
-ASSETS = Path(__file__).resolve().parents[1] / "docs" / "assets" / "gallery"
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+from scripts.docs_site.cards import quietly  # noqa: E402
+from scripts.docs_site.facts import families  # noqa: E402
+
+ASSETS = ROOT / "docs" / "assets" / "gallery"
 SUBJECTS = {
-    "photo": ("imagenet_photos", 0),
+    "photo": ("imagenet_photos", 3),
     "digit": ("digits", 3),
     "sentence": ("reviews", 0),
     "transformer": ("rotten_tomatoes_minilm", 0),
     "series": ("basic_motions_cnn", 0),
     "table": ("wine", 0),
 }
+CLASSES = {
+    "imagenet_photos": {281: "tabby cat", 282: "tiger cat", 285: "Egyptian cat"},
+    "digits": {i: f"a {i}" for i in range(10)},
+    "reviews": {0: "negative", 1: "positive"},
+    "rotten_tomatoes_minilm": {0: "rotten", 1: "fresh"},
+    "basic_motions_cnn": {0: "badminton", 1: "running", 2: "standing", 3: "walking"},
+    "wine": {0: "cultivar 1", 1: "cultivar 2", 2: "cultivar 3"},
+}
+DEAR = {"imagenet_photos": ("sobol", "shapley_sampling")}
+"""Left out where they would ask the network thousands of rows for one picture."""
+LOW, HIGH = "against the class", "for the class"
 
 
-def sentence(task: vd.Task) -> str:
-    """The words of the first sample in their order: bars stand by strength."""
+def scaled(values: Tensor) -> Tensor:
+    """A map between -1 and 1. One without negative values runs from 0 at its least: only differences tell."""
+    values = values.detach().float().cpu()
+    low = values.min().clamp_min(0)
+    return (values - low) / (values - low).abs().max().clamp_min(1e-30)
+
+
+def label(task: vd.Task, task_name: str) -> str:
+    number = int(task.targets[0])
+    name = CLASSES.get(task_name, {}).get(number, f"class {number}")
+    return f"explained: {name} ({float(task.outputs.softmax(1)[0, number]):.0%})"
+
+
+def maps_of(task: vd.Task) -> dict[str, vd.Explanation]:
+    """All maps, those of one family together."""
+    fit = set(vd.applicable(task)) - set(DEAR.get(task.name, ()))
+    out = {}
+    for name in [name for names in families().values() for name in names if name in fit]:
+        print(name, flush=True)
+        out[name] = vd.explain(name, task, seed=0)
+    return out
+
+
+def over_image(task: vd.Task, task_name: str) -> Figure:
+    """The input with its class, then every map over a pale copy of it, and one colour bar."""
+    maps = maps_of(task)
+    columns = 6
+    rows = -(-(len(maps) + 1) // columns)
+    figure = Figure(figsize=(1.75 * columns + 0.7, 1.98 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for ax in axes.reshape(-1):
+        ax.set_axis_off()
+    picture = as_image(task.inputs[0])
+    grey = picture if picture.dim() == 2 else picture.mean(-1)
+    dark = "gray" if picture.dim() == 3 else "gray_r"
+    axes[0, 0].imshow(picture.numpy(), cmap=dark)
+    axes[0, 0].set_title(label(task, task_name), fontsize=7.5, weight="bold")
+    drawn: Any = None
+    for ax, (name, explanation) in zip(axes.reshape(-1)[1:], maps.items(), strict=False):
+        laid = scaled(explanation.maps()[0, 0])
+        ax.imshow(grey.numpy(), cmap=dark, alpha=0.4)
+        # what is near zero stays transparent, so that the picture shows where the map says nothing
+        drawn = ax.imshow(
+            laid.numpy(), cmap="RdBu_r", vmin=-1, vmax=1, alpha=(0.15 + 0.75 * laid.abs()).numpy()
+        )
+        ax.set_title(name, fontsize=8)
+    bar = figure.colorbar(drawn, ax=axes, shrink=0.35, ticks=[-1, 0, 1], aspect=30)
+    bar.ax.set_yticklabels([LOW, "nothing", HIGH], fontsize=8)
+    return figure
+
+
+def as_lines(task: vd.Task, task_name: str) -> Figure:
+    """One line per explainer and one column per feature, in the order of the input."""
+    maps = maps_of(task)
     valid = task.space.valid
-    return " ".join(
-        task.space.feature_name(i, 0)
-        for i in range(task.space.n_features)
-        if valid is None or bool(valid[0, i])
-    )
+    places = [i for i in range(task.space.n_features) if valid is None or bool(valid[0, i])]
+    table = torch.stack([scaled(e.values[0][places]) for e in maps.values()])
+    series = task.modality == "series"
+    figure = Figure(figsize=(9.5, 0.24 * len(maps) + (2.6 if series else 2.0)), layout="constrained")
+    if series:
+        above, ax = figure.subplots(2, 1, sharex=True, height_ratios=[1.2, 0.24 * len(maps)])
+        above.plot(
+            task.inputs[0].T.cpu().numpy() if task.inputs.dim() == 3 else task.inputs[0].cpu().numpy(),
+            linewidth=0.9,
+        )
+        above.set_ylabel("input", fontsize=8)
+        above.set_title(label(task, task_name), fontsize=9, weight="bold")
+        ax.set_xlabel("step")
+    else:
+        ax = figure.subplots()
+        ax.set_title(label(task, task_name), fontsize=9, weight="bold")
+        names = [task.space.feature_name(i, 0) for i in places]
+        ax.set_xticks(range(len(names)), names, rotation=40, ha="right", fontsize=8.5)
+    drawn = ax.imshow(table.numpy(), cmap="RdBu_r", vmin=-1, vmax=1, aspect="auto", interpolation="nearest")
+    ax.set_yticks(range(len(maps)), list(maps), fontsize=8)
+    ax.tick_params(length=0)
+    bar = figure.colorbar(drawn, ax=ax, ticks=[-1, 0, 1], shrink=0.5, aspect=25)
+    bar.ax.set_yticklabels([LOW, "nothing", HIGH], fontsize=8)
+    return figure
 
 
+@quietly
 def draw(name: str) -> Path:
-    """One picture: the input where it is an image, then one panel an explainer."""
-    from matplotlib.figure import Figure
-
     task_name, sample = SUBJECTS[name]
     task = vd.tasks.load(task_name)[sample]
-    methods = vd.applicable(task)
-    image = task.inputs.dim() == 4
-    panels = len(methods) + (1 if image else 0)
-    columns, width, height = (6, 2.2, 2.3) if image else (4, 4.6, 2.6)
-    rows = -(-panels // columns)
-    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
-    if task.modality == "text":
-        figure.suptitle(f'"{sentence(task)}", explained: output {int(task.targets[0])}', fontsize=11)
-    plots = figure.subplots(rows, columns, squeeze=False).reshape(-1)
-    for ax in plots[panels:]:
-        ax.set_axis_off()
-    if image:
-        plots[0].imshow(as_image(task.inputs[0]).numpy(), cmap="gray_r")
-        plots[0].set_axis_off()
-        plots[0].set_title("input", fontsize=9)
-    for ax, method in zip(plots[1 if image else 0 :], methods, strict=False):
-        print(f"{name}: {method}", flush=True)
-        vd.explain(method, task).plot(0, ax)
-        ax.set_title(method, fontsize=9)
+    figure = (over_image if task.modality == "image" else as_lines)(task, task_name)
     path = ASSETS / f"{name}.png"
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=70)
+    figure.savefig(path, dpi=90)
     return path
 
 

@@ -143,10 +143,10 @@ LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
 def test_study_files_cannot_fill_the_machine(text: str, told: str) -> None:
     from veridical.study.study_file import parse_study
 
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(VeridicalError, match=told):
         parse_study(text, "study.yaml")
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 def test_a_grid_of_too_many_points_is_refused_before_it_is_made() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import veridical as vd
-from veridical import progress
+from veridical import api, progress
 from veridical.progress import track, waiting
 
 
@@ -23,12 +23,13 @@ class Terminal(io.StringIO):
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     screen = Terminal()
     monkeypatch.setattr(progress, "PATIENCE", 0.02)
-    monkeypatch.setattr(progress, "sys", SimpleNamespace(stderr=screen))
+    for module in (api, progress):
+        monkeypatch.setattr(module, "sys", SimpleNamespace(stderr=screen))
     return screen
 
 
 def slow(x: torch.Tensor) -> torch.Tensor:
-    time.sleep(0.02)
+    time.sleep(0.08)
     return torch.stack([x[:, 0], -x[:, 1]], 1)
 
 

@@ -22,13 +22,19 @@ from veridical.values.space import Space
 from veridical.values.task import Task
 
 if TYPE_CHECKING:
-    from veridical import fidelity, gef, loading, meta, qge, study, surf, tasks
+    from veridical import atlas, dictionaries, fidelity, gef, loading, meta, qge, study, surf, tasks
     from veridical.audit import Audit
     from veridical.explainers.adapters import from_captum, from_shap, from_zennit
     from veridical.gef import GEF, FastGEF
     from veridical.gef.visualise import visualise
+    from veridical.loading.estimate import estimate
+    from veridical.masking.inner_units import Atoms, Blocks, Channels, Heads, Mlps
+    from veridical.masking.interventions import Counterfactual, MeanOver, Zeroed
     from veridical.meta import meta_evaluate
     from veridical.qge import QGE, QRand
+    from veridical.tasks.generation import Generation
+    from veridical.tasks.prompt_checks import circular_pairs, prompt_checks
+    from veridical.tasks.switching import switch
 
 __getattr__, __dir__ = names_on_demand(
     __name__,
@@ -36,6 +42,13 @@ __getattr__, __dir__ = names_on_demand(
         "Audit": "veridical.audit.result",
         "FastGEF": "veridical.gef.metric",
         "GEF": "veridical.gef.metric",
+        "Generation": "veridical.tasks.generation",
+        "circular_pairs": "veridical.tasks.prompt_checks",
+        "estimate": "veridical.loading.estimate",
+        "prompt_checks": "veridical.tasks.prompt_checks",
+        "switch": "veridical.tasks.switching",
+        **dict.fromkeys(("Atoms", "Blocks", "Channels", "Heads", "Mlps"), "veridical.masking.inner_units"),
+        **dict.fromkeys(("Counterfactual", "MeanOver", "Zeroed"), "veridical.masking.interventions"),
         "QGE": "veridical.qge.gap",
         "QRand": "veridical.qge.random_baseline",
         "from_captum": "veridical.explainers.adapters",
@@ -65,8 +78,12 @@ for _old, _new in _MOVED.items():
 
 __all__ = [
     "GEF",
+    "Atoms",
     "Audit",
+    "Blocks",
+    "Channels",
     "Cost",
+    "Counterfactual",
     "Curve",
     "Direction",
     "Evaluation",
@@ -74,8 +91,12 @@ __all__ = [
     "ExplainerMetric",
     "Explanation",
     "FastGEF",
+    "Generation",
+    "Heads",
     "Key",
+    "MeanOver",
     "Metric",
+    "Mlps",
     "Outcome",
     "Plan",
     "QGE",
@@ -83,10 +104,15 @@ __all__ = [
     "Scores",
     "Space",
     "Task",
+    "Zeroed",
     "__version__",
     "applicable",
+    "atlas",
     "audit",
+    "circular_pairs",
+    "dictionaries",
     "errors",
+    "estimate",
     "evaluate",
     "explain",
     "explainers",
@@ -101,11 +127,13 @@ __all__ = [
     "meta",
     "meta_evaluate",
     "metrics",
+    "prompt_checks",
     "qge",
     "register",
     "score",
     "study",
     "surf",
+    "switch",
     "tasks",
     "visualise",
 ]

@@ -8,14 +8,20 @@ A value that does not fit is refused in one form: "Rise: draws is a whole number
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from numbers import Integral, Real
-from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from types import SimpleNamespace, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
+
+from veridical.errors import InputError, VeridicalError
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 MANY = 10**7
 """More draws, steps or rows than anybody can wait for."""
@@ -79,8 +85,13 @@ def why_not(value: Any, declared: Any) -> str | None:
         fits = isinstance(value, str | int) and value in inner
         return None if fits else f"one of {', '.join(map(repr, inner))}"
     if origin in (Union, UnionType):
-        reasons = [why_not(value, one) for one in inner]
-        return None if None in reasons else " or ".join(dict.fromkeys(filter(None, reasons)))
+        reasons = []
+        for one in inner:
+            reason = why_not(value, one)
+            if reason is None:
+                return None
+            reasons.append(reason)
+        return " or ".join(dict.fromkeys(reasons))
     if origin is tuple and inner[-1] is Ellipsis:
         fits = isinstance(value, tuple | list) and all(why_not(one, inner[0]) is None for one in value)
         return None if fits else f"a tuple, and each part of it {why_not(None, inner[0]) or 'anything'}"
@@ -132,3 +143,63 @@ _WORDS = {
     bool: "True or False",
     str: "a text",
 }
+
+
+def then_checked(own: Callable[..., None]) -> Callable[..., None]:
+    """A class's own check, which says best what it minds, and after it that of the declared types."""
+
+    @functools.wraps(own)
+    def check(self: Any, *given: Any) -> None:
+        try:
+            own(self, *given)
+        except VeridicalError:
+            raise
+        except Exception:
+            check_settings(self)
+            raise
+        check_settings(self)
+
+    return check
+
+
+def check_settings(settings: Any) -> None:
+    """Refuse a field that is not of the type, or beyond the bounds, that its class declares."""
+    for name, declared in _declared(settings.__class__).items():
+        value = getattr(settings, name, None)
+        if isinstance(value, np.generic):
+            # numpy's narrow integers would overflow where Python's do not
+            value = value.item()
+            object.__setattr__(settings, name, value)
+        reason = why_not(value, declared)
+        if reason is not None:
+            raise InputError(f"{type(settings).__name__}: {name} is {reason}, got {value!r:.80}")
+
+
+def checked(function: F) -> F:
+    """Let a function refuse arguments that are not what it declares, as settings are refused."""
+    signature = inspect.signature(function)
+    who = function.__qualname__.removesuffix(".__init__")
+
+    @functools.cache
+    def declared() -> dict[str, Any]:
+        given = {name: kind for name, kind in function.__annotations__.items() if name != "return"}
+        bare = SimpleNamespace(__annotations__=given)
+        return get_type_hints(bare, function.__globals__, include_extras=True)
+
+    @functools.wraps(function)
+    def call(*args: Any, **named: Any) -> Any:
+        for name, value in signature.bind(*args, **named).arguments.items():
+            kind = signature.parameters[name].kind
+            if name in declared() and kind in (kind.POSITIONAL_OR_KEYWORD, kind.KEYWORD_ONLY):
+                reason = why_not(value, declared()[name])
+                if reason is not None:
+                    raise InputError(f"{who}: {name} is {reason}, got {value!r:.80}")
+        return function(*args, **named)
+
+    return call  # type: ignore[return-value]
+
+
+@functools.cache
+def _declared(cls: Any) -> dict[str, Any]:
+    hints = get_type_hints(cls, include_extras=True)
+    return {field.name: hints[field.name] for field in fields(cls)}

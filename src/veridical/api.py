@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,10 +14,9 @@ import torch
 
 from veridical.allowed import Count
 from veridical.errors import InputError, MemoryLimitError, VeridicalError, VeridicalWarning
-from veridical.explainers.base import Explainer
+from veridical.explainers.base import Explainer, as_explainer
 from veridical.explainers.base import registry as explainer_registry
 from veridical.explainers.cache import ExplanationCache
-from veridical.explainers.function import as_explainer
 from veridical.metrics.base import AnyMetric, ExplainerMetric, Metric
 from veridical.metrics.base import registry as metric_registry
 from veridical.metrics.repeats import with_repeats
@@ -59,17 +59,20 @@ def explain(
         return maps
     chosen = as_explainer(explainer, **settings)
     with _waiting(f"explaining by {chosen.name}", task):
-        if cache is None:
-            return chosen(task, Key(seed))
-        return ExplanationCache(cache).get(chosen, task, Key(seed))
+        return _explained(chosen, task, Key(seed), cache)
+
+
+def _explained(explainer: Explainer, task: Task, key: Key, cache: str | Path | None) -> Explanation:
+    return explainer(task, key) if cache is None else ExplanationCache(cache).get(explainer, task, key)
 
 
 @contextmanager
 def _waiting(what: str, task: Task) -> Iterator[None]:
     """Tell a waiting reader how it stands, and in a sentence where memory ends."""
     asked = task.predictor.meter.here
+    told = f"{what}, {len(task.inputs)} samples"
     try:
-        with waiting(f"{what}, {len(task)} samples", lambda: asked.forward + asked.backward):
+        with waiting(told, lambda: asked.forward + asked.backward) if sys.stderr.isatty() else nullcontext():
             yield
     except (RuntimeError, MemoryError) as error:
         if isinstance(error, VeridicalError) or not out_of_memory(error):
@@ -125,26 +128,27 @@ def score(
             )
         method = as_explainer(explanation)
         with _waiting(f"scoring {method.name} by {judge.name}", task):
-            return _scored(lambda key: judge(task, method, key), judge, task, method, seed, repeats)
+            if repeats == 1:
+                return judge(task, method, Key(seed))
+            return with_repeats(lambda key: judge(task, method, key), judge, task, method, seed, repeats)
     if not isinstance(judge, Metric):
         raise InputError(f"'{judge.name}' judges neither maps nor methods")
-    maps = as_explanation(explanation, task, seed, cache)
-    with _waiting(f"scoring {maps.explainer} by {judge.name}", task):
-        return _scored(lambda key: judge(task, maps, key), judge, task, maps, seed, repeats)
-
-
-def _scored(
-    run: Callable[[Key], Scores], judge: AnyMetric, task: Task, subject: object, seed: int, repeats: int
-) -> Scores:
-    return run(Key(seed)) if repeats == 1 else with_repeats(run, judge, task, subject, seed, repeats)
+    given = as_maps(explanation, task)
+    subject = as_explainer(explanation) if given is None else given
+    key = Key(seed)
+    who = subject.name if isinstance(subject, Explainer) else subject.explainer
+    with _waiting(f"scoring {who} by {judge.name}", task):
+        maps = _explained(subject, task, key, cache) if isinstance(subject, Explainer) else subject
+        if repeats == 1:
+            return judge(task, maps, key)
+        return with_repeats(lambda key: judge(task, maps, key), judge, task, maps, seed, repeats)
 
 
 def as_explanation(
     explanation: Any, task: Task, seed: int = 0, cache: str | Path | None = None
 ) -> Explanation:
     """Accept an explanation, plain maps, or anything that makes one."""
-    maps = as_maps(explanation, task)
-    return explain(explanation, task, seed=seed, cache=cache) if maps is None else maps
+    return explain(explanation, task, seed=seed, cache=cache)
 
 
 def as_maps(thing: Any, task: Task) -> Explanation | None:

@@ -53,11 +53,15 @@ class Registry(Generic[T]):
         """Let 'prefix:name' stand for the wrapped object of that name."""
         self._prefixes[prefix] = wrap
 
+    def has_prefix(self, name: str) -> bool:
+        """Whether a name with a colon begins with a prefix that is known here."""
+        return self._find(name.partition(":")[0], self._prefixes)
+
     def make(self, name: str, **settings: Any) -> T:
         """The object of this name with these settings."""
         prefix, colon, rest = name.partition(":")
         if colon:
-            if not self._find(prefix, self._prefixes):
+            if not self.has_prefix(name):
                 raise unknown_name(f"{self.kind} prefix", prefix, self._prefixes)
             return self._prefixes[prefix](self.make(rest, **settings))
         maker = self.maker(name)

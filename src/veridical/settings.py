@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable
 from dataclasses import fields
-from types import SimpleNamespace
-from typing import Any, ClassVar, Self, TypeVar, get_type_hints
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
 from veridical import name_index
-from veridical.allowed import why_not
-from veridical.errors import InputError, VeridicalError
+from veridical.allowed import check_settings as check_settings
+from veridical.allowed import checked as checked
+from veridical.allowed import then_checked
+from veridical.errors import InputError
 
 
 class Settings:
@@ -26,10 +24,9 @@ class Settings:
         super().__init_subclass__(**named)
         own = cls.__dict__.get("__post_init__")
         if own is not None:
-            cls.__post_init__ = _checking(own)  # type: ignore[method-assign]
+            cls.__post_init__ = then_checked(own)
 
-    def __post_init__(self) -> None:
-        check_settings(self)
+    __post_init__ = check_settings
 
     def to_json(self) -> dict[str, Any]:
         """Name, version and hyper-parameters as plain data."""
@@ -48,72 +45,6 @@ class Settings:
         if unknown:
             raise InputError(f"{cls.__name__} has no setting {', '.join(unknown)}; it has {sorted(known)}")
         return cls(**{key: revive(value) for key, value in data.items()})
-
-
-# --- what a setting may be ----------------------------------------------------------------------------------
-
-
-def _checking(own: Callable[..., None]) -> Callable[..., None]:
-    """A class's own check, which says best what it minds, and after it that of the declared types."""
-
-    @functools.wraps(own)
-    def check(self: Any, *given: Any) -> None:
-        try:
-            own(self, *given)
-        except VeridicalError:
-            raise
-        except Exception:
-            check_settings(self)
-            raise
-        check_settings(self)
-
-    return check
-
-
-def check_settings(settings: Any) -> None:
-    """Refuse a field that is not of the type, or beyond the bounds, that its class declares."""
-    for name, declared in _declared(settings.__class__).items():
-        value = getattr(settings, name, None)
-        if isinstance(value, np.generic):
-            # numpy's narrow integers would overflow where Python's do not
-            value = value.item()
-            object.__setattr__(settings, name, value)
-        reason = why_not(value, declared)
-        if reason is not None:
-            raise InputError(f"{type(settings).__name__}: {name} is {reason}, got {value!r:.80}")
-
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def checked(function: F) -> F:
-    """Let a function refuse arguments that are not what it declares, as settings are refused."""
-    signature = inspect.signature(function)
-    who = function.__qualname__.removesuffix(".__init__")
-
-    @functools.cache
-    def declared() -> dict[str, Any]:
-        given = {name: kind for name, kind in function.__annotations__.items() if name != "return"}
-        bare = SimpleNamespace(__annotations__=given)
-        return get_type_hints(bare, function.__globals__, include_extras=True)
-
-    @functools.wraps(function)
-    def call(*args: Any, **named: Any) -> Any:
-        for name, value in signature.bind(*args, **named).arguments.items():
-            kind = signature.parameters[name].kind
-            if name in declared() and kind in (kind.POSITIONAL_OR_KEYWORD, kind.KEYWORD_ONLY):
-                reason = why_not(value, declared()[name])
-                if reason is not None:
-                    raise InputError(f"{who}: {name} is {reason}, got {value!r:.80}")
-        return function(*args, **named)
-
-    return call  # type: ignore[return-value]
-
-
-@functools.cache
-def _declared(cls: Any) -> dict[str, Any]:
-    hints = get_type_hints(cls, include_extras=True)
-    return {field.name: hints[field.name] for field in fields(cls)}
 
 
 def holds_code(value: Any) -> bool:

@@ -1,32 +1,91 @@
-"""The generated cards are those of the code as it is."""
+"""Pages of metrics and explainers are made from the code: nothing is missing, and formulas are formulas."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
+import re
+from dataclasses import fields
+from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.mark.extras
-def test_cards_are_up_to_date() -> None:
-    done = subprocess.run(
-        [sys.executable, "scripts/make_cards.py", "--check"],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, f"run make record: {done.stdout}{done.stderr}"
+from scripts.docs_site import cards, examples, facts, mathematics, settings_table
+from veridical.explainers import registry as explainers
+from veridical.metrics import registry as metrics
 
 
 def test_every_metric_states_its_facts() -> None:
-    from veridical.metrics import registry
-
-    for name in registry:
-        metric = registry.make(name)
+    for name in metrics:
+        metric = metrics.make(name)
         for fact in ("category", "summary", "assumes", "misleads", "paper"):
             assert getattr(metric, fact), f"{name} does not state its {fact}, a line of its class"
+
+
+def test_formulas_are_of_what_there_is_and_can_be_set() -> None:
+    assert set(facts.FORMULAS) <= {*metrics, *explainers}
+    for name, known in facts.FORMULAS.items():
+        made = mathematics.block(known["math"]) + mathematics.rendered(known.get("where", ""))
+        assert made.count("<math") == made.count("</math>") >= 1, name
+        assert "\\" not in re.sub(r'alttext="[^"]*"', "", made), f"{name}: a command that was not understood"
+
+
+def test_mathematics_leaves_code_alone() -> None:
+    page = "a $`x_1`$\n\n```math\nx\n\ny\n```\n\n```python\nprint('$`x`$')\n```\n"
+    made = mathematics.rendered(page)
+    assert made.count("<math") == 3
+    assert "print('$`x`$')" in made
+
+
+@pytest.mark.parametrize(("registry", "name"), [(metrics, "pixel_flipping"), (explainers, "lime")])
+def test_settings_are_explained_with_their_defaults(registry: Any, name: str) -> None:
+    entry = registry.make(name)
+    text = "\n".join(settings_table.lines(type(entry)))
+    for field in fields(entry):
+        row = re.search(rf"^\| `{field.name}` \| (.+?) \| (.+) \|$", text, re.MULTILINE)
+        assert row is not None
+        assert row[1] == f"`{getattr(entry, field.name)!r}`"
+        assert row[2].endswith(".")
+
+
+def test_families_hold_every_explainer_once() -> None:
+    found = [name for names in facts.families().values() for name in names]
+    assert sorted(found) == sorted(explainers)
+    found = [name for names in facts.categories().values() for name in names]
+    assert sorted(found) == sorted(metrics)
+
+
+@pytest.mark.parametrize(
+    "name", ["pixel_flipping", "max_sensitivity", "sparseness", "pointing_game", "comprehensiveness"]
+)
+def test_the_page_of_a_metric_is_whole(name: str) -> None:
+    text, pictures = cards.metric_page(name)
+    for part in (
+        "# `",
+        "## What it computes",
+        "```math",
+        "When it misleads",
+        "## What it asks",
+        "## Example",
+        "## Papers",
+    ):
+        assert part in text, part
+    assert text.index("import veridical as vd") < text.index("integrated_gradients  ")
+    assert set(re.findall(r"\]\((.+\.png)\)", text)) == set(pictures)
+    assert all(data.startswith(b"\x89PNG") for data in pictures.values())
+
+
+@pytest.mark.parametrize("name", ["gradient", "occlusion", "exact_shapley", "random"])
+def test_the_page_of_an_explainer_is_whole(name: str) -> None:
+    text, pictures = cards.explainer_page(name)
+    for part in (
+        "## What it computes",
+        "```math",
+        "When it misleads",
+        "## Example",
+        "Explanation by",
+        "## Papers",
+    ):
+        assert part in text, part
+    assert set(re.findall(r"\]\((.+\.png)\)", text)) == set(pictures)
+
+
+def test_an_example_that_fails_is_not_hidden() -> None:
+    with pytest.raises(ZeroDivisionError):
+        examples.run("1 / 0")

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import veridical as vd
-from tests.random.test_hash_kernels import compiled
 from tests.reference import cam_maps as slow
 from tests.reference.architectures import made
 from tests.reference.small_nets import conv_net, draw, hook_count, image_task, noisy_copy, seeded, series_task
@@ -17,9 +16,7 @@ from veridical.errors import NotApplicableError
 from veridical.explainers import GradCam, GradCamPlusPlus, LayerCam, ScoreCam, cam
 from veridical.explainers.cam import Cam
 from veridical.explainers.grid import by_products
-from veridical.explainers.score_cam import THROUGH, through_steps
 from veridical.model.predictor import Plan
-from veridical.random import hash_kernels
 
 ALL = (GradCam, GradCamPlusPlus, LayerCam, ScoreCam)
 LAST = 5  # behind the last convolution of conv_net and its activation
@@ -283,20 +280,6 @@ def test_maps_by_products_are_the_maps(kind: type[Cam], monkeypatch: pytest.Monk
     torch.testing.assert_close(kind()(task).values, expected, rtol=0, atol=1e-12)
     monkeypatch.setattr(cam, "resized", lambda maps, size: by_products(maps.flip(-1), size))
     assert not torch.allclose(kind()(task).values, expected, atol=1e-6)
-
-
-@pytest.mark.parametrize(("dtype", "name"), [(torch.float32, "float"), (torch.float64, "double")])
-def test_the_kernel_that_shows_through_masks_gives_the_bits_of_its_steps(dtype, name, tmp_path) -> None:
-    device = torch.device("cpu")
-    trial = hash_kernels.trials(THROUGH, dtype, device)
-    assert len(trial) == 4
-    run = compiled("through", THROUGH, name, len(trial), tmp_path)
-    assert hash_kernels.same(run(*trial), through_steps(*trial))
-    changed = THROUGH.replace("x * ((mask - bottom) / span)", "x * (mask - bottom) / span")
-    assert changed != THROUGH
-    (tmp_path / "wrong").mkdir()
-    wrong = compiled("through", changed, name, len(trial), tmp_path / "wrong")
-    assert not hash_kernels.same(wrong(*trial), through_steps(*trial))
 
 
 @pytest.mark.gpu

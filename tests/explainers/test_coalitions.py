@@ -165,7 +165,7 @@ def test_counts_do_not_look_at_what_fills_up_rows(rows: int, features: int) -> N
 
 
 def test_blocks_of_samples_fit_the_memory_of_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(least_squares._SOLVER_ELEMENTS, "cpu", 100)
+    monkeypatch.setattr(least_squares, "_SOLVER_ELEMENTS", (100, 2**28))
     cpu, other = torch.device("cpu"), torch.device("meta")
     assert list(sample_blocks(7, 30, cpu)) == [slice(0, 3), slice(3, 6), slice(6, 7)]
     assert list(sample_blocks(2, 1000, cpu)) == [slice(0, 1), slice(1, 2)]
@@ -183,12 +183,12 @@ def test_pieces_are_alike_and_share_the_outputs_of_all(monkeypatch: pytest.Monke
     task = vd.Task(Counted(6, 2), torch.randn(50, 6), targets=torch.zeros(50, dtype=torch.int64), fill=0.0)
     task = task.with_plan(vd.Plan(rows=64))
     # 8 samples fill a chunk, and the masks of 24 fit
-    monkeypatch.setitem(mask_rules._MASKED_FEATURES, "cpu", 24 * 8 * 6)
+    monkeypatch.setattr(mask_rules, "_MASKED_FEATURES", (24 * 8 * 6, 2**28))
     asked.clear()
     pieces = list(mask_rules.mask_pieces(task, 8))
     assert [len(piece) for piece in pieces] == [24, 24, 2]
     for piece, start in zip(pieces, (0, 24, 48), strict=True):
         assert torch.equal(piece.outputs, task.outputs[start : start + 24])
     assert asked == [56]
-    monkeypatch.setitem(mask_rules._MASKED_FEATURES, "cpu", 40 * 8 * 6)
+    monkeypatch.setattr(mask_rules, "_MASKED_FEATURES", (40 * 8 * 6, 2**28))
     assert [len(piece) for piece in mask_rules.mask_pieces(task, 8)] == [32, 18]  # where 40 would fit

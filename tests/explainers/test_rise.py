@@ -5,13 +5,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.random.test_hash_kernels import compiled
 from veridical.errors import InputError
 from veridical.explainers import Rise
-from veridical.explainers.rise import TENT, _SmoothMasks, tent_steps
+from veridical.explainers.rise import _SmoothMasks
 from veridical.masking.fills import Blur, Custom
 from veridical.model.predictor import Plan
-from veridical.random import hash_kernels
 from veridical.random.keyed import Key
 from veridical.values.space import Space
 from veridical.values.task import Task
@@ -102,19 +100,3 @@ def test_other_fills_and_spaces():
 def test_settings_are_checked(wrong):
     with pytest.raises(InputError):
         Rise(**wrong)
-
-
-@pytest.mark.parametrize(("dtype", "kind"), [(torch.float32, "float"), (torch.float64, "double")])
-def test_the_kernel_of_weights_gives_the_bits_of_its_steps(dtype, kind, tmp_path):
-    trial = hash_kernels.trials(TENT, dtype, torch.device("cpu"))
-    draw = torch.Generator().manual_seed(0)
-    many = [3 * torch.rand(2000, generator=draw, dtype=dtype) for _ in trial]
-    run = compiled("tent", TENT, kind, len(trial), tmp_path)
-    assert hash_kernels.same(run(*trial), tent_steps(*trial))
-    assert hash_kernels.same(run(*many), tent_steps(*many))
-    for right, wrong in (("near < 0 ? 0 : near", "near"), ("place > coin", "place < coin"), ("1 -", "2 -")):
-        assert right in TENT
-        folder = tmp_path / str(len(list(tmp_path.iterdir())))
-        folder.mkdir()
-        other = compiled("tent", TENT.replace(right, wrong), kind, len(trial), folder)
-        assert not hash_kernels.same(other(*trial), tent_steps(*trial))

@@ -104,8 +104,8 @@ def test_pieces_of_masks_fill_whole_chunks_and_a_fixed_memory(monkeypatch: pytes
     features = task.space.n_features
     many = task[torch.arange(50) % len(task)].with_plan(vd.Plan(rows=64))
     for most, expected in ((1, [6] * 8 + [2]), (20 * 10 * features, [18, 18, 14]), (2**30, [50])):
-        monkeypatch.setitem(mask_rules._MASKED_FEATURES, "cpu", most)
+        monkeypatch.setattr(mask_rules, "_MASKED_FEATURES", (most, 2**28))
         assert [len(piece) for piece in mask_rules.mask_pieces(many, 10)] == expected
     assert [len(piece) for piece in mask_rules.mask_pieces(many[:3], 1000)] == [3]
-    monkeypatch.setitem(mask_rules._MASKED_FEATURES, "cpu", 1)
+    monkeypatch.setattr(mask_rules, "_MASKED_FEATURES", (1, 2**28))
     assert [len(piece) for piece in mask_rules.mask_pieces(many[:3], 1000)] == [1, 1, 1]

@@ -143,7 +143,7 @@ def test_blocks_do_not_change_masks() -> None:
 def test_neither_tiles_nor_what_is_kept_of_them_change_masks(monkeypatch) -> None:
     whole = rule_of().removed(slice(0, 5), slice(0, rule_of().count))
     for cells, kept in ((400, 2**24), (45, 200), (1, 1)):
-        monkeypatch.setitem(removal.CELLS_AT_ONCE, "cpu", cells)
+        monkeypatch.setattr(removal, "CELLS_AT_ONCE", (cells, 2**28))
         monkeypatch.setattr(removal, "CELLS_KEPT", kept)
         rule = rule_of()
         for samples, masks in ((slice(1, 4), slice(5, 17)), (slice(0, 5), slice(0, rule.count))):

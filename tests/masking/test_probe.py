@@ -19,7 +19,7 @@ from veridical.errors import InputError, ShapeError
 from veridical.functional import round_to_grid
 from veridical.masking import fills
 from veridical.masking.mask_aware_fills import NeighbourMean, NoisyLinear
-from veridical.masking.probe import blocks, match, probe
+from veridical.masking.probe import blocks, probe
 from veridical.masking.rules import Given, RandomSubsets, RankThreshold, step_counts
 from veridical.model.predictor import Plan
 from veridical.random import subset_draws
@@ -355,13 +355,13 @@ def test_an_explanation_of_other_features_or_samples_is_refused() -> None:
     task = image_task()
     patches = task.with_space(Space.patches((2, 4, 4), 2))
     explanation = vd.explain("gradient", task)
-    assert match(task, explanation) is explanation
+    assert explanation.matching(task) is explanation
     with pytest.raises(
         ShapeError, match=r"16 pixel features, the task 5 samples x 4 patch features.*space.pool"
     ):
-        match(patches, explanation)
+        explanation.matching(patches)
     with pytest.raises(ShapeError, match="5 samples x 16 pixel features, the task 2 samples"):
-        match(task[:2], explanation)
+        explanation.matching(task[:2])
     with pytest.raises(InputError, match="ids are not the task's"):
-        match(task[[1, 0, 2, 3, 4]], explanation)
-    assert match(task[[1, 0]], explanation.take(torch.tensor([1, 0]))).ids.tolist() == [1, 0]
+        explanation.matching(task[[1, 0, 2, 3, 4]])
+    assert explanation.take(torch.tensor([1, 0])).matching(task[[1, 0]]).ids.tolist() == [1, 0]

@@ -14,7 +14,7 @@ from benchmarks.launches import as_on_a_gpu
 from veridical.errors import InputError, ModelError, VeridicalWarning
 from veridical.masking.shared_work import sharing
 from veridical.metrics import ExplainerMetric, registry
-from veridical.model.late_checks import collecting, look_later
+from veridical.model.sessions import Question, look_later
 from veridical.values.scores import Direction, Scores
 
 CPU = torch.device("cpu")
@@ -53,16 +53,18 @@ def scores(*looks, flags=None) -> Scores:
 def test_a_look_is_taken_at_once_where_nobody_collects_or_nobody_waits():
     with pytest.raises(ModelError), as_on_a_gpu():
         look_later(CPU, raised)
-    with pytest.raises(ModelError), collecting():
+    with pytest.raises(ModelError), Question(task_of().predictor):
         look_later(CPU, raised)
 
 
 def test_what_is_collected_is_nobody_elses():
-    with as_on_a_gpu(), collecting() as outer:
-        with collecting() as inner:
+    predictor = task_of().predictor
+    with as_on_a_gpu(), Question(predictor) as outer:
+        whether_it_changed = len(outer.unchecked)
+        with Question(predictor) as inner:
             look_later(CPU, raised)
         look_later(CPU, raised)
-    assert (len(outer), len(inner)) == (1, 1)
+    assert (len(outer.unchecked), len(inner.unchecked)) == (whether_it_changed + 1, 1)
 
 
 @pytest.mark.parametrize(

@@ -27,12 +27,12 @@ def study(metric, limits):
 
 @pytest.mark.parametrize("executor", ["in-process", "processes"])
 def test_a_cell_that_sleeps_is_ended(tmp_path, executor):
-    slow = {"code": f"{HERE}:Slow", "settings": {"seconds": 60.0}}
+    slow = {"code": f"{HERE}:Slow", "settings": {"seconds": 600.0}}
     began = time.monotonic()
     made = studies.run(
         study(slow, {"seconds": 5.0}), tmp_path, executor=executor, workers=1, allow_code=True, progress=False
     )
-    assert time.monotonic() - began < 40
+    assert time.monotonic() - began < 300
     assert [failure.error for failure in made.failures] == ["it took longer than 5 s (limits: seconds)"]
     assert (made.status().done, made.status().failed) == (1, 1)
     # the bound decides no score: with more time the cell is made, and the other is not made again
@@ -64,7 +64,7 @@ def test_a_worker_that_does_not_hear_is_killed(tmp_path, monkeypatch):
         allow_code=True,
         progress=False,
     )
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 300
     assert "took longer than 2 s" in made.failures[0].error
     assert made.status().done == 1
 
@@ -74,7 +74,7 @@ def test_no_handler_of_the_users_holds_a_limit_up():
 
     def stubborn():
         with within({"seconds": 0.2}):
-            while time.monotonic() - began < 10:
+            while time.monotonic() - began < 120:
                 try:
                     time.sleep(0.01)
                 except Exception:
@@ -82,7 +82,7 @@ def test_no_handler_of_the_users_holds_a_limit_up():
 
     with pytest.raises(LimitReached):
         stubborn()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
     with within({}):
         pass
 

@@ -204,7 +204,7 @@ def test_multiclass_probabilities_sum_to_one() -> None:
         (
             "softmax",
             3,
-            "head is one of 'multiclass', 'binary', 'multilabel', 'regression' or None, got 'softmax'",
+            "head is one of 'multiclass', 'binary', 'multilabel', 'regression', 'generation' or None, got",
         ),
     ],
 )

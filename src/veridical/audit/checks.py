@@ -90,7 +90,7 @@ def _accuracy(task: Task) -> list[Check]:
 
 
 def _variety(task: Task) -> list[Check]:
-    if task.head == "regression":
+    if task.head in ("regression", "generation"):
         return []
     if task.head == "multilabel":  # the strongest label alone may well be the same
         return []
@@ -103,7 +103,7 @@ def _variety(task: Task) -> list[Check]:
 def _masking(task: Task, key: Key) -> tuple[float, list[Check]]:
     """The share of predictions that change when a tenth of the features, or one, is masked at random."""
     features = task.space.counts(len(task)).median()
-    if task.head == "regression" or int(features) < 2:
+    if task.head in ("regression", "generation") or int(features) < 2:
         return 0.0, []
     masked = int(budget(features, ROBUST_SHARE)) / int(features)
     answers = masked_answers(task, (ROBUST_SHARE,), 5, key)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
-from veridical.errors import unknown_name
+from veridical.allowed import MANY, Between, Count, Index, PartOf, Within
+from veridical.errors import InputError, unknown_name
+from veridical.settings import check_settings
 from veridical.values.task import Task
 
 EffortName = Literal["glance", "quick", "standard", "thorough"]
@@ -21,48 +23,54 @@ class Effort:
 
     name: str
     """How reports call it."""
-    samples: int
+    samples: Annotated[int, Within(2, MANY)]
     """Samples that are judged, at most."""
-    budget: int
+    budget: Annotated[int, Within(1, 10**15)]
     """Rows that the race may ask the model, about; a method or a look that does not fit is left out."""
     variants: bool
     """Whether explainers that vary others join unasked."""
-    gef_draws: int
+    gef_draws: Index
     """Noisy models per level of GEF, which describes; none at 0."""
-    gef_rows: int
+    gef_rows: Index
     """Rows that a map may ask for its method to be explained again and again under noise."""
-    search_draws: int
+    search_draws: Count
     """Draws per level when noise strengths are looked for."""
-    layer_steps: int
+    layer_steps: Count
     """Groups in which layers are randomised to check the model."""
-    removal_draws: int
+    removal_draws: Count
     """Random parts that F-Fidelity removes per sample and size."""
-    removal_sizes: tuple[float, ...]
+    removal_sizes: tuple[Between, ...]
     """Shares of the features that F-Fidelity takes as the explanation."""
-    flip_steps: int
+    flip_steps: Count
     """Steps of pixel flipping, at most."""
-    subset_runs: int
+    subset_runs: Count
     """Random subsets per sample of faithfulness correlation."""
-    noise_draws: int
+    noise_draws: Count
     """Neighbours per sample of average sensitivity."""
-    damage: tuple[float, ...]
+    damage: tuple[PartOf, ...]
     """Shares of the features whose values are permuted to see which metrics notice."""
-    meta_samples: int
+    meta_samples: Index
     """Samples on which metrics are meta-evaluated; none at 0."""
-    meta_explainers: int
+    meta_explainers: Count
     """Explainers on which metrics are meta-evaluated, the cheapest first."""
-    meta_draws: int
+    meta_draws: Count
     """Perturbations per test and iteration of the meta-evaluation."""
-    meta_iterations: int
+    meta_iterations: Count
     """How often the meta-evaluation is repeated."""
-    standing_samples: int
+    standing_samples: Index
     """Samples whose maps are ranked among random ones; none at 0."""
-    standing_draws: int
+    standing_draws: Index
     """Random maps that each of them is ranked among."""
-    training_rows: int
+    training_rows: Index
     """Rows that F-Fidelity fine-tunes on, at most; none at 0."""
-    training_epochs: int
+    training_epochs: Index
     """Passes over those rows, at most."""
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        for name in ("removal_sizes", "damage"):
+            if not getattr(self, name):
+                raise InputError(f"Effort: {name} is empty; give at least one share")
 
 
 COARSE = (0.1, 0.5, 0.9)
@@ -155,7 +163,7 @@ EFFORTS: Mapping[str, Effort] = {e.name: e for e in (GLANCE, QUICK, STANDARD, TH
 ON_HEAVY: Mapping[str, Effort] = {
     "glance": replace(GLANCE, budget=60_000, removal_draws=3, search_draws=2, gef_draws=0),
     "quick": replace(
-        GLANCE, name="quick", samples=64, budget=150_000, removal_draws=3, search_draws=2, gef_rows=2
+        GLANCE, name="quick", samples=64, budget=120_000, removal_draws=3, search_draws=2, gef_rows=2
     ),
     "standard": replace(
         STANDARD,
@@ -184,7 +192,9 @@ def effort_of(given: str | Effort, task: Task | None = None) -> Effort:
     if given not in EFFORTS:
         raise unknown_name("effort", str(given), get_args(EffortName))
     if task is not None and heavy(task):
-        return ON_HEAVY.get(given, EFFORTS[given])
+        plan = ON_HEAVY.get(given, EFFORTS[given])
+        # a row of a language model takes long, and GEF asks hundreds of them per prompt: only if asked for
+        return replace(plan, gef_draws=0) if task.head == "generation" else plan
     return EFFORTS[given]
 
 

@@ -34,12 +34,12 @@ def finetuned_judge(
     notes: list[str],
 ) -> tuple[Finetuned | None, RobustnessTable | None]:
     """The judge of removal tests: a fine-tuned model where masks disturb the original and rows are there."""
-    if task.head == "regression" or not checks.masking_hurts:
+    if task.head in ("regression", "generation") or not checks.masking_hurts:
         notes.append(
             "F-Fidelity judges with the original model (RFid): "
             + (
-                "a regression has no right class."
-                if task.head == "regression"
+                f"a {task.head} has no right class."
+                if task.head in ("regression", "generation")
                 else "masks hardly disturb it."
                 if any(check.name == "masking" for check in checks.checks)
                 else "there is one feature, and none is left when it is masked."

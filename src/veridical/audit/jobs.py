@@ -14,7 +14,7 @@ import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +25,7 @@ from veridical.errors import FormatError, VeridicalWarning
 from veridical.explainers import Explainer
 from veridical.masking.shared_work import sharing
 from veridical.metrics import Metric
+from veridical.model.cost import Cost
 from veridical.progress import track
 from veridical.random.keyed import Key
 from veridical.settings import holds_code
@@ -76,6 +77,12 @@ class Done(NamedTuple):
     scores: dict[str, Scores]
     failures: list[Failure]
 
+    @property
+    def cost(self) -> Cost:
+        """What its maps and all its scores asked."""
+        own = Cost() if self.explanation is None else self.explanation.cost
+        return sum((scores.cost for scores in self.scores.values()), own)
+
 
 def carry_out(job: Job, seed: int) -> Done:
     """Explain and score; what raises is kept with its traceback."""
@@ -107,6 +114,12 @@ def carry_out(job: Job, seed: int) -> Done:
     return Done(made, scores, failures)
 
 
+def carry_out_there(job: Job, seed: int, threads: int) -> Done:
+    """The same in another process, with as many threads as here: how sums are split moves their last bits."""
+    torch.set_num_threads(threads)
+    return carry_out(job, seed)
+
+
 @dataclass(eq=False)
 class Crew:
     """Does jobs here or on an executor, and keeps what is done in a folder: a later run goes on from it."""
@@ -135,10 +148,13 @@ class Crew:
             for job in track(jobs, what, self.progress):
                 yield carry_out(job, self.seed)
             return
-        running = [self.executor.submit(carry_out, job, self.seed) for job in jobs]
+        threads = torch.get_num_threads()
+        running = [self.executor.submit(carry_out_there, job, self.seed, threads) for job in jobs]
         try:
-            for one in track(running, what, self.progress):
-                yield one.result()
+            for job, one in zip(jobs, track(running, what, self.progress), strict=True):
+                done = one.result()
+                job.judged.predictor.meter.add(done.cost)  # asked there, paid for here
+                yield done
         finally:
             for one in running:
                 one.cancel()
@@ -152,7 +168,7 @@ class Crew:
             "explainer": job.explainer.to_json(),
             "metrics": {label: metric.to_json() for label, metric in job.metrics.items()},
             "seed": [self.seed, job.draw],
-            "plan": job.judged.predictor.plan.to_json(),
+            "plan": asdict(job.judged.predictor.plan),
             "device": job.judged.device.type,
             "versions": [__version__, torch.__version__],
         }

@@ -14,6 +14,7 @@ from veridical.audit.evidence import ALPHA, FEWEST, NO_BUDGET, Entry, Rules, Tes
 from veridical.audit.groups import leading
 from veridical.audit.jobs import Crew, Done, Job
 from veridical.audit.panel import DRAWS, Judges
+from veridical.audit.prices import Price, middle, price_of_map, price_of_scores, rows
 from veridical.audit.swap import JOBS, Copies, Pairing, marks, pairings, size_jobs, swap_jobs, swap_units
 from veridical.audit.units import Grid, Marks
 from veridical.errors import VeridicalWarning
@@ -21,7 +22,6 @@ from veridical.explainers import Explainer
 from veridical.masking.shared_work import sharing
 from veridical.metrics import Metric
 from veridical.model.cost import Cost
-from veridical.random.keyed import Key
 from veridical.values.evaluation import Failure
 from veridical.values.task import Task
 
@@ -29,8 +29,6 @@ LOOKS = (FEWEST, 64, 200, 1000)
 """After how many samples the race looks who is still open."""
 ENOUGH = 64
 """Samples from which on a race in which nothing is open may end."""
-FIRST = 0.5
-"""The share of the budget that the first look may take."""
 
 
 @dataclass(eq=False)
@@ -89,12 +87,15 @@ class Race:
     budget: int
     runners: dict[str, Runner]
     controls: dict[str, Runner]
+    price: Price
+    """What the scores of a map ask per sample."""
     heard: tuple[int, ...] = ()
     """The removal metrics that have a voice, known after the first look."""
     samples: int = 0
     left_out: dict[str, str] = field(default_factory=dict)
     """Who could not be tried within the budget, and why."""
-    used: Cost = field(default_factory=Cost)
+    used: float = 0.0
+    """Rows asked so far, by their prices."""
     _looks: list[tuple[int, int, Task, list[Pairing]]] = field(default_factory=list)
 
     @property
@@ -117,15 +118,19 @@ class Race:
         """The removal metrics that have a voice."""
         return [label for i, label in enumerate(self.judges.removal) if i in self.heard]
 
+    @property
+    def draws(self) -> int:
+        """Maps of all controls together."""
+        return sum(control.count for control in self.controls.values())
+
     # --- one look ---------------------------------------------------------------------------------------
 
     def look(self, start: int, stop: int) -> None:
         """Explain and score the next samples, controls first, then whoever is still racing."""
         batch = self.task[start:stop]
+        self.used += self._price(stop - start, self.racing)
         with sharing(batch):
             self._score(list(self.controls.values()), batch, start, dict(self.judges.scoring))
-            if not start:
-                self._admit(stop)
             everything = {**self.judges.scoring, **(self.judges.swap if self.copies is not None else {})}
             self._score(self.racing, batch, start, everything)
         self._looks.append((start, stop, batch, []))
@@ -151,26 +156,42 @@ class Race:
                 runner.dropped = f"its map failed: {own[0].failures[0].message}"
 
     def _said(self, runners: Sequence[Runner]) -> str:
-        left = max(0, self.budget - rows(self.used))
+        left = max(0, round(self.budget - self.used))
         return f"{'controls' if runners and runners[0].control else 'methods open'}, {left:,} rows left"
 
-    def _admit(self, samples: int) -> None:
-        """Let start who fits the first look's share of the budget, the cheapest maps first."""
-        each = samples * self.scoring_rows
-        left = FIRST * self.budget - rows(self.used)
+    def _price(self, samples: int, racing: Sequence[Runner]) -> float:
+        """What a look asks: the maps of who is racing, and the scores of theirs and of the controls."""
+        return samples * self.price.of(self.draws + len(racing), sum(runner.rows for runner in racing))
+
+    def _swap_price(self, samples: int, racing: Sequence[Runner]) -> float:
+        """What the swap asks of the model, a map and two scores each, and of a copy, two maps and three."""
+        maps, many = sum(runner.rows for runner in racing), len(racing)
+        return samples * (self.price.of(2 * many, maps) + self.price.of(3 * many + 1, 2 * maps))
+
+    def admit(self) -> None:
+        """Let start who can go all the way through the first look, swap and all, the cheapest maps first.
+
+        To start somebody whom the budget then ends would ask for most of the rows and decide nothing.
+        """
+        samples = self.steps[0][1]
+        swap = self.copies is not None and "swap" in self.lines
+        started: list[Runner] = []
         for runner in sorted(self.runners.values(), key=lambda runner: runner.rows):
-            left -= samples * runner.rows + each
-            if left < 0:
-                del self.runners[runner.label]
-                self.left_out[runner.label] = (
-                    f"one map asks the model {runner.rows:,} rows, and {samples} of them do not fit the "
-                    f"budget of {self.budget:,} rows; give budget= more"
-                )
+            tried = [*started, runner]
+            asked = self._price(samples, tried) + (self._swap_price(samples, tried) if swap else 0)
+            if asked <= self.budget:
+                started = tried
+                continue
+            del self.runners[runner.label]
+            self.left_out[runner.label] = (
+                f"one map asks the model {runner.rows:,} rows, and {samples} of them"
+                f"{', with those of other models,' if swap else ''} do not fit the budget of "
+                f"{self.budget:,} rows; give budget= more"
+            )
 
     def _account(self, runner: Runner, done: Sequence[Done]) -> None:
         for one in done:
             runner.failures += one.failures
-            self.used = self.used + cost_of(one)
             for failure in one.failures:
                 what = "explainer" if failure.metric is None else f"metric '{failure.metric}' on"
                 said = f"{what} '{runner.label}' failed: {failure.message}"
@@ -208,7 +229,7 @@ class Race:
                 bare = size_jobs(self.judges.swap, pairs, place)
                 found = self.crew.do([*bare, *(job for some in jobs for job in some)], place)
             bare_done, found = found[: len(bare)], found[len(bare) :]
-            self.used = sum((cost_of(done) for done in bare_done), self.used)
+            self.used += self._swap_price(stop - start, open_ones)
             size = JOBS * len(pairs)
             for i, runner in enumerate(open_ones):
                 some = found[i * size : (i + 1) * size]
@@ -220,23 +241,13 @@ class Race:
 
     def _within_budget(self, runners: Sequence[Runner], samples: int) -> list[Runner]:
         """Those whose swap still fits the budget, the cheapest first; the others leave with that reason."""
-        left, fitting = float(self.budget - rows(self.used)), []
+        fitting: list[Runner] = []
         for runner in sorted(runners, key=lambda runner: runner.rows):
-            left -= samples * (3 * runner.rows + 5 * self.scoring_rows)
-            if left >= 0:
+            if self.used + self._swap_price(samples, [*fitting, runner]) <= self.budget:
                 fitting.append(runner)
             elif not runner.swap:
                 runner.dropped = f"after {self.samples} samples: {NO_BUDGET}"
         return fitting
-
-    @property
-    def scoring_rows(self) -> float:
-        """Rows that the scores of one map take; who comes first pays for what others share."""
-        everyone = (*self.runners.values(), *self.controls.values())
-        made = [(r, done) for r in everyone for done in r.done[:1] if done.explanation is not None]
-        return max(
-            (sum(rows(s.cost) for s in done.scores.values()) / r.sizes[0] for r, done in made), default=0.0
-        )
 
     def _swap_open(self, runner: Runner, rules: Rules) -> bool:
         """Whether it passes all else, and the swap has not been decided either way."""
@@ -293,30 +304,19 @@ class Race:
         return bool(undecided) or len(good) > 1
 
     def affordable(self, start: int, stop: int) -> bool:
-        """Whether the next look fits what is left of the budget, by what the first one has cost."""
-        goes_on = (*self.controls.values(), *self.racing)
-        first = sum(rows(cost_of(done)) for r in goes_on for done in (r.done[0], *r.draws[0]))
-        return rows(self.used) + first / self._looks[0][1] * (stop - start) <= self.budget
-
-
-def cost_of(done: Done) -> Cost:
-    """What a job asked: its maps and all its scores."""
-    own = Cost() if done.explanation is None else done.explanation.cost
-    return sum((scores.cost for scores in done.scores.values()), own)
-
-
-def rows(cost: Cost) -> int:
-    """Rows forward and backward."""
-    return cost.forward + cost.backward
+        """Whether the next look fits what is left of the budget."""
+        return self.used + self._price(stop - start, self.racing) <= self.budget
 
 
 def runners(explainers: Mapping[str, Explainer], task: Task, seed: int) -> dict[str, Runner]:
     """The methods, each with the rows that one map asks, counted on one sample."""
-    out = {}
-    for label, explainer in explainers.items():
-        try:
-            asked = explainer(task[:1].changed(), Key(seed)).settle().cost  # with no answers at hand
-        except Exception:
-            asked = Cost()  # it fails again where that is recorded
-        out[label] = Runner(label, explainer, asked)
-    return out
+    one = middle(task)
+    return {
+        label: Runner(label, explainer, price_of_map(explainer, one, seed))
+        for label, explainer in explainers.items()
+    }
+
+
+def price_of(judges: Judges, task: Task, seed: int) -> Price:
+    """What the scores of a map ask, counted on one sample."""
+    return price_of_scores(judges.scoring, middle(task), seed)

@@ -7,7 +7,7 @@ import warnings
 
 from veridical.audit.effort import Effort
 from veridical.audit.panel import Judges
-from veridical.audit.race import Race, rows
+from veridical.audit.race import Race
 from veridical.errors import VeridicalError, VeridicalWarning
 from veridical.gef import NoisePath
 from veridical.meta import MetaEvaluation, meta_evaluate
@@ -55,8 +55,8 @@ def reliability_of(
         reason = "it ranks explainers and needs two"
     else:
         worlds = 2 + 2 * len(tests) * effort.meta_draws * effort.meta_iterations
-        asked = sum(r.rows + race.scoring_rows for r in cheapest) * len(few) * worlds
-        if asked > SHARE * rows(race.used):
+        asked = race.price.of(len(cheapest), sum(r.rows for r in cheapest)) * len(few) * worlds
+        if asked > SHARE * race.used:
             reason = f"it would ask {asked:,.0f} rows, more than half of what the race took"
     if reason is not None:
         notes.append(f"The metrics were not meta-evaluated here: {reason}.")

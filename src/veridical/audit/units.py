@@ -55,7 +55,7 @@ class Grid(NamedTuple):
 
         Answers are rounded to a grid, so that differences below its step are nothing but rounding.
         """
-        size = float(task.outputs.abs().max()) if task.head == "regression" else 1.0
+        size = float(task.outputs.abs().max()) if task.head in ("regression", "generation") else 1.0
         share = tolerance(task)
         return cls(share, size * grid_step(task.predictor.rounding or task.outputs.dtype) / share)
 

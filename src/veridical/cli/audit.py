@@ -21,11 +21,13 @@ from veridical.cli.sources import (
     Device,
     Labels,
     Model,
+    Off,
     Samples,
     Seed,
     TaskName,
     Text,
     Train,
+    Units,
     task_from_options,
 )
 from veridical.errors import StorageError
@@ -47,6 +49,8 @@ def audit(
     labels: Labels = None,
     train: Train = None,
     text: Text = None,
+    units: Units = None,
+    off: Off = None,
     allow_code: AllowCode = False,
     explainer: Annotated[
         list[str] | None,
@@ -84,9 +88,12 @@ def audit(
 
     Example: veridical audit --task digits
     Example: veridical audit --model ./my-classifier --data reviews.jsonl --labels label
+    Example: veridical audit --model ./my-language-model --data prompts.jsonl --units sentence
     """
     check_writable(folder / "report.html")
-    chosen = task_from_options(task, model, data, arch, labels, train, allow_code, None, device, text)
+    chosen = task_from_options(
+        task, model, data, arch, labels, train, allow_code, None, device, text, units, off
+    )
     kept = folder / UNFINISHED
     try:
         kept.mkdir(parents=True, exist_ok=True)  # a place that cannot be written to is said before the work

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -21,12 +21,15 @@ Model = Annotated[
     typer.Option(
         "--model",
         help="Your model: a Hugging Face folder (or hf:owner/name from the hub), weights (.safetensors, "
-        ".pt) with --arch, .joblib or .onnx.",
+        ".pt) with --arch, .joblib, .onnx, or a language model as a folder or .gguf file.",
     ),
 ]
 Data = Annotated[
     Path | None,
-    typer.Option("--data", help="Your data: .npz, .npy, .parquet, .csv, .tsv, .jsonl or a folder of images."),
+    typer.Option(
+        "--data",
+        help="Your data: .npz, .npy, .parquet, .csv, .tsv, .jsonl (also of prompts) or a folder of images.",
+    ),
 ]
 Arch = Annotated[
     str | None,
@@ -36,6 +39,15 @@ Labels = Annotated[
     str | None, typer.Option("--labels", help="The column (or array) that holds the true classes.")
 ]
 Text = Annotated[str | None, typer.Option("--text", help="The column that holds the texts.")]
+Units = Annotated[
+    str | None,
+    typer.Option(
+        "--units", help="Parts of a prompt that are judged: word, sentence, passage, example, turn."
+    ),
+]
+Off = Annotated[
+    str | None, typer.Option("--off", help="What becomes of a part that is off: fill, drop, pad, mask, zero.")
+]
 Train = Annotated[Path | None, typer.Option("--train", help="Reference rows, in any format --data takes.")]
 AllowCode = Annotated[
     bool, typer.Option("--allow-code", help="Run Python code that comes with the model (--arch, .joblib).")
@@ -59,12 +71,15 @@ def task_from_options(
     samples: int | None,
     device: str | None,
     text: str | None = None,
+    units: str | None = None,
+    off: str | None = None,
 ) -> vd.Task:
     """The task these options describe; options that contradict each other are told apart."""
     from veridical.loading import checked_device, load_task
 
     if model is None:
         own = {"--data": data, "--arch": arch, "--labels": labels, "--train": train, "--text": text}
+        own |= {"--units": units, "--off": off}
         given = [option for option, value in own.items() if value is not None]
         if given:
             raise InputError(f"{' and '.join(given)} describe your own model's data; name it with --model")
@@ -75,6 +90,8 @@ def task_from_options(
         raise InputError("--task is an embedded task and --model your own; give one of them")
     if data is None:
         raise InputError("--model needs --data: the samples to explain")
+    asked = {"units": units, "off": off}
+    of_prompts: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
     return load_task(
         model,
         data,
@@ -85,4 +102,5 @@ def task_from_options(
         samples=samples,
         device=device,
         text=text,
+        **of_prompts,
     )

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from veridical.explainers.base import Explainer as Explainer
 from veridical.explainers.base import applicable as applicable
+from veridical.explainers.base import as_explainer as as_explainer
 from veridical.explainers.base import register as register
 from veridical.explainers.base import registry as registry
 from veridical.explainers.function import FunctionExplainer as FunctionExplainer
-from veridical.explainers.function import as_explainer as as_explainer
 from veridical.name_index import names_on_demand
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from veridical.explainers.base import register
 from veridical.explainers.coalitions import MaskingExplainer
-from veridical.explainers.mask_rules import EachAlone
 from veridical.masking.probe import probe
+from veridical.masking.rules import Groups
 from veridical.random.keyed import Key
 from veridical.values.task import Task
 
@@ -32,6 +32,6 @@ class FeatureAblation(MaskingExplainer):
         return task.space.n_features
 
     def attribute(self, task: Task, key: Key) -> Tensor:
-        rule = EachAlone(task.space.n_features, task.device)
+        rule = Groups(task.space.n_features, task.device)
         answers = probe(task, rule, response="logit", key=self.fill_key(key), with_clean=True)
         return (answers[:, :1] - answers[:, 1:]).to(task.outputs.dtype)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from veridical.explainers.base import Explainer
+from veridical.functional.devices import random_states
 from veridical.random.keyed import Key
 from veridical.values.task import Task
 
@@ -48,8 +49,7 @@ def _short(value: Any) -> str:
 @contextmanager
 def seeded_torch(key: Key) -> Iterator[None]:
     """Seed torch's global generators for code that draws from them, and put them back."""
-    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    with torch.random.fork_rng(devices=devices):
+    with torch.random.fork_rng(devices=random_states()):
         torch.manual_seed(key.state & (2**63 - 1))
         yield
 

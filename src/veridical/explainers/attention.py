@@ -15,6 +15,7 @@ from veridical.explainers.cam_places import last_maps
 from veridical.explainers.graph.decompose import BLOCKS
 from veridical.explainers.graph.operations import KINDS, plain_name
 from veridical.explainers.grid import as_features, resized, spatial_size
+from veridical.explainers.prompts import asks_prompts, at_logits, passes, places, pooled, reading_places
 from veridical.model.predictor import call
 from veridical.random.keyed import Key
 from veridical.values.task import Task
@@ -54,12 +55,13 @@ class _AttentionExplainer(Explainer):
     `reading` says which row of the final matrix tells how much the answer draws on each token. By default the
     rows are those that the answer reads of the last layer, told by its gradient: the first token (BERT, ViT),
     the last one (GPT, Llama) or all of them ("mean"); the provenance says which; anything else is refused.
-    On images the tokens of the patches are laid over the input.
+    On images the tokens of the patches are laid over the input. On prompts the rows are those at which the
+    judged tokens of the answer are predicted, and the values of a unit's tokens are added up.
     """
 
     reading: Reading = "auto"
     """The tokens whose row is read: "first", "last", "mean" over all; "auto": those the answer reads."""
-    modalities: ClassVar[frozenset[str]] = frozenset({"text", "image", "series"})
+    modalities: ClassVar[frozenset[str]] = frozenset({"text", "image", "series", "units"})
     needs: ClassVar[frozenset[str]] = frozenset({"attention"})
 
     def __post_init__(self) -> None:
@@ -70,10 +72,13 @@ class _AttentionExplainer(Explainer):
         reason = super().why_not(task)
         if reason is not None:
             return reason
-        if not task.predictor.differentiable:
+        if not task.predictor.differentiable and not asks_prompts(task):
             return "it reads the attention weights of a torch module, and this model is a plain function"
+        if task.modality == "units" and not asks_prompts(task):
+            return "attention tells what tokens draw on; the units of this task are inside the model"
         refusal: str | None = task.reference.cached(
-            f"refusal of {self}", lambda: self._refusal(task.reference[: min(2, len(task.reference))])
+            f"refusal of {self}",
+            lambda: self._refusal(at_logits(task.reference[: min(2, len(task.reference))])),
         )
         return refusal
 
@@ -96,7 +101,12 @@ class _AttentionExplainer(Explainer):
             return str(error)
         return None
 
+    def prepared(self, task: Task) -> Task:
+        return at_logits(task)
+
     def stated(self, task: Task) -> dict[str, Any]:
+        if task.modality == "units":
+            return {"reading": "where the answer is predicted"}
         if self.reading != "auto":
             return {"reading": self.reading}
         few = task.reference[: min(2, len(task.reference))]
@@ -112,14 +122,19 @@ class _AttentionExplainer(Explainer):
             return mixing[:, 0]
         if reading == "last":
             return mixing[torch.arange(len(mixing), device=mixing.device), _last_place(task, mixing.shape[1])]
-        valid = task.space.valid if task.modality == "text" else None
-        rows = torch.ones_like(mixing[..., 0]) if valid is None else valid.to(mixing)
+        rows = torch.ones_like(mixing[..., 0])
+        if task.modality == "units":
+            rows = reading_places(task).to(mixing)
+        elif task.modality == "text" and task.space.valid is not None:
+            rows = task.space.valid.to(mixing)
         return (mixing * rows[..., None]).sum(1) / rows.sum(-1, keepdim=True)
 
     def _laid(self, tokens: Tensor, task: Task) -> Tensor:
         """One value per token (n, L) as a map of the task."""
         if task.modality == "text":
             return tokens
+        if task.modality == "units":
+            return pooled(tokens, task)
         if task.modality == "series":
             return as_features(task, tokens)
         extra = _extra(task, tokens.shape[1])
@@ -181,7 +196,9 @@ def run(task: Task, grad: bool) -> tuple[Tensor, list[Tensor]]:
     """Outputs, and the attention weights (n, heads, L, L) of each layer in the order they were made."""
     with task.session(grad=grad) as model, AttentionWeights(len(task)) as weights:
         outputs = call(model, task.inputs, task.side)
-    return outputs, weights.found
+    # what a foil of its own pass draws on comes behind
+    count = len(weights.found) // passes(task)
+    return outputs, weights.found[:count]
 
 
 def _read_of(task: Task) -> str:
@@ -206,6 +223,8 @@ def _read_of(task: Task) -> str:
 
 
 def _tokens(task: Task) -> int:
+    if task.modality == "units":
+        return places(task)
     return task.space.n_features if task.modality == "text" else spatial_size(task)[0]
 
 

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from veridical.errors import NotApplicableError
-from veridical.explainers.first_maps import watched, watcher
+from veridical.errors import InputError, NotApplicableError
+from veridical.explainers.first_maps import WATCHER
 from veridical.explainers.laws import certificate
 from veridical.model.cost import Cost
-from veridical.model.predictor import out_of_memory
+from veridical.model.predictor import free_memory, out_of_memory
+from veridical.model.sessions import Question, Session
 from veridical.random.keyed import Key
 from veridical.registry import Registry
 from veridical.settings import Settings
 from veridical.values.explanation import Explanation
-from veridical.values.input_checks import as_tensor, feature_values
+from veridical.values.input_checks import feature_values
 from veridical.values.space import Space
 from veridical.values.task import Task
 
 # A deterministic method stays one under a random fill: the rows it draws do not follow the caller's seed
 FILL_KEY = Key(0) / "fill of explainers"
-MODALITIES = frozenset({"image", "series", "text", "table", "concept"})
+MODALITIES = frozenset({"image", "series", "text", "table", "concept", "units"})
 
 
 @dataclass(frozen=True)
@@ -90,13 +91,14 @@ class Explainer(Settings):
         """Why this explainer cannot work on the task, or None if it can."""
         if task.members is not None and not self.control:
             return "the samples of this task are classes, which have no input to explain"
-        if task.modality not in self.modalities:
-            return f"it works on {', '.join(sorted(self.modalities))}, this task is {task.modality}"
         if "gradient" in self.needs and (layer := _quantised(task)) is not None:
             return f"it needs gradients, and torch passes none back through the quantised layer '{layer}'"
+        if task.modality not in self.modalities:
+            return f"it works on {', '.join(sorted(self.modalities))}, this task is {task.modality}"
         if "gradient" in self.needs and not task.differentiable:
             if not task.predictor.differentiable:
-                return "it needs gradients and the model is not a torch function"
+                why = getattr(task.predictor.source.module, "no_gradient", "")
+                return f"it needs gradients, and {why or 'the model is not a torch function'}"
             if task.modality != "text":
                 return f"it needs gradients and inputs are {task.inputs.dtype}; pass inputs.float()"
             if not _embeds(task):
@@ -114,14 +116,16 @@ class Explainer(Settings):
 
     def prepared(self, task: Task) -> Task:
         """The task as this explainer works on it: text goes through its embeddings for gradients."""
-        return task.at_embeddings() if "gradient" in self.needs and not task.differentiable else task
+        at_tokens = "gradient" in self.needs and not task.inputs.is_floating_point()
+        return task.at_embeddings() if at_tokens else task
 
     def __call__(self, task: Task, key: Key = Key(0)) -> Explanation:  # noqa: B008 (frozen)
         """Explain every sample of the task."""
         self.check(task)
-        with task.predictor.question() as question:
+        with Question(task.predictor) as question:
+            stated, space = self.stated(task), self.space_of(task)
             values = self.maps(task, key)
-            cost = question.cost
+            cost = question.so_far
             # where some features are not the task's (special tokens), their part is not in the map
             lawful = bool(self.law) and task.space.valid is None
             name = f"promised by {self} with {key}"
@@ -129,16 +133,16 @@ class Explainer(Settings):
         provenance: dict[str, Any] = {
             "explainer": self.to_json(),
             "seed": key.seed,
-            "plan": task.predictor.plan.to_json(),
+            "plan": asdict(task.predictor.plan),
             "halvings": question.halvings,
-            **self.stated(task),
+            **stated,
         }
         unchecked = question.unchecked
         if promised is not None:
             unchecked.append(certificate(self.name, self.law, self.exact, promised, values, provenance))
         return Explanation(
             values,
-            self.space_of(task),
+            space,
             task.targets,
             task.ids,
             self.name,
@@ -149,20 +153,27 @@ class Explainer(Settings):
 
     def maps(self, task: Task, key: Key) -> Tensor:
         """The values (N, V) alone, unchecked: for callers that explain a task in many worlds."""
+        space, worked_on = self.space_of(task), self.prepared(task)
+        pieces = self.pieces(worked_on)
         # asked before anything hooks into the model
         _ = task.targets
         own = key / self.name
-        parts, outputs = [], []
-        worked_on = self.prepared(task)
-        with watched(None), worked_on.session(grad="gradient" in self.needs):
-            for piece in self.pieces(worked_on):
-                parts.append(self._maps(piece, own))
-                outputs.append(piece.known("outputs"))
-        if all(part is not None for part in outputs) and type(self).prepared is Explainer.prepared:
+        noisy = task.reference is not task and type(self).prepared is Explainer.prepared
+        parts: list[Tensor] = []
+        outputs: list[Any] = []
+        # whoever is told of maps is told of these, not of those that another method makes on their behalf
+        first, token = WATCHER.get(), WATCHER.set(None)
+        try:
+            with Session(worked_on.predictor, "gradient" in self.needs):
+                for piece in pieces:
+                    parts.append(self._maps(piece, own))
+                    outputs += [piece.known("outputs")] if noisy else []
+        finally:
+            WATCHER.reset(token)
+        if noisy and all(part is not None for part in outputs):
             hand_along(task, torch.cat(outputs))
-        values, space = torch.cat(parts) if len(parts) > 1 else parts[0], self.space_of(task)
+        values = torch.cat(parts) if len(parts) > 1 else parts[0]
         values = values if space.valid is None else values.masked_fill(~space.valid, 0.0)
-        first = watcher()
         if first is not None:
             first.notice(task, space, values)
         return values
@@ -173,20 +184,17 @@ class Explainer(Settings):
 
     def _maps(self, piece: Task, key: Key) -> Tensor:
         """The maps of one piece, cut in two and tried again when memory runs out."""
+        space = self.space_of(piece)
         try:
             # a copy: maps may be the very weights of this world, or a view of the inputs
-            maps = (
-                as_tensor(self.attribute(piece, key), f"the map of '{self.name}'")
-                .detach()
-                .to(piece.device, copy=True)
+            return feature_values(
+                self.attribute(piece, key), space, piece.inputs, f"the map of '{self.name}'", copy=True
             )
-            return feature_values(maps, self.space_of(piece), len(piece), f"the map of '{self.name}'")
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error) or len(piece) == 1:
                 raise
         piece.predictor.meter.here.halvings += 1
-        if piece.device.type == "cuda":
-            torch.cuda.empty_cache()
+        free_memory(piece.device)
         half = len(piece) // 2
         return torch.cat([self._maps(part, key) for part in (piece[:half], piece[half:])])
 
@@ -224,6 +232,34 @@ def register(cls: type[Explainer]) -> type[Explainer]:
 def applicable(task: Task) -> list[str]:
     """The names of all registered explainers that work on this task."""
     return [name for name in registry if registry.make(name).why_not(task) is None]
+
+
+def as_explainer(explainer: Any, **settings: Any) -> Explainer:
+    """Accept an explainer, its name or class (with settings), or the user's function."""
+    if isinstance(explainer, str):
+        return registry.make(explainer, **settings)
+    if isinstance(explainer, type) and issubclass(explainer, Explainer):
+        return explainer(**settings)
+    if settings:
+        raise InputError(
+            f"settings {sorted(settings)} go with an explainer's name or class, not with an object"
+        )
+    if isinstance(explainer, Explainer):
+        return explainer
+    if not isinstance(explainer, type):
+        from veridical.explainers.other_packages import adapted
+
+        other = adapted(explainer)
+        if other is not None:
+            return other
+    if callable(explainer):
+        from veridical.explainers.function import FunctionExplainer
+
+        return FunctionExplainer(explainer)
+    raise InputError(
+        f"an explainer is a name, an Explainer, or a function (model, inputs, targets) -> maps; "
+        f"got {type(explainer).__name__}"
+    )
 
 
 def hand_along(task: Task, outputs: Tensor) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 from veridical.errors import FormatError
@@ -31,7 +32,7 @@ class ExplanationCache:
             "task": task.content_hash(),
             "explainer": explainer.to_json(),
             "key": [key.seed, *key.path],
-            "plan": task.predictor.plan.to_json(),
+            "plan": asdict(task.predictor.plan),
             "device": task.device.type,
             # what a model computes does not all lie in its weights
             "answers": hashlib.blake2b(task.outputs.double().cpu().numpy().tobytes()).hexdigest(),

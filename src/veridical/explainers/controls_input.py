@@ -86,4 +86,4 @@ class MovingNoise(Explainer):
         own = Key(0) / self.name
         noise = keyed.normal(own / "noise", task.ids, 0, size)
         towards = keyed.normal(own / "towards", torch.arange(task.n_outputs, device=task.device), 0, size)
-        return noise + task.outputs.double() @ towards.double()
+        return noise + task.respond(task.outputs, "logit").double() @ towards.double()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from veridical.functional.correlation import has_spread
+from veridical.functional import has_spread
 
 if TYPE_CHECKING:
     from veridical.values.space import Space
@@ -48,19 +48,15 @@ class FirstMaps:
         return constant[order[place]] & (known[place] == self._ids)
 
 
-_WATCHER: ContextVar[FirstMaps | None] = ContextVar("who notices maps", default=None)
+WATCHER: ContextVar[FirstMaps | None] = ContextVar("who notices maps", default=None)
+"""Who is to be told of maps here; nobody while a method explains on behalf of another."""
 
 
 @contextmanager
 def watched(watcher: FirstMaps | None) -> Iterator[None]:
-    """While this is open, the watcher is told of maps; None where a method explains on behalf of another."""
-    token = _WATCHER.set(watcher)
+    """While this is open, the watcher is told of maps."""
+    token = WATCHER.set(watcher)
     try:
         yield
     finally:
-        _WATCHER.reset(token)
-
-
-def watcher() -> FirstMaps | None:
-    """Who is to be told of maps here."""
-    return _WATCHER.get()
+        WATCHER.reset(token)

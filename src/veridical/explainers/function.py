@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from veridical.errors import InputError, check_arity
-from veridical.explainers.base import Explainer, registry
+from veridical.errors import check_arity
+from veridical.explainers.base import Explainer
 from veridical.random.keyed import Key
 from veridical.values.task import Task
 
@@ -49,29 +49,3 @@ class FunctionExplainer(Explainer):
             # a copy: users ask gradients of what they get, or write into it
             maps = self.function(model, task.inputs.clone(), task.targets, **extra)
         return task.values(maps, f"the map of '{self.name}'")
-
-
-def as_explainer(explainer: Any, **settings: Any) -> Explainer:
-    """Accept an explainer, its name or class (with settings), or the user's function."""
-    if isinstance(explainer, str):
-        return registry.make(explainer, **settings)
-    if isinstance(explainer, type) and issubclass(explainer, Explainer):
-        return explainer(**settings)
-    if settings:
-        raise InputError(
-            f"settings {sorted(settings)} go with an explainer's name or class, not with an object"
-        )
-    if isinstance(explainer, Explainer):
-        return explainer
-    if not isinstance(explainer, type):
-        from veridical.explainers.other_packages import adapted
-
-        other = adapted(explainer)
-        if other is not None:
-            return other
-    if callable(explainer):
-        return FunctionExplainer(explainer)
-    raise InputError(
-        f"an explainer is a name, an Explainer, or a function (model, inputs, targets) -> maps; "
-        f"got {type(explainer).__name__}"
-    )

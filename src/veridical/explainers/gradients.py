@@ -15,6 +15,7 @@ from veridical.errors import InputError
 from veridical.explainers.base import Explainer, hand_along, register
 from veridical.explainers.laws import change_from
 from veridical.model.predictor import call, repeat_side
+from veridical.model.sessions import Session
 from veridical.random.keyed import Key
 from veridical.values.task import Task
 
@@ -22,11 +23,11 @@ from veridical.values.task import Task
 def gradient(task: Task, x: Tensor | None = None) -> Tensor:
     """d y_c / d x at the task's inputs, or at rows x that repeat each sample equally often in a row."""
     rows = (task.inputs if x is None else x).detach().requires_grad_(True)
-    times = len(rows) // len(task)
+    times = len(rows) // len(task.inputs)
     side, targets = task.side, task.targets
     if times > 1:
         side, targets = repeat_side(side, times), targets.repeat_interleave(times)
-    with task.session(grad=True) as model:
+    with Session(task.predictor, grad=True) as model:
         outputs = call(model, rows, side)
         total = outputs.gather(1, targets[:, None]).sum()
         slope = torch.autograd.grad(total, rows, allow_unused=True)[0] if total.requires_grad else None
@@ -35,7 +36,7 @@ def gradient(task: Task, x: Tensor | None = None) -> Tensor:
             "no gradient comes back from the model's outputs to its inputs: something between them is "
             "detached, or no torch operation; methods that ask by answers alone, such as occlusion, apply"
         )
-    if x is None:
+    if x is None and task.reference is not task:
         hand_along(task, outputs)
     return slope.detach()
 

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from veridical.functional.devices import no_autocast, on_host
 from veridical.values.task import Task
 
 
@@ -34,7 +35,7 @@ def time_axis(task: Task) -> int:
 def resized(maps: Tensor, size: list[int]) -> Tensor:
     """Maps (n, channels, *grid) at another size, linear between the centres of the cells."""
     # CUDA's own kernel takes longer over many small maps than a model over the inputs they are laid on
-    if maps.device.type == "cuda" and torch.backends.cuda.matmul.fp32_precision == "ieee":
+    if not on_host(maps) and torch.backends.cuda.matmul.fp32_precision == "ieee":
         return by_products(maps, size)
     return interpolated(maps, size)
 
@@ -50,7 +51,7 @@ def by_products(maps: Tensor, size: list[int]) -> Tensor:
     dtype = torch.promote_types(maps.dtype, torch.float32)
     axes = zip(maps.shape[2:], size, strict=True)
     across = [shares(old, new, dtype, maps.device) for old, new in axes]
-    with torch.autocast(maps.device.type, enabled=False):
+    with no_autocast(maps):
         laid = maps.to(dtype) @ across[-1].mT
         if len(size) > 1:
             laid = across[-2] @ laid

@@ -10,16 +10,14 @@ import torch
 from torch import Tensor
 
 from veridical.errors import VeridicalWarning
-from veridical.masking.probe import clean_response, probe
+from veridical.masking.probe import probe
 from veridical.masking.rules import Given
-from veridical.model.late_checks import Look
+from veridical.model.sessions import Look
 from veridical.random.keyed import Key
 from veridical.values.task import Task
 
 TOLERANCE = 0.05
 """The share of what was promised beyond which a map is said to break its law."""
-
-
 CANCELLING = 1e6
 """How many times over what was promised a map may hand out: beyond it the values say nothing."""
 NOTHING = 0.01
@@ -36,7 +34,6 @@ def certificate(
     """
     total, size = values.double().sum(-1), values.double().abs().sum(-1)
     residual = (total - promised).abs() / torch.maximum(promised.abs(), size / 100).clamp(min=1e-12)
-
     broken = (residual > TOLERANCE) | (size > CANCELLING * promised.abs().clamp(min=NOTHING))
 
     def look() -> None:
@@ -80,7 +77,7 @@ def notes(explanations: Mapping[str, Any]) -> list[str]:
 
 def explained_output(task: Task) -> Tensor:
     """The explained output of each sample, in float64."""
-    return clean_response(task, "logit")[:, 0].double()
+    return task.clean_response("logit")[:, 0].double()
 
 
 def change_from(task: Task, start: Callable[[Task], Tensor]) -> Tensor:

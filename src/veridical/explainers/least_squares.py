@@ -7,7 +7,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-_SOLVER_ELEMENTS = {"cpu": 2**25}  # float64 numbers a block of samples may take, 2^28 (2 GiB) elsewhere
+from veridical.functional.devices import at_a_time, no_autocast, on_host
+
+_SOLVER_ELEMENTS = 2**25, 2**28  # float64 numbers a block of samples may take: on a CPU, elsewhere
 _EXACT_IN_HALF = 2**11  # up to which 16-bit floats have all whole numbers
 _ALIGNED = 8  # rows of 16-bit floats that a GPU reads fast are a multiple of so many
 _LEAF = 64  # the largest system that is factored as it is on a GPU
@@ -15,7 +17,7 @@ _LEAF = 64  # the largest system that is factored as it is on a GPU
 
 def sample_blocks(samples: int, elements_per_sample: int, device: torch.device) -> Iterator[slice]:
     """Cut the samples so that the arrays of one block stay within a fixed memory."""
-    most = _SOLVER_ELEMENTS.get(device.type, 2**28)
+    most = at_a_time(device, *_SOLVER_ELEMENTS)
     size = max(1, most // max(1, elements_per_sample))
     for at in range(0, samples, size):
         yield slice(at, min(samples, at + size))
@@ -29,7 +31,7 @@ def shared_counts(truths: Tensor) -> Tensor:
     exactly as far as a stretch is long.
     """
     ones = truths.view(torch.uint8)
-    if ones.device.type == "cpu" and hasattr(torch, "_int_mm"):  # torch does not promise it
+    if on_host(ones) and hasattr(torch, "_int_mm"):  # torch does not promise it
         counts = ones.new_empty(*ones.shape[:-1], ones.shape[-2], dtype=torch.float64)
         for each, into in zip(ones, counts, strict=True):
             into.copy_(_products(each.view(torch.int8)))
@@ -56,7 +58,7 @@ def _in_stretches(ones: Tensor) -> Tensor:
     shown[:, :rows, :features] = ones
     shown[..., features:] = 0
     shown = shown.unflatten(-1, (count, width)).transpose(1, 2)
-    with torch.autocast(ones.device.type, enabled=False):
+    with no_autocast(ones):
         counts = shown @ shown.mT
     added = counts[:, 0].double() if count == 1 else counts.sum(1, dtype=torch.float64)
     return added[:, :rows, :rows]
@@ -71,7 +73,7 @@ def solved(gram: Tensor, right: Tensor) -> Tensor:
 
     The gram may be written over.
     """
-    by = _solved_by_factor if gram.device.type == "cpu" or gram.shape[-1] <= _LEAF else _solved_in_blocks
+    by = _solved_by_factor if on_host(gram) or gram.shape[-1] <= _LEAF else _solved_in_blocks
     return by(gram, right)
 
 

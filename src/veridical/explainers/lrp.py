@@ -16,8 +16,9 @@ from veridical.explainers.graph.relevance import Relevance
 from veridical.explainers.graph.relevance_rules import RuleName, Rules
 from veridical.explainers.graph.relevance_work import Further
 from veridical.explainers.laws import explained_output
+from veridical.explainers.prompts import at_logits
 from veridical.model.cost import Cost, Meter
-from veridical.model.late_checks import can_look
+from veridical.model.sessions import can_look
 from veridical.random.keyed import Key
 from veridical.values.task import Task
 
@@ -39,7 +40,7 @@ class _Propagation(FollowingExplainer):
     exact: ClassVar[bool] = False
 
     def promised(self, task: Task, key: Key) -> Tensor:
-        return explained_output(task)
+        return explained_output(at_logits(task))
 
     def rules(self) -> Rules:
         """The rule of each kind of layer."""

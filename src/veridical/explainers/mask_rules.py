@@ -1,4 +1,4 @@
-"""Masks that explainers draw: each feature alone, sets of given sizes, independent coins."""
+"""Masks that explainers draw: sets of given sizes, independent coins."""
 
 from __future__ import annotations
 
@@ -8,28 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from veridical.functional.devices import at_a_time
 from veridical.masking.rules import Given, MaskRule
 from veridical.random import subset_draws
 from veridical.random.keyed import Key
 from veridical.values.task import Task
 
-_MASKED_FEATURES = {"cpu": 2**22}  # truth values that are written out at a time, 2^28 elsewhere
-
-
-@dataclass(frozen=True, eq=False)
-class EachAlone:
-    """Mask m removes feature m and nothing else."""
-
-    n_features: int
-    device: torch.device
-
-    @property
-    def count(self) -> int:
-        return self.n_features
-
-    def removed(self, samples: slice, masks: slice) -> Tensor:
-        features = torch.arange(self.n_features, device=self.device)
-        return (features[masks, None] == features)[None]
+_MASKED_FEATURES = 2**22, 2**28  # truth values that are written out at a time: on a CPU, elsewhere
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +77,7 @@ def mask_pieces(task: Task, masks: int) -> Iterator[Task]:
     On a CPU they stay in its cache; a GPU is kept at work by as few pieces as can be, alike in size.
     """
     together = max(1, task.predictor.rows // masks)
-    most = _MASKED_FEATURES.get(task.device.type, 2**28)
+    most = at_a_time(task.device, *_MASKED_FEATURES)
     size = together * max(1, most // (together * masks * task.space.n_features))
     if size >= len(task):
         yield task

@@ -15,7 +15,7 @@ from torch import Tensor
 from veridical.allowed import MANY, Within
 from veridical.explainers.base import register
 from veridical.explainers.coalitions import SharesOut
-from veridical.masking.probe import clean_response, probe
+from veridical.masking.probe import probe
 from veridical.masking.rules import Given
 from veridical.random.keyed import Key
 from veridical.values.task import Task
@@ -53,7 +53,7 @@ class PartitionShap(SharesOut):
     def attribute(self, task: Task, key: Key) -> Tensor:
         everything = torch.ones(1, task.space.n_features, dtype=torch.bool, device=task.device)
         low = self._asked(task, Given(everything), key)[:, 0].tolist()
-        high = clean_response(task, "logit")[:, 0].tolist()
+        high = task.clean_response("logit")[:, 0].tolist()
         orders = _orders(task)
         games = [_Game(*given, self.budget - 2) for given in zip(orders, low, high, strict=True)]
         while any(asked := [game.questions() for game in games]):

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from veridical.allowed import Count
 from veridical.explainers.base import FILL_KEY, Explainer, register
-from veridical.explainers.mask_rules import EachAlone
 from veridical.masking.fills import Marginal
 from veridical.masking.probe import probe
+from veridical.masking.rules import Groups
 from veridical.random.keyed import Key
 from veridical.values.task import Task
 
@@ -37,7 +37,7 @@ class PermutationImportance(Explainer):
         return Marginal(self.rows).repeats_on(task) * task.space.n_features
 
     def attribute(self, task: Task, key: Key) -> Tensor:
-        rule = EachAlone(task.space.n_features, task.device)
+        rule = Groups(task.space.n_features, task.device)
         fill = Marginal(self.rows)
         answers = probe(task, rule, response="logit", fill=fill, key=FILL_KEY, with_clean=True)
         return (answers[:, :1] - answers[:, 1:]).to(task.outputs.dtype)

@@ -18,10 +18,9 @@ from veridical.explainers.mask_rules import IndependentCoins, mask_pieces, writt
 from veridical.masking.backgrounds import fill_state
 from veridical.masking.probe import blocks, probe
 from veridical.model.cost import Cost
-from veridical.model.late_checks import look_later
 from veridical.model.predictor import check_finite, repeat_side, take_side
+from veridical.model.sessions import look_later
 from veridical.random import keyed
-from veridical.random.hash_kernels import at_once
 from veridical.random.keyed import Key
 from veridical.values.task import Task
 
@@ -116,20 +115,8 @@ class _SmoothMasks:
         place = (torch.arange(length, device=shift.device) + 0.5) * (self.grid / length)
         place = (place + shift[..., None] - 0.5).clamp(0, self.grid)
         coin = torch.arange(self.grid + 1, device=shift.device).to(place.dtype)
-        return at_once(TENT, tent_steps, place[..., None], coin)
-
-
-TENT = """
-template <typename T> T tent(T place, T coin) {
-    T near = 1 - (place > coin ? place - coin : coin - place);
-    return near < 0 ? 0 : near;
-}
-"""
-
-
-def tent_steps(place: Tensor, coin: Tensor) -> Tensor:
-    """1 at the coin, and 0 from the next one on."""
-    return (place - coin).abs_().neg_().add_(1).clamp_(min=0)
+        # 1 at the coin, and 0 from the next one on
+        return (place[..., None] - coin).abs_().neg_().add_(1).clamp_(min=0)
 
 
 def _ask_smooth(task: Task, masks: _SmoothMasks, key: Key) -> tuple[Tensor, Tensor, Tensor]:

@@ -14,9 +14,9 @@ from veridical.explainers.cam import Cam, _weighted
 from veridical.explainers.cam_layer import LastMaps
 from veridical.explainers.cam_places import _channels, _watched, last_maps, layer_shapes
 from veridical.explainers.grid import over_input, resized, spatial_axes, spatial_size
+from veridical.functional.devices import on_host
 from veridical.masking.probe import blocks
 from veridical.model.predictor import _padding, repeat_side, take_side
-from veridical.random.hash_kernels import at_once
 from veridical.random.keyed import Key
 from veridical.values.task import Task
 
@@ -50,9 +50,10 @@ class ScoreCam(Cam):
                 with _watched(task, self.layer) as outputs:
                     task.predictor.chunk(task.inputs, task.side)
                 return outputs[0]
-            x = task.inputs[_padding(len(task), task.device)]
+            rows = _padding(len(task), task.predictor.padded_to, task.device)
+            x = task.inputs[rows]
             with LastMaps(x, spatial_axes(task)) as seen:
-                task.predictor.chunk(x, take_side(task.side, _padding(len(task), task.device)), len(task))
+                task.predictor.chunk(x, take_side(task.side, rows), len(task))
             assert seen.last is not None
             return seen.last
 
@@ -74,7 +75,7 @@ class ScoreCam(Cam):
                 laid = over_input(task, masks)
                 bottom, top = (end.view(*end.shape, *[1] * (laid.dim() - 2)) for end in _ends(masks))
                 span = torch.where(top > bottom, top - bottom, 1.0)
-                variants = at_once(THROUGH, through_steps, laid, bottom, span, task.inputs[rows, None])
+                variants = task.inputs[rows, None] * ((laid - bottom) / span)
                 side = repeat_side(take_side(task.side, rows), masks.shape[1])
                 outputs = task.predictor.chunk(variants.flatten(0, 1), side)
                 target = task.targets[rows].repeat_interleave(masks.shape[1])
@@ -83,20 +84,10 @@ class ScoreCam(Cam):
         return _weighted(activations, weights).clamp(min=0)
 
 
-THROUGH = """
-template <typename T> T through(T mask, T bottom, T span, T x) { return x * ((mask - bottom) / span); }
-"""
-
-
-def through_steps(mask: Tensor, bottom: Tensor, span: Tensor, x: Tensor) -> Tensor:
-    """The input seen through a mask that is scaled to [0, 1]."""
-    return x * ((mask - bottom) / span)
-
-
 def _ends(maps: Tensor) -> tuple[Tensor, Tensor]:
     """The smallest and the largest value (n, channels) of each map."""
     flat = maps.flatten(2)
-    if flat.device.type == "cpu":  # where looking once takes five times as long as twice
+    if on_host(flat):  # where looking once takes five times as long as twice
         return flat.amin(2), flat.amax(2)
     low, high = flat.aminmax(dim=2)
     return low, high

@@ -48,24 +48,11 @@ def from_random_baselines(task: Task, key: Key, samples: int, noise: float = 0.0
     return total / samples
 
 
-@register
 @dataclass(frozen=True)
-class GradientShap(Explainer):
-    """Gradients at random points between the input and random reference rows, times the way.
-
-    Without reference rows the baseline is zero.
-    """
-
+class _FromRandomBaselines(Explainer):
     samples: Count = 32
     """Random points per sample at which the gradient is read."""
-    noise: NotNegative = 0.0
-    """Deviation of normal noise added to the input, as a share of each sample's range."""
-    name: ClassVar[str] = "gradient_shap"
-    summary: ClassVar[str] = "gradients at random points on the way from random baselines"
-    paper: ClassVar[str] = "Lundberg and Lee 2017"
-    law: ClassVar[str] = "values sum to y(x) less the mean of y over the baselines, in expectation"
     exact: ClassVar[bool] = False
-    needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
     stochastic: ClassVar[bool] = True
 
     def rows_per_sample(self, task: Task) -> int:
@@ -74,13 +61,30 @@ class GradientShap(Explainer):
     def promised(self, task: Task, key: Key) -> Tensor:
         return change_from(task, _all_baselines)
 
+
+@register
+@dataclass(frozen=True)
+class GradientShap(_FromRandomBaselines):
+    """Gradients at random points between the input and random reference rows, times the way.
+
+    Without reference rows the baseline is zero.
+    """
+
+    noise: NotNegative = 0.0
+    """Deviation of normal noise added to the input, as a share of each sample's range."""
+    name: ClassVar[str] = "gradient_shap"
+    summary: ClassVar[str] = "gradients at random points on the way from random baselines"
+    paper: ClassVar[str] = "Lundberg and Lee 2017"
+    law: ClassVar[str] = "values sum to y(x) less the mean of y over the baselines, in expectation"
+    needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
+
     def attribute(self, task: Task, key: Key) -> Tensor:
         return from_random_baselines(task, key, self.samples, self.noise)
 
 
 @register
 @dataclass(frozen=True)
-class ExpectedGradients(Explainer):
+class ExpectedGradients(_FromRandomBaselines):
     """Integrated gradients in expectation over reference rows x': E[(x - x') * dy_c/dx (x' + t (x - x'))]."""
 
     samples: Count = 64
@@ -89,15 +93,7 @@ class ExpectedGradients(Explainer):
     summary: ClassVar[str] = "integrated gradients over all reference rows as baselines"
     paper: ClassVar[str] = "Erion et al. 2021"
     law: ClassVar[str] = "values sum to y(x) less the mean of y over the reference rows, in expectation"
-    exact: ClassVar[bool] = False
     needs: ClassVar[frozenset[str]] = frozenset({"gradient", "train"})
-    stochastic: ClassVar[bool] = True
-
-    def rows_per_sample(self, task: Task) -> int:
-        return self.samples
-
-    def promised(self, task: Task, key: Key) -> Tensor:
-        return change_from(task, _all_baselines)
 
     def attribute(self, task: Task, key: Key) -> Tensor:
         return from_random_baselines(task, key, self.samples)

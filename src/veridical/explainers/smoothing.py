@@ -41,6 +41,11 @@ def input_noise(task: Task, key: Key, draws: Tensor, share: float) -> Tensor:
     return noise * (deviation[:, None] * kept).view_as(x)[:, None]
 
 
+def no_noise_on_units(task: Task) -> str | None:
+    """Why inputs take no noise, or None if they do."""
+    return "it adds noise to inputs, and a unit is on or off" if task.modality == "units" else None
+
+
 @dataclass(frozen=True)
 class Smoothing(Explainer):
     """Base of the methods that repeat a map under noise N(0, (noise * range)^2) added to the input.
@@ -58,6 +63,9 @@ class Smoothing(Explainer):
     """Points on the path, where the base is "integrated_gradients"."""
     needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
     stochastic: ClassVar[bool] = True
+
+    def why_not(self, task: Task) -> str | None:
+        return super().why_not(task) or no_noise_on_units(task)
 
     @property
     def _rows_each(self) -> int:

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from veridical.allowed import Count, Index, Share
 from veridical.errors import InputError
-from veridical.explainers.base import Explainer, registry
-from veridical.explainers.first_maps import watched, watcher
-from veridical.explainers.function import as_explainer
+from veridical.explainers.base import Explainer, as_explainer, registry
+from veridical.explainers.first_maps import WATCHER, watched
 from veridical.explainers.gradients import Gradient
 from veridical.functional import positions
 from veridical.random import keyed
@@ -98,7 +97,7 @@ class Transform(Explainer):
         with watched(None):
             made = self.explainer(task, key)
         changed = self.transform(made, key / self.kind)
-        first = watcher()
+        first = WATCHER.get()
         if first is not None:
             first.notice(task, changed.space, changed.values)
         provenance = {**made.provenance, "explainer": self.to_json()}
@@ -253,6 +252,7 @@ class OtherClass(Transform):
         return super().why_not(task)
 
     def __call__(self, task: Task, key: Key = Key(0)) -> Explanation:  # noqa: B008 (frozen)
+        self.check(task)
         others = task.outputs.scatter(1, task.targets[:, None], -torch.inf).argmax(1)
         made = super().__call__(task.with_targets(others), key)
         return replace(made, targets=task.targets)

@@ -85,8 +85,12 @@ def rightness(answers: Tensor, truth: Tensor, task: Task) -> tuple[Tensor, Tenso
 
     Answers are probabilities (a regression's: numbers), and behind them, if known, how often each output is
     predicted over the rows of the fill. Of a multilabel head the explained label alone is judged. A
-    regression has no right class: both are minus the absolute error of the explained output.
+    regression has no right class: both are minus the absolute error of the explained output. Of a generation
+    both are the response.
     """
+    if task.head == "generation":
+        response = answers[..., 0].double()
+        return response, response
     if answers.shape[-1] == task.n_outputs:
         answers = torch.cat([answers, said_by(answers, task)], -1)
     answers, predicted = answers.chunk(2, -1)

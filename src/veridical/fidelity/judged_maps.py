@@ -11,7 +11,6 @@ from torch import Tensor
 from veridical.api import as_explanation
 from veridical.errors import InputError
 from veridical.fidelity.correctness import Reference, judged_answers
-from veridical.masking.probe import match
 from veridical.values.explanation import Explanation
 from veridical.values.task import Task
 
@@ -37,7 +36,7 @@ def judged_maps(
 ) -> JudgedMaps:
     """Explain the right answers; samples without a map are left out, as a score of theirs would be NaN."""
     judged, truth = right_answers(task, reference)
-    maps = match(judged, as_explanation(explanation, judged, seed, cache))
+    maps = as_explanation(explanation, judged, seed, cache).matching(judged)
     notes = []
     missing = maps.missing
     if bool(missing.any()):

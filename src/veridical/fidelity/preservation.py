@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from veridical.explainers.function import as_explainer
+from veridical.explainers.base import as_explainer
 from veridical.fidelity.artefact import Finetuned
 from veridical.fidelity.correctness import Reference
 from veridical.fidelity.finetuning import finetune

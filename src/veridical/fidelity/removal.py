@@ -16,12 +16,13 @@ from torch import Tensor
 
 from veridical.errors import InputError
 from veridical.functional._rows import numbers_on
+from veridical.functional.devices import at_a_time, on_host
 from veridical.random import keyed, subset_draws
 from veridical.random.keyed import Key
 
 Sign = Literal["plus", "minus"]
 SIGNS: tuple[Sign, ...] = ("plus", "minus")
-CELLS_AT_ONCE = {"cpu": 2**18, "cuda": 2**26}
+CELLS_AT_ONCE = 2**18, 2**26
 """Cells worked out together: tickets that stay in a CPU's cache, or masks that a GPU is busy with."""
 CELLS_KEPT = 2**24
 """Tickets (samples x draws x features) kept for chunks to come: 64 MiB, eight times that on a GPU."""
@@ -220,8 +221,8 @@ class Removals:
     def _tile(self) -> tuple[int, int]:
         """Samples and draws whose tickets are worked out together."""
         features = max(1, self.ranks.shape[-1])
-        cells = CELLS_AT_ONCE.get(self.ids.device.type, CELLS_AT_ONCE["cuda"])
-        if self.ids.device.type != "cpu":
+        cells = at_a_time(self.ids, *CELLS_AT_ONCE)
+        if not on_host(self.ids):
             cells //= max(1, self._counts.shape[-1])  # there every part is counted through at once
         wide = min(self.draws, max(1, cells // features))
         return max(1, cells // (features * wide)), wide
@@ -233,7 +234,7 @@ class Removals:
         """
         if (top, left) not in self._kept:
             tall, wide = self._tile
-            features, room = self.ranks.shape[-1], CELLS_KEPT * (1 if self.ids.device.type == "cpu" else 8)
+            features, room = self.ranks.shape[-1], at_a_time(self.ids, CELLS_KEPT, 8 * CELLS_KEPT)
             if (len(self._kept) + 1) * tall * wide * features > room:
                 self._kept.clear()
             samples = slice(top, min(len(self.ids), top + tall))
@@ -244,7 +245,7 @@ class Removals:
 
     def _last_tickets(self, samples: slice, tickets: Tensor) -> Tensor:
         """The largest ticket that is removed in each part: (samples, draws, signs x sizes)."""
-        if tickets.device.type != "cpu":
+        if not on_host(tickets):
             edges, ranks = self._edges[:, samples], self.ranks[samples]
             return counted_last_tickets(tickets, ranks, edges, self._counts[samples])
         shape = tickets.shape[:2]

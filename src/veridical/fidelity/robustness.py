@@ -148,8 +148,8 @@ def robustness_table(
     Models that are not given are fine-tuned with `settings` (those of `finetune`), or found in the cache. A
     given artefact made with the default loss and optimiser lends its settings to its control.
     """
-    if task.head == "regression":
-        raise InputError("a robustness table counts right answers, and a regression has none")
+    if task.head in ("regression", "generation"):
+        raise InputError(f"a robustness table counts right answers, and a {task.head} has none")
     if not shares or any(not 0 <= share < 1 for share in shares):
         raise InputError(f"masked shares lie in [0, 1), got {tuple(shares)}")
     settings = {"cache": cache, "progress": progress, **settings}

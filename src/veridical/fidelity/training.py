@@ -24,6 +24,7 @@ from torch.nn import functional as F
 from veridical.allowed import Between, Count, PartOf, Positive
 from veridical.errors import InputError
 from veridical.fidelity.training_rows import Rows
+from veridical.functional.devices import random_states
 from veridical.model.predictor import Output, call, take_side
 from veridical.progress import track
 from veridical.random import keyed
@@ -214,8 +215,7 @@ def batches(order: Tensor, size: int) -> Iterator[Tensor]:
 @contextmanager
 def keyed_generators(key: Key, device: torch.device) -> Iterator[None]:
     """Dropout draws from torch's global generators: set them from a key and put them back."""
-    places = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=places):
+    with torch.random.fork_rng(devices=random_states(device)):
         torch.manual_seed(key.state & (2**63 - 1))
         yield
 

@@ -1,10 +1,11 @@
 """Pure tensor maths along the last dimension: any batch in front, float64 inside, `where=` masks."""
 
+from ._rows import has_spread
 from .best_probability import best_probability
 from .betting import betting_p, betting_wealth
 from .bootstrap import Interval, bootstrap_interval
 from .concentration import entropy, gini, histogram_entropy
-from .correlation import centred_ranks, cosine, has_spread, partial_rank_correlation, pearson, spearman
+from .correlation import centred_ranks, cosine, partial_rank_correlation, pearson, spearman
 from .curves import area_under_curve
 from .distances import cosine_distance, euclidean, rms_normalise
 from .grid import round_to_grid

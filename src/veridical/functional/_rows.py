@@ -12,6 +12,10 @@ from veridical.errors import InputError, ShapeError
 
 SMALLEST = torch.finfo(torch.float64).tiny
 """A unit in which a row of zeros stays one: smaller than the size of anything that is measured."""
+# A mean of equal numbers, or one sum taken in two orders, is off by a few units in the last place; a row that
+# varies by no more than this carries no information about anything.
+_NOISE = 16 * torch.finfo(torch.float64).eps
+_LARGEST_FINITE = torch.finfo(torch.float64).max
 
 
 def as_double(x: Tensor, name: str = "x") -> Tensor:
@@ -100,3 +104,27 @@ def valid_first(valid: Tensor) -> Tensor:
 def nan_where(bad: Tensor, x: Tensor) -> Tensor:
     """`x` with NaN where `bad`."""
     return torch.where(bad, torch.nan, x)
+
+
+def has_spread(x: Tensor, where: Tensor | None = None) -> Tensor:
+    """Tell which rows vary at all, so that something can correlate with them.
+
+    True where `max - min > 16 * eps * max|x|` over the valid entries (eps of float64). Constant rows, rows
+    with fewer than two valid entries, and rows with a NaN among them are without spread.
+
+    >>> has_spread(torch.tensor([[1.0, 2.0, 3.0], [0.1, 0.1, 0.1]])).tolist()
+    [True, False]
+    """
+    x, valid = align(where, x=x)
+    if x.shape[-1] == 0:
+        return torch.zeros(x.shape[:-1], dtype=torch.bool, device=x.device)
+    if where is None:
+        return varies(x)
+    span = torch.where(valid, x, -torch.inf).amax(-1) - torch.where(valid, x, torch.inf).amin(-1)
+    return span > _NOISE * largest_magnitude(x, valid).squeeze(-1).clamp(max=_LARGEST_FINITE)
+
+
+def varies(x: Tensor) -> Tensor:
+    """The same where every entry is valid, in half the steps."""
+    low, high = x.aminmax(dim=-1)
+    return high - low > torch.maximum(high, -low).clamp_(max=_LARGEST_FINITE).mul_(_NOISE)

@@ -84,14 +84,12 @@ def _resample(rows: Tensor, count: Tensor, resamples: int, seed: int, statistic:
             pick = torch.minimum((uniform * size).to(torch.long), (size - 1).clamp(min=0))
             sample = some.unsqueeze(-1).expand_as(pick).gather(1, pick)
             used = torch.arange(n, device=rows.device).view(1, -1, 1) < size
-            result[top : top + at_once, start : start + _BLOCK] = (
-                _mean(sample, used, size) if statistic == "mean" else _median(sample, used, size)
-            )
+            if statistic == "mean":
+                found = torch.where(used, sample, 0.0).sum(1) / size.squeeze(1)
+            else:
+                found = _median(sample, used, size)
+            result[top : top + at_once, start : start + _BLOCK] = found
     return result
-
-
-def _mean(sample: Tensor, used: Tensor, size: Tensor) -> Tensor:
-    return torch.where(used, sample, 0.0).sum(1) / size.squeeze(1)
 
 
 def _median(sample: Tensor, used: Tensor, size: Tensor) -> Tensor:

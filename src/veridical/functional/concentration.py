@@ -9,6 +9,7 @@ from torch import Tensor
 from veridical.errors import InputError
 
 from ._rows import align, nan_where, over_largest
+from .devices import on_host
 
 
 def gini(x: Tensor, where: Tensor | None = None) -> Tensor:
@@ -83,7 +84,7 @@ def _whole_histogram_entropy(x: Tensor, bins: int) -> Tensor:
     undefined = ~(torch.maximum(high, -low) < torch.inf)
     low, high = low.masked_fill_(undefined, 0.0), high.masked_fill_(undefined, 1.0)
     edges = low + torch.arange(bins, device=x.device)[1:] * ((high - low) / bins)
-    if x.is_cpu and not undefined.numpy().any() and _widths_hold(low.numpy(), high.numpy(), bins):
+    if on_host(x) and not undefined.numpy().any() and _widths_hold(low.numpy(), high.numpy(), bins):
         bin_of = _bins_by_division(x, low, high, edges)
     else:
         bin_of = torch.searchsorted(edges, x.contiguous(), right=True).masked_fill_(low == high, 0)

@@ -5,41 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._rows import SMALLEST, align, as_double, largest_magnitude, nan_where, over_largest, whole_largest
+from ._rows import SMALLEST, align, as_double, has_spread, nan_where, over_largest, varies, whole_largest
 from .ranks import average_ranks
-
-# A mean of equal numbers, or one sum taken in two orders, is off by a few units in the last place; a row that
-# varies by no more than this carries no information about anything.
-_NOISE = 16 * torch.finfo(torch.float64).eps
-_LARGEST_FINITE = torch.finfo(torch.float64).max
 
 # A rank vector that differs from another by one swap leaves a squared residual of about 24 / n^3, and
 # rounding leaves about 1e-31: this line stands between the two for every n below 10^8.
 _NO_RESIDUAL = 1e-24
-
-
-def has_spread(x: Tensor, where: Tensor | None = None) -> Tensor:
-    """Tell which rows vary at all, so that something can correlate with them.
-
-    True where `max - min > 16 * eps * max|x|` over the valid entries (eps of float64). Constant rows, rows
-    with fewer than two valid entries, and rows with a NaN among them are without spread.
-
-    >>> has_spread(torch.tensor([[1.0, 2.0, 3.0], [0.1, 0.1, 0.1]])).tolist()
-    [True, False]
-    """
-    x, valid = align(where, x=x)
-    if x.shape[-1] == 0:
-        return torch.zeros(x.shape[:-1], dtype=torch.bool, device=x.device)
-    if where is None:
-        return _varies(x)
-    span = torch.where(valid, x, -torch.inf).amax(-1) - torch.where(valid, x, torch.inf).amin(-1)
-    return span > _NOISE * largest_magnitude(x, valid).squeeze(-1).clamp(max=_LARGEST_FINITE)
-
-
-def _varies(x: Tensor) -> Tensor:
-    """The same where every entry is valid, in half the steps."""
-    low, high = x.aminmax(dim=-1)
-    return high - low > torch.maximum(high, -low).clamp_(max=_LARGEST_FINITE).mul_(_NOISE)
 
 
 def pearson(x: Tensor, y: Tensor, where: Tensor | None = None) -> Tensor:
@@ -56,10 +27,10 @@ def pearson(x: Tensor, y: Tensor, where: Tensor | None = None) -> Tensor:
         if not (x.is_contiguous() and y.is_contiguous()):
             # sums depend in their last bit on how rows lie in memory, so these are left where they are
             r = _cosine(_whole_deviation(x), _whole_deviation(y))
-            return r.masked_fill_(~(_varies(x) & _varies(y)), torch.nan)
+            return r.masked_fill_(~(varies(x) & varies(y)), torch.nan)
         # both rows of a pair go through every step together: what a small row costs is its steps
         both = torch.stack([x, y])
-        return _cosine(*_whole_deviation(both)).masked_fill_(~_varies(both).all(0), torch.nan)
+        return _cosine(*_whole_deviation(both)).masked_fill_(~varies(both).all(0), torch.nan)
     r = _cosine(_deviation(x, valid), _deviation(y, valid))
     return nan_where(~(has_spread(x, valid) & has_spread(y, valid)), r)
 
@@ -75,7 +46,7 @@ def spearman(x: Tensor, y: Tensor, where: Tensor | None = None) -> Tensor:
     x, y, valid = align(where, x=x, y=y)
     if where is None and x.shape[-1]:
         both = torch.stack([x, y])
-        return _cosine(*centred_ranks(both)).masked_fill_(~_varies(both).all(0), torch.nan)
+        return _cosine(*centred_ranks(both)).masked_fill_(~varies(both).all(0), torch.nan)
     r = _cosine(_rank_deviation(x, valid), _rank_deviation(y, valid))
     return nan_where(~(has_spread(x, valid) & has_spread(y, valid)), r)
 
@@ -113,7 +84,7 @@ def _whole_partial(rows: Tensor) -> Tensor:
     control = deviation[2]
     left = deviation[:2] - (deviation[:2] * control).sum(-1, keepdim=True) * control
     something_left = left.square().sum(-1).amin(0) > _NO_RESIDUAL
-    return nan_where(~(_varies(rows).all(0) & something_left), _cosine(*left))
+    return nan_where(~(varies(rows).all(0) & something_left), _cosine(*left))
 
 
 def _deviation(x: Tensor, valid: Tensor) -> Tensor:

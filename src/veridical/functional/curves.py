@@ -20,10 +20,8 @@ def area_under_curve(y: Tensor, x: Tensor | None = None, where: Tensor | None = 
     >>> area_under_curve(torch.tensor([0.0, 1.0, 1.0]), torch.tensor([0.0, 0.5, 1.0])).item()
     0.75
     """
-    if where is None and x is None and y.dim() and y.shape[-1] > 1:
-        return _whole_area(as_double(y, "y"), None)
-    if where is None and x is not None and y.shape == x.shape and y.dim() and y.shape[-1] > 1:
-        return _whole_area(as_double(y, "y"), as_double(x, "x").diff(dim=-1))
+    if where is None and (x is None or y.shape == x.shape) and y.dim() and y.shape[-1] > 1:
+        return _whole_area(y, x)
     if x is None:
         y, valid = align(where, y=y)
         points, step = y, torch.ones((), dtype=y.dtype, device=y.device)
@@ -40,7 +38,8 @@ def area_under_curve(y: Tensor, x: Tensor | None = None, where: Tensor | None = 
     return nan_where(count < 2, area)
 
 
-def _whole_area(y: Tensor, step: Tensor | None) -> Tensor:
+def _whole_area(y: Tensor, x: Tensor | None) -> Tensor:
     """The same where every point counts, in a third of the steps."""
+    y = as_double(y, "y")
     middle = y[..., 1:] + y[..., :-1]
-    return (middle if step is None else middle.mul_(step)).div_(2).sum(-1)
+    return (middle if x is None else middle.mul_(as_double(x, "x").diff(dim=-1))).div_(2).sum(-1)

@@ -60,7 +60,7 @@ def round_to_grid(
 
 def _whole(values: Tensor, digits: int) -> Tensor:
     """The same where every entry is valid, in half the steps."""
-    return _rounded(values, whole_largest(values.nan_to_num(0.0, 0.0, 0.0)), digits)
+    return _rounded(values, values.nan_to_num(0.0, 0.0, 0.0), digits)
 
 
 def finite_to_grid(responses: Tensor, like: Rounding | None = None) -> Tensor:
@@ -69,10 +69,10 @@ def finite_to_grid(responses: Tensor, like: Rounding | None = None) -> Tensor:
     if dtype not in _DIGITS:
         return round_to_grid(responses)
     values = responses.detach().to(torch.float64)
-    return _rounded(values, whole_largest(values), _DIGITS[dtype])
+    return _rounded(values, values, _DIGITS[dtype])
 
 
-def _rounded(values: Tensor, scale: Tensor, digits: int) -> Tensor:
+def _rounded(values: Tensor, finite: Tensor, digits: int) -> Tensor:
     # a row of zeros is one of zeros in any unit
-    scale = scale.clamp_(min=SMALLEST)
+    scale = whole_largest(finite).clamp_(min=SMALLEST)
     return (values / scale).round_(decimals=digits).mul_(scale)

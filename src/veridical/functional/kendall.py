@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from ._pairs import pair_counts
-from ._rows import align, nan_where
-from .correlation import has_spread
+from ._rows import align, has_spread, nan_where
+from .devices import on_host
 from .ranks import run_begins
 
 # Inversions inside short blocks are counted by comparing all pairs: their values fit in int8, and some
@@ -36,7 +36,7 @@ def kendall_tau_b(x: Tensor, y: Tensor, where: Tensor | None = None) -> Tensor:
 
     # Masked entries become NaN: last in every sort below, tied with nothing, in one order throughout.
     shown_x, shown_y = (t if where is None else nan_where(~valid, t) for t in (x, y))
-    count = _counted_by_sorting if x.device.type == "cpu" else _counted_by_partition
+    count = _counted_by_sorting if on_host(x) else _counted_by_partition
     tied_x, tied_y, tied_both, discordant = count(shown_x, shown_y)
     difference = pairs - tied_x - tied_y + tied_both - 2 * discordant
     # In float64, since the product of two pair counts need not fit into an integer.

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ._rows import align, nan_where
 from ._sorting import sorted_singles, stable_sort
+from .devices import on_host
 
 # Rows from this length on are sorted as integers that carry their place.
 _LONG = 2**14
@@ -31,6 +32,12 @@ def run_begins(ordered: Tensor) -> Tensor:
     begins = torch.ones(ordered.shape, dtype=torch.bool, device=ordered.device)
     begins[..., 1:] = ordered[..., 1:] != ordered[..., :-1]
     return begins
+
+
+def ties_along(ascending: Tensor, count: Tensor | int) -> Tensor:
+    """Which places tie with the one before (N, V), of values in ascending order of which `count` exist."""
+    place = torch.arange(ascending.shape[-1], device=ascending.device)
+    return ~run_begins(ascending) & (place < (count if isinstance(count, int) else count[:, None]))
 
 
 def tied_runs(x: Tensor) -> TiedRuns:
@@ -60,7 +67,7 @@ def average_ranks(x: Tensor, where: Tensor | None = None) -> Tensor:
     single = isinstance(x, Tensor) and x.dtype == torch.float32
     if where is None:
         x = x.detach() if single and x.dim() else align(None, x=x)[0]
-        if not x.is_cpu and x.shape[-1]:
+        if not on_host(x) and x.shape[-1]:
             return _counted_by_bisection(x, None)
         return _shared_ranks(x, None).masked_fill_(x.isnan().any(-1, keepdim=True), torch.nan)
     wide, valid = align(where, x=x)
@@ -74,7 +81,7 @@ def _shared_ranks(x: Tensor, valid: Tensor | None) -> Tensor:
     """The mean of the ranks each entry's equals cover; what NaN gets means nothing."""
     if x.shape[-1] == 0:
         return x.double()
-    if x.device.type == "cpu":
+    if on_host(x):
         flat = np.ascontiguousarray(x.numpy()).reshape(-1, x.shape[-1])
         return torch.from_numpy(_in_threads(flat)).reshape(x.shape)
     return _counted_by_bisection(x, valid)

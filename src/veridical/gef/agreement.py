@@ -14,12 +14,14 @@ def chance_of(task: Task) -> tuple[float, float]:
     """What agreement means nothing, and how near counts as there; each of several labels is yes or no."""
     if task.head == "regression":
         return 0.0, 0.0
+    if task.head == "generation":  # one of a whole vocabulary at each place of the answer
+        return 0.0, 0.01
     classes = 2 if task.head == "multilabel" else task.n_outputs
     return 1 / classes, max(0.1 / classes, 0.01)
 
 
 def agreement(task: Task, outputs: Tensor) -> Tensor:
-    """Share of predictions kept; for a regression R^2 with the unperturbed outputs, at least -1.
+    """Share of predictions, or of tokens of an answer, kept; for a regression R^2 of outputs, at least -1.
 
     NaN where an answer is not finite, as very large weights may give: nothing can be compared there.
     """
@@ -28,6 +30,8 @@ def agreement(task: Task, outputs: Tensor) -> Tensor:
         left = (outputs.double() - clean.double()).square().sum()
         spread = (clean.double() - clean.double().mean(0)).square().sum().clamp(min=1e-300)
         kept = (1 - left / spread).clamp(min=-1.0)
+    elif task.head == "generation":
+        kept = outputs[:, 1].double().mean()
     elif task.head == "multilabel":
         kept = ((outputs > 0) == (clean > 0)).double().mean()
     else:

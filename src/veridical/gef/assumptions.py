@@ -128,8 +128,8 @@ def assumptions(
     features masked cumulatively in random order in `mask_steps` steps, in `patches` on images, filled with
     the smallest, the largest and the mean value of each channel or column of the reference rows.
     """
-    if task.head == "regression":
-        raise NotApplicableError("a regression has no class that could change or stay")
+    if task.head in ("regression", "generation"):
+        raise NotApplicableError(f"a {task.head} has no class that could change or stay")
     if task.members is not None:
         raise NotApplicableError("the samples of this task are classes; give the task of its inputs")
     if not any(p.is_floating_point() for p in task.predictor.model.parameters()):

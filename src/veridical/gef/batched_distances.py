@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from veridical.functional.devices import at_a_time
+
 CPU_TOGETHER, GPU_TOGETHER = 2**17, 2**22
 """Numbers measured together: on a CPU what its cache holds; a GPU wants more to do at once."""
 
@@ -44,7 +46,7 @@ class Pending:
     def add(self, values: Tensor) -> None:
         """One more (N, V); when as many as are worth keeping wait, they are measured."""
         if self._kept is None:
-            together = (CPU_TOGETHER if values.is_cpu else GPU_TOGETHER) // max(1, values.numel())
+            together = at_a_time(values, CPU_TOGETHER, GPU_TOGETHER) // max(1, values.numel())
             self._kept = self._room.of(max(1, together), values, self._dtype)
         self._kept[self._waiting] = values.detach()
         self._waiting += 1

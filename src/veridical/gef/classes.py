@@ -25,8 +25,8 @@ def class_task(task: Task, classes: Sequence[int] | None = None, rows_per_class:
     """
     if task.members is not None:
         raise InputError("the samples of this task are classes already")
-    if task.head == "regression":
-        raise NotApplicableError("a regression has no classes")
+    if task.head in ("regression", "generation"):
+        raise NotApplicableError(f"a {task.head} has no classes")
     if task.modality == "text" or not task.inputs.is_floating_point():
         raise NotApplicableError("tokens have no picture; classes are visualised on inputs of real numbers")
     if rows_per_class < 1:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError
+from veridical.functional.devices import on_host
 
 
 class Watch:
@@ -21,7 +22,7 @@ class Watch:
         kept = values if valid is None else torch.where(valid, values, 0.0)
         # a sum is finite just where all of its terms are: one pass instead of four
         wrong = ~kept.sum(-1).isfinite()
-        if wrong.device.type == "cpu" and not bool(wrong.any()):
+        if on_host(wrong) and not bool(wrong.any()):
             return
         absent = values.isnan() if valid is None else values.isnan() | ~valid
         self._maps.append((wrong & ~absent.all(-1)).reshape(-1, values.shape[-2]))

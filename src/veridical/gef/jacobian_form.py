@@ -22,7 +22,7 @@ def jacobian(setting: Setting, sigma: float, draw: int, level: int, clean: Tenso
     N(1, 1e-3^2) around theta_t, so J_t dy = dE^T a with dY^T a = dy: no V x C matrix is ever formed.
     """
     task = setting.task
-    narrow = task.n_outputs > 20
+    narrow = task.n_outputs > 20 or task.head == "generation"
     count = neighbours(task)
     energy = torch.zeros(len(task), dtype=torch.float64, device=task.device)
     fits, spans = [], []
@@ -56,11 +56,7 @@ def jacobian(setting: Setting, sigma: float, draw: int, level: int, clean: Tenso
         spans.append(in_span)
         before = outputs
     setting.answers.add(answers)
-    return Moved(
-        setting.steps * energy,
-        torch.stack(fits).mean(0),
-        torch.stack(spans).mean(0),
-    )
+    return Moved(setting.steps * energy, torch.stack(fits).mean(0), torch.stack(spans).mean(0))
 
 
 def neighbours(task: Task) -> int:

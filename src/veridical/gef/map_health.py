@@ -59,8 +59,7 @@ def _looked(task: Task, explainer: Explainer, key: Key, places: Tensor, nowhere:
         repeats = not (draws and _differ(first, _maps(explainer, few, key)))
     where = type(explainer).__module__
     if draws and (where.startswith(FOREIGN) or not where.startswith(OURS)):
-        why_not = "its own random numbers need not be the same in float64"
-        return MapHealth(draws, nowhere, repeats, why_not=why_not)
+        return MapHealth(draws, nowhere, repeats, why_not="its own draws need not be the same in float64")
     try:
         exact = _maps(explainer, in_double(few), key)
     except Exception as error:
@@ -69,8 +68,7 @@ def _looked(task: Task, explainer: Explainer, key: Key, places: Tensor, nowhere:
     pair = rms_normalise(torch.stack([first, exact]), where=valid)
     apart = (pair[0] - pair[1]).square().sum(-1).sqrt() / pair[1].square().sum(-1).sqrt().clamp(min=1e-300)
     noise = apart > ROUNDING
-    rounding = nowhere.clone()
-    rounding[places] = noise
+    rounding = nowhere.index_put((places,), noise)
     # a property of the method on this model, if most of the samples looked at have it
     return MapHealth(draws, rounding | (noise.double().mean() > 0.5), repeats, float(apart.amax()))
 
@@ -80,8 +78,7 @@ def _differ(a: Tensor, b: Tensor) -> bool:
 
 
 def _maps(explainer: Explainer, task: Task, key: Key) -> Tensor:
-    values = explainer.values_on(task, key)
-    return values.double().nan_to_num(0.0, 0.0, 0.0)
+    return explainer.values_on(task, key).double().nan_to_num(0.0, 0.0, 0.0)
 
 
 def in_double(task: Task) -> Task:

@@ -26,6 +26,7 @@ from veridical.gef.walk import Walk
 from veridical.gef.worlds import Perturbation
 from veridical.metrics.base import CONSTANT, ExplainerMetric, Outcome, register
 from veridical.model.embeddings import embedding_layer
+from veridical.model.sessions import Question
 from veridical.random.keyed import Key
 from veridical.values.scores import Direction, Scores
 from veridical.values.task import Task
@@ -157,7 +158,7 @@ class GEF(ExplainerMetric):
         for who in company:
             with company.at_work(who, task):
                 explainers[who].check(task)
-        with task.predictor.question(later=False) as question:  # a mistake is one explainer's
+        with Question(task.predictor, later=False) as question:  # a mistake is one explainer's
             outcomes = self._outcomes(task, company, key / self.name)
         out: dict[str, Scores | Exception] = {}
         for who, explainer in explainers.items():

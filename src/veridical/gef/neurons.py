@@ -25,7 +25,7 @@ class NeuronView(nn.Module):
         self.layer = layer
         self.axis = axis
 
-    def forward(self, x: Tensor, *side: Any, **named: Any) -> Tensor:
+    def forward(self, x: Tensor, /, *side: Any, **named: Any) -> Tensor:
         seen: list[Tensor] = []
 
         def keep(_module: nn.Module, _inputs: Any, output: Any) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 
+from veridical.functional.devices import on_host
 from veridical.model.weights import Noise, NoiseSource
 from veridical.random.keyed import Key
 
@@ -70,4 +71,4 @@ def free_cores() -> int:
 
 def worthwhile(source: NoiseSource) -> bool:
     """Whether drawing ahead pays: on a CPU the threads would take from the model what they save."""
-    return source.size >= SMALLEST and source.device.type == "cuda"
+    return source.size >= SMALLEST and not on_host(source.device)

@@ -64,10 +64,7 @@ def outcome_of(
     if mean_then_correlate:
         judged_model, judged = (each.nanmean(1, keepdim=True) for each in (model, explanation))
     score, degenerate, empty = gef_score(
-        judged_model,
-        judged,
-        spearman if correlation == "spearman" else pearson,
-        found.whole or None,
+        judged_model, judged, spearman if correlation == "spearman" else pearson, found.whole or None
     )
     known = None if found.whole else ~explanation.isnan()
     overflown = ~finite[..., 0].any(-1)

@@ -9,7 +9,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from veridical.errors import InputError
+from veridical.errors import InputError, NotApplicableError
 from veridical.gef.noise_prefetch import NoiseAhead
 from veridical.model.weights import Noise, NoiseSource, Noisy
 from veridical.random import keyed
@@ -31,6 +31,8 @@ class Worlds:
     ) -> None:
         if perturb not in ("weights", "input"):
             raise InputError(f"perturb is 'weights' or 'input', got {perturb!r}")
+        if perturb == "input" and task.modality == "units":
+            raise NotApplicableError("a unit is on or off and takes no noise; say perturb='weights'")
         self.origin = task
         self.task = task if perturb == "weights" else task.at_embeddings()
         self._draw: Callable[[Key], Noise] | None = None

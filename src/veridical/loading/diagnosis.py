@@ -98,7 +98,11 @@ def _warnings(task: Task) -> list[str]:
                 f"the model is right in {right:.0%} of samples, hardly more than guessing: are inputs "
                 "prepared and labels numbered as in training?"
             )
-    if task.head != "regression" and len(task) > 1 and len(task.predictions.unique()) == 1:
+    if (
+        task.head not in ("regression", "generation")
+        and len(task) > 1
+        and len(task.predictions.unique()) == 1
+    ):
         said.append(f"the model predicts class {int(task.predictions[0])} for every sample")
     if task.train is None and task.modality == "table":
         said.append("no reference rows (--train): removed columns become zero, which may mean nothing here")
@@ -141,9 +145,10 @@ def scoring_rows(metric: AnyMetric, task: Task) -> int | None:
 
 def _seconds_per_row(task: Task) -> float:
     """How long the machine takes for some rows, asked after others have warmed it up."""
-    places = torch.arange(TIMED_ROWS, device=task.device) % len(task)
+    count = TIMED_ROWS if task.predictor.padded_to > 1 else 2  # a row may take half a second
+    places = torch.arange(count, device=task.device) % len(task)
     rows, side = task.inputs[places], take_side(task.side, places)
     _ = task.outputs
     begin = time.perf_counter()
     task.uncounted(lambda: task.predictor.outputs(rows, side))
-    return (time.perf_counter() - begin) / TIMED_ROWS
+    return (time.perf_counter() - begin) / count

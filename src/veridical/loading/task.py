@@ -13,6 +13,7 @@ from veridical.loading.build import from_arrays, from_columns, from_images
 from veridical.loading.classifiers import from_folder
 from veridical.loading.examples import read_examples, some_rows
 from veridical.loading.models import Kind, checked_device, load_model
+from veridical.loading.prompts import from_prompts, is_language_model
 from veridical.loading.request import Request
 from veridical.loading.words import from_words, takes_texts
 from veridical.model.estimators import one_target
@@ -43,7 +44,9 @@ def load_task(
     `model` is a folder in Hugging Face's layout (or `hf:owner/name` to fetch one from the hub), a file of
     weights with `arch` (`module:function`, which builds the network), a scikit-learn estimator in a
     .joblib file, an .onnx file, or a model in memory. Code runs only with `allow_code`: an architecture is
-    code, and a joblib file can contain any.
+    code, and a joblib file can contain any. A folder or GGUF file of a causal language model takes prompts:
+    a .jsonl file with the fields prompt and, if wanted, question, answer, foil, units and id; `units` and
+    `off` are those of `vd.Generation`.
 
     `data` is a .npz, .npy or .safetensors file of arrays, a .csv, .tsv, .parquet or .jsonl table, a folder
     of images (one subfolder per class), or the same in memory; `train` holds reference rows in any of these.
@@ -60,6 +63,18 @@ def load_task(
     if samples is not None and samples < 1:
         raise InputError(f"a task needs at least one sample, got samples={samples}")
     place = checked_device(device)
+    if is_language_model(model):
+        given = {
+            "train": train,
+            "labels": labels,
+            "masks": masks,
+            "text": text,
+            "classes": classes,
+            "image": image,
+        }
+        return from_prompts(
+            model, data, samples, seed, place, {**given, "name": name, "arch": arch, **settings}
+        )
     found = read_examples(data, labels)
     reference = None if train is None else read_examples(train, labels, reference=True)
     loaded = load_model(model, arch=arch, kind=kind, allow_code=allow_code, device=place)

@@ -76,10 +76,8 @@ def fit_weights(module: nn.Module, weights: Mapping[str, Tensor], name: str) -> 
         for prefix in ("module.", "_orig_mod.", "model."):
             if all(key.startswith(prefix) for key in weights):
                 weights = {key.removeprefix(prefix): value for key, value in weights.items()}
-    problems = []
     missing, unknown = sorted(set(held) - set(weights)), sorted(set(weights) - set(held))
-    if missing:
-        problems.append(f"it lacks {_few(missing)}")
+    problems = [f"it lacks {_few(missing)}"] if missing else []
     if unknown:
         problems.append(f"it has {_few(unknown)}, which the network does not")
     shapes = [

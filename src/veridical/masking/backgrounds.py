@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from veridical.errors import NotApplicableError
 from veridical.masking.fills import Constant, Fill, Mean, Token, Zero
 from veridical.random.keyed import Key
 
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
 
 _FIXED = (Constant, Zero, Token, Mean)
 """Fills that show one and the same for all samples and draws; a fill made of one of them may do otherwise."""
+WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integers by how many bytes they have."""
 _FACTS_KEPT = 2**26  # features of all samples of which it is kept whether they matter: 64 MB
 
 
@@ -26,10 +30,10 @@ class Backgrounds:
     """
 
     def __init__(self, task: Task, fill: Fill, key: Key) -> None:
-        self.fill, self.key = fill, key.of("fill")
         self.state = fill_state(task, fill)
-        self._task = task
+        self._task, self.fill = task, fill
         self.repeats = fill.repeats_on(task)
+        self.key = key.of("fill")
         self._few = max(1, task.predictor.rows // self.repeats)
         self._start = self._stop = 0
         self._made: Tensor | None = None
@@ -39,32 +43,51 @@ class Backgrounds:
         if self._made is None or rows.start < self._start or rows.stop > self._stop:
             task = self._task
             self._start = rows.start
-            self._stop = min(len(task), max(rows.stop, rows.start + self._few))
+            self._stop = min(len(task.inputs), max(rows.stop, rows.start + self._few))
             some = slice(self._start, self._stop)
             self._made = self.fill.background(self.state, task.inputs[some], task.ids[some], self.key)
         if len(self._made) == 1:
             return self._made
         return self._made[rows.start - self._start : rows.stop - self._start]
 
+    def show(self, removed: Tensor, rows: slice, out: Tensor) -> None:
+        """Write samples into `out` (samples, masks, repeats, *shape), filled where `removed`.
+
+        `removed` is (samples, masks, 1, *shape), or 1 where the truth is the same for several elements.
+        """
+        x = self._task.inputs[rows]
+        if self.fill.looks_at_mask:
+            each = removed[:, :, 0].expand(*out.shape[:2], *removed.shape[3:])
+            out.copy_(self.fill.impute_masks(x, each, self._task.ids[rows], self.key).view_as(out))
+            return
+        background, x = self(rows)[:, None], x[:, None, None]
+        if not self._task.predictor.on_host or not out.dtype == x.dtype == background.dtype:
+            torch.where(removed, background, x, out=out)
+            return
+        # in passes that a processor vectorises, which its `where` does not:
+        # x ^ ((x ^ background) where removed, else 0), on the bits, whatever they mean
+        word = WORDS[out.itemsize]
+        bits, own = out.view(word), x.view(word)
+        bits.copy_(removed.view(torch.uint8))
+        bits.mul_(own ^ background.view(word)).bitwise_xor_(own)
+
     def matters(self) -> Tensor | None:
         """(N, V): whether removing a feature changes its input at all; None where masks decide that."""
         task, fill = self._task, self.fill
         if fill.looks_at_mask:
             return None
-        if type(fill) not in _FIXED or len(task) * task.space.n_features > _FACTS_KEPT:
+        if type(fill) not in _FIXED or len(task.inputs) * task.space.n_features > _FACTS_KEPT:
             return self._changing()
         matters: Tensor = task.cached(f"features that {fill!r} changes", self._changing)
         return matters
 
     def _changing(self) -> Tensor:
         task, changes = self._task, []
-        for at in range(0, len(task), self._few):
-            rows = slice(at, min(len(task), at + self._few))
+        for at in range(0, len(task.inputs), self._few):
+            rows = slice(at, min(len(task.inputs), at + self._few))
             own, other = task.inputs[rows, None], self(rows)
             differs = own != other
-            if (
-                not task.predictor.differentiable
-            ):  # where a value may be missing: it is not changed into itself
+            if not task.predictor.differentiable:  # where a missing value is not changed into itself
                 differs &= ~((own != own) & (other != other))
             changes.append(differs.any(1))
         matters = task.space.pool(torch.cat(changes).to(torch.float32), "max") > 0
@@ -73,6 +96,11 @@ class Backgrounds:
 
 def fill_state(task: Task, fill: Fill) -> Tensor | None:
     """What a fill estimates from the task's reference rows, computed once."""
+    if task.space.kind == "unit" and not (isinstance(fill, Constant) and fill.value == 0):
+        raise NotApplicableError(
+            f"a unit that is off is 0, and fill '{fill.name}' would leave it partly on; what off means is "
+            "said by off=... where the task is made"
+        )
     name = f"fill {fill!r} over {task.space.kind} {tuple(task.space.labels.shape)}"
-    state: Tensor | None = task.from_train(name, lambda: fill.prepare(task.train, task.space))
+    state: Tensor | None = task.from_train(name, partial(fill.prepare, task.train, task.space))
     return state

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from veridical.allowed import Count, NotNegative, Positive
 from veridical.errors import NotApplicableError
+from veridical.functional.devices import current, on_host
 from veridical.masking.fills import Fill
 from veridical.masking.road import kernel
 from veridical.masking.road.solver import Workspace
@@ -103,12 +104,12 @@ def solve_holes(
     if steps is not None:
         from veridical.masking.road.gpu_solver import GpuSolver  # few have a GPU, and everybody imports this
 
-        with torch.cuda.device(x.device):
+        with current(x):
             return GpuSolver(x, hole.expand(len(x), -1, height, width), steps).solve(iterations)
     count = len(x) * x.shape[1]
     # each thread takes its share of a block
     block = _TOGETHER * min(8, torch.get_num_threads()) * 28 * 28 // (height * width)
-    together = count if x.is_cuda else min(count, max(1, block))
+    together = count if not on_host(x) else min(count, max(1, block))
     hole = hole.expand_as(x)
     # a block takes as long as its slowest image, and large holes are slow: like is solved with like
     order = None if together == count or tolerance is None else hole.sum((1, 2, 3)).argsort(stable=True)
@@ -133,7 +134,7 @@ def solve_holes(
 
 def _workspace(height: int, width: int, images: int, like: Tensor) -> Workspace:
     """Room to solve in. On a CPU a thread keeps its last: new memory costs a tenth of the solving."""
-    if like.is_cuda:
+    if not on_host(like):
         return Workspace(height, width, images, like)
     shape = (height, width, images, like.dtype)
     if getattr(_KEPT, "shape", None) != shape:

@@ -17,19 +17,17 @@ from torch import Tensor
 from veridical.errors import InputError, ShapeError
 from veridical.functional.grid import finite_to_grid
 from veridical.masking import subset_table
-from veridical.masking.backgrounds import Backgrounds
+from veridical.masking.backgrounds import WORDS, Backgrounds
 from veridical.masking.deduplication import ask_once, one_hides_all
 from veridical.masking.fills import Fill
 from veridical.masking.rules import MaskRule, RankThreshold, is_signed, rows_of
-from veridical.masking.shared_work import asks_once
-from veridical.masking.subset_table import has_few
-from veridical.model.late_checks import look_later
+from veridical.masking.shared_work import SHARED, asks_once
 from veridical.model.output_heads import Response
-from veridical.model.predictor import MIN_ROWS, check_finite, repeat_side, take_side
+from veridical.model.predictor import check_finite, repeat_side, take_side
+from veridical.model.sessions import Session, look_later
 from veridical.random.keyed import Key
 
 if TYPE_CHECKING:
-    from veridical.values.explanation import Explanation
     from veridical.values.task import Task
 
 
@@ -54,9 +52,10 @@ def probe(
     if rule.count < 1:
         raise InputError("the mask rule makes no masks, so there is nothing to ask")
     fill = fill or task.fill
-    few = has_few(task, fill)
-    if few is not None:
-        return _by_subsets(task, rule, few, response, fill, key, with_clean, all_outputs, predictions)
+    if task.space.valid is not None or task.space.n_features <= subset_table.FEW:
+        few = subset_table.has_few(task, fill)
+        if few is not None:
+            return _by_subsets(task, rule, few, response, fill, key, with_clean, all_outputs, predictions)
     behind = Backgrounds(task, fill, key)
     matters = None if all_outputs else behind.matters()
     signature = rule.signature(matters) if matters is not None and is_signed(rule) else None
@@ -65,6 +64,7 @@ def probe(
         matters is not None
         and signature is not None
         and isinstance(rule, RankThreshold)
+        and SHARED.work
         and asks_once(task)
         and one_hides_all(task, behind(slice(0, 2)))
     ):
@@ -77,13 +77,14 @@ def probe(
     look_later(asked.device, partial(check_finite, asked))
     if all_outputs:
         return _all_with_clean(task, asked, response, predictions, with_clean)
-    own = clean_response(task, response).to(asked.dtype)
+    rounding = task.predictor.rounding
+    own = task.clean_response(response).to(asked.dtype)
     tied = asked
     if same is not None:
         tied = torch.where(same, own, asked)
     elif signature is not None:
         tied = _tie(asked, own, signature)
-    responses = finite_to_grid(torch.cat([own, tied], 1), task.predictor.rounding)
+    responses = finite_to_grid(torch.cat([own, tied], 1), rounding)
     return responses if with_clean else responses[:, 1:]
 
 
@@ -92,7 +93,10 @@ def _all_with_clean(
 ) -> Tensor:
     """The answers of all outputs, where wanted with those to the untouched input in front."""
     if with_clean:
-        asked = torch.cat([_all_answers(task, task.outputs, response, predictions)[:, None], asked], 1)
+        own = task.respond(task.outputs, response)
+        if predictions:
+            own = torch.cat([own, subset_table.predicted(task, task.outputs)], -1)
+        asked = torch.cat([own[:, None], asked], 1)
     return asked.double()
 
 
@@ -141,23 +145,9 @@ def _by_subsets(
         return _all_with_clean(task, asked, response, predictions, with_clean)
     asked = answers[place, which, task.targets[:, None]]
     look_later(asked.device, partial(check_finite, asked))
-    own = clean_response(task, response).to(asked.dtype)
+    own = task.clean_response(response).to(asked.dtype)
     responses = finite_to_grid(torch.cat([own, asked], 1), task.predictor.rounding)
     return responses if with_clean else responses[:, 1:]
-
-
-def _all_answers(task: Task, outputs: Tensor, response: Response, predictions: bool) -> Tensor:
-    """The answers of all outputs and, where asked for, which of them are predicted, behind them."""
-    answers = task.respond(outputs, response)
-    return torch.cat([answers, subset_table.predicted(task, outputs)], -1) if predictions else answers
-
-
-def clean_response(task: Task, response: Response) -> Tensor:
-    """The response of the explained output to the untouched inputs (N, 1)."""
-    clean: Tensor = task.cached(
-        f"clean {response}", lambda: task.respond(task.outputs, response).gather(1, task.targets[:, None])
-    )
-    return clean
 
 
 def _tie(asked: Tensor, clean: Tensor, signature: Tensor) -> Tensor:
@@ -180,16 +170,18 @@ def _ask(
     matters: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
     """Answers (N, M, C or none) and, where it is said which features matter, which masks change nothing."""
-    fill, key, predictor = behind.fill, behind.key, task.predictor
-    samples, masks, repeats = len(task), rule.count, behind.repeats
-    shape = task.inputs.shape[1:]
+    predictor, shape = task.predictor, task.inputs.shape[1:]
+    samples, masks, repeats = len(task.inputs), rule.count, behind.repeats
+    cut = list(blocks(samples, masks, max(1, predictor.rows // repeats)))
+    targets = None if all_outputs else task.targets
     width = task.n_outputs * (1 + predictions) if all_outputs else 1
     found: list[Tensor] = []
     result = touched = buffer = None
     if matters is not None:
-        touched = torch.empty(samples, masks, dtype=_widest_word(matters.shape[-1]), device=task.device)
-    with task.session():
-        for rows, columns in blocks(samples, masks, max(1, predictor.rows // repeats)):
+        word = _widest_word(matters.shape[-1])
+        touched = torch.empty(samples, masks, dtype=word, device=task.inputs.device)
+    with Session(predictor):
+        for rows, columns in cut:
             x = task.inputs[rows]
             removed = rule.removed(rows, columns)
             count, across = x.shape[0], columns.stop - columns.start
@@ -205,24 +197,20 @@ def _ask(
                 _touch(removed, matters[rows, None], touched[rows, columns])
             removed = task.space.expand(removed.expand(count, -1, -1), rows)[:, :, None]
             total = count * across * repeats
-            padded = total + (-total % MIN_ROWS)
+            padded = total + (-total % predictor.padded_to)
             if buffer is None or buffer.shape[0] < padded:
                 # what pads a chunk is asked, too, and should be numbers
                 make = task.inputs.new_empty if padded == total else task.inputs.new_zeros
                 buffer = make((padded, *shape))
-            filled = buffer[:total].view(count, across, repeats, *shape)
-            if fill.looks_at_mask:
-                each = removed[:, :, 0].expand(count, across, *removed.shape[3:])
-                filled.copy_(fill.impute_masks(x, each, task.ids[rows], key).view_as(filled))
-            else:
-                _put(removed, behind(rows)[:, None], x[:, None, None], filled)
+            behind.show(removed, rows, buffer[:total].view(count, across, repeats, *shape))
             side = repeat_side(take_side(task.side, rows), across * repeats)
             outputs = predictor.chunk(buffer[:padded], side, total)
-            answers = _all_answers(task, outputs, response, predictions)
+            answers = task.respond(outputs, response)
+            if predictions:
+                answers = torch.cat([answers, subset_table.predicted(task, outputs)], -1)
             answers = answers.reshape(count, across, repeats, -1)
-            if not all_outputs:
-                target = task.targets[rows].view(-1, 1, 1, 1).expand(count, across, repeats, 1)
-                answers = answers.gather(3, target)
+            if targets is not None:
+                answers = answers.gather(3, targets[rows].view(-1, 1, 1, 1).expand(count, across, repeats, 1))
             answers = answers.mean(2) if repeats > 1 else answers[:, :, 0]
             if across == masks:
                 found.append(answers)
@@ -235,21 +223,6 @@ def _ask(
     return (result if all_outputs else result[..., 0]), None if touched is None else touched == 0
 
 
-_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def _put(removed: Tensor, background: Tensor, x: Tensor, out: Tensor) -> None:
-    """`out = where(removed, background, x)`, in passes that a CPU vectorises, which its `where` does not."""
-    if out.device.type != "cpu" or not out.dtype == x.dtype == background.dtype:
-        torch.where(removed, background, x, out=out)
-        return
-    # x ^ ((x ^ background) where removed, else 0), on the bits, whatever they mean
-    word = _WORDS[out.itemsize]
-    bits, own = out.view(word), x.view(word)
-    bits.copy_(removed.view(torch.uint8))
-    bits.mul_(own ^ background.view(word)).bitwise_xor_(own)
-
-
 def _touch(removed: Tensor, matters: Tensor, out: Tensor) -> None:
     """Write a number above 0 for masks that remove a feature that matters: (n, M, V), (n, 1, V) -> (n, M)."""
     # truth values lie a byte each, and no byte is more than 1: no word of them is negative, and the largest
@@ -260,7 +233,7 @@ def _touch(removed: Tensor, matters: Tensor, out: Tensor) -> None:
 
 def _widest_word(features: int) -> torch.dtype:
     """The largest integers that so many bytes are a whole number of."""
-    return _WORDS[max(size for size in _WORDS if features % size == 0)]
+    return WORDS[max(size for size in WORDS if features % size == 0)]
 
 
 def blocks(samples: int, masks: int, rows: int) -> Iterator[tuple[slice, slice]]:
@@ -281,20 +254,3 @@ def blocks(samples: int, masks: int, rows: int) -> Iterator[tuple[slice, slice]]
         down = next((d for d in range(most, least - 1, -1) if d * (masks - whole) % 32 == 0), most)
         for top in range(0, samples, down):
             yield slice(top, min(samples, top + down)), slice(whole, masks)
-
-
-def match(task: Task, explanation: Explanation) -> Explanation:
-    """Check that an explanation belongs to this task, and bring it to the task's device."""
-    if len(explanation) != len(task) or explanation.space.n_features != task.space.n_features:
-        raise ShapeError(
-            f"explanation has {len(explanation)} samples x {explanation.space.n_features} "
-            f"{explanation.space.kind} features, the task {len(task)} samples x {task.space.n_features} "
-            f"{task.space.kind} features; explain this task, or aggregate with `space.pool(map)`"
-        )
-    own = explanation.ids is task.ids  # to compare would wait for the device
-    if not own and not torch.equal(explanation.ids.to(task.device), task.ids):
-        raise InputError(
-            "the explanation's ids are not the task's: it explains other samples, or these in another order; "
-            "bring them together with explanation.take(index) or task[index]"
-        )
-    return explanation.to(task.device)

@@ -105,16 +105,14 @@ class RankThreshold:
 
     ranks: Tensor
     counts: Tensor
+    count: int = field(init=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "count", self.counts.shape[-1])
         # 16 bits move a quarter of the memory of 64, and memory is what building a mask costs
         small = torch.int16 if self.ranks.shape[-1] < 2**15 else torch.int32
         object.__setattr__(self, "ranks", self.ranks.to(small))
         object.__setattr__(self, "counts", self.counts.to(device=self.ranks.device, dtype=small))
-
-    @property
-    def count(self) -> int:
-        return self.counts.shape[-1]
 
     def removed(self, samples: slice, masks: slice) -> Tensor:
         counts = self.counts[None, masks] if self.counts.dim() == 1 else self.counts[samples, masks]
@@ -142,7 +140,7 @@ def step_counts(task: Task, steps: int | None, per_step: int | None = None) -> T
     default one feature per step.
     """
     if task.space.valid is None:
-        return _even_counts(task.space.n_features, steps, per_step, task.device)
+        return _even_counts(task.space.n_features, steps, per_step, task.inputs.device)
     counts = task.space.counts(len(task))[:, None]
     longest = int(counts.max())
     steps = -(-longest // (per_step or 1)) if steps is None else min(steps, longest)
@@ -164,7 +162,7 @@ def removed_share(task: Task, counts: Tensor) -> Tensor:
     """The share of its features a sample has lost after 0 and after each of `counts` (N, M + 1)."""
     if task.space.valid is None and counts.dim() == 1:
         share = counts / torch.full((), task.space.n_features, dtype=torch.float64, device=counts.device)
-        return torch.cat([share.new_zeros(1), share]).expand(len(task), -1)
+        return torch.cat([share.new_zeros(1), share]).expand(len(task.inputs), -1)
     gone = counts.expand(len(task), -1) / task.space.counts(len(task))[:, None].clamp(min=1).double()
     return torch.cat([torch.zeros_like(gone[:, :1]), gone], -1)
 
@@ -180,6 +178,30 @@ def check_steps(steps: int | None, per_step: int | None) -> None:
     """Refuse step settings that contradict each other."""
     if per_step is not None and steps is not None:
         raise InputError("give per_step or steps, not both")
+
+
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """Mask m removes the features m * size, ..., (m + 1) * size - 1 and no others."""
+
+    n_features: int
+    device: torch.device
+    size: int = 1
+
+    @property
+    def count(self) -> int:
+        return -(-self.n_features // self.size)
+
+    def removed(self, samples: slice, masks: slice) -> Tensor:
+        group = torch.arange(masks.start, masks.stop, device=self.device)
+        member = torch.arange(self.n_features, device=self.device) // self.size
+        return (member == group[:, None])[None]
+
+    def pool(self, truth: Tensor) -> Tensor:
+        """Whether it holds for any feature of a group (N, count)."""
+        spare = self.count * self.size - self.n_features
+        padded = torch.nn.functional.pad(truth, (0, spare))
+        return padded.reshape(len(truth), self.count, self.size).any(-1)
 
 
 @dataclass(frozen=True, eq=False)

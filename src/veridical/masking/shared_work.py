@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from threading import get_ident
+from threading import local
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
@@ -15,9 +15,15 @@ T = TypeVar("T")
 _ONCE = "sets are asked once"
 
 
-def _place() -> str:
+class _Shared(local):
     """Each thread shares with itself: else what a score costs would depend on who else is at work."""
-    return f"shared work of thread {get_ident()}"
+
+    def __init__(self) -> None:
+        self.work: dict[Task, dict[Hashable, object]] = {}
+        """What is shared at the moment, by task."""
+
+
+SHARED = _Shared()
 
 
 @contextmanager
@@ -27,27 +33,27 @@ def sharing(task: Task, once: bool = False) -> Iterator[None]:
     Rows that serve several scores are counted where they were first asked. `once`: masks that come to the
     same set are asked as one, too (see `deduplication`), so that rows depend on what the inputs show.
     """
-    if task.known(_place()) is not None:
+    if task in SHARED.work:
         yield
         return
-    task.keep(_place(), {_ONCE: once})
+    SHARED.work[task] = {_ONCE: once}
     try:
         yield
     finally:
-        task.keep(_place(), None)
+        del SHARED.work[task]
 
 
 def asks_once(task: Task) -> bool:
     """Whether masks that come to the same set are asked as one."""
-    return bool((task.known(_place()) or {}).get(_ONCE, False))
+    return bool(SHARED.work.get(task, {}).get(_ONCE, False))
 
 
 def shared(task: Task, name: Hashable, make: Callable[[], T]) -> T:
     """What `make` gives, or gave before to the same name while the task's work is shared."""
-    kept = task.known(_place())
+    kept = SHARED.work.get(task)
     if kept is None:
         return make()
     if name not in kept:
         kept[name] = make()
-    found: T = kept[name]
+    found: T = kept[name]  # type: ignore[assignment]
     return found

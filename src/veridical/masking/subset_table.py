@@ -192,7 +192,9 @@ def _ask(task: Task, table: SubsetTable, rows: Tensor, keys: Tensor, behind: Bac
 
 
 def predicted(task: Task, outputs: Tensor) -> Tensor:
-    """1 for the output that is predicted, or of labels for each that is; else 0 (R, C)."""
+    """1 for the output that is predicted, or of labels for each that is; else 0 (R, C); of tokens a share."""
+    if task.head == "generation":
+        return outputs[..., 1:]
     if task.head in ("multiclass", "binary"):
         return torch.zeros_like(outputs).scatter_(-1, outputs.argmax(-1, keepdim=True), 1.0)
     return (outputs > 0).to(outputs.dtype)
@@ -200,5 +202,6 @@ def predicted(task: Task, outputs: Tensor) -> Tensor:
 
 def _means(task: Task, outputs: Tensor, repeats: int) -> Tensor:
     """Means over the fill's rows of logits, probabilities and predictions: (R * repeats, C) -> (R, 3, C)."""
-    each = torch.stack([outputs, task.probabilities(outputs), predicted(task, outputs)], 1)
+    scales = (task.respond(outputs, "logit"), task.respond(outputs), predicted(task, outputs))
+    each = torch.stack(scales, 1)
     return each if repeats == 1 else each.unflatten(0, (-1, repeats)).mean(1)

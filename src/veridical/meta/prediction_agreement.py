@@ -23,8 +23,8 @@ def check_head(task: Task, epsilon: float | None) -> None:
 def held(task: Task, outputs: Tensor, epsilon: float | None = None) -> Tensor:
     """Whether each prediction (N,) is that of the unperturbed task.
 
-    The same class, the same set of labels, or for a regression |dy| <= epsilon (A.1.1). An answer that is
-    not finite agrees with nothing.
+    The same class, the same set of labels, all tokens of an answer, or for a regression |dy| <= epsilon
+    (A.1.1). An answer that is not finite agrees with nothing.
     """
     clean = task.outputs
     finite = outputs.isfinite().all(-1)
@@ -32,6 +32,8 @@ def held(task: Task, outputs: Tensor, epsilon: float | None = None) -> Tensor:
         place = task.targets[:, None]
         moved = (outputs.gather(1, place) - clean.gather(1, place))[:, 0].double().abs()
         return (moved <= (epsilon or 0.0)) & finite
+    if task.head == "generation":
+        return (outputs[:, 1] >= 1) & finite
     if task.head == "multilabel":
         return ((outputs > 0) == (clean > 0)).all(-1) & finite
     return (outputs.argmax(-1) == clean.argmax(-1)) & finite

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -12,8 +12,7 @@ from torch import Tensor
 from veridical.errors import NotApplicableError, ShapeError
 from veridical.explainers.base import MODALITIES, Explainer
 from veridical.explainers.first_maps import FirstMaps, watched
-from veridical.masking.probe import match
-from veridical.model.question import Question
+from veridical.model.sessions import Question
 from veridical.random.keyed import Key
 from veridical.registry import Registry
 from veridical.settings import Settings
@@ -96,18 +95,19 @@ class AnyMetric(Settings):
         question: Question,
         extra: Any,
     ) -> Scores:
-        if outcome.values.shape != (len(task),):
+        samples = len(task.inputs)
+        if outcome.values.shape != (samples,):
             raise ShapeError(
                 f"metric '{self.name}' gave values of shape {tuple(outcome.values.shape)}, "
-                f"expected one per sample ({len(task)},)"
+                f"expected one per sample ({samples},)"
             )
         provenance = {
             "metric": self.to_json(),
             "explainer": extra.to_json() if isinstance(extra, Settings) else extra,
             "seed": key.seed,
-            "plan": task.predictor.plan.to_json(),
+            "plan": asdict(task.predictor.plan),
             "halvings": question.halvings,
-            "device": str(task.device),
+            "device": str(task.inputs.device),
             "fill": task.fill.to_json(),
             "torch": torch.__version__,
             **outcome.notes,
@@ -141,12 +141,12 @@ class Metric(AnyMetric):
     def __call__(self, task: Task, explanation: Explanation, key: Key = Key(0)) -> Scores:  # noqa: B008 (frozen)
         """Score every sample."""
         self.check(task)
-        explanation = match(task, explanation)
+        explanation = explanation.matching(task)
         missing = None if explanation.whole else explanation.missing
         if missing is not None:
             zeros = explanation.values.masked_fill(missing[:, None], 0.0)
             explanation = replace(explanation, values=zeros)
-        with task.predictor.question() as question:
+        with Question(task.predictor) as question:
             outcome = self.evaluate(task, explanation, key / self.name)
             outcome = replace(outcome, flags={CONSTANT: ~explanation.spread, **outcome.flags})
         if missing is not None:
@@ -171,7 +171,7 @@ class ExplainerMetric(AnyMetric):
         self.check(task)
         explainer.check(task)
         first = FirstMaps(task)
-        with task.predictor.question() as question, watched(first):
+        with Question(task.predictor) as question, watched(first):
             outcome = self.evaluate(task, explainer, key / self.name)
             outcome = replace(outcome, flags={CONSTANT: first.constant, **outcome.flags})
         return self._scores(task, outcome, explainer.name, key, question, explainer)

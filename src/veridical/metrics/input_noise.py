@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from veridical.functional.devices import at_a_time
 from veridical.masking.fills import extremes
 from veridical.model.embeddings import embedding_layer
 from veridical.random import keyed
@@ -17,6 +18,8 @@ from veridical.values.task import Task
 
 def why_no_noise(task: Task) -> str | None:
     """Why inputs of this task cannot be moved a little, or None if they can."""
+    if task.modality == "units":
+        return "it moves inputs a little, and a unit is on or off"
     if task.inputs.is_floating_point():
         return None
     if task.modality == "text":
@@ -81,7 +84,7 @@ def _drawn(task: Task, draws: range, draw: Callable[[Tensor, int], Tensor]) -> T
     size = task.inputs[0].numel()
     out = task.inputs.new_empty(len(draws), len(task), size)
     # a hash takes several numbers of 64 bits on its way: on a CPU they should stay in its cache
-    cells = 2**20 if task.device.type == "cpu" else 2**24
+    cells = at_a_time(task.device, 2**20, 2**24)
     few = max(1, cells // (len(task) * size))
     for at in range(0, len(draws), few):
         some = draws[at : at + few]

@@ -12,7 +12,7 @@ from torch import Tensor
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer
 from veridical.functional._rows import whole_largest
-from veridical.model.late_checks import look_later
+from veridical.model.sessions import look_later
 from veridical.random.keyed import Key
 from veridical.values.task import Task
 

@@ -10,16 +10,16 @@ from torch import Tensor
 
 from veridical.explainers.base import Explainer
 from veridical.metrics.re_explaining import explaining, one_session, samples_at_once
-from veridical.model.late_checks import look_later
 from veridical.model.predictor import Side, check_finite, take_side
+from veridical.model.sessions import look_later
 from veridical.random.keyed import Key
 from veridical.values.task import Task
 
 
 def why_no_references(task: Task) -> str | None:
     """Why reference rows cannot be explained beside the samples and compared, or None if they can."""
-    if task.head == "regression":
-        return "it compares predicted classes, and a regression has none"
+    if task.head in ("regression", "generation"):
+        return f"it compares predicted classes, and a {task.head} has none"
     if task.space.valid is not None or task.space.per_sample:
         return "features differ between samples, so reference rows have no comparable maps"
     if task.side and not task.train_side:

@@ -13,6 +13,9 @@ from veridical.errors import InputError, ModelError, VeridicalError
 from veridical.model.dataframes import FrameCodec
 from veridical.model.estimators import estimator_response, is_estimator
 
+LOOKED_AT = 2048
+"""Reference rows from which it is known what an estimator answers."""
+
 
 class FunctionModel(nn.Module):
     """A plain function of torch tensors."""
@@ -32,22 +35,16 @@ class ArrayModel(nn.Module):
         self, function: Callable[..., Any], codec: FrameCodec | None = None, estimator: Any = None
     ) -> None:
         super().__init__()
-        self.function = function
-        self.codec = codec
-        self.estimator = estimator
+        self.function, self.codec, self.estimator = function, codec, estimator
 
-    def forward(self, x: Tensor, *side: Tensor, **named: Tensor) -> Tensor:
+    def forward(self, x: Tensor, /, *side: Tensor, **named: Tensor) -> Tensor:
         rows = x.detach().cpu().numpy() if self.codec is None else self.codec.decode(x)
         extra = [value.detach().cpu().numpy() for value in side]
-        answer = self.function(rows, *extra, **{n: v.detach().cpu().numpy() for n, v in named.items()})
-        answer = np.asarray(answer)
+        by_name = {name: value.detach().cpu().numpy() for name, value in named.items()}
+        answer = np.asarray(self.function(rows, *extra, **by_name))
         if answer.dtype.kind not in "fiub":
             raise ModelError(f"the model answered {answer.dtype} values; expected numbers")
         return torch.from_numpy(answer.astype(np.float64)).to(x.device)
-
-
-LOOKED_AT = 2048
-"""Reference rows from which it is known what an estimator answers."""
 
 
 def _told(model: Any, rows: Any) -> tuple[Callable[[Any], Any], str | None]:
@@ -76,7 +73,7 @@ def adapt(
             raise InputError(
                 "inputs are a data frame but the model is a torch module; pass a tensor of numbers"
             )
-        return model, True, None
+        return model, not getattr(model, "no_gradient", ""), None
     if is_estimator(model):
         few = reference[:LOOKED_AT]
         rows = few.detach().cpu().numpy() if codec is None else codec.decode(few)

@@ -6,8 +6,6 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 
 @dataclass(frozen=True)
 class Cost:
@@ -37,28 +35,16 @@ class Tally:
     halvings: int = 0
     """How often a chunk was halved because memory ran out."""
 
-    def count_backward(self, gradient: Tensor) -> None:
-        """Count the rows of a gradient that comes back through a model's outputs."""
-        self.backward += gradient.shape[0]
 
-
-class Meter:
+class Meter(threading.local):
     """Counts rows through a model; shared by a task and everything derived from it.
 
     Each thread counts its own rows, so that two scores computed at the same time do not count each other's.
     """
 
     def __init__(self) -> None:
-        self._threads = threading.local()
-
-    @property
-    def here(self) -> Tally:
-        """What this thread has asked."""
-        try:
-            tally: Tally = self._threads.tally
-        except AttributeError:
-            tally = self._threads.tally = Tally()
-        return tally
+        self.here = Tally()
+        """What this thread has asked: made anew in every thread."""
 
     @property
     def cost(self) -> Cost:

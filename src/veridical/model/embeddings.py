@@ -8,6 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from veridical.errors import NotApplicableError
+from veridical.model.padding import PaddingBlind, columns, mode_open
+
+TOKEN_IDS = "token ids"
+"""The token ids among side inputs by name: no argument of a model can be called so."""
 
 
 def embedding_layer(model: nn.Module) -> str | None:
@@ -46,16 +50,22 @@ class EmbeddingView(nn.Module):
         embedded: Tensor = layer(token_ids)
         return embedded
 
-    def forward(self, embedded: Tensor, token_ids: Tensor, *side: Any, **named: Any) -> Any:
-        def replaced(layer: nn.Module, given: Any, named: Any, _output: Any) -> Tensor:
+    def forward(self, embedded: Tensor, /, *side: Any, **named: Any) -> Any:
+        by_name = named.pop(TOKEN_IDS, None)
+        token_ids, *others = side if by_name is None else (by_name, *side)
+        if isinstance(self.module, PaddingBlind) and self.module.left != "nothing" and not mode_open():
+            there = slice(0, columns(token_ids, self.module.pad))
+            embedded, token_ids = embedded[:, there], token_ids[:, there]
+
+        def replaced(layer: nn.Module, asked: Any, by_name: Any, _output: Any) -> Tensor:
             if isinstance(layer, nn.EmbeddingBag):
-                return _bagged(layer, embedded, token_ids, len(given) + len(named))
+                return _bagged(layer, embedded, token_ids, len(asked) + len(by_name))
             return embedded
 
         layer = self.module.get_submodule(self.layer)
         handle = layer.register_forward_hook(replaced, with_kwargs=True)
         try:
-            return self.module(token_ids, *side, **named)
+            return self.module(token_ids, *others, **named)
         finally:
             handle.remove()
 

@@ -19,6 +19,7 @@ import dis
 import logging
 import random
 import types
+import warnings
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -30,6 +31,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from veridical.errors import ModelChangedError, VeridicalWarning
+from veridical.model.sessions import AT_ONCE, look_later
+
 Fact = tuple[Any, ...]
 PLAIN = (bool, int, str, bytes, type(None), complex, torch.dtype, torch.device, torch.Size, type)
 BARE = len(nn.Module().__dict__)
@@ -40,6 +44,8 @@ INSIDE = ("torch._", "torch.fx.", "torch.jit.")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 DEEPEST, LONGEST = 6, 4096
 """How far nested attributes are followed, and how many items of one are looked at."""
+SAMPLED = 16
+"""Numbers read of each weight."""
 
 
 @dataclass
@@ -190,3 +196,149 @@ def _filled(cell: types.CellType) -> bool:
     except ValueError:
         return False
     return True
+
+
+class WeightSamples:
+    """Numbers read of each parameter and buffer that is no scratch, one tensor per device and dtype.
+
+    Views of the weights are kept, so that reading again is one joining per dtype.
+    """
+
+    def __init__(self, model: nn.Module, scratch: frozenset[tuple[int, str]] = frozenset()) -> None:
+        self._tensors = [
+            value
+            for place, module in enumerate(modules(model))
+            for name, value in (*module._parameters.items(), *module._buffers.items())
+            if (place, name) not in scratch and value is not None
+            if value.numel() and value.layout == torch.strided
+        ]
+        self._look()
+        self._first = self._read()
+
+    def _look(self) -> None:
+        self._places = _places(self._tensors)
+        self._views: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+        for value in self._tensors:
+            self._views.setdefault((value.device, value.dtype), []).append(_few(value.detach()))
+
+    def _read(self) -> list[Tensor]:
+        return [torch.cat(few) for few in self._views.values()]
+
+    def pairs(self) -> list[tuple[Tensor, Tensor]] | None:
+        """Numbers as first read and as they are now; None where a tensor has another dtype or device."""
+        if self._places is None or self._places != _places(self._tensors):
+            before = list(self._views)
+            self._look()
+            if before != list(self._views):
+                return None
+        return list(zip(self._first, self._read(), strict=True))
+
+
+def _differ(before: Tensor, now: Tensor) -> bool:
+    """Whether any number is another one; NaN is the same as NaN. Looks, and so waits for a GPU."""
+    if before.shape != now.shape:
+        return True
+    return not torch.equal(before.double().nan_to_num(), now.double().nan_to_num())
+
+
+def _few(value: Tensor) -> Tensor:
+    """Some of a tensor's numbers, a view of them where it lies in one piece."""
+    if value.is_quantized:
+        value = value.int_repr()
+    flat = torch.view_as_real(value.resolve_conj()).flatten() if value.is_complex() else value.flatten()
+    return flat[:: -(-flat.numel() // SAMPLED)]
+
+
+def _places(tensors: list[Tensor]) -> list[int] | None:
+    """Where the numbers lie, if all lie in one piece, so that views of them show every write."""
+    if all(value.is_contiguous() for value in tensors):
+        return [value.data_ptr() for value in tensors]
+    return None
+
+
+class Guard:
+    """What a model was when a task was made of it; refuses when it is no longer that."""
+
+    def __init__(self, model: nn.Module, weighed: bool, scratch: frozenset[tuple[int, str]]) -> None:
+        self._model = model
+        self._look()
+        self.scratch = scratch - set(_tensor_facts(model))
+        """Attributes that a forward pass writes itself, which say nothing about the model."""
+        self._samples = WeightSamples(model, self.scratch) if weighed else None
+        self._trained, self._warned = trains(model), False
+
+    def _look(self) -> None:
+        walk = Walk()
+        self._facts = facts(self._model, walk)
+        # so that no other object gets the address of one that is known by it
+        self._held = walk.held
+
+    def learn_scratch(self, before: list[Fact], after: list[Fact]) -> None:
+        """Leave out what a forward pass has changed: facts of a copy before it and after."""
+        known = {fact[:2]: fact for fact in before}
+        changed = {fact[:2] for fact in after if known.get(fact[:2]) != fact}
+        self.scratch |= {(place, str(name)) for place, name in changed} - set(_tensor_facts(self._model))
+
+    def check(self, thorough: bool = False) -> None:
+        """Raise if the model has changed since this was made; `thorough` reads weights, too."""
+        now = facts(self._model)
+        if now != self._facts:
+            changed = _difference(self._facts, now, self.scratch)
+            if changed is not None:
+                raise ModelChangedError(_changed(self._model, changed))
+            self._look()
+        if thorough and self._samples is not None:
+            pairs = self._samples.pairs()
+            if pairs is None:
+                raise ModelChangedError(_changed(self._model, None))
+            for before, there in pairs:
+                look = partial(self._compare, before, there)
+                if before.device.type in AT_ONCE:
+                    look()
+                else:
+                    look_later(before.device, look)
+        if trains(self._model) and not self._trained and not self._warned:
+            self._warned = True
+            warnings.warn(
+                "the model was put into training mode after the task was made; it is asked in eval mode, as "
+                "before",
+                VeridicalWarning,
+                stacklevel=4,
+            )
+
+    def _compare(self, before: Tensor, now: Tensor) -> None:
+        if _differ(before, now):
+            raise ModelChangedError(_changed(self._model, None))
+
+
+def trains(module: nn.Module) -> bool:
+    """Whether a module is in training mode; a frozen script has none."""
+    return bool(getattr(module, "training", False))
+
+
+def _tensor_facts(model: nn.Module) -> Iterator[Fact]:
+    for place, module in enumerate(modules(model)):
+        for name in (*module._parameters.keys(), *module._buffers.keys()):
+            yield place, name
+
+
+def _difference(before: list[Fact], now: list[Fact], scratch: frozenset[tuple[int, str]]) -> Fact | None:
+    """The first fact that is not as it was, of those that a forward pass does not write itself."""
+    known, found = ({fact[:2]: fact for fact in each} for each in (before, now))
+    for name in sorted(known.keys() | found.keys()):
+        if known.get(name) != found.get(name) and name not in scratch:
+            return name
+    return None
+
+
+def _changed(model: nn.Module, fact: Fact | None) -> str:
+    what = "weights were written to"
+    if fact is not None:
+        names = {id(module): name for name, module in model.named_modules()}
+        place = next((m for i, m in enumerate(modules(model)) if i == fact[0]), model)
+        path = names.get(id(place), "")
+        what = f"'{path + '.' if path else ''}{fact[1]}' is not what it was"
+    return (
+        f"the model has changed since this task was made ({what}), so what the task knows no longer holds; "
+        "make the task again, or go on with task.refreshed()"
+    )

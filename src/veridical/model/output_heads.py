@@ -12,18 +12,12 @@ from torch import Tensor
 from veridical.errors import InputError, ShapeError, VeridicalError, VeridicalWarning
 from veridical.model.fingerprint import facts
 from veridical.model.plan import memory_budget
-from veridical.model.predictor import (
-    Output,
-    Plan,
-    Predictor,
-    Side,
-    call,
-    check_finite,
-    measured_rows,
-)
+from veridical.model.predictor import Output, Plan, Predictor, Side, call, check_finite, measured_rows
 from veridical.model.private_copy import Source
 
-Head = Literal["multiclass", "binary", "multilabel", "regression"]
+Head = Literal["multiclass", "binary", "multilabel", "regression", "generation"]
+"""A generation has one output, a log-probability; a second column holds the share of the answer's tokens that
+are predicted as the unperturbed model predicts them, which is all that agreement means of it."""
 Response = Literal["logit", "probability"]
 """On which scale answers are looked at."""
 
@@ -35,7 +29,7 @@ def first_answer(
     plan = plan or Plan()
     seen: list[Tensor] = []
     trial = Predictor(source, raw, one.device, plan)
-    module = source.here().module
+    module = source.thread.private.module
     before = facts(module)
 
     def ask() -> None:
@@ -57,10 +51,10 @@ def first_answer(
             f"the model does not run on one row of shape {tuple(one.shape)} "
             f"({type(error).__name__}: {error}). {hint}"
         ) from error
-    source.learn_scratch(before, facts(module))
+    source.guard.learn_scratch(before, facts(module))
     check_finite(seen[0])
     kind = _head(seen[0].shape[1], head)
-    outputs = 2 if kind == "binary" else seen[0].shape[1]
+    outputs = {"binary": 2, "generation": 1}.get(kind, seen[0].shape[1])
     return kind, outputs, plan if plan.rows is not None else replace(plan, rows=rows)
 
 
@@ -80,6 +74,10 @@ def _head(count: int, head: str | None) -> Head:
         raise InputError(f"head is one of {', '.join(get_args(Head))}; got {head!r}")
     if head == "multiclass" and count < 2:
         raise InputError("a multiclass head needs at least two outputs, this model has one")
+    if head == "generation" and count != 2:
+        raise InputError(
+            f"a generation answers a response and a share of tokens kept; this model has {count}"
+        )
     if head == "binary" and count > 2:
         raise InputError(f"a binary head has one or two outputs, this model has {count}")
     return cast(Head, head)

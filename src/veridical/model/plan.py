@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -36,8 +36,9 @@ class Plan:
     """
 
     rows: Count | None = None
-    """Rows per chunk, a multiple of 8; None lets one measured forward pass choose the power of two whose
-    activations fit in `budget_mib`. It never follows free memory."""
+    """Rows per chunk: a multiple of 8, to which fewer rows are padded, or 1, 2 or 4 where a row is dear, and
+    none is padded. None lets one measured forward pass choose the power of two whose activations fit in
+    `budget_mib`. It never follows free memory."""
     budget_mib: Count | None = None
     """Memory for the activations of one chunk; None is 64 on a CPU, 4096 on a GPU."""
     precision: Precision | None = None
@@ -53,9 +54,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         check_settings(self)
-        if self.rows is not None and self.rows % MIN_ROWS:
-            raise InputError(f"a plan has a multiple of {MIN_ROWS} rows per chunk, got {self.rows}")
-
-    def to_json(self) -> dict[str, Any]:
-        """The plan as plain data, for the provenance."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}
+        if self.rows is not None and self.rows % MIN_ROWS and self.rows not in (1, 2, 4):
+            raise InputError(
+                f"a plan has 1, 2, 4 or a multiple of {MIN_ROWS} rows per chunk, got {self.rows}"
+            )

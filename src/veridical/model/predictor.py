@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,6 @@ from veridical.model.plan import MIN_ROWS as MIN_ROWS
 from veridical.model.plan import Plan as Plan
 from veridical.model.plan import most_rows
 from veridical.model.private_copy import Private, Source
-from veridical.model.question import Question
 from veridical.model.sessions import Session, uses_tf32
 from veridical.model.weights import Weights
 
@@ -46,6 +46,10 @@ class _CountBackward(torch.autograd.Function):
         return grad, None
 
 
+def _count_backward(tally: Tally, gradient: Tensor) -> None:
+    tally.backward += gradient.shape[0]
+
+
 class CountedModel(nn.Module):
     """A private copy as we ask it: rows in, (rows, outputs) out, each row counted, its weights in place."""
 
@@ -61,9 +65,10 @@ class CountedModel(nn.Module):
             _own=own,
         )
 
-    def forward(self, x: Tensor, *side: Any, **named: Any) -> Tensor:
-        own: Private = self.__dict__["_own"]
-        own.load(self.__dict__["_weights"])
+    def forward(self, x: Tensor, /, *side: Any, **named: Any) -> Tensor:
+        own, weights = self.__dict__["_own"], self.__dict__["_weights"]
+        if own.loaded is not weights:
+            own.load(weights)
         return self.answered(x, self.module(x, *side, **named))
 
     def answered(self, x: Tensor, answer: Any) -> Tensor:
@@ -86,7 +91,7 @@ class CountedModel(nn.Module):
         tally: Tally = self.__dict__["_meter"].here
         tally.forward += rows
         if outputs.grad_fn is not None:
-            outputs.register_hook(tally.count_backward)
+            outputs.register_hook(partial(_count_backward, tally))
         elif outputs.requires_grad:
             # a model that answers with its very input: a hook would stay on the caller's tensor
             counted: Tensor = _CountBackward.apply(outputs, tally)  # type: ignore[no-untyped-call]
@@ -130,19 +135,25 @@ class Predictor:
     """What is put around the copy, innermost first: each takes a module and gives another."""
     after: After | None = None
     """What is done to the outputs (rows, C) of rows x at last: `after(x, outputs)`."""
+    rows: int = field(init=False)
+    """Rows per chunk."""
+    padded_to: int = field(init=False)
+    """The number of rows of which chunks are a multiple: 1 where a row is dear and none is padded."""
+    on_host: bool = field(init=False)
+    """Whether it runs on a CPU."""
     _here: threading.local = field(default_factory=threading.local, init=False, repr=False)
     """Each thread's view, which goes with the thread."""
+
+    def __post_init__(self) -> None:
+        rows = self.plan.rows or MIN_ROWS
+        padded_to = MIN_ROWS if rows % MIN_ROWS == 0 else 1
+        vars(self).update(rows=rows, padded_to=padded_to, on_host=self.device.type == "cpu")
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_here"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _here=threading.local())
-
-    @property
-    def rows(self) -> int:
-        """Rows per chunk."""
-        return self.plan.rows or MIN_ROWS
 
     @property
     def rounding(self) -> Rounding | None:
@@ -156,13 +167,13 @@ class Predictor:
     def model(self) -> nn.Module:
         """This thread's private copy with this world's weights written into it; never the caller's module."""
         view = self.view
-        self.source.here().load(self.weights)
+        self.source.thread.private.load(self.weights)
         return view.module
 
     @property
     def unwrapped(self) -> nn.Module:
         """The private copy with this world's weights, nothing around it: names are the caller's."""
-        own = self.source.here()
+        own = self.source.thread.private
         own.load(self.weights)
         return own.module
 
@@ -171,7 +182,7 @@ class Predictor:
         """The private copy as it is asked: each row counted."""
         view: CountedModel | None = getattr(self._here, "view", None)
         if view is None:
-            own = self.source.here()
+            own = self.source.thread.private
             module = own.module
             for wrap in self.wraps:
                 module = wrap(module)
@@ -184,7 +195,7 @@ class Predictor:
 
         It answers (rows, outputs); its weights are this world's. What such code changes in it is put back.
         """
-        view, own = self.view, self.source.here()
+        view, own = self.view, self.source.thread.private
         with own.lent():
 
             def counted(
@@ -201,19 +212,6 @@ class Predictor:
             finally:
                 again.remove()
                 handle.remove()
-
-    def question(self, later: bool = True) -> Question:
-        """What a result is made in: refuses if the caller's model has changed, counts rows.
-
-        On a GPU mistakes are looked for when the result is read, unless `later` is False.
-        """
-        return Question(self, later)
-
-    def watch(self) -> None:
-        """Refuse if the caller's model has changed, unless this thread has looked and is still at work."""
-        own = self.source.here()
-        if not own.sessions and not own.questions:
-            self.source.check()
 
     def with_weights(self, weights: Weights) -> Predictor:
         """The same model under other weights, on the same plan and the same meter."""
@@ -237,13 +235,13 @@ class Predictor:
 
     def outputs(self, x: Tensor, side: Side = ()) -> Tensor:
         """All outputs (rows, C) for rows of any number, chunk by chunk, without gradients."""
-        with self.session():
+        with Session(self):
             outputs = self.chunk(x, side)
-        check_finite(outputs)
+            check_finite(outputs)
         return outputs
 
     def chunk(self, x: Tensor, side: Side = (), count: int | None = None) -> Tensor:
-        """Outputs of one chunk, padded to a multiple of 8 rows, halved and retried when memory runs out.
+        """Outputs of one chunk, padded as the plan says, halved and retried when memory runs out.
 
         More rows than the plan allows are asked in several chunks. Rows of x beyond `count` are padding:
         asked, but neither counted nor given back. Must run inside `session`. Outputs are not checked here: a
@@ -254,24 +252,24 @@ class Predictor:
         if count > self.rows:
             pieces = [slice(at, min(count, at + self.rows)) for at in range(0, count, self.rows)]
             return torch.cat([self.chunk(x[piece], take_side(side, piece)) for piece in pieces])
-        if rows % MIN_ROWS:
-            x = x[_padding(count, x.device)]
+        least = self.padded_to
+        if rows % least:
+            x = x[_padding(count, least, x.device)]
             rows = x.shape[0]
         if side and rows != count:
-            side = take_side(side, _padding(count, x.device))
+            side = take_side(side, _padding(count, least, x.device))
         try:
             outputs = self._call(x, side)
             self.meter.here.forward -= rows - count
             # what lies in the model's own memory, perhaps in the very weights, would change with it
             return outputs[:count].clone()
         except (RuntimeError, MemoryError) as error:
-            if not out_of_memory(error) or count <= MIN_ROWS:
+            if not out_of_memory(error) or count <= least:
                 raise
-        half = -(-count // 2 // MIN_ROWS) * MIN_ROWS
+        half = -(-count // 2 // least) * least
         self.meter.here.halvings += 1
         log.warning("out of memory on %d rows; trying %d at a time", count, half)
-        if x.device.type == "cuda":
-            torch.cuda.empty_cache()
+        free_memory(x.device)
         pieces = [slice(0, half), slice(half, count)]
         return torch.cat([self.chunk(x[piece], take_side(side, piece)) for piece in pieces])
 
@@ -326,9 +324,9 @@ def repeat_side(side: Side, times: int) -> Side:
     return tuple(value.repeat_interleave(times, 0) for value in side)
 
 
-def _padding(count: int, device: torch.device) -> Tensor:
-    """Row numbers 0..count-1, the last one repeated up to a multiple of 8."""
-    return torch.arange(count + -count % MIN_ROWS, device=device).clamp(max=count - 1)
+def _padding(count: int, least: int, device: torch.device) -> Tensor:
+    """Row numbers 0..count-1, the last one repeated up to a multiple of `least`."""
+    return torch.arange(count + -count % least, device=device).clamp(max=count - 1)
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -339,11 +337,17 @@ def out_of_memory(error: BaseException) -> bool:
     )
 
 
+def free_memory(device: torch.device) -> None:
+    """Give back what torch holds of a GPU's memory and does not use."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 def measured_rows(module: nn.Module, run: Callable[[], Any], row: Tensor, budget_mib: int) -> int:
     """Choose rows per chunk: the power of two whose activations fit the budget, from one forward pass.
 
     Activations are the outputs of the leaf modules for one row; what a model computes between its modules
-    is taken as another copy of its input.
+    is taken as another copy of its input. At least 8, unless the module says that its rows are dear.
     """
     seen = [2 * row.numel() * row.element_size()]
 
@@ -363,4 +367,5 @@ def measured_rows(module: nn.Module, run: Callable[[], Any], row: Tensor, budget
         for hook in hooks:
             hook.remove()
     fitting = max(1, budget_mib * 2**20 // max(1, sum(seen)))
-    return max(MIN_ROWS, min(most_rows(row.device), 1 << (fitting.bit_length() - 1)))
+    least = 1 if getattr(module, "dear", False) else MIN_ROWS
+    return max(least, min(most_rows(row.device), 1 << (fitting.bit_length() - 1)))

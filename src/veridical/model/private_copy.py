@@ -1,4 +1,4 @@
-"""A private copy of the caller's model, one per thread, and the guard that notices when the model changes.
+"""A private copy of the caller's model, one per thread.
 
 Nothing here ever writes to the caller's module: not its parameters, buffers, hooks or flags. Whoever asks or
 explains works on a copy, in eval mode, into which the weights of each world are written.
@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import copy
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from veridical.errors import ModelChangedError, NotApplicableError, VeridicalWarning
-from veridical.model.fingerprint import Fact, Walk, facts, modules, version
-from veridical.model.late_checks import look_later
+from veridical.errors import NotApplicableError
+from veridical.model.fingerprint import Guard, modules, version
 from veridical.model.lending import Remembered
-from veridical.model.weight_samples import WeightSamples, differ
 
 if TYPE_CHECKING:
     from veridical.model.weights import Weights
@@ -45,35 +41,18 @@ class Source:
         self.copier = copier
         self.shared = shared
         """Whether it is no torch module (a function, an estimator) and is run as it is."""
-        self._scratch = scratch
-        self._begin()
+        self._begin(scratch)
 
-    def _begin(self) -> None:
+    def _begin(self, scratch: frozenset[tuple[int, str]]) -> None:
         if any(map(is_lazy, self.module.parameters())):
             raise NotApplicableError(
                 f"{type(self.module).__name__} has parameters that get their shape from the first rows they "
                 "see; call the model on a few rows before a task is made of it"
             )
-        self._threads = threading.local()
-        self._look()
-        self._scratch -= set(_tensor_facts(self.module))
-        self._samples = None if self.shared else WeightSamples(self.module, self._scratch)
-        self._training = trains(self.module)
-        self._warned = False
-
-    def _look(self) -> None:
-        walk = Walk()
-        self._facts = facts(self.module, walk)
-        # so that no other object gets the address of one that is known by it
-        self._held = walk.held
-
-    def here(self) -> Private:
-        """This thread's copy."""
-        try:
-            own: Private = self._threads.private
-        except AttributeError:
-            own = self._threads.private = Private(self)
-        return own
+        self.thread = _Thread(self)
+        """What this thread has of the model: `thread.private`, its copy."""
+        self.guard = Guard(self.module, not self.shared, scratch)
+        """Notices when the model changes."""
 
     def copied(self) -> nn.Module:
         """An independent copy of the caller's model as it is now; a clear refusal where none can be made."""
@@ -105,50 +84,43 @@ class Source:
             )
         return made
 
-    def learn_scratch(self, before: list[Fact], after: list[Fact]) -> None:
-        """Attributes that a forward pass itself writes say nothing about the model."""
-        known = {fact[:2]: fact for fact in before}
-        changed = {fact[:2] for fact in after if known.get(fact[:2]) != fact}
-        tensors = {(place, name) for place, name, *_ in _tensor_facts(self.module)}
-        self._scratch |= {(place, str(name)) for place, name in changed} - tensors
-
-    def check(self, thorough: bool = False) -> None:
-        """Raise if the caller's model has changed since this was made; `thorough` reads weights, too."""
-        now = facts(self.module)
-        if now != self._facts:
-            changed = _difference(self._facts, now, self._scratch)
-            if changed is not None:
-                raise ModelChangedError(_changed(self.module, changed))
-            self._look()
-        if thorough and self._samples is not None:
-            pairs = self._samples.pairs()
-            if pairs is None:
-                raise ModelChangedError(_changed(self.module, None))
-            for before, now_there in pairs:
-                look_later(before.device, partial(self._compare, before, now_there))
-        if trains(self.module) and not self._training and not self._warned:
-            self._warned = True
-            warnings.warn(
-                "the model was put into training mode after the task was made; it is asked in eval mode, as "
-                "before",
-                VeridicalWarning,
-                stacklevel=4,
-            )
-
-    def _compare(self, before: Tensor, now: Tensor) -> None:
-        if differ(before, now):
-            raise ModelChangedError(_changed(self.module, None))
+    def watch(self) -> None:
+        """Refuse if the model has changed, unless this thread has looked and is still at work."""
+        own = self.thread.private
+        if not own.sessions and not own.questions:
+            self.guard.check()
 
     def renewed(self) -> Source:
         """The same model as it is now."""
-        return Source(self.module, self.copier, self.shared, self._scratch)
+        return Source(self.module, self.copier, self.shared, self.guard.scratch)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: vars(self)[name] for name in ("module", "copier", "shared", "_scratch")}
+        held = {name: vars(self)[name] for name in ("module", "copier", "shared")}
+        return {**held, "scratch": self.guard.scratch}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        scratch = state.pop("scratch")
         vars(self).update(state)
-        self._begin()
+        self._begin(scratch)
+
+
+class _Thread(threading.local):
+    """What one thread has of a model: its own copy, made when it is first asked for."""
+
+    private: Private
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "private":
+            raise AttributeError(name)
+        self.private = Private(self._source)
+        return self.private
+
+
+UNKNOWN: Any = object()
+"""In the place of weights: somebody may have written others."""
 
 
 class _Buffer:
@@ -185,8 +157,8 @@ class Private:
         """How many sessions of this thread are open."""
         self.questions = 0
         """How many results are being made in this thread: the first looked whether the model has changed."""
-        self._loaded: Weights | None = None
-        self._whole = True
+        self.loaded: Weights | None = None
+        """The weights that are in the copy: None the caller's own, UNKNOWN perhaps somebody else's."""
         self._own: list[Tensor] = []
         self._clean: list[Tensor] = []
         self._buffers: list[_Buffer] = []
@@ -203,7 +175,7 @@ class Private:
         if not source.shared:
             self._rest()
         if source.copier is not None:
-            self._whole, self._versions = False, []
+            self.loaded, self._versions = UNKNOWN, []
         self._written = self._parameter_versions()
 
     def _rest(self) -> None:
@@ -222,24 +194,25 @@ class Private:
 
     def load(self, weights: Weights | None) -> None:
         """Write these weights into the copy, unless they are there; None are the caller's own."""
-        if self._whole and self._loaded is weights:
+        if self.loaded is weights:
             return
-        self._whole = False
+        self.loaded = UNKNOWN
         with torch.no_grad():
             if self._own:
                 torch._foreach_copy_(self._own, self._clean)
             if weights is not None:
                 weights.write(self.parameters)
-        self._loaded, self._whole = weights, True
+        self.loaded = weights
         self._written = self._parameter_versions()
 
     def look(self) -> None:
         """Before a first question: whatever somebody else has written into the copy is undone."""
-        self._whole &= self._parameter_versions() == self._written
+        if self._parameter_versions() != self._written:
+            self.loaded = UNKNOWN
         self.restore_buffers()
 
     def _parameter_versions(self) -> list[int]:
-        return list(map(version, self._own))
+        return [-1 if own.is_inference() else own._version for own in self._own]
 
     def restore_buffers(self) -> None:
         """Put back what a forward pass wrote into buffers: an answer must not depend on earlier ones."""
@@ -264,7 +237,7 @@ class Private:
             yield self.module
         finally:
             before.put_back()
-            self._whole = False
+            self.loaded = UNKNOWN
 
 
 def _shell(model: nn.Module) -> nn.Module:
@@ -288,36 +261,3 @@ def _computed(model: nn.Module) -> dict[int, Any]:
         for value in module.__dict__.values()
         if isinstance(value, Tensor) and value.grad_fn is not None
     }
-
-
-def trains(module: nn.Module) -> bool:
-    """Whether a module is in training mode; a frozen script has none."""
-    return bool(getattr(module, "training", False))
-
-
-def _tensor_facts(model: nn.Module) -> Iterator[Fact]:
-    for place, module in enumerate(modules(model)):
-        for name in (*module._parameters.keys(), *module._buffers.keys()):
-            yield place, name
-
-
-def _difference(before: list[Fact], now: list[Fact], scratch: frozenset[tuple[int, str]]) -> Fact | None:
-    """The first fact that is not as it was, of those that a forward pass does not write itself."""
-    known, found = ({fact[:2]: fact for fact in each} for each in (before, now))
-    for name in sorted(known.keys() | found.keys()):
-        if known.get(name) != found.get(name) and name not in scratch:
-            return name
-    return None
-
-
-def _changed(model: nn.Module, fact: Fact | None) -> str:
-    what = "weights were written to"
-    if fact is not None:
-        names = {id(module): name for name, module in model.named_modules()}
-        place = next((m for i, m in enumerate(modules(model)) if i == fact[0]), model)
-        path = names.get(id(place), "")
-        what = f"'{path + '.' if path else ''}{fact[1]}' is not what it was"
-    return (
-        f"the model has changed since this task was made ({what}), so what the task knows no longer holds; "
-        "make the task again, or go on with task.refreshed()"
-    )

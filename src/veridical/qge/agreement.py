@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from veridical.functional import average_ranks, kendall_tau_b, pearson
+from veridical.functional.devices import at_a_time
 from veridical.random import keyed
 from veridical.random.keyed import Key
 
@@ -24,7 +25,7 @@ def above_random(quality: Tensor, pool: Tensor, key: Key, draws: int) -> Iterato
     One after the other, since all rankings of ten features take 29 MB each time.
     """
     total = torch.zeros_like(quality)
-    at_once = _DRAWN_AT_ONCE if quality.device.type == "cpu" else len(quality)
+    at_once = at_a_time(quality, _DRAWN_AT_ONCE, len(quality))
     ids = torch.arange(len(quality), device=quality.device).split(at_once)
     for k in range(draws):
         for some, part in zip(ids, total.split(at_once), strict=True):

@@ -11,8 +11,7 @@ from torch import Tensor
 from veridical.allowed import Between, Count
 from veridical.api import as_explanation, as_metric
 from veridical.errors import InputError
-from veridical.explainers.function import as_explainer
-from veridical.masking.probe import match
+from veridical.explainers.base import as_explainer
 from veridical.masking.shared_work import sharing
 from veridical.metrics.base import CONSTANT, AnyMetric, Metric
 from veridical.model.cost import Cost
@@ -162,7 +161,7 @@ def standing(
     own = Key(seed) / judge.name
     draw: MapDraws | MethodDraws
     if isinstance(judge, Metric):
-        explained = match(task, as_explanation(explanation, task, seed))
+        explained = as_explanation(explanation, task, seed).matching(task)
         missing, constant, who = explained.missing, ~explained.spread, explained.explainer
         # a map that is missing has no place; zeros stand in for it so that the others can be asked
         explained = explained.with_values(explained.values.nan_to_num()) if bool(missing.any()) else explained

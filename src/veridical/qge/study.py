@@ -14,7 +14,6 @@ from torch import Tensor
 from veridical.allowed import MANY, Count, Within
 from veridical.api import as_explanation, as_metric
 from veridical.errors import InputError
-from veridical.masking.probe import match
 from veridical.masking.shared_work import sharing
 from veridical.metrics.base import Metric
 from veridical.model.cost import Cost
@@ -226,7 +225,7 @@ def sampled_study(
     """
     judge = _judge(metric, task)
     if explanation is not None:
-        explanation = match(task, as_explanation(explanation, task, seed))
+        explanation = as_explanation(explanation, task, seed).matching(task)
     before = task.predictor.meter.cost
     quality, inverse = _sampled(task, judge, rankings, Key(seed), explanation, independent_draws, progress)
     gatherer = _Gatherer(task, judge, draws, Key(seed))

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError
+from veridical.functional.devices import on_host
 from veridical.random import hash_kernels
 
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
@@ -108,7 +109,7 @@ def _wrapped(number: int) -> int:
 
 def _mix_in_place(x: Tensor) -> Tensor:
     """The same hash without a new tensor for each step: on large draws allocating costs most."""
-    if x.device.type != "cpu":
+    if not on_host(x):
         return _mix(x)
     spare = torch.empty_like(x)
     for bits, factor in ((30, _MIX_1), (27, _MIX_2), (31, None)):

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from veridical.functional.devices import at_a_time, on_host
 from veridical.random import hash_kernels
 from veridical.random.keyed import Key, streams
 
@@ -44,7 +45,7 @@ def tickets(key: Key, ids: Tensor, draws: Tensor | int, size: int) -> Tensor:
 
 def _room(rows: int, size: int, device: torch.device) -> Room:
     """Two arrays to draw tickets in on a CPU, as often as is needed."""
-    if device.type != "cpu":
+    if not on_host(device):
         return None
     if rows * size <= _CELLS_AT_ONCE:
         x, spare = map(torch.from_numpy, _room_kept(rows, size))
@@ -179,7 +180,7 @@ def _equal_subsets(factor: Array, shift: Array, count: int, out: Array) -> None:
 
 def _alone(x: Tensor) -> bool:
     """Whether one thread with numpy beats torch's: on a CPU, and where there are few threads anyway."""
-    return x.device.type == "cpu" and torch.get_num_threads() <= _FEW_THREADS
+    return on_host(x) and torch.get_num_threads() <= _FEW_THREADS
 
 
 def smallest(values: Tensor, counts: int | Tensor, spare: Tensor | None = None) -> Tensor:
@@ -199,7 +200,7 @@ def smallest(values: Tensor, counts: int | Tensor, spare: Tensor | None = None) 
             return copied[:, counts - 1 : counts].clone()
         copied.numpy().sort()
     elif isinstance(counts, int):
-        if values.device.type == "cpu":
+        if on_host(values):
             return values.topk(counts, largest=False, sorted=False).values.amax(-1, keepdim=True)
         return values.kthvalue(counts, -1, keepdim=True).values
     ordered = copied if vectorised else values.sort(-1).values
@@ -228,4 +229,4 @@ def coins(key: Key, ids: Tensor, draws: Tensor, size: int, chance: float | Tenso
 
 def _step(rows: int, size: int, device: torch.device) -> int:
     """Rows to draw together: all of them on a GPU, on a CPU as many as its cache holds."""
-    return max(1, rows if device.type != "cpu" else min(rows, _CELLS_AT_ONCE // max(1, size)))
+    return max(1, at_a_time(device, min(rows, _CELLS_AT_ONCE // max(1, size)), rows))

@@ -26,19 +26,18 @@ def concepts(task: Task, comparison: Comparison) -> dict[str, Any]:
         values = [(c, float(found.summary.get(c, float("nan")))) for c in columns]
         return [{"value": plain(value), "shown": shown(c, value)} for c, value in values]
 
-    rows = [
-        {
-            "method": name,
-            "cells": cells(found),
-            "error_of_concepts": plain(float(comparison.splits[name].concepts)),
-            "error_of_importances": plain(float(comparison.splits[name].importances)),
-            "notes": [*found.notes, *(f"output {o}: {why}" for o, why in found.flags.items())],
-        }
-        for name, found in comparison.judgements.items()
-    ]
     return {
         "columns": [{"label": LABELS.get(c, c.capitalize()), "higher": c in HIGHER} for c in columns],
-        "rows": rows,
+        "rows": [
+            {
+                "method": name,
+                "cells": cells(found),
+                "error_of_concepts": plain(float(comparison.splits[name].concepts)),
+                "error_of_importances": plain(float(comparison.splits[name].importances)),
+                "notes": [*found.notes, *(f"output {o}: {why}" for o, why in found.flags.items())],
+            }
+            for name, found in comparison.judgements.items()
+        ],
         "controls": [{"method": name, "cells": cells(found)} for name, found in comparison.controls.items()],
         "sentences": [] if comparison.verdict is None else list(comparison.verdict.sentences),
         "places": [] if comparison.verdict is None else [_place(p) for p in comparison.verdict.places],

@@ -11,8 +11,10 @@ from torch import Tensor
 from veridical.explainers.laws import notes
 from veridical.functional import average_ranks
 from veridical.plots import slices
+from veridical.report import heads, prompts
 from veridical.report.numbers import plain
 from veridical.report.png import image_address, map_address
+from veridical.tasks.prompt_checks import PromptChecks
 from veridical.values.explanation import Explanation
 from veridical.values.task import Task
 
@@ -31,6 +33,7 @@ def gallery(
     statuses: Mapping[str, str],
     *,
     samples: int = SAMPLES,
+    checks: PromptChecks | None = None,
 ) -> dict[str, Any]:
     """Samples from the most disputed to the least, and every explainer's map of each.
 
@@ -57,14 +60,26 @@ def gallery(
                 "label": label,
                 "right": None if correct is None else label == predicted,
                 "disagreement": plain(float(disputed[sample])),
-                **_input(task, sample, kind),
+                **_input(task, sample, kind, checks),
                 "maps": [
-                    {"explainer": who, "status": statuses.get(who, "plain"), **_map(e, sample, kind)}
+                    {"explainer": who, "status": statuses.get(who, "plain"), **_map(task, e, sample, kind)}
                     for who, e in shown.items()
                 ],
             }
         )
-    return {"kind": kind, "items": items, "of": len(task), "notes": notes(shown)}
+    told = {"kind": kind, "items": items, "of": len(task), "notes": notes(shown)}
+    if checks is not None:
+        told["beside"] = str(checks).splitlines()
+    if kind == "heads":
+        told["means"] = [
+            {
+                "explainer": who,
+                "status": statuses.get(who, "plain"),
+                **heads.grid(e.space, e.values.detach().double().nanmean(0).tolist()),
+            }
+            for who, e in shown.items()
+        ]
+    return told
 
 
 def disagreement(explanations: Sequence[Explanation]) -> Tensor:
@@ -106,14 +121,20 @@ def _kind(task: Task, explanation: Explanation) -> str:
         return "image"
     if explanation.space.kind == "token":
         return "text"
+    if explanation.space.kind == "unit" and prompts.of_prompts(task):
+        return "prompt"
+    if explanation.space.kind == "unit" and heads.of_heads(explanation.space):
+        return "heads"
     if explanation.space.kind in ("step", "step_channel"):
         return "series"
     return "bars"
 
 
-def _input(task: Task, sample: int, kind: str) -> dict[str, Any]:
+def _input(task: Task, sample: int, kind: str, checks: PromptChecks | None) -> dict[str, Any]:
     if kind == "image":
         return {"input": image_address(slices(task.inputs[sample]))}
+    if kind == "prompt":
+        return prompts.answer(task, sample, checks)
     if kind == "series":
         rows = task.inputs[sample].detach().double().cpu()
         steps = rows.reshape(-1, rows.shape[-1])
@@ -125,13 +146,17 @@ def _steps(task: Task) -> int:
     return task.space.n_features if task.space.kind == "step" else task.inputs.shape[-1]
 
 
-def _map(explanation: Explanation, sample: int, kind: str) -> dict[str, Any]:
+def _map(task: Task, explanation: Explanation, sample: int, kind: str) -> dict[str, Any]:
     if bool(explanation.missing[sample]):
         return {"missing": True}
     if kind == "image":
         laid = slices(explanation.take(slice(sample, sample + 1)).maps()[0])
         return {"picture": map_address(laid.reshape(-1, *laid.shape[-2:])[0])}
     values = explanation.values[sample].detach().double().cpu()
+    if kind == "prompt":
+        return prompts.coloured(task, sample, values.tolist())
+    if kind == "heads":
+        return heads.grid(explanation.space, values.tolist())
     if kind == "series":
         return {"values": plain(_over_steps(explanation, sample, values))}
     valid = explanation.valid

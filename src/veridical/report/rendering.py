@@ -17,13 +17,14 @@ from markupsafe import Markup
 from veridical._version import __version__
 from veridical.errors import FormatError, InputError
 from veridical.report import charts
+from veridical.report.heat_map import heat_map
 from veridical.report.svg import number
 from veridical.values.sealed import get, put
 
 TEMPLATES = Path(__file__).parent / "templates"
 FORMAT = 1
 FORMATS = ("html", "md")
-KINDS = ("audit", "evaluation", "study")
+KINDS = ("atlas", "audit", "evaluation", "study")
 CONTENTS = "report.json"
 
 
@@ -102,13 +103,14 @@ def environment(format: str) -> Any:
         lstrip_blocks=True,
         finalize=None if format == "html" else _markdown,
     )
-    made.globals["charts"] = charts
+    made.globals |= {"charts": charts, "heat_map": heat_map}
     made.filters |= {
         "number": number,
         "percent": percent,
         "level": level,
         "p": p_value,
         "soft": soft,
+        "short": short,
         "span": span,
         "fenced": fenced,
     }
@@ -167,6 +169,11 @@ def p_value(p: float | None) -> str:
 def level(share: float | None, steps: int = 20) -> int:
     """A share as one of the style sheet's steps."""
     return 0 if share is None else round(max(0.0, min(1.0, share)) * steps)
+
+
+def short(value: float | None, digits: int = 2) -> str:
+    """A figure with few digits; a dash where there is none."""
+    return "–" if value is None else f"{value:.{digits}f}"
 
 
 def span(low: float | None, high: float | None, digits: int | None = None) -> str:

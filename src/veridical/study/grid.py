@@ -82,12 +82,8 @@ def _choices(file: StudyFile, axis: str, entries: Sequence[Entry]) -> tuple[Choi
 def _of_task(entry: Entry, spec: StudySpec) -> dict[str, Any]:
     if not isinstance(entry, TaskEntry):
         return {}
-    return {
-        "samples": entry.samples or spec.samples,
-        "seed": entry.seed,
-        "fill": entry.fill,
-        "files": entry.files,
-    }
+    samples = entry.samples or spec.samples
+    return {"samples": samples, "seed": entry.seed, "fill": entry.fill, "files": entry.files}
 
 
 def _points(axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
@@ -96,10 +92,8 @@ def _points(axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 def _label(entry: Entry, shown: Mapping[str, Any]) -> str:
     base = entry.label or (entry.origin if entry.code is None else entry.code.partition(":")[2])
-    if not shown:
-        return base
     said = ", ".join(f"{key}={_short(value)}" for key, value in shown.items())
-    return f"{base} ({said})"
+    return f"{base} ({said})" if shown else base
 
 
 def _short(value: Any) -> str:

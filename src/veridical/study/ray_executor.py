@@ -12,8 +12,6 @@ counts it. Only when a whole node goes are its jobs given out again here, since 
 from __future__ import annotations
 
 import logging
-import os
-import secrets
 import socket
 import time
 import uuid
@@ -23,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from veridical.allowed import Count, Index, NotNegative, Positive
-from veridical.errors import InputError, StudyError
+from veridical.errors import StudyError
 from veridical.settings import check_settings
 from veridical.study.cells import Context, Job, Result
 from veridical.study.executors import refuse_scripts
@@ -31,7 +29,7 @@ from veridical.study.folder import EXPLANATIONS, PREPARED, Folder
 from veridical.study.limits import passed
 from veridical.study.plan import read_plan
 from veridical.study.ray_setup import bound_to as bound_to
-from veridical.study.ray_setup import environment, import_ray
+from veridical.study.ray_setup import connect, environment, import_ray
 from veridical.study.ray_worker import Parcel, serve
 
 log = logging.getLogger("veridical")
@@ -192,37 +190,7 @@ class RayExecutor:
     # --- the cluster --------------------------------------------------------------------------------
 
     def _connect(self) -> None:
-        if self._ray.is_initialized():
-            return
-        # a study is nobody's affair but its owner's
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-        address = self.address or os.environ.get("RAY_ADDRESS")
-        if address is not None:
-            with bound_to(address.rpartition(":")[0]):
-                self._ray.init(address=address, **quiet)
-        else:
-            # a token for this cluster alone: other users of the machine stay out, and Ray, which otherwise
-            # keeps one token in the home folder, writes nothing there
-            if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & set(os.environ):
-                os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-            # workers are as important as this process, as they are without Ray
-            os.environ.setdefault("RAY_worker_niceness", "0")
-            store = None if self.object_store_mib is None else self.object_store_mib * MIB
-            with bound_to(self.host):
-                self._ray.init(
-                    address="local",
-                    num_cpus=self.num_cpus,
-                    object_store_memory=store,
-                    include_dashboard=False,
-                    _node_ip_address=self.host,
-                    **quiet,
-                )
-            where = next(iter(self._ray.nodes()))["NodeManagerAddress"]
-            if where != self.host:
-                self._ray.shutdown()
-                raise InputError(f"Ray would listen on {where} instead of {self.host}; it was not started")
-        self._began_ray = True
+        self._began_ray = connect(self.address, self.num_cpus, self.host, self.object_store_mib)
 
     def _alive(self) -> dict[str, dict[str, float]]:
         """The nodes that live and what each has, looked up at most once per second."""

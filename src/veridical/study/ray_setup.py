@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import secrets
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -57,3 +59,38 @@ def import_ray() -> Any:
     except ImportError:
         raise InputError("the Ray executor needs Ray: pip install 'veridical[ray]'") from None
     return ray
+
+
+def connect(address: str | None, num_cpus: int | None, host: str, object_store_mib: int | None) -> bool:
+    """Connect to a cluster, or start one here; whether it is ours to leave, which one from before is not."""
+    ray = import_ray()
+    if ray.is_initialized():
+        return False
+    # a study is nobody's affair but its owner's
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    address = address or os.environ.get("RAY_ADDRESS")
+    if address is not None:
+        with bound_to(address.rpartition(":")[0]):
+            ray.init(address=address, **quiet)
+        return True
+    # a token for this cluster alone: other users of the machine stay out, and Ray, which otherwise
+    # keeps one token in the home folder, writes nothing there
+    if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & set(os.environ):
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    # workers are as important as this process, as they are without Ray
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    with bound_to(host):
+        ray.init(
+            address="local",
+            num_cpus=num_cpus,
+            object_store_memory=None if object_store_mib is None else object_store_mib * 2**20,
+            include_dashboard=False,
+            _node_ip_address=host,
+            **quiet,
+        )
+    where = next(iter(ray.nodes()))["NodeManagerAddress"]
+    if where != host:
+        ray.shutdown()
+        raise InputError(f"Ray would listen on {where} instead of {host}; it was not started")
+    return True

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.linalg import vector_norm
 
 from veridical.functional import spearman
+from veridical.functional.devices import at_a_time, on_host
 from veridical.surf.embeddings import Embeddings
 from veridical.surf.head import Head
 
@@ -40,7 +41,7 @@ class LinearSurrogate:
     def __call__(self, h: Tensor) -> Tensor:
         if h.dim() == 3:
             h = h.mean(1)
-        if h.device.type != "cpu" or h.dtype == torch.float64 or len(self.weight) > 2 * _FEW:
+        if not on_host(h) or h.dtype == torch.float64 or len(self.weight) > 2 * _FEW:
             return torch.addmm(self.constant, h.double(), self.weight.T)
         # so narrow a product costs little more than reading what it multiplies, which must stay in the cache
         rows = max(1, _CACHED * torch.get_num_threads() // max(1, h.shape[1]))
@@ -117,7 +118,7 @@ def compare(
     each = embeddings.values.shape[1] if positions else 1
     both = _joined(surrogate, head, positions)
     widest = max(embeddings.values[0].numel(), head.n_outputs, width * each)
-    if both is not None and not embeddings.spatial and embeddings.values.device.type == "cpu":
+    if both is not None and not embeddings.spatial and on_host(embeddings.values):
         widest = 2 * head.n_outputs  # embeddings are read where they lie
     for piece in chunks(len(embeddings), widest):
         part = embeddings.take(piece)
@@ -135,7 +136,7 @@ def compare(
             y = head.outputs(h) if head.exact else part.outputs.double()
             guess = surrogate(h)
             straight = None if head.exact else head.outputs(h)
-        for near in chunks(len(y), head.n_outputs, _NEAR if y.device.type == "cpu" else _ELEMENTS):
+        for near in chunks(len(y), head.n_outputs, at_a_time(y, _NEAR, _ELEMENTS)):
             labels = None if part.labels is None else part.labels[near]
             own = settled(guess[near], y[near])
             found = _of_head(y[near], own, head, labels, companions)
@@ -160,7 +161,7 @@ def _side_by_side(answers: Tensor, head: Head) -> dict[str, Tensor]:
     largest = torch.maximum(own_top, y.amin(0).neg_())
     away = (y - guess).abs_()
     largest.mul_(_ROUNDING)
-    if y.device.type != "cpu" or not bool(away.amin() > largest.amax()):  # on a CPU a look costs little
+    if not on_host(y) or not bool(away.amin() > largest.amax()):  # on a CPU a look costs little
         rounding = away <= largest
         torch.where(rounding, y, guess, out=guess)
         away.masked_fill_(rounding, 0)

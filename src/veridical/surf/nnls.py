@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from veridical.functional.devices import at_a_time
+
 _TOLERANCE = 1e-10
 _RANK = 1e-13
 """What is smaller, as a share of the largest, is rounding."""
@@ -36,7 +38,7 @@ def nnls(gram: Tensor, seen: Tensor) -> Tensor:
     systems, flat = gram.permute(1, 2, 0), seen.permute(2, 0, 1).reshape(count, -1)
     answer = free.permute(1, 0, 2).reshape(count, -1)
     bound = (answer < 0).any(0).nonzero()[:, 0]
-    block = max(256, _CACHED // count**2) if seen.device.type == "cpu" else max(1, len(bound))
+    block = at_a_time(seen, max(256, _CACHED // count**2), max(1, len(bound)))
     for part in bound.split(block):
         answer[:, part] = _exchange(systems[:, :, part // rows], flat[:, part], answer[:, part] > 0)
     return answer.reshape(count, groups, rows).permute(1, 2, 0)

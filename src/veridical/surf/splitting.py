@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from veridical.errors import InputError, NotApplicableError, unknown_name
+from veridical.functional.devices import on_host
 from veridical.model.predictor import Side
 from veridical.surf.embeddings import Embeddings
 from veridical.surf.head import Head
@@ -92,7 +93,7 @@ class Split:
             self.task.predictor.plan.autocast or "", found.values.dtype
         )
         share = _ROUNDING.get(precision, 2e-5)
-        if found.values.device.type == "cuda" and precision == torch.float32:
+        if not on_host(found.values) and precision == torch.float32:
             share = 2**-9  # products may be in TF32
         for at in range(0, len(found), 4096):
             h, y = found.pooled[at : at + 4096].double(), found.outputs[at : at + 4096].double()

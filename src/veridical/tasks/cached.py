@@ -71,7 +71,11 @@ def kept(
 
 def _address(model: nn.Module, facts: Sequence[Any], tensors: Sequence[Tensor]) -> str:
     digest = hashlib.blake2b(digest_size=12)
-    for source in ("networks.py", "training.py"):  # the same weights mean another model under other code
+    for source in (
+        "networks.py",
+        "causal_networks.py",
+        "training.py",
+    ):  # the same weights mean another model under other code
         digest.update((Path(__file__).parent / source).read_bytes())
     shapes = {name: list(value.shape) for name, value in model.state_dict().items()}
     digest.update(json.dumps([repr(model), shapes, list(facts)], sort_keys=True).encode())

@@ -156,6 +156,24 @@ ENTRIES: dict[str, Entry] = {
     "known/planted_tokens": Entry(
         "known_planted:planted_tokens", "text", 200, "exact", _OWN, "three cue words among others", "known"
     ),
+    "known/prompt": Entry(
+        "known_prompts:prompt",
+        "prompt",
+        200,
+        "100.0% accuracy",
+        _OWN,
+        "causal transformer, one of six sentences decides",
+        "known",
+    ),
+    "known/induction": Entry(
+        "known_heads:induction",
+        "heads",
+        200,
+        "exact",
+        _OWN,
+        "attention written by hand, two of eight heads at work",
+        "known",
+    ),
     **{
         f"known/colour_digits_{share}": Entry(
             f"known_images:colour_digits_{share}",

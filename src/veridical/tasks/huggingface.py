@@ -22,6 +22,7 @@ from veridical.errors import (
     VeridicalWarning,
 )
 from veridical.masking.fills import Token
+from veridical.model.padding import PaddingBlind
 from veridical.tasks.images import image_files, image_space, open_image
 from veridical.tasks.labels import class_numbers
 from veridical.tasks.packages import require
@@ -29,7 +30,7 @@ from veridical.values.space import Space
 from veridical.values.task import Task
 
 
-class TokenClassifier(nn.Module):
+class TokenClassifier(PaddingBlind):
     """A text classifier of token ids alone: padding is known by its id and never attended to."""
 
     def __init__(self, module: nn.Module, pad: int) -> None:
@@ -37,8 +38,10 @@ class TokenClassifier(nn.Module):
         self.module = module
         self.pad = pad
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        logits: Tensor = self.module(input_ids=tokens, attention_mask=(tokens != self.pad).long()).logits
+    def answer(self, tokens: Tensor, places: Tensor | None = None) -> Tensor:
+        named = {} if places is None else {"position_ids": places}
+        there = (tokens != self.pad).long()
+        logits: Tensor = self.module(input_ids=tokens, attention_mask=there, **named).logits
         return logits
 
 
@@ -99,7 +102,10 @@ def from_huggingface(
             reference if truth is None else (reference, class_numbers(truth, class_names(config)))
         )
     wrap = TokenClassifier(model, read.pad) if isinstance(read, TextReader) else ImageClassifier(model)
-    return Task(wrap.eval().to(device or "cpu"), rows, **settings)
+    wrap.eval()
+    if isinstance(wrap, TokenClassifier):
+        wrap.try_short(rows)
+    return Task(wrap.to(device or "cpu"), rows, **settings)
 
 
 def classifier(source: str | Path) -> tuple[Any, dict[str, Any], Literal["text", "image"]]:

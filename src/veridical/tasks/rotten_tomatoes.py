@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from veridical.masking.fills import Token
+from veridical.model.padding import PaddingBlind, columns
 from veridical.progress import track
 from veridical.tasks.cached import kept, trained
 from veridical.tasks.data import Data, assemble, pick
@@ -88,7 +89,7 @@ def rotten_tomatoes(samples: int | None, seed: int) -> Task:
 # --- MiniLM ---------------------------------------------------------------------------------------------
 
 
-class SentenceClassifier(nn.Module):
+class SentenceClassifier(PaddingBlind):
     """A sentence encoder, the mean of its answers over the tokens, and a linear head.
 
     Padding is known by its token id, so a token filled with padding is left out like one that never was.
@@ -100,15 +101,16 @@ class SentenceClassifier(nn.Module):
         self.head = nn.Linear(width, classes)
         self.pad = pad
 
-    def sentence(self, tokens: Tensor) -> Tensor:
+    def sentence(self, tokens: Tensor, places: Tensor | None = None) -> Tensor:
         """The embedding of each sentence, of length 1."""
         there = (tokens != self.pad).long()
-        states: Tensor = self.encoder(input_ids=tokens, attention_mask=there).last_hidden_state
+        named = {} if places is None else {"position_ids": places}
+        states: Tensor = self.encoder(input_ids=tokens, attention_mask=there, **named).last_hidden_state
         mean = (states * there[..., None]).sum(1) / there.sum(1, keepdim=True).clamp(min=1)
         return nn.functional.normalize(mean, dim=-1)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self.sentence(tokens))
+    def answer(self, tokens: Tensor, places: Tensor | None = None) -> Tensor:
+        return self.head(self.sentence(tokens, places))
 
 
 def rotten_tomatoes_minilm(samples: int | None, seed: int) -> Task:
@@ -137,6 +139,7 @@ def rotten_tomatoes_minilm(samples: int | None, seed: int) -> Task:
     model = SentenceClassifier(encoder, encoder.config.hidden_size, 2, tokenizer.pad_token_id).eval()
     data = Data(rows, labels, train, test)
     _train_head(model, data)
+    model.try_short(rows[test])
     return assemble(
         model,
         data,
@@ -154,19 +157,14 @@ def _train_head(model: SentenceClassifier, data: Data) -> None:
     def make() -> None:
         with torch.no_grad():
             batches = track(tokens.split(64), "embedding film snippets")
-            sentences = torch.cat([model.sentence(_trimmed(batch, model.pad)) for batch in batches])
+            cut = [batch[:, : columns(batch, model.pad)] for batch in batches]
+            sentences = torch.cat([model.sentence(batch) for batch in cut])
         fit(model.head, sentences, labels, HEAD_RECIPE, "rotten_tomatoes_minilm")
 
     encoder = next(iter(model.encoder.parameters()))
     kept(
         "rotten_tomatoes_minilm", model.head, make, [asdict(HEAD_RECIPE)], [tokens, labels, encoder.detach()]
     )
-
-
-def _trimmed(tokens: Tensor, pad: int) -> Tensor:
-    """Cut columns that are padding in every row: they change no answer and take time."""
-    longest = int((tokens != pad).sum(1).max())
-    return tokens[:, :longest]
 
 
 def _token_space(tokens: Tensor, tokenizer: Any) -> Space:

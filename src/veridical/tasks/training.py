@@ -60,12 +60,7 @@ def initialise(model: nn.Module, key: Key) -> None:
 
 
 def fit(
-    model: nn.Module,
-    rows: Tensor,
-    labels: Tensor,
-    recipe: Recipe,
-    what: str,
-    side: Side = (),
+    model: nn.Module, rows: Tensor, labels: Tensor, recipe: Recipe, what: str, side: Side = ()
 ) -> nn.Module:
     """Train the model in place from keyed initial weights and hand it back in eval mode."""
     key = Key(recipe.seed) / "training" / what
@@ -81,19 +76,16 @@ def fit(
             for at in range(0, len(rows), recipe.batch):
                 index = order[at : at + recipe.batch]
                 outputs = call(model, rows[index], take_side(side, index))
-                loss = _loss(recipe.loss, outputs, labels[index])
+                if recipe.loss == "cross_entropy":
+                    loss = F.cross_entropy(outputs, labels[index])
+                else:
+                    loss = F.mse_loss(outputs[:, 0], labels[index].to(outputs.dtype))
                 optimiser.zero_grad()
                 loss.backward()
                 optimiser.step()
                 schedule.step()
     model.eval()
     return model.requires_grad_(True)
-
-
-def _loss(name: str, outputs: Tensor, labels: Tensor) -> Tensor:
-    if name == "cross_entropy":
-        return F.cross_entropy(outputs, labels)
-    return F.mse_loss(outputs[:, 0], labels.to(outputs.dtype))
 
 
 @contextmanager

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from veridical.explainers.base import as_explainer
 from veridical.explainers.controls import image_edges, jumps
-from veridical.explainers.function import as_explainer
 from veridical.explainers.grid import as_features, time_axis
 from veridical.model.predictor import take_side
 from veridical.random import keyed

@@ -1,8 +1,8 @@
-"""What a task's model says to the task's inputs."""
+"""What a task's model says to the task's inputs, and whatever else is computed once for a task and kept."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +13,7 @@ from veridical.errors import InputError
 from veridical.model.output_heads import Head, Response
 from veridical.model.predictor import CountedModel, Predictor, Side
 from veridical.values.content_hash import content_digest
-from veridical.values.input_checks import as_tensor, feature_values
-from veridical.values.task_cache import TaskCache
+from veridical.values.input_checks import feature_values
 
 if TYPE_CHECKING:
     from veridical.masking.fills import Fill
@@ -32,12 +31,17 @@ _MODALITIES = {
     "column": "table",
     "column_group": "table",
     "concept": "concept",
+    "unit": "units",
 }
 _BY_SHAPE = {4: "image", 3: "image", 2: "series"}
 
 
-class Answers(TaskCache):
-    """The model's outputs, predictions and explained outputs for the inputs of a task, asked once."""
+class Answers:
+    """The model's outputs, predictions and explained outputs for the inputs of a task, asked once.
+
+    What was computed is kept: for a task alone, for its subsets, or for all with the same reference rows. Two
+    threads may compute the same thing at once; then both have the same value.
+    """
 
     inputs: Tensor
     side: Side
@@ -50,6 +54,9 @@ class Answers(TaskCache):
     predictor: Predictor
     n_outputs: int
     _targets: Tensor | None
+    _cache: dict[str, Any]
+    _calibrations: dict[str, Any]
+    _train_facts: dict[str, Any]
 
     def __len__(self) -> int:
         return self.inputs.shape[0]
@@ -73,13 +80,14 @@ class Answers(TaskCache):
 
     @property
     def modality(self) -> str:
-        """The kind of input: image, series, text, table or concept."""
+        """The kind of input: image, series, text, table, concept, or units that are switched on and off."""
         return _MODALITIES.get(self.space.kind) or _BY_SHAPE.get(self.inputs.dim() - 1, "table")
 
     @property
     def outputs(self) -> Tensor:
         """All outputs for the inputs (N, C); computed once, and counted to nobody: they are the task's."""
-        self.predictor.watch()
+        if "outputs" in self._cache:
+            self.predictor.source.watch()
         return self.cached(
             "outputs", lambda: self.uncounted(lambda: self.predictor.outputs(self.inputs, self.side))
         )
@@ -87,7 +95,7 @@ class Answers(TaskCache):
     @property
     def predictions(self) -> Tensor:
         """The predicted class of each sample (the strongest label when several may hold)."""
-        if self.head == "regression" and self.n_outputs == 1:
+        if self.head == "generation" or (self.head == "regression" and self.n_outputs == 1):
             return torch.zeros(len(self), dtype=torch.int64, device=self.device)
         predictions: Tensor = self.cached("predictions", lambda: self.outputs.argmax(-1))
         return predictions
@@ -108,14 +116,27 @@ class Answers(TaskCache):
         return self.predictions if self._targets is None else self._targets
 
     def probabilities(self, outputs: Tensor) -> Tensor:
-        """The outputs on the scale of probabilities; a regression has none and keeps its outputs."""
-        if self.head == "regression":
+        """The outputs on the scale of probabilities; others than classes stay as they are."""
+        if self.head in ("regression", "generation"):
             return outputs
         return outputs.softmax(-1) if self.head == "multiclass" else outputs.sigmoid()
 
     def respond(self, outputs: Tensor, response: Response = "probability") -> Tensor:
-        """The numbers metrics look at: probabilities, or the outputs as they are."""
+        """The numbers metrics look at: probabilities, or the outputs as they are.
+
+        Of a generation they are one column; the other one says how many tokens are kept.
+        """
+        if self.head == "generation":
+            return outputs[..., :1]
         return self.probabilities(outputs) if response == "probability" else outputs
+
+    def clean_response(self, response: Response) -> Tensor:
+        """The response of the explained output to the untouched inputs (N, 1)."""
+        clean: Tensor = self.cached(
+            f"clean {response}",
+            lambda: self.respond(self.outputs, response).gather(1, self.targets[:, None]),
+        )
+        return clean
 
     def session(self, grad: bool = False) -> AbstractContextManager[CountedModel]:
         """Run the model by hand: `with task.session(grad=True) as model: model(x, ...)`. Rows count."""
@@ -123,26 +144,54 @@ class Answers(TaskCache):
 
     def uncounted(self, ask: Callable[[], Any]) -> Any:
         """Ask the model outside the meter: what a task or a check of ours wants to know is nobody's cost."""
-        meter = self.predictor.meter
-        before = meter.cost
+        tally = self.predictor.meter.here
+        before = tally.forward, tally.backward
         try:
             return ask()
         finally:
-            meter.reset(before)
+            tally.forward, tally.backward = before
 
     def chunks(self, rows_per_sample: int = 1) -> Iterator[Task]:
         """The task in pieces that fill one chunk each when every sample asks `rows_per_sample` rows."""
         size = max(1, self.predictor.rows // max(1, rows_per_sample))
         whole: Task = self  # type: ignore[assignment]
         if size >= len(self):
-            yield whole
-            return
-        for at in range(0, len(self), size):
-            yield whole[at : at + size]
+            return iter([whole])
+        return (whole[at : at + size] for at in range(0, len(self), size))
+
+    def cached(self, name: str, make: Callable[[], Any]) -> Any:
+        """Compute something once for this task."""
+        return _once(self._cache, name, make)
+
+    def latest(self, name: str, about: Hashable, make: Callable[[], Any]) -> Any:
+        """Like `cached` of what `about` decides, for large things: only the last of that name is kept."""
+        known = self._cache.get(name)
+        if known is None or known[0] != about:
+            known = self._cache[name] = about, make()
+        return known[1]
+
+    def calibrated(self, name: str, make: Callable[[], Any]) -> Any:
+        """Estimate something from the whole set once; subsets made afterwards inherit it and so agree."""
+        return _once(self._calibrations, name, make)
+
+    def from_train(self, name: str, make: Callable[[], Any]) -> Any:
+        """Estimate something from the reference rows once; every task with the same rows shares it."""
+        return _once(self._train_facts, name, make)
+
+    def known(self, name: str) -> Any:
+        """What is kept under a name, or None."""
+        return self._cache.get(name)
+
+    def keep(self, name: str, value: Any) -> None:
+        """Keep a value under a name; None forgets it."""
+        if value is None:
+            self._cache.pop(name, None)
+        else:
+            self._cache[name] = value
 
     def values(self, maps: Any, source: str = "the map") -> Tensor:
         """Turn maps of any accepted shape into one value per feature (N, V), or say what would fit."""
-        return feature_values(as_tensor(maps, source).to(self.device), self.space, len(self), source)
+        return feature_values(maps, self.space, self.inputs, source)
 
     def content_hash(self) -> str:
         """A digest of everything that decides what the model answers here."""
@@ -177,3 +226,9 @@ class Answers(TaskCache):
             ("rows per chunk", str(self.predictor.rows)),
         ]
         return html_summary(repr(self), ("fact", "value"), facts)
+
+
+def _once(kept: dict[str, Any], name: str, make: Callable[[], Any]) -> Any:
+    if name not in kept:
+        kept[name] = make()
+    return kept[name]

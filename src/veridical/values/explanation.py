@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,19 +13,20 @@ from torch import Tensor
 
 from veridical.errors import InputError, OutOfRangeError, ShapeError
 from veridical.functional import has_spread, positions, rms_normalise
+from veridical.functional.ranks import ties_along
 from veridical.model.cost import Cost
-from veridical.model.late_checks import Look, can_look
+from veridical.model.sessions import AT_ONCE, Look
 from veridical.values import files
-from veridical.values.late_fields import computed_when_read, settled_before_reading
+from veridical.values.late_fields import become, unsettled
 from veridical.values.space import Space
-from veridical.values.weak_orders import reversed_ties, tied_pairs, ties_along
+from veridical.values.weak_orders import reversed_ties, tied_pairs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from veridical.values.task import Task
 
-@computed_when_read(order=lambda own: own._sorted(), tied=lambda own: own._ties())
-@settled_before_reading("values", "whole")
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Explanation:
     """Relevance `values` (N, V) over a `space`, for the outputs `targets`, made by `explainer`.
@@ -65,8 +66,10 @@ class Explanation:
                 f"{shape[0]} samples x {shape[1]} {self.space.kind} features"
             )
         own["_unchecked"] = unchecked
-        if can_look(own["values"].device):
+        if own["values"].device.type in AT_ONCE:
             self.settle()
+        else:
+            become(self, _Unsettled)
 
     def settle(self) -> Explanation:
         """Look at values that nobody has read yet, and raise what is wrong with them; waits for a GPU."""
@@ -80,11 +83,14 @@ class Explanation:
             whole = whole and math.isfinite(float(values.abs().amax()))
             own["whole"] = whole or self._checked(values)
             own["_unchecked"] = None
+            if type(self) is not Explanation:
+                become(self, Explanation)
             try:
                 if own["order"] is not None:
                     self._check_order()
             except InputError:
                 own["_unchecked"] = unchecked  # whoever reads next is told again
+                become(self, _Unsettled)
                 raise
         return self
 
@@ -122,9 +128,6 @@ class Explanation:
 
     def _ties(self) -> Tensor:
         return ties_along(self._existing().gather(-1, self.order), self._counts)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.settle().__dict__
 
     def _existing(self) -> Tensor:
         """The values as they are ranked: zeros for a map that is missing, infinity where no feature is."""
@@ -183,11 +186,11 @@ class Explanation:
     @property
     def descending_ranks(self) -> Tensor:
         """0 for the most relevant feature; invalid features keep the last places."""
-        ranks = self.ranks
-        if self.valid is None:
+        valid, ranks = self.valid, self.ranks
+        if valid is None:
             return self.space.n_features - 1 - ranks
-        count = self.valid.sum(-1, keepdim=True)
-        return torch.where(self.valid, count - 1 - ranks, ranks)
+        count = valid.sum(-1, keepdim=True)
+        return torch.where(valid, count - 1 - ranks, ranks)
 
     def with_values(self, values: Tensor, explainer: str | None = None) -> Explanation:
         """Another map for the same samples; its order is its own."""
@@ -250,6 +253,23 @@ class Explanation:
             tied=self.tied[index],
             space=self.space.take(index),
         )
+
+    def matching(self, task: Task) -> Explanation:
+        """The same on the device of a task, which it must belong to: same samples, same features."""
+        own, space = (len(self.ids), self.space.n_features), task.space
+        if own != (len(task.inputs), space.n_features):
+            raise ShapeError(
+                f"explanation has {own[0]} samples x {own[1]} {self.space.kind} features, the task "
+                f"{len(task.inputs)} samples x {space.n_features} {space.kind} features; explain this task, "
+                "or aggregate with `space.pool(map)`"
+            )
+        # to compare would wait for the device
+        if self.ids is not task.ids and not torch.equal(self.ids.to(task.inputs.device), task.ids):
+            raise InputError(
+                "the explanation's ids are not the task's: it explains other samples, or these in another "
+                "order; bring them together with explanation.take(index) or task[index]"
+            )
+        return self.to(task.inputs.device)
 
     def to(self, device: torch.device | str) -> Explanation:
         """The same explanation on another device."""
@@ -352,3 +372,20 @@ class Explanation:
 
 def _no_ties(order: Tensor) -> Tensor:
     return torch.zeros_like(order, dtype=torch.bool)
+
+
+def _computed_when_read(name: str, make: Callable[[Explanation], Tensor]) -> Any:
+    """A field that is computed when it is first read, unless it was given."""
+
+    def read(owner: Explanation) -> Any:
+        kept = owner.__dict__
+        if kept.get(name) is None:
+            kept[name] = make(owner)
+        return kept[name]
+
+    return property(read, lambda owner, value: owner.__dict__.update({name: value}))
+
+
+Explanation.order = _computed_when_read("order", Explanation._sorted)
+Explanation.tied = _computed_when_read("tied", Explanation._ties)
+_Unsettled = unsettled(Explanation, "values", "whole")

@@ -235,9 +235,9 @@ def targets_of(targets: Any, rows: int, outputs: int, place: torch.device, class
     return tensor.to(device=place, dtype=torch.int64)
 
 
-def feature_values(maps: Tensor, space: Space, count: int, source: str) -> Tensor:
+def feature_values(maps: Any, space: Space, inputs: Tensor, source: str, copy: bool = False) -> Tensor:
     """Turn maps of any accepted shape into one value per feature (N, V), or say what would fit."""
-    tensor = maps.detach()
+    tensor, count = as_tensor(maps, source).detach().to(inputs.device, copy=copy), len(inputs)
     if tensor.is_complex():
         raise InputError(f"{source} holds complex numbers; relevance is one real number per feature")
     if not tensor.is_floating_point():

@@ -1,56 +1,33 @@
-"""Fields of a frozen dataclass that something happens before: a check, or their very computation.
+"""Results that are checked when they are first read.
 
-A field stays where a dataclass puts it; only reading it goes by a property.
+On a GPU, where to look is to wait, a result is made unchecked. Until it is settled it belongs to a subclass
+that settles it before one of its fields is read; settled, it is a plain object of its class.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
-
-C = TypeVar("C", bound=type[Any])
+from typing import Any
 
 
-def settled_before_reading(*names: str) -> Callable[[C], C]:
-    """Class decorator: whoever reads one of these fields settles the object first, if it has `_unchecked`."""
+def unsettled(cls: type[Any], *names: str) -> type[Any]:
+    """The subclass of results of which nobody has read these fields yet."""
 
-    def reader(name: str) -> Callable[[Any], Any]:
-        def read(owner: Any) -> Any:
-            if owner.__dict__.get("_unchecked") is not None:
-                owner.settle()
-            return owner.__dict__[name]
+    def reduce(owner: Any) -> Any:
+        return owner.settle().__reduce_ex__(2)
 
-        return read
-
-    return _with_readers({name: reader(name) for name in names})
+    fields = {name: property(_reader(name), _writer(name)) for name in names}
+    return type(f"Unsettled{cls.__name__}", (cls,), {"__doc__": cls.__doc__, "__reduce__": reduce, **fields})
 
 
-def computed_when_read(**makers: Callable[[Any], Any]) -> Callable[[C], C]:
-    """Class decorator: a field that was not given is computed when it is first read, and kept."""
-
-    def reader(name: str, make: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def read(owner: Any) -> Any:
-            kept = owner.__dict__
-            if kept.get(name) is None:
-                kept[name] = make(owner)
-            return kept[name]
-
-        return read
-
-    return _with_readers({name: reader(name, make) for name, make in makers.items()})
+def become(result: Any, cls: type[Any]) -> None:
+    """Make a result, though frozen, one of this class."""
+    object.__setattr__(result, "__class__", cls)
 
 
-def _with_readers(readers: dict[str, Callable[[Any], Any]]) -> Callable[[C], C]:
-    def add(cls: C) -> C:
-        for name, read in readers.items():
-            setattr(cls, name, property(read, _writer(name)))
-        return cls
-
-    return add
+def _reader(name: str) -> Callable[[Any], Any]:
+    return lambda owner: owner.settle().__dict__[name]
 
 
 def _writer(name: str) -> Callable[[Any, Any], None]:
-    def write(owner: Any, value: Any) -> None:
-        owner.__dict__[name] = value
-
-    return write
+    return lambda owner, value: owner.__dict__.update({name: value})

@@ -7,18 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from veridical.errors import ShapeError
+from veridical.errors import InputError, ShapeError
 from veridical.functional import bootstrap_interval
 from veridical.model.cost import Cost
-from veridical.model.late_checks import Look, can_look
-from veridical.settings import check_settings
+from veridical.model.sessions import AT_ONCE, Look
 from veridical.values import files
-from veridical.values.late_fields import settled_before_reading
+from veridical.values.late_fields import become, unsettled
 from veridical.values.variance import Variance, split_variance
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ class Curve:
     y_label: str
 
 
-@settled_before_reading("values", "flags", "curve", "details")
 @dataclass(frozen=True, eq=False, repr=False)
 class Scores:
     """One value per sample with its direction; NaN where there is none, and the flag that says why.
@@ -68,14 +67,19 @@ class Scores:
     unchecked: InitVar[Sequence[Look]] = ()
 
     def __post_init__(self, unchecked: Sequence[Look]) -> None:
-        check_settings(self)
+        own = self.__dict__
+        for what, kinds in _KINDS.items():
+            if not isinstance(own[what], kinds):
+                expected = " or ".join("None" if kind is NoneType else kind.__name__ for kind in kinds)
+                raise InputError(f"Scores: {what} is of type {expected}, got {own[what]!r:.80}")
         if self.values.shape != self.ids.shape[:1]:
             raise ShapeError(f"scores have shape {tuple(self.values.shape)}, expected ({len(self.ids)},)")
-        own = self.__dict__
         own["values"] = self.values.detach().to(torch.float64)
         own["_unchecked"] = unchecked
-        if can_look(own["values"].device):
+        if own["values"].device.type in AT_ONCE:
             self.settle()
+        else:
+            become(self, _Unsettled)
 
     def settle(self) -> Scores:
         """Look at what is still unchecked, and raise what is wrong with it; waits for a GPU."""
@@ -86,10 +90,9 @@ class Scores:
                 look()
             own.update(_finite_or_flagged(own["values"], _raised(own["flags"])))
             own["_unchecked"] = None
+            if type(self) is not Scores:
+                become(self, Scores)
         return self
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.settle().__dict__
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -209,6 +212,21 @@ class Scores:
 
         rows = [(str(i), f"{v:.4g}") for i, v in zip(self.ids.tolist(), self.values.tolist(), strict=True)]
         return html_summary(repr(self), ("sample", "value"), rows[:10])
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "values": (Tensor,),
+    "direction": (Direction,),
+    "metric": (str,),
+    "ids": (Tensor,),
+    "explainer": (str, NoneType),
+    "flags": (Mapping,),
+    "curve": (Curve, NoneType),
+    "details": (Mapping,),
+    "cost": (Cost,),
+    "provenance": (Mapping,),
+}
+_Unsettled = unsettled(Scores, "values", "flags", "curve", "details")
 
 
 def joined(parts: Sequence[Scores]) -> Scores:

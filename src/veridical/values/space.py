@@ -1,4 +1,4 @@
-"""What a feature is: a pixel, a patch, a superpixel, a time step, a token, a column, a concept.
+"""What a feature is: a pixel, a patch, a superpixel, a time step, a token, a column, a concept, a switch.
 
 One idea covers them all: a *label map* that tells for every element of an input which feature it belongs
 to. Pixels share a label over colour channels, patches over a block, column groups over the columns of one
@@ -29,6 +29,7 @@ KINDS = (
     "column",
     "column_group",
     "concept",
+    "unit",
     "element",
 )
 
@@ -200,6 +201,21 @@ class Space:
     def concepts(cls, count: int, names: Sequence[str] | None = None) -> Space:
         """One feature per concept code."""
         return replace(cls.columns(count, names), kind="concept")
+
+    @classmethod
+    def units(
+        cls,
+        count: int,
+        valid: Tensor | None = None,
+        names: Sequence[str] | Sequence[Sequence[str]] | None = None,
+    ) -> Space:
+        """One feature per switch: 1 is on, 0 is off. `names` may differ between samples."""
+        own: tuple[Any, ...] | None
+        if names and not isinstance(names[0], str):
+            own = tuple(tuple(row) for row in names)
+        else:
+            own = _names(names, count)  # type: ignore[arg-type]
+        return cls("unit", (count,), count, torch.arange(count), valid=valid, names=own)
 
     @classmethod
     def elements(cls, shape: Sequence[int]) -> Space:

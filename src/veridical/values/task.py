@@ -16,12 +16,13 @@ from veridical.errors import InputError, NotApplicableError, OutOfRangeError, Sh
 from veridical.masking.fills import Fill, as_fill, default_fill
 from veridical.model.adapters import adapt
 from veridical.model.dataframes import FrameCodec, as_pandas, is_frame
-from veridical.model.embeddings import EmbeddingView, embedding_layer
+from veridical.model.embeddings import TOKEN_IDS, EmbeddingView, embedding_layer
 from veridical.model.estimators import class_names, one_target
+from veridical.model.fingerprint import trains
 from veridical.model.output_heads import Head, first_answer, two_columns
 from veridical.model.plan import MIN_ROWS, Plan, memory_budget, most_rows
 from veridical.model.predictor import Output, Predictor, Side, call, plain_output, take_side
-from veridical.model.private_copy import Copier, Source, trains
+from veridical.model.private_copy import Copier, Source
 from veridical.model.weights import NoiseSource, Noisy, Replaced, Weights, fitting
 from veridical.random.keyed import Key
 from veridical.settings import checked
@@ -182,7 +183,7 @@ class Task(Answers):
             targets = self.targets if targets == "kept" else None  # type: ignore[assignment]
         if "train" in changes:
             changes["_train_facts"] = {}
-        task = object.__new__(Task)
+        task = object.__new__(type(self))
         task.__dict__.update(self.__dict__)
         task.__dict__.update(
             _cache={} if outputs is None else {"outputs": outputs},
@@ -290,7 +291,7 @@ class Task(Answers):
             inputs = view.embed(self.inputs)
             train = None if self.train is None else view.embed(self.train[:1024])
         side: Side = (
-            {"token_ids": self.inputs, **self.side}
+            {TOKEN_IDS: self.inputs, **self.side}
             if isinstance(self.side, dict)
             else (self.inputs, *self.side)
         )

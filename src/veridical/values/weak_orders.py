@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from veridical.functional.ranks import run_begins
 from veridical.random import keyed
 from veridical.random.keyed import Key
 
@@ -26,12 +25,6 @@ FEW_TIES = 1e-4
 """Share of tied pairs below which one ranking stands for all: among the 50,000 numbers
 of a large image some are equal by chance, and eight times the rows would buy nothing."""
 _OF_THREE = ((0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0))
-
-
-def ties_along(ascending: Tensor, count: Tensor | int) -> Tensor:
-    """Which places tie with the one before (N, V), of values in ascending order of which `count` exist."""
-    place = torch.arange(ascending.shape[-1], device=ascending.device)
-    return ~run_begins(ascending) & (place < _column(count))
 
 
 def reversed_ties(tied: Tensor, count: Tensor | int) -> Tensor:

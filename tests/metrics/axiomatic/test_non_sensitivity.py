@@ -6,7 +6,8 @@ from torch import nn
 
 import veridical as vd
 from tests.reference.metric_cases import linear_task, numbers, text_task
-from veridical.metrics.axiomatic.non_sensitivity import Groups, disagreements
+from veridical.masking.rules import Groups
+from veridical.metrics.axiomatic.non_sensitivity import disagreements
 from veridical.model.predictor import Plan
 from veridical.values.space import Space
 
@@ -72,7 +73,7 @@ def test_counts_and_groups() -> None:
     grouped = vd.score("non_sensitivity", task, torch.ones(5, 6), draws=3, group=4)
     assert grouped.cost.forward == 5 * 2 * 3
     assert grouped.values.tolist() == [0.0] * 5  # both groups hold a feature the model reads
-    groups = Groups(6, 4, torch.device("cpu"))
+    groups = Groups(6, torch.device("cpu"), 4)
     assert groups.removed(slice(0, 1), slice(0, 2))[0].int().tolist() == [
         [1, 1, 1, 1, 0, 0],
         [0, 0, 0, 0, 1, 1],

@@ -126,14 +126,19 @@ def scaled_dot_product_attention(
     if enable_gqa and key.shape[-3] != query.shape[-3]:
         times = query.shape[-3] // key.shape[-3]
         key, value = key.repeat_interleave(times, -3), value.repeat_interleave(times, -3)
+    some = None
     if is_causal:
         attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+    elif attn_mask is not None and attn_mask.dtype == torch.bool:
+        # padding before a text sees nothing, and answers zero where a softmax of nothing would be 0/0
+        some = attn_mask.any(-1, keepdim=True)
+        attn_mask = attn_mask | ~some
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         # here, unlike in nn.MultiheadAttention, True is for what may be attended to
         attn_mask = _forbidding(~attn_mask, query.dtype)
     scores = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scale is None else scale)
     weights = torch.softmax(scores if attn_mask is None else scores + attn_mask, -1)
-    return weights @ value
+    return (weights if some is None else weights * some) @ value
 
 
 def multi_head_attention_forward(

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
+from torch.jit import ScriptModule
 
 from veridical.errors import NotApplicableError, ShapeError
 from veridical.explainers.base import Explainer
 from veridical.explainers.graph.follow import Follower
 from veridical.explainers.graph.followed import Followed
+from veridical.explainers.prompts import at_logits
 from veridical.model.adapters import ArrayModel, FunctionModel
 from veridical.model.predictor import call, plain_output, take_side
 from veridical.values.task import Task
@@ -36,7 +37,7 @@ class FollowingExplainer(Explainer):
         reason = super().why_not(task)
         if reason is not None:
             return reason
-        at = task.at_embeddings()
+        at = at_logits(task.at_embeddings())
         # once for a model and its inputs: under noise both are built alike
         refusals: dict[nn.Module, str | None] = task.reference.cached(f"refusals of {self}", dict)
         module = _innermost(at.predictor.model)
@@ -45,7 +46,7 @@ class FollowingExplainer(Explainer):
         return refusals[module]
 
     def prepared(self, task: Task) -> Task:
-        task = task.at_embeddings()
+        task = at_logits(task.at_embeddings())
         inner = task.predictor
 
         def follower(model: Followed, x: Tensor, side: tuple[Any, ...], named: dict[str, Any]) -> Follower:
@@ -56,11 +57,10 @@ class FollowingExplainer(Explainer):
         return task.changed(predictor=inner.with_model(followed, plain_output))
 
     def _refusal(self, task: Task) -> str | None:
-        module = _innermost(task.predictor.model)
-        if isinstance(module, ArrayModel | FunctionModel):
+        own = _innermost(task.predictor.model)
+        if isinstance(own, ArrayModel | FunctionModel):
             return "it reads the operations of a torch module, and this model is a plain function"
-        closed = (torch.jit.ScriptModule,)
-        if any(isinstance(m, closed) or type(m).__name__ == "OptimizedModule" for m in module.modules()):
+        if any(isinstance(m, ScriptModule) or type(m).__name__ == "OptimizedModule" for m in own.modules()):
             return "the model is compiled or scripted, so it cannot be followed; give the plain module"
         try:
             self._tried(task)

@@ -30,7 +30,7 @@ class Followed(nn.Module):
         self.kept: dict[Any, Any] = {}
         """What a method keeps between the runs of one call."""
 
-    def forward(self, x: Tensor, *side: Any, **named: Any) -> Tensor:
+    def forward(self, x: Tensor, /, *side: Any, **named: Any) -> Tensor:
         """What the model answers to x, as (rows, outputs)."""
         if not (x.requires_grad and torch.is_grad_enabled()):
             return self._output(self.model(x, *side, **named))

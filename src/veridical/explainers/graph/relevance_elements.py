@@ -7,6 +7,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from veridical.functional.devices import on_host
 from veridical.random.hash_kernels import at_once
 
 TINY = 1e-9
@@ -49,7 +50,7 @@ def by_sign(R: Tensor, z: Tensor, p: Tensor, gamma: float) -> tuple[Tensor, Tens
     least 0 and z + gamma n elsewhere. There n = z - p adds two numbers of one sign, so that p serves both and
     nothing cancels. A falling output favours its negative contributions: all of them less the positive ones.
     """
-    if z.device.type == "cpu":
+    if on_host(z):
         return _by_sign_vectorised(R, z, p, gamma)
     part = at_once(FAVOURED, favoured_steps, z, p)
     whole = over(R, torch.add(z, part, alpha=gamma))

@@ -20,7 +20,7 @@ from veridical.explainers.graph.batch_norm import BatchNorm
 from veridical.explainers.graph.linear_maps import Linear, Pull
 from veridical.explainers.graph.relevance_elements import by_sign
 from veridical.explainers.graph.relevance_flow import Term, _shared, _total, shares
-from veridical.model.late_checks import can_look
+from veridical.model.sessions import can_look
 
 RuleName = Literal["epsilon", "gamma", "z_plus", "alpha_beta", "flat", "w_square", "z_box"]
 RULES: tuple[str, ...] = get_args(RuleName)

@@ -16,6 +16,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from veridical.functional.devices import on_host
+
 # The neighbours' weights 1 2 1 / 2 . 2 / 1 2 1 are a product of (1 2 1) with itself, less 4 in the middle
 _MIDDLE = 4.0
 _NEIGHBOURS = 12.0
@@ -230,7 +232,7 @@ class Workspace:
         for step in range(iterations):
             active = None if goal is None else self._dot(rest, rest) > goal
             # looking waits for a GPU, where running on costs less
-            if active is not None and not value.is_cuda and not bool(active.any()):
+            if active is not None and on_host(value) and not bool(active.any()):
                 break
             better = _cycle(grids, 0, rest)
             renewed = self._dot(rest, better)

@@ -30,7 +30,7 @@ class Compensated(nn.Module):
         self.module = module
         self.shift = shift
 
-    def forward(self, x: Tensor, *side: Any, **named: Any) -> Any:
+    def forward(self, x: Tensor, /, *side: Any, **named: Any) -> Any:
         return self.module(x - self.shift, *side, **named)
 
 

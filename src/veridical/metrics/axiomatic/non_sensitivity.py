@@ -12,6 +12,7 @@ from veridical.allowed import Count, NotNegative
 from veridical.functional import rms_normalise
 from veridical.masking.fills import Fill, UniformNoise
 from veridical.masking.probe import probe
+from veridical.masking.rules import Groups
 from veridical.metrics.base import Metric, Outcome, register
 from veridical.metrics.blocks import in_blocks
 from veridical.model.output_heads import Response
@@ -22,30 +23,6 @@ from veridical.values.task import Task
 
 # answers that differ by one step of the grid they were rounded to may be one answer, rounded both ways
 _SAME = {torch.float64: 1.5e-9, torch.float32: 1.5e-6}
-
-
-@dataclass(frozen=True, eq=False)
-class Groups:
-    """Mask m removes the features m * size, ..., (m + 1) * size - 1 and no others."""
-
-    n_features: int
-    size: int
-    device: torch.device
-
-    @property
-    def count(self) -> int:
-        return -(-self.n_features // self.size)
-
-    def removed(self, samples: slice, masks: slice) -> Tensor:
-        group = torch.arange(masks.start, masks.stop, device=self.device)
-        member = torch.arange(self.n_features, device=self.device) // self.size
-        return (member == group[:, None])[None]
-
-    def pool(self, truth: Tensor) -> Tensor:
-        """Whether it holds for any feature of a group (N, count)."""
-        spare = self.count * self.size - self.n_features
-        padded = torch.nn.functional.pad(truth, (0, spare))
-        return padded.reshape(len(truth), self.count, self.size).any(-1)
 
 
 def disagreements(relevant: Tensor, depended_on: Tensor, exists: Tensor) -> Tensor:
@@ -72,7 +49,8 @@ class NonSensitivity(Metric):
     response: Response = "logit"
     """The scale on which answers are read: "probability" or "logit"."""
     fill: Fill | None = None
-    """What features become; None is uniform noise over the range, or the task's fill for token ids."""
+    """What features become; None is uniform noise over the range, or the task's fill for token ids and
+    for units that are switched off."""
     name: ClassVar[str] = "non_sensitivity"
     category: ClassVar[str] = "axiomatic"
     direction: ClassVar[Direction] = Direction.LOWER
@@ -84,8 +62,9 @@ class NonSensitivity(Metric):
     paper: ClassVar[str] = "Nguyen and Martinez 2020"
 
     def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
-        groups = Groups(task.space.n_features, self.group, task.device)
-        fill = self.fill or (UniformNoise() if task.inputs.is_floating_point() else task.fill)
+        groups = Groups(task.space.n_features, task.device, self.group)
+        moves = task.inputs.is_floating_point() and task.modality != "units"
+        fill = self.fill or (UniformNoise() if moves else task.fill)
         changed = torch.zeros(len(task), groups.count, dtype=torch.bool, device=task.device)
         same = _SAME.get(task.outputs.dtype, 1.5e-3)
         for draw in range(self.draws):

@@ -40,7 +40,7 @@ class _Eraser(RankingMetric):
     """What removed features become; None is the task's own fill."""
     category: ClassVar[str] = "faithfulness"
     paper: ClassVar[str] = "DeYoung et al. 2020"
-    modalities: ClassVar[frozenset[str]] = frozenset({"text"})
+    modalities: ClassVar[frozenset[str]] = frozenset({"text", "units"})
     ranks_only: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -18,9 +18,9 @@ from veridical.masking.probe import blocks
 from veridical.masking.rules import MaskRule
 from veridical.metrics.base import Metric, Outcome, register
 from veridical.metrics.faithfulness.masks import asked_and_summed, existing_values, sized_subsets
-from veridical.model.late_checks import look_later
 from veridical.model.output_heads import Response
 from veridical.model.predictor import check_finite, repeat_side, take_side
+from veridical.model.sessions import look_later
 from veridical.random import keyed
 from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
@@ -119,6 +119,8 @@ class Infidelity(Metric):
 
     def why_not(self, task: Task) -> str | None:
         reason = super().why_not(task)
+        if reason is None and self.perturbation == "noise" and task.modality == "units":
+            return "a unit is on or off and takes no noise; use perturbation='removal'"
         if reason is None and self._by_value(task) and not task.inputs.is_floating_point():
             return "token ids have no differences; use units='contribution' with perturbation='removal'"
         return reason

@@ -11,14 +11,15 @@ from math import comb
 import torch
 from torch import Tensor
 
+from veridical.functional.devices import at_a_time
 from veridical.masking.fills import Fill
 from veridical.masking.probe import blocks, probe
 from veridical.masking.rules import Given, MaskRule, RandomSubsets
 from veridical.masking.shared_work import shared
 from veridical.masking.subset_table import FEW, places_of
-from veridical.model.late_checks import look_later
 from veridical.model.output_heads import Response
 from veridical.model.predictor import check_finite
+from veridical.model.sessions import look_later
 from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
 from veridical.values.task import Task
@@ -188,7 +189,7 @@ def masked_sums(removed: Tensor, weights: Tensor) -> Tensor:
     samples, masks, features = len(weights), removed.shape[-2], weights.shape[-1]
     out = weights.new_empty(samples, masks, dtype=torch.float64)
     # a CPU adds up what its cache holds, a GPU what keeps it busy
-    step = max(1, (2**17 if weights.device.type == "cpu" else 2**24) // features)
+    step = max(1, at_a_time(weights, 2**17, 2**24) // features)
     few = max(1, step // masks)
     # read as bytes: torch turns these into floats several times faster than truth values
     ones, values = removed.view(torch.uint8), weights.double()[..., None]

@@ -41,7 +41,7 @@ class MonotonicityCorrelation(RankingMetric):
     """The scale on which answers are read: "probability" or "logit"."""
     fill: Fill | None = None
     """Where values come from; None takes reference rows, without any uniform noise over the input's range,
-    and for text the task's fill."""
+    and for text and for units that are switched off the task's fill."""
     name: ClassVar[str] = "monotonicity_correlation"
     category: ClassVar[str] = "faithfulness"
     direction: ClassVar[Direction] = Direction.HIGHER
@@ -54,7 +54,7 @@ class MonotonicityCorrelation(RankingMetric):
         check_steps(self.steps, self.per_step)
 
     def fill_on(self, task: Task) -> Fill:
-        if self.fill is not None or task.modality == "text":
+        if self.fill is not None or task.modality in ("text", "units"):
             return self.fill or task.fill
         return UniformNoise() if task.train is None else Marginal(1)
 

@@ -63,11 +63,10 @@ class PixelFlipping(RankingMetric):
         return Direction.LOWER if self.order == "morf" else Direction.HIGHER
 
     def along(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
-        counts = step_counts(task, self.steps, self.per_step)
         first = explanation.descending_ranks if self.order == "morf" else explanation.ranks
-        rule = RankThreshold(first, counts)
+        counts = step_counts(task, self.steps, self.per_step)
+        rule, share = RankThreshold(first, counts), removed_share(task, counts)
         responses = probe(task, rule, response=self.response, fill=self.fill, key=key, with_clean=True)
-        share = removed_share(task, counts)
         return Outcome(
             flipping_area(responses, share),
             curve=Curve(share.mean(0), responses, "share of features removed", self.response),

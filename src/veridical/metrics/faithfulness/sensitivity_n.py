@@ -93,10 +93,7 @@ class SensitivityN(Metric):
             counted = correlations.masked_fill(again & few, torch.nan)
         return Outcome(
             counted.nanmean(-1),
-            flags={
-                "no spread: all subsets alike": none,
-                "no spread at some sizes": flat.any(-1) & ~none,
-            },
+            flags={"no spread: all subsets alike": none, "no spread at some sizes": flat.any(-1) & ~none},
             curve=Curve(
                 torch.tensor(self.shares, dtype=torch.float64), correlations, "share removed", "correlation"
             ),

@@ -9,13 +9,14 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from veridical.functional.devices import at_a_time
 from veridical.model.randomised_layers import cascade, drawing
 from veridical.model.weights import Replaced, layers
 from veridical.random.keyed import Key
 from veridical.values.scores import Curve
 from veridical.values.task import Task
 
-_COMPARED = {"cpu": 2**17, "cuda": 2**24}
+_COMPARED = 2**17, 2**24
 """Numbers of maps that are ranked together: what a CPU's cache holds, or enough to keep a GPU busy."""
 _WEIGHTS_KEPT = 2**25
 """Numbers of drawn weights that a task keeps: 128 MB."""
@@ -86,7 +87,7 @@ def similarity_by_layer(
     worlds = randomised_worlds(task, order, key / "weights" / 0)
     clean = explain(task, key / "clean")
     first = ready(clean)
-    few = max(1, _COMPARED.get(task.device.type, _COMPARED["cuda"]) // clean.numel())
+    few = max(1, at_a_time(task.device, *_COMPARED) // clean.numel())
     rows = []
     for draw in range(draws):
         if draw:

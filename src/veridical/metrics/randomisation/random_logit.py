@@ -11,12 +11,7 @@ from torch import Tensor
 from veridical.allowed import Count
 from veridical.explainers.base import Explainer
 from veridical.metrics.base import ExplainerMetric, Outcome, register
-from veridical.metrics.randomisation.similarity import (
-    Similarity,
-    comparable,
-    compare,
-    why_not_similar,
-)
+from veridical.metrics.randomisation.similarity import Similarity, comparable, compare, why_not_similar
 from veridical.metrics.re_explaining import at_once, explaining, stacked
 from veridical.random import keyed
 from veridical.random.keyed import Key

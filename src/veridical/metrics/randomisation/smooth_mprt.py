@@ -10,6 +10,7 @@ from torch import Tensor
 
 from veridical.allowed import Count, NotNegative
 from veridical.explainers.base import Explainer
+from veridical.functional.devices import at_a_time
 from veridical.metrics.base import register
 from veridical.metrics.input_noise import gaussian_draws, movable, own_range, why_no_noise
 from veridical.metrics.randomisation.layerwise import Order
@@ -19,7 +20,7 @@ from veridical.random.keyed import Key
 from veridical.values.task import Task
 
 # noisy inputs are the same for every model: up to so many numbers they are kept, beyond that drawn again
-_KEPT = {"cpu": 2**26, "cuda": 2**28}
+_KEPT = 2**26, 2**28
 
 
 @register
@@ -53,7 +54,7 @@ class SmoothMprt(LayerRandomisation):
             if draws.start in kept:
                 return kept[draws.start]
             x = world.inputs + self.noise_level * own_range(world) * gaussian_draws(world, key, draws)
-            room = _KEPT.get(task.device.type, 0)
+            room = at_a_time(task.device, *_KEPT)
             if world.inputs is task.inputs and self.noise_draws * task.inputs.numel() <= room:
                 kept[draws.start] = x.flatten(0, 1)
             return x.flatten(0, 1)

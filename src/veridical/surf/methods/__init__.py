@@ -1,5 +1,6 @@
 """Concept methods, one file each: `Method(n_concepts=5).fit(embeddings, head, seed)` gives `Concepts`."""
 
+from veridical.surf.dictionary import Dictionary
 from veridical.surf.methods.base import ConceptMethod, Found
 from veridical.surf.methods.cdisco import CDISCO
 from veridical.surf.methods.craft import CRAFT, crop_embeddings
@@ -11,7 +12,7 @@ from veridical.surf.methods.matching_pursuit import MatchingPursuit
 from veridical.surf.methods.mcd import MCD
 from veridical.surf.methods.nmf import ICE, NMF
 from veridical.surf.methods.pca import PCA
-from veridical.surf.methods.sae import SAE, Dictionary
+from veridical.surf.methods.sae import SAE
 from veridical.surf.methods.saelens import load_saelens
 
 METHODS: dict[str, type[ConceptMethod]] = {

@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from veridical.errors import FormatError
+from veridical.surf.dictionary import Activation, Dictionary
 from veridical.surf.methods.matching_pursuit import MatchingPursuit
-from veridical.surf.methods.sae import Activation, Dictionary
 
 _NEEDED = {
     "standard": ("W_enc", "b_enc"),

@@ -1,0 +1,1 @@
+"""What the documentation site makes of the code: pages of metrics and explainers, notebooks, mathematics."""

@@ -1,0 +1,43 @@
+"""Write docs/atlas.md and its pictures from the data in docs/atlas; no model is asked.
+
+    python scripts/make_atlas.py [FOLDER]
+
+With a folder, the data of an atlas measured there (`veridical atlas FOLDER --size standard`) is taken
+over first.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import veridical as vd
+from veridical.report.atlas import PICTURES, contents, pictured
+from veridical.report.rendering import render
+from veridical.values.sealed import put
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+HOME = DOCS / "atlas"
+DATA = ("atlas.json", "run.json", "schema.json", "metrics.parquet", "explainers.parquet")
+
+
+def page(home: Path = HOME) -> str:
+    """The page of the data in a folder, which lies beside it."""
+    return render({**contents(vd.atlas.load(home)), "address": f"{home.name}/"}, "md").rstrip() + "\n"
+
+
+def main() -> None:
+    if len(sys.argv) > 1:
+        HOME.mkdir(exist_ok=True)
+        for name in DATA:
+            shutil.copy(Path(sys.argv[1]) / name, HOME / name)
+    atlas = vd.atlas.load(HOME)
+    put(DOCS / "atlas.md", page(), private=False)
+    put(HOME / "table.html", render(contents(atlas), "html"), private=False)
+    for name in PICTURES:
+        put(HOME / f"{name}.svg", pictured(atlas, name), private=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""Planted superposition: activations whose true features are known, and more of them than dimensions."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from veridical.allowed import Count, NotNegative, Positive, Share
+from veridical.errors import InputError
+from veridical.random.keyed import Key, integers, normal, uniform
+from veridical.settings import Settings
+from veridical.values.task import Task
+
+
+@dataclass(frozen=True)
+class Superposition(Settings):
+    """Rows `h = sum_j a_j f_j` of sparse features `a` along fixed directions `f`.
+
+    Features are rare by a power law, fire together in groups (a Gaussian copula with one factor per group),
+    and some are children that fire only where their parent does: on independent features nearly every metric
+    tells a trained dictionary from a random one, so easy data test nothing. `a` is 1 + N(0, spread^2), at
+    least 0.1, where a feature fires, and 0 elsewhere.
+    """
+
+    name = "superposition"
+    features: Count = 128
+    """True features, which should be more than the dimensions."""
+    dimensions: Count = 32
+    """Length of a row."""
+    active: Positive = 3.0
+    """Features that fire in a row, on average, before hierarchy takes some away."""
+    power: NotNegative = 0.8
+    """Exponent of the frequencies: the r-th feature fires in proportion to r^-power."""
+    correlation: Share = 0.4
+    """Share of a feature's firing that it has in common with its group."""
+    groups: Count = 8
+    """Groups of features that fire together."""
+    children: Share = 0.5
+    """Share of the features, the rarer ones, that fire only where their parent does."""
+    spread: NotNegative = 0.25
+    """Standard deviation of the strength of a feature that fires."""
+    seed: int = 0
+    """Seed of directions, groups and parents."""
+
+    def __post_init__(self) -> None:
+        if self.active > self.features / 2:
+            raise InputError(f"{self.active} active features of {self.features} are not sparse")
+
+    @property
+    def key(self) -> Key:
+        """What keys every draw."""
+        return Key(self.seed) / self.name
+
+    @cached_property
+    def directions(self) -> Tensor:
+        """f (features, dimensions), of length 1."""
+        return normalize(self._normal("directions", self.features, self.dimensions), dim=-1)
+
+    @cached_property
+    def frequencies(self) -> Tensor:
+        """How often each feature fires by itself (features,), at most in half of the rows."""
+        raw = torch.arange(1, self.features + 1, dtype=torch.float64) ** -self.power
+        share = raw * self.active / raw.sum()
+        for _ in range(64):  # what the cap takes away the others get
+            share = (share * self.active / share.sum()).clamp(max=0.5)
+        return share
+
+    @cached_property
+    def parents(self) -> Tensor:
+        """The parent of each feature (features,), -1 for none; parents are among the more frequent."""
+        born = round(self.children * self.features)
+        first = self.features - born
+        ids = torch.zeros(1, dtype=torch.int64)
+        chosen = integers(self.key / "parents", ids, 0, born, max(1, first // 2))[0]
+        return torch.cat([torch.full((first,), -1), chosen])
+
+    def codes(self, count: int, draw: int = 0) -> Tensor:
+        """How strongly each feature fires (count, features); another draw gives other rows."""
+        rows, key = torch.arange(count), self.key / draw
+        group = integers(
+            self.key / "groups", torch.zeros(1, dtype=torch.int64), 0, self.features, self.groups
+        )
+        shared = normal(key / "shared", rows, 0, self.groups, torch.float64)[:, group[0]]
+        own = normal(key / "own", rows, 0, self.features, torch.float64)
+        level = self.correlation**0.5 * shared + (1 - self.correlation) ** 0.5 * own
+        above = self.parents >= 0
+        share = self.frequencies.clone()
+        # a child fires half as often again where its parent lets it, so that children stay frequent enough
+        share[above] = (share[above] / share[self.parents[above]]).clamp(max=0.5)
+        fires = level > -torch.special.ndtri(share)
+        fires[:, above] &= fires[:, self.parents[above]]
+        strength = 1 + self.spread * normal(key / "strength", rows, 0, self.features, torch.float64)
+        return (fires * strength.clamp(min=0.1)).float()
+
+    def rows(self, count: int, draw: int = 0) -> Tensor:
+        """Activations (count, dimensions)."""
+        return self.codes(count, draw) @ self.directions
+
+    def task(self, count: int = 512, draw: int = 1, classes: int = 8, train: int = 4096) -> Task:
+        """A model that holds these features: layer "embed" answers the rows, "head" reads classes from them.
+
+        The inputs are the features themselves. The more frequent half of the features speaks for classes,
+        each for a quarter of them; the head is the least-squares reading of what they say from the rows.
+        """
+        speak = self._normal("classes", self.features, classes)
+        speak *= uniform(self.key / "speaks", torch.arange(self.features), 0, classes) < 0.25
+        speak[self.features // 2 :] = 0
+        known = self.codes(train)
+        h = known @ self.directions
+        wanted = known @ speak
+        joined = torch.cat([h, torch.ones(len(h), 1)], 1).double()
+        weight = torch.linalg.lstsq(joined, wanted.double()).solution.float()
+        net = nn.Sequential(
+            OrderedDict(
+                embed=nn.Linear(self.features, self.dimensions, bias=False),
+                head=nn.Linear(self.dimensions, classes),
+            )
+        )
+        with torch.no_grad():
+            net.get_submodule("embed").weight.copy_(self.directions.T)  # type: ignore[operator]
+            net.get_submodule("head").weight.copy_(weight[:-1].T)  # type: ignore[operator]
+            net.get_submodule("head").bias.copy_(weight[-1])  # type: ignore[operator]
+        codes = self.codes(count, draw)
+        return Task(net.eval(), codes, labels=(codes @ speak).argmax(1), train=known, name=self.name)
+
+    def _normal(self, purpose: str, rows: int, size: int) -> Tensor:
+        return normal(self.key / purpose, torch.arange(rows), 0, size)

@@ -1,0 +1,119 @@
+"""What inside a model can be switched off, and what takes its place.
+
+Units are attention heads, channels, blocks, feed-forward layers or atoms of a dictionary. What "off" means is
+zero, the mean over reference inputs, or the value in a paired input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+Change = Callable[[Tensor], Tensor | None]
+
+
+@dataclass(frozen=True)
+class Zeroed:
+    """A unit that is off is zero."""
+
+
+@dataclass(frozen=True, eq=False)
+class MeanOver:
+    """A unit that is off has its mean over reference inputs (rows of the task's kind, or a task of them)."""
+
+    inputs: Any
+    """The reference inputs: a tensor of rows, or a task."""
+    side: Any = ()
+    """Their side inputs, as the task has them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Counterfactual:
+    """A unit that is off has the value it has in a paired input, one for each sample of the task."""
+
+    inputs: Any
+    """The paired inputs, in the order of the samples: a tensor, or a task that has the same shapes."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """One layer whose state is switched in parts: `count` units from number `first` on."""
+
+    layer: str
+    """Name of the layer in the model."""
+    first: int
+    """The number of its first unit."""
+    count: int
+    """How many units it has."""
+    axis: int = -1
+    """The axis of its state along which units lie."""
+    reads_input: bool = False
+    """Whether the state is what goes into the layer, not what comes out."""
+    added: bool = False
+    """Whether the state is what the layer adds to its input."""
+    whole: bool = False
+    """Whether the whole state is one unit."""
+    dictionary: Any = None
+    """Encodes the state as codes, which are the units."""
+    chosen: tuple[int, ...] = ()
+    """Which of the codes are units."""
+
+    def laid(self, gates: Tensor, state: Tensor) -> Tensor:
+        """Gates (rows, units) over a state, to multiply it with."""
+        shape = [len(state)] + [1] * (state.dim() - 1)
+        if self.whole:
+            return gates.reshape(shape)
+        axis = self.axis % state.dim()
+        if self.chosen:
+            full = gates.new_ones(len(gates), state.shape[axis])
+            full[:, list(self.chosen)] = gates
+            gates = full
+        shape[axis] = state.shape[axis]
+        return gates.repeat_interleave(state.shape[axis] // gates.shape[1], 1).reshape(shape)
+
+    def mean_of(self, state: Tensor) -> Tensor:
+        """The mean state over rows and places: 1 along every axis but that of the units' values."""
+        kept = self.axis % state.dim()
+        return state.mean([axis for axis in range(state.dim()) if axis != kept], keepdim=True)
+
+    def hooked(self, model: nn.Module, change: Change) -> list[Any]:
+        """Let `change` see, and replace, the state whenever the layer is called."""
+        layer = model.get_submodule(self.layer)
+        if self.reads_input:
+
+            def before(_m: nn.Module, given: tuple[Any, ...]) -> Any:
+                new = change(given[0])
+                return None if new is None else (new, *given[1:])
+
+            return [layer.register_forward_pre_hook(before)]
+
+        def after(_m: nn.Module, given: tuple[Any, ...], named: dict[str, Any], made: Any) -> Any:
+            out = made[0] if isinstance(made, tuple) else made
+            new = self._changed(given, named, out, change)
+            if new is None:
+                return None
+            return (new, *made[1:]) if isinstance(made, tuple) else new
+
+        return [layer.register_forward_hook(after, with_kwargs=True)]
+
+    def _changed(
+        self, given: tuple[Any, ...], named: dict[str, Any], out: Tensor, change: Change
+    ) -> Tensor | None:
+        if self.added:
+            inside = given[0] if given else next(v for v in named.values() if isinstance(v, Tensor))
+            added = out - inside
+            new = change(added)
+            # so that nothing is rounded where all is on
+            return None if new is None else out + (new - added)
+        if self.dictionary is None:
+            return change(out)
+        own: Any = (
+            self.dictionary.to(out.device) if isinstance(self.dictionary, nn.Module) else self.dictionary
+        )
+        codes = own.encode(out)
+        new = change(codes)
+        # what the dictionary does not tell stays as it is
+        return None if new is None else out + (own.decode(new) - own.decode(codes))

@@ -1,0 +1,137 @@
+"""A causal language model seen from switches on its prompt: log-probabilities of answers as the response."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from veridical.errors import InputError
+from veridical.model.embeddings import embedding_layer
+from veridical.model.predictor import plain_output
+
+Off = Literal["fill", "drop", "pad", "mask", "zero"]
+"""What becomes of the tokens of a unit that is off: replaced by a neutral word, left out of the text,
+replaced by the pad or the mask token, or by an embedding of zeros."""
+
+
+@dataclass(frozen=True)
+class SwitchedOff:
+    """How tokens are switched off: hidden, or their embeddings replaced by that of a token or by zeros."""
+
+    hidden: bool
+    """Whether they are left out: hidden from all others, whose positions are numbered anew."""
+    token: int | None = None
+    """The token whose embedding stands in; None is zeros."""
+
+
+class PromptModel(nn.Module):
+    """The child model asked about prompts whose units have gates (rows, units): 1 is on, 0 is off.
+
+    Prompts end at the same place (they are padded on the left); the answer follows. It answers (rows, 2):
+    the log-probability of the answer's judged tokens, less that of the foil where there is one; and the share
+    of the answer's tokens at which the most probable token is `predicted`.
+    """
+
+    dear = True
+
+    def __init__(self, model: nn.Module, off: SwitchedOff, has_foil: bool, one_pass: bool) -> None:
+        super().__init__()
+        self.model = model
+        self.off = off
+        self.has_foil = has_foil
+        self.one_pass = one_pass
+        """Whether answer and foil differ in their last tokens only, so that one pass tells both."""
+        takes = inspect.signature(model.forward).parameters
+        self.takes = frozenset(takes)
+        if not off.hidden:
+            layer = embedding_layer(model)
+            if layer is None:
+                raise InputError(
+                    "the model has no nn.Embedding layer whose answer could be replaced; say off='drop'"
+                )
+            self.layer = layer
+        elif not {"attention_mask", "position_ids"} <= self.takes:
+            raise InputError(
+                "off='drop' hides tokens and numbers the others anew, and the model's forward takes no "
+                "attention_mask and position_ids; say off='fill'"
+            )
+
+    @property
+    def no_gradient(self) -> str:
+        """Why there is no gradient with respect to the gates; empty where there is one."""
+        return (
+            "a token is left out or it is not: off='drop' has no gradient; say off='fill'" * self.off.hidden
+        )
+
+    def forward(self, gates: Tensor, /, **side: Tensor) -> Tensor:
+        response, said, _ = self.answers(gates, side)
+        answered = side["answered"]
+        kept = ((said == side["predicted"]) & answered).sum(1) / answered.sum(1)
+        return torch.stack([response, kept.to(response.dtype)], 1)
+
+    def answers(self, gates: Tensor, side: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """The response (rows,), the most probable token at each place of the answer (rows, places), and the
+        log-probability of the answer itself (rows,)."""
+        unit = side["unit"]
+        on = torch.where(unit < 0, 1.0, gates.gather(1, unit.clamp(min=0)))
+        prompt = side["tokens"], side["attended"], on
+        logits = self.logits(*prompt, side["answer"], side["answered"])
+        response = own = _total(logits, side["answer"], side["judged"])
+        if self.has_foil:
+            foil, there = side["foil"], side["foiled"]
+            against = logits if self.one_pass else self.logits(*prompt, foil, there)
+            response = own - _total(against, foil, there)
+        return response, logits.argmax(-1), own
+
+    def logits(
+        self, tokens: Tensor, attended: Tensor, gates: Tensor, answer: Tensor, there: Tensor
+    ) -> Tensor:
+        """Logits at each place of the answer (rows, places, vocabulary), given all that stands before it."""
+        places = answer.shape[1]
+        tokens = torch.cat([tokens, answer[:, :-1]], 1)
+        gates = torch.nn.functional.pad(gates, (0, places - 1), value=1.0)
+        attended = torch.cat([attended, there[:, :-1]], 1)
+        if self.off.hidden:
+            attended = attended & (gates > 0.5)
+        named: dict[str, Any] = {"attention_mask": attended.long()}
+        named["position_ids"] = (attended.long().cumsum(1) - 1).clamp(min=0)
+        named |= {"use_cache": False, "logits_to_keep": places}
+        named = {name: value for name, value in named.items() if name in self.takes}
+        if self.off.hidden:
+            return _logits(self.model(tokens, **named), places)
+        layer = self.model.get_submodule(self.layer)
+        handle = layer.register_forward_hook(lambda _m, _i, made: self._blended(layer, made, gates))
+        try:
+            return _logits(self.model(tokens, **named), places)
+        finally:
+            handle.remove()
+
+    def _blended(self, layer: nn.Module, embedded: Tensor, gates: Tensor) -> Tensor:
+        """Embeddings of tokens that are on; of those that are off that which stands in for them."""
+        share = gates[..., None].to(embedded.dtype)
+        if self.off.token is None:
+            return share * embedded
+        # past the hook, which would be called again
+        instead = layer.forward(torch.full((1, 1), self.off.token, device=embedded.device))
+        return share * embedded + (1 - share) * instead
+
+
+def _logits(answered: Any, places: int) -> Tensor:
+    logits = plain_output(answered)
+    if logits.dim() != 3 or logits.shape[1] < places:
+        raise InputError(
+            f"the model answered shape {tuple(logits.shape)}; a causal language model answers "
+            "(rows, tokens, vocabulary)"
+        )
+    logits = logits[:, -places:]
+    return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+
+
+def _total(logits: Tensor, answer: Tensor, judged: Tensor) -> Tensor:
+    """The sum of the log-probabilities of those tokens of the answer that are judged (rows,)."""
+    each = logits.log_softmax(-1).gather(-1, answer[..., None])[..., 0]
+    return torch.where(judged, each, 0.0).sum(1)

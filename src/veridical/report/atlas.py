@@ -1,0 +1,113 @@
+"""The page of an atlas: findings in words, heat maps, a table per kind of input, how it was measured."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from veridical.atlas.result import Atlas
+from veridical.atlas.schema import METRICS
+from veridical.atlas.verdicts import UNMEASURED, VERDICTS, Summary
+from veridical.atlas.words import overall, plural, sentences
+from veridical.report.heat_map import heat_map
+from veridical.report.numbers import plain
+from veridical.report.rendering import opening, write
+from veridical.values.sealed import put
+
+PAGES = {"html": "index.html", "md": "atlas.md"}
+PICTURES = {
+    "power": ("Sees planted damage (AUROC)", 0.5),
+    "agreement": ("Follows the truth (rank correlation)", 0.0),
+}
+
+
+def write_atlas(atlas: Atlas, folder: str | Path) -> list[Path]:
+    """Write the page, its Markdown form and the pictures into a folder."""
+    home, shown = Path(folder), contents(atlas)
+    made = [write(shown, home / page, format) for format, page in PAGES.items()]
+    return made + [put(home / f"{name}.svg", pictured(atlas, name), private=False) for name in PICTURES]
+
+
+def contents(atlas: Atlas) -> dict[str, Any]:
+    """Everything the page shows, as plain data; drawings are made of it by the template."""
+    run = {key: value for key, value in atlas.run.items() if key != "seconds"}
+    measured = [row for row in atlas.rows if not row["reason"]]
+    return plain(
+        {
+            **opening("atlas", "atlas"),
+            "made": atlas.run["date"],
+            "run": run,
+            "facts": {
+                "metrics": len({row["metric"] for row in measured}),
+                "tasks": len({row["task"] for row in measured}),
+                "samples per task": run["samples"],
+                "size": run["size"],
+                "seed": run["seed"],
+                "measured": run["date"],
+                "on": f"{run['device']}, {run['workers']} processes",
+            },
+            "overall": overall(atlas),
+            "parts_of": [_part(atlas, modality) for modality in atlas.modalities],
+            "pictures": {name: _grid(atlas, name) for name in PICTURES},
+            "titles": {name: title for name, (title, _) in PICTURES.items()},
+            "chances": {name: chance for name, (_, chance) in PICTURES.items()},
+            "address": "",
+            "columns": {name: said for name, (_, said) in METRICS.items()},
+        }
+    )
+
+
+def pictured(atlas: Atlas, name: str) -> Markup:
+    """One heat map as a file of its own."""
+    grid, (title, chance) = _grid(atlas, name), PICTURES[name]
+    return heat_map(title, grid["names"], grid["columns"], grid["values"], chance)
+
+
+def _part(atlas: Atlas, modality: str) -> dict[str, Any]:
+    found = [s for s in atlas.summaries.values() if s.modality == modality]
+    tasks = dict.fromkeys(
+        row["task"] for row in atlas.rows if row["modality"] == modality and not row["reason"]
+    )
+    near = [row for row in atlas.explainers if row["modality"] == modality]
+    return {
+        "name": plural(modality),
+        "tasks": list(tasks),
+        "sentences": [{"verdict": verdict, "text": said} for verdict, said in sentences(atlas, modality)],
+        "rows": [_row(atlas, s) for s in found if s.tasks],
+        "unmeasured": [
+            {"metric": s.metric, "reason": s.reasons[0]} for s in found if s.verdict == UNMEASURED
+        ],
+        "explainers": sorted(near, key=lambda row: (row["task"], -(row["nearness"] or -2.0))),
+    }
+
+
+def _row(atlas: Atlas, summary: Summary) -> dict[str, Any]:
+    rows = [r for r in atlas.rows if (r["metric"], r["modality"]) == (summary.metric, summary.modality)]
+    seconds = [atlas.run["seconds"].get(f"{row['task']} | {row['metric']}") for row in rows]
+    known = [value for value in seconds if value is not None]
+    return {
+        **asdict(summary),
+        "order": VERDICTS.index(summary.verdict),
+        "milliseconds": 1000 * sum(known) / len(known) if known else None,
+        "each": [{key: value for key, value in row.items() if value not in (None, "")} for row in rows],
+    }
+
+
+def _grid(atlas: Atlas, name: str) -> dict[str, Any]:
+    """The figures of a heat map: metrics that were measured anywhere, best mean first."""
+    columns = atlas.modalities
+    table = {s.metric: list[float | None]() for s in atlas.summaries.values() if s.tasks}
+    for metric, line in table.items():
+        for modality in columns:
+            summary = atlas.summaries.get((metric, modality))
+            line.append(summary.figures[name] if summary else None)
+
+    def worth(metric: str) -> float:
+        values = [value for value in table[metric] if value is not None]
+        return sum(values) / len(values) if values else -2.0
+
+    names = sorted(table, key=lambda metric: (-worth(metric), metric))
+    return {"names": names, "columns": columns, "values": [table[metric] for metric in names]}

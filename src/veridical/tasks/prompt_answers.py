@@ -1,0 +1,173 @@
+"""Answers to prompts: their tokens, which of them are judged, and what the model itself would say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from veridical.errors import InputError
+from veridical.model.predictor import check_finite, plain_output, take_side
+from veridical.model.private_copy import Source
+from veridical.model.prompted import PromptModel
+from veridical.tasks.prompt_texts import Prompt
+from veridical.tasks.prompt_tokens import continued, tokenized
+
+if TYPE_CHECKING:
+    from veridical.tasks.generation import Generation
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to one prompt, and the foil it is compared with."""
+
+    text: str
+    """The answer."""
+    tokens: tuple[int, ...]
+    """Its tokens, as they follow the prompt."""
+    judged: tuple[int, ...]
+    """Which of its tokens are judged: all, unless parts were chosen."""
+    foil: str | None = None
+    """What might have been answered instead."""
+    foil_tokens: tuple[int, ...] | None = None
+    """The tokens of the foil."""
+
+
+def answer_of(
+    tokenizer: Any, prompt: Prompt, said: str | tuple[int, ...], foil: str | None, part: Any, number: int
+) -> Answer:
+    """An answer and its foil as tokens behind a prompt; `part` is a text in the answer, or token numbers.
+
+    What was generated are tokens, and stays: its text might be cut into others.
+    """
+    special = not prompt.chat
+    if isinstance(said, tuple):
+        text, tokens = str(tokenizer.decode(list(said))), said
+    else:
+        text, tokens = said, continued(tokenizer, prompt.tokens, said, number, special)
+    against = None if foil is None else continued(tokenizer, prompt.tokens, foil, number, special)
+    if against == tokens:
+        raise InputError(f"answer and foil of prompt {number} are the same text {text!r:.40}")
+    return Answer(text, tokens, _judged(tokenizer, text, tokens, part, number), foil, against)
+
+
+def _judged(tokenizer: Any, text: str, tokens: tuple[int, ...], part: Any, number: int) -> tuple[int, ...]:
+    if part is None:
+        return tuple(range(len(tokens)))
+    if isinstance(part, str):
+        at = text.find(part)
+        made = tokenized(tokenizer, text, number, special=False)
+        if at < 0 or not part or made.ids != tokens:
+            why = (
+                "is not in it"
+                if at < 0 or not part
+                else "cannot be found among its tokens; give their numbers"
+            )
+            raise InputError(f"the part {part!r:.40} of the answer to prompt {number} {why}")
+        return tuple(i for i, (a, b) in enumerate(made.offsets) if a < at + len(part) and at < b)
+    chosen = tuple(sorted({int(place) for place in part}))
+    if not chosen or chosen[0] < 0 or chosen[-1] >= len(tokens):
+        raise InputError(
+            f"parts {chosen} of an answer of {len(tokens)} tokens to prompt {number} are not there"
+        )
+    return chosen
+
+
+def generated(
+    model: nn.Module, tokenizer: Any, prompts: Sequence[Prompt], new_tokens: int
+) -> list[tuple[int, ...]]:
+    """What the model answers, the most probable token at a time, until its end token or so many tokens."""
+    own = Source(model).thread.private.module.eval()
+    home = next((p.device for p in model.parameters()), torch.device("cpu"))
+    ends = getattr(tokenizer, "eos_token_id", None)
+    answers = []
+    for number, prompt in enumerate(prompts):
+        ids = torch.tensor([prompt.ids], device=home)
+        with torch.no_grad():
+            found = _greedy(own, ids, new_tokens, ends)
+        found = found[: found.index(ends)] if ends in found else found
+        if not found:
+            raise InputError(f"the model answers nothing to prompt {number}; give answers=...")
+        answers.append(tuple(found))
+    return answers
+
+
+def _greedy(model: nn.Module, ids: Tensor, new_tokens: int, ends: int | None) -> list[int]:
+    length = ids.shape[1]
+    make = getattr(model, "generate", None)
+    if make is not None and hasattr(model, "generation_config"):
+        made = make(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            num_beams=1,
+            repetition_penalty=1.0,
+            max_new_tokens=new_tokens,
+            pad_token_id=0 if ends is None else ends,
+        )
+        return [int(token) for token in made[0, length:].tolist()]
+    for _ in range(new_tokens):
+        token = plain_output(model(ids))[:, -1].argmax(-1, keepdim=True)
+        if ends is not None and int(token) == ends:
+            break
+        ids = torch.cat([ids, token], 1)
+    return [int(token) for token in ids[0, length:].tolist()]
+
+
+def learn_predictions(task: Generation) -> None:
+    """Ask once what the model itself would say at each place of the answers; its outputs are then known."""
+    said, responses = [], []
+    with task.session():
+        model = task.predictor.model
+        assert isinstance(model, PromptModel)
+        for at in range(0, len(task), task.predictor.rows):
+            some = slice(at, at + task.predictor.rows)
+            response, tokens, _ = model.answers(task.inputs[some], take_side(task.side, some))  # type: ignore[arg-type]
+            said.append(tokens)
+            responses.append(response)
+    total = torch.cat(responses)
+    task.__dict__["side"] = {**task.side, "predicted": torch.cat(said)}  # type: ignore[dict-item]
+    check_finite(total[:, None])
+    task.keep("outputs", torch.stack([total, torch.ones_like(total)], 1))
+
+
+def check_exact(task: Generation) -> None:
+    """Refuse a model to which padding, or a hidden token, is more than nothing.
+
+    A prompt that is padded is asked without padding; where units are dropped, one is asked shortened in fact.
+    """
+    side = task.side
+    assert isinstance(side, dict)
+    padding = (~side["attended"]).sum(1)
+    if int(padding.max()):
+        place = int(padding.argmax())
+        _same(task, place, task.inputs[place], side["attended"][place], "padding in front of it")
+    if task.off == "drop":
+        gates = task.inputs[0].clone()
+        gates[0] = 0
+        _same(task, 0, gates, side["attended"][0] & (side["unit"][0] != 0), "a hidden unit")
+
+
+_APART = {torch.float64: 1e-6, torch.float32: 2e-3}
+
+
+def _same(task: Generation, place: int, gates: Tensor, kept: Tensor, what: str) -> None:
+    row = take_side(task.side, slice(place, place + 1))
+    assert isinstance(row, dict)
+    short = {**row, **{name: row[name][:, kept] for name in ("tokens", "attended", "unit")}}
+    with task.session():
+        model = task.predictor.model
+        assert isinstance(model, PromptModel)
+        one = model.answers(gates[None], row)[0]
+        # nothing is left to hide, so that all that is there is on
+        two = model.answers(torch.ones_like(gates[None]), short)[0]
+    near = _APART.get(task.inputs.dtype, 0.1) * max(1.0, float(two.abs()))
+    if not float((one - two).abs()) <= near:
+        raise InputError(
+            f"to this model prompt {place} with {what} is another prompt: the response is {float(one):.4g} "
+            f"with, {float(two):.4g} without. Its forward has to take attention_mask and position_ids and to "
+            "follow both; or give prompts of equally many tokens and off='fill'"
+        )

@@ -1,0 +1,118 @@
+"""The page, its Markdown form, its pictures, and the command that writes them."""
+
+from __future__ import annotations
+
+import json
+import re
+from xml.etree import ElementTree
+
+import pytest
+from typer.testing import CliRunner
+
+import veridical as vd
+from tests.atlas.judges import Coin
+from veridical.cli import atlas as _command  # noqa: F401 (adds the command)
+from veridical.cli.app import app
+from veridical.report.atlas import contents, write_atlas
+from veridical.report.heat_map import heat_map
+from veridical.report.rendering import render
+
+HOSTILE = "<script>alert(1)</script>|*_"
+
+
+@pytest.fixture(scope="module")
+def atlas() -> vd.atlas.Atlas:
+    return vd.atlas.measure(
+        size="tiny",
+        metrics={
+            "pixel_flipping": "pixel_flipping",
+            HOSTILE: Coin(),
+            "comprehensiveness": "comprehensiveness",
+        },
+        tasks=["known/linear", "known/planted_tokens"],
+        progress=False,
+    )
+
+
+def test_the_page_shows_every_metric_and_escapes_names(atlas):
+    page = render(contents(atlas), "html")
+    assert page.count('data-name="metrics on') == 2
+    assert "pixel_<wbr>flipping" in page
+    assert HOSTILE not in page
+    assert "&lt;script&gt;" in page
+    assert "it works on text, this task is table" in page
+    assert json.loads(json.dumps(contents(atlas), allow_nan=False))["kind"] == "atlas"
+
+
+def test_tables_in_markdown_have_as_many_cells_as_heads(atlas):
+    page = render(contents(atlas), "md")
+    lines = [line for line in page.splitlines() if line.startswith("|")]
+    assert len(lines) == 2 * 2 + 2 + 3
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {9}
+    assert "<script>" not in page
+
+
+def test_a_heat_map_is_a_drawing_by_itself_and_colours_follow_chance():
+    drawn = heat_map("title", ["a & b", "c"], ["table", "language model"], [[1.0, 0.5], [None, 0.0]], 0.5)
+    root = ElementTree.fromstring(drawn)
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    fills = [rect.get("fill") for rect in root.iter("{http://www.w3.org/2000/svg}rect")]
+    assert fills == ["#4898c4", "#f6f3ec", "#e3e1dc", "#de895c"]
+
+
+def test_write_atlas_leaves_page_and_pictures(atlas, tmp_path):
+    names = {path.name for path in write_atlas(atlas, tmp_path)}
+    assert names == {"index.html", "atlas.md", "power.svg", "agreement.svg"}
+    assert "](power.svg)" in (tmp_path / "atlas.md").read_text()
+
+
+def run(*words: str):
+    return CliRunner().invoke(app, ["atlas", *words])
+
+
+def test_the_command_measures_and_goes_on(tmp_path):
+    given = [
+        str(tmp_path),
+        "--size",
+        "tiny",
+        "-t",
+        "known/linear",
+        "-m",
+        "sparseness",
+        "-e",
+        "shuffled:gradient",
+    ]
+    done = run(*given)
+    assert done.exit_code == 0, done.output
+    assert "seed 0, size tiny" in done.output
+    assert "table, do not use: sparseness" in done.output
+    assert (tmp_path / "index.html").is_file()
+    near = vd.atlas.load(tmp_path).explainer_frame()
+    assert "shuffled:gradient" in set(near["explainer"])
+    cell = tmp_path / "cells" / "known-linear sparseness.json"
+    before = cell.stat().st_mtime_ns
+    assert run(*given).exit_code == 0
+    assert cell.stat().st_mtime_ns == before
+
+
+def test_code_runs_only_when_allowed(tmp_path):
+    given = [str(tmp_path), "--size", "tiny", "-t", "known/linear", "-m", "tests.atlas.judges:Coin"]
+    refused = run(*given)
+    assert isinstance(refused.exception, vd.errors.InputError)
+    assert "--allow-code" in str(refused.exception)
+    allowed = run(*given, "--allow-code")
+    assert allowed.exit_code == 0, allowed.output
+    assert "do not use: tests.atlas.judges:Coin" in allowed.output
+
+
+@pytest.mark.slow
+def test_workers_give_the_same_bytes(tmp_path):
+    given = {
+        "size": "tiny",
+        "metrics": ["pixel_flipping", "gef"],
+        "tasks": ["known/linear"],
+        "progress": False,
+    }
+    vd.atlas.measure(tmp_path / "one", **given)
+    vd.atlas.measure(tmp_path / "two", workers=2, **given)
+    assert (tmp_path / "one" / "atlas.json").read_bytes() == (tmp_path / "two" / "atlas.json").read_bytes()

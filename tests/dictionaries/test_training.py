@@ -1,0 +1,166 @@
+"""Training: a slow rewrite, resuming, streams, dead atoms, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import veridical as vd
+from tests.reference.dictionaries import train_topk
+from veridical.dictionaries import BatchTopK, ReLU, Stream, Superposition, TopK, train
+from veridical.errors import FormatError, InputError, ShapeError
+from veridical.random.keyed import integers, normal
+from veridical.surf.dictionary import training
+
+WORLD = Superposition(features=24, dimensions=12, active=2.0, groups=3)
+SHORT = TopK(24, steps=40, batch=16, rate=5e-3, active=2)
+
+
+def rows(count: int = 300) -> Tensor:
+    return WORLD.rows(count)
+
+
+def same(one: vd.dictionaries.Dictionary, other: vd.dictionaries.Dictionary) -> bool:
+    return all(
+        torch.equal(getattr(one, n), getattr(other, n))
+        for n in ("encoder", "encoder_bias", "decoder", "decoder_bias")
+    )
+
+
+def test_topk_matches_gradients_by_hand() -> None:
+    recipe, given, key = replace(SHORT, steps=12, revive=False), rows(60), vd.Key(3)
+    found = train(given, recipe, key)
+    atoms = torch.nn.functional.normalize(normal(key / "atoms", torch.arange(24), 0, 12), dim=-1)
+    one = torch.zeros(1, dtype=torch.int64)
+    batches = [integers(key / "batches", one, step, 16, 60)[0].numpy() for step in range(12)]
+    slow = train_topk(given.double().numpy(), atoms.double().numpy(), batches, 2, 5e-3, 12)
+    held = found.dictionary
+    for ours, theirs in zip(
+        (held.encoder, held.encoder_bias, held.decoder, held.decoder_bias), slow[:4], strict=True
+    ):
+        assert torch.allclose(ours.double(), torch.from_numpy(theirs), atol=2e-4)
+    assert torch.allclose(found.losses.double(), torch.tensor(slow[4], dtype=torch.float64), rtol=1e-4)
+
+
+def test_gathered_atoms_give_what_whole_products_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = train(rows(), SHORT)
+    monkeypatch.setattr(training, "WIDE", 1)
+    gathered = train(rows(), SHORT)
+    assert torch.allclose(whole.dictionary.decoder, gathered.dictionary.decoder, atol=1e-4)
+    assert torch.equal(whole.dead, gathered.dead)
+
+
+@pytest.mark.parametrize("recipe", [SHORT, ReLU(24, 40, 16), BatchTopK(24, 40, 16, active=2)])
+def test_a_stopped_run_goes_on_with_the_same_bits(tmp_path: Path, recipe: vd.dictionaries.Recipe) -> None:
+    whole = train(rows(), recipe, 5)
+    path = tmp_path / "run.safetensors"
+
+    class StoppedError(Exception):
+        pass
+
+    reads = 0
+
+    def read(_: int) -> Tensor:
+        return rows()
+
+    stream = Stream(read)
+    plain = stream.batch
+
+    def batch(key: vd.Key, step: int, size: int) -> Tensor:
+        nonlocal reads
+        reads += 1
+        if reads == 28:
+            raise StoppedError
+        return plain(key, step, size)
+
+    object.__setattr__(stream, "batch", batch)
+    with pytest.raises(StoppedError):
+        train(stream, recipe, 5, checkpoint=path, every=10)
+    again = train(rows(), recipe, 5, checkpoint=path, every=10)
+    assert same(whole.dictionary, again.dictionary)
+    assert torch.equal(whole.losses, again.losses)
+    assert torch.equal(whole.dead, again.dead)
+    if whole.dictionary.threshold is not None:
+        assert torch.equal(whole.dictionary.threshold, again.dictionary.threshold)  # type: ignore[arg-type]
+    with pytest.raises(FormatError, match="another run"):
+        train(rows(), recipe, 6, checkpoint=path)
+
+
+def test_shards_are_read_one_at_a_time_and_all_of_them() -> None:
+    seen: list[int] = []
+    given = rows()
+
+    def read(number: int) -> Tensor:
+        seen.append(number)
+        return given[number::3]
+
+    train(Stream(read, shards=3, stay=5), SHORT)
+    assert set(seen) == {0, 1, 2}
+    assert len(seen) <= 1 + SHORT.steps // 5
+    task = vd.tasks.load("digits")[:12]
+    layer = next(name for name, m in task.model.named_modules() if isinstance(m, torch.nn.Conv2d))
+    stream = vd.dictionaries.activations(task, layer, shards=3)
+    everything = torch.cat([stream.shard(i) for i in range(3)])
+    whole = vd.dictionaries.activations(task, layer).shard(0)
+    assert everything.shape == whole.shape
+    assert torch.allclose(everything.sum(0), whole.sum(0), rtol=1e-4)
+
+
+def test_loss_falls_and_atoms_have_length_one() -> None:
+    long = (200, 32, 5e-3)
+    for recipe in (TopK(24, *long, active=2), ReLU(24, *long), BatchTopK(24, *long, active=2)):
+        found = train(rows(), recipe)
+        assert found.losses[-20:].mean() < 0.6 * found.losses[:5].mean()
+        assert torch.allclose(found.dictionary.decoder.norm(dim=1), torch.ones(24), atol=1e-5)
+
+
+def test_batch_topk_is_read_row_by_row_with_about_as_many_active() -> None:
+    found = train(rows(), BatchTopK(24, 300, 64, 5e-3, active=2)).dictionary
+    codes = found.encode(rows())
+    assert float((codes != 0).sum(1).double().mean()) == pytest.approx(2, abs=0.5)
+    assert torch.allclose(found.encode(rows()[:3]), codes[:3], atol=1e-5)
+    counts = (codes != 0).sum(1)
+    assert int(counts.max()) > int(counts.min())
+
+
+def test_frozen_halves_stay_as_drawn() -> None:
+    start = torch.nn.functional.normalize(normal(vd.Key(0) / "atoms", torch.arange(24), 0, 12), dim=-1)
+    for half, other in (("encoder", "decoder"), ("decoder", "encoder")):
+        held = train(rows(), replace(SHORT, frozen=half)).dictionary
+        assert torch.equal(getattr(held, half), start)
+        assert not torch.allclose(getattr(held, other), start, atol=1e-3)
+
+
+def test_dead_atoms_are_counted_and_revived() -> None:
+    given = torch.randn(200, 8, generator=torch.Generator().manual_seed(0)).abs() + 4
+    recipe = TopK(64, steps=160, batch=32, rate=1e-2, active=1)
+    with_, without = train(given, recipe), train(given, replace(recipe, revive=False))
+    assert int(with_.dead.sum()) < int(without.dead.sum())
+
+
+def test_mistakes_are_named() -> None:
+    with pytest.raises(InputError, match="30 active atoms"):
+        TopK(24, active=30)
+    with pytest.raises(ShapeError, match="expected rows"):
+        train(torch.zeros(3), SHORT)
+    with pytest.raises(InputError, match="NaN or infinite"):
+        train(torch.full((4, 2), torch.nan), TopK(4, 2, active=1))
+    with pytest.raises(ShapeError, match="atoms have shape"):
+        train(rows(), SHORT, atoms=torch.zeros(3, 12))
+    with pytest.raises(InputError, match="shards is from 1"):
+        vd.dictionaries.activations(vd.tasks.load("digits")[:4], "0", shards=9)
+    constant = train(torch.ones(8, 3), TopK(4, 3, active=1)).dictionary
+    assert bool(torch.isfinite(constant.encode(torch.ones(2, 3))).all())
+    half = train(rows().half(), SHORT).dictionary
+    assert half.decoder.dtype == torch.float32
+
+
+def test_the_loss_curve_is_drawn() -> None:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    assert train(rows(), SHORT).plot().get_xlabel() == "step"

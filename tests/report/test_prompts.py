@@ -1,0 +1,87 @@
+"""Prompts and heads in the report: coloured by unit, summed by sentence, escaped."""
+
+import re
+
+import pytest
+import torch
+
+import veridical as vd
+from veridical.report.gallery import gallery
+from veridical.report.heads import grid, of_heads
+from veridical.report.page import write_evaluation
+from veridical.report.prompts import coloured, of_prompts
+from veridical.tasks import known_heads
+from veridical.tasks.causal_networks import CausalTransformer
+from veridical.tasks.word_tokens import WordTokenizer
+from veridical.values.space import Space
+
+SCRIPT = "<script>alert(1)</script> "
+WORDS = ("...", "a ", "b ", ". ", "f ", SCRIPT)
+
+
+def asked(units="word", prompts=("a b . " + SCRIPT + "a . ",), **settings):
+    torch.manual_seed(0)
+    model = CausalTransformer(len(WORDS), 16, 16, 2, 1).eval()
+    return vd.Generation(
+        model, WordTokenizer(WORDS), list(prompts), ["f "] * len(prompts), units=units, **settings
+    )
+
+
+def test_pieces_cover_the_whole_text_and_sentences_hold_the_sum_of_their_words():
+    task = asked(questions=["b "])
+    assert of_prompts(task)
+    values = [1.0, -4.0, 0.5, 2.0, 3.0, 0.5]
+    shown = coloured(task, 0, values)
+    pieces = [piece for sentence in shown["sentences"] for piece in sentence["pieces"]]
+    assert "".join(text for text, _ in pieces) == task.prompts[0].text
+    assert [share for _, share in pieces if share is not None] == [v / 4 for v in values]
+    assert pieces[-1] == ["b ", None]
+    sums = [-2.5, 5.5]
+    assert [sentence["share"] for sentence in shown["sentences"][:2]] == pytest.approx(
+        [s / 5.5 for s in sums]
+    )
+
+
+def test_sentences_as_units_have_one_colour_each_and_zeros_none():
+    task = asked("sentence")
+    shown = coloured(task, 0, [0.0, 0.0])
+    assert shown["sentences"][0]["share"] is None
+    assert [share for _, share in shown["sentences"][0]["pieces"]] == [0.0, 0.0]
+
+
+def test_the_page_shows_answers_beside_prompts_and_runs_nothing(tmp_path):
+    task = asked(prompts=("a b . " + SCRIPT + "a . ", "a . b . "), foils=["a ", "b "])
+    found = vd.evaluate(task, ["occlusion", "random"], ["deletion"])
+    page = write_evaluation(found, tmp_path / "page.html").read_text()
+    assert "rather than <em>a </em>: log-odds" in page
+    assert "alert(1)" in page
+    assert "<script>alert" not in page
+    assert len(re.findall(r'class="sentence', page)) >= 4
+
+
+def test_long_prompts_are_cut(monkeypatch):
+    monkeypatch.setattr("veridical.report.prompts.LONGEST_PROMPT", 2)
+    monkeypatch.setattr("veridical.report.prompts.LONGEST_PIECE", 4)
+    shown = coloured(asked(), 0, [1.0] * 6)
+    assert shown["left"] == len(asked().prompts[0].units) - 2
+    assert sum(share is not None for s in shown["sentences"] for _, share in s["pieces"]) == 2
+
+
+def test_heads_are_laid_out_by_layer_and_head(tmp_path):
+    task = known_heads.induction_heads(6).task
+    found = vd.evaluate(task, ["occlusion", "random"], ["deletion"])
+    shown = gallery(task, found.explanations, {})
+    assert shown["kind"] == "heads"
+    mean = next(one for one in shown["means"] if one["explainer"] == "occlusion")
+    assert mean["grid"][1][2] == 1.0
+    assert mean["grid"][0][0] == 0.0
+    page = write_evaluation(found, tmp_path / "page.html").read_text()
+    assert "Mean over 6 samples" in page
+    assert page.count('<table class="heads">') == 2 + 2 * len(shown["items"])
+
+
+def test_other_units_are_not_heads():
+    assert not of_heads(Space.units(2, None, ["conv1 channel 0", "conv1 channel 1"]))
+    assert not of_heads(Space.units(2))
+    ragged = Space.units(3, None, ["layer 0 head 0", "layer 1 head 0", "layer 1 head 1"])
+    assert grid(ragged, [0.0, 2.0, -4.0])["grid"] == [[0.0, None], [0.5, -1.0]]

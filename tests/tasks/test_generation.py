@@ -1,0 +1,179 @@
+"""Prompts and answers as a task: units, what is off, what is explained, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import veridical as vd
+from tests.reference.small_lm import Words, small_lm
+from veridical.errors import InputError, NotApplicableError
+from veridical.gef.agreement import agreement
+from veridical.meta.prediction_agreement import held
+
+PROMPTS = [
+    "Ann has a cat. Bob has a dog. It rains today.",
+    "Tom likes tea. Sue likes cake. Ann has a dog. Bob sings.",
+]
+QUESTIONS = [" Bob has a", " Sue likes"]
+ANSWERS, FOILS = [" dog", " cake"], [" cat", " tea"]
+TOKENS = Words(*PROMPTS, *QUESTIONS, *ANSWERS, *FOILS)
+MODEL = small_lm(TOKENS)
+
+
+def made(**changes):
+    settings = {"answers": ANSWERS, "foils": FOILS, "questions": QUESTIONS, **changes}
+    prompts = settings.pop("prompts", PROMPTS)
+    return vd.Generation(settings.pop("model", MODEL), TOKENS, prompts, **settings)
+
+
+@torch.no_grad()
+def log_probability(ids, answer):
+    """Of an answer's tokens behind those of a prompt, written out."""
+    total = 0.0
+    for token in answer:
+        total += float(MODEL(torch.tensor([ids]))[0, -1].log_softmax(-1)[token])
+        ids = [*ids, token]
+    return total
+
+
+def test_the_response_is_the_answer_less_the_foil():
+    task = made()
+    for place in range(2):
+        ids = TOKENS.encode(PROMPTS[place] + QUESTIONS[place])
+        want = log_probability(ids, TOKENS.encode(ANSWERS[place])) - log_probability(
+            ids, TOKENS.encode(FOILS[place])
+        )
+        assert float(task.outputs[place, 0]) == pytest.approx(want, abs=1e-9)
+    assert task.outputs[:, 1].tolist() == [1, 1]
+    assert task.head == "generation"
+    assert task.modality == "units"
+    assert task.space.feature_name(1, 0) == "Bob has a dog."
+
+
+def test_several_tokens_of_an_answer_are_summed_and_some_may_be_chosen():
+    answers = [" dog. It rains", " cake"]
+    task = made(answers=answers, foils=None)
+    ids = TOKENS.encode(PROMPTS[0] + QUESTIONS[0])
+    assert float(task.outputs[0, 0]) == pytest.approx(
+        log_probability(ids, TOKENS.encode(answers[0])), abs=1e-9
+    )
+    last = made(answers=answers, foils=None, answer_parts=["rains", [0]])
+    ids = TOKENS.encode(PROMPTS[0] + QUESTIONS[0] + " dog. It")
+    assert float(last.outputs[0, 0]) == pytest.approx(log_probability(ids, TOKENS.encode(" rains")), abs=1e-9)
+
+
+@pytest.mark.parametrize("foils", [[" cat", " tea"], [" cat. It rains", " tea"]])
+def test_dropping_a_unit_is_asking_the_shorter_text(foils):
+    task = made(off="drop", foils=foils)
+    for unit, left in ((1, "Ann has a cat. It rains today."), (2, "Ann has a cat. Bob has a dog. ")):
+        gates = task.inputs.clone()
+        gates[0, unit] = 0
+        ids = TOKENS.encode(left.rstrip() + QUESTIONS[0])
+        want = log_probability(ids, TOKENS.encode(" dog")) - log_probability(ids, TOKENS.encode(foils[0]))
+        assert float(task.with_inputs(gates).outputs[0, 0]) == pytest.approx(want, abs=1e-9)
+
+
+def test_filling_a_unit_is_asking_the_text_with_the_neutral_word():
+    task = made(units="word")
+    gates = task.inputs.clone()
+    gates[0, 3] = 0
+    neutral, ids = TOKENS.encode("...")[0], TOKENS.encode(PROMPTS[0] + QUESTIONS[0])
+    assert task.space.feature_name(3, 0) == "cat."
+    ids[3:5] = [neutral] * 2
+    want = log_probability(ids, TOKENS.encode(" dog")) - log_probability(ids, TOKENS.encode(" cat"))
+    assert float(task.with_inputs(gates).outputs[0, 0]) == pytest.approx(want, abs=1e-9)
+
+
+def test_answers_are_generated_where_none_are_given():
+    task = made(answers=None, foils=None, new_tokens=3)
+    ids = TOKENS.encode(PROMPTS[0] + QUESTIONS[0])
+    said = []
+    for _ in range(3):
+        said.append(int(MODEL(torch.tensor([ids + said]))[0, -1].argmax()))
+    assert task.answers[0].tokens == tuple(said)
+    assert task.side["predicted"][0].tolist() == said
+
+
+def test_explainers_and_metrics_work_on_gates():
+    task = made()
+    for name in ("occlusion", "gradient", "integrated_gradients", "kernel_shap", "exact_shapley", "lime"):
+        explanation = vd.explain(name, task)
+        assert explanation.values.shape == (2, 4)
+        assert float(explanation.values[0, 3]) == 0  # the first prompt has three sentences
+    assert vd.score("pixel_flipping", task, explanation).values.shape == (2,)
+
+
+def test_drop_has_no_gradient():
+    with pytest.raises(NotApplicableError, match="off='drop' has no gradient"):
+        vd.explain("gradient", made(off="drop"))
+
+
+def test_a_subset_keeps_its_prompts():
+    task = made()[[1]]
+    assert task.prompts[0].text.startswith("Tom")
+    assert task.answers[0].text == " cake"
+    assert task.space.feature_name(0) == "Tom likes tea."
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"answers": ["", " cake"]}, "answer to prompt 0 is empty"),
+        ({"answers": [" dog"]}, "1 answers for 2 prompts"),
+        ({"foils": [" dog", " tea"]}, "are the same"),
+        ({"length": 12}, "the model reads 12 at most"),
+        ({"units": [[(0, 9), (5, 20)], [(0, 3)]]}, "overlap"),
+        ({"units": [[(0, 5)], [(0, 3)]]}, "inside the token"),
+        ({"units": [[(0, 999)], [(0, 3)]]}, "does not lie within"),
+        ({"units": "turn"}, "messages of a chat"),
+        ({"units": "letter"}, "letter"),
+        ({"off": "mask"}, "no mask token"),
+        ({"neutral": "never seen"}, "single token"),
+        ({"prompts": []}, "no prompt"),
+        ({"prompts": None}, "list of texts"),
+        ({"prompts": ["Zebra.", "Ann."]}, "does not know a word of prompt 0"),
+        ({"prompts": ["", "x"]}, "prompt 0"),
+        ({"answer_parts": ["cow", None]}, "is not in it"),
+    ],
+)
+def test_what_cannot_be_is_refused(changes, said):
+    with pytest.raises(InputError, match=said):
+        made(**changes)
+
+
+def test_gef_walks_a_path_until_no_token_is_kept():
+    task = made()
+    path = vd.gef.find_path(task)
+    assert path.chance == 0
+    assert path.agreement[0] > path.agreement[-1]
+    scores = vd.score(vd.GEF(path=path.levels), task, "gradient")
+    assert scores.values.isfinite().all()
+    with pytest.raises(NotApplicableError, match="takes no noise"):
+        vd.score(vd.GEF(perturb="input"), task, "gradient")
+
+
+def test_there_is_no_other_class():
+    with pytest.raises(NotApplicableError, match="no other class"):
+        vd.explain("other_class:gradient", made())
+
+
+def test_rows_are_never_padded():
+    task = made(plan=vd.Plan(rows=2))
+    seen = []
+    module = task.predictor.model.model
+    handle = module.register_forward_pre_hook(lambda _m, given: seen.append(len(given[0])))
+    before = task.predictor.meter.cost
+    vd.explain("exact_shapley", task)
+    handle.remove()
+    assert sum(seen) == (task.predictor.meter.cost - before).forward
+    assert max(seen) <= 2
+
+
+def test_predictions_are_the_tokens_of_the_answer():
+    task = made()
+    outputs = torch.tensor([[-3.0, 0.5], [2.0, 1.0]])
+    assert float(agreement(task, outputs)) == 0.75
+    assert held(task, outputs).tolist() == [False, True]
+    noisy = task.with_noise(3.0, vd.Key(1)).outputs
+    assert bool(((noisy[:, 1] == 0) | (noisy[:, 1] == 1)).all())  # answers of one token
