@@ -185,3 +185,22 @@ def test_what_cannot_be_switched_is_refused():
     )
     with pytest.raises(ShapeError, match="equally many tokens"):
         vd.switch(prompt(), vd.Heads(), vd.Counterfactual(long))
+
+
+def test_a_subset_has_its_own_pairs_and_the_callers_model_no_hooks():
+    net, x, other = network()
+    switched = vd.switch(vd.Task(net, x), vd.Channels("0"), vd.Counterfactual(other))
+    whole = vd.explain("occlusion", switched).values
+    torch.testing.assert_close(vd.explain("occlusion", switched[[3, 1]]).values, whole[[3, 1]])
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
+
+
+def test_binary_and_token_tasks_keep_their_outputs():
+    drawn = torch.Generator().manual_seed(2)
+    body = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 1)).double()
+    task = vd.Task(body, torch.randn(3, 4, generator=drawn).double(), head="binary")
+    switched = vd.switch(task, vd.Channels("1"))
+    assert torch.equal(switched.predictor.outputs(switched.inputs, switched.side), task.outputs)
+    text = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, 3))
+    words = vd.Task(text, torch.randint(9, (3, 3), generator=drawn))
+    assert vd.explain("gradient", vd.switch(words, vd.Channels("0"))).values.shape == (3, 4)

@@ -133,7 +133,8 @@ def prompt_checks(
 ) -> PromptChecks:
     """Look at prompts beside their scores; answers to masks of few units are shared with explainers.
 
-    It asks 4 rows per unit and prompt, `spans` for the random spans, and 2 more.
+    For each prompt it asks 3 rows per unit (2 of them are in the table of all subsets), `spans` for the
+    random spans, and 3 more.
     """
     units = task.space.n_features
     one = torch.eye(units, dtype=torch.bool, device=task.device)
