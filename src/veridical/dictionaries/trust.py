@@ -47,9 +47,15 @@ class Trust:
     about: Mapping[str, Any]
 
     def oriented(self, metric: str) -> dict[str, Tensor]:
-        """Readings (seeds, parts) of every entry, turned so that more is better."""
+        """Readings (seeds, parts) of every entry, turned so that more is better, on a grid of 1e-5.
+
+        The last bits of an identity (effects behind a linear layer are all 1) are no order of dictionaries.
+        """
         sign = 1.0 if self.directions[metric] is Direction.HIGHER else -1.0
-        return {entry: sign * self.values[metric][entry] for entry in self.entries}
+        held = {entry: self.values[metric][entry].double() for entry in self.entries}
+        largest = max((float(v.abs().nan_to_num(0).max()) for v in held.values()), default=0.0)
+        step = 1e-5 * largest or 1.0
+        return {entry: sign * (value / step).round() * step for entry, value in held.items()}
 
     @property
     def controls(self) -> tuple[str, ...]:
