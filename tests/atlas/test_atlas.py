@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 from pathlib import Path
@@ -15,6 +16,7 @@ from veridical.atlas import run
 from veridical.atlas.schema import EXPLAINERS, METRICS
 from veridical.atlas.verdicts import CARE, NOT, UNMEASURED, USE, judged
 from veridical.atlas.words import overall, sentences
+from veridical.explainers import as_explainer
 
 LINEAR = ["known/linear"]
 SIZE = vd.atlas.Size(samples=24, tasks=1, seeds=2, draws=0)
@@ -150,6 +152,30 @@ def test_other_settings_failures_and_damaged_files_are_measured_again(tmp_path):
     assert plain != other
     next(tmp_path.glob("cells/*pixel*")).write_text("cut sho")
     assert figures(measured(tmp_path, metrics=["pixel_flipping"], seed=1), "pixel_flipping") == other
+
+
+def test_a_function_of_ones_own_is_known_by_its_text(tmp_path):
+    made = []
+
+    def cell(text: str) -> run.Cell:
+        path = tmp_path / str(len(made)) / "mine.py"
+        path.parent.mkdir()
+        path.write_text(f"def mine(model, inputs, targets):\n    return {text}\n")
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        made.append(module)
+        mine = {"mine": as_explainer(module.mine)}
+        return run.Cell("known/linear", "", None, SIZE, 0, False, mine, None)
+
+    assert cell("inputs").address == cell("inputs").address
+    assert cell("inputs").address != cell("-inputs").address
+    namespace = {}
+    exec("def mine(model, inputs, targets):\n    return inputs", namespace)  # has no text to read
+    unread = {"mine": as_explainer(namespace["mine"])}
+    one, two = (run.Cell("known/linear", "", None, SIZE, 0, False, unread, None) for _ in range(2))
+    assert one.address == one.address
+    assert one.address != two.address
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+from sklearn.base import clone
 from sklearn.tree import DecisionTreeClassifier
 from torch import nn
 
@@ -13,6 +16,7 @@ from veridical.audit import swap
 from veridical.audit.race import runners
 from veridical.audit.swap import COPIES, GAP, on, other_models, pairings, size_jobs, swap_jobs, swap_units
 from veridical.audit.units import Grid
+from veridical.errors import InputError
 from veridical.explainers import as_explainer
 from veridical.metrics import registry
 from veridical.model.other_models import estimate_batch_norm, noisy, permuted, reinitialised
@@ -219,3 +223,28 @@ def test_rows_of_a_map_are_counted_with_nothing_at_hand():
     vd.explain("occlusion", given)
     counted = runners({"occlusion": as_explainer("occlusion")}, given, 0)
     assert counted["occlusion"].rows == 6
+
+
+def test_models_that_the_caller_trained_take_the_place_of_copies():
+    """A black box cannot be copied with other weights; trained on shuffled labels it can be swapped."""
+    import numpy as np
+    from sklearn.datasets import load_breast_cancer
+    from sklearn.ensemble import HistGradientBoostingClassifier
+
+    rows, labels = load_breast_cancer(return_X_y=True)
+    rows, shuffled = rows[:, :6], np.random.default_rng(0)
+    kind = HistGradientBoostingClassifier(max_iter=20, random_state=0)
+    others = [clone(kind).fit(rows[:300], shuffled.permutation(labels[:300])) for _ in range(2)]
+    task = vd.Task(clone(kind).fit(rows[:300], labels[:300]), rows[300:340], train=rows[:300])
+    methods = {"exact": "exact_shapley", "size": lambda model, inputs, targets: inputs.abs()}
+    plan = replace(TINY, gef_draws=0, standing_samples=0)
+    alone = vd.audit(task, explainers=methods, effort=plan, concepts=())
+    found = vd.audit(task, explainers=methods, effort=plan, concepts=(), others=others)
+    assert alone.verdict["exact"].status == "provisional"
+    assert found.verdict["exact"].status == "trusted"
+    assert not found.verdict.absent
+    assert found.verdict["size"].status == "not trusted"
+    with pytest.raises(InputError, match=r"others=\[\] has no model"):
+        vd.audit(task, explainers=methods, effort=plan, others=[])
+    with pytest.raises(InputError, match="model 0 of others cannot judge maps: masking everything"):
+        vd.audit(task, explainers=methods, effort=plan, others=[lambda x: 0 * x[:, :2]])

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import platform
+import secrets
 import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, cached_property
 from multiprocessing import active_children, get_context
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -24,7 +27,7 @@ from veridical.atlas.cell import FAILED, Row, measured
 from veridical.atlas.measures import LEVEL
 from veridical.atlas.result import Atlas
 from veridical.errors import InputError, VeridicalError, unknown_name
-from veridical.explainers import as_explainer
+from veridical.explainers import Explainer, as_explainer
 from veridical.meta.voices import interval
 from veridical.metrics.base import AnyMetric, ExplainerMetric
 from veridical.metrics.base import registry as metric_registry
@@ -35,7 +38,8 @@ BESIDE = ("qge:pixel_flipping", "qge:faithfulness_correlation")
 """Metrics made of others that are measured as well, unless metrics are named."""
 
 
-class Cell(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Cell:
     """One metric on one task; without a metric, how near each explainer comes to the truth there."""
 
     task: str
@@ -44,26 +48,27 @@ class Cell(NamedTuple):
     size: Size
     seed: int
     steady: bool
-    explainers: Any
+    explainers: Mapping[str, Explainer]
     device: str | None
 
-    @property
+    @cached_property
     def address(self) -> str:
-        """What its result is known by: everything that made it."""
-        own = None if self.metric is None else self.metric.to_json()
-        methods = {label: method.to_json() for label, method in self.explainers.items()}
-        made = [
-            self.task,
-            self.label,
-            own,
-            self.size,
-            self.seed,
-            self.steady,
-            methods,
-            self.device,
-            __version__,
+        """What its result is known by: everything that made it, the text of the user's own code included."""
+        parts = {"": self.metric, **self.explainers}
+        made: list[Any] = [
+            {who: [part.to_json(), _code(part)] for who, part in parts.items() if part is not None}
         ]
+        made += [self.task, self.label, self.size, self.seed, self.steady, self.device, __version__]
         return hashlib.blake2b(json.dumps(made, default=repr).encode(), digest_size=12).hexdigest()
+
+
+def _code(part: Any) -> str:
+    """The text of code that is not ours; where there is none to read, nothing is like it."""
+    found = [one for one in (type(part), *vars(part).values()) if callable(one)]
+    try:
+        return "".join(inspect.getsource(o) for o in found if not o.__module__.startswith("veridical."))
+    except (OSError, TypeError, AttributeError):
+        return secrets.token_hex(8)
 
 
 def measure(

@@ -31,6 +31,7 @@ def audit(
     metrics: Sequence[Any] | Mapping[str, Any] | None = None,
     controls: Sequence[Any] | Mapping[str, Any] | None = None,
     lines: Sequence[str] | None = None,
+    others: Sequence[Any] | None = None,
     budget: Annotated[int, Within(1, 10**15)] | None = None,
     concepts: Any = None,
     samples: Annotated[int, Within(2, MANY)] | None = None,
@@ -45,13 +46,15 @@ def audit(
     trusted if it beats every control when features are removed (`metrics`), if its maps fit this model and
     not a copy with other weights (swap), and, where object masks tell what matters, if it finds that (truth).
     `lines` chooses among "removal", "swap" and "truth". `metrics` and `controls` take the place of ours. GEF,
-    robustness, randomisation and complexity describe.
+    robustness, randomisation and complexity describe. A black box cannot be copied with other weights: give
+    the swap `others`, models of the same kind trained on shuffled labels, or trust stays provisional.
 
     `train` (rows, or rows with labels) lets F-Fidelity fine-tune where masks disturb the model. `effort` sets
     samples, draws and the budget; `samples` and `budget` (rows asked of the model) override it. What is
     finished is kept in `folder`: after Ctrl-C the same call goes on. `executor` (of concurrent.futures, or
-    one like it) spreads the work. `concepts` are concept methods to compare by SURF; by default a few are
-    judged where the head is linear and the task has train rows, `concepts=()` judges none.
+    `veridical.study.ray_pool.RayPool`) spreads the work and gives the same bits. `concepts` are concept
+    methods to compare by SURF; by default a few are judged where the head is linear and the task has train
+    rows, `concepts=()` judges none.
 
     >>> import veridical as vd
     >>> task = vd.tasks.load("known/linear")
@@ -76,7 +79,9 @@ def audit(
     from veridical.audit.run import run
 
     said = {"explainers": explainers, "metrics": metrics, "controls": controls, "lines": lines}
-    call = repeated({**said, "samples": samples, "budget": budget, "concepts": concepts}, effort, seed)
+    call = repeated(
+        {**said, "others": others, "samples": samples, "budget": budget, "concepts": concepts}, effort, seed
+    )
     found = run(
         task,
         train,
@@ -88,6 +93,7 @@ def audit(
         metrics=metrics,
         controls=controls,
         lines=lines,
+        others=others,
         # who names explainers wants them, whatever they cost
         keep_to_budget=explainers is None or budget is not None,
         folder=None if folder is None else Path(folder),

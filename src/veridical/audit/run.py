@@ -20,7 +20,7 @@ from veridical.audit.describe import beside, describe
 from veridical.audit.effort import Effort
 from veridical.audit.evaluation import evaluation_of
 from veridical.audit.evidence import FEWEST
-from veridical.audit.extras import concepts_of, standings_of
+from veridical.audit.extras import concepts_of, prompts_of, standings_of
 from veridical.audit.finetuned_model import finetuned_judge
 from veridical.audit.jobs import Crew
 from veridical.audit.panel import choose_explainers, choose_judges, choose_lines
@@ -29,7 +29,7 @@ from veridical.audit.reliability import reliability_of
 from veridical.audit.result import Audit
 from veridical.audit.sampling import in_race_order
 from veridical.audit.sentences import sentences
-from veridical.audit.swap import other_models
+from veridical.audit.swap import given_models, other_models
 from veridical.audit.verdict import Field, decide
 from veridical.audit.voices import plant, voices_of
 from veridical.errors import InputError, VeridicalWarning
@@ -54,6 +54,7 @@ def run(
     metrics: Any = None,
     controls: Any = None,
     lines: Sequence[str] | None = None,
+    others: Sequence[Any] | None = None,
     keep_to_budget: bool = True,
     folder: Path | None = None,
     executor: Executor | None = None,
@@ -71,7 +72,9 @@ def run(
         finetuned, table = finetuned_judge(task, train, checks, plan, seed, progress, notes)
         judges = choose_judges(task, plan, finetuned, wanted, metrics)
     with clock("swap"):
-        copies, why_not = other_models(task, seed) if "swap" in wanted else (None, "it was not asked for")
+        copies, why_not = None, "it was not asked for"
+        if "swap" in wanted:
+            copies, why_not = other_models(task, seed) if others is None else (given_models(task, others), "")
     absent = {} if copies is not None else {"swap": why_not}
     if copies is not None and why_not:
         notes.append(f"The swap takes noisy copies of the model: {why_not}.")
@@ -106,6 +109,8 @@ def run(
     evaluation = evaluation_of(race, judges, seed)
     with clock("description"):
         evaluation, path = describe(race, judges, evaluation, plan, seed)
+    with clock("prompts"):
+        prompts = prompts_of(task, evaluation, seed)
     with clock("meta-evaluation"):
         reliability = reliability_of(race, judges, plan, seed, progress, notes, path)
     with clock("verdict"):
@@ -148,6 +153,7 @@ def run(
         near,
         heard,
         crew.found,
+        prompts=prompts,
     )
 
 

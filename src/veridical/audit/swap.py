@@ -17,15 +17,16 @@ from torch import Tensor, nn
 
 from veridical.audit.jobs import Done, Job, elsewhere
 from veridical.audit.units import Grid, Marks, units
-from veridical.errors import VeridicalError
+from veridical.errors import InputError, VeridicalError
 from veridical.explainers import Explainer
 from veridical.explainers.controls_input import InputMagnitude
 from veridical.explainers.laws import change_from_nothing
 from veridical.functional.grid import grid_step
 from veridical.metrics import Metric
+from veridical.model.adapters import adapt
 from veridical.model.cost import Cost
 from veridical.model.other_models import estimate_batch_norm, noisy, reinitialised
-from veridical.model.predictor import Output, take_side
+from veridical.model.predictor import Output, call, take_side
 from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
 from veridical.values.task import Task
@@ -71,7 +72,10 @@ def other_models(task: Task, seed: int) -> tuple[Copies | None, str]:
     """Four copies with fresh weights, or noisy ones where those answer the same to every mask; and why."""
     source = task.predictor.source
     if source.shared or not any(p.is_floating_point() for p in source.module.parameters()):
-        return None, "the model has no weights that torch can see, so no other model of its shape can be made"
+        return None, (
+            "the model has no weights that torch can see, so no other model of its shape can be made; models "
+            "of its kind trained on shuffled labels would do, given as others=[...]"
+        )
     makers: dict[str, Callable[[nn.Module, Key], nn.Module]] = {
         "re-initialised": reinitialised,
         "noisy": noisy,
@@ -88,6 +92,28 @@ def other_models(task: Task, seed: int) -> tuple[Copies | None, str]:
             return Copies(tuple(made), tuple(_factor(task, module) for module in made), kind), note
         reasons.append(why)
     return None, f"neither re-initialised nor noisy copies of the model can be used: {'; '.join(reasons)}"
+
+
+def given_models(task: Task, others: Sequence[Any]) -> Copies:
+    """Models that the caller made for the swap, such as those of the same kind trained on shuffled labels."""
+    if not others:
+        raise InputError("others=[] has no model; leave it out, or give models of the same question")
+    own = task.predictor.source.module
+    codec, side = getattr(own, "codec", None), take_side(task.side, slice(0, 1))
+    output, rows = task.predictor.output, task.inputs if task.train is None else task.train
+    made = []
+    for number, other in enumerate(others):
+        module = adapt(other, lambda f, row: output(call(f, row, side)), task.inputs[:1], codec, rows)[0]
+        try:
+            found, why = on(task, module).outputs, _degenerate(task, module)
+        except (VeridicalError, RuntimeError, ValueError) as error:
+            raise InputError(f"model {number} of others does not answer this task: {error}") from error
+        if found.shape[-1] != task.n_outputs:
+            why = f"it has {found.shape[-1]} outputs, and the model audited has {task.n_outputs}"
+        if why:
+            raise InputError(f"model {number} of others cannot judge maps: {why}")
+        made.append(module.eval())
+    return Copies(tuple(made), tuple(_factor(task, module) for module in made), "given")
 
 
 def _copy(task: Task, make: Callable[[nn.Module, Key], nn.Module], key: Key) -> nn.Module:
@@ -115,7 +141,7 @@ def _degenerate(task: Task, module: nn.Module) -> str:
     moved = there.uncounted(lambda: change_from_nothing(there, Key(0) / "swap"))
     size = there.outputs.abs().amax().double()
     step = grid_step(task.predictor.rounding or there.outputs.dtype) * size
-    still = float((moved.abs() < STEPS * step).double().mean())
+    still = float((moved.abs() <= STEPS * step).double().mean())
     if still <= SHARE:
         return ""
     return f"masking everything leaves the answer of a copy where it was in {still:.0%} of the samples"
@@ -143,7 +169,7 @@ def pairings(look: Task, start: int, copies: Copies) -> list[Pairing]:
     out = []
     for k, (module, factor) in enumerate(zip(copies.modules, copies.factors, strict=True)):
         numbers = torch.arange(len(look), device=look.device)
-        rows = numbers[(start + numbers) % COPIES == k]
+        rows = numbers[(start + numbers) % len(copies.modules) == k]
         if not len(rows):
             continue
         mine = look[rows]

@@ -97,8 +97,8 @@ def _changes(audit: Audit) -> list[str]:
         )
     if verdict.absent:
         said.append(
-            "A model whose weights torch can see: then copies of it can be set against the explanations, and "
-            "provisional trust becomes trust or goes."
+            "Other models of its kind, trained on shuffled labels, say, and given as others=[...]: set "
+            "against them, provisional trust becomes trust or goes."
         )
     return said
 

@@ -56,7 +56,7 @@
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);
   };
-  for (const table of document.querySelectorAll("table.data")) {
+  for (const table of document.querySelectorAll("table.data:not(.plain)")) {
     const heads = [...table.tHead.rows[0].cells];
     heads.forEach((head, at) => {
       if (head.hasAttribute("data-drawing")) return;

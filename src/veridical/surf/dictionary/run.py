@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag, normalize
 
 from veridical.errors import ShapeError
+from veridical.functional.devices import on_host
 from veridical.random.keyed import Key, normal
 from veridical.surf.dictionary.dictionary import Dictionary
 from veridical.surf.dictionary.recipes import BatchTopK, Recipe, TopK
@@ -39,7 +40,7 @@ class Run:
         frozen = [self.decoder] if recipe.frozen == "decoder" else frozen
         every = (self.encoder, self.bias, self.decoder, self.centre)
         learned = [t.requires_grad_(True) for t in every if not any(t is f for f in frozen)]
-        self.optimiser = torch.optim.Adam(learned, lr=recipe.rate, fused=place.type == "cuda")
+        self.optimiser = torch.optim.Adam(learned, lr=recipe.rate, fused=not on_host(place))
         self.decay = torch.optim.lr_scheduler.LambdaLR(self.optimiser, self._rate)
         self.losses = torch.zeros(recipe.steps, device=place)
         self.fired = torch.zeros(width, dtype=torch.bool, device=place)
@@ -100,7 +101,7 @@ class Run:
                 # the moments exist from the first step on; a run that goes on needs them before
                 moments = self.optimiser.state[tensor]
                 if not moments:
-                    count = torch.zeros((), device=tensor.device if tensor.is_cuda else "cpu")
+                    count = torch.zeros((), device="cpu" if on_host(tensor.device) else tensor.device)
                     moments.update(step=count, exp_avg=torch.zeros_like(tensor))
                     moments.update(exp_avg_sq=torch.zeros_like(tensor))
                 out |= {f"{name} {what}": value for what, value in moments.items()}
