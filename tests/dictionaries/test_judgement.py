@@ -117,12 +117,14 @@ def test_a_metric_that_reads_nothing_is_not_used() -> None:
         "rounding": {e: 1 + 1e-7 * v for e, v in good.items()},
         "turned": {e: -v for e, v in good.items()},
         "noise": {e: torch.randn(4, 8, generator=noise) for e in entries},
+        "unread": {**good, "shuffled": torch.full((4, 8), torch.nan)},
     }
     truth = {"mcc": {e: v.mean(1).double() for e, v in good.items()}}
     trust = Trust(values, truth, dict.fromkeys(values, Direction.HIGHER), entries, (), {}, {})
     verdicts = dict(zip(trust.table["metric"], trust.table["verdict"], strict=True))
     assert verdicts["good"] == "use"
     assert {verdicts[name] for name in ("constant", "rounding", "turned", "noise")} == {"do not use"}
+    assert verdicts["unread"] != "use"
     assert trust.table["metric"].iloc[0] == "good"
 
 

@@ -79,7 +79,7 @@ class Trust:
             "trained": sign * float(own.mean()),
             "best random": hardest,
             "its value": sign * float(mean[hardest].mean()) if hardest else math.nan,
-            "p": max((p for _, p in tests.values()), default=math.nan),
+            "p": _largest([p for _, p in tests.values()]),
             "not separated from": ", ".join(name for name, (_, p) in tests.items() if not p <= LEVEL),
             "smallest difference": smallest,
             "steps": gap / smallest if resolvable else math.nan,
@@ -181,6 +181,11 @@ def verdict(row: Mapping[str, Any], truth: bool) -> str:
     if separates and follows:
         return "use"
     return "separates only" if separates else "follows truth only" if follows else "do not use"
+
+
+def _largest(values: list[float]) -> float:
+    """The largest, NaN where one is: a control that was not judged is not beaten."""
+    return math.nan if not values or any(math.isnan(v) for v in values) else max(values)
 
 
 def _or(value: float, otherwise: float) -> float:
