@@ -101,7 +101,7 @@ class Run:
                 # the moments exist from the first step on; a run that goes on needs them before
                 moments = self.optimiser.state[tensor]
                 if not moments:
-                    count = torch.zeros((), device="cpu" if on_host(tensor.device) else tensor.device)
+                    count = torch.zeros((), device=tensor.device)
                     moments.update(step=count, exp_avg=torch.zeros_like(tensor))
                     moments.update(exp_avg_sq=torch.zeros_like(tensor))
                 out |= {f"{name} {what}": value for what, value in moments.items()}
