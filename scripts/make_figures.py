@@ -331,7 +331,7 @@ def dictionaries() -> None:
     for place, metric in enumerate(order):
         rows = table[table["metric"] == metric]
         colours = [shades.get(verdict, COLOURS[1]) for verdict in rows["verdict"]]
-        left.scatter(rows["steps"].clip(-5, 30).fillna(0), [place] * len(rows), c=colours, s=14)
+        left.scatter(rows["steps"].clip(-5, 31).fillna(0), [place] * len(rows), c=colours, s=14)
     for verdict, colour in (*shades.items(), ("do not use", COLOURS[1])):
         left.scatter([], [], c=colour, s=14, label=verdict)
     left.set_yticks(range(len(order)), order, fontsize=7)

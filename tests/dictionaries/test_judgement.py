@@ -96,7 +96,7 @@ def test_the_order_of_planted_dictionaries_is_recovered(found: Trust) -> None:
 
 
 def test_a_metric_that_reads_nothing_is_not_used() -> None:
-    """Planted errors: a constant, the wrong sign, and pure noise."""
+    """Planted errors: a constant, an order in the last bits, the wrong sign, and pure noise."""
     entries = (
         "trained",
         "true atoms",
@@ -114,14 +114,17 @@ def test_a_metric_that_reads_nothing_is_not_used() -> None:
     values = {
         "good": good,
         "constant": {e: torch.ones(4, 8) for e in entries},
+        "rounding": {e: 1 + 1e-7 * v for e, v in good.items()},
         "turned": {e: -v for e, v in good.items()},
         "noise": {e: torch.randn(4, 8, generator=noise) for e in entries},
+        "unread": {**good, "shuffled": torch.full((4, 8), torch.nan)},
     }
     truth = {"mcc": {e: v.mean(1).double() for e, v in good.items()}}
     trust = Trust(values, truth, dict.fromkeys(values, Direction.HIGHER), entries, (), {}, {})
     verdicts = dict(zip(trust.table["metric"], trust.table["verdict"], strict=True))
     assert verdicts["good"] == "use"
-    assert {verdicts[name] for name in ("constant", "turned", "noise")} == {"do not use"}
+    assert {verdicts[name] for name in ("constant", "rounding", "turned", "noise")} == {"do not use"}
+    assert verdicts["unread"] != "use"
     assert trust.table["metric"].iloc[0] == "good"
 
 

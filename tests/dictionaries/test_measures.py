@@ -269,5 +269,8 @@ def test_what_does_not_apply_says_why() -> None:
             read(metric, own)
     with pytest.raises(InputError, match="too few for 8 parts"):
         Bench(task[:9], name, states)
+    short = Bench(task, name, states, torch.ones(len(states), 2), torch.ones(3, 2))
+    with pytest.raises(ShapeError, match="labels has 3 rows"):
+        read("sparse probing", Subject(own.dictionary, short))
     with pytest.raises(ShapeError, match="train_labels"):
         Bench(task, name, states, torch.ones(3, 2))

@@ -102,6 +102,8 @@ def test_the_planted_model_holds_the_features() -> None:
 def test_mistakes_are_named() -> None:
     with pytest.raises(InputError, match="not sparse"):
         Superposition(features=8, active=6.0)
+    with pytest.raises(InputError, match="no feature of 8"):
+        Superposition(features=8, children=1.0)
     with pytest.raises(ShapeError, match="differ in dimensions"):
         mcc(torch.ones(2, 3), torch.ones(2, 4))
     with pytest.raises(ShapeError, match="do not belong"):

@@ -50,6 +50,8 @@ class Superposition(Settings):
     def __post_init__(self) -> None:
         if self.active > self.features / 2:
             raise InputError(f"{self.active} active features of {self.features} are not sparse")
+        if round(self.children * self.features) >= self.features:
+            raise InputError(f"children={self.children} leaves no feature of {self.features} to be a parent")
 
     @property
     def key(self) -> Key:

@@ -47,9 +47,15 @@ class Trust:
     about: Mapping[str, Any]
 
     def oriented(self, metric: str) -> dict[str, Tensor]:
-        """Readings (seeds, parts) of every entry, turned so that more is better."""
+        """Readings (seeds, parts) of every entry, turned so that more is better, on a grid of 1e-5.
+
+        The last bits of an identity (effects behind a linear layer are all 1) are no order of dictionaries.
+        """
         sign = 1.0 if self.directions[metric] is Direction.HIGHER else -1.0
-        return {entry: sign * self.values[metric][entry] for entry in self.entries}
+        held = {entry: self.values[metric][entry].double() for entry in self.entries}
+        largest = max((float(v.abs().nan_to_num(0).max()) for v in held.values()), default=0.0)
+        step = 1e-5 * largest or 1.0
+        return {entry: sign * (value / step).round() * step for entry, value in held.items()}
 
     @property
     def controls(self) -> tuple[str, ...]:
@@ -73,7 +79,7 @@ class Trust:
             "trained": sign * float(own.mean()),
             "best random": hardest,
             "its value": sign * float(mean[hardest].mean()) if hardest else math.nan,
-            "p": max((p for _, p in tests.values()), default=math.nan),
+            "p": _largest([p for _, p in tests.values()]),
             "not separated from": ", ".join(name for name, (_, p) in tests.items() if not p <= LEVEL),
             "smallest difference": smallest,
             "steps": gap / smallest if resolvable else math.nan,
@@ -175,6 +181,11 @@ def verdict(row: Mapping[str, Any], truth: bool) -> str:
     if separates and follows:
         return "use"
     return "separates only" if separates else "follows truth only" if follows else "do not use"
+
+
+def _largest(values: list[float]) -> float:
+    """The largest, NaN where one is: a control that was not judged is not beaten."""
+    return math.nan if not values or any(math.isnan(v) for v in values) else max(values)
 
 
 def _or(value: float, otherwise: float) -> float:

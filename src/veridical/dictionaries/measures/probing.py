@@ -9,7 +9,7 @@ from torch import Tensor
 
 from veridical.dictionaries.bench import Bench
 from veridical.dictionaries.subject import Subject
-from veridical.errors import NotApplicableError
+from veridical.errors import NotApplicableError, ShapeError
 from veridical.functional import average_ranks
 
 RIDGE = 1e-3
@@ -59,6 +59,8 @@ def labels_of(bench: Bench) -> tuple[Tensor, Tensor]:
     """The properties of train and test rows; refused where there are none."""
     if bench.labels is None or bench.train_labels is None:
         raise NotApplicableError("probing needs labels: properties of the rows")
+    if len(bench.labels) != len(bench.test):
+        raise ShapeError(f"labels has {len(bench.labels)} rows for {len(bench.test)} activations")
     return bench.train_labels[: bench.probe_rows].bool(), bench.labels.bool()
 
 
