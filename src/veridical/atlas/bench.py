@@ -39,7 +39,7 @@ TASKS = (
 )
 """The standard tasks; of each kind of input first one whose answer is known, then one that was trained."""
 LANGUAGE = "units"
-"""What the catalogue calls tasks about language models: parts of a prompt, or of the model, are switched off."""
+"""What the catalogue calls tasks about language models: parts of a prompt or of the model are off."""
 METHODS = ("gradient", "saliency", "input_x_gradient", "integrated_gradients", "occlusion", "random")
 PLAIN = "input_x_gradient"
 MOST = 32
