@@ -255,11 +255,20 @@ def test_the_rule_of_the_verdict(change, verdict, said):
     assert judged([{**GOOD, **change}, GOOD])[0] == (USE if verdict == USE else CARE)
 
 
-@pytest.mark.slow
-def test_the_smallest_atlas_of_every_metric(tmp_path):
-    found = vd.atlas.measure(tmp_path, size="tiny", progress=False)
-    assert found.modalities[:4] == ["image", "table", "series", "text"]
+def check_smallest(found: vd.atlas.Atlas) -> None:
+    assert found.modalities == ["image", "table", "series", "text", "language model"]
     assert not [row for row in found.rows if row["reason"].startswith("it failed")]
-    for modality in found.modalities[:4]:
+    for modality in found.modalities:
         assert found.verdict("pixel_flipping", modality) == USE
         assert found.verdict("sparseness", modality) == NOT
+        assert found.verdict("mprt", modality) == NOT
+
+
+def test_the_smallest_atlas_of_every_kind_of_input():
+    metrics = ["pixel_flipping", "sparseness", "mprt", "comprehensiveness"]
+    check_smallest(vd.atlas.measure(size="tiny", metrics=metrics, progress=False))
+
+
+@pytest.mark.slow
+def test_the_smallest_atlas_of_every_metric(tmp_path):
+    check_smallest(vd.atlas.measure(tmp_path, size="tiny", progress=False))

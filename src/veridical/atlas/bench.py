@@ -38,8 +38,8 @@ TASKS = (
     "reviews",
 )
 """The standard tasks; of each kind of input first one whose answer is known, then one that was trained."""
-LANGUAGE = ("prompt", "heads")
-"""What the catalogue calls tasks about language models: parts of prompts, or of the model itself."""
+LANGUAGE = "units"
+"""What the catalogue calls tasks about language models: parts of a prompt or of the model are off."""
 METHODS = ("gradient", "saliency", "input_x_gradient", "integrated_gradients", "occlusion", "random")
 PLAIN = "input_x_gradient"
 MOST = 32
@@ -73,12 +73,12 @@ def modality_of(name: str) -> str:
     if name not in ENTRIES:
         raise unknown_name("task", name, ENTRIES)
     kind = ENTRIES[name].modality
-    return "language model" if kind in LANGUAGE else kind
+    return "language model" if kind == LANGUAGE else kind
 
 
 def tasks_of(size: Size) -> list[str]:
     """The tasks of a size: the standard ones, and all that the catalogue knows of language models."""
-    names = [*TASKS, *(name for name, entry in ENTRIES.items() if entry.modality in LANGUAGE)]
+    names = [*TASKS, *(name for name, entry in ENTRIES.items() if entry.modality == LANGUAGE)]
     kinds = [modality_of(name) for name in names]
     return [name for at, name in enumerate(names) if kinds[:at].count(kinds[at]) < size.tasks]
 
