@@ -158,7 +158,10 @@ def _entry(bibtex: str) -> str:
 def escaped(text: str) -> str:
     """Text of a docstring as Markdown: the signs of mathematics are not markup."""
     parts = re.split(r"(`[^`]*`)", text)
-    return "".join(p if p.startswith("`") else re.sub(r"([*_<\[\]~^|\\])", r"\\\1", p) for p in parts)
+    marked = [
+        p if p.startswith("`") else re.sub(r"([*_\[\]|\\])", r"\\\1", p).replace("<", "&lt;") for p in parts
+    ]
+    return "".join(marked)
 
 
 def formula(name: str, kind: type) -> str:
