@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 import veridical as vd
-from replications.qge.data import Table, avila, glass, wine9
+from replications.qge.data import Table, avila, glass, in_unit_range, wine9
 from replications.qge.models import VARIANTS, Recipe, Variant, accuracy, chosen_inputs, fitted, perceptron
 
 STOPPED = "stopped at .80"
@@ -59,6 +59,8 @@ class Setup:
     models: tuple[str, ...]
     device: str
     out: Path
+    seed: int = 0
+    """Of the network's first weights."""
 
 
 def study(table: Table, setup: Setup) -> None:
@@ -70,7 +72,7 @@ def study(table: Table, setup: Setup) -> None:
             continue
         stop_at = {"undertrained": 0.7 * full}.get(variant, 0.8 if how else None)
         start = time.perf_counter()
-        net = fitted(table, variant, setup.recipe, stop_at=stop_at)
+        net = fitted(table, variant, setup.recipe, seed=setup.seed, stop_at=stop_at)
         seconds = {"training": time.perf_counter() - start}
         rows = chosen_inputs(net, table, setup.inputs)
         if variant == "trained":
@@ -95,6 +97,7 @@ def study(table: Table, setup: Setup) -> None:
         row = {
             "set": table.name,
             "model": name,
+            "seed": setup.seed,
             "accuracy": accuracy(net, table),
             "inputs of": "this model" if own else "the trained model",
             "gain_tau": [found.gain_tau.mean().item(), found.gain_tau.std(correction=0).item()],
@@ -123,13 +126,18 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", choices=names, default=names)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--epochs", type=int, help="fewer of them for a trial")
+    parser.add_argument("--seed", type=int, default=0, help="of the networks' first weights")
+    parser.add_argument(
+        "--unit", action="store_true", help="scale Glass's columns to 0..1 instead of z-scores"
+    )
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    common = (args.inputs, args.draws, tuple(args.models), args.device, args.out)
+    common = (args.inputs, args.draws, tuple(args.models), args.device, args.out, args.seed)
     folder = None if args.data is None else Path(args.data)
     if args.set in ("glass", "all"):
         recipe = Recipe(lambda seed: perceptron(9, 6, 32, seed), args.epochs or 400)
-        study(glass(folder), Setup(recipe, *common))
+        table = glass(folder)
+        study(in_unit_range(table) if args.unit else table, Setup(recipe, *common))
     if args.set in ("wine9", "all"):
         recipe = Recipe(lambda seed: perceptron(9, 3, 32, seed), args.epochs or 400)
         study(wine9(), Setup(recipe, *common))

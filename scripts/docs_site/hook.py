@@ -16,14 +16,14 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[2]
-for folder in (ROOT, ROOT / "src"):
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
 KEPT = ROOT / ".cache" / "docs_site"
 
 
 def on_config(config: Any) -> Any:
     """Put the generated pages into the navigation, where mkdocs.yml has the lists of them."""
+    for folder in (ROOT, ROOT / "src"):  # here, since mkdocs sets the path back after it has read this file
+        if str(folder) not in sys.path:
+            sys.path.insert(0, str(folder))
     from scripts.docs_site.facts import categories, families
 
     pages = {
@@ -37,8 +37,10 @@ def on_config(config: Any) -> Any:
     }
     for section in config.nav:
         for entries in section.values():
-            if isinstance(entries, list):
-                entries += pages.get(next((e for e in entries if e in pages), ""), [])
+            named = [where for entry in entries if isinstance(entry, dict) for where in entry.values()]
+            for listed, generated in pages.items():
+                if listed in named:
+                    entries += generated
     return config
 
 

@@ -70,7 +70,7 @@ def _explained(explainer: Explainer, task: Task, key: Key, cache: str | Path | N
 def _waiting(what: str, task: Task) -> Iterator[None]:
     """Tell a waiting reader how it stands, and in a sentence where memory ends."""
     asked = task.predictor.meter.here
-    told = f"{what}, {len(task)} samples"
+    told = f"{what}, {len(task.inputs)} samples"
     try:
         with waiting(told, lambda: asked.forward + asked.backward) if sys.stderr.isatty() else nullcontext():
             yield

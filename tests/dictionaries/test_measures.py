@@ -12,6 +12,7 @@ from tests.reference.dictionaries import auc, balanced
 from veridical.dictionaries import MEASURES, Bench, Dictionary, Subject, Superposition, TopK, train
 from veridical.dictionaries.measures import probing
 from veridical.dictionaries.measures.removal import _pairs
+from veridical.dictionaries.measures.splicing import spliced_outputs
 from veridical.errors import InputError, NotApplicableError, ShapeError
 
 WORLD = Superposition(features=32, dimensions=12, active=3.0, groups=4)
@@ -211,6 +212,49 @@ def test_stability_is_1_with_itself_and_needs_a_sibling(bench: Bench, subject: S
     assert float(read("stability", subject)[0]) < 0.99
     with pytest.raises(NotApplicableError, match="another seed"):
         read("stability", Subject(subject.dictionary, bench))
+
+
+def test_claimed_effects_are_real_where_the_rest_is_linear(bench: Bench, subject: Subject) -> None:
+    assert torch.allclose(read("effect", subject), torch.ones(8, dtype=torch.float64), atol=1e-4)
+
+
+def test_effects_are_those_of_switching_atoms_off_one_by_one(bench: Bench, subject: Subject) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(bench.task.model.embed, nn.Linear(12, 24), nn.Tanh(), nn.Linear(24, 3)).eval()
+    task = vd.Task(net, bench.task.inputs[:64])
+    other = Subject(subject.dictionary, Bench(task, "0", bench.train, parts=2))
+    held, h = other.dictionary, bench.test[:32]
+    codes = held.encode(h)
+    asked = codes.sum(0).topk(16).indices
+    found = []
+    for row in range(32):
+        target = int(task.targets[row])
+
+        def answer(x: Tensor, target: int = target) -> Tensor:
+            return net[1:](x).detach()[target] if not x.requires_grad else net[1:](x)[target]
+
+        slope = torch.autograd.functional.jacobian(answer, h[row])
+        claims = [float(codes[row, k] * held.decoder[k] @ slope) for k in asked]
+        real = [float(answer(h[row]) - answer(h[row] - codes[row, k] * held.decoder[k])) for k in asked]
+        found.append(np.corrcoef(claims, real)[0, 1] if np.std(claims) > 0 else np.nan)
+    expected = other.bench.means(torch.tensor(found), samples=True)
+    assert torch.allclose(read("effect", other), expected, atol=1e-3)
+    assert float(expected.min()) < 0.9999
+
+
+def test_positions_that_are_skipped_stay_as_they_are() -> None:
+    task = vd.tasks.load("digits")[:16]
+    name = next(n for n, m in task.model.named_modules() if isinstance(m, nn.Conv2d))
+    states = vd.gef.layer_activations(task, name)
+    whole = Bench(task, name, states.flatten(0, 1), parts=2)
+    most = Bench(task, name, states[:, 3:].flatten(0, 1), parts=2, skip=3)
+    assert torch.equal(most.states, states[:, 3:])
+    gone = spliced_outputs(whole, torch.zeros_like)
+    kept = spliced_outputs(
+        Bench(task, name, states.flatten(0, 1), parts=2, skip=states.shape[1]), torch.zeros_like
+    )
+    assert torch.allclose(kept, task.outputs, atol=1e-5)
+    assert not torch.allclose(gone, task.outputs, atol=1e-2)
 
 
 def test_what_does_not_apply_says_why() -> None:

@@ -11,6 +11,8 @@ from veridical.explainers import Deconvolution, DeepLift, GuidedBackprop, LrpEps
 
 FEW = {
     "deeplift_shap": {"baselines": 2},
+    "expected_gradients": {"samples": 4},
+    "gradient_shap": {"samples": 4},
     "hsic": {"draws": 16, "grid": 2},
     "integrated_gradients": {"steps": 4},
     "kernel_shap": {"budget": 300},

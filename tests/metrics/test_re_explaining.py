@@ -74,7 +74,7 @@ def test_how_many_are_explained_at_once_changes_nothing(name):
 
 def test_noise_that_is_kept_is_noise_that_is_drawn_again(monkeypatch):
     kept = vd.score("smooth_mprt", task_of(), "gradient").values
-    monkeypatch.setattr(smooth_mprt, "_KEPT", {})
+    monkeypatch.setattr(smooth_mprt, "_KEPT", (0, 0))
     assert torch.equal(vd.score("smooth_mprt", task_of(), "gradient").values, kept)
 
 

@@ -349,3 +349,32 @@ def test_predictors_share_meter_and_plan_with_those_they_make() -> None:
     other.outputs(ROWS)
     assert base.meter.cost.forward == 20
     assert other.plan is base.plan
+
+
+def test_a_side_input_may_be_called_as_we_call_the_rows():
+    """Names of side inputs are the model's own; those of our wrappers are nobody's business."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(4, 3)
+
+        def forward(self, rows: Tensor, x: Tensor) -> Tensor:
+            return self.head(rows) * x
+
+    task = vd.Task(Scaled(), torch.rand(3, 4), side={"x": torch.rand(3, 1)})
+    assert vd.explain("gradient", task).values.shape == (3, 4)
+    assert vd.score("input_invariance", task, "gradient").values.shape == (3,)
+
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(9, 4)
+
+        def forward(self, ids: Tensor, token_ids: Tensor, x: Tensor) -> Tensor:
+            return self.embed(ids).mean(1) * token_ids * x
+
+    text = vd.Task(
+        Words(), torch.randint(9, (3, 5)), side={"token_ids": torch.rand(3, 1), "x": torch.rand(3, 1)}
+    )
+    assert vd.explain("gradient", text).values.shape == (3, 5)

@@ -139,3 +139,38 @@ def guided(task: Any, everywhere: bool = False) -> Tensor:
         outputs = getattr(answer, "logits", answer)
         (slope,) = torch.autograd.grad(outputs.gather(1, task.targets[:, None]).sum(), x)
     return at.values(slope.detach())
+
+
+def _only_raising(function: Any) -> Any:
+    """A linear map whose answer goes back to its raising contributions alone, scaled to what it is."""
+    flat = function is F.linear
+
+    def run(a: Tensor, w: Tensor, b: Any = None, *args: Any, **kwargs: Any) -> Tensor:
+        w = w.detach()
+        up = function(a.clamp(min=0), w.clamp(min=0), None, *args, **kwargs)
+        up = up + function(a.clamp(max=0), w.clamp(max=0), None, *args, **kwargs)
+        y = function(a.detach(), w, b, *args, **kwargs)
+        shape = (-1,) if flat else (-1, *[1] * (y.dim() - 2))
+        below = up.detach() if b is None else up.detach() + b.detach().clamp(min=0).view(shape)
+        none = below == 0  # nothing raises it: nothing goes back
+        scale = torch.where(none, torch.zeros_like(y), y / torch.where(none, torch.ones_like(y), below))
+        given = up * scale
+        return given + (y - given).detach()
+
+    return run
+
+
+def z_plus(task: Any) -> Tensor:
+    """LRP-z+ of a network of convolutions, batch norms, rectifiers and pools, norms folded by torch.fx."""
+    from torch.fx.experimental.optimization import fuse
+
+    model = fuse(task.predictor.model)
+    x = task.inputs.detach().clone().requires_grad_(True)
+    with ExitStack() as stack:
+        stack.enter_context(detached())
+        for name in ("linear", "conv1d", "conv2d", "conv_transpose2d"):
+            stack.enter_context(mock.patch.object(F, name, _only_raising(getattr(F, name))))
+        outputs = model(x)
+        (slope,) = torch.autograd.grad(outputs.gather(1, task.targets[:, None]).sum(), x)
+    torch.testing.assert_close(outputs.detach(), task.outputs)
+    return task.values((x * slope).detach())

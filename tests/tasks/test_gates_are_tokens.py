@@ -79,3 +79,13 @@ def test_gef_gives_the_same_bits():
     metric = vd.GEF(levels=2, draws=2, path=(0.2, 0.4, 0.6))
     ours, theirs = (vd.score(metric, task, "occlusion") for task in (gates, tokens))
     assert torch.equal(ours.values, theirs.values)
+
+
+def test_standing_gives_the_same_bits():
+    gates, tokens = both()
+    for metric in ("pixel_flipping", "faithfulness_correlation"):
+        ours, theirs = (
+            vd.qge.standing(task, metric, vd.explain("kernel_shap", task), draws=20)
+            for task in (gates, tokens)
+        )
+        assert torch.equal(ours.percentile, theirs.percentile)

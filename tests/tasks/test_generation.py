@@ -6,8 +6,11 @@ import pytest
 import torch
 
 import veridical as vd
-from tests.reference.small_lm import Words, small_lm
+from tests.reference.small_lm import KeepingLM, Words, small_lm
 from veridical.errors import InputError, NotApplicableError
+from veridical.gef.agreement import agreement
+from veridical.meta.prediction_agreement import held
+from veridical.model import prefix_sharing
 
 PROMPTS = [
     "Ann has a cat. Bob has a dog. It rains today.",
@@ -129,6 +132,8 @@ def test_a_subset_keeps_its_prompts():
         ({"off": "mask"}, "no mask token"),
         ({"neutral": "never seen"}, "single token"),
         ({"prompts": []}, "no prompt"),
+        ({"prompts": None}, "list of texts"),
+        ({"prompts": ["Zebra.", "Ann."]}, "does not know a word of prompt 0"),
         ({"prompts": ["", "x"]}, "prompt 0"),
         ({"answer_parts": ["cow", None]}, "is not in it"),
     ],
@@ -136,3 +141,72 @@ def test_a_subset_keeps_its_prompts():
 def test_what_cannot_be_is_refused(changes, said):
     with pytest.raises(InputError, match=said):
         made(**changes)
+
+
+def test_gef_walks_a_path_until_no_token_is_kept():
+    task = made()
+    path = vd.gef.find_path(task)
+    assert path.chance == 0
+    assert path.agreement[0] > path.agreement[-1]
+    scores = vd.score(vd.GEF(path=path.levels), task, "gradient")
+    assert scores.values.isfinite().all()
+    with pytest.raises(NotApplicableError, match="takes no noise"):
+        vd.score(vd.GEF(perturb="input"), task, "gradient")
+
+
+def test_there_is_no_other_class():
+    with pytest.raises(NotApplicableError, match="no other class"):
+        vd.explain("other_class:gradient", made())
+
+
+def test_rows_are_never_padded():
+    task = made(plan=vd.Plan(rows=2))
+    seen = []
+    module = task.predictor.model.model
+    handle = module.register_forward_pre_hook(lambda _m, given: seen.append(len(given[0])))
+    before = task.predictor.meter.cost
+    vd.explain("exact_shapley", task)
+    handle.remove()
+    assert sum(seen) == (task.predictor.meter.cost - before).forward
+    assert max(seen) <= 2
+
+
+def test_predictions_are_the_tokens_of_the_answer():
+    task = made()
+    outputs = torch.tensor([[-3.0, 0.5], [2.0, 1.0]])
+    assert float(agreement(task, outputs)) == 0.75
+    assert held(task, outputs).tolist() == [False, True]
+    noisy = task.with_noise(3.0, vd.Key(1)).outputs
+    assert bool(((noisy[:, 1] == 0) | (noisy[:, 1] == 1)).all())  # answers of one token
+
+
+@pytest.mark.parametrize("off", ["fill", "drop"])
+def test_masks_that_begin_alike_are_asked_together(off, monkeypatch):
+    """The table of all subsets is that of plain passes, and fewer tokens are read for it."""
+
+    def table(most):
+        monkeypatch.setattr(prefix_sharing, "MOST", most)
+        task = made(model=small_lm(TOKENS, kind=KeepingLM), off=off, plan=vd.Plan(rows=2))
+        seen = []
+        inner = task.predictor.model.model
+        handle = inner.embed.register_forward_hook(lambda _m, x, _y: seen.append(x[0].numel()))
+        values = vd.explain("exact_shapley", task).values
+        handle.remove()
+        assert task.predictor.model.shared is None
+        return values, sum(seen), task.predictor.meter.cost.forward
+
+    shared, fewer, rows = table(64)
+    plain, tokens, same = table(0)
+    torch.testing.assert_close(shared, plain, atol=1e-9, rtol=0)
+    assert fewer < 0.8 * tokens
+    assert rows == same
+    torch.testing.assert_close(plain, vd.explain("exact_shapley", made(off=off)).values, atol=1e-9, rtol=0)
+
+
+def test_a_model_that_does_not_share_rightly_is_asked_plainly(monkeypatch):
+    right = prefix_sharing.shared_logits
+    monkeypatch.setattr(prefix_sharing, "shared_logits", lambda *given: right(*given).roll(1, -1))
+    task = made(model=small_lm(TOKENS, kind=KeepingLM), plan=vd.Plan(rows=2))
+    found = vd.explain("exact_shapley", task).values
+    torch.testing.assert_close(found, vd.explain("exact_shapley", made()).values, atol=1e-9, rtol=0)
+    assert task.predictor.model.agrees is False

@@ -163,6 +163,11 @@ def test_what_cannot_be_switched_is_refused():
         vd.switch(vd.Task(lambda rows: rows[:, 0, 0, :3], x), vd.Channels("0"))
     with pytest.raises(NotApplicableError, match="unperturbed"):
         vd.switch(task.with_noise(0.1, Key(0)), vd.Channels("0"))
+    switched = vd.switch(task, vd.Channels("0"))
+    with pytest.raises(NotApplicableError, match="switched already"):
+        vd.switch(switched, vd.Channels("0"))
+    with pytest.raises(InputError, match="side inputs"):
+        vd.switch(prompt(), vd.Heads(), vd.MeanOver(torch.ones(3, 3)))
     attention = nn.MultiheadAttention(4, 2, batch_first=True)
 
     class Own(nn.Module):

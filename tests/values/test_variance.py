@@ -97,7 +97,7 @@ def test_what_is_not_known_is_said() -> None:
     scores = vd.score("pixel_flipping", table(fill=0.0), torch.rand(6, 14))
     with pytest.raises(InputError, match="score with repeats=8"):
         scores.variance()
-    with pytest.raises(InputError, match="at least 2"):
+    with pytest.raises(InputError, match="repeats is a whole number from 1"):
         vd.score("pixel_flipping", table(fill=0.0), torch.rand(6, 14), repeats=0)
     one = vd.score("pixel_flipping", table(fill=0.0)[:1], torch.rand(1, 14), repeats=2)
     with pytest.raises(InputError, match="needs two"):

@@ -192,7 +192,9 @@ def effort_of(given: str | Effort, task: Task | None = None) -> Effort:
     if given not in EFFORTS:
         raise unknown_name("effort", str(given), get_args(EffortName))
     if task is not None and heavy(task):
-        return ON_HEAVY.get(given, EFFORTS[given])
+        plan = ON_HEAVY.get(given, EFFORTS[given])
+        # a row of a language model takes long, and GEF asks hundreds of them per prompt: only if asked for
+        return replace(plan, gef_draws=0) if task.head == "generation" else plan
     return EFFORTS[given]
 
 

@@ -1,4 +1,4 @@
-"""Beside the verdict: where the chosen maps stand among random ones, and what concepts are worth."""
+"""Beside the verdict: where chosen maps stand, what prompts hide, what concepts are worth."""
 
 from __future__ import annotations
 
@@ -21,11 +21,24 @@ from veridical.values.task import Task
 
 if TYPE_CHECKING:
     from veridical.surf import Comparison
+    from veridical.tasks.prompt_checks import PromptChecks
 
 _CONCEPTS = ("pca", "kmeans", "nmf", "cdisco")
 """Concept methods that an audit judges when nobody chose: quick ones, fitted on whole samples."""
 _CONCEPT_ROWS = 1000
 """Samples that concepts are judged on, and twice as many train rows to fit them on: a row each."""
+
+
+def prompts_of(task: Task, evaluation: Evaluation, seed: int) -> PromptChecks | None:
+    """What is known of prompts beside their scores; None for other tasks."""
+    if task.head != "generation":
+        return None  # spares everybody else the import
+    from veridical.tasks.generation import Generation
+    from veridical.tasks.prompt_checks import prompt_checks
+
+    if not isinstance(task, Generation):
+        return None
+    return prompt_checks(task, explainers=evaluation.explainers, metrics=evaluation.metrics, seed=seed)
 
 
 def standings_of(

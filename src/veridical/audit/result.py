@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from veridical.surf import Comparison
+    from veridical.tasks.prompt_checks import PromptChecks
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -59,6 +60,8 @@ class Audit:
     """Jobs that an earlier, ended run had done already."""
     call: str = ""
     """The call that repeats this audit."""
+    prompts: PromptChecks | None = None
+    """Beside the scores of prompts: remembered answers, redundant units, what another "off" would say."""
 
     @property
     def best(self) -> str | None:
@@ -120,6 +123,7 @@ class Audit:
                     for f in self.evaluation.failures
                 ],
                 "concepts": _concepts(self.concepts),
+                "prompts": None if self.prompts is None else self.prompts.to_json(),
                 "seconds": dict(self.seconds),
                 "costs": {name: asdict(cost) for name, cost in self.costs.items()},
                 "versions": dict(self.versions),

@@ -20,7 +20,7 @@ from veridical.audit.describe import beside, describe
 from veridical.audit.effort import Effort
 from veridical.audit.evaluation import evaluation_of
 from veridical.audit.evidence import FEWEST
-from veridical.audit.extras import concepts_of, standings_of
+from veridical.audit.extras import concepts_of, prompts_of, standings_of
 from veridical.audit.finetuned_model import finetuned_judge
 from veridical.audit.jobs import Crew
 from veridical.audit.panel import choose_explainers, choose_judges, choose_lines
@@ -110,6 +110,8 @@ def run(
     evaluation = evaluation_of(race, judges, seed)
     with clock("description"):
         evaluation, path = describe(race, judges, evaluation, plan, seed)
+    with clock("prompts"):
+        prompts = prompts_of(task, evaluation, seed)
     with clock("meta-evaluation"):
         reliability = reliability_of(race, judges, plan, seed, progress, notes, path)
     with clock("verdict"):
@@ -151,6 +153,7 @@ def run(
         near,
         heard,
         crew.found,
+        prompts=prompts,
     )
 
 

@@ -91,10 +91,10 @@ class Explainer(Settings):
         """Why this explainer cannot work on the task, or None if it can."""
         if task.members is not None and not self.control:
             return "the samples of this task are classes, which have no input to explain"
-        if task.modality not in self.modalities:
-            return f"it works on {', '.join(sorted(self.modalities))}, this task is {task.modality}"
         if "gradient" in self.needs and (layer := _quantised(task)) is not None:
             return f"it needs gradients, and torch passes none back through the quantised layer '{layer}'"
+        if task.modality not in self.modalities:
+            return f"it works on {', '.join(sorted(self.modalities))}, this task is {task.modality}"
         if "gradient" in self.needs and not task.differentiable:
             if not task.predictor.differentiable:
                 why = getattr(task.predictor.source.module, "no_gradient", "")
@@ -116,7 +116,8 @@ class Explainer(Settings):
 
     def prepared(self, task: Task) -> Task:
         """The task as this explainer works on it: text goes through its embeddings for gradients."""
-        return task.at_embeddings() if "gradient" in self.needs and not task.differentiable else task
+        at_tokens = "gradient" in self.needs and not task.inputs.is_floating_point()
+        return task.at_embeddings() if at_tokens else task
 
     def __call__(self, task: Task, key: Key = Key(0)) -> Explanation:  # noqa: B008 (frozen)
         """Explain every sample of the task."""
@@ -153,6 +154,7 @@ class Explainer(Settings):
     def maps(self, task: Task, key: Key) -> Tensor:
         """The values (N, V) alone, unchecked: for callers that explain a task in many worlds."""
         space, worked_on = self.space_of(task), self.prepared(task)
+        pieces = self.pieces(worked_on)
         # asked before anything hooks into the model
         _ = task.targets
         own = key / self.name
@@ -163,7 +165,7 @@ class Explainer(Settings):
         first, token = WATCHER.get(), WATCHER.set(None)
         try:
             with Session(worked_on.predictor, "gradient" in self.needs):
-                for piece in self.pieces(worked_on):
+                for piece in pieces:
                     parts.append(self._maps(piece, own))
                     outputs += [piece.known("outputs")] if noisy else []
         finally:

@@ -252,6 +252,7 @@ class OtherClass(Transform):
         return super().why_not(task)
 
     def __call__(self, task: Task, key: Key = Key(0)) -> Explanation:  # noqa: B008 (frozen)
+        self.check(task)
         others = task.outputs.scatter(1, task.targets[:, None], -torch.inf).argmax(1)
         made = super().__call__(task.with_targets(others), key)
         return replace(made, targets=task.targets)

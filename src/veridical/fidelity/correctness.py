@@ -86,11 +86,11 @@ def rightness(answers: Tensor, truth: Tensor, task: Task) -> tuple[Tensor, Tenso
     Answers are probabilities (a regression's: numbers), and behind them, if known, how often each output is
     predicted over the rows of the fill. Of a multilabel head the explained label alone is judged. A
     regression has no right class: both are minus the absolute error of the explained output. Of a generation
-    they are the share of the answer's tokens that are still predicted, and the response.
+    both are the response.
     """
     if task.head == "generation":
-        response, kept = answers.double().unbind(-1)
-        return kept, response
+        response = answers[..., 0].double()
+        return response, response
     if answers.shape[-1] == task.n_outputs:
         answers = torch.cat([answers, said_by(answers, task)], -1)
     answers, predicted = answers.chunk(2, -1)

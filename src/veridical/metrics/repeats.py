@@ -8,7 +8,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from veridical.errors import InputError
 from veridical.metrics.base import AnyMetric
 from veridical.metrics.tie_orders import RankingMetric
 from veridical.model.cost import Cost
@@ -26,8 +25,6 @@ def with_repeats(
 
     A source that cannot matter here (a fill that draws nothing, maps without ties) is not asked again.
     """
-    if not isinstance(repeats, int) or repeats < 2:
-        raise InputError(f"repeats counts scores under different seeds, at least 2, got {repeats!r}")
     first = judge(Key(seed)).settle()
     ranked = not isinstance(subject, Explanation) or subject.has_ties
     moves = {"draws": True, "fill": _draws_its_fill(metric, task), "tie orders": ranked}

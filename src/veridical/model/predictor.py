@@ -137,25 +137,23 @@ class Predictor:
     """What is done to the outputs (rows, C) of rows x at last: `after(x, outputs)`."""
     rows: int = field(init=False)
     """Rows per chunk."""
+    padded_to: int = field(init=False)
+    """The number of rows of which chunks are a multiple: 1 where a row is dear and none is padded."""
     on_host: bool = field(init=False)
     """Whether it runs on a CPU."""
     _here: threading.local = field(default_factory=threading.local, init=False, repr=False)
     """Each thread's view, which goes with the thread."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rows", self.plan.rows or MIN_ROWS)
-        object.__setattr__(self, "on_host", self.device.type == "cpu")
+        rows = self.plan.rows or MIN_ROWS
+        padded_to = MIN_ROWS if rows % MIN_ROWS == 0 else 1
+        vars(self).update(rows=rows, padded_to=padded_to, on_host=self.device.type == "cpu")
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_here"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _here=threading.local())
-
-    @property
-    def padded_to(self) -> int:
-        """The number of rows of which chunks are a multiple: 1 where a row is dear and none is padded."""
-        return MIN_ROWS if self.rows % MIN_ROWS == 0 else 1
 
     @property
     def rounding(self) -> Rounding | None:
@@ -256,10 +254,10 @@ class Predictor:
             return torch.cat([self.chunk(x[piece], take_side(side, piece)) for piece in pieces])
         least = self.padded_to
         if rows % least:
-            x = x[_padding(count, least, x.device)]
+            x = x[self.padding(count)]
             rows = x.shape[0]
         if side and rows != count:
-            side = take_side(side, _padding(count, least, x.device))
+            side = take_side(side, self.padding(count))
         try:
             outputs = self._call(x, side)
             self.meter.here.forward -= rows - count
@@ -274,6 +272,10 @@ class Predictor:
         free_memory(x.device)
         pieces = [slice(0, half), slice(half, count)]
         return torch.cat([self.chunk(x[piece], take_side(side, piece)) for piece in pieces])
+
+    def padding(self, count: int) -> Tensor:
+        """Row numbers 0..count-1, the last one repeated until a chunk of them is full enough."""
+        return torch.arange(count + -count % self.padded_to, device=self.device).clamp(max=count - 1)
 
     def _call(self, x: Tensor, side: Side) -> Tensor:
         if self.plan.channels_last and x.dim() == 4:
@@ -324,11 +326,6 @@ def repeat_side(side: Side, times: int) -> Side:
     if isinstance(side, dict):
         return {name: value.repeat_interleave(times, 0) for name, value in side.items()}
     return tuple(value.repeat_interleave(times, 0) for value in side)
-
-
-def _padding(count: int, least: int, device: torch.device) -> Tensor:
-    """Row numbers 0..count-1, the last one repeated up to a multiple of `least`."""
-    return torch.arange(count + -count % least, device=device).clamp(max=count - 1)
 
 
 def out_of_memory(error: BaseException) -> bool:

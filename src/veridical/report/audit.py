@@ -116,7 +116,7 @@ def _gallery(audit: Audit, statuses: Mapping[str, str]) -> dict[str, Any]:
     count = min((len(maps) for maps in held.values()), default=0)
     few = slice(0, count)
     shown = {who: held[who].take(few) for who in [*order, *held] if who in held}
-    return gallery(audit.task[few] if count else audit.task, shown, statuses)
+    return gallery(audit.task[few] if count else audit.task, shown, statuses, checks=audit.prompts)
 
 
 # --- the verdict ------------------------------------------------------------------------------------

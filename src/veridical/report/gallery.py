@@ -14,6 +14,7 @@ from veridical.plots import slices
 from veridical.report import heads, prompts
 from veridical.report.numbers import plain
 from veridical.report.png import image_address, map_address
+from veridical.tasks.prompt_checks import PromptChecks
 from veridical.values.explanation import Explanation
 from veridical.values.task import Task
 
@@ -32,6 +33,7 @@ def gallery(
     statuses: Mapping[str, str],
     *,
     samples: int = SAMPLES,
+    checks: PromptChecks | None = None,
 ) -> dict[str, Any]:
     """Samples from the most disputed to the least, and every explainer's map of each.
 
@@ -58,7 +60,7 @@ def gallery(
                 "label": label,
                 "right": None if correct is None else label == predicted,
                 "disagreement": plain(float(disputed[sample])),
-                **_input(task, sample, kind),
+                **_input(task, sample, kind, checks),
                 "maps": [
                     {"explainer": who, "status": statuses.get(who, "plain"), **_map(task, e, sample, kind)}
                     for who, e in shown.items()
@@ -66,6 +68,8 @@ def gallery(
             }
         )
     told = {"kind": kind, "items": items, "of": len(task), "notes": notes(shown)}
+    if checks is not None:
+        told["beside"] = str(checks).splitlines()
     if kind == "heads":
         told["means"] = [
             {
@@ -126,11 +130,11 @@ def _kind(task: Task, explanation: Explanation) -> str:
     return "bars"
 
 
-def _input(task: Task, sample: int, kind: str) -> dict[str, Any]:
+def _input(task: Task, sample: int, kind: str, checks: PromptChecks | None) -> dict[str, Any]:
     if kind == "image":
         return {"input": image_address(slices(task.inputs[sample]))}
     if kind == "prompt":
-        return prompts.answer(task, sample)
+        return prompts.answer(task, sample, checks)
     if kind == "series":
         rows = task.inputs[sample].detach().double().cpu()
         steps = rows.reshape(-1, rows.shape[-1])

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from veridical.report.numbers import plain
 from veridical.tasks.generation import Generation
+from veridical.tasks.prompt_checks import PromptChecks
 from veridical.tasks.prompt_texts import Prompt
 from veridical.tasks.prompt_units import parts
 from veridical.values.task import Task
@@ -24,21 +25,18 @@ def of_prompts(task: Task) -> bool:
     return isinstance(task, Generation) and task.space.n_features == max(len(p.units) for p in task.prompts)
 
 
-def answer(task: Task, sample: int) -> dict[str, Any]:
-    """What was answered, the foil, and how likely the answer is against it."""
+def answer(task: Task, sample: int, checks: PromptChecks | None) -> dict[str, Any]:
+    """What was answered, the foil, how likely the answer is against it, and what to beware of."""
     assert isinstance(task, Generation)
     given = task.answers[sample]
-    return {
+    told: dict[str, Any] = {
         "answer": given.text,
         "foil": given.foil,
         "response": plain(float(task.outputs[sample, 0])),
-        "alone": plain(_alone(task, sample)),
+        "alone": None if checks is None else plain(float(checks.response_without[sample])),
+        "beware": [] if checks is None else checks.flags(sample),
     }
-
-
-def _alone(task: Generation, sample: int) -> float | None:
-    held = getattr(task, "without_context", None)
-    return None if held is None else float(held[sample])
+    return told
 
 
 def coloured(task: Task, sample: int, values: Sequence[float]) -> dict[str, Any]:

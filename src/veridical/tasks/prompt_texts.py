@@ -41,6 +41,8 @@ def read_prompts(
     tokenizer: Any, prompts: Any, questions: Any, units: Units, spans: Literal["character", "token"]
 ) -> tuple[Prompt, ...]:
     """Every prompt with its units."""
+    if prompts is None or isinstance(prompts, int | float | Mapping):
+        raise InputError(f"prompts are a list of texts or of chats; got {type(prompts).__name__}")
     given = [prompts] if isinstance(prompts, str) else list(prompts)
     if not given:
         raise InputError("there is no prompt; give a list of texts or of chats")
@@ -75,6 +77,8 @@ def _read(
     if not text.strip():
         raise InputError(f"prompt {number} is empty")
     made = tokenized(tokenizer, text, number, special=not chat)
+    if units == "example" and question:
+        units = "passage"  # what is asked stands apart, so all passages are examples
     exact = not isinstance(units, str)
     if exact and spans == "token":
         chosen = check_spans(units, len(made.ids), "token", number)  # type: ignore[arg-type]

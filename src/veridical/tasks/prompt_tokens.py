@@ -43,6 +43,8 @@ def tokenized(tokenizer: Any, text: str, prompt: int, special: bool = True) -> T
             f"a tokenizer is one of transformers, or has encode(text) and decode(tokens); this "
             f"{type(tokenizer).__name__} does not: {error}"
         ) from error
+    except (KeyError, ValueError) as error:
+        raise InputError(f"the tokenizer does not know a word of prompt {prompt}: {error}") from error
     if "".join(pieces) != text:
         raise _not_round(text, "".join(pieces), prompt)
     ends = [sum(map(len, pieces[: place + 1])) for place in range(len(pieces))]

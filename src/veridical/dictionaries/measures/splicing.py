@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div
 
-from veridical.dictionaries.bench import Bench, Subject
+from veridical.dictionaries.bench import Bench
+from veridical.dictionaries.subject import Subject
 from veridical.errors import NotApplicableError
 from veridical.surf.layers import first_tensor, with_first
 
@@ -20,18 +21,20 @@ Change = Callable[[Tensor], Tensor]
 class Spliced(nn.Module):
     """The model with one layer's answer changed row by row."""
 
-    def __init__(self, module: nn.Module, layer: str, axis: int, change: Change) -> None:
+    def __init__(self, module: nn.Module, bench: Bench, change: Change) -> None:
         super().__init__()
         self.module = module
-        self.layer, self.axis, self.change = layer, axis, change
+        self.layer, self.axis, self.skip, self.change = bench.layer, bench.axis, bench.skip, change
 
     def forward(self, *args: Any, **named: Any) -> Any:
         def hook(_module: nn.Module, _given: tuple[Any, ...], answer: Any) -> Any:
             found = first_tensor(answer)
             assert found is not None
             states = found.movedim(self.axis, -1)
-            rows = self.change(states.reshape(-1, states.shape[-1])).to(states)
-            return with_first(answer, rows.reshape(states.shape).movedim(-1, self.axis))
+            flat = states.reshape(len(states), -1, states.shape[-1]).clone()
+            rows = flat[:, self.skip :]
+            flat[:, self.skip :] = self.change(rows.flatten(0, 1)).to(rows).reshape(rows.shape)
+            return with_first(answer, flat.reshape(states.shape).movedim(-1, self.axis))
 
         handle = self.module.get_submodule(self.layer).register_forward_hook(hook)
         try:
@@ -43,7 +46,7 @@ class Spliced(nn.Module):
 def spliced_outputs(bench: Bench, change: Change) -> Tensor:
     """The task's outputs (N, C) with the layer changed."""
     task = bench.task
-    model = Spliced(task.predictor.model, bench.layer, bench.axis, change)
+    model = Spliced(task.predictor.model, bench, change)
     return task.predictor.with_model(model, task.predictor.output).outputs(task.inputs, task.side)
 
 

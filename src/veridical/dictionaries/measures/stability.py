@@ -5,19 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from veridical.dictionaries.bench import Subject
+from veridical.dictionaries.subject import Subject
 from veridical.dictionaries.truth import mcc
 from veridical.errors import NotApplicableError
 from veridical.random.keyed import Key, permutation
 
-MATCHED = 1024
+MATCHED = 512
 """Atoms that are matched at most: the time of a matching grows with the cube of the width."""
 
 
 def stability(subject: Subject) -> Tensor:
     """The mean cosine of atoms to their match in a dictionary trained with another seed.
 
-    Of a wider dictionary 1,024 atoms, picked at random, are matched with all of the other's.
+    Of a wider dictionary 512 atoms, picked at random, are matched with all of the other's.
     """
     if subject.sibling is None:
         raise NotApplicableError("stability needs a second dictionary, trained with another seed")

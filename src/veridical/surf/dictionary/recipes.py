@@ -82,8 +82,8 @@ class TopK(Recipe):
 
     def largest(self, before: Tensor) -> tuple[Tensor, Tensor]:
         """The codes that stay (B, active), and of which atoms they are."""
-        found = before.clamp(min=0).topk(self.active, -1)
-        return found.values, found.indices
+        found = before.topk(self.active, -1)
+        return found.values.clamp(min=0), found.indices
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from veridical.random.keyed import Key
 from veridical.surf.methods.kmeans import kmeans
 from veridical.surf.methods.lasso import SWEEPS, lasso
 
-_BLOCK = 2**22
+_BLOCK = 2**20
 """Numbers of the small systems that are solved at a time."""
 _FEW = 32
 """Others that a row is written in at first."""
@@ -37,8 +37,8 @@ def self_expression(rows: Tensor, gamma: float = 50.0, active: int = 64, rounds:
         for width, some in ((few, going[~wide]), (most, going[wide])):
             # others will come in: only the last round need be exact
             sweeps = 100 if turn == rounds - 1 or width == len(rows) - 1 else SWEEPS
-            for part in some.split(max(1, _BLOCK // (width * max(width, unit.shape[1])))):
-                left[part] = _refit(part, width, sweeps, unit, penalty, whole, left[part])
+            for part in some.split(max(1, _BLOCK // max(width * width, len(rows)))):
+                left[part] = _refit(part, width, sweeps, unit, gram, penalty, whole, left[part])
         more = (left[going] > penalty[going, None] * (1 + 1e-3)).any(-1)
         going = going[more]
         if not len(going) or few == len(rows) - 1:
@@ -48,18 +48,27 @@ def self_expression(rows: Tensor, gamma: float = 50.0, active: int = 64, rounds:
 
 
 def _refit(
-    part: Tensor, width: int, sweeps: int, unit: Tensor, penalty: Tensor, whole: Tensor, left: Tensor
+    part: Tensor,
+    width: int,
+    sweeps: int,
+    unit: Tensor,
+    gram: Tensor,
+    penalty: Tensor,
+    whole: Tensor,
+    left: Tensor,
 ) -> Tensor:
     """Write some rows anew, in those in use and the worst violators; gives what they still leave (B, n)."""
     used = whole[part]
     wanted = left.masked_fill_(used != 0, torch.inf).scatter_(1, part[:, None], -1.0)
     chosen = wanted.topk(width, -1).indices
-    near = unit[chosen]
-    among = (near @ near.mT).permute(1, 2, 0).contiguous()
-    seen = (near @ unit[part, :, None])[..., 0].T
+    # products of rows are looked up, systems last: to make them again from the rows takes most of the time
+    places = chosen.T
+    among = gram.take(places[:, None] * len(gram) + places)
+    among.diagonal(dim1=0, dim2=1).fill_(1.0)
+    seen = gram[part].gather(1, chosen).T
     values = lasso(among, seen, penalty[part], used.gather(1, chosen).T, sweeps, 1e-4).T
-    whole[part] = torch.zeros_like(used).scatter_(1, chosen, values)
-    rest = unit[part] - (values[:, None] @ near)[:, 0]
+    whole[part] = used.zero_().scatter_(1, chosen, values)
+    rest = unit[part] - used @ unit
     return (rest @ unit.T).abs_().scatter_(1, part[:, None], 0.0)
 
 
