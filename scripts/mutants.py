@@ -198,6 +198,22 @@ MUTANTS = (
         "slow_rewrite",
     ),
     Mutant(
+        "audit: prices forget that subsets are few",
+        "audit/prices.py",
+        "return min(self.first + (maps - 1) * self.more + maps_rows, self.most)",
+        "return self.first + (maps - 1) * self.more + maps_rows",
+        "audit/test_jobs.py",
+        "all_subsets",
+    ),
+    Mutant(
+        "padding: positions of the tokens that are left are lost",
+        "model/padding.py",
+        "return self.answer(tokens.gather(1, places), places)",
+        "return self.answer(tokens.gather(1, places))",
+        "model/test_padding.py",
+        "fewer_columns or found_by_asking",
+    ),
+    Mutant(
         "audit: the best of draws is beaten, not each",
         "audit/units.py",
         "torch.stack(each).mean((0, 1))",

@@ -12,6 +12,12 @@ PARTS = (
     Part("betting", ("-m", "replications.verdict.betting", "--out", "{out}"), quick=("--repeats", "300")),
     Part("groups", ("-m", "replications.verdict.groups", "--out", "{out}"), quick=("--repeats", "10")),
     Part("audits", ("-m", "replications.verdict.audits", "--out", "{out}"), quick=("--audits", "2")),
+    Part(
+        "stability",
+        ("-m", "replications.verdict.stability", "--out", "{out}"),
+        quick=("--seeds", "1", "--efforts", "glance", "--tasks", "6"),
+    ),
+    Part("near", ("-m", "replications.verdict.near", "--out", "{out}"), quick=("--families", "linear")),
 )
 
 if __name__ == "__main__":

@@ -109,6 +109,35 @@ def audit_tables(found: dict[str, Any]) -> dict[str, str]:
     }
 
 
+def stability_tables(found: dict[str, Any]) -> dict[str, str]:
+    """The leading group at each effort, by task and seed, and what became of it."""
+
+    def group(row: dict[str, Any]) -> str:
+        best = row["best"]
+        others = [name for name in row["leading"] if name != best]
+        return "nobody is trusted" if best is None else ", ".join([f"**{best}**", *others])
+
+    efforts = ("glance", "quick", "standard")
+    rows = [
+        [row["task"], row["seed"], *(group(row[effort]) for effort in efforts)]
+        + [str(len(row[effort]["trusted"])) for effort in efforts]
+        for row in found["audits"]
+    ]
+    head = ["task", "seed", *efforts, *(f"trusted, {effort}" for effort in efforts)]
+    return {"stability": table(head, rows)}
+
+
+def near_tables(found: dict[str, Any]) -> dict[str, str]:
+    """How often maps of the next model win, along the way to a fresh one."""
+    shares = [one["to"] for one in next(iter(next(iter(found.values())).values()))]
+    rows = [
+        [family, f"`{name}`", *(f"{one['neighbour wins']:.2f} ({one['p']:.3f})" for one in steps)]
+        for family, methods in found.items()
+        for name, steps in methods.items()
+    ]
+    return {"near": table(["world", "method", *(f"to {share:.0%}" for share in shares)], rows)}
+
+
 def figure(found: dict[str, Any], path: Path) -> None:
     """What was claimed against what came true, by number of samples."""
     import matplotlib.pyplot as plt
@@ -148,7 +177,13 @@ def main() -> None:
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--page", type=Path)
     given = parser.parse_args()
-    makers = {"betting": betting_tables, "groups": group_tables, "audits": audit_tables}
+    makers = {
+        "betting": betting_tables,
+        "groups": group_tables,
+        "audits": audit_tables,
+        "stability": stability_tables,
+        "near": near_tables,
+    }
     for name, make in makers.items():
         file = given.results / f"{name}.json"
         if not file.is_file():

@@ -10,8 +10,12 @@ import torch
 
 import veridical as vd
 from tests.audit.test_audit import TINY
-from veridical.audit import audit, jobs
+from veridical.audit import EFFORTS, audit, jobs
 from veridical.audit.jobs import Crew, Job
+from veridical.audit.panel import choose_judges
+from veridical.audit.prices import Price, price_of_scores
+from veridical.audit.race import runners
+from veridical.errors import InputError
 from veridical.explainers import as_explainer
 from veridical.metrics import registry
 
@@ -116,3 +120,48 @@ def test_other_processes_give_the_same_bits():
     assert frame(there).equals(frame(here))
     for cell, scores in here.evaluation.scores.items():
         assert torch.equal(scores.values.nan_to_num(7), there.evaluation.scores[cell].values.nan_to_num(7))
+
+
+def test_prices_do_not_depend_on_what_was_asked_before():
+    """Else an audit on many processes, which share nothing, would decide otherwise than one that shares."""
+    judges = choose_judges(vd.tasks.load("digits")[:24], FAST, None, ("removal",))
+    found = []
+    for warm in (False, True):
+        task = vd.tasks.load("digits")[:24]
+        if warm:
+            vd.score("rfid_plus", task, "occlusion")
+        found.append((price_of_scores(judges.removal, task, 0), {k: r.rows for k, r in racing(task).items()}))
+    assert found[0] == found[1]
+    assert found[0][0].first > found[0][0].more > 0
+    assert found[0][1]["occlusion"] > found[0][1]["saliency"] > 0
+
+
+def racing(task):
+    return runners({name: as_explainer(name) for name in METHODS}, task, 0)
+
+
+def test_a_price_is_no_more_than_all_subsets():
+    price = Price(100, 10, 128)
+    assert price.of(1, 5) == 105
+    assert price.of(4, 50) == 128
+    table = vd.tasks.load("known/linear")[:4]
+    few = price_of_scores({"pixel_flipping": registry.make("pixel_flipping")}, table, 0)
+    assert few.most == 2**table.space.n_features * table.fill.repeats_on(table)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("samples", 1, "samples is a whole number from 2"),
+        ("budget", 0, "budget is a whole number from 1"),
+        ("removal_sizes", (), "removal_sizes is empty"),
+        ("removal_sizes", (0.5, 1.0), "each part of it a finite number above 0 and below 1"),
+        ("damage", (2.0,), "each part of it a finite number above 0 and at most 1"),
+        ("gef_draws", -1, "gef_draws is a whole number from 0"),
+        ("flip_steps", 2.5, "flip_steps is a whole number"),
+        ("variants", "yes", "variants is True or False"),
+    ],
+)
+def test_an_effort_refuses_what_it_cannot_mean(field, value, said):
+    with pytest.raises(InputError, match=said):
+        replace(EFFORTS["quick"], **{field: value})

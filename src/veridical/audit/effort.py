@@ -163,12 +163,12 @@ EFFORTS: Mapping[str, Effort] = {e.name: e for e in (GLANCE, QUICK, STANDARD, TH
 ON_HEAVY: Mapping[str, Effort] = {
     "glance": replace(GLANCE, budget=60_000, removal_draws=3, search_draws=2, gef_draws=0),
     "quick": replace(
-        GLANCE, name="quick", samples=64, budget=120_000, removal_draws=3, search_draws=2, gef_rows=2
+        GLANCE, name="quick", samples=64, budget=120_000, removal_draws=3, search_draws=2, gef_draws=0
     ),
     "standard": replace(
         STANDARD,
         samples=64,
-        budget=1_000_000,
+        budget=500_000,
         gef_draws=5,
         search_draws=8,
         layer_steps=1,
