@@ -49,7 +49,7 @@ def files(tmp_path):
 def test_the_signature_other_commands_rely_on():
     assert list(inspect.signature(task_from_options).parameters) == [
         *("task", "model", "data", "arch", "labels", "train", "allow_code", "samples", "device"),
-        "text",
+        *("text", "units", "off"),
     ]
 
 
