@@ -18,7 +18,7 @@ import torch
 
 from veridical.dictionaries import Stream, TopK
 from veridical.random.keyed import Key
-from veridical.surf.dictionary import training
+from veridical.surf.dictionary import run as training
 
 
 def timed(run: Callable[[int], None], steps: int, device: str) -> float:
@@ -66,7 +66,7 @@ def main() -> None:
     chosen = parser.parse_args()
     rows = torch.randn(4 * chosen.batch, chosen.dimension, device=chosen.device)
     recipe = TopK(chosen.atoms, 10**6, chosen.batch, active=chosen.active)
-    run = training._Run(Stream.of(rows), recipe, Key(0), None)
+    run = training.Run(Stream.of(rows), recipe, Key(0), None)
     run.state()
     products = bare(rows, chosen.atoms, chosen.batch)
     found: dict[str, list[float]] = {"step": [], "step, whole products": [], "products and Adam": []}

@@ -31,6 +31,7 @@ WHERE = {
     "trec": "TREC questions: https://cogcomp.seas.upenn.edu/Data/QA/QC/, as TREC.train.all and TREC.test.all",
     "efficientnet.npz": "photos and weights: python -m replications.gef.efficientnet --prepare FOLDER",
     "surf": "embeddings: python -m replications.surf.prepared FOLDER makes them",
+    "dictionaries": "tokens: python -m replications.dictionaries.smollm2 FOLDER/dictionaries --data FOLDER",
     "sequences": "series and texts: python replications/f_fidelity/sequences.py FOLDER makes them",
 }
 

@@ -1,7 +1,7 @@
 """Draw the pictures of docs/understand/ with the code they explain.
 
-`python scripts/make_figures.py [gef qge fidelity surf meta]` writes docs/assets/understand/*.svg; the same
-code gives the same picture.
+`python scripts/make_figures.py [gef qge fidelity surf meta dictionaries]` writes docs/assets/understand;
+the same code gives the same picture.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from math import comb
 from pathlib import Path
 
 import matplotlib
+import pandas as pd
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -315,12 +316,55 @@ def meta() -> None:
     keep(figure, "meta-strength")
 
 
+# --- dictionaries: drawn from what the replication measured -------------------------------------------
+
+
+def dictionaries() -> None:
+    results = ASSETS.parents[2] / "replications" / "dictionaries" / "results"
+    table = pd.read_csv(results / "planted_trust.csv")
+    means = pd.read_csv(results / "planted_means.csv")
+    table, means = (frame[frame["kind"] == "topk"] for frame in (table, means))
+    figure, (left, right, last) = panels(3, 3.9, 3.6)
+    each = table.groupby("metric")["steps"]
+    order = each.median().fillna(0).sort_values().index
+    shades = {"use": COLOURS[2], "separates only": COLOURS[4], "follows truth only": COLOURS[5]}
+    for place, metric in enumerate(order):
+        rows = table[table["metric"] == metric]
+        colours = [shades.get(verdict, COLOURS[1]) for verdict in rows["verdict"]]
+        left.scatter(rows["steps"].clip(-5, 30).fillna(0), [place] * len(rows), c=colours, s=14)
+    for verdict, colour in (*shades.items(), ("do not use", COLOURS[1])):
+        left.scatter([], [], c=colour, s=14, label=verdict)
+    left.set_yticks(range(len(order)), order, fontsize=7)
+    left.axvline(1, color="black", lw=0.8, ls=":")
+    left.set_xlabel("gap to the best random control,\nin smallest differences (a dot is a world)", fontsize=8)
+    left.legend(fontsize=6, frameon=False, loc="lower right")
+    controls = ("frozen decoder", "frozen encoder", "pca", "k-means", "shuffled", "untrained model")
+    for ax, metric in ((right, "tpp"), (last, "scr")):
+        for names, colour, text in (
+            (("trained",), COLOURS[2], "trained"),
+            (("true atoms",), COLOURS[6], "true atoms"),
+            (
+                ("1/4 steps", "1/16 steps", "25% random", "50% random", "75% random"),
+                COLOURS[0],
+                "less or damaged",
+            ),
+            (controls, COLOURS[1], "controls"),
+        ):
+            rows = means[means["entry"].isin(names)]
+            ax.scatter(rows["truth: mcc"], rows[metric], s=10, color=colour, label=text)
+        ax.set_xlabel("MCC with the planted features, above chance", fontsize=8)
+        ax.set_title(metric.upper(), fontsize=9)
+    right.legend(fontsize=6, frameon=False)
+    keep(figure, "dictionaries-trust")
+
+
 DRAWINGS: dict[str, Callable[[], None]] = {
     "gef": gef,
     "qge": qge,
     "fidelity": fidelity,
     "surf": surf,
     "meta": meta,
+    "dictionaries": dictionaries,
 }
 
 if __name__ == "__main__":

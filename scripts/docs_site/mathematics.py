@@ -9,10 +9,11 @@ import re
 
 from latex2mathml.converter import convert
 
-BLOCK = re.compile(r"^```math\n(.*?)\n```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(
+    r"^(?P<marks>```+|~~~+)(?P<kind>[^\n]*)\n(?P<body>.*?)^(?P=marks)[ ]*$", re.MULTILINE | re.DOTALL
+)
 INLINE = re.compile(r"\$`([^`]+)`\$")
 BAR = re.compile(r'<mo stretchy="false">(?:&#x0007C;|\|)</mo>')
-OTHER_FENCE = re.compile(r"^(?:```|~~~)(?!math).*?^(?:```|~~~)\s*$", re.MULTILINE | re.DOTALL)
 
 
 def mathml(latex: str, display: str = "inline") -> str:
@@ -30,12 +31,12 @@ def block(latex: str) -> str:
 def rendered(markdown: str) -> str:
     """The page with its formulas as MathML; what stands in other fences is left alone."""
     out, at = [], 0
-    for fence in OTHER_FENCE.finditer(markdown):
-        out += [_plain(markdown[at : fence.start()]), fence[0]]
+    for fence in FENCE.finditer(markdown):
+        whole = block(fence["body"]) if fence["kind"].strip() == "math" else fence[0]
+        out += [_lines(markdown[at : fence.start()]), whole]
         at = fence.end()
-    return "".join([*out, _plain(markdown[at:])])
+    return "".join([*out, _lines(markdown[at:])])
 
 
-def _plain(markdown: str) -> str:
-    blocks = BLOCK.sub(lambda found: block(found[1]), markdown)
-    return INLINE.sub(lambda found: mathml(found[1]), blocks)
+def _lines(markdown: str) -> str:
+    return INLINE.sub(lambda found: mathml(found[1]), markdown)

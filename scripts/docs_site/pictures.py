@@ -59,11 +59,11 @@ def watched(task: vd.Task) -> vd.Task:
     return one
 
 
-def asked() -> list[Tensor]:
-    """The rows a watched model has seen; chunks are filled up with copies, which are left out."""
+def asked(one: vd.Task) -> list[Tensor]:
+    """The rows a watched model has seen, without copies that fill up a chunk and without the input."""
     kept: list[Tensor] = []
     for row in SEEN:
-        if not kept or not torch.equal(row, kept[-1]):
+        if not torch.equal(row, one.inputs[0].cpu()) and (not kept or not torch.equal(row, kept[-1])):
             kept.append(row)
     return kept
 
@@ -162,7 +162,7 @@ def metric_asks(metric: AnyMetric, task: vd.Task) -> tuple[bytes, str]:
     explanation = vd.explain("integrated_gradients", task[:1])
     one = watched(task)
     vd.score(_plainest(metric), one, explanation, seed=0)
-    rows = asked()
+    rows = asked(one)
     if not rows:
         return _map_alone(task)
     if not image:
@@ -253,7 +253,7 @@ def explainer_asks(explainer: Explainer, task: vd.Task) -> tuple[bytes, str] | N
     one = watched(task)
     explanation = vd.explain(explainer, one)
     panels = [("input", show_input(one.inputs[0]))]
-    panels += [(f"row {number}", show_input(row, one.inputs[0])) for number, row in some(asked())]
+    panels += [(f"row {number}", show_input(row, one.inputs[0])) for number, row in some(asked(one))]
     panels.append(("map", show_map(explanation.maps()[0])))
     return strip(
         panels

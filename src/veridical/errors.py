@@ -82,11 +82,24 @@ class VeridicalWarning(UserWarning):
     """Something works, but perhaps not as the caller believes."""
 
 
+ELSEWHERE = {
+    "activation_patching": "occlusion",
+    "attribution_patching": "input_x_gradient",
+    "contextcite": "lime",
+    "eap": "input_x_gradient",
+    "eap_ig": "integrated_gradients",
+    "leave_one_out": "occlusion",
+}
+"""What explainers of language models are called elsewhere, and here."""
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
     """Build the error for an unregistered name, with the nearest registered one."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
     hint = f"; did you mean '{near[0]}'?" if near else "."
+    if ELSEWHERE.get(name) in names:
+        hint = f"; here it is '{ELSEWHERE[name]}' on a task of switches (vd.Generation, vd.switch)."
     return UnknownNameError(f"no {kind} is called '{name}'{hint} Known: {', '.join(names)}")
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import veridical as vd
 from tests.atlas.judges import Broken, Coin, CoinOfMethods, Perfect
-from veridical.atlas import run
+from veridical.atlas import jobs
 from veridical.atlas.schema import EXPLAINERS, METRICS
 from veridical.atlas.verdicts import CARE, NOT, UNMEASURED, USE, judged
 from veridical.atlas.words import overall, sentences
@@ -78,10 +78,11 @@ def test_rows_do_not_depend_on_who_asked_before(sane):
 
 
 def test_words_are_made_from_the_figures(sane):
-    said = dict(sentences(sane, "table"))
+    said = {v: " ".join(s for w, s in sentences(sane, "table") if w == v) for v in (USE, NOT)}
     assert "perfect" in said[USE]
     assert "pixel_flipping" in said[USE]
-    assert any("coin" in text for verdict, text in sentences(sane, "table") if verdict == NOT)
+    assert "cannot tell damage from chance on some task: coin" in said[NOT]
+    assert "Do not use, since they do not read where the values of a map stand: sparseness." in said[NOT]
     assert overall(sane) == []  # one kind of input is not every kind
 
 
@@ -125,7 +126,7 @@ def measured(folder: Path, **more):
 
 def test_an_atlas_that_was_ended_goes_on_and_gives_the_same_bytes(tmp_path, monkeypatch):
     measured(tmp_path / "whole")
-    real, asked = run.carry_out, []
+    real, asked = jobs.carry_out, []
 
     def dying(cell):
         asked.append(cell.label)
@@ -133,7 +134,7 @@ def test_an_atlas_that_was_ended_goes_on_and_gives_the_same_bytes(tmp_path, monk
             raise KeyboardInterrupt
         return real(cell)
 
-    monkeypatch.setattr(run, "carry_out", dying)
+    monkeypatch.setattr(jobs, "carry_out", dying)
     with pytest.raises(KeyboardInterrupt):
         measured(tmp_path / "ended")
     assert not (tmp_path / "ended" / "atlas.json").exists()
@@ -146,7 +147,9 @@ def test_an_atlas_that_was_ended_goes_on_and_gives_the_same_bytes(tmp_path, monk
 
 def test_other_settings_failures_and_damaged_files_are_measured_again(tmp_path):
     assert figures(measured(tmp_path, metrics=[Broken()]), "broken")["reason"]
-    assert figures(measured(tmp_path, metrics={"broken": Broken("is silent")}), "broken")["missing"] == 1
+    silent = measured(tmp_path, metrics={"broken": Broken("is silent")})
+    assert figures(silent, "broken")["missing"] == 1
+    assert silent.verdict("broken", "table") == NOT
     plain = figures(measured(tmp_path, metrics=["pixel_flipping"]), "pixel_flipping")
     other = figures(measured(tmp_path, metrics=["pixel_flipping"], seed=1), "pixel_flipping")
     assert plain != other
@@ -157,7 +160,7 @@ def test_other_settings_failures_and_damaged_files_are_measured_again(tmp_path):
 def test_a_function_of_ones_own_is_known_by_its_text(tmp_path):
     made = []
 
-    def cell(text: str) -> run.Cell:
+    def cell(text: str) -> jobs.Cell:
         path = tmp_path / str(len(made)) / "mine.py"
         path.parent.mkdir()
         path.write_text(f"def mine(model, inputs, targets):\n    return {text}\n")
@@ -166,14 +169,14 @@ def test_a_function_of_ones_own_is_known_by_its_text(tmp_path):
         spec.loader.exec_module(module)
         made.append(module)
         mine = {"mine": as_explainer(module.mine)}
-        return run.Cell("known/linear", "", None, SIZE, 0, False, mine, None)
+        return jobs.Cell("known/linear", "", None, SIZE, 0, False, mine, None)
 
     assert cell("inputs").address == cell("inputs").address
     assert cell("inputs").address != cell("-inputs").address
     namespace = {}
     exec("def mine(model, inputs, targets):\n    return inputs", namespace)  # has no text to read
     unread = {"mine": as_explainer(namespace["mine"])}
-    one, two = (run.Cell("known/linear", "", None, SIZE, 0, False, unread, None) for _ in range(2))
+    one, two = (jobs.Cell("known/linear", "", None, SIZE, 0, False, unread, None) for _ in range(2))
     assert one.address == one.address
     assert one.address != two.address
 
@@ -184,6 +187,8 @@ def test_a_function_of_ones_own_is_known_by_its_text(tmp_path):
         ({"size": "huge"}, "tiny, small, standard|did you mean|size of an atlas"),
         ({"tasks": ["known/nothing"]}, "task"),
         ({"workers": 0}, "workers counts processes"),
+        ({"metrics": []}, "at least one metric and one task"),
+        ({"tasks": []}, "at least one metric and one task"),
         ({"metrics": ["pixelflipping"]}, "pixel_flipping"),
     ],
 )
@@ -196,7 +201,7 @@ def test_a_task_that_is_not_there_is_a_reason(monkeypatch):
     def absent(*_):
         raise vd.errors.MissingExtraError("this needs the package 'sktime'")
 
-    monkeypatch.setattr(run, "_bench", absent)
+    monkeypatch.setattr(jobs, "_bench", absent)
     found = vd.atlas.measure(size="tiny", metrics=["sparseness"], tasks=["basic_motions_cnn"], progress=False)
     assert figures(found, "sparseness")["reason"] == "no such task here: this needs the package 'sktime'"
 
@@ -237,14 +242,15 @@ GOOD = {
         ({"agreement": 0.3, "agreement_low": 0.2}, CARE, "follows the truth weakly"),
         ({"first": 0.6}, CARE, "the true map wins only 60%"),
         ({"noise": 0.4}, CARE, "40% of its variance is chance"),
-        ({"missing": 0.5, "flag": "why"}, CARE, r"50% of the samples of t get no score \(why\)"),
+        ({"missing": 0.5, "flag": "why"}, CARE, r"50% of samples get no score \(why\)"),
         ({"power_low": None}, NOT, "cannot tell damage"),
+        ({"power": None, "power_low": None, "flag": "why"}, NOT, r"has no scores to compare \(why\)"),
     ],
 )
 def test_the_rule_of_the_verdict(change, verdict, said):
-    found, reasons = judged([{**GOOD, **change}])
+    found, complaints = judged([{**GOOD, **change}])
     assert found == verdict
-    assert re.search(said, reasons[0]) if said else not reasons
+    assert re.search(said, complaints[0].said) if said else not complaints
     # good on another task of the kind, it needs care at worst
     assert judged([{**GOOD, **change}, GOOD])[0] == (USE if verdict == USE else CARE)
 

@@ -303,3 +303,23 @@ def test_evaluation_page(browser: Any, tmp_path: Path) -> None:
     assert wide <= screen
     assert browser.execute_script("return [...document.images].every(i => i.naturalWidth > 0)")
     assert browser.get_log("browser") == []
+
+
+@pytest.mark.parametrize("size", [DESK, PHONE])
+def test_prompts_and_heads_fit_the_screen(browser: Any, tmp_path: Path, size: tuple[int, int]) -> None:
+    from veridical.tasks import known_heads
+    from veridical.tasks.causal_networks import CausalTransformer
+    from veridical.tasks.word_tokens import WordTokenizer
+
+    words = ("...", "one ", "two ", ". ", "verylongword" * 12 + " ")
+    texts = ["one two . " * 12, words[-1] + "one . two . "]
+    model = CausalTransformer(len(words), 64, 8, 2, 1).eval()
+    prompts = vd.Generation(
+        model, WordTokenizer(words), texts, ["one "] * 2, foils=["two "] * 2, units="word"
+    )
+    for task, part in ((prompts, ".prompt .sentence"), (known_heads.induction_heads(3).task, "table.heads")):
+        found = vd.evaluate(task, ["occlusion", "random"], ["deletion"])
+        shown = opened(browser, found.report(tmp_path / "page.html").as_uri(), size)
+        assert shown.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+        assert shown.find_elements("css selector", part)
+        assert not [line for line in shown.get_log("browser") if line["level"] == "SEVERE"]

@@ -59,6 +59,18 @@ def test_several_axes_are_encoded_as_rows_are() -> None:
     assert own.decode(own.encode(cube)).shape == cube.shape
 
 
+class Encoder(nn.Module):
+    """One block behind a list of hidden ones, which is empty."""
+
+    def __init__(self, final: nn.Module) -> None:
+        super().__init__()
+        self.blocks, self.final = nn.ModuleList(), final
+
+    def forward(self, x: Tensor) -> Tensor:
+        answer: Tensor = self.final(x)
+        return answer
+
+
 class Module(nn.Module):
     """As overcomplete builds them: an encoder that answers (before, codes), a dictionary, an activation."""
 
@@ -66,13 +78,14 @@ class Module(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         final = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16))
-        self.encoder = nn.Sequential(nn.Linear(8, 8), final) if hidden else final
+        self.encoder = nn.Sequential(nn.Linear(8, 8), final) if hidden else Encoder(final)
         self.atoms = nn.Parameter(torch.randn(16, 8))
         self.train()
         for _ in range(5):
             self.encoder(torch.randn(64, 8) + 0.5)
         final[1].weight.data.uniform_(0.5, 2)
         final[1].bias.data.normal_()
+        self.eval()
 
     def get_dictionary(self) -> Tensor:
         return nn.functional.normalize(self.atoms, dim=1)
@@ -80,10 +93,11 @@ class Module(nn.Module):
 
 def test_modules_of_overcomplete_are_read() -> None:
     own = Module()
-    plain = torch.relu(own.eval().encoder(ROWS))
-    own.train()
+    plain = torch.relu(own.encoder(ROWS))
     assert torch.allclose(from_overcomplete(own).encode(ROWS), plain, atol=1e-5)
-    assert own.training  # the caller's module is as it was
+    with pytest.raises(NotApplicableError, match="being trained"):
+        from_overcomplete(own.train())
+    own.eval()
     assert torch.equal(from_overcomplete(own).decoder, own.get_dictionary())
     own.top_k = 3  # type: ignore[assignment]
     kept = plain.topk(3, -1)

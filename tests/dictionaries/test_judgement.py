@@ -25,7 +25,7 @@ from veridical.dictionaries import (
     plot_trust,
     train,
 )
-from veridical.dictionaries.controls import jittered
+from veridical.dictionaries.ladder import jittered
 from veridical.dictionaries.statistics import agreement, concordance, separation, smallest_difference
 from veridical.dictionaries.trust import verdict
 from veridical.errors import InputError
@@ -126,7 +126,9 @@ def test_a_metric_that_reads_nothing_is_not_used() -> None:
 
 
 def test_verdicts_need_both() -> None:
-    row = {"p": 0.01, "rank with truth": 0.9, "low": 0.5}
+    row = {"p": 0.01, "steps": 3.0, "rank with truth": 0.9, "low": 0.5}
+    assert verdict(row | {"steps": 0.5}, True) == "follows truth only"
+    assert verdict(row | {"steps": math.nan}, True) == "use"  # no spread at all
     assert verdict(row, True) == "use"
     assert verdict(row | {"low": -0.1}, True) == "separates only"
     assert verdict(row | {"p": 0.2}, True) == "follows truth only"

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import veridical as vd
-from veridical.errors import NotApplicableError
+from veridical.errors import NotApplicableError, UnknownNameError
 from veridical.explainers.graph.decompose import scaled_dot_product_attention
 from veridical.tasks import known_heads, known_prompts
 from veridical.tasks.causal_networks import CausalTransformer
@@ -116,6 +116,14 @@ def test_a_log_probability_without_a_foil_is_followed_as_a_logit():
     )
 
 
+def test_the_size_of_a_unit_is_its_length():
+    """A control that long units would beat every method with, if a metric rewarded length."""
+    found = vd.explain("input_magnitude", asked()).values
+    assert found.tolist() == [[4.0, 3.0, 0.0, 0.0], [2.0, 4.0, 2.0, 4.0]]
+    inside = vd.explain("input_magnitude", known_heads.induction_heads(2).task).values
+    assert inside.eq(1).all()
+
+
 def test_attention_says_nothing_of_heads():
     task = known_heads.induction_heads(4).task
     with pytest.raises(NotApplicableError, match="inside the model"):
@@ -161,3 +169,11 @@ def test_a_place_that_may_see_nothing_answers_zero_as_torch_has_it():
     theirs = torch.nn.functional.scaled_dot_product_attention(query, key, value, seen)
     assert torch.allclose(ours, theirs, atol=1e-6)
     assert not ours[0, :, :2].any()
+
+
+@pytest.mark.parametrize(
+    ("elsewhere", "here"), [("activation_patching", "occlusion"), ("eap_ig", "integrated_gradients")]
+)
+def test_names_from_elsewhere_lead_to_ours(elsewhere, here):
+    with pytest.raises(UnknownNameError, match=f"here it is '{here}' on a task of switches"):
+        vd.explain(elsewhere, asked())

@@ -231,7 +231,7 @@ def test_dead_atoms_are_brought_back(monkeypatch):
         return int(note.split()[0])
 
     revived = dead()
-    monkeypatch.setattr("veridical.surf.dictionary.training.revive", lambda *_: None)
+    monkeypatch.setattr("veridical.surf.dictionary.run.revive", lambda *_: None)
     assert revived < 0.7 * dead()
 
 

@@ -7,6 +7,7 @@ import torch
 
 import veridical as vd
 from veridical.errors import FormatError, InputError, NotApplicableError
+from veridical.model import prefix_sharing
 
 pytestmark = pytest.mark.extras
 
@@ -156,6 +157,9 @@ def test_folders_are_read_and_others_refused(both, tmp_path):
         vd.Generation.from_huggingface(tmp_path / "nowhere", TEXTS, [" dog", " cake"])
     with pytest.raises(InputError, match="no file"):
         vd.Generation.from_huggingface(tmp_path / "nowhere.gguf", TEXTS, [" dog", " cake"])
+    (tmp_path / "lm" / "tokenizer.json").rename(tmp_path / "elsewhere.json")
+    with pytest.raises(FormatError, match="tokenizer"):
+        vd.Generation.from_huggingface(tmp_path / "lm", TEXTS, [" dog", " cake"])
     config = (tmp_path / "lm" / "config.json").read_text()
     kind = type(net).__name__
     (tmp_path / "lm" / "config.json").write_text(config.replace(kind, "BertForSequenceClassification"))
@@ -187,3 +191,28 @@ def test_smollm2_reads_the_sentence_that_answers():
         off="drop",
     )
     assert vd.explain("occlusion", task).top(0, 1)[0][0] == "Bob lives in Rome."
+
+
+@pytest.mark.parametrize("off", ["fill", "drop"])
+def test_masks_that_begin_alike_are_asked_together(both, off, monkeypatch):
+    """The table of all subsets is that of plain passes, and takes fewer tokens."""
+    net, words = both
+    settings = {"answers": [" dog and cat", " cake"], "foils": [" cat", " tea"], "questions": QUESTIONS}
+
+    def table(most):
+        monkeypatch.setattr(prefix_sharing, "MOST", most)
+        task = vd.Generation(net, words, TEXTS, **settings, off=off, plan=vd.Plan(rows=2))
+        seen = []
+        inner = task.predictor.model.model
+        handle = inner.get_input_embeddings().register_forward_hook(
+            lambda _m, x, _y: seen.append(x[0].numel())
+        )
+        values = vd.explain("exact_shapley", task).values
+        handle.remove()
+        return values, sum(seen), task.predictor.meter.cost.forward
+
+    shared, fewer, rows = table(64)
+    plain, tokens, same = table(0)
+    torch.testing.assert_close(shared, plain, atol=1e-9, rtol=0)
+    assert fewer < 0.8 * tokens
+    assert rows == same

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,12 +12,13 @@ from torch import Tensor
 
 from veridical.atlas import measures
 from veridical.atlas.bench import Bench, Size, modality_of, nearness
-from veridical.errors import VeridicalError, VeridicalWarning
+from veridical.errors import VeridicalError
 from veridical.masking.shared_work import sharing
 from veridical.meta import meta_evaluate
 from veridical.meta.damage import BLENDED, BLENDS, KINDS, NEGATED, NONE, PERMUTED, Step, distinct_maps
 from veridical.meta.voices import concordance, interval, tolerance
 from veridical.metrics.base import AnyMetric, ExplainerMetric, Metric
+from veridical.metrics.input_noise import why_no_noise
 from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Scores
@@ -33,31 +33,36 @@ FAILED = "it failed"
 Row = dict[str, Any]
 
 
-def measured(bench: Bench, label: str, metric: AnyMetric, size: Size, steady: bool) -> tuple[Row, float]:
-    """A row of the atlas, and the seconds that one score of a sample took; what fails is a reason."""
-    row: Row = {
+def described(task: str, samples: int, label: str, metric: AnyMetric, reason: str | None) -> Row:
+    """The head of a row: who was asked about what, and why not where it was not."""
+    return {
         "metric": label,
         "category": metric.category,
         "judges": "methods" if isinstance(metric, ExplainerMetric) else "maps",
         "needs": ", ".join(sorted(metric.needs)),
-        "modality": modality_of(bench.name),
-        "task": bench.name,
-        "samples": len(bench.task),
-        "reason": metric.why_not(bench.task) or "",
+        "modality": modality_of(task),
+        "task": task,
+        "samples": samples,
+        "reason": reason or "",
     }
+
+
+def measured(bench: Bench, label: str, metric: AnyMetric, size: Size, steady: bool) -> tuple[Row, float]:
+    """A row of the atlas, and the seconds that one score of a sample took; what fails is a reason."""
+    row = described(bench.name, len(bench.task), label, metric, metric.why_not(bench.task))
     if row["reason"]:
         return row, float("nan")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", VeridicalWarning)
-        try:
-            # a task that has no answers yet: what a score costs must not depend on who asked before
-            bench = replace(bench, task=bench.task.changed(alone=True))
-            found, seconds = _scores_and_cost(bench, metric, row)
-            row |= _seen(bench, metric, found, size)
-        except Exception as error:  # one that fails must not take the others along
-            return {**row, "reason": f"{FAILED}: {error}"}, float("nan")
-        if steady:
-            row |= _steadiness(bench, label, metric, size.draws)
+    try:
+        # a task that has no answers yet: what a score costs must not depend on who asked before
+        bench = replace(bench, task=bench.task.changed(alone=True))
+        found, seconds = _scores_and_cost(bench, metric, row)
+        row |= _seen(bench, metric, found, size)
+    except Exception as error:  # one that fails must not take the others along
+        return {**row, "reason": f"{FAILED}: {error}"}, float("nan")
+    if steady:
+        steadiness = _steadiness(bench, label, metric, size.draws)
+        remarks = [row["remark"], steadiness.pop("remark")]
+        row |= {**steadiness, "remark": "; ".join(filter(None, remarks))}
     return row, seconds
 
 
@@ -155,9 +160,11 @@ def _differ(one: Explanation, other: Explanation) -> Tensor:
 
 def _steadiness(bench: Bench, label: str, metric: AnyMetric, draws: int) -> Row:
     """Meta-consistency with plain explainers, and why there is none."""
+    # where inputs cannot move a little, as parts of a prompt cannot, only weights are perturbed
+    tests = ("ipt", "mpt") if why_no_noise(bench.task) is None else ("mpt",)
     given: dict[str, Any] = {"draws": draws, "iterations": draws, "resamples": 0, "progress": False}
     try:
-        result = meta_evaluate(bench.task, {label: metric}, STEADY, seed=bench.seed, **given)
+        result = meta_evaluate(bench.task, {label: metric}, STEADY, tests=tests, seed=bench.seed, **given)
     except VeridicalError as error:
         return {"remark": f"no meta-consistency: {error}"}
     if result.failures:

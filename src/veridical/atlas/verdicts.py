@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 USE, CARE, NOT, UNMEASURED = "use", "use with care", "do not use", "not measured"
 VERDICTS = (USE, CARE, NOT, UNMEASURED)
@@ -20,6 +20,13 @@ SILENT = 0.25
 Rows = Sequence[Mapping[str, Any]]
 
 
+class Complaint(NamedTuple):
+    """What speaks against a metric: which kind of thing, and in words with its figure and task."""
+
+    kind: str
+    said: str
+
+
 @dataclass(frozen=True)
 class Summary:
     """One metric on one kind of input, over all tasks of that kind."""
@@ -33,8 +40,8 @@ class Summary:
     figures: Mapping[str, float | None]
     """Means over tasks; of noise and flagged samples the largest."""
     verdict: str
-    reasons: tuple[str, ...]
-    """Why the verdict is not better."""
+    complaints: tuple[Complaint, ...]
+    """Why the verdict is not better; what weighs most comes first."""
 
     @property
     def merit(self) -> float:
@@ -57,20 +64,22 @@ def summarised(rows: Rows) -> dict[tuple[str, str], Summary]:
 
 def _summary(group: Rows) -> Summary:
     asked = [row for row in group if not row["reason"]]
-    verdict, reasons = judged(asked) if asked else (UNMEASURED, [row["reason"] for row in group])
+    verdict, complaints = UNMEASURED, [Complaint("unmeasured", row["reason"]) for row in group]
+    if asked:
+        verdict, complaints = judged(asked)
     figures: dict[str, float | None] = {name: _mean(asked, name) for name in MEANS}
     for name in ("noise", "flagged"):
         figures[name] = max((row[name] for row in asked if row.get(name) is not None), default=None)
     one = group[0]
     named = (one["metric"], one["category"], one["judges"], one.get("needs") or "", one["modality"])
-    return Summary(*named, len(asked), figures, verdict, tuple(dict.fromkeys(reasons)))
+    return Summary(*named, len(asked), figures, verdict, tuple(dict.fromkeys(complaints)))
 
 
 MEANS = ("power", "permuted", "first", "agreement", "blind_places", "blind_sign", "mc", "dependence", "rows")
 
 
-def judged(asked: Rows) -> tuple[str, list[str]]:
-    """The verdict over the tasks of one kind of input, and every reason against the metric.
+def judged(asked: Rows) -> tuple[str, list[Complaint]]:
+    """The verdict over the tasks of one kind of input, and every complaint, those that decide it first.
 
     A metric that sees damage on no task, or follows no known answer, is not to be used to tell right maps
     from wrong ones. One that does on some tasks only, follows the truth weakly, often prefers another map to
@@ -79,34 +88,26 @@ def judged(asked: Rows) -> tuple[str, list[str]]:
     blind = [row for row in asked if not _sees(row)]
     known = [row for row in asked if row.get("agreement") is not None]
     apart = [row for row in known if not _above(row["agreement_low"], 0.0)]
-    complaints = {
-        "blind": [f"{_blindness(row)} on {row['task']}" for row in blind],
-        "apart": [f"does not follow the truth on {row['task']} ({row['agreement']:.2f})" for row in apart],
-        "weak": [
-            f"follows the truth weakly on {row['task']} ({row['agreement']:.2f})"
-            for row in known
-            if row not in apart and row["agreement"] < WEAK
-        ],
-        "beaten": [
-            f"the true map wins only {row['first']:.0%} of its duels on {row['task']}"
-            for row in known
-            if row["first"] < MOSTLY
-        ],
-        "noisy": [
-            f"{row['noise']:.0%} of its variance is chance on {row['task']}"
-            for row in asked
-            if _above(row.get("noise"), NOISY)
-        ],
-        "silent": [
-            f"{row['missing']:.0%} of the samples of {row['task']} get no score ({row['flag']})"
-            for row in asked
-            if row["missing"] > SILENT
-        ],
-    }
-    reasons = [said for several in complaints.values() for said in several]
-    if len(blind) == len(asked) or (known and len(apart) == len(known)):
-        return NOT, reasons
-    return (CARE if reasons else USE), reasons
+    weak = [row for row in known if row not in apart and row["agreement"] < WEAK]
+    said = [(*_blindness(row), row["task"]) for row in blind]
+    said += [("apart", f"does not follow the truth ({row['agreement']:.2f})", row["task"]) for row in apart]
+    said += [("weak", f"follows the truth weakly ({row['agreement']:.2f})", row["task"]) for row in weak]
+    for row in known:
+        if row["first"] < MOSTLY:
+            said.append(("beaten", f"the true map wins only {row['first']:.0%} of its duels", row["task"]))
+    for row in asked:
+        if _above(row.get("noise"), NOISY):
+            said.append(("noisy", f"{row['noise']:.0%} of its variance is chance", row["task"]))
+        if row["missing"] > SILENT:
+            said.append(
+                ("silent", f"{row['missing']:.0%} of samples get no score ({row['flag']})", row["task"])
+            )
+    complaints = [Complaint(kind, f"{text} on {task}") for kind, text, task in said]
+    if len(blind) == len(asked):
+        return NOT, complaints
+    if known and len(apart) == len(known):
+        return NOT, sorted(complaints, key=lambda one: one.kind != "apart")
+    return (CARE if complaints else USE), complaints
 
 
 def _sees(row: Mapping[str, Any]) -> bool:
@@ -114,16 +115,18 @@ def _sees(row: Mapping[str, Any]) -> bool:
     return _above(row["power_low"], COIN) and _above(row["permuted_low"], COIN)
 
 
-def _blindness(row: Mapping[str, Any]) -> str:
+def _blindness(row: Mapping[str, Any]) -> tuple[str, str]:
+    if row["power"] is None or row["permuted"] is None:
+        return "unscored", f"has no scores to compare ({row['flag'] or 'too few samples'})"
     if row["blind_places"] == 1:
         signs = " nor their signs" if row["blind_sign"] == 1 else ""
-        return f"does not read the places of a map's values{signs}"
+        return "placeless", f"does not read the places of a map's values{signs}"
     for name, what in (("permuted", "permuted places"), ("power", "damage")):
         if _above(COIN, row[f"{name}_high"]):
-            return f"prefers maps with {what} (AUROC {row[name]:.2f})"
+            return "prefers", f"prefers maps with {what} (AUROC {row[name]:.2f})"
         if not _above(row[f"{name}_low"], COIN):
-            return f"cannot tell {what} from chance (AUROC {row[name]:.2f})"
-    return "has too few scores"
+            return "chance", f"cannot tell {what} from chance (AUROC {row[name]:.2f})"
+    raise AssertionError("a metric that sees damage is not asked why it does not")
 
 
 def _above(value: float | None, than: float | None) -> bool:

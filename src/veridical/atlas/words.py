@@ -10,6 +10,17 @@ from veridical.atlas.verdicts import CARE, NOT, USE, Summary
 if TYPE_CHECKING:
     from veridical.atlas.result import Atlas
 
+PHRASES = {
+    "unscored": "have no scores to compare on some task",
+    "placeless": "do not read where the values of a map stand",
+    "prefers": "prefer damaged maps on some task",
+    "chance": "cannot tell damage from chance on some task",
+    "apart": "do not follow the truth on some task",
+    "weak": "follow the truth weakly",
+    "beaten": "often prefer another map to the true one",
+    "noisy": "owe over a quarter of their variance to chance",
+    "silent": "leave over a quarter of the samples without a score",
+}
 PLURALS = {"image": "images", "table": "tables", "language model": "language models"}
 
 
@@ -33,37 +44,25 @@ def overall(atlas: Atlas) -> list[str]:
 
 
 def sentences(atlas: Atlas, modality: str) -> list[tuple[str, str]]:
-    """For one kind of input: (verdict, sentence), which metrics to use and which not."""
-    out = []
-    good, open_, bad = (atlas.listed(modality, verdict) for verdict in (USE, CARE, NOT))
+    """For one kind of input: (verdict, sentence), which metrics to use and which not, grouped by reason."""
+    good = atlas.listed(modality, USE)
+    out = [(USE, "No metric stands without a complaint here.")]
     if good:
         figures = f"they order damaged maps rightly in {_span(good, 'power')} of pairs"
         if any(s.figures["agreement"] is not None for s in good):
             figures += f" and follow the truth with a rank correlation of {_span(good, 'agreement', '.2f')}"
-        out.append((USE, f"Use {_names(good)}: {figures}."))
-    else:
-        out.append((USE, "No metric stands without a complaint here."))
-    out += [(CARE, f"{s.metric} with care: it {_first(s)}.") for s in open_]
-    families = dict.fromkeys(s.category for s in bad)
-    for family in families:
-        some = [s for s in bad if s.category == family]
-        worst = ", ".join(f"{s.metric} ({s.reasons[0].partition(' on ')[0]})" for s in some)
-        out.append((NOT, f"Not to decide by, {family}: {worst}."))
+        free = [s.metric for s in good if "masks" not in s.needs]
+        masked = [s.metric for s in good if "masks" in s.needs]
+        out = [(USE, f"Use {', '.join(free or masked)}: {figures}.")]
+        if free and masked:
+            out.append((USE, f"Where object masks can be believed, also {', '.join(masked)}."))
+    for verdict, opening in ((CARE, "With care"), (NOT, "Do not use")):
+        found = atlas.listed(modality, verdict)
+        for kind, phrase in PHRASES.items():
+            some = [s for s in found if s.complaints[0].kind == kind]
+            if some:
+                out.append((verdict, f"{opening}, since they {phrase}: {', '.join(s.metric for s in some)}."))
     return out
-
-
-def _first(summary: Summary) -> str:
-    said = summary.reasons[0]
-    more = len(summary.reasons) - 1
-    for opening in ("the true map", *"0123456789"):
-        if said.startswith(opening):
-            said = f"has a weakness: {said}"
-            break
-    return said + (f" (and {more} more complaint{'s' * (more > 1)})" if more else "")
-
-
-def _names(found: Sequence[Summary]) -> str:
-    return ", ".join(s.metric + (f" (needs {s.needs})" if "masks" in s.needs else "") for s in found)
 
 
 def _span(found: Sequence[Summary], name: str, form: str = ".0%") -> str:

@@ -17,6 +17,12 @@ NO_BUDGET = "the budget ended before the swap was run"
 """Why a method that passes all else may not be trusted."""
 FEWEST = 24
 """Samples below which there is no verdict: a good method would not be found."""
+LOOKS = (FEWEST, 64, 200, 1000)
+"""After how many samples the race looks who is still open.
+
+The level of comparisons is divided over all of these, also where fewer are made: what a small audit calls
+worse, a larger one that looks at the same samples first would call worse, too.
+"""
 HERE = ("another model's map, same class", "another model's map, its own class")
 SIZE = "on another model: the size of the input"
 THERE = (

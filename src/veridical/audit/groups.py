@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from veridical.audit.evidence import ALPHA, Entry, Rules
+from veridical.audit.evidence import ALPHA, LOOKS, Entry, Rules
 from veridical.functional.best_probability import best_probability
 from veridical.functional.leading_group import leading_group, mean_units
 
@@ -23,11 +23,11 @@ def pairwise(rules: Rules, entries: Sequence[Entry]) -> Tensor:
     return torch.stack([torch.stack([rules.removal_units(a, [b]) for b in cut]) for a in cut])
 
 
-def leading(rules: Rules, entries: Sequence[Entry], looks: int, seed: int = 0) -> tuple[str, ...]:
-    """The methods that lead, at a level divided over so many looks."""
+def leading(rules: Rules, entries: Sequence[Entry], seed: int = 0) -> tuple[str, ...]:
+    """The methods that lead, at a level divided over all looks."""
     if len(entries) < 2:
         return tuple(entry.label for entry in entries)
-    kept = leading_group(pairwise(rules, entries), level=ALPHA, looks=looks, seed=seed).kept
+    kept = leading_group(pairwise(rules, entries), level=ALPHA, looks=len(LOOKS), seed=seed).kept
     return tuple(entries[i].label for i in kept)
 
 
@@ -39,11 +39,11 @@ class Groups(NamedTuple):
     """Nothing where it would not be calibrated, or where there is one group."""
 
 
-def groups_of(rules: Rules, entries: Sequence[Entry], looks: int, seed: int = 0) -> Groups:
+def groups_of(rules: Rules, entries: Sequence[Entry], seed: int = 0) -> Groups:
     """The leading group, then the leading one of the others, and so on."""
     left, found = list(entries), []
     while left:
-        group = leading(rules, left, looks, seed)
+        group = leading(rules, left, seed)
         found.append(group)
         left = [entry for entry in left if entry.label not in group]
     if len(found) < 2 or min(entry.removal.samples for entry in entries) < SURE_FROM:

@@ -38,10 +38,10 @@ def rows(cost: Cost) -> int:
     return cost.forward + cost.backward
 
 
-def middle(task: Task) -> Task:
-    """The sample that has neither few nor many features."""
+def ordinary(task: Task) -> Task:
+    """A sample that has rather many features: three in four have no more."""
     order = task.space.counts(len(task)).argsort(stable=True)
-    return task[order[len(order) // 2].reshape(1).to(task.device)]
+    return task[order[(3 * len(order)) // 4].reshape(1).to(task.device)]
 
 
 def price_of_map(explainer: Explainer, one: Task, seed: int) -> Cost:
@@ -52,8 +52,9 @@ def price_of_map(explainer: Explainer, one: Task, seed: int) -> Cost:
         return Cost()
 
 
-def price_of_scores(metrics: Mapping[str, Metric], one: Task, seed: int) -> Price:
-    """What the scores of one map ask, a first time and once more."""
+def price_of_scores(metrics: Mapping[str, Metric], task: Task, seed: int) -> Price:
+    """What the scores of one map ask per sample, a first time and once more."""
+    one = ordinary(task)
     maps = [Random()(one, Key(seed) / "draw" / draw) for draw in range(2)]
     asked = [0, 0]
     with sharing(one):
@@ -63,7 +64,8 @@ def price_of_scores(metrics: Mapping[str, Metric], one: Task, seed: int) -> Pric
                     asked[draw] += rows(metric(one, made, Key(seed)).settle().cost)
                 except Exception:  # it fails again where that is recorded
                     continue
-    few = has_few(one, one.fill)
+    few = has_few(task, task.fill)
     if few is None or not bool(few.all()):
         return Price(asked[0], asked[1])
-    return Price(asked[0], asked[1], 2 ** int(one.space.counts(1)[0]) * one.fill.repeats_on(one))
+    subsets = float((2.0 ** task.space.counts(len(task))).mean())
+    return Price(asked[0], asked[1], subsets * task.fill.repeats_on(task))

@@ -10,11 +10,21 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from veridical.audit.evidence import ALPHA, FEWEST, NO_BUDGET, Entry, Rules, Test, corrected, largest_p
+from veridical.audit.evidence import (
+    ALPHA,
+    FEWEST,
+    LOOKS,
+    NO_BUDGET,
+    Entry,
+    Rules,
+    Test,
+    corrected,
+    largest_p,
+)
 from veridical.audit.groups import leading
 from veridical.audit.jobs import Crew, Done, Job
 from veridical.audit.panel import DRAWS, Judges
-from veridical.audit.prices import Price, middle, price_of_map, price_of_scores, rows
+from veridical.audit.prices import Price, ordinary, price_of_map, rows
 from veridical.audit.swap import JOBS, Copies, Pairing, marks, pairings, size_jobs, swap_jobs, swap_units
 from veridical.audit.units import Grid, Marks
 from veridical.errors import VeridicalWarning
@@ -25,8 +35,6 @@ from veridical.model.cost import Cost
 from veridical.values.evaluation import Failure
 from veridical.values.task import Task
 
-LOOKS = (FEWEST, 64, 200, 1000)
-"""After how many samples the race looks who is still open."""
 ENOUGH = 64
 """Samples from which on a race in which nothing is open may end."""
 
@@ -285,7 +293,7 @@ class Race:
         adjusted = corrected({label: largest_p(found) for label, found in tests.items()})
         return [label for label, p in adjusted.items() if p <= ALPHA]
 
-    def drop(self, rules: Rules, looks: int, seed: int) -> bool:
+    def drop(self, rules: Rules, seed: int) -> bool:
         """Let those leave that cannot lead any more; whether anything is still open."""
         tests = self.tests(rules)
         for runner in self.racing:
@@ -295,7 +303,7 @@ class Race:
                 runner.dropped = f"after {self.samples} samples: it loses to {names}"
         good = [label for label in self.trusted(tests) if not self.runners[label].dropped]
         if len(good) > 1:
-            kept = leading(rules, [self.runners[label].entry(self.judges) for label in good], looks, seed)
+            kept = leading(rules, [self.runners[label].entry(self.judges) for label in good], seed)
             for label in good:
                 if label not in kept:
                     self.runners[label].dropped = f"after {self.samples} samples: others win more"
@@ -310,13 +318,8 @@ class Race:
 
 def runners(explainers: Mapping[str, Explainer], task: Task, seed: int) -> dict[str, Runner]:
     """The methods, each with the rows that one map asks, counted on one sample."""
-    one = middle(task)
+    one = ordinary(task)
     return {
         label: Runner(label, explainer, price_of_map(explainer, one, seed))
         for label, explainer in explainers.items()
     }
-
-
-def price_of(judges: Judges, task: Task, seed: int) -> Price:
-    """What the scores of a map ask, counted on one sample."""
-    return price_of_scores(judges.scoring, middle(task), seed)

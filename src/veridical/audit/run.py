@@ -24,7 +24,8 @@ from veridical.audit.extras import concepts_of, prompts_of, standings_of
 from veridical.audit.finetuned_model import finetuned_judge
 from veridical.audit.jobs import Crew
 from veridical.audit.panel import choose_explainers, choose_judges, choose_lines
-from veridical.audit.race import ENOUGH, Race, Runner, price_of, runners
+from veridical.audit.prices import price_of_scores
+from veridical.audit.race import ENOUGH, Race, Runner, runners
 from veridical.audit.reliability import reliability_of
 from veridical.audit.result import Audit
 from veridical.audit.sampling import in_race_order
@@ -93,7 +94,7 @@ def run(
             plan.budget if keep_to_budget else 10**18,
             runners(panel.explainers, task, seed),
             {label: Runner(label, control, control=True) for label, control in panel.controls.items()},
-            price_of(judges, task, seed),
+            price_of_scores(judges.scoring, task, seed),
         )
         race.admit()
         if not race.runners:
@@ -121,7 +122,6 @@ def run(
                 {label: runner.rows for label, runner in race.runners.items()},
                 absent,
                 {label: runner.dropped for label, runner in race.runners.items() if runner.dropped},
-                len(race.steps),
             ),
             voices_of(judges, heard, reliability),
             seed,
@@ -180,7 +180,7 @@ def _race(
         race.swap(rules)
         if stop == race.steps[-1][1]:
             break
-        if not race.drop(rules, len(race.steps), seed) and stop >= ENOUGH:
+        if not race.drop(rules, seed) and stop >= ENOUGH:
             notes.append(f"The race ended at {stop} samples: nothing was open any more.")
             break
     return heard

@@ -179,7 +179,6 @@ class Field:
     rows: Mapping[str, int]
     absent: Mapping[str, str] = field(default_factory=dict)
     dropped: Mapping[str, str] = field(default_factory=dict)
-    looks: int = 1
 
 
 def decide(known: Field, judges: Sequence[Judge], seed: int = 0) -> Verdict:
@@ -201,7 +200,7 @@ def decide(known: Field, judges: Sequence[Judge], seed: int = 0) -> Verdict:
         for label, entry in entries.items()
         if not why and adjusted[label] <= ALPHA and label not in known.dropped
     ]
-    found = groups_of(rules, finalists, known.looks, seed) if finalists else Groups((), ())
+    found = groups_of(rules, finalists, seed) if finalists else Groups((), ())
     number = {label: i for i, group in enumerate(found.groups) for label in group}
     chance = dict(enumerate(found.probability))
     places = [

@@ -15,7 +15,6 @@ from veridical.errors import InputError, ShapeError
 from veridical.gef import GEF
 from veridical.gef.codes import layer_activations
 from veridical.random.keyed import Key, permutation
-from veridical.surf.dictionary import Dictionary
 from veridical.values.task import Task
 
 
@@ -121,23 +120,3 @@ class Bench:
         there = ~values.isnan()
         total = values.new_zeros(self.parts).index_add_(0, part[there], values[there])
         return total / torch.bincount(part[there], minlength=self.parts)
-
-
-class Subject:
-    """A dictionary on a bench, with what several metrics need of it, found once."""
-
-    def __init__(self, dictionary: Dictionary, bench: Bench, sibling: Dictionary | None = None) -> None:
-        self.dictionary, self.bench, self.sibling = dictionary.to(bench.train.device), bench, sibling
-
-    @cached_property
-    def codes(self) -> Tensor:
-        """Codes (m, atoms) of the test rows."""
-        return self._codes(self.bench.test)
-
-    @cached_property
-    def train_codes(self) -> Tensor:
-        """Codes of the train rows that probes read."""
-        return self._codes(self.bench.train[: self.bench.probe_rows])
-
-    def _codes(self, rows: Tensor) -> Tensor:
-        return torch.cat([self.dictionary.encode(part) for part in rows.split(8192)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -67,10 +66,12 @@ def from_overcomplete(module: nn.Module) -> Dictionary:
 
     Its encoder must be one linear layer, with or without batch normalisation, which is folded into it.
     """
-    own: Any = copy.deepcopy(module).eval()
+    own: Any = module
+    if own.training:
+        raise NotApplicableError("a module that is being trained changes when it is read: call .eval() first")
     linear = [m for m in own.encoder.modules() if isinstance(m, nn.Linear)]
     norms = [m for m in own.encoder.modules() if isinstance(m, nn.BatchNorm1d)]
-    known = (nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Identity)
+    known = (nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Identity, nn.ModuleList, nn.Sequential)
     leaves = [m for m in own.encoder.modules() if not list(m.children())]
     other = {type(m).__name__ for m in leaves if not isinstance(m, known)}
     if len(linear) != 1 or len(norms) > 1 or other:

@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from veridical.dictionaries.bench import Bench, Subject
-from veridical.dictionaries.controls import Maker, damaged, family, jittered
+from veridical.dictionaries.bench import Bench
+from veridical.dictionaries.controls import Maker
+from veridical.dictionaries.ladder import damaged, family, jittered
 from veridical.dictionaries.measures import MEASURES, Measure
 from veridical.dictionaries.planted import Superposition
+from veridical.dictionaries.subject import Subject
 from veridical.dictionaries.trust import Trust
 from veridical.dictionaries.truth import chance_mcc, truth_scores
 from veridical.errors import InputError, NotApplicableError, unknown_name

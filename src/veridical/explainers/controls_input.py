@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from veridical.explainers.base import FILL_KEY, Explainer, register
+from veridical.explainers.prompts import asks_prompts, lengths
 from veridical.masking.backgrounds import Backgrounds
 from veridical.random import keyed
 from veridical.random.keyed import Key
@@ -23,7 +24,7 @@ class InputMagnitude(Explainer):
     |x - fill| / sd, summed over the elements of a feature; without reference rows, or where they do not vary,
     sd is 1. Tokens have no magnitude: there it is how rare a token is among the reference rows,
     -log((count + 1) / (tokens + 1)), and without such rows its number, since vocabularies list common
-    tokens first.
+    tokens first. The size of a unit of a prompt is its length in tokens.
     """
 
     name: ClassVar[str] = "input_magnitude"
@@ -34,6 +35,8 @@ class InputMagnitude(Explainer):
     def attribute(self, task: Task, key: Key) -> Tensor:
         if task.modality == "text" and not task.inputs.is_floating_point():
             return rarity(task)
+        if asks_prompts(task):
+            return lengths(task)
         if task.fill.looks_at_mask:
             behind = task.inputs.new_zeros(()) if task.train is None else task.train.double().nanmean(0)
         else:

@@ -49,6 +49,11 @@ def pooled(tokens: Tensor, task: Task) -> Tensor:
     return found.scatter_add(1, spare, tokens[:, : unit.shape[1]])[:, :-1]
 
 
+def lengths(task: Task) -> Tensor:
+    """How many tokens each unit has (n, V)."""
+    return pooled(torch.ones_like(_side(task)["unit"], dtype=torch.float64), task)
+
+
 def _side(task: Task) -> dict[str, Tensor]:
     assert isinstance(task.side, dict)
     return task.side

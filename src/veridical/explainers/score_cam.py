@@ -16,7 +16,7 @@ from veridical.explainers.cam_places import _channels, _watched, last_maps, laye
 from veridical.explainers.grid import over_input, resized, spatial_axes, spatial_size
 from veridical.functional.devices import on_host
 from veridical.masking.probe import blocks
-from veridical.model.predictor import _padding, repeat_side, take_side
+from veridical.model.predictor import repeat_side, take_side
 from veridical.random.keyed import Key
 from veridical.values.task import Task
 
@@ -50,10 +50,10 @@ class ScoreCam(Cam):
                 with _watched(task, self.layer) as outputs:
                     task.predictor.chunk(task.inputs, task.side)
                 return outputs[0]
-            rows = _padding(len(task), task.predictor.padded_to, task.device)
-            x = task.inputs[rows]
+            padded = task.predictor.padding(len(task))
+            x = task.inputs[padded]
             with LastMaps(x, spatial_axes(task)) as seen:
-                task.predictor.chunk(x, take_side(task.side, rows), len(task))
+                task.predictor.chunk(x, take_side(task.side, padded), len(task))
             assert seen.last is not None
             return seen.last
 

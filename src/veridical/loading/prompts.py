@@ -176,7 +176,10 @@ def from_prompts(
     rows = some_rows(len(held.prompt), samples, seed).tolist()
     fields = {name: None if all_ is None else [all_[i] for i in rows] for name, all_ in vars(held).items()}
     given = {name: value for name, value in settings.items() if value is not None}
-    settings = {"ids": fields["id"] or rows, **given}
+    source = Path(str(model).removeprefix(HUB))
+    about = f" on {Path(data).stem}" if isinstance(data, str | Path) else ""
+    name = source.name.removesuffix(".gguf") + about
+    settings = {"ids": fields["id"] or rows, "name": name, **given}
     if fields["units"] is not None:
         if "units" in settings:
             raise InputError(

@@ -15,6 +15,7 @@ from torch import Tensor
 from veridical.masking.rules import RankThreshold
 from veridical.masking.shared_work import shared
 from veridical.model.output_heads import Response
+from veridical.model.sessions import Session
 
 if TYPE_CHECKING:
     from veridical.values.task import Task
@@ -26,7 +27,7 @@ def one_hides_all(task: Task, background: Tensor) -> bool:
     `background` is that of the first two samples, one row where they share it.
     """
     return (
-        len(task) > 1
+        len(task.inputs) > 1
         and background.shape[:2] == (1, 1)
         and not task.side
         and task.space.valid is None
@@ -53,10 +54,10 @@ def ask_once(
     emptied = (signature == whole) & (signature != 0)
     samples, masks = ((signature != before) & (signature != 0) & ~emptied).nonzero(as_tuple=True)
     out = task.outputs.new_zeros(signature.shape)
-    with task.session():
+    with Session(predictor):
         if bool(emptied.any()):
             empty = shared(task, name, lambda: predictor.chunk(background[0]))
-            answers = task.respond(empty, response).expand(len(task), -1).gather(1, targets)
+            answers = task.respond(empty, response).expand(len(task.inputs), -1).gather(1, targets)
             out = torch.where(emptied, answers, out)
         found = []
         for at in range(0, len(samples), predictor.rows):

@@ -113,7 +113,7 @@ def _by_subsets(
 ) -> Tensor:
     """`probe` where samples have few features: each set of them is asked once. Others are asked as ever."""
     at_once = max(1, subset_table.KEPT_BYTES // (32 * 3 * task.n_outputs * rule.count))
-    if not bool(few.all()) or len(task) > at_once:
+    if not bool(few.all()) or len(task.inputs) > at_once:
         out: Tensor | None = None
         for kind in (few, ~few):
             for rows in kind.nonzero()[:, 0].split(at_once):
@@ -121,7 +121,7 @@ def _by_subsets(
                     continue
                 part = probe(
                     task[rows],
-                    rows_of(rule, rows, len(task)),
+                    rows_of(rule, rows, len(task.inputs)),
                     response=response,
                     fill=fill,
                     key=key,
@@ -129,7 +129,7 @@ def _by_subsets(
                     all_outputs=all_outputs,
                     predictions=predictions,
                 )
-                out = part.new_empty(len(task), *part.shape[1:]) if out is None else out
+                out = part.new_empty(len(task.inputs), *part.shape[1:]) if out is None else out
                 out[rows] = part
         assert out is not None
         return out

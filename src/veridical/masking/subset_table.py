@@ -20,6 +20,8 @@ from veridical.masking.backgrounds import Backgrounds
 from veridical.masking.fills import Blur, Constant, Fill, Marginal, Mean, Token, UniformNoise, Zero
 from veridical.masking.rules import MaskRule
 from veridical.model.predictor import take_side
+from veridical.model.prefix_sharing import sharing_beginnings
+from veridical.model.sessions import Session
 from veridical.random import keyed
 
 if TYPE_CHECKING:
@@ -61,7 +63,9 @@ class SubsetTable:
     def rows(self, task: Task) -> Tensor:
         """The number of each sample (N,), by its content: noisy copies of an input share its id."""
         made: list[int] = task.cached("content of samples", lambda: _contents(task).tolist())
-        return torch.tensor([self.samples.setdefault(i, len(self.samples)) for i in made], device=task.device)
+        return torch.tensor(
+            [self.samples.setdefault(i, len(self.samples)) for i in made], device=task.inputs.device
+        )
 
     def find(self, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Where the answers lie, and whether they are there at all."""
@@ -101,7 +105,7 @@ def has_few(task: Task, fill: Fill) -> Tensor | None:
         return None
     if task.space.valid is None:
         few = task.space.n_features <= FEW
-        return torch.ones(len(task), dtype=torch.bool, device=task.device) if few else None
+        return torch.ones(len(task.inputs), dtype=torch.bool, device=task.inputs.device) if few else None
     few_of: Tensor = task.cached("samples of few features", lambda: task.space.counts(len(task)) <= FEW)
     few_there: bool = task.cached("any sample of few features", lambda: bool(few_of.any()))
     return few_of if few_there else None
@@ -111,17 +115,17 @@ def places_of(task: Task) -> Tensor:
     """The number of each feature among those its sample has (N, V), -1 for those that do not exist."""
     valid = task.space.valid
     if valid is None:
-        return torch.arange(task.space.n_features, device=task.device).expand(len(task), -1)
+        return torch.arange(task.space.n_features, device=task.inputs.device).expand(len(task.inputs), -1)
     return torch.where(valid, valid.cumsum(-1) - 1, -1)
 
 
 def codes_of(task: Task, rule: MaskRule) -> Tensor:
     """The masks of a rule as numbers (N, M)."""
     bit = _bits(task)
-    out = torch.empty(len(task), rule.count, dtype=torch.int64, device=task.device)
+    out = torch.empty(len(task.inputs), rule.count, dtype=torch.int64, device=task.inputs.device)
     few = max(1, _CELLS_AT_ONCE // max(1, rule.count * bit.shape[-1]))
-    for at in range(0, len(task), few):
-        rows = slice(at, min(len(task), at + few))
+    for at in range(0, len(task.inputs), few):
+        rows = slice(at, min(len(task.inputs), at + few))
         removed = rule.removed(rows, slice(0, rule.count))
         out[rows] = torch.where(removed, bit[rows, None], 0).sum(-1)
     return out
@@ -145,7 +149,7 @@ def answers_to(task: Task, codes: Tensor, behind: Backgrounds) -> tuple[Tensor, 
     if matters is not None:
         codes = codes & torch.where(matters, _bits(task), 0).sum(-1, keepdim=True)
     # a session, though nothing may be left to ask: it looks whether the model is still the one that answered
-    with task.session():
+    with Session(task.predictor):
         rows = table.rows(task)
         keys = (rows[:, None] << FEW) | codes
         place, known = table.find(keys)
@@ -176,18 +180,19 @@ def _ask(task: Task, table: SubsetTable, rows: Tensor, keys: Tensor, behind: Bac
     found = [_means(task, task.outputs[who[clean]], 1)]
     asked = (~clean).nonzero()[:, 0]
     places, repeats, shape = places_of(task), behind.repeats, task.inputs.shape[1:]
-    together = max(1, task.predictor.rows // repeats)
-    for at in range(0, len(asked), together):
-        some = asked[at : at + together]
-        here = who[some]
-        first, last = int(here[0]), int(here[-1])
-        gone = ((code[some, None] >> places[here].clamp(min=0)) & 1).bool() & (places[here] >= 0)
-        shown = behind(slice(first, last + 1))
-        shown = shown if len(shown) == 1 else shown[here - first]
-        filled = torch.where(task.space.expand(gone, here)[:, None], shown, task.inputs[here, None])
-        side = take_side(task.side, here.repeat_interleave(repeats))
-        outputs = task.predictor.chunk(filled.expand(len(here), repeats, *shape).flatten(0, 1), side)
-        found.append(_means(task, outputs, repeats))
+    with sharing_beginnings(task.predictor, task.side) as predictor:
+        together = max(1, predictor.rows // repeats)
+        for at in range(0, len(asked), together):
+            some = asked[at : at + together]
+            here = who[some]
+            first, last = int(here[0]), int(here[-1])
+            gone = ((code[some, None] >> places[here].clamp(min=0)) & 1).bool() & (places[here] >= 0)
+            shown = behind(slice(first, last + 1))
+            shown = shown if len(shown) == 1 else shown[here - first]
+            filled = torch.where(task.space.expand(gone, here)[:, None], shown, task.inputs[here, None])
+            side = take_side(task.side, here.repeat_interleave(repeats))
+            outputs = predictor.chunk(filled.expand(len(here), repeats, *shape).flatten(0, 1), side)
+            found.append(_means(task, outputs, repeats))
     table.add(torch.cat([keys[clean], keys[asked]]), torch.cat(found))
 
 

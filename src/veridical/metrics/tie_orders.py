@@ -83,15 +83,15 @@ class RankingMetric(Metric):
         if orders.most == 1 or whole or drawn is False:
             return over_orders(lambda t, e, _: self.along(t, e, key), task, orders, key, whole)
         parts = []
-        by_draws = drawn.tolist() if isinstance(drawn, Tensor) else [True] * len(task)
+        by_draws = drawn.tolist() if isinstance(drawn, Tensor) else [True] * len(task.inputs)
         shared_by = [count * of for count, of in zip(orders.each, by_draws, strict=True)]
         for count in sorted(set(shared_by)):
             which = [row for row, by in enumerate(shared_by) if by == count]
             # one ranking for a share of the draws each: as many draws in all as for a map without ties
             judge = partial(_on_its_draws, self.lighter(count) if count else self, key, bool(count))
-            rows, some = torch.tensor(which, device=task.device), orders.take(which)
+            rows, some = torch.tensor(which, device=task.inputs.device), orders.take(which)
             parts.append((rows, over_orders(judge, task[rows], some, key)))
-        return merged(parts, len(task))
+        return merged(parts, len(task.inputs))
 
     def tie_orders(self, task: Task, explanation: Explanation, key: Key) -> TieOrders:
         """The rankings by which each map is judged."""
@@ -135,16 +135,16 @@ def over_orders(
     if orders.most == 1:
         first = judge(task, explanation, 0)
         return replace(first, details={**first.details, TIED_PAIRS: share})
-    sums = _Sums(len(task))
+    sums = _Sums(len(task.inputs))
     sums.add(judge(task, orders.strict(0, key), 0))
     # a curve may have as many steps as the longest sample has features
     whole = whole or task.space.valid is not None
     for which in range(1, orders.most):
         more, further = orders.counts > which, orders.beyond(which)
-        if whole or len(further) == len(task):
+        if whole or len(further) == len(task.inputs):
             sums.add(judge(task, orders.strict(which, key), which), more=more)
         else:
-            rows = torch.tensor(further, device=task.device)
+            rows = torch.tensor(further, device=task.inputs.device)
             sums.add(judge(task[rows], orders.take(further).strict(which, key), which), rows)
     outcome, variance = sums.mean(orders.counts)
     decided = variance.sqrt() > _DECIDES * outcome.values.abs()

@@ -254,10 +254,10 @@ class Predictor:
             return torch.cat([self.chunk(x[piece], take_side(side, piece)) for piece in pieces])
         least = self.padded_to
         if rows % least:
-            x = x[_padding(count, least, x.device)]
+            x = x[self.padding(count)]
             rows = x.shape[0]
         if side and rows != count:
-            side = take_side(side, _padding(count, least, x.device))
+            side = take_side(side, self.padding(count))
         try:
             outputs = self._call(x, side)
             self.meter.here.forward -= rows - count
@@ -272,6 +272,10 @@ class Predictor:
         free_memory(x.device)
         pieces = [slice(0, half), slice(half, count)]
         return torch.cat([self.chunk(x[piece], take_side(side, piece)) for piece in pieces])
+
+    def padding(self, count: int) -> Tensor:
+        """Row numbers 0..count-1, the last one repeated until a chunk of them is full enough."""
+        return torch.arange(count + -count % self.padded_to, device=self.device).clamp(max=count - 1)
 
     def _call(self, x: Tensor, side: Side) -> Tensor:
         if self.plan.channels_last and x.dim() == 4:
@@ -322,11 +326,6 @@ def repeat_side(side: Side, times: int) -> Side:
     if isinstance(side, dict):
         return {name: value.repeat_interleave(times, 0) for name, value in side.items()}
     return tuple(value.repeat_interleave(times, 0) for value in side)
-
-
-def _padding(count: int, least: int, device: torch.device) -> Tensor:
-    """Row numbers 0..count-1, the last one repeated up to a multiple of `least`."""
-    return torch.arange(count + -count % least, device=device).clamp(max=count - 1)
 
 
 def out_of_memory(error: BaseException) -> bool:

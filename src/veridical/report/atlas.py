@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +77,7 @@ def _part(atlas: Atlas, modality: str) -> dict[str, Any]:
         "sentences": [{"verdict": verdict, "text": said} for verdict, said in sentences(atlas, modality)],
         "rows": [_row(atlas, s) for s in found if s.tasks],
         "unmeasured": [
-            {"metric": s.metric, "reason": s.reasons[0]} for s in found if s.verdict == UNMEASURED
+            {"metric": s.metric, "reason": s.complaints[0].said} for s in found if s.verdict == UNMEASURED
         ],
         "explainers": sorted(near, key=lambda row: (row["task"], -(row["nearness"] or -2.0))),
     }
@@ -89,7 +88,8 @@ def _row(atlas: Atlas, summary: Summary) -> dict[str, Any]:
     seconds = [atlas.run["seconds"].get(f"{row['task']} | {row['metric']}") for row in rows]
     known = [value for value in seconds if value is not None]
     return {
-        **asdict(summary),
+        **{field: getattr(summary, field) for field in ("metric", "verdict", "figures")},
+        "complaints": [one.said for one in summary.complaints],
         "order": VERDICTS.index(summary.verdict),
         "milliseconds": 1000 * sum(known) / len(known) if known else None,
         "each": [{key: value for key, value in row.items() if value not in (None, "")} for row in rows],

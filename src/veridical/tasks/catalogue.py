@@ -158,7 +158,7 @@ ENTRIES: dict[str, Entry] = {
     ),
     "known/prompt": Entry(
         "known_prompts:prompt",
-        "prompt",
+        "units",
         200,
         "100.0% accuracy",
         _OWN,
@@ -167,7 +167,7 @@ ENTRIES: dict[str, Entry] = {
     ),
     "known/induction": Entry(
         "known_heads:induction",
-        "heads",
+        "units",
         200,
         "exact",
         _OWN,

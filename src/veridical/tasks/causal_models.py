@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from veridical.errors import InputError, NotApplicableError
-from veridical.tasks.huggingface import _safely, quietly, told
+from veridical.tasks.huggingface import _safely, quietly, read_tokenizer, reading_options, told
 from veridical.tasks.packages import require
 
 
@@ -17,37 +19,29 @@ def causal_model(source: str | Path) -> tuple[nn.Module, Any]:
 
     Weights of a folder must be safetensors; code that comes with a model never runs.
     """
-    require("transformers")
-    path = Path(source)
-    if path.suffix == ".gguf":
-        return _from_gguf(path)
-    local = path.is_dir()
-    if not local and (isinstance(source, Path) or str(source).count("/") > 1 or str(source).startswith(".")):
-        raise InputError(f"there is no folder {source}, and it is no name on the hub either")
-    options = {"local_files_only": local, "trust_remote_code": False}
-    with quietly(), told(source):
-        from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    if Path(source).suffix == ".gguf":
+        return _from_gguf(Path(source))
+    options = reading_options(source)
+    with quietly(), told(source, "causal language model"):
+        from transformers import AutoConfig, AutoModelForCausalLM
 
         config = AutoConfig.from_pretrained(str(source), **options)
         kinds = " ".join(config.architectures or ())
         if "ForCausalLM" not in kinds and "LMHeadModel" not in kinds:
             raise NotApplicableError(f"{source} holds {kinds or 'no architecture'}; expected ...ForCausalLM")
         model = _safely(AutoModelForCausalLM, str(source), options)
-        return model.eval(), AutoTokenizer.from_pretrained(str(source), **options)
+        return model.eval(), read_tokenizer(str(source), options)
 
 
 def _from_gguf(path: Path) -> tuple[nn.Module, Any]:
     if not path.is_file():
         raise InputError(f"there is no file {path}")
-    for package in ("gguf", "accelerate"):
+    for package in ("transformers", "gguf", "accelerate"):
         require(package)
-    with quietly(), told(path):
+    # transformers counts tensors on the terminal, whatever it is told
+    with quietly(), told(path, "causal language model"), redirect_stderr(StringIO()):
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        options: dict[str, Any] = {
-            "gguf_file": path.name,
-            "local_files_only": True,
-            "trust_remote_code": False,
-        }
+        options = {"gguf_file": path.name, "local_files_only": True, "trust_remote_code": False}
         tokenizer = AutoTokenizer.from_pretrained(str(path.parent), **options)
         return AutoModelForCausalLM.from_pretrained(str(path.parent), **options).eval(), tokenizer

@@ -110,11 +110,7 @@ def from_huggingface(
 
 def classifier(source: str | Path) -> tuple[Any, dict[str, Any], Literal["text", "image"]]:
     """The configuration of a classifier, how its files may be read, and what it classifies."""
-    require("transformers")
-    local = Path(source).is_dir()
-    if not local and (isinstance(source, Path) or str(source).count("/") > 1 or str(source).startswith(".")):
-        raise InputError(f"there is no folder {source}, and it is no name on the hub either")
-    options = {"local_files_only": local, "trust_remote_code": False}
+    options = reading_options(source)
     with quietly(), told(source):
         from transformers import AutoConfig
 
@@ -130,23 +126,38 @@ def classifier(source: str | Path) -> tuple[Any, dict[str, Any], Literal["text",
     )
 
 
+def reading_options(source: str | Path) -> dict[str, Any]:
+    """How the files of a model may be read: a folder's own, and never code that comes with them."""
+    require("transformers")
+    local = Path(source).is_dir()
+    if not local and (isinstance(source, Path) or str(source).count("/") > 1 or str(source).startswith(".")):
+        raise InputError(f"there is no folder {source}, and it is no name on the hub either")
+    return {"local_files_only": local, "trust_remote_code": False}
+
+
 def class_names(config: Any) -> list[str]:
     """The names of a model's outputs in their order."""
     return [str(name) for _, name in sorted((int(number), name) for number, name in config.id2label.items())]
+
+
+def read_tokenizer(source: str, options: dict[str, Any]) -> Any:
+    """The tokenizer of a model."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(source, **options)
+    files = {"tokenizer.json", *tokenizer.vocab_files_names.values()}
+    needed = options["local_files_only"] and bool(tokenizer.vocab_files_names)
+    if needed and not any((Path(source) / file).is_file() for file in files):
+        # transformers would make an empty one, to which every word is unknown
+        raise FormatError(f"{source} has no tokenizer ({', '.join(sorted(files))}); save it there too")
+    return tokenizer
 
 
 class TextReader:
     """Texts as the token ids of a model's own tokenizer."""
 
     def __init__(self, source: str, config: Any, length: int, options: dict[str, Any]) -> None:
-        from transformers import AutoTokenizer
-
-        self.tokenizer = AutoTokenizer.from_pretrained(source, **options)
-        files = {"tokenizer.json", *self.tokenizer.vocab_files_names.values()}
-        needed = options["local_files_only"] and bool(self.tokenizer.vocab_files_names)
-        if needed and not any((Path(source) / file).is_file() for file in files):
-            # transformers would make an empty one, to which every word is unknown
-            raise FormatError(f"{source} has no tokenizer ({', '.join(sorted(files))}); save it there too")
+        self.tokenizer = read_tokenizer(source, options)
         if self.tokenizer.pad_token_id is None:
             raise NotApplicableError(
                 f"the tokenizer of {source} has no pad token; set one and save the tokenizer again"
@@ -283,7 +294,7 @@ def _head(config: Any) -> str:
 
 
 @contextmanager
-def told(source: str | Path) -> Iterator[None]:
+def told(source: str | Path, what: str = "classifier") -> Iterator[None]:
     """Turn what transformers raises about a folder into one sentence that names the folder."""
     try:
         yield
@@ -296,7 +307,7 @@ def told(source: str | Path) -> Iterator[None]:
             raise FormatError(
                 f"{source} brings Python code of its own (trust_remote_code), which is never run"
             ) from error
-        raise FormatError(f"{source} is not a classifier that transformers can read: {error}") from error
+        raise FormatError(f"{source} is not a {what} that transformers can read: {error}") from error
 
 
 @contextmanager

@@ -77,6 +77,8 @@ def _read(
     if not text.strip():
         raise InputError(f"prompt {number} is empty")
     made = tokenized(tokenizer, text, number, special=not chat)
+    if units == "example" and question:
+        units = "passage"  # what is asked stands apart, so all passages are examples
     exact = not isinstance(units, str)
     if exact and spans == "token":
         chosen = check_spans(units, len(made.ids), "token", number)  # type: ignore[arg-type]

@@ -188,10 +188,13 @@ def _copier(source: Source, wrapped: Switched) -> Any:
 def _check_on(task: Task, switched: Task) -> None:
     """With all units on the model has to answer as it does: else a layer was not switched but changed."""
     first = slice(0, 1)
-    with switched.session() as model:
-        made = call(model, switched.inputs[first], take_side(switched.side, first))
-    switched.predictor.meter.here.forward -= 1
-    if not torch.allclose(made, task.outputs[first], rtol=1e-3, atol=1e-4):
+
+    def answer(asked: Task) -> Tensor:
+        with asked.session() as model:
+            return asked.uncounted(lambda: call(model, asked.inputs[first], take_side(asked.side, first)))
+
+    # one row both times: in TF32 the same row of a larger batch has other last bits
+    if not torch.allclose(answer(switched), answer(task), rtol=1e-3, atol=1e-4):
         raise NotApplicableError(
             "with all units on the model does not answer as before, so they cannot be switched"
         )

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from veridical.dictionaries.bench import Subject
 from veridical.dictionaries.measures.concepts import gef, surf, surf_concepts
 from veridical.dictionaries.measures.effect import effect
 from veridical.dictionaries.measures.probing import probing_gap, sparse_probing
@@ -15,6 +14,7 @@ from veridical.dictionaries.measures.reconstruction import active_atoms, explain
 from veridical.dictionaries.measures.removal import absorption, scr, tpp
 from veridical.dictionaries.measures.splicing import kl, loss_recovered
 from veridical.dictionaries.measures.stability import stability
+from veridical.dictionaries.subject import Subject
 from veridical.values.scores import Direction
 
 

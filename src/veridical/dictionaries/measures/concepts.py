@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from veridical.dictionaries.bench import Bench, Subject
+from veridical.dictionaries.bench import Bench
+from veridical.dictionaries.subject import Subject
 from veridical.errors import NotApplicableError
 from veridical.gef.codes import LayerCodes
 from veridical.random.keyed import Key

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from veridical.dictionaries.bench import Bench, Subject
+from veridical.dictionaries.bench import Bench
+from veridical.dictionaries.subject import Subject
 from veridical.errors import NotApplicableError
 from veridical.functional import average_ranks
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from veridical.dictionaries.bench import Subject
+from veridical.dictionaries.subject import Subject
 
 
 def explained_variance(subject: Subject) -> Tensor:

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from veridical.dictionaries.bench import Bench, Subject
+from veridical.dictionaries.bench import Bench
 from veridical.dictionaries.measures.probing import chosen_atoms, dense, fit, labels_of
+from veridical.dictionaries.subject import Subject
 
 ALIGNED = 0.025
 """Cosine between an atom and a probe from which on the atom may have absorbed the property."""

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div
 
-from veridical.dictionaries.bench import Bench, Subject
+from veridical.dictionaries.bench import Bench
+from veridical.dictionaries.subject import Subject
 from veridical.errors import NotApplicableError
 from veridical.surf.layers import first_tensor, with_first
 

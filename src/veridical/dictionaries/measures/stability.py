@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from veridical.dictionaries.bench import Subject
+from veridical.dictionaries.subject import Subject
 from veridical.dictionaries.truth import mcc
 from veridical.errors import NotApplicableError
 from veridical.random.keyed import Key, permutation
