@@ -15,7 +15,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 import veridical as vd
 from veridical.allowed import LARGE, LARGEST, MANY, Between, Count, Index, Value, Within, why_not
-from veridical.errors import InputError
+from veridical.errors import InputError, MemoryLimitError
 from veridical.explainers.base import registry as explainers
 from veridical.explainers.transforms import Transform
 from veridical.gef.codes import LayerCodes
@@ -178,3 +178,27 @@ def test_a_class_of_somebody_else_need_not_declare_bounds() -> None:
         size: int = -3
 
     assert Free(-5).size == -5
+
+
+def test_no_explainer_or_metric_takes_more_than_anybody_can_wait_for() -> None:
+    asked = 0
+    for registry in (explainers, metrics):
+        for name in registry:
+            made = registry.maker(name)
+            hints = get_type_hints(made, include_extras=True)
+            whole = [f.name for f in dataclasses.fields(made) if "int" in str(hints[f.name])]
+            for setting in whole:
+                with pytest.raises(InputError):
+                    registry.make(name, **{setting: 10**12})
+            asked += len(whole)
+    assert asked > 60
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("CUDA out of memory: tried to allocate")])
+def test_where_memory_ends_it_is_said(error: Exception) -> None:
+    def greedy(model: Any, inputs: Any, targets: Any) -> Any:
+        raise error
+
+    task = vd.Task(lambda x: x, np.eye(3))
+    with pytest.raises(MemoryLimitError, match="needs more memory than there is; ask for fewer draws"):
+        vd.explain(greedy, task)

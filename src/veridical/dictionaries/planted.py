@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from veridical.allowed import Count, NotNegative, Positive, Share
+from veridical.allowed import Count, Index, NotNegative, Positive, Share
 from veridical.errors import InputError
 from veridical.random.keyed import Key, integers, normal, uniform
 from veridical.settings import Settings
@@ -44,7 +44,7 @@ class Superposition(Settings):
     """Share of the features, the rarer ones, that fire only where their parent does."""
     spread: NotNegative = 0.25
     """Standard deviation of the strength of a feature that fires."""
-    seed: int = 0
+    seed: Index = 0
     """Seed of directions, groups and parents."""
 
     def __post_init__(self) -> None:
