@@ -92,7 +92,6 @@ def _row(atlas: Atlas, summary: Summary) -> dict[str, Any]:
         "complaints": [one.said for one in summary.complaints],
         "order": VERDICTS.index(summary.verdict),
         "milliseconds": 1000 * sum(known) / len(known) if known else None,
-        "each": [{key: value for key, value in row.items() if value not in (None, "")} for row in rows],
     }
 
 

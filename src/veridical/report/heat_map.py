@@ -35,8 +35,7 @@ def heat_map(
         for at, value in enumerate(values[row]):
             said = "–" if value is None else f"{value:.2f}"
             x, fill = NAMES + CELL * at, _colour(value, chance)
-            hint = tag("title", f"{name} on {columns[at]}: {said}")
-            box = tag("rect", hint, x=x + 0.5, y=y + 0.5, width=CELL - 1, height=LINE - 1, rx=2.0, fill=fill)
+            box = tag("rect", x=x + 0.5, y=y + 0.5, width=CELL - 1, height=LINE - 1, rx=2.0, fill=fill)
             parts += [box, text(x + CELL / 2, y + 12.5, said, "on-cell", "middle")]
     made = picture(title, f"{title}, for {len(names)} metrics.", width, height, parts)
     # a file of its own needs the name space and the letters that a page's style gives
