@@ -32,7 +32,7 @@ def test_prompts_are_audited_and_told_what_is_known_beside_their_scores():
 
 def test_a_large_language_model_is_not_asked_for_gef_unasked(monkeypatch):
     task = vd.tasks.load("known/prompt", samples=2)
-    assert effort_of("quick", task).gef_draws == EFFORTS["quick"].gef_draws
+    assert effort_of("standard", task).gef_draws == EFFORTS["standard"].gef_draws
     monkeypatch.setattr(sys.modules[effort_of.__module__], "HEAVY_PARAMETERS", 10)
-    assert effort_of("quick", task).gef_draws == 0
-    assert effort_of("quick", vd.tasks.load("known/linear", samples=2)).gef_draws > 0
+    assert effort_of("standard", task).gef_draws == 0
+    assert effort_of("standard", vd.tasks.load("known/linear", samples=2)).gef_draws > 0
