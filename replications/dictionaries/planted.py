@@ -71,7 +71,7 @@ def main() -> None:
             seconds.append(took)
             pd.concat(tables).to_csv(chosen.out / "planted_trust.csv", index=False)
             pd.concat(means).to_csv(chosen.out / "planted_means.csv", index=False)
-    about = {"settings": {k: str(v) for k, v in vars(chosen).items()}, "seconds": seconds}
+    about = {"settings": {k: Path(str(v)).name for k, v in vars(chosen).items()}, "seconds": seconds}
     (chosen.out / "planted.json").write_text(json.dumps(about, indent=1))
     both = pd.concat(tables)
     print(both.groupby(["metric", "verdict"]).size().unstack(fill_value=0).to_string())

@@ -96,7 +96,7 @@ def main() -> None:
     notes = {
         "properties": names,
         "texts": len(tokens),
-        "settings": {k: str(v) for k, v in vars(chosen).items()},
+        "settings": {k: Path(str(v)).name for k, v in vars(chosen).items()},
     }
     tables, means = [], []
     for layer in layers:

@@ -35,6 +35,8 @@ VERBS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "find_path": (gef.find_path, {"levels": 3, "draws": 2}),
 }
 
+FOLDERS = ("cache", "folder")
+
 
 def one(chance: random.Random, odd: tuple[Any, ...]) -> Any:
     """A verb on a small task, with one of its arguments replaced."""
@@ -42,7 +44,7 @@ def one(chance: random.Random, odd: tuple[Any, ...]) -> Any:
     model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.ReLU(), torch.nn.Linear(6, 3)).eval()
     rows = torch.randn(12, 4)
     task = vd.Task(model, rows[:6], train=(rows, torch.arange(12) % 3))
-    # a cache makes a folder of any name; others take any settings
+    # a cache and a store make a folder of any name; others take any settings
     known = inspect.signature(verb).parameters.values()
-    named = [p.name for p in known if p.kind is not p.VAR_KEYWORD and p.name != "cache"]
+    named = [p.name for p in known if p.kind is not p.VAR_KEYWORD and p.name not in FOLDERS]
     return verb(**{"task": task, **given, chance.choice(named): chance.choice(odd)})
