@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -66,3 +67,10 @@ ODD_CALLS = {
 def test_settings_that_make_no_sense_are_refused(call: Any) -> None:
     with pytest.raises(VeridicalError):
         call()
+
+
+@pytest.mark.parametrize("others", [[], (), torch.ones(3), np.ones(3), "a", 3, {}], ids=str)
+def test_models_for_the_swap_are_a_list(others: object) -> None:
+    task = vd.tasks.load("known/linear", samples=4)
+    with pytest.raises(VeridicalError, match="others"):
+        vd.audit(task, explainers=["gradient"], samples=4, effort="glance", others=others)

@@ -96,8 +96,10 @@ def other_models(task: Task, seed: int) -> tuple[Copies | None, str]:
 
 def given_models(task: Task, others: Sequence[Any]) -> Copies:
     """Models that the caller made for the swap, such as those of the same kind trained on shuffled labels."""
-    if not others:
-        raise InputError("others=[] has no model; leave it out, or give models of the same question")
+    if not isinstance(others, list | tuple) or not others:
+        raise InputError(
+            f"others is a list of models of the same question, at least one; got {type(others).__name__}"
+        )
     own = task.predictor.source.module
     codec, side = getattr(own, "codec", None), take_side(task.side, slice(0, 1))
     output, rows = task.predictor.output, task.inputs if task.train is None else task.train
