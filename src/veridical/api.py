@@ -230,7 +230,8 @@ T = TypeVar("T", Explainer, AnyMetric)
 
 def labelled(given: Any, read: Callable[..., T]) -> dict[str, T]:
     """Names for a list (each thing's own, numbered where two agree) or a mapping label -> thing."""
-    if isinstance(given, str) or not isinstance(given, Iterable):
+    # arrays and tables can be gone through, but are one thing
+    if isinstance(given, str) or hasattr(given, "shape") or not isinstance(given, Iterable):
         given = [given]
     if isinstance(given, Mapping):
         return {str(label): read(thing) for label, thing in given.items()}

@@ -74,3 +74,12 @@ def test_models_for_the_swap_are_a_list(others: object) -> None:
     task = vd.tasks.load("known/linear", samples=4)
     with pytest.raises(VeridicalError, match="others"):
         vd.audit(task, explainers=["gradient"], samples=4, effort="glance", others=others)
+
+
+@pytest.mark.parametrize("odd", [torch.tensor(1.0), np.array(1.0), torch.ones(2), np.ones(2)], ids=str)
+@pytest.mark.parametrize("argument", ["explainers", "metrics"])
+def test_arrays_are_no_lists_of_methods(argument: str, odd: object) -> None:
+    task = vd.tasks.load("known/linear", samples=4)
+    given = {"explainers": ["gradient"], "metrics": ["sparseness"], argument: odd}
+    with pytest.raises(VeridicalError):
+        vd.evaluate(task, **given)
