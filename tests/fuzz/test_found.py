@@ -83,3 +83,9 @@ def test_arrays_are_no_lists_of_methods(argument: str, odd: object) -> None:
     given = {"explainers": ["gradient"], "metrics": ["sparseness"], argument: odd}
     with pytest.raises(VeridicalError):
         vd.evaluate(task, **given)
+
+
+def test_metrics_of_a_ranking_are_of_fidelity() -> None:
+    task = vd.tasks.load("known/linear", samples=4)
+    with pytest.raises(VeridicalError, match="'a' is int"):
+        vd.fidelity.ranking_study(task, "gradient", metrics={"a": 1})  # type: ignore[dict-item]

@@ -202,6 +202,8 @@ def asked(
     """Falls (N, sizes) of both signs for every metric, one pass each."""
     out: dict[str, dict[str, Tensor]] = {}
     for name, metric in metrics.items():
+        if not isinstance(metric, Fidelity):
+            raise InputError(f"metrics are Fid, RFid or FFid by name; {name!r} is {type(metric).__name__}")
         judge = metric.model_task(task)
         found = measure(
             judge, worse, truth, levels=metric.sizes, signs=SIGNS, key=key / "fidelity", **metric.removal
