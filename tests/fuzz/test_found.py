@@ -89,3 +89,10 @@ def test_metrics_of_a_ranking_are_of_fidelity() -> None:
     task = vd.tasks.load("known/linear", samples=4)
     with pytest.raises(VeridicalError, match="'a' is int"):
         vd.fidelity.ranking_study(task, "gradient", metrics={"a": 1})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("odd", [{"a": 1}, 3, [None], torch.ones(2)], ids=str)
+def test_side_inputs_of_training_rows_are_checked(odd: Any) -> None:
+    task = vd.tasks.load("known/linear", samples=4)
+    with pytest.raises(VeridicalError):
+        vd.fidelity.finetune(task, train_side=odd, epochs=1)

@@ -21,7 +21,7 @@ from veridical.masking.fills import Fill
 from veridical.model.predictor import Side, take_side
 from veridical.random import keyed
 from veridical.random.keyed import Key
-from veridical.values.input_checks import tensor_of
+from veridical.values.input_checks import side_of, tensor_of
 from veridical.values.space import Space
 from veridical.values.task import Task
 
@@ -95,10 +95,11 @@ def training_rows(
 ) -> Rows:
     """The rows to learn from; without labels the model's own answers are their targets."""
     inputs, labels, side = _given(task, train, columns)
-    side = side if train_side is None else train_side
     if inputs is None or len(inputs) < 2:
         count = 0 if inputs is None else len(inputs)
         raise InputError(f"fine-tuning needs at least 2 rows (one is held out), got {count}")
+    if train_side is not None:
+        side = side_of(train_side, len(inputs), task.device)
     if labels is not None and len(labels) != len(inputs):
         raise ShapeError(f"{len(labels)} training labels for {len(inputs)} training rows")
     streamed = isinstance(inputs, Streamed)
