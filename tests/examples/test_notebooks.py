@@ -36,8 +36,9 @@ def test_outputs_are_kept_and_nothing_that_changes_by_itself(name: str) -> None:
     assert sum("image/png" in out.get("data", {}) for cell in cells for out in cell["outputs"]) >= 1
     assert all(cell["execution_count"] is None for cell in cells)
     assert not [out for cell in cells for out in cell["outputs"] if out["output_type"] == "error"]
+    said = json.dumps([cell["outputs"] for cell in cells])
     assert not re.search(
-        r"at 0x[0-9a-f]{6}|/tmp/|/root/|/work/", json.dumps([cell["outputs"] for cell in cells])
+        r"at 0x[0-9a-f]{6}|(?<![\w/.:])/(?:\w+/)+\w", re.sub(r'"image/png": "[^"]*"', "", said)
     )
 
 

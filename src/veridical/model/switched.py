@@ -29,8 +29,8 @@ class Switched(nn.Module):
     """The child model asked with gates (rows, units) inside it, each 1 (on) or 0 (off) or between.
 
     At each site the state becomes gate * state + (1 - gate) * off, where off is zero, the mean state over
-    reference inputs, or the state in a paired input; these are computed with the weights of the day. Hooks
-    are there for as long as a row is asked.
+    reference inputs, or the state in a paired input; these are computed with the weights that the copy
+    has at that moment. Hooks are there for as long as a row is asked.
     """
 
     def __init__(
