@@ -38,12 +38,23 @@ def plain(book: nbformat.NotebookNode) -> nbformat.NotebookNode:
         cell.id, cell.metadata = f"cell-{number}", nbformat.from_dict({})
         if cell.cell_type == "code":
             cell.execution_count = None
-            cell.outputs = [out for out in cell.outputs if out.get("name") != "stderr"]
+            cell.outputs = joined([out for out in cell.outputs if out.get("name") != "stderr"])
             for out in cell.outputs:
                 out.pop("execution_count", None)
                 if out.output_type == "execute_result":
                     out.execution_count = None
     return book
+
+
+def joined(outputs: list[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]:
+    """Printed text in one piece: where the kernel cuts it depends on how busy the machine is."""
+    kept: list[nbformat.NotebookNode] = []
+    for out in outputs:
+        if kept and out.output_type == kept[-1].output_type == "stream":
+            kept[-1].text += out.text
+        else:
+            kept.append(out)
+    return kept
 
 
 def main(names: list[str]) -> None:

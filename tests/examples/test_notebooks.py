@@ -66,3 +66,21 @@ def test_it_runs_and_gives_what_is_kept(name: str) -> None:
     assert os.times().children_user - before < SECONDS.get(name, 60)
     fresh = [cell for cell in book.cells if cell.cell_type == "code"]
     assert [kinds(cell) for cell in fresh] == [kinds(cell) for cell in code_cells(name)]
+
+
+@pytest.mark.extras
+def test_printed_text_is_one_piece_however_the_kernel_cut_it() -> None:
+    import nbformat
+
+    from scripts.run_notebooks import plain
+
+    v4 = nbformat.v4
+
+    def book(*pieces: tuple[str, str]) -> Any:
+        outputs = [v4.new_output("stream", name=name, text=text) for name, text in pieces]
+        return plain(v4.new_notebook(cells=[v4.new_code_cell("", outputs=outputs)]))
+
+    whole = book(("stdout", "a\nb\nc\n"))
+    assert book(("stdout", "a\n"), ("stdout", "b\n"), ("stdout", "c\n")) == whole
+    assert book(("stdout", "a\nb\n"), ("stderr", "a warning\n"), ("stdout", "c\n")) == whole
+    assert len(whole.cells[0].outputs) == 1
