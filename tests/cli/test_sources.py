@@ -172,7 +172,7 @@ def test_one_of_several_targets_is_chosen_by_its_number(several):
     assert "explainers that apply" in told
     maps = several / "maps.safetensors"
     run("explain", "occlusion", "--model", several / "two.joblib", *words, "--save", maps)
-    assert vd.Explanation.load(maps).values.abs().argmax(1).tolist() == [1] * 40  # it follows b alone
+    assert set(vd.Explanation.load(maps).values.abs().argmax(1).tolist()) == {1}  # it follows b alone
     task = chosen(model=str(several / "classes.joblib"), data=several / "rows.csv", allow_code=True, output=1)
     assert task.n_outputs == 2
 

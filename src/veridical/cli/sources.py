@@ -83,7 +83,13 @@ def task_from_options(
     from veridical.loading import checked_device, load_task
 
     if model is None:
-        own = {"--data": data, "--arch": arch, "--labels": labels, "--train": train, "--text": text}
+        own: dict[str, Any] = {
+            "--data": data,
+            "--arch": arch,
+            "--labels": labels,
+            "--train": train,
+            "--text": text,
+        }
         own |= {"--units": units, "--off": off, "--output": output}
         given = [option for option, value in own.items() if value is not None]
         if given:
