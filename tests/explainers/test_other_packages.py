@@ -10,7 +10,7 @@ from captum.attr import IntegratedGradients
 from sklearn.linear_model import LogisticRegression
 
 import veridical as vd
-from veridical.errors import InputError, NotApplicableError
+from veridical.errors import InputError, NotApplicableError, VeridicalError
 
 RNG = np.random.default_rng(0)
 X = pd.DataFrame(RNG.normal(size=(40, 3)), columns=["a", "b", "c"])
@@ -30,6 +30,32 @@ def test_a_captum_object_goes_straight_in() -> None:
     direct = vd.explain(IntegratedGradients(NET), network())
     by_adapter = vd.explain(vd.from_captum(IntegratedGradients), network())
     assert torch.equal(direct.values, by_adapter.values)
+
+
+def test_a_captum_class_is_set_up_on_the_model_and_other_classes_are_told_from_objects() -> None:
+    by_class = vd.explain(IntegratedGradients, network())
+    assert torch.equal(by_class.values, vd.explain(IntegratedGradients(NET), network()).values)
+
+    class Mine:
+        def __call__(self, model, inputs, targets):
+            return inputs
+
+    assert vd.explain(Mine(), network()).values.shape == (6, 3)
+    with pytest.raises(InputError, match=r"Mine is a class, and an explainer is an object of one: Mine\("):
+        vd.explain(Mine, network())
+
+
+@pytest.mark.parametrize("train", [None, X])
+def test_columns_that_are_not_those_of_the_fit_are_named(train) -> None:
+    few = X[:6]
+    for given, said in [
+        (few[["b", "a", "c"]], r"in another order; pass df\[\['a', 'b', 'c'\]\]"),
+        (few.assign(d=0.0), r"not fitted on columns \['d'\]; leave them out"),
+        (few[["a", "b"]], r"fitted on columns \['c'\], which are not there; the table has \['a', 'b'\]"),
+    ]:
+        rows = None if train is None else train.assign(d=0.0)[list(given.columns)]
+        with pytest.raises(VeridicalError, match=said):
+            vd.Task(MODEL, given, train=rows)
 
 
 def test_a_data_frame_of_attributions_is_read_by_its_columns() -> None:

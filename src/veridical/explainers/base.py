@@ -246,12 +246,14 @@ def as_explainer(explainer: Any, **settings: Any) -> Explainer:
         )
     if isinstance(explainer, Explainer):
         return explainer
-    if not isinstance(explainer, type):
-        from veridical.explainers.other_packages import adapted
+    from veridical.explainers.other_packages import adapted
 
-        other = adapted(explainer)
-        if other is not None:
-            return other
+    other = adapted(explainer)
+    if other is not None:
+        return other
+    if isinstance(explainer, type):
+        name = explainer.__name__
+        raise InputError(f"{name} is a class, and an explainer is an object of one: {name}(...)")
     if callable(explainer):
         from veridical.explainers.function import FunctionExplainer
 

@@ -20,9 +20,12 @@ from veridical.values.task import Task
 
 def adapted(thing: Any) -> Explainer | None:
     """An explainer of ours around one of another package; None where it is nothing of the kind."""
-    package = type(thing).__module__.partition(".")[0]
+    kind = thing if isinstance(thing, type) else type(thing)
+    package = kind.__module__.partition(".")[0]
     if package == "captum" and hasattr(thing, "attribute"):
-        return from_captum(thing)
+        return from_captum(thing)  # a class as well: it is set up on the task's model
+    if kind is thing:
+        return None
     if package == "shap" and (hasattr(thing, "shap_values") or hasattr(thing, "explain_row")):
         return BoundExplainer(thing)
     if package == "lime" and hasattr(thing, "explain_instance"):

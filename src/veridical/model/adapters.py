@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from veridical.errors import InputError, ModelError, VeridicalError
-from veridical.model.dataframes import FrameCodec
-from veridical.model.estimators import estimator_response, is_estimator
+from veridical.model.dataframes import FrameCodec, is_frame
+from veridical.model.estimators import estimator_response, is_estimator, other_columns
 
 LOOKED_AT = 2048
 """Reference rows from which it is known what an estimator answers."""
@@ -37,6 +37,11 @@ class ArrayModel(nn.Module):
         super().__init__()
         self.function, self.codec, self.estimator = function, codec, estimator
 
+    @property
+    def hint(self) -> str:
+        """What may be wrong where it does not run: columns that are not those it was fitted on."""
+        return "" if self.codec is None else other_columns(self.estimator, self.codec.columns)
+
     def forward(self, x: Tensor, /, *side: Tensor, **named: Tensor) -> Tensor:
         rows = x.detach().cpu().numpy() if self.codec is None else self.codec.decode(x)
         extra = [value.detach().cpu().numpy() for value in side]
@@ -53,7 +58,9 @@ def _told(model: Any, rows: Any) -> tuple[Callable[[Any], Any], str | None]:
     except VeridicalError:
         raise
     except Exception as error:
-        raise ModelError(f"{type(model).__name__} does not answer the reference rows: {error}") from error
+        columns = other_columns(model, rows.columns) if is_frame(rows) else ""
+        said = f"{type(model).__name__} does not answer the reference rows: {error}"
+        raise ModelError(f"{said} {columns}".rstrip()) from error
 
 
 def adapt(

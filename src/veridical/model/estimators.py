@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,6 +147,20 @@ def column_names(model: Any) -> list[str] | None:
         named = model.feature_name() if hasattr(model, "feature_name") else model.feature_names
         named = [name for name in named or () if not name.startswith("Column_")]
     return [str(name) for name in named] if named is not None and len(named) else None
+
+
+def other_columns(model: Any, given: Iterable[Any]) -> str:
+    """The sentence that says how a table's columns differ from those of the fit; none where they do not."""
+    wanted, there = column_names(model), [str(name) for name in given]
+    if wanted is None or wanted == there:
+        return ""
+    missing = [name for name in wanted if name not in there]
+    spare = [name for name in there if name not in wanted]
+    if missing:
+        return f"The model was fitted on columns {missing}, which are not there; the table has {there}"
+    if spare:
+        return f"The model was not fitted on columns {spare}; leave them out, as df[{wanted}] does"
+    return f"The model was fitted on these columns in another order; pass df[{wanted}]"
 
 
 def _head(classes: Any) -> str:

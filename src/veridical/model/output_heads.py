@@ -45,6 +45,7 @@ def first_answer(
         hint = "The first axis of inputs must count samples: for a single one pass inputs[None]"
         if isinstance(error, TypeError) and "positional argument" in str(error):
             hint = "A model takes one batch of rows; what else it needs per sample goes in side="
+        hint = getattr(module, "hint", "") or hint
         if not one.is_floating_point():
             hint += f"; inputs are {one.dtype}: if the model wants numbers, pass inputs.float()"
         raise ShapeError(
