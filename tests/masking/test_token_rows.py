@@ -74,6 +74,27 @@ def test_little_padding_is_computed():
     assert computed < 1.2 * there  # unsorted 1.7
 
 
+def test_few_rows_of_many_lengths_are_not_padded_to_the_longest():
+    task = task_of(lengths=(24,))
+    _ = task.outputs
+    cells()
+    vd.score("pixel_flipping", task, torch.arange(24.0)[None], steps=24)
+    computed, there = cells()
+    assert there == 23 * 24 // 2
+    assert computed <= 8 * (23 + 15 + 7)  # three chunks of eight; in one it would be 24 * 23
+
+
+def test_rows_go_together_by_length_and_within_the_tokens_of_a_chunk():
+    texts = TokenRows.of(task_of())
+    assert texts is not None
+    assert texts.tokens == 4 * 8 * LENGTH
+    assert texts._stop([24] * 100, 0) == 32  # as many as the tokens allow
+    assert texts._stop([24] * 8 + [17] * 20, 0) == 8
+    assert texts._stop([24] * 10 + [17] * 20, 0) == 16  # chunks are a multiple of eight
+    assert texts._stop([3] * 5, 0) == 5
+    assert texts._stop([0] * 9, 8) == 9
+
+
 def test_alone_it_costs_what_it_declares_and_remembered_no_row_twice():
     task = task_of()
     _ = task.outputs

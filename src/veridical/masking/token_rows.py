@@ -29,6 +29,9 @@ ROWS_AT_ONCE = 4096
 MORE_TOKENS = 4
 """Times as many tokens as in the plan's chunk go together: rows without gradients need one layer's memory."""
 
+ABOUT = 0.75
+"""Shorter than this share of the longest, rows of a CPU go in a chunk of their own, as small as it may be."""
+
 
 class _Remembered(local):
     """What was answered to rows of tokens, for each predictor; None while nothing is remembered."""
@@ -99,15 +102,25 @@ class TokenRows:
         return self.table.held[1][place]
 
     def _by_length(self, rows: Tensor) -> Tensor:
-        """The longest rows first, as many together as have no more tokens than the plan allows."""
+        """The longest rows first; together go those of about one length, within the tokens of a chunk."""
         module = self.predictor.source.module
         assert isinstance(module, PaddingBlind)
         lengths, order = module.lengths(rows).sort(descending=True, stable=True)
-        long, found, at, least = lengths.tolist(), [], 0, self.predictor.padded_to
+        long, found, at = lengths.tolist(), [], 0
         while at < len(long):
-            fitting = min(self.tokens // max(1, long[at]), ROWS_AT_ONCE)
-            some = order[at : at + max(least, fitting // least * least)]
-            found.append(self.predictor.chunk(rows[some]))
-            at += len(some)
+            stop = self._stop(long, at)
+            found.append(self.predictor.chunk(rows[order[at:stop]]))
+            at = stop
         answers = torch.cat(found)
         return torch.empty_like(answers).index_copy_(0, order, answers)
+
+    def _stop(self, long: list[int], at: int) -> int:
+        """Where the rows end that go with the one at this place, given all lengths in descending order."""
+        few = self.predictor.padded_to
+        most = min(len(long), at + max(few, min(self.tokens // max(1, long[at]), ROWS_AT_ONCE) // few * few))
+        if not self.predictor.on_host:
+            return most  # to start another chunk costs a GPU more than padding does
+        stop = at + few
+        while stop < most and long[stop] > ABOUT * long[at]:
+            stop += few
+        return min(stop, most)
