@@ -8,7 +8,7 @@ from tests.functional import cases
 from tests.reference import functional_maps as reference
 from veridical.errors import InputError
 from veridical.functional import average_ranks, round_to_grid
-from veridical.functional.grid import finite_to_grid
+from veridical.functional.responses import finite_to_grid
 
 STEPS = {torch.float64: 1e-9, torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 

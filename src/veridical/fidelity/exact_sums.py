@@ -11,7 +11,7 @@ from torch import Tensor
 
 from veridical.fidelity.correctness import rightness
 from veridical.fidelity.removal import Removals
-from veridical.functional.grid import finite_to_grid
+from veridical.functional.responses import finite_to_grid
 from veridical.masking.probe import probe
 from veridical.masking.rules import AllSubsets
 from veridical.masking.subset_table import FEW, has_few, places_of

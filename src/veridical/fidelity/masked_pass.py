@@ -22,7 +22,7 @@ from veridical.fidelity.removal import (
     sizes_once,
 )
 from veridical.functional import area_under_curve
-from veridical.functional.grid import finite_to_grid
+from veridical.functional.responses import finite_to_grid
 from veridical.masking.probe import probe
 from veridical.masking.subset_table import FEW
 from veridical.random.keyed import Key

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError, ShapeError
-from veridical.functional.grid import finite_to_grid
+from veridical.functional.responses import finite_to_grid
 from veridical.masking import subset_table
 from veridical.masking.backgrounds import WORDS, Backgrounds
 from veridical.masking.deduplication import ask_once, one_hides_all
