@@ -126,9 +126,10 @@ class Explainer(Settings):
             values = self.maps(task, key)
             cost = question.so_far
             # where some features are not the task's (special tokens), their part is not in the map
-            lawful = bool(self.law) and task.space.valid is None
-            name = f"promised by {self} with {key}"
-            promised = task.cached(name, lambda: self.promised(task, key / self.name)) if lawful else None
+            promised = None
+            if self.law and task.space.valid is None:
+                name = f"promised by {self} with {key}"
+                promised = task.cached(name, lambda: self.promised(task, key / self.name))
         provenance: dict[str, Any] = {
             "explainer": self.to_json(),
             "seed": key.seed,

@@ -21,7 +21,7 @@ import random
 import types
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
@@ -295,12 +295,18 @@ class Guard:
                 stacklevel=4,
             )
 
-    def looks(self) -> list[tuple[torch.device, Callable[[], None]]]:
-        """Read some of the weights as they are now; what compares them with what they were, by device."""
+    def check_weights(self, at_once: Collection[str]) -> list[tuple[torch.device, Callable[[], None]]]:
+        """Raise if some numbers of the weights are others; looks that would wait are handed back instead."""
         pairs = [] if self._samples is None else self._samples.pairs()
         if pairs is None:
             raise ModelChangedError(_changed(self._model, None))
-        return [(before.device, partial(self._compare, before, now)) for before, now in pairs]
+        later = []
+        for before, now in pairs:
+            if before.device.type in at_once:
+                self._compare(before, now)
+            else:
+                later.append((before.device, partial(self._compare, before, now)))
+        return later
 
     def _compare(self, before: Tensor, now: Tensor) -> None:
         if _differ(before, now):

@@ -200,7 +200,7 @@ class Question(AbstractContextManager["Question"]):
         try:
             if own.questions == 1:
                 self._source.guard.check()
-                for device, look in self._source.guard.looks():
+                for device, look in self._source.guard.check_weights(AT_ONCE):
                     look_later(device, look)
         except BaseException:
             self.__exit__()

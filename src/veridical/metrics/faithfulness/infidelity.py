@@ -13,7 +13,7 @@ from veridical.allowed import Count, Positive
 from veridical.errors import InputError, NotApplicableError
 from veridical.functional import round_to_grid
 from veridical.functional._rows import numbers_on
-from veridical.masking.fills import Fill
+from veridical.masking.backgrounds import Fill, fill_state
 from veridical.masking.probe import blocks
 from veridical.masking.rules import MaskRule
 from veridical.metrics.base import Metric, Outcome, register
@@ -175,8 +175,7 @@ class Infidelity(Metric):
             raise NotApplicableError(
                 f"infidelity needs a fill whose value does not depend on the mask, not '{fill.name}'"
             )
-        name = f"fill {fill!r} for infidelity over {task.space.kind}"
-        state = task.from_train(name, lambda: fill.prepare(task.train, task.space))
+        state = fill_state(task, fill)
         background = fill.background(state, task.inputs, task.ids, key.of("fill")).double().mean(1)
         return task.space.pool(task.inputs.double() - background, "mean")
 
