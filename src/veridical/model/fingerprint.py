@@ -34,6 +34,8 @@ from torch import Tensor, nn
 from veridical.errors import ModelChangedError, VeridicalWarning
 
 Fact = tuple[Any, ...]
+LateLook = tuple[torch.device, Callable[[], None]]
+"""What raises if something is wrong, and the device that it would wait for."""
 PLAIN = (bool, int, str, bytes, type(None), complex, torch.dtype, torch.device, torch.Size, type)
 BARE = len(nn.Module().__dict__)
 INTERNAL = frozenset({*nn.Module().__dict__, "_compiled_call_impl"})
@@ -295,12 +297,12 @@ class Guard:
                 stacklevel=4,
             )
 
-    def check_weights(self, at_once: Collection[str]) -> list[tuple[torch.device, Callable[[], None]]]:
+    def check_weights(self, at_once: Collection[str]) -> list[LateLook]:
         """Raise if some numbers of the weights are others; looks that would wait are handed back instead."""
         pairs = [] if self._samples is None else self._samples.pairs()
         if pairs is None:
             raise ModelChangedError(_changed(self._model, None))
-        later = []
+        later: list[LateLook] = []
         for before, now in pairs:
             if before.device.type in at_once:
                 self._compare(before, now)

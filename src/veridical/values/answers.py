@@ -174,6 +174,10 @@ class Answers:
         """Estimate something from the whole set once; subsets made afterwards inherit it and so agree."""
         return _once(self._calibrations, name, make)
 
+    def calibrate_like(self, other: Answers) -> None:
+        """Take over what was estimated from another task's set."""
+        self._calibrations.update(other._calibrations)
+
     def from_train(self, name: str, make: Callable[[], Any]) -> Any:
         """Estimate something from the reference rows once; every task with the same rows shares it."""
         return _once(self._train_facts, name, make)

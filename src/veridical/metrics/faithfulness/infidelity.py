@@ -121,12 +121,10 @@ class Infidelity(Metric):
         reason = super().why_not(task)
         if reason is None and self.perturbation == "noise" and task.modality == "units":
             return "a unit is on or off and takes no noise; use perturbation='removal'"
-        if reason is None and self._by_value(task) and not task.inputs.is_floating_point():
+        by_value = self.perturbation == "noise" or self.units == "gradient"
+        if reason is None and by_value and not task.inputs.is_floating_point():
             return "token ids have no differences; use units='contribution' with perturbation='removal'"
         return reason
-
-    def _by_value(self, task: Task) -> bool:
-        return self.perturbation == "noise" or self.units == "gradient"
 
     def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         if self.perturbation == "noise":
