@@ -12,7 +12,7 @@ from torch import Tensor
 
 from veridical.errors import InputError
 
-from ._rows import SMALLEST, align, as_double, largest_magnitude, nan_where, valid_first, whole_largest
+from ._rows import SMALLEST, align, nan_where, valid_first, whole_largest
 
 Rounding = torch.dtype | Literal["tf32"]
 """In which precision numbers were computed: a dtype, or float32 multiplied as TF32."""
@@ -47,38 +47,17 @@ def round_to_grid(
     """
     dtype: Rounding = responses.dtype if like is None else like.dtype if isinstance(like, Tensor) else like
     values, valid = align(where, responses=responses)
-    if where is None and dtype in _DIGITS and values.shape[-1]:
-        return _whole(values, _DIGITS[dtype])
     if dtype == "tf32" or dtype.is_floating_point:
         if dtype not in _DIGITS:
             raise InputError(
                 f"no grid is defined for {dtype}; give like= as one of {[str(d) for d in _DIGITS]}"
             )
-        scale = largest_magnitude(values, valid & values.isfinite())
-        # Counting steps as a share of the largest response maps that response onto itself, bit for bit, which
-        # is what makes a second rounding leave everything in place.
-        values = torch.where(scale == 0, values, (values / scale).round(decimals=_DIGITS[dtype]) * scale)
+        if values.shape[-1]:  # empty rows have no largest response
+            # Counting steps as a share of the largest response maps that response onto itself, bit for bit,
+            # which is what makes a second rounding leave everything in place; zeros are zeros in any unit.
+            scale = whole_largest(values.where(valid & values.isfinite(), 0.0)).clamp_(min=SMALLEST)
+            values = (values / scale).round_(decimals=_DIGITS[dtype]).mul_(scale)
     return nan_where(~valid, values)
-
-
-def _whole(values: Tensor, digits: int) -> Tensor:
-    """The same where every entry is valid, in half the steps."""
-    return _rounded(values, values.nan_to_num(0.0, 0.0, 0.0), digits)
-
-
-def finite_to_grid(responses: Tensor, like: Rounding | None = None) -> Tensor:
-    """`round_to_grid` of rows that are known to be finite floats, all of them valid; in fewer steps still."""
-    dtype = like or responses.dtype
-    if dtype not in _DIGITS:
-        return round_to_grid(responses)
-    values = responses.detach().to(torch.float64)
-    return _rounded(values, values, _DIGITS[dtype])
-
-
-def _rounded(values: Tensor, finite: Tensor, digits: int) -> Tensor:
-    # a row of zeros is one of zeros in any unit
-    scale = whole_largest(finite).clamp_(min=SMALLEST)
-    return (values / scale).round_(decimals=digits).mul_(scale)
 
 
 def area_under_curve(y: Tensor, x: Tensor | None = None, where: Tensor | None = None) -> Tensor:
@@ -93,26 +72,13 @@ def area_under_curve(y: Tensor, x: Tensor | None = None, where: Tensor | None = 
     >>> area_under_curve(torch.tensor([0.0, 1.0, 1.0]), torch.tensor([0.0, 0.5, 1.0])).item()
     0.75
     """
-    if where is None and (x is None or y.shape == x.shape) and y.dim() and y.shape[-1] > 1:
-        return _whole_area(y, x)
-    if x is None:
-        y, valid = align(where, y=y)
-        points, step = y, torch.ones((), dtype=y.dtype, device=y.device)
-    else:
-        y, points, valid = align(where, y=y, x=x)
+    y, points, valid = align(where, y=y, x=y if x is None else x)
     count = valid.sum(-1)
     if where is not None:
         order = valid_first(valid)
         y, points = y.gather(-1, order), points.gather(-1, order)
+    area = y[..., 1:] + y[..., :-1]
     if x is not None:
-        step = points[..., 1:] - points[..., :-1]
+        area = area * points.diff(dim=-1)
     segment = torch.arange(1, max(y.shape[-1], 1), device=y.device) < count.unsqueeze(-1)
-    area = torch.where(segment, step * (y[..., 1:] + y[..., :-1]) / 2, 0.0).sum(-1)
-    return nan_where(count < 2, area)
-
-
-def _whole_area(y: Tensor, x: Tensor | None) -> Tensor:
-    """The same where every point counts, in a third of the steps."""
-    y = as_double(y, "y")
-    middle = y[..., 1:] + y[..., :-1]
-    return (middle if x is None else middle.mul_(as_double(x, "x").diff(dim=-1))).div_(2).sum(-1)
+    return nan_where(count < 2, torch.where(segment, area / 2, 0.0).sum(-1))
