@@ -279,7 +279,7 @@ MUTANTS = (
     ),
     Mutant(
         "bounds: a number outside them is taken",
-        "allowed.py",
+        "settings.py",
         "all(value in bound for bound in bounds)",
         "True",
         "test_allowed.py",
@@ -582,7 +582,7 @@ MUTANTS = (
     ),
     Mutant(
         "area: rectangles for trapezoids",
-        "functional/curves.py",
+        "functional/responses.py",
         "step * (y[..., 1:] + y[..., :-1]) / 2",
         "step * y[..., 1:]",
         "functional/test_curves.py",
