@@ -80,6 +80,8 @@ class Differences(Follower):
     def _by_kind(self, kind: str, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if kind in _LINEAR and not (kind in ("linear", "transposed") and any(map(self.carries, args[1:3]))):
             return self.do(func, *args, **kwargs)
+        if name == "masked_fill" and not any(map(self.carries, (*args[1:], *kwargs.values()))):
+            return self.do(func, *args, **kwargs)  # what is put there is the same at the baseline
         if kind in _ELEMENTWISE and self.carries(args[0]) and not any(map(self.carries, args[1:])):
             return self.do(Differences._elementwise, self, name, func, args, kwargs)
         if kind == "product":
