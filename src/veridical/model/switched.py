@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +68,13 @@ class Switched(nn.Module):
         for name, value in {**vars(self), "_known": OrderedDict(), "_seen": None}.items():
             made.__dict__[name] = copy.deepcopy(value, memo)
         return made
+
+    def around(self, wrap: Callable[[nn.Module], nn.Module]) -> Switched:
+        """The same switches in a child that is wrapped: `wrap` holds it as `module`."""
+        sites = tuple(replace(site, layer=f"module.{site.layer}") for site in self.sites)
+        return Switched(
+            wrap(self.module), sites, self.off, self.positional, self.reference, self.meter
+        ).eval()
 
     def reference_rows(self, samples: int) -> int:
         """Rows asked for what stands in for units of so many samples that are off, once a weight world."""
