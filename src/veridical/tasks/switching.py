@@ -15,6 +15,7 @@ from veridical.masking.interventions import Counterfactual, MeanOver, Site, Zero
 from veridical.model.cost import Cost
 from veridical.model.predictor import Side, call, take_side
 from veridical.model.private_copy import Source
+from veridical.model.prompted import PromptModel
 from veridical.model.switched import INPUTS, PAIRED, SAMPLE, Switched
 from veridical.settings import checked
 from veridical.values.input_checks import side_of, tensor_of
@@ -84,6 +85,13 @@ def _check(task: Task) -> None:
         raise NotApplicableError("this task is switched already; give all its units at once, as a list")
     if task.members is not None:
         raise NotApplicableError("the samples of this task are classes, which have no input to ask about")
+    model = task.predictor.source.module
+    if isinstance(model, PromptModel) and model.has_foil and not model.one_pass:
+        raise NotApplicableError(
+            "the foil of a prompt differs from its answer before the last token, so the model reads the "
+            "prompt twice, and units inside it are switched in one pass: give foils that differ in the last "
+            "token alone, or none"
+        )
 
 
 def _dtype(task: Task) -> torch.dtype:
