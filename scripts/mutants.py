@@ -728,6 +728,13 @@ MUTANTS = (
         "lerf_less_morf or direction",
     ),
     Mutant(
+        "qge: the inverse's values follow one of the rankings that agree with a map",
+        "qge/gap.py",
+        '(metric.ranks_only or metric.ties == "stable")',
+        "metric.ties",
+        "qge/test_tied_values.py",
+    ),
+    Mutant(
         "qge: direction forgotten",
         "qge/relative.py",
         "return values if self.metric.better is Direction.HIGHER else -values",
