@@ -5,7 +5,7 @@ python -m benchmarks.host_time [EXPLAINER ...]
 On a GPU the host asks for kernels and the device runs them; where the host is the slower of the two, a map
 takes the host's time. This needs no GPU: a network of ResNet-18's depth, so thin that its arithmetic is next
 to nothing, on one small image. Operations are counted as a GPU would be asked for them (what is one kernel
-there counts once). Bare: the model's forward pass, one output, its gradient, and nothing around it; LRP's rules
+there counts once). Bare: the model's forward pass, one output, its gradient, nothing around it; LRP's rules
 go through layers again, so their bare rows are as many as the meter counted, further ones without a gradient.
 """
 
