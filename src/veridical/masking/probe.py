@@ -173,7 +173,7 @@ def _ask(
     """Answers (N, M, C or none) and, where it is said which features matter, which masks change nothing."""
     predictor, shape = task.predictor, task.inputs.shape[1:]
     samples, masks, repeats = len(task.inputs), rule.count, behind.repeats
-    texts = TokenRows.of(task)
+    texts = None if task.inputs.is_floating_point() else TokenRows.of(task)
     at_once = predictor.rows if texts is None else ROWS_AT_ONCE
     cut = list(blocks(samples, masks, max(1, at_once // repeats)))
     targets = None if all_outputs else task.targets
