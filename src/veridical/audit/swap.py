@@ -21,7 +21,7 @@ from veridical.errors import InputError, VeridicalError
 from veridical.explainers import Explainer
 from veridical.explainers.controls_input import InputMagnitude
 from veridical.explainers.laws import change_from_nothing
-from veridical.functional.grid import grid_step
+from veridical.functional.responses import grid_step
 from veridical.metrics import Metric
 from veridical.model.adapters import adapt
 from veridical.model.cost import Cost

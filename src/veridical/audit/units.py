@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from veridical.functional.betting import betting_p
-from veridical.functional.grid import grid_step
+from veridical.functional.responses import grid_step
 from veridical.functional.wins import win_units
 from veridical.meta.voices import tolerance
 from veridical.values.task import Task

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError, ShapeError
-from veridical.functional.grid import finite_to_grid
+from veridical.functional import round_to_grid
 from veridical.masking import answer_table, subset_table
 from veridical.masking.backgrounds import WORDS, Backgrounds
 from veridical.masking.deduplication import ask_once, one_hides_all
@@ -85,7 +85,7 @@ def probe(
         tied = torch.where(same, own, asked)
     elif signature is not None:
         tied = _tie(asked, own, signature)
-    responses = finite_to_grid(torch.cat([own, tied], 1), rounding)
+    responses = round_to_grid(torch.cat([own, tied], 1), rounding)
     return responses if with_clean else responses[:, 1:]
 
 
@@ -147,7 +147,7 @@ def _by_subsets(
     asked = answers[place, which, task.targets[:, None]]
     look_later(asked.device, partial(check_finite, asked))
     own = task.clean_response(response).to(asked.dtype)
-    responses = finite_to_grid(torch.cat([own, asked], 1), task.predictor.rounding)
+    responses = round_to_grid(torch.cat([own, asked], 1), task.predictor.rounding)
     return responses if with_clean else responses[:, 1:]
 
 
@@ -173,7 +173,7 @@ def _ask(
     """Answers (N, M, C or none) and, where it is said which features matter, which masks change nothing."""
     predictor, shape = task.predictor, task.inputs.shape[1:]
     samples, masks, repeats = len(task.inputs), rule.count, behind.repeats
-    texts = TokenRows.of(task)
+    texts = None if task.inputs.is_floating_point() else TokenRows.of(task)
     at_once = predictor.rows if texts is None else ROWS_AT_ONCE
     cut = list(blocks(samples, masks, max(1, at_once // repeats)))
     targets = None if all_outputs else task.targets

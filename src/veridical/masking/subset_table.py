@@ -158,7 +158,7 @@ def _ask(task: Task, table: SubsetTable, rows: Tensor, keys: Tensor, behind: Bac
     found = [_means(task, task.outputs[who[clean]], 1)]
     asked = (~clean).nonzero()[:, 0]
     places, repeats, shape = places_of(task), behind.repeats, task.inputs.shape[1:]
-    texts = TokenRows.of(task)
+    texts = None if task.inputs.is_floating_point() else TokenRows.of(task)
     with sharing_beginnings(task.predictor, task.side) as predictor:
         together = max(1, (predictor.rows if texts is None else ROWS_AT_ONCE) // repeats)
         for at in range(0, len(asked), together):

@@ -70,10 +70,10 @@ class TokenRows:
 
     @classmethod
     def of(cls, task: Task) -> TokenRows | None:
-        """For this task; None where rows are no texts, or more than their tokens tells what is answered."""
+        """For a task whose inputs are whole numbers; None where more than these tells what is answered."""
         predictor = task.predictor
         blind = isinstance(predictor.source.module, PaddingBlind)
-        if not blind or task.inputs.is_floating_point() or task.inputs.dim() != 2 or task.side:
+        if not blind or task.inputs.dim() != 2 or task.side:
             return None
         if predictor.wraps or predictor.padded_to == 1:
             return None
