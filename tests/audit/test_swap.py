@@ -15,7 +15,7 @@ from tests.audit.test_audit import TINY
 from veridical.audit import swap
 from veridical.audit.race import runners
 from veridical.audit.swap import COPIES, GAP, on, other_models, pairings, size_jobs, swap_jobs, swap_units
-from veridical.audit.units import Grid
+from veridical.audit.units import Grid, units
 from veridical.errors import InputError
 from veridical.explainers import as_explainer
 from veridical.metrics import registry
@@ -144,28 +144,46 @@ def test_maps_for_the_other_class_are_made_where_it_is_another_one_and_units_sta
     pairs = pairings(given, 0, copies)
     same = sum(len(pair.rows) - len(pair.split) for pair in pairs)
     assert 0 < same < len(given)
-    long = [
-        pair._replace(
-            split=torch.arange(len(pair.rows)),
-            split_mine=pair.mine,
-            split_theirs=pair.theirs,
-            theirs_for_my_class=pair.theirs.with_targets(pair.mine.targets),
-            mine_for_their_class=pair.mine.with_targets(pair.theirs.targets),
-        )
-        for pair in pairs
-    ]
     explainer, judges = as_explainer("lime", draws=40), {"flip": registry.make("pixel_flipping")}
     made = explainer(given, Key(0))
-    own = swap.marks([carry_out(swap.Job("x", explainer, judges, given, given, ""), 0)], [40], judges)
-    found, asked = [], []
-    for some in (pairs, long):
-        done = [carry_out(job, 0) for job in swap_jobs("x", explainer, judges, some, "", made)]
-        bare = [carry_out(job, 0) for job in size_jobs(judges, some, "")]
-        found.append(swap_units(own, some, done, bare, list(judges), Grid.of(given)))
-        asked.append(sum(len(one.explanation) for one in done))
-    assert asked[1] - asked[0] == 2 * same
-    for short, whole in zip(*found, strict=True):
-        assert torch.equal(short, whole)
+
+    def judged(explained, task, **more):
+        return carry_out(swap.Job("x", explainer, judges, explained, task, "", **more), 0)
+
+    own = swap.marks([judged(given, given)], [40], judges)
+    done = [carry_out(job, 0) for job in swap_jobs("x", explainer, judges, pairs, "", made)]
+    bare = [carry_out(job, 0) for job in size_jobs(judges, pairs, "")]
+    found = swap_units(own, pairs, done, bare, list(judges), Grid.of(given))
+    assert sum(len(one.explanation) for one in done) == 4 * len(given) - 2 * same
+    order = torch.cat([pair.rows for pair in pairs]).argsort()
+
+    def wins(first, other):
+        """Over all samples, of what is done for each copy."""
+        both = [
+            first if isinstance(first, swap.Marks) else joined(map(first, pairs)).take(order),
+            joined(map(other, pairs)).take(order),
+        ]
+        return units(both[0], [both[1]], Grid.of(given))
+
+    def joined(parts):
+        return swap.joined(list(parts))
+
+    def marked(done, pair):
+        return swap.marks([done], [len(pair.rows)], judges)
+
+    def theirs(pair):
+        return marked(judged(pair.theirs, pair.theirs), pair)
+
+    rivals = [
+        (own, lambda p: marked(judged(p.theirs.with_targets(p.mine.targets), p.mine), p)),
+        (own, lambda p: marked(judged(p.theirs, p.mine), p)),
+        (theirs, lambda p: marked(judged(p.mine.with_targets(p.theirs.targets), p.theirs), p)),
+        (theirs, lambda p: marked(judged(p.mine, p.theirs), p)),
+    ]
+    for short, (first, other) in zip(found[:4], rivals, strict=True):
+        assert torch.equal(short, wins(first, other))
+    assert not torch.equal(found[0], found[1])
+    assert not torch.equal(found[2], found[3])
 
 
 def rates(given, explainer, metrics=("pixel_flipping",)):
