@@ -125,11 +125,11 @@ class Explainer(Settings):
             stated, space = self.stated(task), self.space_of(task)
             values = self.maps(task, key)
             cost = question.so_far
-            # where some features are not the task's (special tokens), their part is not in the map
-            promised = None
-            if self.law and task.space.valid is None:
-                name = f"promised by {self} with {key}"
-                promised = task.cached(name, lambda: self.promised(task, key / self.name))
+            # where some features are not the task's (special tokens), their part is not in the map; units
+            # that a prompt does not have are nothing
+            lawful = bool(self.law) and (task.space.valid is None or task.modality == "units")
+            name = f"promised by {self} with {key}"
+            promised = task.cached(name, lambda: self.promised(task, key / self.name)) if lawful else None
         provenance: dict[str, Any] = {
             "explainer": self.to_json(),
             "seed": key.seed,

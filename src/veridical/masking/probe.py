@@ -16,12 +16,13 @@ from torch import Tensor
 
 from veridical.errors import InputError, ShapeError
 from veridical.functional import round_to_grid
-from veridical.masking import subset_table
+from veridical.masking import answer_table, subset_table
 from veridical.masking.backgrounds import WORDS, Backgrounds
 from veridical.masking.deduplication import ask_once, one_hides_all
 from veridical.masking.fills import Fill
 from veridical.masking.rules import MaskRule, RankThreshold, is_signed, rows_of
 from veridical.masking.shared_work import SHARED, asks_once
+from veridical.masking.token_rows import ROWS_AT_ONCE, TokenRows
 from veridical.model.output_heads import Response
 from veridical.model.predictor import check_finite, repeat_side, take_side
 from veridical.model.sessions import Session, look_later
@@ -56,7 +57,7 @@ def probe(
     if task.space.valid is not None or task.space.n_features <= subset_table.FEW:
         few = subset_table.has_few(task, behind.fill)
     if few is not None:
-        at_once = max(1, subset_table.KEPT_BYTES // (32 * 3 * task.n_outputs * rule.count))
+        at_once = max(1, answer_table.KEPT_BYTES // (32 * 3 * task.n_outputs * rule.count))
         if not bool(few.all()) or len(task.inputs) > at_once:
             asking = partial(probe, response=response, fill=fill, key=key, with_clean=with_clean)
             asking = partial(asking, all_outputs=all_outputs, predictions=predictions)
@@ -157,7 +158,9 @@ def _ask(
     """Answers (N, M, C or none) and, where it is said which features matter, which masks change nothing."""
     predictor, shape = task.predictor, task.inputs.shape[1:]
     samples, masks, repeats = len(task.inputs), rule.count, behind.repeats
-    cut = list(blocks(samples, masks, max(1, predictor.rows // repeats)))
+    texts = None if task.inputs.is_floating_point() else TokenRows.of(task)
+    at_once = predictor.rows if texts is None else ROWS_AT_ONCE
+    cut = list(blocks(samples, masks, max(1, at_once // repeats)))
     targets = None if all_outputs else task.targets
     width = task.n_outputs * (1 + predictions) if all_outputs else 1
     found: list[Tensor] = []
@@ -188,8 +191,11 @@ def _ask(
                 make = task.inputs.new_empty if padded == total else task.inputs.new_zeros
                 buffer = make((padded, *shape))
             behind.show(removed, rows, buffer[:total].view(count, across, repeats, *shape))
-            side = repeat_side(take_side(task.side, rows), across * repeats)
-            outputs = predictor.chunk(buffer[:padded], side, total)
+            if texts is None:
+                side = repeat_side(take_side(task.side, rows), across * repeats)
+                outputs = predictor.chunk(buffer[:padded], side, total)
+            else:
+                outputs = texts(buffer[:total])
             answers = task.respond(outputs, response)
             if predictions:
                 answers = torch.cat([answers, subset_table.predicted(task, outputs)], -1)

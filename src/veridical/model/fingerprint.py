@@ -32,6 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from veridical.errors import ModelChangedError, VeridicalWarning
+from veridical.model.cost import Meter
 
 Fact = tuple[Any, ...]
 LateLook = tuple[torch.device, Callable[[], None]]
@@ -39,7 +40,7 @@ LateLook = tuple[torch.device, Callable[[], None]]
 PLAIN = (bool, int, str, bytes, type(None), complex, torch.dtype, torch.device, torch.Size, type)
 BARE = len(nn.Module().__dict__)
 INTERNAL = frozenset({*nn.Module().__dict__, "_compiled_call_impl"})
-OPAQUE = (types.ModuleType, logging.Logger, logging.Handler, random.Random)
+OPAQUE = (types.ModuleType, logging.Logger, logging.Handler, random.Random, Meter)
 INSIDE = ("torch._", "torch.fx.", "torch.jit.")
 """What changes by mere use, or because of others, and says nothing about a model."""
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
