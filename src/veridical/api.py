@@ -145,8 +145,7 @@ def score(
             found = judge(task, maps, key)
         else:
             found = with_repeats(lambda key: judge(task, maps, key), judge, task, maps, seed, repeats)
-        # maps that were made here explain what is judged
-        return _with_other_outputs(found, judge, task, maps) if maps is given else found
+        return _with_other_outputs(found, judge, task, maps)
 
 
 def _with_other_outputs(scores: Scores, judge: Metric, task: Task, maps: Explanation) -> Scores:
