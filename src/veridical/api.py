@@ -142,8 +142,9 @@ def score(
     with _waiting(f"scoring {who} by {judge.name}", task):
         maps = _explained(subject, task, key, cache) if isinstance(subject, Explainer) else subject
         if repeats == 1:
-            return _with_other_outputs(judge(task, maps, key), judge, task, maps)
-        found = with_repeats(lambda key: judge(task, maps, key), judge, task, maps, seed, repeats)
+            found = judge(task, maps, key)
+        else:
+            found = with_repeats(lambda key: judge(task, maps, key), judge, task, maps, seed, repeats)
         return _with_other_outputs(found, judge, task, maps)
 
 

@@ -154,7 +154,7 @@ class Backgrounds:
         self.state = fill_state(task, fill)
         self._task, self.fill = task, fill
         self.repeats = fill.repeats_on(task)
-        self.key = key.of("fill")
+        self.key = key.of("fill") if fill.drawn else key
         self._few = max(1, task.predictor.rows // self.repeats)
         self._start = self._stop = 0
         self._made: Tensor | None = None

@@ -7,7 +7,7 @@ never all there at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -52,40 +52,45 @@ def probe(
     """
     if rule.count < 1:
         raise InputError("the mask rule makes no masks, so there is nothing to ask")
-    fill = fill or task.fill
+    behind = Backgrounds(task, fill or task.fill, key)
+    few = signature = same = None
     if task.space.valid is not None or task.space.n_features <= subset_table.FEW:
-        few = subset_table.has_few(task, fill)
-        if few is not None:
-            return _by_subsets(task, rule, few, response, fill, key, with_clean, all_outputs, predictions)
-    behind = Backgrounds(task, fill, key)
-    matters = None if all_outputs else behind.matters()
-    signature = rule.signature(matters) if matters is not None and is_signed(rule) else None
-    same: Tensor | None = None
-    if (
-        matters is not None
-        and signature is not None
-        and isinstance(rule, RankThreshold)
-        and SHARED.work
-        and asks_once(task)
-        and one_hides_all(task, behind(slice(0, 2)))
-    ):
-        name = "without features", repr(fill), key
-        whole = matters.sum(-1, keepdim=True)
-        asked = ask_once(task, rule, behind(slice(0, 2)), response, signature, whole, name)
+        few = subset_table.has_few(task, behind.fill)
+    if few is not None:
+        at_once = max(1, answer_table.KEPT_BYTES // (32 * 3 * task.n_outputs * rule.count))
+        if not bool(few.all()) or len(task.inputs) > at_once:
+            asking = partial(probe, response=response, fill=fill, key=key, with_clean=with_clean)
+            asking = partial(asking, all_outputs=all_outputs, predictions=predictions)
+            cut = [*few.nonzero()[:, 0].split(at_once), *(~few).nonzero()[:, 0].split(at_once)]
+            return _in_parts(task, rule, cut, asking)
+        asked = _from_table(task, rule, behind, response, all_outputs, predictions)
     else:
-        unsigned = matters if signature is None else None
-        asked, same = _ask(task, rule, behind, response, all_outputs, predictions, unsigned)
+        matters = None if all_outputs else behind.matters()
+        signature = rule.signature(matters) if matters is not None and is_signed(rule) else None
+        if (
+            matters is not None
+            and signature is not None
+            and isinstance(rule, RankThreshold)
+            and SHARED.work
+            and asks_once(task)
+            and one_hides_all(task, behind(slice(0, 2)))
+        ):
+            name = "without features", repr(behind.fill), key
+            whole = matters.sum(-1, keepdim=True)
+            asked = ask_once(task, rule, behind(slice(0, 2)), response, signature, whole, name)
+        else:
+            unsigned = matters if signature is None else None
+            asked, same = _ask(task, rule, behind, response, all_outputs, predictions, unsigned)
+    # what is wrong with kept answers is found by everyone who reads them
     look_later(asked.device, partial(check_finite, asked))
     if all_outputs:
         return _all_with_clean(task, asked, response, predictions, with_clean)
-    rounding = task.predictor.rounding
     own = task.clean_response(response).to(asked.dtype)
-    tied = asked
     if same is not None:
-        tied = torch.where(same, own, asked)
+        asked = torch.where(same, own, asked)
     elif signature is not None:
-        tied = _tie(asked, own, signature)
-    responses = round_to_grid(torch.cat([own, tied], 1), rounding)
+        asked = _tie(asked, own, signature)
+    responses = round_to_grid(torch.cat([own, asked], 1), task.predictor.rounding)
     return responses if with_clean else responses[:, 1:]
 
 
@@ -101,54 +106,34 @@ def _all_with_clean(
     return asked.double()
 
 
-def _by_subsets(
+def _in_parts(
+    task: Task, rule: MaskRule, parts: list[Tensor], ask: Callable[[Task, MaskRule], Tensor]
+) -> Tensor:
+    """The responses of some samples at a time, as those of all."""
+    out: Tensor | None = None
+    for rows in filter(len, parts):
+        part = ask(task[rows], rows_of(rule, rows, len(task.inputs)))
+        out = part.new_empty(len(task.inputs), *part.shape[1:]) if out is None else out
+        out[rows] = part
+    assert out is not None
+    return out
+
+
+def _from_table(
     task: Task,
     rule: MaskRule,
-    few: Tensor,
+    behind: Backgrounds,
     response: Response,
-    fill: Fill,
-    key: Key,
-    with_clean: bool,
     all_outputs: bool,
     predictions: bool,
 ) -> Tensor:
-    """`probe` where samples have few features: each set of them is asked once. Others are asked as ever."""
-    at_once = max(1, answer_table.KEPT_BYTES // (32 * 3 * task.n_outputs * rule.count))
-    if not bool(few.all()) or len(task.inputs) > at_once:
-        out: Tensor | None = None
-        for kind in (few, ~few):
-            for rows in kind.nonzero()[:, 0].split(at_once):
-                if not len(rows):
-                    continue
-                part = probe(
-                    task[rows],
-                    rows_of(rule, rows, len(task.inputs)),
-                    response=response,
-                    fill=fill,
-                    key=key,
-                    with_clean=with_clean,
-                    all_outputs=all_outputs,
-                    predictions=predictions,
-                )
-                out = part.new_empty(len(task.inputs), *part.shape[1:]) if out is None else out
-                out[rows] = part
-        assert out is not None
-        return out
-    behind = Backgrounds(task, fill, key)
+    """Answers (N, M, C or none) where samples have few features: each set of them is asked once."""
     place, answers = subset_table.answers_to(task, subset_table.codes_of(task, rule), behind)
     which = subset_table.LOGIT if response == "logit" else subset_table.PROBABILITY
-    # what is wrong with kept answers is found by everyone who reads them
-    if all_outputs:
-        asked = answers[place, which]
-        look_later(asked.device, partial(check_finite, asked))
-        if predictions:
-            asked = torch.cat([asked, answers[place, subset_table.PREDICTED]], -1)
-        return _all_with_clean(task, asked, response, predictions, with_clean)
-    asked = answers[place, which, task.targets[:, None]]
-    look_later(asked.device, partial(check_finite, asked))
-    own = task.clean_response(response).to(asked.dtype)
-    responses = round_to_grid(torch.cat([own, asked], 1), task.predictor.rounding)
-    return responses if with_clean else responses[:, 1:]
+    if not all_outputs:
+        return answers[place, which, task.targets[:, None]]
+    asked = answers[place, which]
+    return torch.cat([asked, answers[place, subset_table.PREDICTED]], -1) if predictions else asked
 
 
 def _tie(asked: Tensor, clean: Tensor, signature: Tensor) -> Tensor:
