@@ -36,12 +36,26 @@ class Source:
         copier: Copier | None = None,
         shared: bool = False,
         scratch: frozenset[tuple[int, str]] = frozenset(),
+        writes_rows: bool = False,
     ) -> None:
         self.module = module
         self.copier = copier
         self.shared = shared
         """Whether it is no torch module (a function, an estimator) and is run as it is."""
+        self.writes_rows = writes_rows
+        """Whether it writes into the rows it is given, so that it gets copies of them."""
         self._begin(scratch)
+
+    def spare_rows(self) -> None:
+        """From now on the model gets copies of its rows: it writes into what it is given."""
+        if isinstance(self.module, torch.jit.ScriptModule):
+            raise NotApplicableError(
+                "the model writes into the rows it is given (an in-place layer comes first?), and a script "
+                "cannot be handed copies; script one that begins with rows.clone()"
+            )
+        if not self.writes_rows:
+            self.writes_rows = True
+            self.thread.private.module.register_forward_pre_hook(_on_copies, with_kwargs=True)
 
     def _begin(self, scratch: frozenset[tuple[int, str]]) -> None:
         if any(map(is_lazy, self.module.parameters())):
@@ -92,10 +106,10 @@ class Source:
 
     def renewed(self) -> Source:
         """The same model as it is now."""
-        return Source(self.module, self.copier, self.shared, self.guard.scratch)
+        return Source(self.module, self.copier, self.shared, self.guard.scratch, self.writes_rows)
 
     def __getstate__(self) -> dict[str, Any]:
-        held = {name: vars(self)[name] for name in ("module", "copier", "shared")}
+        held = {name: vars(self)[name] for name in ("module", "copier", "shared", "writes_rows")}
         return {**held, "scratch": self.guard.scratch}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -153,6 +167,8 @@ class Private:
     def __init__(self, source: Source) -> None:
         self._source = source
         self.module = source.copied()
+        if source.writes_rows:
+            self.module.register_forward_pre_hook(_on_copies, with_kwargs=True)
         self.sessions = 0
         """How many sessions of this thread are open."""
         self.questions = 0
@@ -238,6 +254,15 @@ class Private:
         finally:
             before.put_back()
             self.loaded = UNKNOWN
+
+
+def _on_copies(
+    _module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def copied(value: Any) -> Any:
+        return value.clone() if isinstance(value, Tensor) else value
+
+    return tuple(map(copied, given)), {name: copied(value) for name, value in named.items()}
 
 
 def _shell(model: nn.Module) -> nn.Module:

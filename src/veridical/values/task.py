@@ -132,7 +132,7 @@ class Task(Answers):
         module, differentiable, implied = adapt(
             model,
             lambda f, row: raw(call(f, row, first_side)),
-            rows[:1],
+            rows[:1].clone(),
             codec,
             rows if self.train is None else self.train,
         )
@@ -145,7 +145,7 @@ class Task(Answers):
                 stacklevel=2,
             )
         put["head"], put["n_outputs"], plan = first_answer(
-            source, raw, rows[:1], first_side, plan, head or implied
+            source, raw, rows[:2], take_side(self.side, slice(0, 2)), plan, head or implied
         )
         put["predictor"] = Predictor(source, two_columns(raw, self.head), place, plan, differentiable)
 
