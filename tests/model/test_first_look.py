@@ -119,3 +119,16 @@ def test_so_do_functions_user_code_and_copies_of_a_task() -> None:
     again = pickle.loads(pickle.dumps(vd.Task(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 3)), rows)))
     assert again.outputs.shape == (5, 3)
     assert again.inputs.equal(ROWS)
+
+
+def test_images_with_their_channels_last_are_told() -> None:
+    def model(rows: Tensor) -> Tensor:
+        return rows.flatten(1)[:, :3]
+
+    with pytest.warns(VeridicalWarning, match="channels come last"):
+        vd.Task(model, torch.randn(2, 8, 8, 3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        vd.Task(model, torch.randn(2, 3, 8, 8))
+        vd.Task(model, torch.randn(2, 3, 8, 3))
+        vd.Task(model, torch.randn(2, 8, 8, 3), space=vd.Space.pixels((8, 8, 3)))

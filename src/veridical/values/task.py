@@ -36,6 +36,7 @@ from veridical.values.input_checks import (
     home_of,
     ids_of,
     labels_of,
+    look_for_channels_last,
     masks_of,
     side_of,
     targets_of,
@@ -152,6 +153,7 @@ class Task(Answers):
         names = None if codec is None else codec.columns
         if space is None:
             space = Space.columns(rows.shape[1], names) if codec else Space.of(rows)
+            look_for_channels_last(rows)
         put["space"] = checked_space(space, rows).to(place)
         put["fill"] = default_fill(self.space, self.train is not None) if fill is None else as_fill(fill)
         put["ids"] = ids_of(ids, len(rows), place)
