@@ -243,7 +243,7 @@ def look_for_channels_last(rows: Tensor) -> None:
     if high == wide > 4 and last in (1, 3, 4):
         warnings.warn(
             f"inputs of shape {tuple(rows.shape)} are read as images of {high} channels and {wide} x {last} "
-            "pixels; if channels come last, turn them: inputs.permute(0, 3, 1, 2). space= says they are right",
+            "pixels; if channels come last, turn them: inputs.permute(0, 3, 1, 2). space= confirms them",
             VeridicalWarning,
             stacklevel=4,
         )
