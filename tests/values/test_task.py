@@ -458,3 +458,11 @@ def test_the_content_hash_sees_an_estimators_fit() -> None:
     ]
     first, again, other = (vd.Task(tree, X.numpy(), targets=0).content_hash() for tree in trees)
     assert first == again != other
+
+
+def test_samples_are_selected_backwards_and_by_narrow_numbers() -> None:
+    task = vd.Task(torch.nn.Linear(4, 3), torch.randn(200, 4))
+    assert task[::-2].ids.equal(task.ids.flip(0)[::2])
+    assert task[torch.tensor([-1, 3], dtype=torch.int8)].ids.equal(task.ids[[-1, 3]])
+    with pytest.raises(InputError, match=r"\.bool\(\)"):
+        task[torch.ones(200, dtype=torch.uint8)]

@@ -333,6 +333,8 @@ class Task(Answers):
             if not -len(self) <= index < len(self):
                 raise OutOfRangeError(f"sample {index} of a task of {len(self)} samples is not there")
             index = [int(index)]
+        if isinstance(index, slice) and (index.step or 1) < 0:
+            index = list(range(len(self)))[index]
         if not isinstance(index, slice):
             index = _places(index, len(self)).to(self.device)
         changes: dict[str, Any] = {
@@ -365,6 +367,9 @@ def _places(index: Any, count: int) -> Tensor:
         return places
     if places.is_floating_point() or places.is_complex():
         raise InputError(f"samples are selected by whole numbers or truths, not by {places.dtype}")
+    if places.dtype == torch.uint8:
+        raise InputError("uint8 may mean numbers of samples or truths; say which by .long() or .bool()")
+    places = places.long()
     wrong = places[(places < -count) | (places >= count)]
     if wrong.numel():
         raise OutOfRangeError(f"sample {int(wrong[0])} of a task of {count} samples is not there")
