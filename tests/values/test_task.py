@@ -387,7 +387,8 @@ def test_maps_of_every_natural_shape_are_read() -> None:
     assert torch.equal(patches.values(torch.ones(4, 4)), torch.ones(4, 4))
     groups = vd.Task(mlp(), X, space=Space.column_groups([1, 0, 1, 1]))
     assert groups.values(torch.tensor([[1.0, 2.0, 3.0, 4.0]] * 6))[0].tolist() == [2.0, 8.0]
-    assert groups.values(torch.tensor([[1, 2]] * 6)).dtype == torch.float32
+    assert groups.values(torch.tensor([[1, 2]] * 6)).dtype == torch.float64  # large integers must not tie
+    assert groups.values(torch.tensor([[1, 2]] * 6, dtype=torch.int8)).dtype == torch.float32
 
 
 def test_maps_that_do_not_fit_say_which_pooling_would() -> None:
