@@ -13,8 +13,8 @@ from veridical.explainers.base import Explainer
 from veridical.explainers.transforms import Inverted
 from veridical.masking.rules import removed_share
 from veridical.masking.shared_work import sharing
-from veridical.metrics.base import AnyMetric, ExplainerMetric, Metric, Outcome, registry
-from veridical.metrics.tie_orders import RankingMetric, over_orders
+from veridical.metrics.base import AnyMetric, ExplainerMetric, Metric, Outcome, RankingMetric, registry
+from veridical.metrics.tie_orders import over_orders
 from veridical.qge.paths import RankPath, path_of, responses_along
 from veridical.qge.relative import Relative, add_wrapper, joined, undefined, unmoved_by_inversion
 from veridical.random.keyed import Key
