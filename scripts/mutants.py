@@ -735,6 +735,14 @@ MUTANTS = (
         "qge/test_tied_values.py",
     ),
     Mutant(
+        "qge: a map and its inverse meet other rankings",
+        "qge/gap.py",
+        "mirrored=True",
+        "mirrored=False",
+        "qge/test_tied_values.py",
+        "changes_its_sign",
+    ),
+    Mutant(
         "qge: direction forgotten",
         "qge/relative.py",
         "return values if self.metric.better is Direction.HIGHER else -values",

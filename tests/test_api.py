@@ -375,3 +375,11 @@ def test_maps_that_no_output_is_asked_about_are_not_flagged() -> None:
     task = vd.Task(torch.nn.Linear(4, 3), torch.eye(4)[:3], fill=0.0).with_targets([0, 1, 2])
     maps = vd.explain("gradient", task)
     assert not vd.score("sparseness", task.with_targets([0, 2, 1]), maps).flagged
+
+
+def test_large_integers_in_a_map_do_not_tie() -> None:
+    task = vd.Task(torch.nn.Linear(4, 3), torch.eye(4)[:2], fill=0.0)
+    maps = torch.tensor([[3, 1, 0, 2], [0, 1, 2, 3]])
+    large = vd.explain(maps + 2**24, task)
+    assert large.ranks.equal(vd.explain(maps, task).ranks)
+    assert not large.has_ties

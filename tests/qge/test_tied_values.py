@@ -63,3 +63,17 @@ def test_regions_see_where_the_inverse_puts_its_values_even_among_empty_pixels()
     metric = registry.make("selectivity", patch=2)
     gap = vd.score(vd.QGE(metric), task, maps)
     assert torch.allclose(gap.values, -gap_by_hand(metric, task, maps), atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "name", ["pixel_flipping", "insertion", "rfid_plus", "fid_minus", "faithfulness_estimate"]
+)
+def test_a_gap_changes_its_sign_with_the_map_however_many_rankings_agree(name: str) -> None:
+    task = table(9, samples=6)
+    values = torch.randint(0, 3, (6, 9), generator=torch.Generator().manual_seed(0)).double()
+    values[0] = 1.0  # a constant map is its own inverse
+    maps = vd.explain(values, task)
+    gap, turned = (vd.score(f"qge:{name}", task, e).values for e in (maps, maps.inverted()))
+    assert torch.allclose(gap, -turned, atol=1e-12, equal_nan=True)
+    assert abs(float(gap.nan_to_num()[0])) < 1e-12
+    assert bool((gap[1:].abs() > 1e-3).any())

@@ -388,7 +388,8 @@ def test_maps_of_every_natural_shape_are_read() -> None:
     assert torch.equal(patches.values(torch.ones(4, 4)), torch.ones(4, 4))
     groups = vd.Task(mlp(), X, space=Space.column_groups([1, 0, 1, 1]))
     assert groups.values(torch.tensor([[1.0, 2.0, 3.0, 4.0]] * 6))[0].tolist() == [2.0, 8.0]
-    assert groups.values(torch.tensor([[1, 2]] * 6)).dtype == torch.float32
+    assert groups.values(torch.tensor([[1, 2]] * 6)).dtype == torch.float64  # large integers must not tie
+    assert groups.values(torch.tensor([[1, 2]] * 6, dtype=torch.int8)).dtype == torch.float32
 
 
 def test_maps_that_are_no_plain_tensor_are_refused_by_whoever_made_them() -> None:
@@ -474,3 +475,11 @@ def test_the_content_hash_sees_an_estimators_fit() -> None:
     ]
     first, again, other = (vd.Task(tree, X.numpy(), targets=0).content_hash() for tree in trees)
     assert first == again != other
+
+
+def test_samples_are_selected_backwards_and_by_narrow_numbers() -> None:
+    task = vd.Task(torch.nn.Linear(4, 3), torch.randn(200, 4))
+    assert task[::-2].ids.equal(task.ids.flip(0)[::2])
+    assert task[torch.tensor([-1, 3], dtype=torch.int8)].ids.equal(task.ids[[-1, 3]])
+    with pytest.raises(InputError, match=r"\.bool\(\)"):
+        task[torch.ones(200, dtype=torch.uint8)]

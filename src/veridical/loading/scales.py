@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from veridical.errors import VeridicalWarning
+from veridical.model.first_look import PROBABILITIES
 from veridical.model.predictor import Output, plain_output
 from veridical.values.task import Task
 
@@ -32,7 +33,9 @@ def on_logit_scale(make: Callable[..., Task]) -> Task:
     A task reads outputs as logits. Probabilities read so would be squeezed by a second softmax, and every
     response with them.
     """
-    task = make()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", PROBABILITIES, VeridicalWarning)
+        task = make()
     output = probability_output(task)
     if output is None:
         return task

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal, cast, get_args
 
@@ -11,8 +12,19 @@ from torch import Tensor
 
 from veridical.errors import InputError, ShapeError, VeridicalError, VeridicalWarning
 from veridical.model.fingerprint import facts
+from veridical.model.first_look import look_for_chance, look_for_probabilities
 from veridical.model.plan import memory_budget
-from veridical.model.predictor import Output, Plan, Predictor, Side, call, check_finite, measured_rows
+from veridical.model.predictor import (
+    Output,
+    Plan,
+    Predictor,
+    Side,
+    call,
+    check_finite,
+    measured_rows,
+    plain_output,
+    take_side,
+)
 from veridical.model.private_copy import Source
 
 Head = Literal["multiclass", "binary", "multilabel", "regression", "generation"]
@@ -23,18 +35,26 @@ Response = Literal["logit", "probability"]
 
 
 def first_answer(
-    source: Source, raw: Output, one: Tensor, side: Side, plan: Plan | None, head: str | None
+    source: Source, raw: Output, two: Tensor, side: Side, plan: Plan | None, head: str | None
 ) -> tuple[Head, int, Plan]:
-    """Ask the model one row: its head, how many outputs it has, and how many rows fit a chunk."""
+    """Ask the model one row: its head, how many outputs it has, and how many rows fit a chunk.
+
+    Then the first `two` rows together, where there are two: the first should be answered as it was alone.
+    """
     plan = plan or Plan()
     seen: list[Tensor] = []
-    trial = Predictor(source, raw, one.device, plan)
+    trial = Predictor(source, raw, two.device, plan)
+    # the caller's rows are never lent: a model may write into what it is given
+    one, one_side = two[:1].clone(), take_side(side, slice(0, 1))
+    written = one._version
     module = source.thread.private.module
     before = facts(module)
 
     def ask() -> None:
         with trial.session() as view:
-            seen.append(call(view, one, side))
+            seen.append(call(view, one, one_side))
+            if one._version != written:
+                source.spare_rows()
 
     budget = plan.budget_mib or memory_budget(one.device)
     try:
@@ -55,6 +75,12 @@ def first_answer(
     source.guard.learn_scratch(before, facts(module))
     check_finite(seen[0])
     kind = _head(seen[0].shape[1], head)
+    if kind == "multiclass" and raw is plain_output:
+        look_for_probabilities(seen[0], level=5)
+    # a model that takes only one row at a time is told so when it is asked more
+    with suppress(Exception), trial.session() as view:
+        seen.append(call(view, two.clone(), side)[:1])
+    look_for_chance(seen[0], seen[-1], level=5)
     outputs = {"binary": 2, "generation": 1}.get(kind, seen[0].shape[1])
     return kind, outputs, plan if plan.rows is not None else replace(plan, rows=rows)
 

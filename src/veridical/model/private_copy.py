@@ -32,12 +32,26 @@ class Source:
         copier: Copier | None = None,
         shared: bool = False,
         scratch: frozenset[tuple[int, str]] = frozenset(),
+        writes_rows: bool = False,
     ) -> None:
         self.module = module
         self.copier = copier
         self.shared = shared
         """Whether it is no torch module (a function, an estimator) and is run as it is."""
+        self.writes_rows = writes_rows
+        """Whether it writes into the rows it is given, so that it gets copies of them."""
         self._begin(scratch)
+
+    def spare_rows(self) -> None:
+        """From now on the model gets copies of its rows: it writes into what it is given."""
+        if isinstance(self.module, torch.jit.ScriptModule):
+            raise NotApplicableError(
+                "the model writes into the rows it is given (an in-place layer comes first?), and a script "
+                "cannot be handed copies; script one that begins with rows.clone()"
+            )
+        if not self.writes_rows:
+            self.writes_rows = True
+            self.thread.private.module.register_forward_pre_hook(_on_copies, with_kwargs=True)
 
     def _begin(self, scratch: frozenset[tuple[int, str]]) -> None:
         if any(map(is_lazy, self.module.parameters())):
@@ -52,8 +66,12 @@ class Source:
 
     def copied(self) -> nn.Module:
         """An independent copy of the caller's model as it is now; a clear refusal where none can be made."""
-        if self.shared:
-            return _shell(self.module)
+        made = _shell(self.module) if self.shared else self._copy()
+        if self.writes_rows:
+            made.register_forward_pre_hook(_on_copies, with_kwargs=True)
+        return made
+
+    def _copy(self) -> nn.Module:
         try:
             with torch.inference_mode(False), torch.no_grad():
                 made = (
@@ -88,10 +106,10 @@ class Source:
 
     def renewed(self) -> Source:
         """The same model as it is now."""
-        return Source(self.module, self.copier, self.shared, self.guard.scratch)
+        return Source(self.module, self.copier, self.shared, self.guard.scratch, self.writes_rows)
 
     def __getstate__(self) -> dict[str, Any]:
-        held = {name: vars(self)[name] for name in ("module", "copier", "shared")}
+        held = {name: vars(self)[name] for name in ("module", "copier", "shared", "writes_rows")}
         return {**held, "scratch": self.guard.scratch}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -113,6 +131,15 @@ class _Thread(threading.local):
             raise AttributeError(name)
         self.private = Private(self._source)
         return self.private
+
+
+def _on_copies(
+    _module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def copied(value: Any) -> Any:
+        return value.clone() if isinstance(value, Tensor) else value
+
+    return tuple(map(copied, given)), {name: copied(value) for name, value in named.items()}
 
 
 def _shell(model: nn.Module) -> nn.Module:

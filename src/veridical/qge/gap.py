@@ -76,7 +76,7 @@ class MapGap(_Gap, Metric):
             return undefined(task)
         ranks = isinstance(self.metric, RankingMetric)
         with sharing(task):
-            orders = self._orders(task, explanation, key)
+            orders = replace(self._orders(task, explanation, key), mirrored=True)
             return over_orders(partial(self._along, key), task, orders, key, whole=not ranks)
 
     def _orders(self, task: Task, explanation: Explanation, key: Key) -> TieOrders:

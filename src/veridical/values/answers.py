@@ -203,7 +203,9 @@ class Answers:
         if tensor.is_complex():
             raise InputError(f"{source} holds complex numbers; relevance is one real number per feature")
         if not tensor.is_floating_point():
-            tensor = tensor.to(torch.get_default_dtype())
+            # wide integers beyond 2^24 would tie in float32
+            wide = tensor.element_size() > 2
+            tensor = tensor.to(torch.float64 if wide else torch.get_default_dtype())
         if tensor.dim() == 0 or len(tensor) != len(self):
             raise ShapeError(f"{source} has shape {tuple(tensor.shape)}, the task has {len(self)} samples")
         shape = tuple(tensor.shape[1:])

@@ -233,3 +233,17 @@ def targets_of(targets: Any, rows: int, outputs: int, place: torch.device, class
         bad = tensor[(tensor < 0) | (tensor >= outputs)][0]
         raise InputError(f"target {int(bad)} is out of range: the model has {outputs} outputs")
     return tensor.to(device=place, dtype=torch.int64)
+
+
+def look_for_channels_last(rows: Tensor) -> None:
+    """Warn where images seem to have their channels last: features would be columns of pixels."""
+    if rows.dim() != 4:
+        return
+    high, wide, last = rows.shape[1:]
+    if high == wide > 4 and last in (1, 3, 4):
+        warnings.warn(
+            f"inputs of shape {tuple(rows.shape)} are read as images of {high} channels and {wide} x {last} "
+            "pixels; if channels come last, turn them: inputs.permute(0, 3, 1, 2). space= confirms them",
+            VeridicalWarning,
+            stacklevel=4,
+        )

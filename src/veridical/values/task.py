@@ -36,6 +36,7 @@ from veridical.values.input_checks import (
     home_of,
     ids_of,
     labels_of,
+    look_for_channels_last,
     masks_of,
     side_of,
     targets_of,
@@ -132,7 +133,7 @@ class Task(Answers):
         module, differentiable, implied = adapt(
             model,
             lambda f, row: raw(call(f, row, first_side)),
-            rows[:1],
+            rows[:1].clone(),
             codec,
             rows if self.train is None else self.train,
         )
@@ -145,13 +146,14 @@ class Task(Answers):
                 stacklevel=2,
             )
         put["head"], put["n_outputs"], plan = first_answer(
-            source, raw, rows[:1], first_side, plan, head or implied
+            source, raw, rows[:2], take_side(self.side, slice(0, 2)), plan, head or implied
         )
         put["predictor"] = Predictor(source, two_columns(raw, self.head), place, plan, differentiable)
 
         names = None if codec is None else codec.columns
         if space is None:
             space = Space.columns(rows.shape[1], names) if codec else Space.of(rows)
+            look_for_channels_last(rows)
         put["space"] = checked_space(space, rows).to(place)
         put["fill"] = default_fill(self.space, self.train is not None) if fill is None else as_fill(fill)
         put["ids"] = ids_of(ids, len(rows), place)
@@ -331,6 +333,8 @@ class Task(Answers):
             if not -len(self) <= index < len(self):
                 raise OutOfRangeError(f"sample {index} of a task of {len(self)} samples is not there")
             index = [int(index)]
+        if isinstance(index, slice) and (index.step or 1) < 0:
+            index = list(range(len(self)))[index]
         if not isinstance(index, slice):
             index = _places(index, len(self)).to(self.device)
         changes: dict[str, Any] = {
@@ -363,6 +367,9 @@ def _places(index: Any, count: int) -> Tensor:
         return places
     if places.is_floating_point() or places.is_complex():
         raise InputError(f"samples are selected by whole numbers or truths, not by {places.dtype}")
+    if places.dtype == torch.uint8:
+        raise InputError("uint8 may mean numbers of samples or truths; say which by .long() or .bool()")
+    places = places.long()
     wrong = places[(places < -count) | (places >= count)]
     if wrong.numel():
         raise OutOfRangeError(f"sample {int(wrong[0])} of a task of {count} samples is not there")

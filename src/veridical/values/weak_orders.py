@@ -74,6 +74,9 @@ class TieOrders:
     """The counts once more, on the host: looked at once, as every look waits for a GPU."""
     _tied: Tensor
     _every: Tensor
+    mirrored: bool = False
+    """Whether the later half of the draws turns the ties of the earlier half round: a map and its inverse are
+    then judged by the same rankings, read forwards and backwards."""
 
     @property
     def most(self) -> int:
@@ -108,25 +111,27 @@ class TieOrders:
         keep = torch.as_tensor(seen, device=self.counts.device).expand_as(self.counts)
         counts = torch.where(keep, self.counts, 1)
         tied, every = self._tied & keep[:, None], self._every | ~keep
-        return TieOrders(self.explanation, counts, tuple(counts.tolist()), tied, every)
+        return TieOrders(self.explanation, counts, tuple(counts.tolist()), tied, every, self.mirrored)
 
     def take(self, rows: Sequence[int]) -> TieOrders:
         """Those of some of the samples."""
         index = torch.tensor(rows, device=self.counts.device)
         each = tuple(self.each[row] for row in rows)
         some = self.explanation.take(index)
-        return TieOrders(some, self.counts[index], each, self._tied[index], self._every[index])
+        return TieOrders(some, self.counts[index], each, self._tied[index], self._every[index], self.mirrored)
 
     def strict(self, which: int, key: Key) -> Explanation:
         """The map along its `which`-th ranking, without ties; draws follow the seed and the sample alone."""
         explanation, tied = self.explanation, self._tied
+        turned = self.mirrored and which >= MOST_ORDERS // 2
         draws = keyed.uniform(
             Key(key.of("tie orders").seed) / "tie orders",
             explanation.ids,
-            which,
+            which - MOST_ORDERS // 2 if turned else which,
             tied.shape[-1],
             torch.float64,
         )
+        draws = 1 - draws if turned else draws
         place = torch.where(
             self._every[:, None], self._enumerated(which), draws.gather(-1, explanation.order)
         )
