@@ -72,10 +72,10 @@ class _Narrow(nn.Module):
         return out
 
 
-def _photo_network(blocks: list[nn.Module], width: int) -> nn.Module:
+def _photo_network(blocks: list[nn.Module], width: int, first: int = 64) -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(3, 64, 7, 2, 3, bias=False),
-        nn.BatchNorm2d(64),
+        nn.Conv2d(3, first, 7, 2, 3, bias=False),
+        nn.BatchNorm2d(first),
         nn.ReLU(),
         nn.MaxPool2d(3, 2, 1),
         *blocks,
@@ -96,13 +96,12 @@ def resnet50() -> nn.Module:
     return _photo_network(blocks, 2048)
 
 
-def resnet18() -> nn.Module:
-    """A residual network of ResNet-18's widths and depths on 224 x 224 inputs, 1,000 outputs."""
+def resnet18(widths: tuple[int, ...] = (64, 64, 128, 256, 512)) -> nn.Module:
+    """A residual network of ResNet-18's depth, and of its widths unless others are given, 1,000 outputs."""
     torch.manual_seed(0)
-    widths = (64, 64, 128, 256, 512)
     blocks: list[nn.Module] = [
         block
         for before, after in itertools.pairwise(widths)
         for block in (_Block(before, after, 1 if before == after else 2), _Block(after, after, 1))
     ]
-    return _photo_network(blocks, 512)
+    return _photo_network(blocks, widths[-1], widths[0])

@@ -10,20 +10,32 @@ import veridical as vd
 from tests.random.test_hash_kernels import compiled
 from tests.reference.small_nets import conv_net, image_task
 from veridical.explainers.graph.difference_steps import RESCALED, rescaled_steps
+from veridical.explainers.graph.products import BOTH, FURTHER, both_steps, further_steps
 from veridical.explainers.graph.relevance_elements import (
     FAVOURED,
     MORE,
     OVER,
+    OVER_PRODUCT,
+    OVER_PRODUCT_SCALED,
+    OVER_SCALED,
     _by_sign_vectorised,
     by_sign,
     favoured_steps,
     more_steps,
+    over_product_scaled_steps,
+    over_product_steps,
+    over_scaled_steps,
     over_steps,
 )
 from veridical.random import hash_kernels
 
 CASES = {
     "over": (OVER, over_steps),
+    "over_scaled": (OVER_SCALED, over_scaled_steps),
+    "over_product": (OVER_PRODUCT, over_product_steps),
+    "over_product_scaled": (OVER_PRODUCT_SCALED, over_product_scaled_steps),
+    "both": (BOTH, both_steps),
+    "further": (FURTHER, further_steps),
     "favoured": (FAVOURED, favoured_steps),
     "more": (MORE, more_steps),
     "rescaled": (RESCALED, rescaled_steps),
@@ -48,6 +60,11 @@ def test_a_kernel_gives_the_bits_of_its_steps(name: str, dtype: torch.dtype, tmp
     [
         ("over", "-away :", "away :"),
         ("over", "|| 1 / z < 0", ""),
+        ("over_scaled", "* scale", "/ scale"),
+        ("over_product", "a * b", "a + b"),
+        ("over_product_scaled", "* scale", ""),
+        ("both", "c * d", "c - d"),
+        ("further", "R +", "R -"),
         ("rescaled", "2 -", "2 +"),
         ("favoured", ">=", ">"),
         ("more", ">=", "<"),

@@ -19,7 +19,6 @@ from veridical.random.keyed import Key
 from veridical.registry import Registry
 from veridical.settings import Settings
 from veridical.values.explanation import Explanation
-from veridical.values.input_checks import feature_values
 from veridical.values.space import Space
 from veridical.values.task import Task
 
@@ -188,9 +187,7 @@ class Explainer(Settings):
         space = self.space_of(piece)
         try:
             # a copy: maps may be the very weights of this world, or a view of the inputs
-            return feature_values(
-                self.attribute(piece, key), space, piece.inputs, f"the map of '{self.name}'", copy=True
-            )
+            return piece.values(self.attribute(piece, key), f"the map of '{self.name}'", space, copy=True)
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error) or len(piece) == 1:
                 raise

@@ -32,7 +32,9 @@ def certificate(
     The residual is a share of what was promised, or of a hundredth of all that the map hands out, whichever
     is more: where large values cancel, their rounding is no fault. Maps that break an exact law are counted.
     """
-    total, size = values.double().sum(-1), values.double().abs().sum(-1)
+    # in one pass each, without a copy of all values in float64
+    total = values.sum(-1, dtype=torch.float64)
+    size = torch.linalg.vector_norm(values, 1, -1, dtype=torch.float64)
     residual = (total - promised).abs() / torch.maximum(promised.abs(), size / 100).clamp(min=1e-12)
     broken = (residual > TOLERANCE) | (size > CANCELLING * promised.abs().clamp(min=NOTHING))
 

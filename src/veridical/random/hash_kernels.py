@@ -55,7 +55,7 @@ def kernel(source: str, steps: Steps, dtype: torch.dtype, device: torch.device) 
 def at_once(source: str, steps: Steps, *tensors: Tensor) -> Tensor:
     """What the steps give, by one kernel where there is one."""
     first = tensors[0]
-    if first.device.type != "cuda" or any(tensor.dtype != first.dtype for tensor in tensors):
+    if not first.is_cuda or any(tensor.dtype != first.dtype for tensor in tensors):
         return steps(*tensors)
     once = kernel(source, steps, first.dtype, first.device)
     return steps(*tensors) if once is None else once(*tensors)

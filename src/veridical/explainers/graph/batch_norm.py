@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from veridical.explainers.graph.relevance_elements import constant
 from veridical.explainers.graph.relevance_flow import proportional
+from veridical.explainers.graph.routes import Routed
+from veridical.explainers.graph.weight_parts import Parts, kept_in
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class BatchNorm:
     """A batch norm by its running statistics: a linear layer that keeps channels apart."""
 
@@ -21,30 +21,32 @@ class BatchNorm:
     weight: Tensor | None
     bias: Tensor | None
     eps: float
+    parts: Parts | None = None
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """All that it is made of."""
+        return self.mean, self.var, self.weight, self.bias
 
     def __call__(self, z: Tensor) -> Tensor:
         return torch.batch_norm(
             z, self.weight, self.bias, self.mean, self.var, False, 0.0, self.eps, torch.backends.cudnn.enabled
         )
 
-    def pull(self, g: Tensor) -> Tensor:
-        """What comes back through it: every channel times its scale, in one kernel."""
-        # the second place is for what went in, of which only the shape is read; no batch was measured
-        none = constant(0.0, g.dtype, g.device)[:0]
-        found: Tensor = torch.ops.aten.native_batch_norm_backward.default(
-            *(g, g, self.weight, self.mean, self.var, none, none, False, self.eps, [True, False, False])
-        )[0]
+    def laid(self, axes: int = 1) -> tuple[Tensor, Tensor]:
+        """What it multiplies by and what it adds, fit for tensors of so many axes with channels second."""
+
+        def make() -> tuple[Tensor, Tensor]:
+            scale = torch.rsqrt(self.var + self.eps)
+            scale = scale if self.weight is None else scale * self.weight
+            bias = torch.zeros_like(scale) if self.bias is None else self.bias
+            shape = [1] * (axes > 1) + [-1] + [1] * (axes - 2)
+            return scale.reshape(shape), torch.addcmul(bias, self.mean, scale, value=-1).reshape(shape)
+
+        found: tuple[Tensor, Tensor] = kept_in(self.parts, ("laid", axes, self.eps), self.tensors, make)
         return found
 
-    @cached_property
-    def laid(self) -> tuple[Tensor, Tensor]:
-        """What it multiplies by and what it adds."""
-        scale = torch.rsqrt(self.var + self.eps)
-        scale = scale if self.weight is None else scale * self.weight
-        bias = torch.zeros_like(scale) if self.bias is None else self.bias
-        return scale, torch.addcmul(bias, self.mean, scale, value=-1)
-
-    def alone(self, a: Tensor) -> Tensor:
+    def alone(self, a: Tensor) -> Routed:
         """The norm with no layer before it to fold into."""
-        scale, shift = (v.reshape(1, -1, *[1] * (a.dim() - 2)) for v in self.laid)
+        scale, shift = self.laid(a.dim())
         return proportional(torch.mul, (a, scale), {}, shift)

@@ -21,6 +21,7 @@ from veridical.errors import NotApplicableError
 from veridical.explainers.graph.handwritten import Signs
 from veridical.explainers.graph.operations import FACTS, NEW, mapped, overwritten, plain_name, tensors
 from veridical.explainers.graph.plan import UNSTEADY, Plan
+from veridical.explainers.graph.routes import Routed, ungraded
 
 _UNSEEN = (
     "the model runs something whose inside cannot be followed (its own autograd function, or a compiled or "
@@ -58,6 +59,8 @@ class Follower(TorchFunctionMode):
     """Asks `rule` for every operation on what depends on x. A subclass states the rules of one method."""
 
     method = "this method"
+    taped = False
+    """Whether a repeated run goes back by the rules' own ways alone, without autograd."""
 
     def __init__(self, x: Tensor) -> None:
         super().__init__()
@@ -78,9 +81,11 @@ class Follower(TorchFunctionMode):
 
     def do(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Take a step of a rule, and write it down if a plan is made."""
-        value = step(*args, **kwargs)
+        made = step(*args, **kwargs)
+        routed = type(made) is Routed
+        value = made.joined() if routed else made
         if self.plan is not None:
-            self.plan.note(step, args, kwargs, value)
+            self.plan.note(step, args, kwargs, value, made.inputs if routed else None)
         return value
 
     def finish(self, answer: Tensor) -> Tensor:
@@ -216,12 +221,6 @@ def _on_a_copy(func: Callable[..., Any]) -> Callable[..., Any]:
         return own if value is None else value
 
     return run
-
-
-def ungraded(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """An answer that no gradient goes through."""
-    with torch.no_grad():
-        return func(*args, **kwargs)
 
 
 def _new(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -48,6 +48,10 @@ POSITIVE = frozenset({"relu", "relu6", "sigmoid", "hardsigmoid", "softplus"})
 """Functions whose values are at least 0 whatever goes in."""
 TURNING = frozenset({"sub", "isub", "rsub", "subtract", "neg", "pad", "interpolate", "upsample"})
 """Sums, averages and moves that can give negative values although all that goes in is at least 0."""
+RESHAPING = frozenset(
+    {"flatten", "view", "reshape", "squeeze", "unsqueeze", "unflatten", "ravel", "view_as", "reshape_as"}
+)
+"""Moves that keep the order of the numbers."""
 FACTS = frozenset(
     [
         "shape",

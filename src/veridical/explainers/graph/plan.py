@@ -7,17 +7,26 @@ where shapes follow values, or where a tensor comes from nowhere that was seen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from veridical.explainers.graph.tape import Key, Tape, taped
 
 PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
 _UNSTEADY = """item tolist numpy nonzero argwhere unique unique_consecutive masked_select bincount is_nonzero
 equal allclose rand_like randn_like"""
 UNSTEADY = frozenset(_UNSTEADY.split())
 """Operations whose answer has no fixed shape, or is no tensor."""
+
+
+class Inner:
+    """Base of what steps give to one another and the model never sees."""
+
+    __slots__ = ()
 
 
 class Slot:
@@ -27,6 +36,11 @@ class Slot:
 
     def __init__(self, at: int, path: tuple[int, ...] = ()) -> None:
         self.at, self.path = at, path
+
+    @property
+    def key(self) -> Key:
+        """The name under which a tape knows what arrives there."""
+        return (self.at, *self.path) if self.path else self.at
 
     def read(self, values: list[Any]) -> Any:
         value = values[self.at]
@@ -51,18 +65,46 @@ def _filled(parts: list[Any], values: list[Any]) -> list[Any]:
     return [part.read(values) if type(part) in (Slot, _Nest) else part for part in parts]
 
 
+@dataclass(slots=True)
+class _Step:
+    """A function with slots for what it is given, the slot of its answer, and what is not read after it."""
+
+    function: Callable[..., Any]
+    given: list[Any]
+    named: dict[str, Any]
+    at: int
+    ways: tuple[tuple[Key, ...], tuple[Key | None, ...]] | None
+    """Where relevance arrives and where it goes to; None if the step has no way back of its own."""
+    done: list[int] = field(default_factory=list)
+
+    @property
+    def plain(self) -> list[tuple[int, int]]:
+        """Places to fill from slots."""
+        return [(i, arg.at) for i, arg in enumerate(self.given) if type(arg) is Slot and not arg.path]
+
+    @property
+    def nested(self) -> list[tuple[int, Any]]:
+        """Places to fill from parts of slots, or by nests of them."""
+        found = [(i, arg) for i, arg in enumerate(self.given) if type(arg) in (Slot, _Nest)]
+        return [(i, arg) for i, arg in found if type(arg) is _Nest or arg.path]
+
+
 class Plan:
     """The steps of one run, each a function with slots for what it is given; slot 0 is the run itself."""
 
     def __init__(self, run: Any, inputs: list[Tensor], model: nn.Module) -> None:
         self.why_not: str | None = None
         self.finished = False
-        self._steps: list[tuple[Callable[..., Any], list[Any], dict[str, Any], list[int]]] = []
+        self._taped: bool = run.taped
+        self._steps: list[_Step] = []
+        self._ready: list[tuple[Any, ...]] = []
+        self._most = 0
         self._slots: dict[int, Slot] = {id(run): Slot(0)}
         self._held: list[Any] = [run]  # while it is written, so that no two things have one address
         self._inputs = len(inputs)
         self._weights: dict[int, Tensor] = {id(t): t for t in (*model.parameters(), *model.buffers())}
         self._read: dict[int, tuple[Tensor, int]] = {}
+        self._known, self._places = list[Tensor](), list[int]()
         self._last: dict[int, int] = {}
         self._answer = Slot(0)
         for at, value in enumerate(inputs):
@@ -71,19 +113,29 @@ class Plan:
     # --- written ----------------------------------------------------------------------------------------
 
     def note(
-        self, step: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], value: Any
+        self,
+        step: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        value: Any,
+        inputs: Sequence[Tensor] | None = None,
     ) -> None:
-        """Write down a step and what it answered."""
+        """Write down a step, what it answered, and what it knows the way back to."""
         if self.why_not is not None:
             return
         given = [self._given(arg) for arg in args]
         named = {name: self._given(arg) for name, arg in kwargs.items()}
-        self._steps.append((step, given, named, []))
+        sources = [self._slots.get(id(t)) if t.requires_grad else None for t in inputs or ()]
+        at, outs = 1 + self._inputs + len(self._steps), list[Key]()
         for path, part in _leaves(value):
-            if isinstance(part, Tensor):
-                self._know(part, Slot(self._inputs + len(self._steps), path))
+            if isinstance(part, Tensor | Inner):
+                slot = Slot(at, path)
+                self._know(part, slot)
+                outs.append(slot.key)
             elif part is not None:
                 self.stop(f"an operation answers a {type(part).__name__}")
+        ins = tuple(None if slot is None else slot.key for slot in sources)
+        self._steps.append(_Step(step, given, named, at, None if inputs is None else (tuple(outs), ins)))
 
     def alias(self, value: Tensor, of: Tensor) -> Tensor:
         """Know a weight by another name."""
@@ -91,6 +143,10 @@ class Plan:
             self._weights[id(value)] = of
             self._held.append(value)
         return value
+
+    def weight(self, value: Tensor) -> Tensor | None:
+        """The model's own parameter or buffer that a tensor is, if it is one."""
+        return self._weights.get(id(value))
 
     def stop(self, why: str) -> None:
         """Let there be no plan."""
@@ -106,11 +162,19 @@ class Plan:
             return None
         self._answer = slot
         self._last.pop(slot.at, None)
-        for at, step in self._last.items():
-            self._steps[step][3].append(at)
-        self._held, self._slots, self._weights, self.finished = [], {}, {}, True
+        kept = [s for s in self._steps if s.ways is None or s.at in self._last or s.at == slot.at]
+        for at, reader in self._last.items():
+            # what only steps read that nobody reads goes with the last one before them
+            last = max((s for s in kept if s.at <= reader), key=lambda s: s.at)
+            last.done.append(at)
+        self._ready = [
+            (s.function, s.at, s.given, s.plain, s.nested, s.named, tuple(s.done), s.ways) for s in kept
+        ]
+        self._most = 1 + max(s.at for s in kept)
+        self._known, self._places = [t for t, _ in self._read.values()], [at for _, at in self._read.values()]
+        self._held, self._slots, self._steps, self._weights, self.finished = [], {}, [], {}, True
 
-    def _know(self, value: Tensor, slot: Slot) -> None:
+    def _know(self, value: Any, slot: Slot) -> None:
         self._slots[id(value)] = slot
         self._held.append(value)
 
@@ -118,7 +182,7 @@ class Plan:
         slot = self._slots.get(id(value))
         if slot is not None:
             if slot.at > self._inputs:
-                self._last[slot.at] = len(self._steps)
+                self._last[slot.at] = 1 + self._inputs + len(self._steps)
             return slot
         if isinstance(value, Tensor):
             if id(value) not in self._weights:
@@ -142,21 +206,40 @@ class Plan:
     @property
     def holds(self) -> bool:
         """Whether there is a plan, and the weights that it reads lie where they lay."""
-        return self.finished and all(t.data_ptr() == at for t, at in self._read.values())
+        return self.finished and [t.data_ptr() for t in self._known] == self._places
 
     def __call__(self, run: Any, inputs: list[Tensor]) -> Any:
         """Take all steps for another run."""
-        values: list[Any] = [run, *inputs]
-        for step, args, kwargs, done in self._steps:
-            given = [arg.read(values) if type(arg) in (Slot, _Nest) else arg for arg in args]
-            if kwargs:
-                named = {k: v.read(values) if type(v) in (Slot, _Nest) else v for k, v in kwargs.items()}
-                values.append(step(*given, **named))
+        if not self._taped:
+            return self.forward([run, *inputs])
+        return taped(self, run, inputs)
+
+    def forward(self, values: list[Any], tape: Tape | None = None) -> Any:
+        """Take all steps, and lay on the tape how each goes back."""
+        values += [None] * (self._most - len(values))
+        for function, at, given, plain, nested, named, done, ways in self._ready:
+            args = given.copy()
+            for place, source in plain:
+                args[place] = values[source]
+            for place, part in nested:
+                args[place] = part.read(values)
+            if named:
+                by_name = {k: v.read(values) if type(v) in (Slot, _Nest) else v for k, v in named.items()}
+                made = function(*args, **by_name)
             else:
-                values.append(step(*given))
-            for at in done:
-                values[at] = None
+                made = function(*args)
+            if tape is not None and ways is not None:
+                tape.append((*ways, made.back))
+                made = made.value
+            values[at] = made
+            for source in done:
+                values[source] = None
         return self._answer.read(values)
+
+    @property
+    def ends(self) -> tuple[Key, Key]:
+        """Where relevance arrives first, and where the input lies."""
+        return self._answer.key, 1
 
 
 def _any_slot(parts: list[Any]) -> bool:

@@ -19,9 +19,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 from veridical.errors import NotApplicableError
 from veridical.explainers.graph import decompose
 from veridical.explainers.graph.batch_norm import BatchNorm
-from veridical.explainers.graph.follow import Follower, Held, Marks, ungraded
+from veridical.explainers.graph.follow import Follower, Held, Marks
 from veridical.explainers.graph.linear_maps import Linear, convolution, dense
-from veridical.explainers.graph.operations import POSITIVE, TURNING, kind_of, tensors
+from veridical.explainers.graph.operations import POSITIVE, RESHAPING, TURNING, kind_of, tensors
 from veridical.explainers.graph.relevance_flow import (
     as_relevance,
     halves,
@@ -32,6 +32,8 @@ from veridical.explainers.graph.relevance_flow import (
 )
 from veridical.explainers.graph.relevance_rules import Layer, Rules
 from veridical.explainers.graph.relevance_work import Work
+from veridical.explainers.graph.routes import Routed, alone, reshaped, ungraded
+from veridical.explainers.graph.weight_parts import parts_of
 
 _SIZES = frozenset({"sqrt", "rsqrt", "reciprocal", "std", "norm", "vector_norm", "pow"})
 _TWO = "no rule is stated for a product of two activations"
@@ -41,6 +43,7 @@ class Relevance(Follower):
     """LRP: the gradient that goes back is relevance. `positive` if no input is below 0."""
 
     method = "LRP"
+    taped = True
 
     def __init__(self, x: Tensor, rules: Rules, positive: bool = False) -> None:
         super().__init__(x)
@@ -92,9 +95,9 @@ class Relevance(Follower):
 
     def _by_kind(self, kind: str, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if kind in ("structure", "maximum"):
-            return self.do(func, *args, **kwargs)
+            return self._moved(name, func, args, kwargs)
         if kind in ("activation", "gate"):
-            return self.do(pass_on, func, args, kwargs)
+            return self.do(pass_on, func, *args, **kwargs)
         if kind == "average":
             return self.do(proportional, func, args, kwargs)
         if kind in ("linear", "transposed"):
@@ -120,6 +123,16 @@ class Relevance(Follower):
             self._unruled(
                 value, name, kind if kind not in ("elementwise", "spread") else "it has no stated rule"
             )
+        return value
+
+    def _moved(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """What only moves or chooses numbers: autograd knows the way back."""
+        value = func(*args, **kwargs)
+        if self.plan is not None:
+            given = list(tensors((args, kwargs)))
+            places = tuple(at for at, v in enumerate(given) if v.requires_grad)
+            step = reshaped if name in RESHAPING and places == (0,) else alone
+            self.plan.note(step, (func, args, kwargs, places), {}, value, [given[at] for at in places])
         return value
 
     def _unruled(self, value: Any, name: str, why: str) -> Any:
@@ -166,17 +179,22 @@ class Relevance(Follower):
         rule = self.rules.convolution if convolution else self.rules.dense
         if convolution and a in self.raw:
             rule = self.rules.first
-        how = (1 if convolution else -1, a in self.positive, transposed)
-        value: Tensor = self.do(Relevance._through, self, linear, a, w, b, rule, *how)
-        return value
+        parts = None if self.plan is None else parts_of(self.plan.weight(w), (b,))
+        how = (1 if convolution else -1, a in self.positive, transposed, parts)
+        return self._joined(self.do(Relevance._run, self, linear, a, w, b, *how), rule, a)
 
-    def _through(
-        self, linear: Linear, a: Tensor, w: Tensor, b: Tensor | None, rule: str, *how: Any
-    ) -> Tensor:
+    def _run(self, linear: Linear, a: Tensor, w: Tensor, b: Tensor | None, *how: Any) -> Layer:
         layer = Layer.at(linear, a, w, b, *how)
-        value = self.work.through(layer, rule, self.rules, a)
+        self.work.plain += layer.multiplications
+        return layer
+
+    def _joined(self, layer: Layer, rule: str, a: Tensor) -> Tensor:
+        value: Tensor = self.do(Relevance._through, self, layer, rule, a)
         self.layers[value] = (layer, rule, a)
         return value
+
+    def _through(self, layer: Layer, rule: str, a: Tensor) -> Routed:
+        return self.work.through(layer, rule, self.rules, a)
 
     def _batch_norm(
         self,
@@ -193,15 +211,13 @@ class Relevance(Follower):
             raise self.refused(
                 "operation 'batch_norm'", "its statistics are the batch's, which mixes samples"
             )
-        value: Tensor = self.do(Relevance._normed, self, x, mean, var, weight, bias, eps)
-        return value
-
-    def _normed(self, x: Tensor, *of: Any) -> Tensor:
-        norm = BatchNorm(*of)
         layer, rule, a = self.layers.get(x, (None, "", x))
-        if layer is None or layer.transposed or not (layer.channels > 0 or x.dim() == 2):
-            return norm.alone(x)
-        return self.work.through(layer.normed(norm), rule, self.rules, a)
+        parts = None if self.plan is None else parts_of(self.plan.weight(var), (mean, weight, bias))
+        of = (mean, var, weight, bias, eps, parts)
+        if layer is None or not layer.foldable:
+            value: Tensor = self.do(_norm_alone, x, *of)
+            return value
+        return self._joined(self.do(_normed, layer, *of), rule, a)
 
     # --- where branches meet ------------------------------------------------------------------------
 
@@ -265,6 +281,14 @@ class Relevance(Follower):
             self.gates.add(made)
         if kind == "activation":
             self.activated.add(made)
+
+
+def _normed(layer: Layer, *of: Any) -> Layer:
+    return layer.normed(BatchNorm(*of))
+
+
+def _norm_alone(x: Tensor, *of: Any) -> Routed:
+    return BatchNorm(*of).alone(x)
 
 
 def _turned(w: Tensor) -> Tensor:

@@ -7,17 +7,27 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from veridical.explainers.graph.products import Product
 from veridical.functional.devices import on_host
 from veridical.random.hash_kernels import at_once
 
 TINY = 1e-9
 
-OVER = """
-template <typename T> T over(T R, T z, T epsilon) {
+
+def _over(name: str, given: str, scaled: bool) -> str:
+    """The kernel of a quotient, given one tensor or two to be multiplied, perhaps scaled."""
+    behind, times = (", T scale", " * scale") if scaled else ("", "")
+    return f"""
+template <typename T> T {name}({", ".join(f"T {one}" for one in given)}, T z, T epsilon{behind}) {{
     T away = epsilon > 0 ? epsilon : 0 - epsilon;
-    return R / (z + ((z < 0 || 1 / z < 0) ? -away : away));
-}
+    return ({" * ".join(given)}) / (z + ((z < 0 || 1 / z < 0) ? -away : away)){times};
+}}
 """
+
+
+OVER, OVER_SCALED = _over("over", "R", False), _over("over_scaled", "R", True)
+OVER_PRODUCT = _over("over_product", "ab", False)
+OVER_PRODUCT_SCALED = _over("over_product_scaled", "ab", True)
 FAVOURED = """
 template <typename T> T favoured(T z, T p) { return z >= 0 ? p : z - p; }
 """
@@ -32,15 +42,38 @@ def constant(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.full((1,), value, dtype=dtype, device=device)
 
 
-def over(R: Tensor, z: Tensor, epsilon: float = TINY) -> Tensor:
-    """R / z, where z is pushed away from 0 by epsilon in the direction of its sign."""
-    return at_once(OVER, over_steps, R, z, constant(epsilon, z.dtype, z.device))
+def over(R: Tensor | Product, z: Tensor, epsilon: float = TINY, scale: Tensor | None = None) -> Tensor:
+    """R / z, where z is pushed away from 0 by epsilon in the direction of its sign, times a scale."""
+    away = constant(epsilon, z.dtype, z.device)
+    if type(R) is Product:
+        if scale is None:
+            return at_once(OVER_PRODUCT, over_product_steps, R.a, R.b, z, away)
+        return at_once(OVER_PRODUCT_SCALED, over_product_scaled_steps, R.a, R.b, z, away, scale)
+    assert isinstance(R, Tensor)
+    if scale is None:
+        return at_once(OVER, over_steps, R, z, away)
+    return at_once(OVER_SCALED, over_scaled_steps, R, z, away, scale)
 
 
 def over_steps(R: Tensor, z: Tensor, epsilon: Tensor) -> Tensor:
     """The same, step by step."""
     below = torch.copysign(epsilon, z).add_(z)
     return torch.div(R, below, out=below)
+
+
+def over_scaled_steps(R: Tensor, z: Tensor, epsilon: Tensor, scale: Tensor) -> Tensor:
+    """The same, scaled."""
+    return over_steps(R, z, epsilon).mul_(scale)
+
+
+def over_product_steps(a: Tensor, b: Tensor, z: Tensor, epsilon: Tensor) -> Tensor:
+    """The same of a product."""
+    return over_steps(torch.mul(a, b), z, epsilon)
+
+
+def over_product_scaled_steps(a: Tensor, b: Tensor, z: Tensor, epsilon: Tensor, scale: Tensor) -> Tensor:
+    """The same of a product, scaled."""
+    return over_steps(torch.mul(a, b), z, epsilon).mul_(scale)
 
 
 def by_sign(R: Tensor, z: Tensor, p: Tensor, gamma: float) -> tuple[Tensor, Tensor]:

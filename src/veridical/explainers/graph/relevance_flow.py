@@ -8,16 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from veridical.explainers.graph.linear_maps import Linear, Pull, leaf_of
+from veridical.explainers.graph.linear_maps import Linear, Pull, leaf_of, without_graph
+from veridical.explainers.graph.products import Product, dense
 from veridical.explainers.graph.relevance_elements import TINY, over
-from veridical.explainers.graph.routes import route
+from veridical.explainers.graph.routes import Routed, route, ungraded
 
 Term = tuple[Tensor, Tensor]
+Relevant = Tensor | Product
 
 
 def shares(
-    linear: Linear, terms: Sequence[Term], bias: Tensor | None, relevance: Tensor, epsilon: float = TINY
-) -> Tensor:
+    linear: Linear, terms: Sequence[Term], bias: Tensor | None, relevance: Relevant, epsilon: float = TINY
+) -> Relevant:
     """R_i = sum over terms of a'_i * (w'^T (R / z'))_i with z' = sum over terms of w' a' + b'."""
     z, pulls = _total(linear, terms, bias)
     return _shared(z, [(a, pull) for (a, _), pull in zip(terms, pulls, strict=True)], relevance, epsilon)
@@ -31,21 +33,31 @@ def _total(linear: Linear, terms: Sequence[Term], bias: Tensor | None) -> tuple[
     return total, pulls
 
 
-def _shared(z: Tensor, ways: Sequence[tuple[Tensor, Pull]], R: Tensor, epsilon: float = TINY) -> Tensor:
+def _shared(
+    z: Tensor,
+    ways: Sequence[tuple[Tensor, Pull]],
+    R: Relevant,
+    epsilon: float = TINY,
+    scale: Tensor | None = None,
+) -> Relevant:
     """Every input times what comes back to it from the relevance over z, a sum linear in the inputs."""
-    given = over(R, z, epsilon)
+    given = over(R, z, epsilon, scale)
     (a, pull), *others = ways
+    if not others:
+        return Product(a, pull(given))
     out = a * pull(given)
     for a, pull in others:
         out.addcmul_(a, pull(given))
     return out
 
 
-def pass_on(func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def pass_on(func: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Routed:
     """Activations: all relevance goes to the input as it is."""
-    with torch.no_grad():
-        value = func(*args, **kwargs)
-    return route(value, lambda R: (R,), args[0])
+    return Routed(ungraded(func, args, kwargs), _as_it_is, args[0])
+
+
+def _as_it_is(R: Relevant) -> tuple[Relevant]:
+    return (R,)
 
 
 def proportional(
@@ -54,7 +66,7 @@ def proportional(
     kwargs: dict[str, Any],
     bias: Tensor | None = None,
     at: int = 0,
-) -> Tensor:
+) -> Routed:
     """A map that is linear in args[at], without weights to favour: shares of the plain contributions."""
     a = args[at]
     leaf = leaf_of(a)
@@ -63,34 +75,36 @@ def proportional(
         value = value if bias is None else value + bias
     z, held = value.detach(), leaf.detach()
 
-    def back(R: Tensor) -> tuple[Tensor]:
+    def back(R: Relevant) -> tuple[Relevant]:
         return (_shared(z, [(held, lambda g: torch.autograd.grad(value, leaf, g)[0])], R),)
 
-    return route(z, back, a)
+    return Routed(z, back, a)
 
 
-def split_sum(a: Any, b: Any, factor: float = 1) -> Tensor:
+def split_sum(a: Any, b: Any, factor: float = 1) -> Routed:
     """a + factor b: each gets the share of its own part in the sum, element by element."""
     like = a if isinstance(a, Tensor) else b
     parts = [v if isinstance(v, Tensor) else torch.as_tensor(v).to(like) for v in (a, b)]
-    values = [part.detach() for part in parts]
+    values = [without_graph(part) for part in parts]
     if factor != 1:
         values[1] = values[1] * factor
     total = values[0] + values[1]
 
-    def back(R: Tensor) -> tuple[Tensor, ...]:
+    def back(R: Relevant) -> tuple[Relevant, ...]:
         scaled = over(R, total)
-        return tuple((value * scaled).sum_to_size(value.shape) for value in values)
+        return tuple(
+            Product(v, scaled) if v.shape == total.shape else (v * scaled).sum_to_size(v.shape)
+            for v in values
+        )
 
-    return route(total, back, *parts)
+    return Routed(total, back, *parts)
 
 
-def halves(func: Callable[..., Tensor], a: Tensor, b: Tensor, how: dict[str, Any]) -> Tensor:
+def halves(func: Callable[..., Tensor], a: Tensor, b: Tensor, how: dict[str, Any]) -> Routed:
     """A product of which each factor takes half."""
-    with torch.no_grad():
-        value = func(a, b, **how)
+    value = ungraded(func, (a, b), how)
     shapes = a.shape, b.shape
-    return route(value, lambda R: tuple((R / 2).sum_to_size(shape) for shape in shapes), a, b)
+    return Routed(value, lambda R: tuple((dense(R) / 2).sum_to_size(shape) for shape in shapes), a, b)
 
 
 def as_relevance(outputs: Tensor) -> Tensor:
@@ -105,7 +119,7 @@ def layer_norm(
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     eps: float = 1e-5,
-) -> Tensor:
+) -> Routed:
     """Layer norm with its spread held constant: subtract the mean, scale, shift."""
     axes = tuple(range(-len(normalized_shape), 0))
     spread = torch.rsqrt(input.detach().var(axes, correction=0, keepdim=True) + eps)

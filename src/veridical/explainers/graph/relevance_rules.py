@@ -9,7 +9,7 @@ How often a rule goes through a layer is told and counted in `relevance_work`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
@@ -17,22 +17,25 @@ from torch import Tensor
 
 from veridical.errors import InputError
 from veridical.explainers.graph.batch_norm import BatchNorm
-from veridical.explainers.graph.linear_maps import Linear, Pull
+from veridical.explainers.graph.linear_maps import Linear, Pull, without_graph
+from veridical.explainers.graph.plan import Inner
+from veridical.explainers.graph.products import dense
 from veridical.explainers.graph.relevance_elements import by_sign
-from veridical.explainers.graph.relevance_flow import Term, _shared, _total, shares
+from veridical.explainers.graph.relevance_flow import Relevant, Term, _shared, _total, shares
+from veridical.explainers.graph.weight_parts import Parts, kept_in
 from veridical.model.sessions import can_look
 
 RuleName = Literal["epsilon", "gamma", "z_plus", "alpha_beta", "flat", "w_square", "z_box"]
 RULES: tuple[str, ...] = get_args(RuleName)
 
 
-@dataclass(frozen=True, eq=False)
-class Layer:
+@dataclass(eq=False, slots=True)
+class Layer(Inner):
     """A linear layer at one input: its map, its weights, and its answer z with the graph that made it.
 
     `positive` if the inputs are known to be at least 0; `channels` is the axis along which weights differ.
-    Where a batch norm follows, z is the norm's answer, and `w` and `b` are not yet folded.
-    `transposed` if the first axis of the weights is the inputs.
+    Where a batch norm follows, z is the norm's answer, and `w`, `b` and `pull` are not yet folded.
+    `transposed` if the first axis of the weights is the inputs; `parts` where parts of the weights are kept.
     """
 
     linear: Linear
@@ -45,6 +48,7 @@ class Layer:
     positive: bool = False
     transposed: bool = False
     norm: BatchNorm | None = None
+    parts: Parts | None = None
 
     @classmethod
     def at(
@@ -56,45 +60,62 @@ class Layer:
         channels: int,
         positive: bool = False,
         transposed: bool = False,
+        parts: Parts | None = None,
     ) -> Layer:
         """Run the layer on a, apart from the graph that a belongs to."""
-        a = a.detach()
+        a = without_graph(a)
         z, pull = linear(a, w, b)
-        return cls(linear, a, w, b, z, pull, channels, positive, transposed)
+        return cls(linear, a, w, b, z, pull, channels, positive, transposed, None, parts)
 
     def normed(self, norm: BatchNorm) -> Layer:
         """The same layer and the batch norm behind it; it does not run again."""
-        back = self.pull
-        return replace(self, z=norm(self.z), pull=lambda g: back(norm.pull(g)), norm=norm)
+        own, how = (self.linear, self.a, self.w, self.b), (self.channels, self.positive, self.transposed)
+        return Layer(*own, norm(self.z), self.pull, *how, norm, self.parts)
+
+    @property
+    def foldable(self) -> bool:
+        """Whether a batch norm behind it keeps the channels apart along which its weights differ."""
+        return not self.transposed and (self.channels > 0 or self.z.dim() == 2)
 
     @property
     def multiplications(self) -> int:
         """Multiplications of one run."""
         over = self.a if self.transposed else self.z
-        return over.numel() * (self.w.numel() // len(self.w))
+        return over.numel() * (self.w.numel() // self.w.shape[0])
 
     @property
     def weights(self) -> Tensor:
         """The weights with the batch norm folded in."""
-        return self.w if self.norm is None else _scaled(self.w, self.norm.laid[0])
+        return self.w if self.norm is None else _scaled(self.w, self.norm.laid()[0])
+
+    @property
+    def scale(self) -> Tensor | None:
+        """What the batch norm multiplies its inputs by."""
+        return None if self.norm is None else self.norm.laid(self.z.dim())[0]
 
     @property
     def bias(self) -> Tensor | None:
         """The bias with the batch norm folded in."""
         if self.norm is None:
             return self.b
-        scale, shift = self.norm.laid
+        scale, shift = self.norm.laid()
         return shift if self.b is None else shift + self.b * scale
 
     def signed(self, raising: bool) -> tuple[list[Term], Tensor | None]:
         """Terms whose products are the positive (or negative) contributions, and that part of the bias."""
-        up, down = ({"min": 0.0}, {"max": 0.0}) if raising else ({"max": 0.0}, {"min": 0.0})
-        bias, w = self.bias, self.weights
-        bias = None if bias is None else bias.clamp(**up)
-        if self.positive or self._has_no_negative():
-            return [(self.a, w.clamp(**up))], bias
-        a = self.a
-        return [(a.clamp(min=0), w.clamp(**up)), (a.clamp(max=0), w.clamp(**down))], bias
+        one_sign, norm = self.positive or self._has_no_negative(), self.norm
+        of = (self.w, self.b) if norm is None else (self.w, self.b, *norm.tensors)
+
+        def make() -> tuple[Tensor, Tensor | None, Tensor | None]:
+            w, bias = self.weights, self.bias
+            side, other = ({"min": 0.0}, {"max": 0.0}) if raising else ({"max": 0.0}, {"min": 0.0})
+            opposite = None if one_sign else w.clamp(**other)
+            return w.clamp(**side), opposite, None if bias is None else bias.clamp(**side)
+
+        own, opposite, bias = kept_in(self.parts, (raising, one_sign), of, make)
+        if opposite is None:
+            return [(self.a, own)], bias
+        return [(self.a.clamp(min=0), own), (self.a.clamp(max=0), opposite)], bias
 
     def _has_no_negative(self) -> bool:
         # on a CPU a look is cheaper than the products with zeros it spares; on a GPU it would wait
@@ -126,12 +147,12 @@ class Rules:
         if not self.low < self.high:
             raise InputError(f"inputs lie between low and high, got {self.low} and {self.high}")
 
-    def back(self, rule: str, layer: Layer, R: Tensor) -> Tensor:
+    def back(self, rule: str, layer: Layer, R: Relevant) -> Relevant:
         """The relevance of the inputs of one linear layer."""
         if rule == "epsilon":
-            return _shared(layer.z, [(layer.a, layer.pull)], R, self.epsilon)
+            return _shared(layer.z, [(layer.a, layer.pull)], R, self.epsilon, layer.scale)
         if rule == "flat":
-            return _flat(layer, R)
+            return _flat(layer, dense(R))
         if rule == "w_square":
             return shares(layer.linear, [(torch.ones_like(layer.a), layer.weights.square())], None, R)
         if rule == "z_box":
@@ -140,25 +161,26 @@ class Rules:
             terms = [(a, w), (low, w.clamp(min=0)), (high, w.clamp(max=0))]
             return shares(layer.linear, terms, None, R)
         if rule == "gamma":
-            return self._gamma(layer, R)
-        plus = shares(layer.linear, *layer.signed(True), R)
+            return self._gamma(layer, dense(R))
         if rule == "z_plus" or self.alpha == 1:
-            return plus
-        minus = shares(layer.linear, *layer.signed(False), R)
-        return plus.mul_(self.alpha).sub_(minus, alpha=self.alpha - 1)
+            return shares(layer.linear, *layer.signed(True), R)
+        R = dense(R)
+        plus, minus = (dense(shares(layer.linear, *layer.signed(up), R)) for up in (True, False))
+        out: Tensor = plus.mul_(self.alpha).sub_(minus, alpha=self.alpha - 1)
+        return out
 
     def _gamma(self, layer: Layer, R: Tensor) -> Tensor:
         """Contributions of the sign of z count 1 + gamma times."""
         terms, bias = layer.signed(True)
         p, pulls = _total(layer.linear, terms, bias)
         every, positive = by_sign(R, layer.z, p, self.gamma)
-        out = layer.a * layer.pull(every)
+        out = layer.a * layer.pull(every if layer.scale is None else every.mul_(layer.scale))
         for (a, _), pull in zip(terms, pulls, strict=True):
             out.addcmul_(a, pull(positive), value=self.gamma)
         return out
 
 
-def _flat(layer: Layer, R: Tensor) -> Tensor:
+def _flat(layer: Layer, R: Tensor) -> Relevant:
     """Every input under an output's window gets the same: all inputs and weights taken as 1.
 
     Outputs of one place then share their denominators and all input channels get alike, so one channel
@@ -169,7 +191,7 @@ def _flat(layer: Layer, R: Tensor) -> Tensor:
         return shares(layer.linear, [(torch.ones_like(a), torch.ones_like(w))], None, R)
     one = torch.ones_like(a.narrow(axis, 0, 1))
     thin = shares(layer.linear, [(one, w.new_ones(1, 1, *w.shape[2:]))], None, R.sum(axis, keepdim=True))
-    return (thin / a.shape[axis]).expand_as(a)
+    return (dense(thin) / a.shape[axis]).expand_as(a)
 
 
 def _scaled(w: Tensor, scale: Tensor) -> Tensor:

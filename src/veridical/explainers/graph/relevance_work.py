@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from veridical.explainers.graph.relevance_flow import Relevant
 from veridical.explainers.graph.relevance_rules import Layer, Rules
-from veridical.explainers.graph.routes import route
+from veridical.explainers.graph.routes import Routed
 from veridical.model.cost import Meter
 
 FURTHER: dict[str, tuple[int, int]] = {
@@ -39,21 +40,19 @@ class Work:
     forward: int = 0
     backward: int = 0
 
-    def through(self, layer: Layer, rule: str, rules: Rules, a: Tensor) -> Tensor:
-        """The answer of a layer, whose relevance goes back to `a` by a rule; both are noted."""
-        size = layer.multiplications
-        # the norm behind a layer that has run does not make it run again
-        self.plain += size if layer.norm is None else 0
+    def through(self, layer: Layer, rule: str, rules: Rules, a: Tensor) -> Routed:
+        """The answer of a layer, whose relevance goes back to `a` by a rule; what that takes is noted."""
 
-        def back(R: Tensor) -> tuple[Tensor]:
+        def back(R: Relevant) -> tuple[Relevant]:
             # here, since no relevance may come: not through queries and keys
             name = "z_plus" if rule == "alpha_beta" and rules.alpha == 1 else rule
             forward, backward = (FURTHER if layer.positive else _OF_ANY_SIGN)[name]
-            self.forward += forward * size
-            self.backward += backward * size
+            if forward:
+                self.forward += forward * layer.multiplications
+                self.backward += backward * layer.multiplications
             return (rules.back(rule, layer, R),)
 
-        return route(layer.z, back, a)
+        return Routed(layer.z, back, a)
 
 
 @dataclass
