@@ -48,7 +48,9 @@ def switch(
     if how == "paired":
         side[SAMPLE] = torch.arange(len(task), device=task.device)
     wrapped = Switched(old.source.module, sites, how, positional, reference, old.meter)
-    source = Source(wrapped, _copier(old.source, wrapped), old.source.shared)
+    own = old.source.copier
+    copier = None if own is None else lambda _: wrapped.holding(own(wrapped.module))
+    source = Source(wrapped, copier, old.source.shared)
     made = task.changed(
         alone=True,
         predictor=replace(old, source=source),
@@ -64,12 +66,8 @@ def switch(
         masks=None,
     )
     plain = object.__new__(Task)
-    own = {
-        name: value
-        for name, value in vars(made).items()
-        if name not in ("prompts", "answers", "units", "off")
-    }
-    plain.__dict__.update(own, reference=plain)
+    kept = vars(made).keys() - {"prompts", "answers", "units", "off"}
+    plain.__dict__.update({name: vars(made)[name] for name in kept}, reference=plain)
     _check_on(task, plain)
     return plain
 
@@ -185,25 +183,6 @@ def _off_rows(task: Task, off: Any) -> tuple[dict[str, Tensor], Any]:
             "over each other; pair prompts of equally many tokens"
         )
     return {PAIRED + name: value for name, value in theirs.items()}, None
-
-
-def _copier(source: Source, wrapped: Switched) -> Any:
-    """How a copy of the whole is made where the caller said how one of the model is."""
-    if source.copier is None:
-        return None
-    inner = source.copier
-
-    def copied(_: nn.Module) -> nn.Module:
-        return Switched(
-            inner(wrapped.module),
-            wrapped.sites,
-            wrapped.off,
-            wrapped.positional,
-            wrapped.reference,
-            wrapped.meter,
-        )
-
-    return copied
 
 
 def _check_on(task: Task, switched: Task) -> None:
