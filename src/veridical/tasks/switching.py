@@ -175,13 +175,15 @@ def _off_rows(task: Task, off: Any) -> tuple[dict[str, Tensor], Any]:
             f"paired inputs differ in '{odd}': {shapes[1].get(odd)} for {shapes[0].get(odd)}; states of "
             "inputs of other sizes do not lie over each other (pair prompts of equally many tokens)"
         )
-    if "attended" in mine and not torch.equal(mine["attended"], theirs["attended"]):
-        place = int((mine["attended"] != theirs["attended"]).any(1).nonzero()[0, 0])
-        lengths = [int(each["attended"][place].sum()) for each in (mine, theirs)]
-        raise ShapeError(
-            f"prompt {place} has {lengths[0]} tokens and its pair {lengths[1]}, so their states do not lie "
-            "over each other; pair prompts of equally many tokens"
-        )
+    for name in ("attended", "answered"):  # of prompts and of answers
+        if name in mine and not torch.equal(mine[name], theirs[name]):
+            place = int((mine[name] != theirs[name]).any(1).nonzero()[0, 0])
+            what = "prompt" if name == "attended" else "the answer to prompt"
+            lengths = [int(each[name][place].sum()) for each in (mine, theirs)]
+            raise ShapeError(
+                f"{what} {place} has {lengths[0]} tokens and its pair {lengths[1]}, so their states do not "
+                "lie over each other; pair prompts, and answers, of equally many tokens"
+            )
     return {PAIRED + name: value for name, value in theirs.items()}, None
 
 
