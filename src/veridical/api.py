@@ -207,6 +207,12 @@ def evaluate(
     failures: list[Failure] = []
     cells = [(method, judge) for method in methods for judge in judges]
     interrupted = False
+    # a metric may share work between methods: GEF makes each noisy world once
+    together: dict[str, dict[str, Scores | Exception]] = {
+        what: {}
+        for what, judge in judges.items()
+        if isinstance(judge, ExplainerMetric) and judge.shares_work and repeats == 1 and len(methods) > 1
+    }
 
     def keep(who: str, what: str | None, error: Exception) -> None:
         failures.append(Failure(who, what, str(error), "".join(traceback.format_exception(error))))
@@ -224,7 +230,11 @@ def evaluate(
                     explanations[who] = explain(methods[who], task, seed=seed, cache=cache).settle()
                 step = what
                 subject = methods[who] if isinstance(judge, ExplainerMetric) else explanations[who]
-                scores[who, what] = score(judge, task, subject, seed=seed, repeats=repeats)
+                scores[who, what] = (
+                    score(judge, task, subject, seed=seed, repeats=repeats)
+                    if what not in together
+                    else _of_company(together[what], judge, task, methods, who, seed)
+                )
             except Exception as error:
                 keep(who, step, error)
         for who, what in list(scores):
@@ -237,6 +247,25 @@ def evaluate(
         interrupted = True
         warnings.warn("interrupted; the finished cells are kept", VeridicalWarning, stacklevel=2)
     return Evaluation(task, scores, explanations, failures, interrupted, seed)
+
+
+def _of_company(
+    known: dict[str, Scores | Exception],
+    judge: AnyMetric,
+    task: Task,
+    methods: Mapping[str, Explainer],
+    who: str,
+    seed: int,
+) -> Scores:
+    """The score of one method among several that are judged together, when the first is wanted."""
+    assert isinstance(judge, ExplainerMetric)
+    if not known:
+        with _waiting(f"scoring {len(methods)} methods by {judge.name}", task):
+            known.update(judge.score_all(task, methods, Key(seed)))
+    found = known[who]
+    if isinstance(found, Exception):
+        raise found
+    return replace(found, cost=found.cost + judge.basis(task, Key(seed)))
 
 
 T = TypeVar("T", Explainer, AnyMetric)

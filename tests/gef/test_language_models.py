@@ -9,7 +9,10 @@ import torch
 
 import veridical as vd
 from tests.reference import gated
+from veridical.errors import VeridicalWarning
 from veridical.explainers.gradients import IntegratedGradients
+from veridical.gef.receipt import receipt_of
+from veridical.model import weights as drawing
 from veridical.tasks import known_prompts
 from veridical.tasks.causal_networks import HEADS
 from veridical.tasks.word_tokens import WordTokenizer
@@ -86,3 +89,35 @@ def test_stale_states_would_be_noticed():
         stale = gated.gef(respond, model, "gradient", [heads.space.n_features] * len(task), PATH, DRAWS)
     with pytest.raises(AssertionError):
         check(heads, "gradient", stale)
+
+
+def test_methods_that_are_evaluated_together_meet_the_same_worlds():
+    """Scores are those of each alone, every noisy world is drawn once, and what it answers is asked once."""
+    _, task = planted(samples=3)
+    metric, names = vd.GEF(path=PATH, draws=DRAWS), ["gradient", "saliency", "occlusion"]
+    receipt_of(task)  # it draws for its self-check, once a task
+    alone = {name: vd.score(metric, task, name) for name in names}
+    with mock.patch.object(drawing, "draw_noise", wraps=drawing.draw_noise) as draw:
+        found = vd.evaluate(task, names, metric)
+    drawn = [name for call in draw.call_args_list for name, _ in call.args[1]]
+    assert len(drawn) == DRAWS * len(PATH) * len(list(task.model.parameters()))
+    for name in names:
+        assert torch.equal(found.scores[name, "gef"].values, alone[name].values)
+    fewer = {name: alone[name].cost - found.scores[name, "gef"].cost for name in names}
+    answers = vd.Cost(DRAWS * len(PATH) * len(task))  # a gradient has them on its way
+    assert fewer == {"gradient": vd.Cost(), "saliency": vd.Cost(), "occlusion": answers}
+
+
+def test_a_searched_path_is_in_the_cost_of_each():
+    _, task = planted(samples=3)
+    found = vd.evaluate(task, ["gradient", "saliency"], vd.GEF(draws=1, levels=3))
+    alone = vd.score(vd.GEF(draws=1, levels=3), task, "gradient")
+    assert found.scores["gradient", "gef"].cost == alone.cost == found.scores["saliency", "gef"].cost
+
+
+def test_one_method_that_fails_leaves_the_others():
+    _, task = planted()
+    with pytest.warns(VeridicalWarning, match="smoothgrad"):
+        found = vd.evaluate(task, ["gradient", "smoothgrad"], vd.GEF(path=PATH, draws=1))
+    assert ("gradient", "gef") in found.scores
+    assert [f.explainer for f in found.failures] == ["smoothgrad"]

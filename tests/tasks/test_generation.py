@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import veridical as vd
 from tests.reference.small_lm import KeepingLM, Words, small_lm
@@ -210,3 +211,25 @@ def test_a_model_that_does_not_share_rightly_is_asked_plainly(monkeypatch):
     found = vd.explain("exact_shapley", task).values
     torch.testing.assert_close(found, vd.explain("exact_shapley", made()).values, atol=1e-9, rtol=0)
     assert task.predictor.model.agrees is False
+
+
+class Looks(TorchDispatchMode):
+    """Counts how often a number is read from a tensor, which on a GPU is to wait for it."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func._schema.name == "aten::_local_scalar_dense"
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_table_of_masks_reads_no_number_between_chunks():
+    counts = []
+    for rows in (1, 2, 8):
+        task = made(plan=vd.Plan(rows=rows))
+        with Looks() as looks:
+            vd.explain("exact_shapley", task)
+        counts.append(looks.count)
+    assert len(set(counts)) == 1, counts

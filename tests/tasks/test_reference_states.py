@@ -88,7 +88,17 @@ def test_pairs_of_other_lengths_are_refused_though_the_sets_are_as_long():
         vd.Generation(small_lm(words), words, texts, [" dog", " cat"])
         for texts in (["Ann has a", TEXTS[1]], [TEXTS[1], "Ann has a"])
     )
-    with pytest.raises(ShapeError, match=r"prompt 0 .* equally many tokens"):
+    with pytest.raises(ShapeError, match=r"^prompt 0 .* equally many tokens"):
+        vd.switch(one, vd.Heads(), vd.Counterfactual(two))
+
+
+def test_answers_of_other_lengths_are_no_pair():
+    model = small_lm(TOKENS)
+    one, two = (
+        vd.Generation(model, TOKENS, TEXTS, answers)
+        for answers in ([" dog", " cat. Bob"], [" dog. Bob", " cat"])
+    )
+    with pytest.raises(ShapeError, match=r"the answer to prompt 0 has 1 tokens and its pair 3"):
         vd.switch(one, vd.Heads(), vd.Counterfactual(two))
 
 

@@ -12,7 +12,8 @@ from rich.table import Table
 
 import veridical as vd
 from veridical.audit import EFFORTS, Audit
-from veridical.audit.panel import LINES
+from veridical.audit.effort import effort_of
+from veridical.audit.panel import LINES, choose_explainers
 from veridical.cli.app import app, out
 from veridical.cli.sources import (
     AllowCode,
@@ -101,6 +102,8 @@ def audit(
         kept.mkdir(parents=True, exist_ok=True)  # a place that cannot be written to is said before the work
     except OSError as error:
         raise StorageError.of("written", folder, error) from error
+    if chosen.head == "generation":
+        foretell(chosen, explainer, effort, samples)
     try:
         result = vd.audit(
             chosen,
@@ -138,6 +141,15 @@ def demo(
     result = vd.audit(task, samples=samples, seed=seed, budget=DEMO_ROWS)
     show(result)
     write(result, folder)
+
+
+def foretell(task: vd.Task, explainers: list[str] | None, effort: str, samples: int | None) -> None:
+    """Say what prompts cost before the work begins: one row may take half a second."""
+    plan = effort_of(effort, task)
+    names = explainers or list(choose_explainers(task, None, plan).explainers)
+    few = task[: min(len(task), samples or plan.samples)]
+    out.print(f"To explain and to remove units takes {escape(str(vd.estimate(few, names)))}", soft_wrap=True)
+    out.print("Controls and copies of the model with other weights come on top.\n")
 
 
 def show(result: Audit) -> None:

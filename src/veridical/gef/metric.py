@@ -25,6 +25,7 @@ from veridical.gef.shared_worlds import Company
 from veridical.gef.walk import Walk
 from veridical.gef.worlds import Perturbation
 from veridical.metrics.base import CONSTANT, ExplainerMetric, Outcome, register
+from veridical.model.cost import Cost
 from veridical.model.embeddings import embedding_layer
 from veridical.model.sessions import Question
 from veridical.random.keyed import Key
@@ -137,11 +138,14 @@ class GEF(ExplainerMetric):
 
     def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
         # a score rests on its path, whoever searched it: its cost does not depend on who came first
-        task.predictor.meter.here.forward += self.noise_path(task, key).rows
+        task.predictor.meter.add(self.basis(task, key))
         (found,) = self._outcomes(task, Company({self.name: explainer}), key).values()
         if isinstance(found, Exception):
             raise found
         return found
+
+    def basis(self, task: Task, key: Key) -> Cost:
+        return Cost(self.noise_path(task, key).rows)
 
     def score_all(
         self,

@@ -161,10 +161,12 @@ def _ask(task: Task, table: SubsetTable, rows: Tensor, keys: Tensor, behind: Bac
     texts = None if task.inputs.is_floating_point() else TokenRows.of(task)
     with sharing_beginnings(task.predictor, task.side) as predictor:
         together = max(1, (predictor.rows if texts is None else ROWS_AT_ONCE) // repeats)
-        for at in range(0, len(asked), together):
+        # read here, once: in the loop a GPU would wait at every chunk
+        firsts, lasts = who[asked[::together]].tolist(), who[asked[together - 1 :: together]].tolist()
+        lasts += who[asked[-1:]].tolist()
+        for chunk, at in enumerate(range(0, len(asked), together)):
             some = asked[at : at + together]
-            here = who[some]
-            first, last = int(here[0]), int(here[-1])
+            here, first, last = who[some], firsts[chunk], lasts[chunk]
             gone = ((code[some, None] >> places[here].clamp(min=0)) & 1).bool() & (places[here] >= 0)
             shown = behind(slice(first, last + 1))
             shown = shown if len(shown) == 1 else shown[here - first]

@@ -13,6 +13,7 @@ from veridical.errors import NotApplicableError, ShapeError
 from veridical.explainers.base import MODALITIES, Explainer
 from veridical.explainers.first_maps import FirstMaps, watched
 from veridical.masking.backgrounds import Backgrounds, Fill
+from veridical.model.cost import Cost
 from veridical.model.sessions import Question
 from veridical.random.keyed import Key
 from veridical.registry import Registry
@@ -238,6 +239,15 @@ class ExplainerMetric(AnyMetric):
             outcome = self.evaluate(task, explainer, key / self.name)
             outcome = replace(outcome, flags={CONSTANT: first.constant, **outcome.flags})
         return self._scores(task, outcome, explainer.name, key, question, explainer)
+
+    @property
+    def shares_work(self) -> bool:
+        """Whether several methods judged together cost less than one by one."""
+        return type(self).score_all is not ExplainerMetric.score_all
+
+    def basis(self, task: Task, key: Key) -> Cost:
+        """Rows that every single score rests on and `score_all` tells of none, such as a noise path's."""
+        return Cost()
 
     def score_all(
         self,

@@ -1,7 +1,12 @@
 """Masks of one prompt begin alike: what a causal model makes of a common beginning is computed once.
 
 The masks are a tree: at each unit they part into those where it is on and those where it is off. The keys and
-values of a beginning are kept (at most `KEPT_MIB`) and serve all masks that go on from it.
+values of a beginning are kept (at most `KEPT_MIB`, for a moment twice that: when masks part, they are copied)
+and serve all masks that go on from it.
+
+Measured on a CPU with layers of SmolLM2's size, 161 tokens, one thread: a table of all subsets of six units
+takes 0.45 of the time; single removals of 24 units 1.15, one path of removals 1.11, for the pieces between
+two edges are short. So tables are asked this way, and lists of masks of many units are not.
 """
 
 from __future__ import annotations
@@ -41,7 +46,7 @@ def sharing_beginnings(predictor: Predictor, side: Side) -> Iterator[Predictor]:
     model = predictor.model if prompted else None
     rows = 0
     if isinstance(model, PromptModel) and isinstance(side, dict):
-        # measured: on a CPU half the time at 161 tokens and six units; a GPU wants many rows at once instead
+        # a GPU wants many rows at once: a pass for each edge would wait for the host that starts its kernels
         rows = (
             _fitting(model, side["tokens"].shape[1]) if predictor.on_host else min(MOST, 4 * predictor.rows)
         )

@@ -69,12 +69,15 @@ class Switched(nn.Module):
             made.__dict__[name] = copy.deepcopy(value, memo)
         return made
 
+    def holding(self, child: nn.Module, sites: tuple[Site, ...] | None = None) -> Switched:
+        """The same switches in another child."""
+        sites = self.sites if sites is None else sites
+        return Switched(child, sites, self.off, self.positional, self.reference, self.meter)
+
     def around(self, wrap: Callable[[nn.Module], nn.Module]) -> Switched:
         """The same switches in a child that is wrapped: `wrap` holds it as `module`."""
         sites = tuple(replace(site, layer=f"module.{site.layer}") for site in self.sites)
-        return Switched(
-            wrap(self.module), sites, self.off, self.positional, self.reference, self.meter
-        ).eval()
+        return self.holding(wrap(self.module), sites).eval()
 
     def reference_rows(self, samples: int) -> int:
         """Rows asked for what stands in for units of so many samples that are off, once a weight world."""

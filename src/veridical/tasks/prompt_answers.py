@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from veridical.errors import InputError
-from veridical.model.predictor import check_finite, plain_output, take_side
+from veridical.model.predictor import Side, check_finite, plain_output, take_side
 from veridical.model.private_copy import Source
 from veridical.model.prompted import PromptModel
 from veridical.tasks.prompt_texts import Prompt
@@ -117,19 +117,23 @@ def _greedy(model: nn.Module, ids: Tensor, new_tokens: int, ends: int | None) ->
     return [int(token) for token in ids[0, length:].tolist()]
 
 
-def learn_predictions(task: Generation) -> None:
-    """Ask once what the model itself would say at each place of the answers; its outputs are then known."""
-    said, responses = [], []
+def asked(task: Generation, gates: Tensor, side: Side) -> tuple[Tensor, Tensor, Tensor]:
+    """Responses, the most probable tokens, and log-probabilities of the answers to rows, not counted."""
+    found = []
     with task.session():
         model = task.predictor.model
         assert isinstance(model, PromptModel)
-        for at in range(0, len(task), task.predictor.rows):
+        for at in range(0, len(gates), task.predictor.rows):
             some = slice(at, at + task.predictor.rows)
-            response, tokens, _ = model.answers(task.inputs[some], take_side(task.side, some))  # type: ignore[arg-type]
-            said.append(tokens)
-            responses.append(response)
-    total = torch.cat(responses)
-    task.__dict__["side"] = {**task.side, "predicted": torch.cat(said)}  # type: ignore[dict-item]
+            found.append(model.answers(gates[some], take_side(side, some)))  # type: ignore[arg-type]
+    response, said, own = (torch.cat(part) for part in zip(*found, strict=True))
+    return response, said, own
+
+
+def learn_predictions(task: Generation) -> None:
+    """Ask once what the model itself would say at each place of the answers; its outputs are then known."""
+    total, said, _ = asked(task, task.inputs, task.side)
+    task.__dict__["side"] = {**task.side, "predicted": said}  # type: ignore[dict-item]
     check_finite(total[:, None])
     task.keep("outputs", torch.stack([total, torch.ones_like(total)], 1))
 

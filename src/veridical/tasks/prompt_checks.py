@@ -16,12 +16,12 @@ from veridical.errors import VeridicalError
 from veridical.functional.correlation import spearman
 from veridical.masking.probe import probe
 from veridical.masking.rules import Given
-from veridical.model.predictor import repeat_side, take_side
-from veridical.model.prompted import PromptModel
+from veridical.model.predictor import repeat_side
 from veridical.random import keyed
 from veridical.random.keyed import Key
 from veridical.settings import checked
 from veridical.tasks.generation import Generation
+from veridical.tasks.prompt_answers import asked
 
 ENOUGH = 0.8
 """The share of what all units together do to the response that a unit must bring back to be sufficient."""
@@ -139,8 +139,8 @@ def prompt_checks(
     units = task.space.n_features
     one = torch.eye(units, dtype=torch.bool, device=task.device)
     every = torch.cat([one, ~one, torch.ones_like(one[:1])])
-    asked = probe(task, Given(every), response="logit", with_clean=True)
-    clean, removed, alone, none = asked.split([1, units, units, 1], 1)
+    answered = probe(task, Given(every), response="logit", with_clean=True)
+    clean, removed, alone, none = answered.split([1, units, units, 1], 1)
     falls = _known(task, clean - removed)
     other, compared = _other(task)
     agreement, same = _nothing(task), torch.ones(len(task), dtype=torch.bool, device=task.device)
@@ -187,17 +187,9 @@ def _other(task: Generation) -> tuple[Generation | None, str]:
 
 def _asked(task: Generation, gates: Tensor, side: Any) -> tuple[Tensor, Tensor]:
     """Responses and log-probabilities of answers to rows, counted."""
-    found = []
-    with task.session():
-        model = task.predictor.model
-        assert isinstance(model, PromptModel)
-        for at in range(0, len(gates), task.predictor.rows):
-            some = slice(at, at + task.predictor.rows)
-            response, _, own = model.answers(gates[some], take_side(side, some))  # type: ignore[arg-type]
-            found.append(torch.stack([response, own]).double())
+    response, _, own = asked(task, gates, side)
     task.predictor.meter.here.forward += len(gates)
-    response, own = torch.cat(found, 1)
-    return response, own
+    return response.double(), own.double()
 
 
 def _random_spans(task: Generation, first: Tensor, fall: Tensor, draws: int, key: Key) -> Tensor:

@@ -48,7 +48,9 @@ def switch(
     if how == "paired":
         side[SAMPLE] = torch.arange(len(task), device=task.device)
     wrapped = Switched(old.source.module, sites, how, positional, reference, old.meter)
-    source = Source(wrapped, _copier(old.source, wrapped), old.source.shared)
+    own = old.source.copier
+    copier = None if own is None else lambda _: wrapped.holding(own(wrapped.module))
+    source = Source(wrapped, copier, old.source.shared)
     made = task.changed(
         alone=True,
         predictor=replace(old, source=source),
@@ -64,12 +66,8 @@ def switch(
         masks=None,
     )
     plain = object.__new__(Task)
-    own = {
-        name: value
-        for name, value in vars(made).items()
-        if name not in ("prompts", "answers", "units", "off")
-    }
-    plain.__dict__.update(own, reference=plain)
+    kept = vars(made).keys() - {"prompts", "answers", "units", "off"}
+    plain.__dict__.update({name: vars(made)[name] for name in kept}, reference=plain)
     _check_on(task, plain)
     return plain
 
@@ -177,33 +175,16 @@ def _off_rows(task: Task, off: Any) -> tuple[dict[str, Tensor], Any]:
             f"paired inputs differ in '{odd}': {shapes[1].get(odd)} for {shapes[0].get(odd)}; states of "
             "inputs of other sizes do not lie over each other (pair prompts of equally many tokens)"
         )
-    if "attended" in mine and not torch.equal(mine["attended"], theirs["attended"]):
-        place = int((mine["attended"] != theirs["attended"]).any(1).nonzero()[0, 0])
-        lengths = [int(each["attended"][place].sum()) for each in (mine, theirs)]
-        raise ShapeError(
-            f"prompt {place} has {lengths[0]} tokens and its pair {lengths[1]}, so their states do not lie "
-            "over each other; pair prompts of equally many tokens"
-        )
+    for name in ("attended", "answered"):  # of prompts and of answers
+        if name in mine and not torch.equal(mine[name], theirs[name]):
+            place = int((mine[name] != theirs[name]).any(1).nonzero()[0, 0])
+            what = "prompt" if name == "attended" else "the answer to prompt"
+            lengths = [int(each[name][place].sum()) for each in (mine, theirs)]
+            raise ShapeError(
+                f"{what} {place} has {lengths[0]} tokens and its pair {lengths[1]}, so their states do not "
+                "lie over each other; pair prompts, and answers, of equally many tokens"
+            )
     return {PAIRED + name: value for name, value in theirs.items()}, None
-
-
-def _copier(source: Source, wrapped: Switched) -> Any:
-    """How a copy of the whole is made where the caller said how one of the model is."""
-    if source.copier is None:
-        return None
-    inner = source.copier
-
-    def copied(_: nn.Module) -> nn.Module:
-        return Switched(
-            inner(wrapped.module),
-            wrapped.sites,
-            wrapped.off,
-            wrapped.positional,
-            wrapped.reference,
-            wrapped.meter,
-        )
-
-    return copied
 
 
 def _check_on(task: Task, switched: Task) -> None:
