@@ -127,7 +127,10 @@ class Follower(TorchFunctionMode):
         carrying = any(v in self.carried for v in given)
         if not carrying and not any(v in self.held for v in given):
             self._look_for_unseen(given)
-            return self.do(func, *args, **kwargs)
+            value = self.do(func, *args, **kwargs)
+            if any(v in self.free for v in given):
+                self.free.add(tensors(value))
+            return value
         self._look_for_unseen(given)
         target = overwritten(func, args, kwargs)
         if target is not None:

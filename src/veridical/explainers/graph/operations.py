@@ -178,6 +178,25 @@ def kind_of(name: str, args: Any = (), kwargs: Any = None) -> str:
     return KINDS.get(name, NO_RULE)
 
 
+def bound(name: str, args: Any, kwargs: Any, which: str) -> float | None:
+    """The number that an operation keeps its answers above ("low") or below ("high"), if it is one."""
+    if name not in _BOUNDING:
+        return None
+    at, *names = _BOUNDING[name][which]
+    found = args[at] if 0 < at < len(args) else next((kwargs[n] for n in names if n in kwargs), None)
+    return found if isinstance(found, int | float) else None
+
+
+_CLAMP = {"low": (1, "min"), "high": (2, "max")}
+_BOUNDING: dict[str, dict[str, tuple[Any, ...]]] = {
+    "clamp": _CLAMP,
+    "clip": _CLAMP,
+    "hardtanh": {"low": (1, "min_val"), "high": (2, "max_val")},
+    "clamp_max": {"low": (0,), "high": (1, "max")},
+}
+"""Where bounds stand: ReLU6 by another name has 0 below; 0 above gives what a rectifier takes away."""
+
+
 def overwritten(func: Any, args: Any, kwargs: Any) -> Tensor | None:
     """The tensor that a call writes its answer into, or None if it makes a new one."""
     name = str(getattr(func, "__name__", "")).partition(".")[0]

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from veridical.explainers.graph.follow import Follower
-from veridical.explainers.graph.operations import kind_of
+from veridical.explainers.graph.operations import bound, kind_of
 
 Rule = Callable[[Tensor, Tensor], Tensor]
 """From a rectifier's plain gradient and what came from above to what it passes back."""
@@ -32,10 +32,10 @@ class Rectifiers(Follower):
         self.seen = 0
 
     def rule(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        if name in RECTIFIERS or _bound(name, args, kwargs, "low") == 0 or _leaks_nothing(name, args, kwargs):
+        if name in RECTIFIERS or bound(name, args, kwargs, "low") == 0 or _leaks_nothing(name, args, kwargs):
             return self.do(_rectified, self, func, args, kwargs)
         self._look_for_readers(name, args)
-        if name in _DISGUISES or name in _INSIDE or _bound(name, args, kwargs, "high") == 0:
+        if name in _DISGUISES or name in _INSIDE or bound(name, args, kwargs, "high") == 0:
             raise self._hidden(name, "it may be a part of a rectifier that is written by hand")
         if (
             kind_of(name) != "compare"
@@ -68,25 +68,6 @@ def _rectified(run: Rectifiers, func: Callable[..., Any], args: Any, kwargs: Any
             lambda plain, above: None if above[0] is None else (change(plain[0], above[0]), *plain[1:])
         )
     return value
-
-
-def _bound(name: str, args: Any, kwargs: Any, which: str) -> float | None:
-    """The number that an operation keeps its answers above ("low") or below ("high"), if it is one."""
-    if name not in _BOUNDING:
-        return None
-    at, *names = _BOUNDING[name][which]
-    found = args[at] if 0 < at < len(args) else next((kwargs[n] for n in names if n in kwargs), None)
-    return found if isinstance(found, int | float) else None
-
-
-_CLAMP = {"low": (1, "min"), "high": (2, "max")}
-_BOUNDING: dict[str, dict[str, tuple[Any, ...]]] = {
-    "clamp": _CLAMP,
-    "clip": _CLAMP,
-    "hardtanh": {"low": (1, "min_val"), "high": (2, "max_val")},
-    "clamp_max": {"low": (0,), "high": (1, "max")},
-}
-"""Where bounds stand: ReLU6 by another name has 0 below; 0 above gives what a rectifier takes away."""
 
 
 def _leaks_nothing(name: str, args: Any, kwargs: Any) -> bool:

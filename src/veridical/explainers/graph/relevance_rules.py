@@ -35,7 +35,8 @@ class Layer(Inner):
 
     `positive` if the inputs are known to be at least 0; `channels` is the axis along which weights differ.
     Where a batch norm follows, z is the norm's answer, and `w`, `b` and `pull` are not yet folded.
-    `transposed` if the first axis of the weights is the inputs; `parts` where parts of the weights are kept.
+    `transposed` if the first axis of the weights is not the outputs; `parts` where parts of the weights are
+    kept; `terms` is how many products are summed to each output, where the weights' shape does not tell.
     """
 
     linear: Linear
@@ -49,6 +50,7 @@ class Layer(Inner):
     transposed: bool = False
     norm: BatchNorm | None = None
     parts: Parts | None = None
+    terms: int = 0
 
     @classmethod
     def at(
@@ -61,16 +63,31 @@ class Layer(Inner):
         positive: bool = False,
         transposed: bool = False,
         parts: Parts | None = None,
+        terms: int = 0,
     ) -> Layer:
         """Run the layer on a, apart from the graph that a belongs to."""
         a = without_graph(a)
         z, pull = linear(a, w, b)
-        return cls(linear, a, w, b, z, pull, channels, positive, transposed, None, parts)
+        return cls(linear, a, w, b, z, pull, channels, positive, transposed, None, parts, terms)
 
     def normed(self, norm: BatchNorm) -> Layer:
         """The same layer and the batch norm behind it; it does not run again."""
-        own, how = (self.linear, self.a, self.w, self.b), (self.channels, self.positive, self.transposed)
-        return Layer(*own, norm(self.z), self.pull, *how, norm, self.parts)
+        return self._with(norm(self.z), self.b, norm)
+
+    def shifted(self, b: Tensor) -> Layer:
+        """The same layer and a bias that is added behind it; it does not run again."""
+        return self._with(self.z + b, b.reshape(-1), None)
+
+    def _with(self, z: Tensor, b: Tensor | None, norm: BatchNorm | None) -> Layer:
+        how = (self.channels, self.positive, self.transposed, norm, self.parts, self.terms)
+        return Layer(self.linear, self.a, self.w, b, z, self.pull, *how)
+
+    def takes(self, b: Tensor) -> bool:
+        """Whether a tensor that is added to its answer is the bias it lacks: one number per channel."""
+        axis = self.channels % self.z.dim()
+        shape = (*[1] * (self.z.dim() - b.dim()), *b.shape)
+        alike = len(shape) == self.z.dim() and shape[axis] == self.z.shape[axis] == b.numel()
+        return alike and self.b is None and self.norm is None and not b.is_inference()
 
     @property
     def foldable(self) -> bool:
@@ -80,6 +97,8 @@ class Layer(Inner):
     @property
     def multiplications(self) -> int:
         """Multiplications of one run."""
+        if self.terms:
+            return self.z.numel() * self.terms
         over = self.a if self.transposed else self.z
         return over.numel() * (self.w.numel() // self.w.shape[0])
 
