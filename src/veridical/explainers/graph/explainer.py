@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 from torch.jit import ScriptModule
 
@@ -92,7 +93,8 @@ class FollowingExplainer(Explainer):
         assert isinstance(model, Followed)
         self.tried(model)
         size = theirs.detach().abs().max().clamp(min=1e-6)
-        if not bool(((ours - theirs).detach().abs() <= 1e-3 * size).all()):
+        near = max(1e-3, 8 * torch.finfo(theirs.dtype).eps)
+        if not bool(((ours - theirs).detach().abs() <= near * size).all()):
             raise NotApplicableError(
                 "the model answers otherwise when its operations are followed one by one: its forward pass "
                 "depends on more than its inputs, or changes a part of a tensor in place"

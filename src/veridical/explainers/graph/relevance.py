@@ -255,6 +255,13 @@ class Relevance(Follower):
             value = self.do(ungraded, func, (a, b), how)
             self._unruled(value, name, "no rule is stated for a division by an activation")
             return value
+        gate, signal = (a, b) if self.carries(a) else (b, a)
+        per_unit = isinstance(signal, Tensor) and signal.dim() > 1 and signal.shape == gate.shape
+        if per_unit and gate in self.gates:
+            # a signal that is constant, as a first state is, takes all
+            value = self.do(ungraded, func, (a, b), how)
+            self.free.add([value])
+            return value
         scaled: Tensor = self.do(proportional, func, (a, b), how, None, 0 if self.carries(a) else 1)
         return scaled
 
