@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -131,3 +132,71 @@ def test_a_gate_by_hand_is_a_gate(kind: str, name: str) -> None:
     by_hand = task_of(Gated(gate, lambda h: h * gate(h)), x)
     same(name, by_hand, task_of(Gated(F.hardsigmoid, lambda h: h * F.hardsigmoid(h)), x), 1e-6)
     same(name, by_hand, task_of(Gated(F.hardsigmoid, F.hardswish), x), 1e-4)
+
+
+class Normed(nn.Module):
+    """A convolution and a dense layer with norms behind them, the norm as `norm` has it."""
+
+    def __init__(self, norm: Callable[[Tensor, nn.Module], Tensor], twice: bool = False) -> None:
+        super().__init__()
+        self.c, self.n, self.m = nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.BatchNorm1d(5)
+        self.a, self.last = nn.Linear(4 * 36, 5), nn.Linear(5, 3)
+        self.norm, self.twice = norm, twice
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(self.c(x), self.n)
+        h = F.relu(self.n(h) if self.twice else h)
+        return self.last(F.relu(self.norm(self.a(h.flatten(1)), self.m)))
+
+
+def normed_task(norm: Callable[[Tensor, nn.Module], Tensor], twice: bool = False) -> vd.Task:
+    net = seeded(Normed(norm, twice)).eval()
+    with torch.no_grad():
+        for at, each in enumerate((net.n, net.m)):
+            size = each.num_features
+            each.running_mean.copy_(draw(size, seed=20 + at))
+            each.running_var.copy_(draw(size, seed=22 + at).abs() + 0.5)
+            each.weight.copy_(draw(size, seed=24 + at))  # of either sign
+            each.bias.copy_(draw(size, seed=26 + at))
+    return vd.Task(net, draw(4, 2, 6, 6), targets=torch.zeros(4, dtype=torch.int64))
+
+
+def as_module(h: Tensor, norm: nn.Module) -> Tensor:
+    return norm(h)
+
+
+def laid(norm: nn.Module, h: Tensor) -> list[Tensor]:
+    shape = (1, -1, *[1] * (h.dim() - 2))
+    return [v.view(shape) for v in (norm.running_mean, norm.running_var, norm.weight, norm.bias)]
+
+
+def step_by_step(h: Tensor, norm: nn.Module) -> Tensor:
+    mean, var, weight, bias = laid(norm, h)
+    return (h - mean) / torch.sqrt(var + norm.eps) * weight + bias
+
+
+def frozen(h: Tensor, norm: nn.Module) -> Tensor:
+    """As detection networks write a batch norm that is never trained."""
+    mean, var, weight, bias = laid(norm, h)
+    scale = weight * (var + norm.eps).rsqrt()
+    return h * scale + (bias - mean * scale)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("norm", [step_by_step, frozen])
+def test_a_norm_by_hand_is_folded_as_a_batch_norm_is(norm: Any, name: str) -> None:
+    same(name, normed_task(norm), normed_task(as_module))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_norm_behind_another_is_folded_as_both(name: str) -> None:
+    same(name, normed_task(frozen, True), normed_task(as_module, True))
+    both = normed_task(as_module, True)
+    folded = torch.nn.utils.fusion.fuse_conv_bn_eval
+    net = seeded(Normed(as_module)).eval()
+    net.load_state_dict(both.model.state_dict())
+    net.c, net.n = folded(folded(net.c, net.n), net.n), nn.Identity()
+    single = vd.Task(net, both.inputs, targets=both.targets)
+    torch.testing.assert_close(both.outputs, single.outputs)
+    found, expected = (registry.make(name)(task).values for task in (both, single))
+    torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-9)

@@ -228,13 +228,23 @@ class Relevance(Follower):
         if name == "rsub":
             a, b = b, a
         factor = alpha * (-1 if "sub" in name else 1)
-        whole, bias = (a, b) if self.carries(a) else (b, a)
-        if factor == 1 and isinstance(bias, Tensor) and not (self.carries(bias) or bias in self.free):
-            layer, rule, given = self.layers.get(whole, (None, "", whole))
-            if layer is not None and layer.takes(bias):
-                return self._joined(self.do(Layer.shifted, layer, bias), rule, given)
+        found = self._layer_before(a, b)
+        if found is not None and (not found[0].transposed or (found[0].b is None and found[0].norm is None)):
+            return self._joined(self.do(Layer.shifted, found[0], b, factor), *found[1:])
+        found = self._layer_before(b, a)
+        if found is not None and factor == 1 and not found[0].transposed:
+            return self._joined(self.do(Layer.shifted, found[0], a, 1), *found[1:])
         value: Tensor = self.do(split_sum, a, b, factor)
         return value
+
+    def _layer_before(self, value: Any, constant: Any) -> tuple[Layer, str, Tensor] | None:
+        """The layer whose answer a value is, where a constant beside it has one number for every channel."""
+        if not isinstance(value, Tensor) or not isinstance(constant, Tensor):
+            return None
+        found: tuple[Layer, str, Tensor] | None = self.layers.get(value)
+        if found is None or constant in self.carried or constant in self.free or constant in self.held:
+            return None
+        return found if found[0].has_channels(constant) else None
 
     def _product(self, name: str, func: Callable[..., Any], a: Any, b: Any, **how: Any) -> Tensor:
         if self.carries(a) and self.carries(b):
@@ -255,6 +265,11 @@ class Relevance(Follower):
             value = self.do(ungraded, func, (a, b), how)
             self._unruled(value, name, "no rule is stated for a division by an activation")
             return value
+        for value, factor in ((a, b), (b, a)):
+            found = self._layer_before(value, factor)
+            if found is not None and not (found[0].transposed or how or name.startswith("r")):
+                divides = "div" in name
+                return self._joined(self.do(Layer.scaled, found[0], factor, divides), *found[1:])
         gate, signal = (a, b) if self.carries(a) else (b, a)
         per_unit = isinstance(signal, Tensor) and signal.dim() > 1 and signal.shape == gate.shape
         if per_unit and gate in self.gates:
