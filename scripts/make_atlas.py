@@ -27,6 +27,11 @@ def page(home: Path = HOME) -> str:
     return render({**contents(vd.atlas.load(home)), "address": f"{home.name}/"}, "md").rstrip() + "\n"
 
 
+def table(home: Path = HOME) -> str:
+    """The page of tables to sort and filter; the site makes it when it is built."""
+    return render(contents(vd.atlas.load(home)), "html")
+
+
 def main() -> None:
     if len(sys.argv) > 1:
         HOME.mkdir(exist_ok=True)
@@ -34,7 +39,6 @@ def main() -> None:
             shutil.copy(Path(sys.argv[1]) / name, HOME / name)
     atlas = vd.atlas.load(HOME)
     put(DOCS / "atlas.md", page(), private=False)
-    put(HOME / "table.html", render(contents(atlas), "html"), private=False)
     for name in PICTURES:
         put(HOME / f"{name}.svg", pictured(atlas, name), private=False)
 

@@ -279,7 +279,7 @@ MUTANTS = (
     ),
     Mutant(
         "bounds: a number outside them is taken",
-        "allowed.py",
+        "settings.py",
         "all(value in bound for bound in bounds)",
         "True",
         "test_allowed.py",
@@ -582,7 +582,7 @@ MUTANTS = (
     ),
     Mutant(
         "area: rectangles for trapezoids",
-        "functional/curves.py",
+        "functional/responses.py",
         "step * (y[..., 1:] + y[..., :-1]) / 2",
         "step * y[..., 1:]",
         "functional/test_curves.py",
@@ -726,6 +726,13 @@ MUTANTS = (
         "            other - quality,\n",
         "qge/test_gap.py",
         "lerf_less_morf or direction",
+    ),
+    Mutant(
+        "qge: the inverse's values follow one of the rankings that agree with a map",
+        "qge/gap.py",
+        '(metric.ranks_only or metric.ties == "stable")',
+        "metric.ties",
+        "qge/test_tied_values.py",
     ),
     Mutant(
         "qge: direction forgotten",

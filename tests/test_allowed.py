@@ -14,7 +14,7 @@ import pytest
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 import veridical as vd
-from veridical.allowed import LARGE, LARGEST, MANY, Between, Count, Index, Value, Within, why_not
+from veridical.allowed import LARGE, LARGEST, MANY, Between, Count, Index, Value, Within
 from veridical.errors import InputError, MemoryLimitError
 from veridical.explainers.base import registry as explainers
 from veridical.explainers.transforms import Transform
@@ -24,7 +24,7 @@ from veridical.gef.llm.explainer import LLMx
 from veridical.gef.llm.local import LocalModel
 from veridical.metrics.base import registry as metrics
 from veridical.qge.relative import Relative
-from veridical.settings import Settings
+from veridical.settings import Settings, why_not
 from veridical.study.executors import LocalProcesses
 from veridical.study.ray_executor import RayExecutor
 from veridical.study.spec import Strict

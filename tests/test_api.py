@@ -356,3 +356,22 @@ def test_as_explanation_gives_back_what_is_one() -> None:
     e = vd.explain("saliency", task())
     assert as_explanation(e, task()) is e
     assert as_metric("sparseness") == Sparseness()
+
+
+@pytest.mark.parametrize("metric", ["pixel_flipping", "qge:pixel_flipping", "completeness", "infidelity"])
+def test_a_map_of_another_output_is_flagged(metric: str) -> None:
+    task = vd.Task(torch.nn.Linear(4, 3), torch.eye(4)[:3], fill=0.0).with_targets([0, 1, 2])
+    maps = vd.explain("gradient", task)
+    there = [reason for reason in vd.score(metric, task, maps).flagged if "another output" in reason]
+    other = vd.score(metric, task.with_targets([0, 2, 1]), maps)
+    assert not there
+    assert other.flags[vd.api.OTHER_OUTPUT].tolist() == [False, True, True]
+    assert vd.api.OTHER_OUTPUT in vd.score(metric, task.with_targets([0, 2, 1]), maps, repeats=2).flags
+    alike = vd.score(metric, task.with_targets([0, 1, 2]), maps)  # the same outputs, said anew
+    assert vd.api.OTHER_OUTPUT not in alike.flags
+
+
+def test_maps_that_no_output_is_asked_about_are_not_flagged() -> None:
+    task = vd.Task(torch.nn.Linear(4, 3), torch.eye(4)[:3], fill=0.0).with_targets([0, 1, 2])
+    maps = vd.explain("gradient", task)
+    assert not vd.score("sparseness", task.with_targets([0, 2, 1]), maps).flagged

@@ -15,7 +15,7 @@ import veridical as vd
 from veridical.tasks.networks import DigitsCNN
 
 SOURCE = Path(vd.__file__).parent
-MOST_FILES, MOST_BORDERS = 29, 104
+MOST_FILES, MOST_BORDERS = 22, 96
 ASKS_FOR_A_DEVICE = re.compile(r"\.is_cuda|\.is_cpu|\.type [!=]= \"c|torch\.cuda\.(?!OutOfMemoryError)")
 MAY_ASK = (
     "functional/devices.py",
@@ -58,7 +58,7 @@ def digits_like() -> vd.Task:
     return vd.Task(DigitsCNN(), torch.rand(8, 1, 8, 8), targets=torch.arange(8) % 10)
 
 
-@pytest.mark.skipif(sys.getprofile() is not None or sys.gettrace() is not None, reason="somebody else counts")
+@pytest.mark.skipif(sys.getprofile() is not None, reason="somebody else counts")
 def test_a_score_passes_few_files_and_crosses_few_borders() -> None:
     walked(digits_like())  # what is imported on the first call is not the way of a score
     walk = walked(digits_like())

@@ -45,9 +45,11 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Files, config: Any) -> Files:
+    from scripts import make_atlas
     from scripts.docs_site import notebooks
 
-    for path, content in {**_cards(), **notebooks.everything()}.items():
+    tables = {"atlas/table.html": make_atlas.table()}
+    for path, content in {**_cards(), **notebooks.everything(), **tables}.items():
         files.append(File.generated(config, path, content=content))
     return files
 

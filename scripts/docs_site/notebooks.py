@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-NAMES = ("tutorial", "image", "tabular", "text", "series", "concepts")
+NAMES = ("tutorial", "image", "tabular", "text", "series", "language_models", "concepts")
 ALT = re.compile(r"^# picture: (.+)$", re.MULTILINE)
 """A comment that says what the picture of a cell shows, for those who cannot see it."""
 

@@ -7,6 +7,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,6 +32,7 @@ from veridical.values.scores import Scores
 from veridical.values.task import Task
 
 R = TypeVar("R", bound=type[Any])
+OTHER_OUTPUT = "explained for another output than the one judged: use task.with_targets(explanation.targets)"
 
 
 @checked
@@ -140,8 +142,19 @@ def score(
     with _waiting(f"scoring {who} by {judge.name}", task):
         maps = _explained(subject, task, key, cache) if isinstance(subject, Explainer) else subject
         if repeats == 1:
-            return judge(task, maps, key)
-        return with_repeats(lambda key: judge(task, maps, key), judge, task, maps, seed, repeats)
+            return _with_other_outputs(judge(task, maps, key), judge, task, maps)
+        found = with_repeats(lambda key: judge(task, maps, key), judge, task, maps, seed, repeats)
+        return _with_other_outputs(found, judge, task, maps)
+
+
+def _with_other_outputs(scores: Scores, judge: Metric, task: Task, maps: Explanation) -> Scores:
+    """Flag samples whose map explains another output than the one that answers are read from."""
+    # fidelity judges the right answer and says so itself
+    asks = judge.category in ("faithfulness", "axiomatic")
+    if maps.targets is task.targets or not asks or hasattr(getattr(judge, "metric", judge), "reference"):
+        return scores
+    other = maps.targets.to(task.inputs.device) != task.targets
+    return replace(scores, flags={**scores.flags, OTHER_OUTPUT: other}) if bool(other.any()) else scores
 
 
 def as_explanation(

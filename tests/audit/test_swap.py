@@ -128,8 +128,44 @@ def test_every_sample_meets_the_copy_of_its_number():
     assert {pair.copy: (pair.rows + 4).tolist() for pair in found} == {0: [4, 8], 1: [5, 9], 2: [6], 3: [7]}
     for pair in found:
         assert torch.equal(pair.theirs.targets, pair.theirs.outputs.argmax(1))
-        assert torch.equal(pair.theirs_for_my_class.targets, pair.mine.targets)
-        assert torch.equal(pair.mine_for_their_class.targets, pair.theirs.targets)
+        assert pair.split.tolist() == (pair.mine.targets != pair.theirs.targets).nonzero()[:, 0].tolist()
+        if len(pair.split):
+            assert torch.equal(pair.theirs_for_my_class.targets, pair.mine.targets[pair.split])
+            assert torch.equal(pair.mine_for_their_class.targets, pair.theirs.targets[pair.split])
+            assert torch.equal(pair.split_theirs.ids, pair.mine_for_their_class.ids)
+
+
+def test_maps_for_the_other_class_are_made_where_it_is_another_one_and_units_stay_the_same():
+    """Against the long way, in which all four kinds of maps are made and judged in every sample."""
+    from veridical.audit.jobs import carry_out
+
+    given = task(40)
+    copies, _ = other_models(given, 0)
+    pairs = pairings(given, 0, copies)
+    same = sum(len(pair.rows) - len(pair.split) for pair in pairs)
+    assert 0 < same < len(given)
+    long = [
+        pair._replace(
+            split=torch.arange(len(pair.rows)),
+            split_mine=pair.mine,
+            split_theirs=pair.theirs,
+            theirs_for_my_class=pair.theirs.with_targets(pair.mine.targets),
+            mine_for_their_class=pair.mine.with_targets(pair.theirs.targets),
+        )
+        for pair in pairs
+    ]
+    explainer, judges = as_explainer("lime", draws=40), {"flip": registry.make("pixel_flipping")}
+    made = explainer(given, Key(0))
+    own = swap.marks([carry_out(swap.Job("x", explainer, judges, given, given, ""), 0)], [40], judges)
+    found, asked = [], []
+    for some in (pairs, long):
+        done = [carry_out(job, 0) for job in swap_jobs("x", explainer, judges, some, "", made)]
+        bare = [carry_out(job, 0) for job in size_jobs(judges, some, "")]
+        found.append(swap_units(own, some, done, bare, list(judges), Grid.of(given)))
+        asked.append(sum(len(one.explanation) for one in done))
+    assert asked[1] - asked[0] == 2 * same
+    for short, whole in zip(*found, strict=True):
+        assert torch.equal(short, whole)
 
 
 def rates(given, explainer, metrics=("pixel_flipping",)):

@@ -49,7 +49,7 @@ def files(tmp_path):
 def test_the_signature_other_commands_rely_on():
     assert list(inspect.signature(task_from_options).parameters) == [
         *("task", "model", "data", "arch", "labels", "train", "allow_code", "samples", "device"),
-        *("text", "units", "off"),
+        *("text", "units", "off", "output"),
     ]
 
 
@@ -63,7 +63,8 @@ def test_every_command_that_takes_data_takes_the_column_of_texts():
         for command in group.registered_commands
     }
     assert {"gef", "benchmark", "voices", "search", "evaluate", "explain", "audit", "doctor"} <= set(takes)
-    assert [name for name, options in takes.items() if "model" in options and "text" not in options] == []
+    own = {name: options for name, options in takes.items() if "model" in options}
+    assert [name for name, options in own.items() if not {"text", "output"} <= options] == []
 
 
 def test_texts_of_a_named_column_are_judged(tmp_path):
@@ -148,3 +149,64 @@ def test_samples_of_an_embedded_task_are_a_fixed_random_choice():
     assert set(some.ids.tolist()) <= set(all_of_it.ids.tolist())
     assert some.ids.tolist() != all_of_it.ids[:20].tolist()
     assert len(some.labels.unique()) > 5
+
+
+@pytest.fixture
+def several(tmp_path):
+    """Regressors and classifiers of two targets at once, and a table for them."""
+    from sklearn.linear_model import LinearRegression
+    from sklearn.tree import DecisionTreeClassifier
+
+    frame = pd.DataFrame(np.random.default_rng(0).normal(size=(40, 3)), columns=["a", "b", "c"])
+    both = np.stack([3 * frame["a"], -2 * frame["b"]], 1)
+    frame.to_csv(tmp_path / "rows.csv", index=False)
+    joblib.dump(LinearRegression().fit(frame, both), tmp_path / "two.joblib")
+    joblib.dump(LinearRegression().fit(frame, both[:, 0]), tmp_path / "one.joblib")
+    joblib.dump(DecisionTreeClassifier(random_state=0).fit(frame, both > 0), tmp_path / "classes.joblib")
+    return tmp_path
+
+
+def test_one_of_several_targets_is_chosen_by_its_number(several):
+    words = ("--data", several / "rows.csv", "--allow-code", "--output", 1)
+    told = run("doctor", several / "two.joblib", *words[1:], "--train", several / "rows.csv", "-o", several)
+    assert "explainers that apply" in told
+    maps = several / "maps.safetensors"
+    run("explain", "occlusion", "--model", several / "two.joblib", *words, "--save", maps)
+    assert set(vd.Explanation.load(maps).values.abs().argmax(1).tolist()) == {1}  # it follows b alone
+    task = chosen(model=str(several / "classes.joblib"), data=several / "rows.csv", allow_code=True, output=1)
+    assert task.n_outputs == 2
+
+
+@pytest.mark.parametrize(
+    ("model", "number", "said"),
+    [
+        ("two", 2, "predicts targets 0 to 1"),
+        ("classes", 5, "predicts targets 0 to 1"),
+        ("one", 1, "predicts one target, number 0"),
+        ("two", -1, "counted from 0"),
+    ],
+)
+def test_a_target_that_is_not_there_is_refused(several, model, number, said):
+    with pytest.raises(InputError, match=said):
+        chosen(
+            model=str(several / f"{model}.joblib"),
+            data=several / "rows.csv",
+            allow_code=True,
+            output=number,
+        )
+
+
+def test_a_target_needs_a_model_of_ones_own():
+    with pytest.raises(InputError, match="--output describe your own model's data"):
+        chosen(task="digits", output=0)
+
+
+def test_studies_choose_a_target_too(several):
+    files = {"model": str(several / "two.joblib"), "data": str(several / "rows.csv")}
+    study = {"tasks": [{**files, "output": 1}], "explainers": ["occlusion"], "metrics": ["complexity"]}
+    found = vd.study.run(study, several / "out", allow_code=True, progress=False)
+    assert not found.failures
+    with pytest.raises(InputError, match="predicts targets 0 to 1"):
+        vd.study.run({**study, "tasks": [{**files, "output": 7}]}, several / "b", allow_code=True)
+    with pytest.raises(InputError, match="name it with model"):
+        vd.study.run({**study, "tasks": [{"name": "digits", "output": 1}]}, several / "c")

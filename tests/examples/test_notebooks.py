@@ -11,7 +11,7 @@ import pytest
 from scripts.docs_site.notebooks import NAMES, page
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = {"tutorial": 240}
+SECONDS = {"tutorial": 480}
 """Of one core; the tutorial asks a real language model."""
 
 
@@ -63,7 +63,7 @@ def test_it_runs_and_gives_what_is_kept(name: str) -> None:
     before = os.times().children_user
     book = executed(ROOT / "examples" / f"{name}.ipynb")
     # of one core, whatever else the machine is doing
-    assert os.times().children_user - before < SECONDS.get(name, 60)
+    assert os.times().children_user - before < SECONDS.get(name, 120)
     fresh = [cell for cell in book.cells if cell.cell_type == "code"]
     assert [kinds(cell) for cell in fresh] == [kinds(cell) for cell in code_cells(name)]
 

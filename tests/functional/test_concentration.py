@@ -13,7 +13,6 @@ from tests.functional import cases
 from tests.reference import functional_maps as reference
 from veridical.errors import InputError
 from veridical.functional import entropy, gini, histogram_entropy
-from veridical.functional.concentration import _bins_by_division, _widths_hold
 
 ROWS = [cases.smooth(6, 15), cases.tied(6, 15), cases.smooth(6, 15).relu()]
 
@@ -115,21 +114,3 @@ def test_a_constant_row_fills_one_bin():
     assert histogram_entropy(torch.full((3, 9), 0.1)).tolist() == [0.0] * 3
     with pytest.raises(InputError, match="bins"):
         histogram_entropy(torch.ones(3), bins=0)
-
-
-@pytest.mark.parametrize("bins", [1, 3, 100])
-@pytest.mark.parametrize("offset", [0.0, 1.0, 1e7, 1e12])
-def test_bins_by_division_are_those_of_a_search(bins, offset):
-    generator = torch.Generator().manual_seed(4)
-    x = torch.randn(6, 400, generator=generator, dtype=torch.float64)
-    x[0] = torch.linspace(0, 1, 400)  # entries on the very edges
-    x[1] = (x[1] * 4).round()
-    x[2] = 2.5
-    x = x + offset
-    low, high = x.aminmax(dim=-1, keepdim=True)
-    edges = low + torch.arange(1, bins) * ((high - low) / bins)
-    searched = torch.searchsorted(edges, x, right=True).masked_fill(low == high, 0)
-    if _widths_hold(low.numpy(), high.numpy(), bins):
-        assert torch.equal(_bins_by_division(x, low, high, edges), searched)
-    else:
-        assert offset == 1e12

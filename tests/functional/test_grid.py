@@ -8,7 +8,6 @@ from tests.functional import cases
 from tests.reference import functional_maps as reference
 from veridical.errors import InputError
 from veridical.functional import average_ranks, round_to_grid
-from veridical.functional.grid import finite_to_grid
 
 STEPS = {torch.float64: 1e-9, torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 
@@ -26,15 +25,6 @@ def check_grid(function):
 
 def test_agrees_with_the_definition():
     check_grid(round_to_grid)
-    check_grid(finite_to_grid)
-
-
-def test_what_is_known_to_be_finite_is_rounded_to_the_same_bits():
-    for dtype in (*STEPS, torch.int64):
-        x = (100 * cases.smooth(5, 20)).to(dtype)
-        x[1] = 0
-        assert torch.equal(finite_to_grid(x), round_to_grid(x))
-    assert finite_to_grid(torch.zeros(2, 3)).tolist() == [[0.0] * 3] * 2
 
 
 @pytest.mark.parametrize(

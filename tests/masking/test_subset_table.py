@@ -16,7 +16,7 @@ from veridical.explainers.base import registry as explainer_registry
 from veridical.fidelity import FFid, RFid
 from veridical.fidelity.masked_pass import measure
 from veridical.fidelity.metrics import LEVELS
-from veridical.masking import subset_table
+from veridical.masking import answer_table
 from veridical.masking.probe import probe
 from veridical.masking.rules import AllSubsets, Given
 from veridical.masking.subset_table import places_of
@@ -250,7 +250,7 @@ def test_noisy_copies_of_an_input_are_not_taken_for_it() -> None:
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     want = vd.score("pixel_flipping", columns(6), torch.arange(18.0).reshape(3, 6)).values
-    monkeypatch.setattr(subset_table, "KEPT_BYTES", 3 * 3 * 8 * 10)
+    monkeypatch.setattr(answer_table, "KEPT_BYTES", 3 * 3 * 8 * 10)
     task = columns(6)
     for seed in range(4):
         vd.score("pixel_flipping", task, torch.rand(3, 6), seed=seed)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import veridical as vd
-from veridical.metrics.base import CONSTANT
-from veridical.metrics.tie_orders import TIED_PAIRS, TIES_DECIDE
+from veridical.metrics.base import CONSTANT, TIED_PAIRS
+from veridical.metrics.tie_orders import TIES_DECIDE
 from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
 from veridical.values.weak_orders import TieOrders

@@ -12,9 +12,9 @@ import veridical as vd
 from tests.reference.small_models import Convolution, mlp
 from veridical.errors import InputError, ModelError, ShapeError
 from veridical.explainers import Gradient, IntegratedGradients
+from veridical.model.plan import float32_products
 from veridical.model.predictor import Plan, Predictor, plain_output
 from veridical.model.private_copy import Source
-from veridical.model.sessions import _float32_products
 
 ROWS = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
 
@@ -91,10 +91,10 @@ def test_precision_is_what_the_plan_says_and_what_the_user_said_afterwards(preci
     try:
         torch.backends.cuda.matmul.fp32_precision = "tf32"
         chosen = [kind.fp32_precision for kind in kinds]
-        with _float32_products(precision):
+        with float32_products(precision):
             assert [kind.fp32_precision for kind in kinds] == ["tf32" if precision == "tf32" else "ieee"] * 3
         assert [kind.fp32_precision for kind in kinds] == chosen
-        with pytest.raises(KeyError), _float32_products(precision):
+        with pytest.raises(KeyError), float32_products(precision):
             raise KeyError
         assert [kind.fp32_precision for kind in kinds] == chosen
         # once these settings are touched the older ones cannot be read any more

@@ -6,8 +6,11 @@ import pytest
 import torch
 
 import veridical as vd
+from veridical.report.cells import curves
+from veridical.report.first_page import _removed
 from veridical.report.gallery import gallery
 from veridical.report.heads import grid, of_heads
+from veridical.report.identity import callers_module
 from veridical.report.page import write_evaluation
 from veridical.report.prompts import coloured, of_prompts
 from veridical.tasks import known_heads
@@ -57,6 +60,16 @@ def test_the_page_shows_answers_beside_prompts_and_runs_nothing(tmp_path):
     assert "alert(1)" in page
     assert "<script>alert" not in page
     assert len(re.findall(r'class="sentence', page)) >= 4
+
+
+def test_the_page_names_the_callers_model_its_scale_and_what_off_means():
+    task = asked(prompts=("a b . b a . ", "a . b . "), foils=["a ", "b "])
+    found = vd.evaluate(task, ["occlusion", "random"], ["pixel_flipping"])
+    assert "log-probability" in curves(found)[0]["y_label"]
+    assert type(callers_module(task)) is CausalTransformer
+    assert type(callers_module(vd.switch(task, vd.Heads()))) is CausalTransformer
+    assert _removed(task) == "units are off: fill"
+    assert _removed(vd.switch(task, vd.Heads())) == "units inside it are off"
 
 
 def test_long_prompts_are_cut(monkeypatch):

@@ -147,6 +147,17 @@ def test_one_flipped_bit_anywhere_in_a_cell_or_map_is_found(folder: Path) -> Non
 
 
 @pytest.mark.slow
+def test_a_cell_that_changes_after_it_was_looked_at_is_found_when_it_is_read(folder: Path) -> None:
+    opened = studies.open(folder)
+    assert len(opened.frame()) == len(opened.sql("select * from scores"))
+    one, other = sorted((folder / "cells").glob("*.parquet"))[:2]
+    one.write_bytes(other.read_bytes())
+    for read in (opened.frame, lambda: opened.sql("select max(value) from scores")):
+        with pytest.raises(FormatError, match="resume"):
+            read()
+    assert opened.status().damaged == 1
+
+
 def test_a_damaged_fine_tuned_model_is_made_again(tmp_path: Path, caplog) -> None:
     run(tmp_path, TUNED)
     before = content(tmp_path)

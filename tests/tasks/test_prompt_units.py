@@ -7,7 +7,8 @@ import torch
 
 import veridical as vd
 from tests.reference.small_lm import Words, small_lm
-from veridical.errors import InputError
+from veridical.errors import InputError, NotApplicableError
+from veridical.tasks.prompt_texts import _chat
 from veridical.tasks.prompt_units import check_spans, parts, unit_of_tokens
 
 
@@ -23,6 +24,9 @@ from veridical.tasks.prompt_units import check_spans, parts, unit_of_tokens
         ("a b\n\nc d\n \n\ne", "passage", ["a b\n\n", "c d\n \n\n", "e"]),
         ("Q: a\nA: b\n\nQ: c\nA: d\n\nQ: e\nA:", "example", ["Q: a\nA: b\n\n", "Q: c\nA: d\n\n"]),
         ("3.5 is a number. So is 4.", "sentence", ["3.5 is a number. ", "So is 4."]),
+        ("a b.\r\nc d.\r\n\r\ne f.", "passage", ["a b.\r\nc d.\r\n\r\n", "e f."]),
+        ("東京は大きい。猫がいる。", "sentence", ["東京は大きい。", "猫がいる。"]),
+        ("「行こう。」彼は行った。 Ja!", "sentence", ["「行こう。」", "彼は行った。 ", "Ja!"]),
     ],
 )
 def test_parts_of_a_text(text, kind, want):
@@ -85,3 +89,41 @@ def test_other_embeddings_stand_in(off):
         allowed = torch.ones(len(ids), len(ids), dtype=torch.bool).tril()[None, None]
         want = MODEL.read(x, allowed)[0, -1].log_softmax(-1)[TOKENS.encode(" a")[0]]
     torch.testing.assert_close(made, want)
+
+
+class Chat:
+    """A tokenizer that has a chat template, which greets, and perhaps cuts blanks off."""
+
+    chat_template = "as below"
+
+    def __init__(self, trims=False, shouts=False):
+        self.trims, self.shouts = trims, shouts
+
+    def apply_chat_template(self, messages, tokenize, add_generation_prompt):
+        text = "<system>You are a helpful user of words.</system>"
+        for message in messages:
+            content = message["content"].strip() if self.trims else message["content"]
+            text += f"<{message['role']}>{content.upper() if self.shouts else content}</{message['role']}>"
+        return text + "<assistant>"
+
+
+@pytest.mark.parametrize("trims", [True, False])
+def test_a_message_is_found_where_it_is_though_the_template_says_the_same(trims):
+    messages = [{"role": "user", "content": "user"}, {"role": "user", "content": "  words "}]
+    text, spans = _chat(Chat(trims), messages, "?", 0)
+    assert [text[a:b] for a, b in spans] == ["user", "words"]
+    assert all(text[:a].rstrip().endswith("<user>") for a, _ in spans)
+
+
+def test_messages_that_a_template_changes_or_that_are_no_texts_are_refused():
+    with pytest.raises(InputError, match="changes a message"):
+        _chat(Chat(shouts=True), [{"role": "user", "content": "hello"}], "", 0)
+    for content in (None, 3, ["parts"]):
+        with pytest.raises(InputError, match="of texts"):
+            _chat(Chat(), [{"role": "user", "content": content}], "", 0)
+
+
+def test_a_foil_that_needs_its_own_pass_is_refused_for_heads():
+    task = vd.Generation(MODEL, TOKENS, TEXTS, [" Ann has", " a"], foils=[" dog", " dog a"])
+    with pytest.raises(NotApplicableError, match="reads the prompt twice"):
+        vd.switch(task, vd.Heads())

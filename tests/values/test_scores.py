@@ -53,6 +53,15 @@ def test_the_interval_covers_the_mean_and_shrinks() -> None:
     assert all(map(math.isnan, scores([1.0, math.nan]).ci()))
 
 
+@pytest.mark.parametrize(("samples", "level", "at_least"), [(5, 0.95, 0.88), (8, 0.5, 0.43)])
+def test_the_interval_of_few_samples_holds_the_mean_as_often_as_it_says(samples, level, at_least) -> None:
+    values = torch.randn(200, samples, generator=torch.Generator().manual_seed(1))
+    ends = [scores(row).ci(level, resamples=300) for row in values.tolist()]
+    held = sum(low <= 0 <= high for low, high in ends) / len(ends)
+    assert at_least <= held <= level + 0.05
+    assert all(row.min() <= low <= high <= row.max() for row, (low, high) in zip(values, ends, strict=True))
+
+
 def test_flags_that_nobody_carries_are_dropped_and_the_others_counted() -> None:
     flags = {"why": torch.tensor([True, False, True]), "never": torch.zeros(3, dtype=torch.bool)}
     s = scores([1.0, 2.0, 3.0], flags=flags)

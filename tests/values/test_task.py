@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import veridical as vd
 from tests.reference.small_models import Convolution, Text, mlp
 from veridical.errors import InputError, NotApplicableError, ShapeError, VeridicalWarning
+from veridical.explainers.function import FunctionExplainer
 from veridical.masking import fills
 from veridical.model.predictor import Plan
 from veridical.random import keyed
@@ -388,6 +389,21 @@ def test_maps_of_every_natural_shape_are_read() -> None:
     groups = vd.Task(mlp(), X, space=Space.column_groups([1, 0, 1, 1]))
     assert groups.values(torch.tensor([[1.0, 2.0, 3.0, 4.0]] * 6))[0].tolist() == [2.0, 8.0]
     assert groups.values(torch.tensor([[1, 2]] * 6)).dtype == torch.float32
+
+
+def test_maps_that_are_no_plain_tensor_are_refused_by_whoever_made_them() -> None:
+    task = vd.Task(nn.Linear(4, 3), torch.rand(2, 4))
+    maps = {
+        "sparse": torch.eye(4)[:2].to_sparse(),
+        "nested": torch.nested.nested_tensor([torch.rand(4), torch.rand(4)]),
+        "None": None,
+        "complex": torch.rand(2, 4) * 1j,
+    }
+    for kind, made in maps.items():
+        with pytest.raises(InputError, match=kind):
+            task.values(made)
+        with pytest.raises(InputError, match=rf"the map of 'mine'.*{kind}"):
+            vd.explain(FunctionExplainer(lambda *_, made=made: made, "mine"), task)
 
 
 def test_maps_that_do_not_fit_say_which_pooling_would() -> None:

@@ -13,6 +13,8 @@ from veridical.values.task import Task
 
 EffortName = Literal["glance", "quick", "standard", "thorough"]
 HEAVY_PARAMETERS = 2_000_000
+FEW_ROWS = 8
+"""`gef_rows` of quick audits of heavy text models: what only describes would take longer than the race."""
 LARGE_INPUT = 10_000
 """A model of more parameters, or inputs of more values, is heavy: a row takes tens of milliseconds."""
 
@@ -193,6 +195,8 @@ def effort_of(given: str | Effort, task: Task | None = None) -> Effort:
         raise unknown_name("effort", str(given), get_args(EffortName))
     if task is not None and heavy(task):
         plan = ON_HEAVY.get(given, EFFORTS[given])
+        if task.modality == "text" and given in ("glance", "quick"):
+            plan = replace(plan, gef_rows=FEW_ROWS)
         # a row of a language model takes long, and GEF asks hundreds of them per prompt: only if asked for
         return replace(plan, gef_draws=0) if task.head == "generation" else plan
     return EFFORTS[given]

@@ -24,6 +24,7 @@ from veridical._version import __version__
 from veridical.errors import FormatError, VeridicalWarning
 from veridical.explainers import Explainer
 from veridical.masking.shared_work import sharing
+from veridical.masking.token_rows import remembering
 from veridical.metrics import Metric
 from veridical.model.cost import Cost
 from veridical.progress import track
@@ -93,7 +94,7 @@ def carry_out(job: Job, seed: int) -> Done:
         told = "".join(traceback.format_exception(error))
         failures.append(Failure(job.label, metric, str(error), told))
 
-    with sharing(job.judged), warnings.catch_warnings():
+    with sharing(job.judged), remembering(), warnings.catch_warnings():
         if not job.place.startswith("samples"):
             warnings.simplefilter("ignore", VeridicalWarning)  # maps of other models are no news
         try:

@@ -14,6 +14,7 @@ from veridical.explainers import Explainer
 from veridical.explainers.controls import Random
 from veridical.masking.shared_work import sharing
 from veridical.masking.subset_table import has_few
+from veridical.masking.token_rows import remembering
 from veridical.metrics import Metric
 from veridical.model.cost import Cost
 from veridical.random.keyed import Key
@@ -47,7 +48,8 @@ def ordinary(task: Task) -> Task:
 def price_of_map(explainer: Explainer, one: Task, seed: int) -> Cost:
     """What one map asks; nothing where it fails, which is recorded when it is carried out."""
     try:
-        return explainer(one.changed(), Key(seed)).settle().cost  # with no answers at hand
+        with remembering(on=False):
+            return explainer(one.changed(), Key(seed)).settle().cost  # with no answers at hand
     except Exception:
         return Cost()
 
@@ -57,7 +59,7 @@ def price_of_scores(metrics: Mapping[str, Metric], task: Task, seed: int) -> Pri
     one = ordinary(task)
     maps = [Random()(one, Key(seed) / "draw" / draw) for draw in range(2)]
     asked = [0, 0]
-    with sharing(one):
+    with sharing(one), remembering(on=False):
         for draw, made in enumerate(maps):
             for metric in metrics.values():
                 try:

@@ -25,7 +25,7 @@ from veridical.audit.groups import leading
 from veridical.audit.jobs import Crew, Done, Job
 from veridical.audit.panel import DRAWS, Judges
 from veridical.audit.prices import Price, ordinary, price_of_map, rows
-from veridical.audit.swap import JOBS, Copies, Pairing, marks, pairings, size_jobs, swap_jobs, swap_units
+from veridical.audit.swap import Copies, Pairing, marks, pairings, size_jobs, swap_jobs, swap_units
 from veridical.audit.units import Grid, Marks
 from veridical.errors import VeridicalWarning
 from veridical.explainers import Explainer
@@ -226,9 +226,8 @@ class Race:
                 pairs += pairings(batch, start, self.copies)
             place = f"swap, samples {start} to {stop}"
             with ExitStack() as open_work:
-                for pair in pairs:
-                    open_work.enter_context(sharing(pair.mine))
-                    open_work.enter_context(sharing(pair.theirs))
+                for judged in (task for pair in pairs for task in pair.judged):
+                    open_work.enter_context(sharing(judged))
                 jobs = [
                     swap_jobs(r.label, r.explainer, self.judges.swap, pairs, place, made)
                     for r in open_ones
@@ -238,7 +237,7 @@ class Race:
                 found = self.crew.do([*bare, *(job for some in jobs for job in some)], place)
             bare_done, found = found[: len(bare)], found[len(bare) :]
             self.used += self._swap_price(stop - start, open_ones)
-            size = JOBS * len(pairs)
+            size = len(jobs[0])
             for i, runner in enumerate(open_ones):
                 some = found[i * size : (i + 1) * size]
                 self._account(runner, some)

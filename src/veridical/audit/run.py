@@ -35,6 +35,7 @@ from veridical.audit.verdict import Field, decide
 from veridical.audit.voices import plant, voices_of
 from veridical.errors import InputError, VeridicalWarning
 from veridical.gef.receipt import incomplete
+from veridical.masking.token_rows import remembering
 from veridical.meta.voices import PlantedDamage
 from veridical.model.cost import Cost
 from veridical.values.task import Task
@@ -43,6 +44,7 @@ LONG_SECONDS = 600.0
 """From here on an audit says beforehand how long it may take."""
 
 
+@remembering()
 def run(
     whole: Task,
     train: Any,

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from veridical.audit.jobs import Done, Job, elsewhere
-from veridical.audit.units import Grid, Marks, units
+from veridical.audit.units import Grid, Marks, joined, units
 from veridical.errors import InputError, VeridicalError
 from veridical.explainers import Explainer
 from veridical.explainers.controls_input import InputMagnitude
 from veridical.explainers.laws import change_from_nothing
-from veridical.functional.grid import grid_step
+from veridical.functional.responses import grid_step
 from veridical.metrics import Metric
 from veridical.model.adapters import adapt
 from veridical.model.cost import Cost
@@ -156,14 +156,27 @@ def on(task: Task, module: nn.Module, factor: float = 1.0) -> Task:
 
 
 class Pairing(NamedTuple):
-    """Some samples under the audited model and under the copy they meet, each for either's class."""
+    """Some samples under the audited model and under the copy they meet, each for the class it predicts.
+
+    Where both predict the same class, maps for the other's class are those at hand: `split` says in which
+    samples they do not, and the last four tasks are about those alone.
+    """
 
     rows: Tensor
     copy: int
     mine: Task
     theirs: Task
-    theirs_for_my_class: Task
-    mine_for_their_class: Task
+    split: Tensor
+    split_mine: Task | None = None
+    split_theirs: Task | None = None
+    theirs_for_my_class: Task | None = None
+    mine_for_their_class: Task | None = None
+
+    @property
+    def judged(self) -> list[Task]:
+        """The tasks on which maps are judged."""
+        all_of_them = (self.mine, self.theirs, self.split_mine, self.split_theirs)
+        return [task for task in all_of_them if task is not None]
 
 
 def pairings(look: Task, start: int, copies: Copies) -> list[Pairing]:
@@ -177,8 +190,13 @@ def pairings(look: Task, start: int, copies: Copies) -> list[Pairing]:
         mine = look[rows]
         theirs = on(mine, module, factor)
         theirs = theirs.with_targets(theirs.predictions)
-        both = theirs.with_targets(mine.targets), mine.with_targets(theirs.targets)
-        out.append(Pairing(rows, k, mine, theirs, *both))
+        split = (theirs.targets != mine.targets).nonzero()[:, 0]
+        if not len(split):
+            out.append(Pairing(rows, k, mine, theirs, split))
+            continue
+        some = (mine, theirs) if len(split) == len(rows) else (mine[split], theirs[split])
+        both = some[1].with_targets(some[0].targets), some[0].with_targets(some[1].targets)
+        out.append(Pairing(rows, k, mine, theirs, split, *some, *both))
     return out
 
 
@@ -190,28 +208,26 @@ def swap_jobs(
     place: str,
     made: Explanation,
 ) -> list[Job]:
-    """Four jobs for every copy: three kinds of maps that are not at hand, and ours judged there."""
+    """Two jobs for every copy, the copy's maps and ours judged there, and two more where classes differ."""
     at_hand = replace(made, cost=Cost())  # paid for already
 
     def job(pair: Pairing, what: str, explained: Task, judged: Task, **more: Any) -> Job:
         return Job(label, explainer, metrics, explained, judged, f"{place}, copy {pair.copy}: {what}", **more)
 
-    return [
-        one
-        for pair in pairs
-        for one in (
-            job(pair, "theirs for our class, here", pair.theirs_for_my_class, pair.mine),
+    jobs = []
+    for pair in pairs:
+        ours = at_hand.take(pair.rows.to(made.ids.device))
+        jobs += [
             job(pair, "theirs, there and here", pair.theirs, pair.theirs, elsewhere=pair.mine),
-            job(pair, "ours for their class, there", pair.mine_for_their_class, pair.theirs),
-            job(
-                pair, "ours, there", pair.mine, pair.theirs, made=at_hand.take(pair.rows.to(made.ids.device))
-            ),
-        )
-    ]
-
-
-JOBS = 4
-"""Jobs for every copy."""
+            job(pair, "ours, there", pair.mine, pair.theirs, made=ours),
+        ]
+        if pair.split_mine is not None and pair.theirs_for_my_class is not None:
+            jobs.append(job(pair, "theirs for our class, here", pair.theirs_for_my_class, pair.split_mine))
+        if pair.split_theirs is not None and pair.mine_for_their_class is not None:
+            jobs.append(
+                job(pair, "ours for their class, there", pair.mine_for_their_class, pair.split_theirs)
+            )
+    return jobs
 
 
 def size_jobs(metrics: Mapping[str, Metric], pairs: Sequence[Pairing], place: str) -> list[Job]:
@@ -233,16 +249,23 @@ def swap_units(
 ) -> tuple[Tensor, ...]:
     """The units of the five tests in the order of samples: two rivals here, three there."""
     order = torch.cat([pair.rows for pair in pairs]).argsort().cpu()
-    sizes = [len(pair.rows) for pair in pairs]
-
-    def read(some: Sequence[Done], labels: Sequence[str]) -> Marks:
-        found = marks(some, sizes, labels)
-        return Marks(found.utility[:, order], found.missing[order])
-
-    others, both, ours, made = (done[which::JOBS] for which in range(JOBS))
-    here = read(others, metrics), read(both, [elsewhere(label) for label in metrics])
-    theirs, there = read(both, metrics), [read(some, metrics) for some in (ours, made, sizes_there)]
-    tests = [(own, rival) for rival in here] + [(theirs, rival) for rival in there]
+    found: list[list[Marks]] = [[] for _ in range(6)]
+    left = iter(done)
+    for pair, size in zip(pairs, sizes_there, strict=True):
+        count, both, made = [len(pair.rows)], next(left), next(left)
+        theirs, here = marks([both], count, metrics), marks([both], count, list(map(elsewhere, metrics)))
+        there = marks([made], count, metrics)
+        other, ours = here, there
+        if len(pair.split):
+            rows = pair.split.cpu()
+            other = here.replaced(rows, marks([next(left)], [len(rows)], metrics))
+            ours = there.replaced(rows, marks([next(left)], [len(rows)], metrics))
+        for kept, one in zip(
+            found, (other, here, theirs, ours, there, marks([size], count, metrics)), strict=True
+        ):
+            kept.append(one)
+    other, here, theirs, ours, there, sizes = (joined(some).take(order) for some in found)
+    tests = [(own, other), (own, here), (theirs, ours), (theirs, there), (theirs, sizes)]
     return tuple(units(first, [rival], grid) for first, rival in tests)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from veridical.functional.betting import betting_p
-from veridical.functional.grid import grid_step
+from veridical.functional.responses import grid_step
 from veridical.functional.wins import win_units
 from veridical.meta.voices import tolerance
 from veridical.values.task import Task
@@ -38,9 +38,24 @@ class Marks(NamedTuple):
         """The same, but a missing map ties instead of losing."""
         return Marks(self.utility.masked_fill(self.missing, torch.nan), torch.zeros_like(self.missing))
 
+    def take(self, rows: Tensor) -> Marks:
+        """The marks of some samples, in this order."""
+        return Marks(self.utility[:, rows], self.missing[rows])
+
+    def replaced(self, rows: Tensor, others: Marks) -> Marks:
+        """The same with other marks in some samples."""
+        return Marks(
+            self.utility.index_copy(1, rows, others.utility), self.missing.index_copy(0, rows, others.missing)
+        )
+
     @property
     def samples(self) -> int:
         return self.utility.shape[-1]
+
+
+def joined(parts: Sequence[Marks]) -> Marks:
+    """The marks of samples that follow each other."""
+    return Marks(torch.cat([part.utility for part in parts], 1), torch.cat([part.missing for part in parts]))
 
 
 class Grid(NamedTuple):

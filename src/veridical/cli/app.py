@@ -22,6 +22,7 @@ from veridical.cli.sources import (
     Device,
     Labels,
     Model,
+    Output,
     Samples,
     Seed,
     TaskName,
@@ -72,6 +73,7 @@ def explain(
     labels: Labels = None,
     train: Train = None,
     text: Text = None,
+    output: Output = None,
     allow_code: AllowCode = False,
     save: Annotated[Path | None, typer.Option("--save", "-o", help="Write the maps (.safetensors).")] = None,
     picture: Annotated[Path | None, typer.Option(help="Draw the maps of the first samples (.png).")] = None,
@@ -90,7 +92,9 @@ def explain(
         check_writable(save)
     if picture is not None:
         check_picture_path(picture)
-    chosen = task_from_options(task, model, data, arch, labels, train, allow_code, samples, device, text)
+    chosen = task_from_options(
+        task, model, data, arch, labels, train, allow_code, samples, device, text, output=output
+    )
     explanation = vd.explain(explainer, chosen, seed=seed, **_settings(settings))
     out.print(repr(explanation))
     for name, value in explanation.top(0):
@@ -110,6 +114,7 @@ def evaluate(
     labels: Labels = None,
     train: Train = None,
     text: Text = None,
+    output: Output = None,
     allow_code: AllowCode = False,
     explainer: Annotated[
         list[str] | None, typer.Option("--explainer", "-e", help="Repeat for several.")
@@ -138,7 +143,9 @@ def evaluate(
         check_table_path(table)
     if report is not None:
         check_page_path(report)
-    chosen = task_from_options(task, model, data, arch, labels, train, allow_code, samples, device, text)
+    chosen = task_from_options(
+        task, model, data, arch, labels, train, allow_code, samples, device, text, output=output
+    )
     result = vd.evaluate(
         chosen,
         explainer or [*_usual(chosen), "random"],

@@ -22,6 +22,7 @@ from veridical.cli.sources import (
     Labels,
     Model,
     Off,
+    Output,
     Samples,
     Seed,
     TaskName,
@@ -49,6 +50,7 @@ def audit(
     labels: Labels = None,
     train: Train = None,
     text: Text = None,
+    output: Output = None,
     units: Units = None,
     off: Off = None,
     allow_code: AllowCode = False,
@@ -92,7 +94,7 @@ def audit(
     """
     check_writable(folder / "report.html")
     chosen = task_from_options(
-        task, model, data, arch, labels, train, allow_code, None, device, text, units, off
+        task, model, data, arch, labels, train, allow_code, None, device, text, units, off, output
     )
     kept = folder / UNFINISHED
     try:

@@ -14,7 +14,17 @@ import veridical as vd
 from veridical.audit.effort import effort_of
 from veridical.audit.panel import choose_explainers, choose_judges, choose_lines
 from veridical.cli.app import app, out
-from veridical.cli.sources import AllowCode, Arch, Device, Labels, Samples, Text, Train, task_from_options
+from veridical.cli.sources import (
+    AllowCode,
+    Arch,
+    Device,
+    Labels,
+    Output,
+    Samples,
+    Text,
+    Train,
+    task_from_options,
+)
 from veridical.errors import StorageError
 from veridical.loading.diagnosis import FEW_FEATURES, Diagnosis, diagnose, scoring_rows
 from veridical.values.table_files import check_writable
@@ -28,6 +38,7 @@ def doctor(
     labels: Labels = None,
     train: Train = None,
     text: Text = None,
+    output: Output = None,
     allow_code: AllowCode = False,
     folder: Annotated[Path, typer.Option("--out", "-o", help="Where results shall go.")] = Path("audit"),
     samples: Samples = None,
@@ -39,7 +50,9 @@ def doctor(
 
     Example: veridical doctor model.onnx rows.npz
     """
-    task = task_from_options(None, model, data, arch, labels, train, allow_code, samples, device, text)
+    task = task_from_options(
+        None, model, data, arch, labels, train, allow_code, samples, device, text, output=output
+    )
     found = diagnose(task)
     for line in found.about:
         out.print(escape(line), soft_wrap=True)

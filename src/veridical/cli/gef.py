@@ -26,6 +26,7 @@ def gef(
     labels: sources.Labels = None,
     train: sources.Train = None,
     text: sources.Text = None,
+    output: sources.Output = None,
     allow_code: sources.AllowCode = False,
     explainer: Annotated[
         list[str] | None, typer.Option("--explainer", "-e", help="Repeat for several.")
@@ -70,7 +71,7 @@ def gef(
     Example: veridical gef -t reviews --llm http://localhost:8080/v1 --classes bad,good
     """
     chosen = sources.task_from_options(
-        task, model, data, arch, labels, train, allow_code, samples, device, text
+        task, model, data, arch, labels, train, allow_code, samples, device, text, output=output
     )
     kind, usual = (vd.gef.IsoSigma, 20) if iso_sigma else (vd.GEF, 5)
     metric = kind(form=form, perturb=perturb, draws=draws or usual)  # type: ignore[arg-type]

@@ -52,6 +52,7 @@ def benchmark(
     labels: sources.Labels = None,
     train: sources.Train = None,
     text: sources.Text = None,
+    output: sources.Output = None,
     allow_code: sources.AllowCode = False,
     metric: Metrics = None,
     explainer: Explainers = None,
@@ -71,7 +72,7 @@ def benchmark(
     Example: veridical meta benchmark -t digits -m sparseness -m pixel_flipping -e gradient -e saliency
     """
     chosen = sources.task_from_options(
-        task, model, data, arch, labels, train, allow_code, samples, device, text
+        task, model, data, arch, labels, train, allow_code, samples, device, text, output=output
     )
     result = _evaluated(chosen, metric, explainer, draws, iterations, test, seed, published)
     _tables(folder, reliability=result.to_frame(), by_category=vd.meta.by_category(result))
@@ -92,6 +93,7 @@ def voices(
     labels: sources.Labels = None,
     train: sources.Train = None,
     text: sources.Text = None,
+    output: sources.Output = None,
     allow_code: sources.AllowCode = False,
     metric: Metrics = None,
     reference: Annotated[
@@ -107,7 +109,7 @@ def voices(
     Example: veridical meta voices -t digits -m pixel_flipping -m sparseness
     """
     chosen = sources.task_from_options(
-        task, model, data, arch, labels, train, allow_code, samples, device, text
+        task, model, data, arch, labels, train, allow_code, samples, device, text, output=output
     )
     found = vd.meta.planted_damage(chosen, metric or METRICS, reference=reference, seed=seed)
     _tables(folder, voices=found.to_frame())
@@ -135,6 +137,7 @@ def search(
     labels: sources.Labels = None,
     train: sources.Train = None,
     text: sources.Text = None,
+    output: sources.Output = None,
     allow_code: sources.AllowCode = False,
     explainer: Explainers = None,
     draws: Draws = 3,
@@ -150,7 +153,7 @@ def search(
     Example: veridical meta search faithfulness_correlation --settings '{"runs": [20, 100]}' -t digits
     """
     chosen = sources.task_from_options(
-        task, model, data, arch, labels, train, allow_code, samples, device, text
+        task, model, data, arch, labels, train, allow_code, samples, device, text, output=output
     )
     tried = _values(settings)
     options: dict[str, Any] = {"draws": draws, "iterations": iterations, "seed": seed}

@@ -48,6 +48,10 @@ Units = Annotated[
 Off = Annotated[
     str | None, typer.Option("--off", help="What becomes of a part that is off: fill, drop, pad, mask, zero.")
 ]
+Output = Annotated[
+    int | None,
+    typer.Option("--output", help="Which target to explain, from 0, of an estimator of several.", min=0),
+]
 Train = Annotated[Path | None, typer.Option("--train", help="Reference rows, in any format --data takes.")]
 AllowCode = Annotated[
     bool, typer.Option("--allow-code", help="Run Python code that comes with the model (--arch, .joblib).")
@@ -73,13 +77,20 @@ def task_from_options(
     text: str | None = None,
     units: str | None = None,
     off: str | None = None,
+    output: int | None = None,
 ) -> vd.Task:
     """The task these options describe; options that contradict each other are told apart."""
     from veridical.loading import checked_device, load_task
 
     if model is None:
-        own = {"--data": data, "--arch": arch, "--labels": labels, "--train": train, "--text": text}
-        own |= {"--units": units, "--off": off}
+        own: dict[str, Any] = {
+            "--data": data,
+            "--arch": arch,
+            "--labels": labels,
+            "--train": train,
+            "--text": text,
+        }
+        own |= {"--units": units, "--off": off, "--output": output}
         given = [option for option, value in own.items() if value is not None]
         if given:
             raise InputError(f"{' and '.join(given)} describe your own model's data; name it with --model")
@@ -90,8 +101,8 @@ def task_from_options(
         raise InputError("--task is an embedded task and --model your own; give one of them")
     if data is None:
         raise InputError("--model needs --data: the samples to explain")
-    asked = {"units": units, "off": off}
-    of_prompts: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+    asked = {"units": units, "off": off, "output": output}
+    settings: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
     return load_task(
         model,
         data,
@@ -102,5 +113,5 @@ def task_from_options(
         samples=samples,
         device=device,
         text=text,
-        **of_prompts,
+        **settings,
     )

@@ -19,7 +19,6 @@ from veridical.random.keyed import Key
 from veridical.registry import Registry
 from veridical.settings import Settings
 from veridical.values.explanation import Explanation
-from veridical.values.input_checks import feature_values
 from veridical.values.space import Space
 from veridical.values.task import Task
 
@@ -126,8 +125,9 @@ class Explainer(Settings):
             stated, space = self.stated(task), self.space_of(task)
             values = self.maps(task, key)
             cost = question.so_far
-            # where some features are not the task's (special tokens), their part is not in the map
-            lawful = bool(self.law) and task.space.valid is None
+            # where some features are not the task's (special tokens), their part is not in the map; units
+            # that a prompt does not have are nothing
+            lawful = bool(self.law) and (task.space.valid is None or task.modality == "units")
             name = f"promised by {self} with {key}"
             promised = task.cached(name, lambda: self.promised(task, key / self.name)) if lawful else None
         provenance: dict[str, Any] = {
@@ -187,9 +187,7 @@ class Explainer(Settings):
         space = self.space_of(piece)
         try:
             # a copy: maps may be the very weights of this world, or a view of the inputs
-            return feature_values(
-                self.attribute(piece, key), space, piece.inputs, f"the map of '{self.name}'", copy=True
-            )
+            return piece.values(self.attribute(piece, key), f"the map of '{self.name}'", space, copy=True)
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error) or len(piece) == 1:
                 raise

@@ -15,6 +15,7 @@ from veridical.explainers.graph.differences import Differences, Step
 from veridical.explainers.graph.explainer import FollowingExplainer
 from veridical.explainers.graph.followed import Followed
 from veridical.explainers.laws import change_from
+from veridical.explainers.prompts import at_response
 from veridical.model.cost import Cost
 from veridical.random import keyed
 from veridical.random.keyed import Key
@@ -26,6 +27,9 @@ _START = "the baseline that differences are taken from"
 @dataclass(frozen=True)
 class _FromBaselines(FollowingExplainer):
     """Base: differences to a baseline row, which is set before each run."""
+
+    def asked(self, task: Task) -> Task:
+        return at_response(task)
 
     def follower(
         self, task: Task, model: Followed, x: Tensor, side: tuple[Any, ...], named: dict[str, Any]

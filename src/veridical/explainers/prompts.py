@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from veridical.model.prompt_logits import PromptLogits
 from veridical.model.prompted import PromptModel
+from veridical.model.switched import Switched
 from veridical.values.task import Task
 
 
@@ -17,9 +21,26 @@ def asks_prompts(task: Task) -> bool:
 
 def at_logits(task: Task) -> Task:
     """The same prompts answered by logits: a normaliser carries nothing back. Other tasks stay themselves."""
-    if not isinstance(task.predictor.model, PromptModel):
-        return task
-    return task.changed(predictor=task.predictor.wrapped(PromptLogits))
+    return _answered(task, PromptLogits)
+
+
+def at_response(task: Task) -> Task:
+    """The same prompts answered by the response alone, which can be followed. Other tasks stay themselves."""
+    return _answered(task, partial(PromptLogits, normalised=True))
+
+
+def _answered(task: Task, wrap: Callable[[nn.Module], nn.Module]) -> Task:
+    model = task.predictor.model
+    if isinstance(model, PromptModel):
+        return task.changed(predictor=task.predictor.wrapped(wrap))
+    if isinstance(model, Switched) and isinstance(model.module, PromptModel):
+        return task.changed(predictor=task.predictor.wrapped(partial(_inside, wrap=wrap)))
+    return task
+
+
+def _inside(module: nn.Module, wrap: Callable[[nn.Module], nn.Module]) -> nn.Module:
+    assert isinstance(module, Switched)
+    return module.around(wrap)
 
 
 def passes(task: Task) -> int:

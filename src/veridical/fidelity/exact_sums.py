@@ -11,7 +11,7 @@ from torch import Tensor
 
 from veridical.fidelity.correctness import rightness
 from veridical.fidelity.removal import Removals
-from veridical.functional.grid import finite_to_grid
+from veridical.functional import round_to_grid
 from veridical.masking.probe import probe
 from veridical.masking.rules import AllSubsets
 from veridical.masking.subset_table import FEW, has_few, places_of
@@ -47,7 +47,7 @@ def exact_falls(task: Task, rule: Removals, truth: Tensor, key: Key, n: int) -> 
         all_outputs=True,
         predictions=True,
     )
-    values = finite_to_grid(torch.stack(rightness(answers, truth, task)))
+    values = round_to_grid(torch.stack(rightness(answers, truth, task)))
     many = rule.edges.shape[-1]
     at_once = max(1, _WEIGHTS_AT_ONCE // (many * 2**n))
     parts = [

@@ -21,8 +21,7 @@ from veridical.fidelity.removal import (
     removal_counts,
     sizes_once,
 )
-from veridical.functional import area_under_curve
-from veridical.functional.grid import finite_to_grid
+from veridical.functional import area_under_curve, round_to_grid
 from veridical.masking.probe import probe
 from veridical.masking.subset_table import FEW
 from veridical.random.keyed import Key
@@ -141,7 +140,7 @@ def _drawn_falls(task: Task, rule: Removals, truth: Tensor, shape: tuple[int, in
         whole = size >= len(task)
         part, some = (task, rule) if whole else (task[piece], rule.take(piece))
         answers = probe(part, some, key=key, with_clean=True, all_outputs=True, predictions=True)
-        values = finite_to_grid(torch.stack(rightness(answers, truth[piece], part)), task.predictor.rounding)
+        values = round_to_grid(torch.stack(rightness(answers, truth[piece], part)), task.predictor.rounding)
         masked = values[..., 1:].unflatten(-1, shape).mean(2)
         found.append(values[..., :1, None] - masked)
     return torch.cat(found, 1) if len(found) > 1 else found[0]

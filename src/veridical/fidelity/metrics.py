@@ -17,8 +17,7 @@ from veridical.fidelity.finetuning import finetune, why_no_finetuning
 from veridical.fidelity.masked_pass import Falls, evaluations, mean_over_sizes, measure
 from veridical.fidelity.removal import Sign, check_levels
 from veridical.masking.subset_table import has_few
-from veridical.metrics.base import Outcome, register
-from veridical.metrics.tie_orders import RankingMetric
+from veridical.metrics.base import Outcome, RankingMetric, register
 from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Curve, Direction

@@ -6,15 +6,14 @@ from .betting import betting_p, betting_wealth
 from .bootstrap import Interval, bootstrap_interval
 from .concentration import entropy, gini, histogram_entropy
 from .correlation import centred_ranks, cosine, partial_rank_correlation, pearson, spearman
-from .curves import area_under_curve
 from .distances import cosine_distance, euclidean, rms_normalise
-from .grid import round_to_grid
 from .image_similarity import ssim
 from .isotonic import isotonic_fit
 from .kendall import kendall_tau_b
 from .leading_group import GroupStep, LeadingGroup, leading_group, mean_units
 from .multiple import holm
 from .ranks import average_ranks, positions
+from .responses import area_under_curve, round_to_grid
 from .wilcoxon import SignedRank, signed_rank
 from .wins import win_units
 

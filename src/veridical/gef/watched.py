@@ -52,9 +52,7 @@ class PerChannel(Fill):
     values: Tensor
     """The values (C,)."""
     name: ClassVar[str] = "per channel"
-
-    def draw_of(self, key: Key) -> None:
-        return None
+    drawn: ClassVar[bool] = False
 
     def background(self, state: Tensor | None, x: Tensor, ids: Tensor, key: Key) -> Tensor:
         shape = (1, 1, -1, *[1] * (x.dim() - 2))

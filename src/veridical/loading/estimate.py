@@ -9,6 +9,7 @@ from veridical.explainers.base import registry as explainers_by_name
 from veridical.loading.diagnosis import BACKWARD, FEW_FEATURES, _seconds_per_row
 from veridical.model.cost import Cost
 from veridical.settings import checked
+from veridical.tasks.switching import reference_cost
 from veridical.values.task import Task
 
 
@@ -62,4 +63,5 @@ def estimate(task: Task, explainers: Iterable[str], *, gef_worlds: int = 0) -> E
             backward += cost.backward * (1 + gef_worlds)
         elif many is not None:
             forward += made.declared(many).forward
+    forward += reference_cost(task).forward * (1 + gef_worlds)
     return Estimate(Cost(forward, backward), _seconds_per_row(task), tuple(notes))

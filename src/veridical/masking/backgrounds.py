@@ -31,18 +31,20 @@ class Fill(Settings):
     name: ClassVar[str] = ""
     needs_train: ClassVar[bool] = False
     looks_at_mask: ClassVar[bool] = False
+    drawn: ClassVar[bool] = True
+    """Whether its values are drawn by a key; others follow from the task alone."""
 
     def repeats_on(self, task: Task) -> int:
         """How many backgrounds are tried for every mask, over which the model's answers are averaged."""
         return 1
 
-    def draw_of(self, key: Key) -> Key | None:
-        """What its values follow besides the task: None for a fill that draws nothing."""
+    def draw_of(self, key: Key) -> Key:
+        """What drawn values follow besides the task."""
         return key
 
     def follows_seed(self, task: Task) -> bool:
         """Whether another seed gives other values on this task."""
-        return self.draw_of(Key(0)) is not None
+        return self.drawn
 
     def prepare(self, train: Tensor | None, space: Space) -> Tensor | None:
         """Estimate from the reference rows whatever the fill needs; computed once per task."""
@@ -80,9 +82,7 @@ class Constant(Fill):
     value: Value = 0.0
     """The number, in the model's input space."""
     name: ClassVar[str] = "constant"
-
-    def draw_of(self, key: Key) -> None:
-        return None
+    drawn: ClassVar[bool] = False
 
     def background(self, state: Tensor | None, x: Tensor, ids: Tensor, key: Key) -> Tensor:
         try:
@@ -111,9 +111,7 @@ class Token(Fill):
     token_id: Index = 0
     """Number of the token in the vocabulary."""
     name: ClassVar[str] = "token"
-
-    def draw_of(self, key: Key) -> None:
-        return None
+    drawn: ClassVar[bool] = False
 
     def background(self, state: Tensor | None, x: Tensor, ids: Tensor, key: Key) -> Tensor:
         return x.new_full((1, 1, *x.shape[1:]), self.token_id)
@@ -125,15 +123,13 @@ class Mean(Fill):
     """The mean of each element over the reference rows."""
 
     name: ClassVar[str] = "mean"
+    drawn: ClassVar[bool] = False
     needs_train: ClassVar[bool] = True
 
     def prepare(self, train: Tensor | None, space: Space) -> Tensor | None:
         super().prepare(train, space)
         assert train is not None
         return train.to(torch.float64).nanmean(0).to(train.dtype)[None, None]
-
-    def draw_of(self, key: Key) -> None:
-        return None
 
     def background(self, state: Tensor | None, x: Tensor, ids: Tensor, key: Key) -> Tensor:
         assert state is not None

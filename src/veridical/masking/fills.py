@@ -118,14 +118,12 @@ class Blur(Fill):
     sigma: Positive = 3.0
     """Standard deviation of the Gaussian, in pixels or time steps."""
     name: ClassVar[str] = "blur"
+    drawn: ClassVar[bool] = False
 
     def prepare(self, train: Tensor | None, space: Space) -> Tensor | None:
         # channels are never mixed, and a series may have its time on either axis
         if space.kind == "step":
             return torch.tensor([1 + space.labels.shape.index(space.n_features)])
-        return None
-
-    def draw_of(self, key: Key) -> None:
         return None
 
     def background(self, state: Tensor | None, x: Tensor, ids: Tensor, key: Key) -> Tensor:

@@ -38,11 +38,13 @@ class InnerUnits:
 
     def _named(self, model: nn.Module) -> list[str]:
         there = dict(model.named_modules())
-        names = (self.layers,) if isinstance(self.layers, str) else tuple(self.layers or ())
-        for name in names:
-            if name not in there or not name:
-                raise unknown_name("layer", name, [n for n in there if n])
-        return list(names)
+        given = (self.layers,) if isinstance(self.layers, str) else tuple(self.layers or ())
+        # a task of prompts holds the caller's model as `model`
+        names = [name if name in there else f"model.{name}" for name in given]
+        for name, said in zip(names, given, strict=True):
+            if name not in there or not said:
+                raise unknown_name("layer", said, [n for n in there if n])
+        return names
 
     def _found(self, model: nn.Module, pattern: str, what: str) -> list[str]:
         """The layers named, or those whose last name is like the pattern."""

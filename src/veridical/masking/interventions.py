@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 Change = Callable[[Tensor], Tensor | None]
@@ -74,10 +75,18 @@ class Site:
         shape[axis] = state.shape[axis]
         return gates.repeat_interleave(state.shape[axis] // gates.shape[1], 1).reshape(shape)
 
-    def mean_of(self, state: Tensor) -> Tensor:
-        """The mean state over rows and places: 1 along every axis but that of the units' values."""
+    def total_of(self, state: Tensor, seen: Tensor | None) -> tuple[Tensor, int | Tensor]:
+        """The sum of a state over rows and places, and of how many: padding (not `seen`) has no part in it.
+
+        It is 1 long along every axis but that of the units' values.
+        """
         kept = self.axis % state.dim()
-        return state.mean([axis for axis in range(state.dim()) if axis != kept], keepdim=True)
+        others = [axis for axis in range(state.dim()) if axis != kept]
+        if seen is None or state.dim() < 3 or state.shape[:2] != seen.shape:
+            return state.sum(others, keepdim=True), state.numel() // state.shape[kept]
+        laid = seen.reshape(*seen.shape, *[1] * (state.dim() - 2))
+        further = state[0, 0].numel() // (state.shape[kept] if kept > 1 else 1)
+        return torch.where(laid, state, 0.0).sum(others, keepdim=True), seen.sum() * further
 
     def hooked(self, model: nn.Module, change: Change) -> list[Any]:
         """Let `change` see, and replace, the state whenever the layer is called."""

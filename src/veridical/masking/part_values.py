@@ -24,9 +24,7 @@ class PartValues(Fill):
     values: tuple[Value, ...] = ()
     """What removed elements of each part become."""
     name: ClassVar[str] = "part_values"
-
-    def draw_of(self, key: Key) -> None:
-        return None
+    drawn: ClassVar[bool] = False
 
     def background(self, state: Tensor | None, x: Tensor, ids: Tensor, key: Key) -> Tensor:
         each = zip(self.widths, self.values, strict=True)

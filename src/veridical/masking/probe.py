@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError, ShapeError
-from veridical.functional.grid import finite_to_grid
-from veridical.masking import subset_table
+from veridical.functional import round_to_grid
+from veridical.masking import answer_table, subset_table
 from veridical.masking.backgrounds import WORDS, Backgrounds
 from veridical.masking.deduplication import ask_once, one_hides_all
 from veridical.masking.fills import Fill
 from veridical.masking.rules import MaskRule, RankThreshold, is_signed, rows_of
 from veridical.masking.shared_work import SHARED, asks_once
+from veridical.masking.token_rows import ROWS_AT_ONCE, TokenRows
 from veridical.model.output_heads import Response
 from veridical.model.predictor import check_finite, repeat_side, take_side
 from veridical.model.sessions import Session, look_later
@@ -84,7 +85,7 @@ def probe(
         tied = torch.where(same, own, asked)
     elif signature is not None:
         tied = _tie(asked, own, signature)
-    responses = finite_to_grid(torch.cat([own, tied], 1), rounding)
+    responses = round_to_grid(torch.cat([own, tied], 1), rounding)
     return responses if with_clean else responses[:, 1:]
 
 
@@ -112,7 +113,7 @@ def _by_subsets(
     predictions: bool,
 ) -> Tensor:
     """`probe` where samples have few features: each set of them is asked once. Others are asked as ever."""
-    at_once = max(1, subset_table.KEPT_BYTES // (32 * 3 * task.n_outputs * rule.count))
+    at_once = max(1, answer_table.KEPT_BYTES // (32 * 3 * task.n_outputs * rule.count))
     if not bool(few.all()) or len(task.inputs) > at_once:
         out: Tensor | None = None
         for kind in (few, ~few):
@@ -146,7 +147,7 @@ def _by_subsets(
     asked = answers[place, which, task.targets[:, None]]
     look_later(asked.device, partial(check_finite, asked))
     own = task.clean_response(response).to(asked.dtype)
-    responses = finite_to_grid(torch.cat([own, asked], 1), task.predictor.rounding)
+    responses = round_to_grid(torch.cat([own, asked], 1), task.predictor.rounding)
     return responses if with_clean else responses[:, 1:]
 
 
@@ -172,7 +173,9 @@ def _ask(
     """Answers (N, M, C or none) and, where it is said which features matter, which masks change nothing."""
     predictor, shape = task.predictor, task.inputs.shape[1:]
     samples, masks, repeats = len(task.inputs), rule.count, behind.repeats
-    cut = list(blocks(samples, masks, max(1, predictor.rows // repeats)))
+    texts = None if task.inputs.is_floating_point() else TokenRows.of(task)
+    at_once = predictor.rows if texts is None else ROWS_AT_ONCE
+    cut = list(blocks(samples, masks, max(1, at_once // repeats)))
     targets = None if all_outputs else task.targets
     width = task.n_outputs * (1 + predictions) if all_outputs else 1
     found: list[Tensor] = []
@@ -203,8 +206,11 @@ def _ask(
                 make = task.inputs.new_empty if padded == total else task.inputs.new_zeros
                 buffer = make((padded, *shape))
             behind.show(removed, rows, buffer[:total].view(count, across, repeats, *shape))
-            side = repeat_side(take_side(task.side, rows), across * repeats)
-            outputs = predictor.chunk(buffer[:padded], side, total)
+            if texts is None:
+                side = repeat_side(take_side(task.side, rows), across * repeats)
+                outputs = predictor.chunk(buffer[:padded], side, total)
+            else:
+                outputs = texts(buffer[:total])
             answers = task.respond(outputs, response)
             if predictions:
                 answers = torch.cat([answers, subset_table.predicted(task, outputs)], -1)

@@ -16,9 +16,11 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
+from veridical.masking.answer_table import AnswerTable
 from veridical.masking.backgrounds import Backgrounds
 from veridical.masking.fills import Blur, Constant, Fill, Marginal, Mean, Token, UniformNoise, Zero
 from veridical.masking.rules import MaskRule
+from veridical.masking.token_rows import ROWS_AT_ONCE, TokenRows
 from veridical.model.predictor import take_side
 from veridical.model.prefix_sharing import sharing_beginnings
 from veridical.model.sessions import Session
@@ -29,8 +31,6 @@ if TYPE_CHECKING:
 
 FEW = 12
 """The most features a sample may have for its masks to be kept."""
-KEPT_BYTES = 2**28
-"""Memory that the answers of one (task, fill) may take, 256 MiB; beyond it what is there is let go."""
 LOGIT, PROBABILITY, PREDICTED = range(3)
 _BUILT_IN = (Constant, Zero, Token, Mean, Marginal, UniformNoise, Blur)
 _CELLS_AT_ONCE = 2**24  # features of masks that are written out together
@@ -54,11 +54,11 @@ def _thread() -> int:
 
 
 @dataclass(eq=False)
-class SubsetTable:
-    """Answers (K, 3, C) to masks, sorted by which sample and mask they belong to."""
+class SubsetTable(AnswerTable):
+    """Answers (K, 3, C) to masks, by which sample and mask they belong to."""
 
     samples: dict[int, int] = field(default_factory=dict)
-    held: tuple[Tensor, Tensor] | None = None
+    """The number of each sample by its content."""
 
     def rows(self, task: Task) -> Tensor:
         """The number of each sample (N,), by its content: noisy copies of an input share its id."""
@@ -66,28 +66,6 @@ class SubsetTable:
         return torch.tensor(
             [self.samples.setdefault(i, len(self.samples)) for i in made], device=task.inputs.device
         )
-
-    def find(self, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Where the answers lie, and whether they are there at all."""
-        if self.held is None:
-            return torch.zeros_like(keys), torch.zeros_like(keys, dtype=torch.bool)
-        known = self.held[0]
-        place = torch.searchsorted(known, keys).clamp(max=len(known) - 1)
-        return place, known[place] == keys
-
-    def has_room(self, more: int) -> bool:
-        """Whether so many further answers may be kept."""
-        if self.held is None:
-            return True
-        kept = self.held[1]
-        return (len(kept) + more) * kept[0].numel() * kept.itemsize <= KEPT_BYTES
-
-    def add(self, keys: Tensor, answers: Tensor) -> None:
-        """Keep new answers beside those that are there."""
-        if self.held is not None:
-            keys, answers = torch.cat([self.held[0], keys]), torch.cat([self.held[1], answers])
-        order = keys.argsort()
-        self.held = keys[order], answers[order]
 
 
 def _contents(task: Task) -> Tensor:
@@ -180,8 +158,9 @@ def _ask(task: Task, table: SubsetTable, rows: Tensor, keys: Tensor, behind: Bac
     found = [_means(task, task.outputs[who[clean]], 1)]
     asked = (~clean).nonzero()[:, 0]
     places, repeats, shape = places_of(task), behind.repeats, task.inputs.shape[1:]
+    texts = None if task.inputs.is_floating_point() else TokenRows.of(task)
     with sharing_beginnings(task.predictor, task.side) as predictor:
-        together = max(1, predictor.rows // repeats)
+        together = max(1, (predictor.rows if texts is None else ROWS_AT_ONCE) // repeats)
         for at in range(0, len(asked), together):
             some = asked[at : at + together]
             here = who[some]
@@ -191,7 +170,8 @@ def _ask(task: Task, table: SubsetTable, rows: Tensor, keys: Tensor, behind: Bac
             shown = shown if len(shown) == 1 else shown[here - first]
             filled = torch.where(task.space.expand(gone, here)[:, None], shown, task.inputs[here, None])
             side = take_side(task.side, here.repeat_interleave(repeats))
-            outputs = predictor.chunk(filled.expand(len(here), repeats, *shape).flatten(0, 1), side)
+            masked = filled.expand(len(here), repeats, *shape).flatten(0, 1)
+            outputs = predictor.chunk(masked, side) if texts is None else texts(masked)
             found.append(_means(task, outputs, repeats))
     table.add(torch.cat([keys[clean], keys[asked]]), torch.cat(found))
 

@@ -78,7 +78,8 @@ def planted_damage(
         for label, judge in track(list(judges.items()), "planting damage", progress):
             scores, cost, why = torch.empty(0, len(task)), Cost(), _why_not(judge, task)
             if there < FEWEST:
-                why = f"the maps of {maps.explainer} tell features apart in {there} of {len(task)} samples"
+                apart = f"the maps of {maps.explainer} tell features apart in {there} of {len(task)} samples"
+                why = f"{apart}, and it takes {FEWEST}"
             if not why:
                 scores, cost, why = _scores(judge, task, steps, Key(seed))
             ties = tolerance(task) * scores.abs().nan_to_num(0.0, 0.0, 0.0).amax(0) if not why else 0.0

@@ -140,7 +140,7 @@ class Visit:
         self.bases = {test: unperturbed(self.task, test) for test in self.tests}
         for base in self.bases.values():
             # what was calibrated on tokens holds at their embeddings
-            base.__dict__["_calibrations"].update(self.task.__dict__["_calibrations"])
+            base.calibrate_like(self.task)
         for label, metric in list(self.metrics.items()):
             book = Book(label, metric.category, metric.better)
             for test in self.tests:
@@ -192,7 +192,7 @@ class Visit:
             return
         base, key = self.bases[world.test], world.key(self.root)
         # what a metric has calibrated belongs to its settings and stays that of the unperturbed world
-        made.__dict__["_calibrations"].update(base.__dict__["_calibrations"])
+        made.calibrate_like(base)
         # what the prediction was judged by is the world's own answer to its inputs, and not asked again
         made.cached("outputs", lambda: outputs)
         keep_maps = self.published and world.test == "ipt"

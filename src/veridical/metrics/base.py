@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from veridical.errors import NotApplicableError, ShapeError
 from veridical.explainers.base import MODALITIES, Explainer
 from veridical.explainers.first_maps import FirstMaps, watched
+from veridical.masking.backgrounds import Backgrounds, Fill
 from veridical.model.sessions import Question
 from veridical.random.keyed import Key
 from veridical.registry import Registry
@@ -19,6 +20,7 @@ from veridical.settings import Settings
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Curve, Direction, Scores
 from veridical.values.task import Task
+from veridical.values.weak_orders import TieOrders
 
 CONSTANT = "constant map: it tells no feature from another"
 """The flag of maps that rank nothing, under every metric and whatever number they get."""
@@ -156,6 +158,67 @@ class Metric(AnyMetric):
             outcome = replace(outcome, values=values, flags={**flags, "no explanation": missing})
         made_by = explanation.provenance.get("explainer", explanation.explainer)
         return self._scores(task, outcome, explanation.explainer, key, question, made_by)
+
+
+TIED_PAIRS = "tied pairs"
+"""The detail that says which share of its pairs of features a map does not rank."""
+Ties = Literal["average", "stable"]
+
+
+@dataclass(frozen=True)
+class RankingMetric(Metric):
+    """Base of metrics that read a map's ranking. A subclass writes `along`, for maps without ties.
+
+    `ties="average"` averages over the rankings that agree with a map: all where there are at most 8, else 8
+    keyed draws. `"stable"` breaks ties by position, as published programs do.
+    """
+
+    ties: Ties = field(default="average", kw_only=True)
+    """How tied features are ranked: averaged over the rankings that agree, or by position."""
+    version: ClassVar[int] = 2
+
+    def along(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+        """One value per sample, of maps whose order is the ranking to judge."""
+        raise NotApplicableError(f"metric '{self.name}' does not say how it judges a ranking")
+
+    def fill_on(self, task: Task) -> Fill | None:
+        """What takes the place of removed features; None if the metric removes nothing."""
+        return getattr(self, "fill", None) or task.fill
+
+    def sees_ties(self, task: Task, explanation: Explanation) -> Tensor | bool:
+        """Whether, with these settings, the order of tied features can matter; (N,) or one for all."""
+        return True
+
+    def needs_all_samples(self, task: Task) -> bool:
+        """Whether the task cannot be judged in parts, since what it knows of its judge would be lost."""
+        return False
+
+    def draws_masks(self, task: Task) -> Tensor | bool:
+        """Which samples are asked by draws, to be shared out among rankings; (N,) or one for all."""
+        return False
+
+    def lighter(self, orders: int) -> Self:
+        """The same metric with its draws shared out among so many rankings."""
+        return self
+
+    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+        if explanation.has_ties:
+            from veridical.metrics.tie_orders import over_ties
+
+            return over_ties(self, task, explanation, key)
+        found = self.along(task, explanation, key)
+        none = torch.zeros_like(found.values, dtype=torch.float64)
+        return replace(found, details={**found.details, TIED_PAIRS: none})
+
+    def tie_orders(self, task: Task, explanation: Explanation, key: Key) -> TieOrders:
+        """The rankings by which each map is judged."""
+        if self.ties == "stable" or not explanation.has_ties:
+            return TieOrders.none(explanation)
+        # rankings that differ in features equal to their fill are one
+        fill, matters = self.fill_on(task), None
+        if fill is not None and not fill.looks_at_mask:
+            matters = Backgrounds(task, fill, key).matters()
+        return TieOrders.of(explanation, matters).where(self.sees_ties(task, explanation))
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from veridical.metrics.base import AnyMetric
-from veridical.metrics.tie_orders import RankingMetric
+from veridical.metrics.base import AnyMetric, RankingMetric
 from veridical.model.cost import Cost
 from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation

@@ -1,107 +1,44 @@
-"""Metrics that rank: a map with ties is judged by all rankings that agree with it, not by the raster's."""
+"""Maps with ties: judged by all rankings that agree with them, not by the raster's."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
-from veridical.errors import InputError, NotApplicableError
-from veridical.masking.backgrounds import Backgrounds
-from veridical.masking.fills import Fill
-from veridical.metrics.base import Metric, Outcome
+from veridical.metrics.base import TIED_PAIRS, Outcome, RankingMetric
 from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
 from veridical.values.task import Task
 from veridical.values.weak_orders import TieOrders
 
-TIED_PAIRS = "tied pairs"
-"""The detail that says which share of its pairs of features a map does not rank."""
 TIE_VARIANCE = "variance of tie orders"
 """The detail that says how far a score moves between rankings that agree with its map."""
 TIES_DECIDE = "ties decide: the score moves between rankings that agree with the map"
 _CURVE = "the curve itself"
 _DECIDES = 0.05
 """Standard deviation between rankings, as a share of the score, from which ties are said to decide it."""
-Ties = Literal["average", "stable"]
 
 
-def check_ties(ties: str) -> None:
-    """Refuse a treatment of ties that does not exist."""
-    if ties not in ("average", "stable"):
-        raise InputError(f"ties is 'average' or 'stable', got {ties!r}")
-
-
-@dataclass(frozen=True)
-class RankingMetric(Metric):
-    """Base of metrics that read a map's ranking. A subclass writes `along`, for maps without ties.
-
-    `ties="average"` averages over the rankings that agree with a map: all where there are at most 8, else 8
-    keyed draws. `"stable"` breaks ties by position, as published programs do.
-    """
-
-    ties: Ties = field(default="average", kw_only=True)
-    """How tied features are ranked: averaged over the rankings that agree, or by position."""
-    version: ClassVar[int] = 2
-
-    def along(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
-        """One value per sample, of maps whose order is the ranking to judge."""
-        raise NotApplicableError(f"metric '{self.name}' does not say how it judges a ranking")
-
-    def fill_on(self, task: Task) -> Fill | None:
-        """What takes the place of removed features; None if the metric removes nothing."""
-        return getattr(self, "fill", None) or task.fill
-
-    def sees_ties(self, task: Task, explanation: Explanation) -> Tensor | bool:
-        """Whether, with these settings, the order of tied features can matter; (N,) or one for all."""
-        return True
-
-    def needs_all_samples(self, task: Task) -> bool:
-        """Whether the task cannot be judged in parts, since what it knows of its judge would be lost."""
-        return False
-
-    def draws_masks(self, task: Task) -> Tensor | bool:
-        """Which samples are asked by draws, to be shared out among rankings; (N,) or one for all."""
-        return False
-
-    def lighter(self, orders: int) -> Self:
-        """The same metric with its draws shared out among so many rankings."""
-        return self
-
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
-        check_ties(self.ties)
-        if not explanation.has_ties:
-            found = self.along(task, explanation, key)
-            none = torch.zeros_like(found.values, dtype=torch.float64)
-            return replace(found, details={**found.details, TIED_PAIRS: none})
-        orders, drawn = self.tie_orders(task, explanation, key), self.draws_masks(task)
-        whole = self.needs_all_samples(task)
-        if orders.most == 1 or whole or drawn is False:
-            return over_orders(lambda t, e, _: self.along(t, e, key), task, orders, key, whole)
-        parts = []
-        by_draws = drawn.tolist() if isinstance(drawn, Tensor) else [True] * len(task.inputs)
-        shared_by = [count * of for count, of in zip(orders.each, by_draws, strict=True)]
-        for count in sorted(set(shared_by)):
-            which = [row for row, by in enumerate(shared_by) if by == count]
-            # one ranking for a share of the draws each: as many draws in all as for a map without ties
-            judge = partial(_on_its_draws, self.lighter(count) if count else self, key, bool(count))
-            rows, some = torch.tensor(which, device=task.inputs.device), orders.take(which)
-            parts.append((rows, over_orders(judge, task[rows], some, key)))
-        return merged(parts, len(task.inputs))
-
-    def tie_orders(self, task: Task, explanation: Explanation, key: Key) -> TieOrders:
-        """The rankings by which each map is judged."""
-        if self.ties == "stable" or not explanation.has_ties:
-            return TieOrders.none(explanation)
-        # rankings that differ in features equal to their fill are one
-        fill, matters = self.fill_on(task), None
-        if fill is not None and not fill.looks_at_mask:
-            matters = Backgrounds(task, fill, key).matters()
-        return TieOrders.of(explanation, matters).where(self.sees_ties(task, explanation))
+def over_ties(metric: RankingMetric, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    """What a metric says of maps with ties: the mean over the rankings that agree with each."""
+    orders, drawn = metric.tie_orders(task, explanation, key), metric.draws_masks(task)
+    whole = metric.needs_all_samples(task)
+    if orders.most == 1 or whole or drawn is False:
+        return over_orders(lambda t, e, _: metric.along(t, e, key), task, orders, key, whole)
+    parts = []
+    by_draws = drawn.tolist() if isinstance(drawn, Tensor) else [True] * len(task.inputs)
+    shared_by = [count * of for count, of in zip(orders.each, by_draws, strict=True)]
+    for count in sorted(set(shared_by)):
+        which = [row for row, by in enumerate(shared_by) if by == count]
+        # one ranking for a share of the draws each: as many draws in all as for a map without ties
+        judge = partial(_on_its_draws, metric.lighter(count) if count else metric, key, bool(count))
+        rows, some = torch.tensor(which, device=task.inputs.device), orders.take(which)
+        parts.append((rows, over_orders(judge, task[rows], some, key)))
+    return merged(parts, len(task.inputs))
 
 
 def _on_its_draws(

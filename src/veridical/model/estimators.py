@@ -72,7 +72,11 @@ class OneTarget:
 
     def predict(self, rows: Any) -> Any:
         """What is predicted of this target."""
-        return np.asarray(self.model.predict(rows))[:, self.target]
+        found = np.asarray(self.model.predict(rows))
+        many = 1 if found.ndim < 2 else found.shape[1]
+        if self.target >= many:
+            raise InputError(_no_such_target(self.model, self.target, many))
+        return found.reshape(len(found), many)[:, self.target]
 
     def _chances(self, rows: Any) -> Any:
         found = self.model.predict_proba(rows)
@@ -92,9 +96,16 @@ def one_target(model: Any, target: int) -> OneTarget:
             f"output={target} chooses one of the targets that an estimator predicts at once, and this "
             f"{type(model).__name__} predicts one; elsewhere output is a function of what the model answers"
         )
-    if isinstance(classes, list) and not 0 <= target < len(classes):
-        raise InputError(f"output={target}: {type(model).__name__} predicts targets 0 to {len(classes) - 1}")
+    if target < 0 or (isinstance(classes, list) and target >= len(classes)):
+        raise InputError(_no_such_target(model, target, len(classes or ())))
     return OneTarget(model, target)
+
+
+def _no_such_target(model: Any, target: int, many: int) -> str:
+    said = f"output={target}: {type(model).__name__} predicts "
+    if many == 1:
+        return said + "one target, number 0"
+    return said + (f"targets 0 to {many - 1}" if many else "targets that are counted from 0")
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import random
 import types
 import warnings
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
@@ -32,13 +32,15 @@ import torch
 from torch import Tensor, nn
 
 from veridical.errors import ModelChangedError, VeridicalWarning
-from veridical.model.sessions import AT_ONCE, look_later
+from veridical.model.cost import Meter
 
 Fact = tuple[Any, ...]
+LateLook = tuple[torch.device, Callable[[], None]]
+"""What raises if something is wrong, and the device that it would wait for."""
 PLAIN = (bool, int, str, bytes, type(None), complex, torch.dtype, torch.device, torch.Size, type)
 BARE = len(nn.Module().__dict__)
 INTERNAL = frozenset({*nn.Module().__dict__, "_compiled_call_impl"})
-OPAQUE = (types.ModuleType, logging.Logger, logging.Handler, random.Random)
+OPAQUE = (types.ModuleType, logging.Logger, logging.Handler, random.Random, Meter)
 INSIDE = ("torch._", "torch.fx.", "torch.jit.")
 """What changes by mere use, or because of others, and says nothing about a model."""
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -279,24 +281,14 @@ class Guard:
         changed = {fact[:2] for fact in after if known.get(fact[:2]) != fact}
         self.scratch |= {(place, str(name)) for place, name in changed} - set(_tensor_facts(self._model))
 
-    def check(self, thorough: bool = False) -> None:
-        """Raise if the model has changed since this was made; `thorough` reads weights, too."""
+    def check(self) -> None:
+        """Raise if the model has changed since this was made, as far as it shows without reading weights."""
         now = facts(self._model)
         if now != self._facts:
             changed = _difference(self._facts, now, self.scratch)
             if changed is not None:
                 raise ModelChangedError(_changed(self._model, changed))
             self._look()
-        if thorough and self._samples is not None:
-            pairs = self._samples.pairs()
-            if pairs is None:
-                raise ModelChangedError(_changed(self._model, None))
-            for before, there in pairs:
-                look = partial(self._compare, before, there)
-                if before.device.type in AT_ONCE:
-                    look()
-                else:
-                    look_later(before.device, look)
         if trains(self._model) and not self._trained and not self._warned:
             self._warned = True
             warnings.warn(
@@ -305,6 +297,19 @@ class Guard:
                 VeridicalWarning,
                 stacklevel=4,
             )
+
+    def check_weights(self, at_once: Collection[str]) -> list[LateLook]:
+        """Raise if some numbers of the weights are others; looks that would wait are handed back instead."""
+        pairs = [] if self._samples is None else self._samples.pairs()
+        if pairs is None:
+            raise ModelChangedError(_changed(self._model, None))
+        later: list[LateLook] = []
+        for before, now in pairs:
+            if before.device.type in at_once:
+                self._compare(before, now)
+            else:
+                later.append((before.device, partial(self._compare, before, now)))
+        return later
 
     def _compare(self, before: Tensor, now: Tensor) -> None:
         if _differ(before, now):

@@ -85,9 +85,7 @@ def _head(count: int, head: str | None) -> Head:
 
 def two_columns(raw: Output, head: str) -> Output:
     """Give a one-logit head its two columns (-z, z), so that column c is the logit of class c."""
-    if head != "binary":
-        return raw
-    return _BinaryOutput(raw)
+    return _BinaryOutput(raw) if head == "binary" else raw
 
 
 class _BinaryOutput:

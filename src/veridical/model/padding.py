@@ -31,6 +31,16 @@ class PaddingBlind(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         return self.answer(tokens) if watched(self) else self._answer_short(tokens, self.left)
 
+    def lengths(self, tokens: Tensor) -> Tensor:
+        """How many columns each row (R, L) takes: (R,)."""
+        there = tokens != self.pad
+        if self.left == "all":
+            return there.sum(1)
+        if self.left == "the end":
+            places = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
+            return (there * places).amax(1)
+        return there.sum(1).fill_(tokens.shape[1])
+
     def try_short(self, tokens: Tensor) -> None:
         """Find out, on the shortest of these texts, how much padding can be left out without a difference."""
         few = tokens[(tokens != self.pad).sum(1).argsort()[:ROWS]]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
 
 from veridical.allowed import Count
 from veridical.errors import InputError
@@ -58,3 +62,36 @@ class Plan:
             raise InputError(
                 f"a plan has 1, 2, 4 or a multiple of {MIN_ROWS} rows per chunk, got {self.rows}"
             )
+
+
+def uses_tf32(model: nn.Module, plan: Plan) -> bool:
+    """Whether a GPU multiplies float32 as TF32 in this model: as the plan says, else as torch is set.
+
+    By torch's defaults convolutions and recurrent layers do, products of matrices do not.
+    """
+    if plan.precision is not None:
+        return plan.precision == "tf32"
+    cudnn: Any = torch.backends.cudnn
+    kinds = [(torch.backends.cuda.matmul, nn.Module), (cudnn.conv, _ConvNd), (cudnn.rnn, nn.RNNBase)]
+    shortened = tuple(layer for kind, layer in kinds if kind.fp32_precision == "tf32")
+    floats = any(p.dtype == torch.float32 for p in model.parameters())
+    return floats and bool(shortened) and any(isinstance(m, shortened) for m in model.modules())
+
+
+@contextmanager
+def float32_products(precision: Precision) -> Iterator[None]:
+    """How CUDA multiplies float32, and back as it was.
+
+    By the settings that have been there since torch 2.9: once a user has touched those, reading the older
+    `allow_tf32` raises.
+    """
+    cudnn: Any = torch.backends.cudnn
+    kinds = (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn)
+    before = [kind.fp32_precision for kind in kinds]
+    try:
+        for kind in kinds:
+            kind.fp32_precision = "tf32" if precision == "tf32" else "ieee"
+        yield
+    finally:
+        for kind, was in zip(kinds, before, strict=True):
+            kind.fp32_precision = was

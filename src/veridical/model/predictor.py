@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from veridical.errors import ModelError, ShapeError, VeridicalError
-from veridical.functional.grid import Rounding
+from veridical.functional.responses import Rounding
 from veridical.model.cost import Meter, Tally
 from veridical.model.plan import MIN_ROWS as MIN_ROWS
 from veridical.model.plan import Plan as Plan
-from veridical.model.plan import most_rows
-from veridical.model.private_copy import Private, Source
-from veridical.model.sessions import Session, uses_tf32
+from veridical.model.plan import most_rows, uses_tf32
+from veridical.model.private_copy import Source
+from veridical.model.sessions import Private, Session
 from veridical.model.weights import Weights
 
 log = logging.getLogger("veridical")

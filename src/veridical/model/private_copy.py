@@ -1,27 +1,23 @@
-"""A private copy of the caller's model, one per thread.
+"""The caller's model: guarded, and copied for every thread that asks.
 
 Nothing here ever writes to the caller's module: not its parameters, buffers, hooks or flags. Whoever asks or
-explains works on a copy, in eval mode, into which the weights of each world are written.
+explains works on a private copy (`sessions.Private`), into which the weights of each world are written.
 """
 
 from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from veridical.errors import NotApplicableError
-from veridical.model.fingerprint import Guard, modules, version
-from veridical.model.lending import Remembered
-
-if TYPE_CHECKING:
-    from veridical.model.weights import Weights
+from veridical.model.fingerprint import Guard, modules
+from veridical.model.sessions import Private
 
 Copier = Callable[[nn.Module], nn.Module]
 """Makes an independent copy of a model."""
@@ -117,127 +113,6 @@ class _Thread(threading.local):
             raise AttributeError(name)
         self.private = Private(self._source)
         return self.private
-
-
-UNKNOWN: Any = object()
-"""In the place of weights: somebody may have written others."""
-
-
-class _Buffer:
-    """One buffer of the caller's model, and the tensor that stands for it in a copy."""
-
-    def __init__(self, theirs: nn.Module, ours: nn.Module, name: str) -> None:
-        self._theirs, self._table, self._name = theirs._buffers, ours._buffers, name
-        self._tensor = ours._buffers[name]
-
-    def state(self) -> tuple[int, int]:
-        """Which tensor is there now, and how often it was written to."""
-        now = self._table.get(self._name)
-        return id(now), -1 if now is None else version(now)
-
-    def restore(self) -> None:
-        """Put the caller's value back."""
-        value, own = self._theirs[self._name], self._tensor
-        if value is not None and own is not None:
-            own.copy_(value)
-        self._table[self._name] = own
-
-
-def _held(module: nn.Module) -> list[str]:
-    return [name for name, value in module._buffers.items() if value is not None]
-
-
-class Private:
-    """One thread's copy of a model, and which weights are written into it."""
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self.module = source.copied()
-        self.sessions = 0
-        """How many sessions of this thread are open."""
-        self.questions = 0
-        """How many results are being made in this thread: the first looked whether the model has changed."""
-        self.loaded: Weights | None = None
-        """The weights that are in the copy: None the caller's own, UNKNOWN perhaps somebody else's."""
-        self._own: list[Tensor] = []
-        self._clean: list[Tensor] = []
-        self._buffers: list[_Buffer] = []
-        if not source.shared:
-            # by name: a copy that somebody else made may list its layers in another order
-            clean, copies = dict(source.module.named_parameters()), dict(source.module.named_modules())
-            self._own, self._clean = [self.parameters[name] for name in clean], list(clean.values())
-            there = dict(self.module.named_modules())
-            both = [(theirs, there[name]) for name, theirs in copies.items() if name in there]
-            self._buffers = [
-                _Buffer(theirs, ours, n) for theirs, ours in both for n in _held(theirs) if n in ours._buffers
-            ]
-        self._versions = self._buffer_versions()
-        if not source.shared:
-            self._rest()
-        if source.copier is not None:
-            self.loaded, self._versions = UNKNOWN, []
-        self._written = self._parameter_versions()
-
-    def _rest(self) -> None:
-        """Eval mode; on a GPU recurrent layers train without dropout: else cuDNN gives no gradients."""
-        self.module.eval()
-        for module in modules(self.module):
-            if isinstance(module, nn.RNNBase) and any(p.is_cuda for p in module.parameters(recurse=False)):
-                module.dropout = 0.0
-                module.training = True
-                module.flatten_parameters()
-
-    @property
-    def parameters(self) -> dict[str, Tensor]:
-        """The copy's own parameters by name."""
-        return dict(self.module.named_parameters())
-
-    def load(self, weights: Weights | None) -> None:
-        """Write these weights into the copy, unless they are there; None are the caller's own."""
-        if self.loaded is weights:
-            return
-        self.loaded = UNKNOWN
-        with torch.no_grad():
-            if self._own:
-                torch._foreach_copy_(self._own, self._clean)
-            if weights is not None:
-                weights.write(self.parameters)
-        self.loaded = weights
-        self._written = self._parameter_versions()
-
-    def look(self) -> None:
-        """Before a first question: whatever somebody else has written into the copy is undone."""
-        if self._parameter_versions() != self._written:
-            self.loaded = UNKNOWN
-        self.restore_buffers()
-
-    def _parameter_versions(self) -> list[int]:
-        return [-1 if own.is_inference() else own._version for own in self._own]
-
-    def restore_buffers(self) -> None:
-        """Put back what a forward pass wrote into buffers: an answer must not depend on earlier ones."""
-        if self._buffer_versions() == self._versions:
-            return
-        with torch.no_grad():
-            for buffer in self._buffers:
-                buffer.restore()
-        self._versions = self._buffer_versions()
-
-    def _buffer_versions(self) -> list[tuple[int, int]]:
-        return [buffer.state() for buffer in self._buffers]
-
-    @contextmanager
-    def lent(self) -> Iterator[nn.Module]:
-        """The copy for code that is not ours: whatever it changes is put back, also when it raises."""
-        if self._source.shared:
-            yield self.module
-            return
-        before = Remembered(self.module)
-        try:
-            yield self.module
-        finally:
-            before.put_back()
-            self.loaded = UNKNOWN
 
 
 def _shell(model: nn.Module) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Prompts answered by logits: for methods that follow a model's operations, or read its attention."""
+"""Prompts answered by one number: for methods that follow a model's operations, or read its attention."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from veridical.model.prompted import PromptModel
 class PromptLogits(nn.Module):
     """The child's prompts answered by (rows, 1): the answer's logits, less the foil's, added up.
 
-    With a foil of as many tokens this is the response itself; without one it lacks the normaliser of the
-    log-probability, which no rule of relevance takes apart.
+    With a foil that differs in its last token alone this is the response itself; else it lacks the normaliser
+    of the log-probability, which no rule of relevance takes apart. `normalised` keeps it.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    read_places = staticmethod(PromptModel.read_places)
+
+    def __init__(self, module: nn.Module, normalised: bool = False) -> None:
         super().__init__()
         assert isinstance(module, PromptModel)
         self.module = module
+        self.normalised = normalised
 
     @property
     def two_passes(self) -> bool:
@@ -30,15 +33,14 @@ class PromptLogits(nn.Module):
         on = torch.where(unit < 0, 1.0, gates.gather(1, unit.clamp(min=0)))
         prompt = side["tokens"], side["attended"], on
         logits = own.logits(*prompt, side["answer"], side["answered"])
-        total = _added(logits, side["answer"], side["judged"])
+        total = self._added(logits, side["answer"], side["judged"])
         if own.has_foil:
             foil, there = side["foil"], side["foiled"]
-            total = total - _added(
-                own.logits(*prompt, foil, there) if self.two_passes else logits, foil, there
-            )
+            against = own.logits(*prompt, foil, there) if self.two_passes else logits
+            total = total - self._added(against, foil, there)
         return total[:, None]
 
-
-def _added(logits: Tensor, answer: Tensor, judged: Tensor) -> Tensor:
-    each = logits.gather(-1, answer[..., None])[..., 0]
-    return torch.where(judged, each, 0.0).sum(1)
+    def _added(self, logits: Tensor, answer: Tensor, judged: Tensor) -> Tensor:
+        logits = logits.log_softmax(-1) if self.normalised else logits
+        each = logits.gather(-1, answer[..., None])[..., 0]
+        return torch.where(judged, each, 0.0).sum(1)

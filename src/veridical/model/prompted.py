@@ -91,6 +91,11 @@ class PromptModel(nn.Module):
             response = own - _total(against, foil, there)
         return response, logits.argmax(-1), own
 
+    @staticmethod
+    def read_places(side: dict[str, Tensor]) -> Tensor:
+        """Which places hold a token that is read (rows, places), rather than padding."""
+        return torch.cat([side["attended"], side["answered"][:, :-1]], 1)
+
     def logits(
         self, tokens: Tensor, attended: Tensor, gates: Tensor, answer: Tensor, there: Tensor
     ) -> Tensor:

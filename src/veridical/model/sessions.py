@@ -1,4 +1,7 @@
-"""Asking a model: a question is one result in the making, a session a model ready to be asked.
+"""Asking a model: each thread's private copy, a session in which it is ready, a question of one result.
+
+A question is one result in the making; sessions are opened while it is, and write the weights of their world
+into the copy.
 
 To look at a number on a GPU is to wait until all that was asked of it before is done, and in the meantime it
 is asked nothing new. So a result is made without looking: its question gathers what could be wrong with it
@@ -14,14 +17,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
-from torch.nn.modules.conv import _ConvNd
+from torch import Tensor, nn
 
 from veridical.model.cost import Cost
+from veridical.model.fingerprint import modules, version
+from veridical.model.lending import Remembered
+from veridical.model.plan import Plan, float32_products
 
 if TYPE_CHECKING:
-    from veridical.model.plan import Plan, Precision
     from veridical.model.predictor import CountedModel, Predictor
+    from veridical.model.private_copy import Source
+    from veridical.model.weights import Weights
 
 Look = Callable[[], None]
 """Raises if something is wrong."""
@@ -45,6 +51,127 @@ def look_later(device: torch.device, look: Look) -> None:
         look()
     else:
         looks.append(look)
+
+
+UNKNOWN: Any = object()
+"""In the place of weights: somebody may have written others."""
+
+
+class _Buffer:
+    """One buffer of the caller's model, and the tensor that stands for it in a copy."""
+
+    def __init__(self, theirs: nn.Module, ours: nn.Module, name: str) -> None:
+        self._theirs, self._table, self._name = theirs._buffers, ours._buffers, name
+        self._tensor = ours._buffers[name]
+
+    def state(self) -> tuple[int, int]:
+        """Which tensor is there now, and how often it was written to."""
+        now = self._table.get(self._name)
+        return id(now), -1 if now is None else version(now)
+
+    def restore(self) -> None:
+        """Put the caller's value back."""
+        value, own = self._theirs[self._name], self._tensor
+        if value is not None and own is not None:
+            own.copy_(value)
+        self._table[self._name] = own
+
+
+def _held(module: nn.Module) -> list[str]:
+    return [name for name, value in module._buffers.items() if value is not None]
+
+
+class Private:
+    """One thread's copy of a model, and which weights are written into it."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.module = source.copied()
+        self.sessions = 0
+        """How many sessions of this thread are open."""
+        self.questions = 0
+        """How many results are being made in this thread: the first looked whether the model has changed."""
+        self.loaded: Weights | None = None
+        """The weights that are in the copy: None the caller's own, UNKNOWN perhaps somebody else's."""
+        self._own: list[Tensor] = []
+        self._clean: list[Tensor] = []
+        self._buffers: list[_Buffer] = []
+        if not source.shared:
+            # by name: a copy that somebody else made may list its layers in another order
+            clean, copies = dict(source.module.named_parameters()), dict(source.module.named_modules())
+            self._own, self._clean = [self.parameters[name] for name in clean], list(clean.values())
+            there = dict(self.module.named_modules())
+            both = [(theirs, there[name]) for name, theirs in copies.items() if name in there]
+            self._buffers = [
+                _Buffer(theirs, ours, n) for theirs, ours in both for n in _held(theirs) if n in ours._buffers
+            ]
+        self._versions = self._buffer_versions()
+        if not source.shared:
+            self._rest()
+        if source.copier is not None:
+            self.loaded, self._versions = UNKNOWN, []
+        self._written = self._parameter_versions()
+
+    def _rest(self) -> None:
+        """Eval mode; on a GPU recurrent layers train without dropout: else cuDNN gives no gradients."""
+        self.module.eval()
+        for module in modules(self.module):
+            if isinstance(module, nn.RNNBase) and any(p.is_cuda for p in module.parameters(recurse=False)):
+                module.dropout = 0.0
+                module.training = True
+                module.flatten_parameters()
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """The copy's own parameters by name."""
+        return dict(self.module.named_parameters())
+
+    def load(self, weights: Weights | None) -> None:
+        """Write these weights into the copy, unless they are there; None are the caller's own."""
+        if self.loaded is weights:
+            return
+        self.loaded = UNKNOWN
+        with torch.no_grad():
+            if self._own:
+                torch._foreach_copy_(self._own, self._clean)
+            if weights is not None:
+                weights.write(self.parameters)
+        self.loaded = weights
+        self._written = self._parameter_versions()
+
+    def look(self) -> None:
+        """Before a first question: whatever somebody else has written into the copy is undone."""
+        if self._parameter_versions() != self._written:
+            self.loaded = UNKNOWN
+        self.restore_buffers()
+
+    def _parameter_versions(self) -> list[int]:
+        return [-1 if own.is_inference() else own._version for own in self._own]
+
+    def restore_buffers(self) -> None:
+        """Put back what a forward pass wrote into buffers: an answer must not depend on earlier ones."""
+        if self._buffer_versions() == self._versions:
+            return
+        with torch.no_grad():
+            for buffer in self._buffers:
+                buffer.restore()
+        self._versions = self._buffer_versions()
+
+    def _buffer_versions(self) -> list[tuple[int, int]]:
+        return [buffer.state() for buffer in self._buffers]
+
+    @contextmanager
+    def lent(self) -> Iterator[nn.Module]:
+        """The copy for code that is not ours: whatever it changes is put back, also when it raises."""
+        if self._source.shared:
+            yield self.module
+            return
+        before = Remembered(self.module)
+        try:
+            yield self.module
+        finally:
+            before.put_back()
+            self.loaded = UNKNOWN
 
 
 class Question(AbstractContextManager["Question"]):
@@ -72,7 +199,9 @@ class Question(AbstractContextManager["Question"]):
         own.questions += 1
         try:
             if own.questions == 1:
-                self._source.guard.check(thorough=True)
+                self._source.guard.check()
+                for device, look in self._source.guard.check_weights(AT_ONCE):
+                    look_later(device, look)
         except BaseException:
             self.__exit__()
             raise
@@ -134,7 +263,7 @@ class Session(AbstractContextManager["CountedModel"]):
 def _as_planned(plan: Plan, kind: str) -> Iterator[None]:
     """The plan's threads and precision on a kind of device, and back as it was."""
     threads = torch.get_num_threads()
-    precision = _NOTHING if plan.precision is None or kind != "cuda" else _float32_products(plan.precision)
+    precision = _NOTHING if plan.precision is None or kind != "cuda" else float32_products(plan.precision)
     try:
         if plan.threads is not None and plan.threads != threads:
             torch.set_num_threads(plan.threads)
@@ -150,36 +279,3 @@ def _autocast(wanted: str | None, kind: str) -> AbstractContextManager[None]:
     if wanted is not None:
         return torch.autocast(kind, dtype=getattr(torch, wanted))
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else _NOTHING
-
-
-def uses_tf32(model: nn.Module, plan: Plan) -> bool:
-    """Whether a GPU multiplies float32 as TF32 in this model: as the plan says, else as torch is set.
-
-    By torch's defaults convolutions and recurrent layers do, products of matrices do not.
-    """
-    if plan.precision is not None:
-        return plan.precision == "tf32"
-    cudnn: Any = torch.backends.cudnn
-    kinds = [(torch.backends.cuda.matmul, nn.Module), (cudnn.conv, _ConvNd), (cudnn.rnn, nn.RNNBase)]
-    shortened = tuple(layer for kind, layer in kinds if kind.fp32_precision == "tf32")
-    floats = any(p.dtype == torch.float32 for p in model.parameters())
-    return floats and bool(shortened) and any(isinstance(m, shortened) for m in model.modules())
-
-
-@contextmanager
-def _float32_products(precision: Precision) -> Iterator[None]:
-    """How CUDA multiplies float32, and back as it was.
-
-    By the settings that have been there since torch 2.9: once a user has touched those, reading the older
-    `allow_tf32` raises.
-    """
-    cudnn: Any = torch.backends.cudnn
-    kinds = (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn)
-    before = [kind.fp32_precision for kind in kinds]
-    try:
-        for kind in kinds:
-            kind.fp32_precision = "tf32" if precision == "tf32" else "ieee"
-        yield
-    finally:
-        for kind, was in zip(kinds, before, strict=True):
-            kind.fp32_precision = was

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from veridical.model.fingerprint import version
 
 if TYPE_CHECKING:
     from veridical.masking.interventions import Site
+    from veridical.model.cost import Meter
 
 INPUTS, SAMPLE, PAIRED = "inputs of the task", "number of the sample", "paired "
 """Side inputs of a switched model by name; no argument of a model can be called so."""
@@ -40,6 +42,7 @@ class Switched(nn.Module):
         off: str,
         positional: int = 0,
         reference: tuple[Tensor, tuple[Tensor, ...], dict[str, Tensor]] | None = None,
+        meter: Meter | None = None,
     ) -> None:
         super().__init__()
         self.module = module
@@ -49,6 +52,8 @@ class Switched(nn.Module):
         """How many side inputs of the child go by their position."""
         self.reference = reference
         """Rows over which states are averaged."""
+        self.meter = meter
+        """Counts the rows that are asked for what stands in for units that are off."""
         self.dear = bool(getattr(module, "dear", False))
         self._known: OrderedDict[Any, list[Tensor]] = OrderedDict()
         self._seen: tuple[int, ...] | None = None
@@ -58,10 +63,27 @@ class Switched(nn.Module):
 
         made = object.__new__(type(self))
         memo[id(self)] = made
+        memo[id(self.meter)] = self.meter
         # what is known belongs to the weights of one copy
         for name, value in {**vars(self), "_known": OrderedDict(), "_seen": None}.items():
             made.__dict__[name] = copy.deepcopy(value, memo)
         return made
+
+    def around(self, wrap: Callable[[nn.Module], nn.Module]) -> Switched:
+        """The same switches in a child that is wrapped: `wrap` holds it as `module`."""
+        sites = tuple(replace(site, layer=f"module.{site.layer}") for site in self.sites)
+        return Switched(
+            wrap(self.module), sites, self.off, self.positional, self.reference, self.meter
+        ).eval()
+
+    def reference_rows(self, samples: int) -> int:
+        """Rows asked for what stands in for units of so many samples that are off, once a weight world."""
+        mean = 0 if self.reference is None else len(self.reference[0])
+        return {"zero": 0, "mean": mean, "paired": samples}[self.off]
+
+    def forget(self) -> None:
+        """Let the states go that stand in for units that are off: whoever needs them next asks, and pays."""
+        self._known.clear()
 
     def forward(self, gates: Tensor, /, **side: Tensor) -> Any:
         off = self._states(side)
@@ -116,13 +138,15 @@ class Switched(nn.Module):
             for place, sample in enumerate(wanted):
                 self._known[sample] = [state[place : place + 1] for state in found]
         out = [torch.cat(states) for states in zip(*(self._known[s] for s in samples), strict=True)]
-        self._forget()
+        self._keep_few()
         return out
 
     def _record(self, ask: Callable[[], Any], rows: int) -> list[Tensor]:
         found: list[list[Tensor]] = [[] for _ in self.sites]
         with self._visited(lambda place, state: found[place].append(state.detach())):
             ask()
+        if self.meter is not None:
+            self.meter.here.forward += rows
         for site, states in zip(self.sites, found, strict=True):
             if len(states) != 1 or len(states[0]) != rows:
                 raise ModelError(
@@ -132,21 +156,21 @@ class Switched(nn.Module):
         return [states[0] for states in found]
 
     def _means(self, device: torch.device) -> list[Tensor]:
-        """The mean state over reference rows and places, one per site, to be laid over all rows."""
+        """The mean state over places of the reference rows that are read, one per site, for all rows."""
         assert self.reference is not None
         x, given, named = self.reference
-        totals: list[Tensor] | None = None
+        seen_in = getattr(self.module, "read_places", None)
+        parts: list[list[tuple[Tensor, Any]]] = []
         for at in range(0, len(x), 8):
             some = slice(at, at + 8)
             rows = [g[some].to(device) for g in (x, *given)]
             by_name = {n: v[some].to(device) for n, v in named.items()}
             states = self._record(partial(self.module, *rows, **by_name), len(rows[0]))
-            sums = [site.mean_of(s) * len(s) for site, s in zip(self.sites, states, strict=True)]
-            totals = sums if totals is None else [a + b for a, b in zip(totals, sums, strict=True)]
-        assert totals is not None
-        return [total / len(x) for total in totals]
+            seen = None if seen_in is None else seen_in(by_name)
+            parts.append([site.total_of(s, seen) for site, s in zip(self.sites, states, strict=True)])
+        return [sum(p[0] for p in each) / sum(p[1] for p in each) for each in zip(*parts, strict=True)]
 
-    def _forget(self) -> None:
+    def _keep_few(self) -> None:
         size = sum(s.numel() * s.element_size() for states in self._known.values() for s in states)
         while size > KEPT_MIB * 2**20 and len(self._known) > 1:
             _, states = self._known.popitem(last=False)

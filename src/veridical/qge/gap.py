@@ -13,8 +13,8 @@ from veridical.explainers.base import Explainer
 from veridical.explainers.transforms import Inverted
 from veridical.masking.rules import removed_share
 from veridical.masking.shared_work import sharing
-from veridical.metrics.base import AnyMetric, ExplainerMetric, Metric, Outcome, registry
-from veridical.metrics.tie_orders import RankingMetric, over_orders
+from veridical.metrics.base import AnyMetric, ExplainerMetric, Metric, Outcome, RankingMetric, registry
+from veridical.metrics.tie_orders import over_orders
 from veridical.qge.paths import RankPath, path_of, responses_along
 from veridical.qge.relative import Relative, add_wrapper, joined, undefined, unmoved_by_inversion
 from veridical.random.keyed import Key
@@ -68,18 +68,24 @@ class MapGap(_Gap, Metric):
     means better than its own inverse. A metric of one flipping curve of D steps costs 2D - 1 evaluations.
     """
 
+    version: ClassVar[int] = 2
+
     def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         assert isinstance(self.metric, Metric)
         if unmoved_by_inversion(self.metric):
             return undefined(task)
-        # a ranking that agrees with the map and its reverse are judged together; where a metric reads values
-        # the inverse's depend on that ranking, though its own do not
-        if isinstance(self.metric, RankingMetric):
-            orders, ranks = self.metric.tie_orders(task, explanation, key), True
-        else:
-            orders, ranks = TieOrders.of(explanation), False
+        ranks = isinstance(self.metric, RankingMetric)
         with sharing(task):
+            orders = self._orders(task, explanation, key)
             return over_orders(partial(self._along, key), task, orders, key, whole=not ranks)
+
+    def _orders(self, task: Task, explanation: Explanation, key: Key) -> TieOrders:
+        """The rankings that agree with the map; each is judged together with its reverse."""
+        metric = self.metric
+        if isinstance(metric, RankingMetric) and (metric.ranks_only or metric.ties == "stable"):
+            return metric.tie_orders(task, explanation, key)
+        # where a metric reads values, those of the inverse depend on the ranking even if its own do not
+        return TieOrders.of(explanation)
 
     def _along(self, key: Key, task: Task, explanation: Explanation, which: int) -> Outcome:
         assert isinstance(self.metric, Metric)

@@ -9,8 +9,7 @@ from veridical.allowed import Count
 from veridical.masking.fills import Fill
 from veridical.masking.probe import probe
 from veridical.masking.rules import RankThreshold, removed_share, step_counts
-from veridical.metrics.base import Outcome, register
-from veridical.metrics.tie_orders import RankingMetric
+from veridical.metrics.base import Outcome, RankingMetric, register
 from veridical.model.output_heads import Response
 from veridical.qge.paths import RankPath
 from veridical.random.keyed import Key

@@ -13,8 +13,8 @@ from veridical.errors import InputError
 from veridical.explainers.base import Explainer
 from veridical.explainers.transforms import Transform
 from veridical.masking.shared_work import sharing
-from veridical.metrics.base import AnyMetric, ExplainerMetric, Metric, Outcome, registry
-from veridical.metrics.tie_orders import TIE_VARIANCE, TIED_PAIRS
+from veridical.metrics.base import TIED_PAIRS, AnyMetric, ExplainerMetric, Metric, Outcome, registry
+from veridical.metrics.tie_orders import TIE_VARIANCE
 from veridical.qge.paths import path_of, scores_along
 from veridical.qge.rankings import digest, random_orders
 from veridical.qge.relative import Relative, add_wrapper, joined, undefined

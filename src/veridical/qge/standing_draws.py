@@ -10,8 +10,7 @@ from torch import Tensor
 from veridical.explainers.base import Explainer
 from veridical.explainers.transforms import Inverted
 from veridical.masking.shared_work import sharing
-from veridical.metrics.base import ExplainerMetric, Metric
-from veridical.metrics.tie_orders import RankingMetric
+from veridical.metrics.base import ExplainerMetric, Metric, RankingMetric
 from veridical.qge.gap import paired
 from veridical.qge.paths import path_of, scores_along
 from veridical.qge.random_baseline import Reshuffled

@@ -109,12 +109,15 @@ def curves(
             continue
         first = next(iter(drawn.values()))
         assert first.curve is not None
+        y_label = first.curve.y_label
+        if getattr(getattr(evaluation, "task", None), "head", "") == "generation":
+            y_label = y_label.replace("probability", "log-probability")  # what answers to prompts are read as
         out.append(
             {
                 "metric": what,
                 "direction": first.direction.value,
                 "x_label": first.curve.x_label,
-                "y_label": first.curve.y_label,
+                "y_label": y_label,
                 "lines": [
                     {
                         "label": who,

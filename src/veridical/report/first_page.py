@@ -7,6 +7,8 @@ from typing import Any
 from veridical.audit import Audit, Place, Test
 from veridical.audit.evidence import ALPHA, FEWEST, HERE, SIZE
 from veridical.audit.sentences import QUESTIONS, SURE_SAMPLES, in_words, joined, why_not
+from veridical.tasks.generation import Generation
+from veridical.values.task import Task
 
 
 def first_page(audit: Audit) -> dict[str, Any]:
@@ -103,6 +105,12 @@ def _changes(audit: Audit) -> list[str]:
     return said
 
 
+def _removed(task: Task) -> str:
+    if task.modality == "units":
+        return f"units are off: {task.off}" if isinstance(task, Generation) else "units inside it are off"
+    return f"replaced by: {task.fill.name}"
+
+
 def _limits(audit: Audit) -> list[str]:
     """What the answer does not say."""
     task, verdict = audit.task, audit.verdict
@@ -112,7 +120,7 @@ def _limits(audit: Audit) -> list[str]:
         "Trusted means: its maps name features this model uses, and name others for another model. It does "
         "not mean that the model is right, nor that a person understands the map.",
         "Removal asks the model about inputs with features missing "
-        f"(replaced by: {task.fill.name}); such inputs do not occur in practice.",
+        f"({_removed(task)}); such inputs do not occur in practice.",
         f"The chance that any method is called trusted without deserving it is kept at {ALPHA:.0%} for the "
         "controls listed here; a cheat nobody thought of is not covered.",
     ]

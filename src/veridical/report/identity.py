@@ -7,17 +7,20 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from veridical.audit import Audit
+from veridical.model.prompted import PromptModel
+from veridical.model.switched import Switched
 from veridical.values.content_hash import content_digest
+from veridical.values.task import Task
 
 
 def identity(audit: Audit) -> dict[str, Any]:
     """Digests of everything an answer is about, and the call that repeats it."""
     task = audit.task
     return {
-        "model": type(task.predictor.source.module).__name__,
+        "model": type(callers_module(task)).__name__,
         "parameters": sum(p.numel() for p in task.predictor.source.module.parameters()),
         "digests": {
             "weights": content_digest(task.predictor.model, {}, ""),
@@ -31,6 +34,14 @@ def identity(audit: Audit) -> dict[str, Any]:
         "call": audit.call,
         "kind": task.modality,
     }
+
+
+def callers_module(task: Task) -> nn.Module:
+    """The model as its owner knows it: without what holds the prompts, or the switches inside it."""
+    module = task.predictor.source.module
+    while isinstance(module, PromptModel | Switched):
+        module = module.model if isinstance(module, PromptModel) else module.module
+    return module
 
 
 def digest_of(tensors: Mapping[str, Tensor | None]) -> str:

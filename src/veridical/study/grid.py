@@ -26,7 +26,7 @@ class Choice:
     samples: int | None = None
     seed: int = 0
     fill: str | float | None = None
-    files: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, Any] = field(default_factory=dict)
     place: tuple[str | int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:

@@ -281,15 +281,18 @@ class Study:
     # --- inside -------------------------------------------------------------------------------------
 
     def _there(self, must_be_sound: bool = False) -> list[str]:
-        """The addresses of cells that are there and sound; each file is looked at once."""
+        """The addresses of cells that are there and sound.
+
+        Each file is looked at once, but anew before its scores are read: it may have changed.
+        """
         there = self.folder.names(CELLS)
         found = []
         for job in (job for jobs in self.cells.values() for job in jobs if job.address in there):
-            if not self._checked.get(job.address):
+            if must_be_sound or not self._checked.get(job.address):
                 wrong = problem(self.folder, job)
+                self._checked[job.address] = wrong is None
                 if wrong is not None and must_be_sound:
                     raise FormatError(f"{wrong}; veridical resume {self.folder.url} makes it again")
-                self._checked[job.address] = wrong is None
             if self._checked[job.address]:
                 found.append(job.address)
         return found

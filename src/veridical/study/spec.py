@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from veridical.allowed import LARGE, LARGEST, MANY
 from veridical.values.bounds import refuse_more
 
-FILE_KEYS = ("model", "data", "train", "labels", "text", "arch", "kind")
+FILE_KEYS = ("model", "data", "train", "labels", "text", "arch", "kind", "output")
 IMPORT_PATH = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
 Positive = Annotated[int, Field(ge=1, le=MANY)]
 Amount = Annotated[float, Field(ge=0, le=LARGE)]
@@ -127,6 +127,8 @@ class TaskEntry(Entry):
     """The function that builds the network of a file of weights, as module:function; this is code."""
     kind: Literal["huggingface", "weights", "sklearn", "onnx"] | None = None
     """What the model's file is, where its suffix does not say."""
+    output: Annotated[int, Field(ge=0, le=MANY)] | None = None
+    """Which target to explain, from 0, of an estimator that predicts several."""
 
     def _check_origin(self) -> None:
         if sum(origin is not None for origin in (self.name, self.code, self.model)) != 1:
@@ -140,7 +142,7 @@ class TaskEntry(Entry):
             raise ValueError("a model: needs data: the samples to explain")
 
     @property
-    def files(self) -> dict[str, str]:
+    def files(self) -> dict[str, Any]:
         """What was said about model and data, with whole paths, so that any worker finds them."""
         said = {key: getattr(self, key) for key in FILE_KEYS if getattr(self, key) is not None}
         here = {"data", "train"} | (set() if (self.model or "").startswith("hf:") else {"model"})

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
-from veridical.allowed import why_not
 from veridical.errors import InputError, NotApplicableError, unknown_name
+from veridical.settings import why_not
 from veridical.surf.concepts import Concepts
 from veridical.surf.embeddings import Embeddings, Kind
 from veridical.surf.head import Head

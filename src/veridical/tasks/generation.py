@@ -182,10 +182,10 @@ def switched_off(tokenizer: Any, off: str, neutral: str | None) -> SwitchedOff:
             continue
         if len(made) == 1 and made[0] != getattr(tokenizer, "unk_token_id", None):
             return SwitchedOff(False, int(made[0]))
-    tried = "of " + ", ".join(map(repr, NEUTRAL)) if neutral is None else repr(neutral)
+    tried = repr(neutral) if neutral is not None else "none of " + ", ".join(map(repr, NEUTRAL))
     raise InputError(
-        f"none {tried} is a single token of this tokenizer; say neutral='...', a word that is one, or "
-        "off='zero'"
+        f"{tried} is {'not ' if neutral is not None else ''}a single token of this tokenizer; say "
+        "neutral='...', a word that is one, or off='zero'"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -120,27 +121,40 @@ def _chat(
 ) -> tuple[str, list[Span]]:
     """The text that the chat template makes, and where the contents of the messages lie in it."""
     try:
-        said = [{"role": str(m["role"]), "content": str(m["content"])} for m in messages]
-    except (TypeError, KeyError) as error:
+        said = [{"role": str(m["role"]), "content": m["content"]} for m in messages]
+        whole = all(isinstance(m["content"], str) for m in said)
+    except (TypeError, KeyError):
+        whole = False
+    if not whole:
         raise InputError(
-            f"prompt {number} is neither a text nor a list of messages {{'role': ..., 'content': ...}}"
-        ) from error
+            f"prompt {number} is neither a text nor a list of messages {{'role': ..., 'content': ...}} "
+            "of texts"
+        )
     if not said:
         raise InputError(f"prompt {number} is a chat of no messages")
     if not getattr(tokenizer, "chat_template", None):
         raise InputError(f"prompt {number} is a chat and the tokenizer has no chat template; give a text")
     sizes = [len(m["content"].strip()) for m in said]
     said[-1]["content"] += question
+    marked = [{**m, "content": f"veridical{i}message"} for i, m in enumerate(said)]
     try:
-        text = str(tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True))
+        text, frame = (
+            str(tokenizer.apply_chat_template(each, tokenize=False, add_generation_prompt=True))
+            for each in (said, marked)
+        )
     except Exception as error:  # a template is a program of its own
         raise InputError(f"the chat template refuses prompt {number}: {error}") from error
+    # by what stands around the messages: what they say may stand in the template, too
+    around = re.split("|".join(m["content"] for m in marked), frame)
+    for contents in ([m["content"] for m in said], [m["content"].strip() for m in said]):
+        pieces = [part for pair in zip(around, [*contents, ""], strict=False) for part in pair]
+        if len(around) == len(said) + 1 and "".join(pieces) == text:
+            break
+    else:
+        raise InputError(f"the chat template changes a message of prompt {number}, so its units are lost")
     spans, at = [], 0
-    for message, size in zip(said, sizes, strict=True):
-        content = message["content"].strip()
-        start = text.find(content, at)
-        if start < 0:
-            raise InputError(f"the chat template changes a message of prompt {number}, so its units are lost")
+    for before, content, size in zip(around, contents, sizes, strict=False):
+        start = at + len(before) + len(content) - len(content.lstrip())
         spans.append((start, start + size))
-        at = start + len(content)
+        at += len(before) + len(content)
     return text, spans

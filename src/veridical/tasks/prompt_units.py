@@ -15,8 +15,11 @@ UnitKind = Literal["token", "word", "sentence", "passage", "example", "turn"]
 
 _ENDS = {
     "word": re.compile(r"(?<=\s)(?=\S)"),
-    "sentence": re.compile(r"(?<=[.!?])(?:[\"')\]]*)\s+(?=\S)|\n\s*(?=\S)"),
-    "passage": re.compile(r"\n[ \t]*\n\s*(?=\S)"),
+    # full stops of Chinese and Japanese have no blank behind them
+    "sentence": re.compile(
+        r"(?<=[.!?])(?:[\"')\]]*)\s+(?=\S)|(?<=[。！？])[」』）]*\s*(?=[^\s」』）])|\n\s*(?=\S)"
+    ),
+    "passage": re.compile(r"\n[ \t\r]*\n\s*(?=\S)"),
 }
 _ENDS["example"] = _ENDS["passage"]
 

@@ -12,8 +12,10 @@ from veridical.errors import InputError, NotApplicableError, ShapeError
 from veridical.masking.fills import Zero
 from veridical.masking.inner_units import InnerUnits
 from veridical.masking.interventions import Counterfactual, MeanOver, Site, Zeroed
+from veridical.model.cost import Cost
 from veridical.model.predictor import Side, call, take_side
 from veridical.model.private_copy import Source
+from veridical.model.prompted import PromptModel
 from veridical.model.switched import INPUTS, PAIRED, SAMPLE, Switched
 from veridical.settings import checked
 from veridical.values.input_checks import side_of, tensor_of
@@ -45,7 +47,7 @@ def switch(
     how = {Zeroed: "zero", MeanOver: "mean", Counterfactual: "paired"}[type(off)]
     if how == "paired":
         side[SAMPLE] = torch.arange(len(task), device=task.device)
-    wrapped = Switched(old.source.module, sites, how, positional, reference)
+    wrapped = Switched(old.source.module, sites, how, positional, reference, old.meter)
     source = Source(wrapped, _copier(old.source, wrapped), old.source.shared)
     made = task.changed(
         alone=True,
@@ -83,6 +85,13 @@ def _check(task: Task) -> None:
         raise NotApplicableError("this task is switched already; give all its units at once, as a list")
     if task.members is not None:
         raise NotApplicableError("the samples of this task are classes, which have no input to ask about")
+    model = task.predictor.source.module
+    if isinstance(model, PromptModel) and model.has_foil and not model.one_pass:
+        raise NotApplicableError(
+            "the foil of a prompt differs from its answer before the last token, so the model reads the "
+            "prompt twice, and units inside it are switched in one pass: give foils that differ in the last "
+            "token alone, or none"
+        )
 
 
 def _dtype(task: Task) -> torch.dtype:
@@ -168,6 +177,13 @@ def _off_rows(task: Task, off: Any) -> tuple[dict[str, Tensor], Any]:
             f"paired inputs differ in '{odd}': {shapes[1].get(odd)} for {shapes[0].get(odd)}; states of "
             "inputs of other sizes do not lie over each other (pair prompts of equally many tokens)"
         )
+    if "attended" in mine and not torch.equal(mine["attended"], theirs["attended"]):
+        place = int((mine["attended"] != theirs["attended"]).any(1).nonzero()[0, 0])
+        lengths = [int(each["attended"][place].sum()) for each in (mine, theirs)]
+        raise ShapeError(
+            f"prompt {place} has {lengths[0]} tokens and its pair {lengths[1]}, so their states do not lie "
+            "over each other; pair prompts of equally many tokens"
+        )
     return {PAIRED + name: value for name, value in theirs.items()}, None
 
 
@@ -179,7 +195,12 @@ def _copier(source: Source, wrapped: Switched) -> Any:
 
     def copied(_: nn.Module) -> nn.Module:
         return Switched(
-            inner(wrapped.module), wrapped.sites, wrapped.off, wrapped.positional, wrapped.reference
+            inner(wrapped.module),
+            wrapped.sites,
+            wrapped.off,
+            wrapped.positional,
+            wrapped.reference,
+            wrapped.meter,
         )
 
     return copied
@@ -198,3 +219,15 @@ def _check_on(task: Task, switched: Task) -> None:
         raise NotApplicableError(
             "with all units on the model does not answer as before, so they cannot be switched"
         )
+    module = switched.predictor.unwrapped
+    assert isinstance(module, Switched)
+    module.forget()
+
+
+def reference_cost(task: Task) -> Cost:
+    """Rows that a task asks, once a weight world, for what stands in for units that are off.
+
+    Whoever asks first pays, as with a table of subsets; of states beyond 512 MiB the oldest are asked again.
+    """
+    module = task.predictor.source.module
+    return Cost(module.reference_rows(len(task))) if isinstance(module, Switched) else Cost()

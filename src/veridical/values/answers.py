@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from veridical.errors import InputError
+from veridical.errors import InputError, ShapeError
 from veridical.model.output_heads import Head, Response
 from veridical.model.predictor import CountedModel, Predictor, Side
 from veridical.values.content_hash import content_digest
-from veridical.values.input_checks import feature_values
+from veridical.values.input_checks import as_tensor
 
 if TYPE_CHECKING:
     from veridical.masking.fills import Fill
@@ -174,6 +174,10 @@ class Answers:
         """Estimate something from the whole set once; subsets made afterwards inherit it and so agree."""
         return _once(self._calibrations, name, make)
 
+    def calibrate_like(self, other: Answers) -> None:
+        """Take over what was estimated from another task's set."""
+        self._calibrations.update(other._calibrations)
+
     def from_train(self, name: str, make: Callable[[], Any]) -> Any:
         """Estimate something from the reference rows once; every task with the same rows shares it."""
         return _once(self._train_facts, name, make)
@@ -189,9 +193,39 @@ class Answers:
         else:
             self._cache[name] = value
 
-    def values(self, maps: Any, source: str = "the map") -> Tensor:
+    def values(
+        self, maps: Any, source: str = "the map", space: Space | None = None, copy: bool = False
+    ) -> Tensor:
         """Turn maps of any accepted shape into one value per feature (N, V), or say what would fit."""
-        return feature_values(maps, self.space, self.inputs, source)
+        space = space or self.space
+        plain = isinstance(maps, Tensor) and maps.layout == torch.strided and not maps.is_nested
+        tensor = (maps if plain else as_tensor(maps, source)).detach().to(self.device, copy=copy)
+        if tensor.is_complex():
+            raise InputError(f"{source} holds complex numbers; relevance is one real number per feature")
+        if not tensor.is_floating_point():
+            tensor = tensor.to(torch.get_default_dtype())
+        if tensor.dim() == 0 or len(tensor) != len(self):
+            raise ShapeError(f"{source} has shape {tuple(tensor.shape)}, the task has {len(self)} samples")
+        shape = tuple(tensor.shape[1:])
+        if shape == (space.n_features,) and (shape != space.input_shape or space.kind != "column_group"):
+            return tensor
+        if shape == space.input_shape:
+            return space.pool(tensor)
+        shared = tuple(space.labels.shape[1 if space.per_sample else 0 :])
+        if shape in (shared, tuple(n for n in shared if n != 1)):
+            # one value per element, shared over channels: lay it out and average what was shared
+            full = tensor.reshape(len(self), *shared).expand(len(self), *space.input_shape)
+            return space.pool(full) * (torch.Size(shared).numel() / torch.Size(space.input_shape).numel())
+        features = torch.Size(shape).numel()
+        hint = (
+            "aggregate it with `space.pool(map)`"
+            if torch.Size(space.input_shape).numel() % max(1, features) == 0 and features > space.n_features
+            else f"give maps (N, {', '.join(map(str, space.input_shape))}) or (N, {space.n_features})"
+        )
+        raise ShapeError(
+            f"explanation has {features} features of shape {shape}, the task's space has "
+            f"{space.n_features} {space.kind} features over {space.input_shape}; {hint}"
+        )
 
     def content_hash(self) -> str:
         """A digest of everything that decides what the model answers here."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -152,36 +153,25 @@ class Explanation:
         absent = torch.isnan(self.values)
         return (absent if self.valid is None else absent | ~self.valid).all(-1)
 
-    @property
+    @cached_property
     def ranks(self) -> Tensor:
         """The place of each feature in `order`: 0 for the least relevant. Invalid features come last."""
-        if "_places" not in self.__dict__:
-            object.__setattr__(self, "_places", positions(self.order))
-        places: Tensor = self.__dict__["_places"]
-        return places
+        return positions(self.order)
 
-    @property
+    @cached_property
     def spread(self) -> Tensor:
         """Maps whose values differ at all, and so rank anything (N,)."""
-        if "_spread" not in self.__dict__:
-            self.__dict__["_spread"] = has_spread(self.values, self.valid)
-        spread: Tensor = self.__dict__["_spread"]
-        return spread
+        return has_spread(self.values, self.valid)
 
-    @property
+    @cached_property
     def has_ties(self) -> bool:
         """Whether any map has ties; looked at once, since to look waits for a GPU."""
-        if "_has_ties" not in self.__dict__:
-            self.__dict__["_has_ties"] = bool(self.tied.any())
-        return bool(self.__dict__["_has_ties"])
+        return bool(self.tied.any())
 
-    @property
+    @cached_property
     def tied_pairs(self) -> Tensor:
         """The share of the pairs of features that tie, so that the map does not rank them (N,)."""
-        if "_tied_pairs" not in self.__dict__:
-            self.__dict__["_tied_pairs"] = tied_pairs(self.tied, self._counts)
-        share: Tensor = self.__dict__["_tied_pairs"]
-        return share
+        return tied_pairs(self.tied, self._counts)
 
     @property
     def descending_ranks(self) -> Tensor:

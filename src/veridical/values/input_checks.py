@@ -233,35 +233,3 @@ def targets_of(targets: Any, rows: int, outputs: int, place: torch.device, class
         bad = tensor[(tensor < 0) | (tensor >= outputs)][0]
         raise InputError(f"target {int(bad)} is out of range: the model has {outputs} outputs")
     return tensor.to(device=place, dtype=torch.int64)
-
-
-def feature_values(maps: Any, space: Space, inputs: Tensor, source: str, copy: bool = False) -> Tensor:
-    """Turn maps of any accepted shape into one value per feature (N, V), or say what would fit."""
-    tensor, count = as_tensor(maps, source).detach().to(inputs.device, copy=copy), len(inputs)
-    if tensor.is_complex():
-        raise InputError(f"{source} holds complex numbers; relevance is one real number per feature")
-    if not tensor.is_floating_point():
-        tensor = tensor.to(torch.get_default_dtype())
-    if tensor.dim() == 0 or len(tensor) != count:
-        raise ShapeError(f"{source} has shape {tuple(tensor.shape)}, the task has {count} samples")
-    shape = tuple(tensor.shape[1:])
-    if shape == (space.n_features,) and (shape != space.input_shape or space.kind != "column_group"):
-        return tensor
-    if shape == space.input_shape:
-        return space.pool(tensor)
-    shared = tuple(space.labels.shape[1 if space.per_sample else 0 :])
-    laid = tuple(n for n in shared if n != 1)
-    if shape in (shared, laid):
-        # one value per element, shared over channels: lay it out and average what was shared
-        full = tensor.reshape(count, *shared).expand(count, *space.input_shape)
-        return space.pool(full) * (torch.Size(shared).numel() / torch.Size(space.input_shape).numel())
-    features = torch.Size(shape).numel()
-    hint = (
-        "aggregate it with `space.pool(map)`"
-        if torch.Size(space.input_shape).numel() % max(1, features) == 0 and features > space.n_features
-        else f"give maps (N, {', '.join(map(str, space.input_shape))}) or (N, {space.n_features})"
-    )
-    raise ShapeError(
-        f"explanation has {features} features of shape {shape}, the task's space has "
-        f"{space.n_features} {space.kind} features over {space.input_shape}; {hint}"
-    )

@@ -36,17 +36,19 @@ def _through_rectifier(z: Tensor, z0: Tensor, y: Tensor, y0: Tensor) -> Callable
     return lambda above: (at_once(RESCALED, rescaled_steps, above, z, z0, y, y0, tiny),)
 
 
-def _through_softmax(z: Tensor, z0: Tensor, dim: int) -> Callable[[Tensor], tuple[Tensor]]:
-    """What a softmax passes back, as exp(u) with u = z - log s, s the sum of exp(z)."""
+def _through_softmax(
+    z: Tensor, z0: Tensor, dim: int, logarithm: bool = False
+) -> Callable[[Tensor], tuple[Tensor]]:
+    """What a softmax passes back, as exp(u) with u = z - log s, s the sum of exp(z); or u, its logarithm."""
     log_s, log_s0 = (v.logsumexp(dim, keepdim=True) for v in (z, z0))
     top = torch.maximum(log_s, log_s0)  # what is exponentiated is at most 1
     sums = _slope((log_s - top).exp(), (log_s0 - top).exp(), log_s, log_s0)
     shares = _slope((z - top).exp(), (z0 - top).exp(), z, z0) / sums
     u, u0 = z - log_s, z0 - log_s0
-    own = _slope(u.exp(), u0.exp(), u, u0)
+    own = None if logarithm else _slope(u.exp(), u0.exp(), u, u0)
 
     def back(above: Tensor) -> tuple[Tensor]:
-        given = above * own
+        given = above if own is None else above * own
         return (given - shares * given.sum(dim, keepdim=True),)
 
     return back

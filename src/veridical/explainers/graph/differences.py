@@ -6,7 +6,7 @@ given, such that multipliers times differences sum to the change of what it answ
     f(z)        (f(z) - f(z0)) / (z - z0), the slope between baseline and input (the rescale rule)
     a * b, a @ b    (b + b0) / 2 for a, (a + a0) / 2 for b
     softmax     exp(z - log of the sum of exp(z)): exponentials, a sum and a logarithm, each by the above;
-                no multiplier is beyond 1, however far the baseline is
+                no multiplier is beyond 1, however far the baseline is; its logarithm likewise
     maximum     its change goes to the winner of the side whose maximum is larger
 
 Norms, attention and recurrent layers are taken apart into these (`decompose`).
@@ -80,6 +80,8 @@ class Differences(Follower):
     def _by_kind(self, kind: str, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if kind in _LINEAR and not (kind in ("linear", "transposed") and any(map(self.carries, args[1:3]))):
             return self.do(func, *args, **kwargs)
+        if name == "masked_fill" and not any(map(self.carries, (*args[1:], *kwargs.values()))):
+            return self.do(func, *args, **kwargs)  # what is put there is the same at the baseline
         if kind in _ELEMENTWISE and self.carries(args[0]) and not any(map(self.carries, args[1:])):
             return self.do(Differences._elementwise, self, name, func, args, kwargs)
         if kind == "product":
@@ -90,8 +92,8 @@ class Differences(Follower):
             return self.do(func, *args)
         if kind == "batch_norm" and not (args[5] if len(args) > 5 else kwargs.get("training", False)):
             return self.do(func, *args, **kwargs)
-        if name == "softmax":
-            return self.do(Differences._softmax, self, func, args, kwargs)
+        if name in ("softmax", "log_softmax"):
+            return self.do(Differences._softmax, self, name, func, args, kwargs)
         if kind == "maximum":
             return self.do(Differences._maximum, self, name, func, args, kwargs)
         if kind in ("norm", "spread", "attention", "recurrent"):
@@ -207,14 +209,14 @@ class Differences(Follower):
 
         return route(y, back, args[i], args[j])
 
-    def _softmax(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Tensor:
+    def _softmax(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Tensor:
         dim = args[1] if len(args) > 1 else kwargs["dim"]
         z = args[0].detach()
         y: Tensor = func(z, *args[1:], **kwargs)
-        before = self._baseline("softmax", z)
+        before = self._baseline(name, z)
         if before is None:
             return y
-        return route(y, _through_softmax(z, before[0], dim), args[0])
+        return route(y, _through_softmax(z, before[0], dim, name == "log_softmax"), args[0])
 
     def _maximum(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         a, z = args[0], args[0].detach()

@@ -31,6 +31,10 @@ class FollowingExplainer(Explainer):
         """The rules of this method, for one run on x."""
         raise NotApplicableError(f"explainer '{self.name}' does not say how it follows a model")
 
+    def asked(self, task: Task) -> Task:
+        """The task whose model is followed: of prompts one that answers by logits."""
+        return at_logits(task)
+
     def tried(self, model: Followed) -> None:
         """Look at what a first run has kept, and raise if the method has nothing to do here."""
 
@@ -38,7 +42,7 @@ class FollowingExplainer(Explainer):
         reason = super().why_not(task)
         if reason is not None:
             return reason
-        at = at_logits(task.at_embeddings())
+        at = self.asked(task.at_embeddings())
         # once for a model and its inputs: under noise both are built alike
         refusals: dict[nn.Module, str | None] = task.reference.cached(f"refusals of {self}", dict)
         module = _innermost(at.predictor.model)
@@ -47,7 +51,7 @@ class FollowingExplainer(Explainer):
         return refusals[module]
 
     def prepared(self, task: Task) -> Task:
-        task = at_logits(task.at_embeddings())
+        task = self.asked(task.at_embeddings())
         inner = task.predictor
 
         def follower(model: Followed, x: Tensor, side: tuple[Any, ...], named: dict[str, Any]) -> Follower:

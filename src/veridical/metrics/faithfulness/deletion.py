@@ -7,9 +7,8 @@ from typing import ClassVar
 
 from veridical.allowed import Count
 from veridical.masking.fills import Fill
-from veridical.metrics.base import Outcome, register
+from veridical.metrics.base import Outcome, RankingMetric, register
 from veridical.metrics.faithfulness.pixel_flipping import PixelFlipping
-from veridical.metrics.tie_orders import RankingMetric
 from veridical.model.output_heads import Response
 from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation

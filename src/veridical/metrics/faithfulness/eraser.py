@@ -13,8 +13,7 @@ from veridical.errors import InputError
 from veridical.masking.fills import Fill
 from veridical.masking.probe import probe
 from veridical.masking.rules import RankThreshold
-from veridical.metrics.base import Outcome, register
-from veridical.metrics.tie_orders import RankingMetric
+from veridical.metrics.base import Outcome, RankingMetric, register
 from veridical.model.output_heads import Response
 from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
@@ -48,7 +47,7 @@ class _Eraser(RankingMetric):
         if not self.bins:
             raise InputError("give at least one share of the tokens, such as bins=(0.1, 0.2)")
 
-    def _outcome(self, task: Task, explanation: Explanation, rule: RankThreshold, key: Key) -> Outcome:
+    def _outcome(self, task: Task, rule: RankThreshold, key: Key) -> Outcome:
         responses = probe(task, rule, response=self.response, fill=self.fill, key=key, with_clean=True)
         falls = responses[:, :1] - responses[:, 1:]
         axis = torch.tensor(self.bins, dtype=torch.float64)
@@ -74,7 +73,7 @@ class Comprehensiveness(_Eraser):
 
     def along(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         chosen = top_counts(task.space.counts(len(task)), self.bins)
-        return self._outcome(task, explanation, RankThreshold(explanation.descending_ranks, chosen), key)
+        return self._outcome(task, RankThreshold(explanation.descending_ranks, chosen), key)
 
 
 @register
@@ -95,4 +94,4 @@ class TextSufficiency(_Eraser):
     def along(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         counts = task.space.counts(len(task))
         gone = counts[:, None] - top_counts(counts, self.bins)
-        return self._outcome(task, explanation, RankThreshold(explanation.ranks, gone), key)
+        return self._outcome(task, RankThreshold(explanation.ranks, gone), key)

@@ -10,9 +10,8 @@ from veridical.functional import pearson
 from veridical.masking.fills import Fill
 from veridical.masking.probe import probe
 from veridical.masking.rules import check_steps, step_counts
-from veridical.metrics.base import Outcome, register
+from veridical.metrics.base import Outcome, RankingMetric, register
 from veridical.metrics.faithfulness.masks import RankBands
-from veridical.metrics.tie_orders import RankingMetric
 from veridical.model.output_heads import Response
 from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation

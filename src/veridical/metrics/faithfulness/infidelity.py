@@ -13,7 +13,7 @@ from veridical.allowed import Count, Positive
 from veridical.errors import InputError, NotApplicableError
 from veridical.functional import round_to_grid
 from veridical.functional._rows import numbers_on
-from veridical.masking.fills import Fill
+from veridical.masking.backgrounds import Fill, fill_state
 from veridical.masking.probe import blocks
 from veridical.masking.rules import MaskRule
 from veridical.metrics.base import Metric, Outcome, register
@@ -121,12 +121,10 @@ class Infidelity(Metric):
         reason = super().why_not(task)
         if reason is None and self.perturbation == "noise" and task.modality == "units":
             return "a unit is on or off and takes no noise; use perturbation='removal'"
-        if reason is None and self._by_value(task) and not task.inputs.is_floating_point():
+        by_value = self.perturbation == "noise" or self.units == "gradient"
+        if reason is None and by_value and not task.inputs.is_floating_point():
             return "token ids have no differences; use units='contribution' with perturbation='removal'"
         return reason
-
-    def _by_value(self, task: Task) -> bool:
-        return self.perturbation == "noise" or self.units == "gradient"
 
     def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         if self.perturbation == "noise":
@@ -175,8 +173,7 @@ class Infidelity(Metric):
             raise NotApplicableError(
                 f"infidelity needs a fill whose value does not depend on the mask, not '{fill.name}'"
             )
-        name = f"fill {fill!r} for infidelity over {task.space.kind}"
-        state = task.from_train(name, lambda: fill.prepare(task.train, task.space))
+        state = fill_state(task, fill)
         background = fill.background(state, task.inputs, task.ids, key.of("fill")).double().mean(1)
         return task.space.pool(task.inputs.double() - background, "mean")
 

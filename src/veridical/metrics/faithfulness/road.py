@@ -14,8 +14,7 @@ from veridical.masking.fills import Fill
 from veridical.masking.mask_aware_fills import NoisyLinear
 from veridical.masking.probe import probe
 from veridical.masking.rules import RankThreshold
-from veridical.metrics.base import Outcome, register
-from veridical.metrics.tie_orders import RankingMetric
+from veridical.metrics.base import Outcome, RankingMetric, register
 from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Curve, Direction

@@ -12,8 +12,7 @@ from veridical.functional import area_under_curve
 from veridical.masking.fills import Fill
 from veridical.masking.probe import probe
 from veridical.masking.rules import RankThreshold
-from veridical.metrics.base import Outcome, register
-from veridical.metrics.tie_orders import RankingMetric
+from veridical.metrics.base import Outcome, RankingMetric, register
 from veridical.model.output_heads import Response
 from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from veridical.errors import NotApplicableError
-from veridical.metrics.base import Metric, Outcome
+from veridical.metrics.base import TIED_PAIRS, Metric, Outcome, Ties
 from veridical.metrics.blocks import in_blocks
-from veridical.metrics.tie_orders import TIED_PAIRS, TIES_DECIDE, Ties, check_ties
+from veridical.metrics.tie_orders import TIES_DECIDE
 from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
 from veridical.values.task import Task
@@ -74,7 +74,6 @@ class LocalisationRanking(LocalisationMetric):
         raise NotApplicableError(f"metric '{self.name}' does not say how many features it looks at")
 
     def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
-        check_ties(self.ties)
         order, tied = explanation.order, explanation.tied
         tied = tied if self.ties == "average" else torch.zeros_like(tied)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from veridical.allowed import Count
 from veridical.explainers.base import Explainer
 from veridical.functional import rms_normalise
+from veridical.masking.backgrounds import fill_state
 from veridical.metrics.base import ExplainerMetric, Outcome, register
 from veridical.metrics.re_explaining import at_once, explaining, stacked
 from veridical.metrics.robustness.neighbourhood import map_flags, nan_where_any, worst
@@ -96,9 +97,8 @@ class Continuity(ExplainerMetric):
         return kept
 
     def _translated(self, task: Task, moves: range, key: Key) -> tuple[Task, Tensor]:
-        fill = task.fill
-        state = task.from_train(f"background of {fill!r}", lambda: fill.prepare(task.train, task.space))
-        background = fill.background(state, task.inputs, task.ids, (key / "fill").of("fill"))[:, 0]
+        state, own = fill_state(task, task.fill), (key / "fill").of("fill")
+        background = task.fill.background(state, task.inputs, task.ids, own)[:, 0]
         near = [translated(task.inputs, background, t * self.pixels) if t else task.inputs for t in moves]
         world = stacked(task, len(moves), torch.cat(near))
         apart = torch.stack(near if moves.start else near[1:]) - task.inputs

@@ -1,0 +1,88 @@
+"""GEF of prompts and heads against a loop of deep copies with noise written by hand."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+import torch
+
+import veridical as vd
+from tests.reference import gated
+from veridical.explainers.gradients import IntegratedGradients
+from veridical.tasks import known_prompts
+from veridical.tasks.causal_networks import HEADS
+from veridical.tasks.word_tokens import WordTokenizer
+
+PATH, DRAWS = (0.05, 0.1, 0.2), 2
+GRADIENTS = ["gradient", "saliency", "input_x_gradient", "integrated_gradients"]
+
+
+def planted(units="sentence", samples=2):
+    """The prompts of known/prompt in double precision, so that two ways to compute agree."""
+    known = known_prompts.prompt_task(samples).task
+    asked = [p.text.removesuffix("So it is ") for p in known.prompts]
+    model = known.predictor.source.module.model.double()
+    return model, vd.Generation(
+        model,
+        WordTokenizer(known_prompts.WORDS),
+        asked,
+        [a.text for a in known.answers],
+        foils=[a.foil for a in known.answers],
+        questions=["So it is "] * samples,
+        units=units,
+    )
+
+
+def check(task, name, want):
+    """Score, the model's and the explanation's movement are those of the loop."""
+    method = IntegratedGradients(steps=4) if name == "integrated_gradients" else name
+    found = vd.score(vd.GEF(path=PATH, draws=DRAWS), task, method)
+    ours = found.values, found.details["model_distortion"], found.details["explanation_distortion"]
+    for own, theirs in zip(ours, want, strict=True):
+        torch.testing.assert_close(own, theirs, atol=1e-7, rtol=0)
+
+
+@pytest.mark.parametrize("units", ["sentence", "token"])
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_units_of_a_prompt(units, name):
+    model, task = planted(units)
+    respond = gated.over_tokens(task, stand_in=0)
+    widths = [len(prompt.units) for prompt in task.prompts]
+    check(task, name, gated.gef(respond, model, name, widths, PATH, DRAWS))
+
+
+@pytest.mark.parametrize("off", ["zero", "mean", "paired"])
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_heads_with_every_meaning_of_off(off, name):
+    """What stands in for a head is made by the noisy model, in every world anew."""
+    model, task = planted()
+    # the same speakers name other colours
+    paired = vd.Generation(
+        model,
+        task.tokenizer,
+        [
+            p.text.removesuffix("So it is ").replace("red", "blue").replace("green", "black")
+            for p in task.prompts
+        ],
+        [a.text for a in task.answers],
+        foils=[a.foil for a in task.answers],
+        questions=["So it is "] * len(task),
+    )
+    how = {"zero": vd.Zeroed(), "mean": vd.MeanOver(paired), "paired": vd.Counterfactual(paired)}[off]
+    heads = vd.switch(task, vd.Heads(), how)
+    respond = gated.over_heads(task, HEADS, off, paired)
+    widths = [heads.space.n_features] * len(task)
+    check(heads, name, gated.gef(respond, model, name, widths, PATH, DRAWS))
+
+
+def test_stale_states_would_be_noticed():
+    """States of the clean model in noisy worlds give another score: the loop above can fail."""
+    model, task = planted()
+    heads = vd.switch(task, vd.Heads(), vd.MeanOver(task))
+    clean = [gated._states(model, task, row) for row in range(len(task))]
+    with mock.patch.object(gated, "_states", lambda _model, _task, row: clean[row]):
+        respond = gated.over_heads(task, HEADS, "mean", task)
+        stale = gated.gef(respond, model, "gradient", [heads.space.n_features] * len(task), PATH, DRAWS)
+    with pytest.raises(AssertionError):
+        check(heads, "gradient", stale)
