@@ -35,6 +35,7 @@ class _Propagation(FollowingExplainer):
     as the rows of the whole model that they amount to.
     """
 
+    version: ClassVar[int] = 2
     paper: ClassVar[str] = "Bach et al. 2015"
     law: ClassVar[str] = "values sum to y(x), less what biases and the rules' denominators take"
     exact: ClassVar[bool] = False

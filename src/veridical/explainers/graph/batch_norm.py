@@ -13,6 +13,28 @@ from veridical.explainers.graph.weight_parts import Parts, kept_in
 
 
 @dataclass(eq=False, slots=True)
+class Affine:
+    """A factor and a summand for every channel: a norm by hand, or several behind one another."""
+
+    scale: Tensor
+    shift: Tensor
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """All that it is made of."""
+        return self.scale, self.shift
+
+    def laid(self, axes: int = 1) -> tuple[Tensor, Tensor]:
+        """What it multiplies by and what it adds, fit for tensors of so many axes with channels second."""
+        shape = _second_of(axes)
+        return self.scale.reshape(shape), self.shift.reshape(shape)
+
+
+def _second_of(axes: int) -> list[int]:
+    return [1] * (axes > 1) + [-1] + [1] * (axes - 2)
+
+
+@dataclass(eq=False, slots=True)
 class BatchNorm:
     """A batch norm by its running statistics: a linear layer that keeps channels apart."""
 
@@ -40,7 +62,7 @@ class BatchNorm:
             scale = torch.rsqrt(self.var + self.eps)
             scale = scale if self.weight is None else scale * self.weight
             bias = torch.zeros_like(scale) if self.bias is None else self.bias
-            shape = [1] * (axes > 1) + [-1] + [1] * (axes - 2)
+            shape = _second_of(axes)
             return scale.reshape(shape), torch.addcmul(bias, self.mean, scale, value=-1).reshape(shape)
 
         found: tuple[Tensor, Tensor] = kept_in(self.parts, ("laid", axes, self.eps), self.tensors, make)

@@ -30,7 +30,7 @@ from veridical.explainers.graph.difference_steps import (
     _through_softmax,
 )
 from veridical.explainers.graph.follow import Follower
-from veridical.explainers.graph.operations import kind_of
+from veridical.explainers.graph.operations import kind_of, only_tensors
 from veridical.explainers.graph.routes import route
 
 Step = tuple[str, tuple[Tensor, ...]]
@@ -67,13 +67,13 @@ class Differences(Follower):
         if not args and "input" in kwargs:
             args = (kwargs.pop("input"),)
         value = self._by_kind(kind, name, func, args, kwargs)
-        if not isinstance(value, Tensor | tuple | list | None):
+        if not only_tensors(value):
             raise self.refused(f"operation '{name}'", "the model chooses its way by the values of its input")
         return value
 
     def rule_of_held(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         value = super().rule_of_held(name, func, args, kwargs)
-        if not isinstance(value, Tensor | tuple | list | None):
+        if not only_tensors(value):
             raise self.refused(f"operation '{name}'", "the model chooses its way by the values of its input")
         return value
 

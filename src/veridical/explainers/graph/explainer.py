@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 from torch.jit import ScriptModule
 
-from veridical.errors import NotApplicableError, ShapeError
+from veridical.errors import NotApplicableError, ShapeError, VeridicalError
 from veridical.explainers.base import Explainer
 from veridical.explainers.graph.follow import Follower
 from veridical.explainers.graph.followed import Followed
 from veridical.explainers.prompts import at_logits
 from veridical.model.adapters import ArrayModel, FunctionModel
-from veridical.model.predictor import call, plain_output, take_side
+from veridical.model.predictor import call, out_of_memory, plain_output, take_side
 from veridical.values.task import Task
 
 
@@ -85,11 +86,19 @@ class FollowingExplainer(Explainer):
             ours, theirs = task.uncounted(ask)
         except ShapeError as error:
             raise NotApplicableError(f"the followed model does not run: {error}") from error
+        except Exception as error:
+            if isinstance(error, VeridicalError) or out_of_memory(error):
+                raise
+            raise NotApplicableError(
+                f"the model does not run with gradients, or not when it is followed "
+                f"({type(error).__name__}: {error})"
+            ) from error
         model = ours_by.model
         assert isinstance(model, Followed)
         self.tried(model)
         size = theirs.detach().abs().max().clamp(min=1e-6)
-        if not bool(((ours - theirs).detach().abs() <= 1e-3 * size).all()):
+        near = max(1e-3, 8 * torch.finfo(theirs.dtype).eps)
+        if not bool(((ours - theirs).detach().abs() <= near * size).all()):
             raise NotApplicableError(
                 "the model answers otherwise when its operations are followed one by one: its forward pass "
                 "depends on more than its inputs, or changes a part of a tensor in place"

@@ -9,7 +9,7 @@ otherwise than by carried values is refused by name, since a wrong rule gives a 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -127,7 +127,10 @@ class Follower(TorchFunctionMode):
         carrying = any(v in self.carried for v in given)
         if not carrying and not any(v in self.held for v in given):
             self._look_for_unseen(given)
-            return self.do(func, *args, **kwargs)
+            value = self.do(func, *args, **kwargs)
+            if any(v in self.free for v in given):
+                self.free.add(tensors(value))
+            return value
         self._look_for_unseen(given)
         target = overwritten(func, args, kwargs)
         if target is not None:
@@ -142,8 +145,8 @@ class Follower(TorchFunctionMode):
             if self.plan is not None:
                 self.plan.stop("the model switches gradients off")
             value = func(*args, **kwargs)
-            self.hold(value, Held("it is computed without gradients (torch.no_grad)"))
-            return value
+            choice = any(held.choice for held in self.holds(args, kwargs))
+            return self._held_by(value, Held("it is computed without gradients (torch.no_grad)", choice))
         if name in ("detach", "data"):
             value = self.do(func, *args, **kwargs)
             self.hold(value, self.held.get(args[0]) or Held("it is cut off by detach()"))
@@ -169,8 +172,12 @@ class Follower(TorchFunctionMode):
 
     def rule_of_held(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """An operation on held values alone: its answer is held for the same reason."""
-        value = self.do(ungraded, func, args, kwargs)
-        self.hold(value, self.worst(args, kwargs))
+        return self._held_by(self.do(ungraded, func, args, kwargs), self.worst(args, kwargs))
+
+    def _held_by(self, value: Any, held: Held) -> Any:
+        """Hold what an operation answers for a reason; what is no number, such as a mask, chooses."""
+        for made in tensors(value):
+            self.held[made] = held if made.is_floating_point() else replace(held, choice=True)
         return value
 
     def worst(self, *given: Any) -> Held:

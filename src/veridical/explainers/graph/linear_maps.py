@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -36,6 +37,30 @@ def followed(function: Callable[[Tensor, Tensor, Tensor | None], Tensor]) -> Lin
         return z.detach(), lambda g: torch.autograd.grad(z, leaf, g)[0]
 
     return run
+
+
+@lru_cache(maxsize=1024)
+def product(func: Callable[..., Tensor], args: tuple[Any, ...], at: int, weights: int) -> Linear:
+    """A product of matrices, however it is written, that takes inputs and weights at these places."""
+
+    def run(a: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        given = list(args)
+        given[at], given[weights] = a, w
+        z = func(*given)
+        return z if b is None else z + b
+
+    return followed(run)
+
+
+def summed(name: str, args: tuple[Any, ...], at: int) -> int:
+    """How many products are summed to each number of such a product."""
+    a = args[at]
+    if name == "einsum":
+        given, _, left = args[0].replace(" ", "").partition("->")
+        sizes = dict(zip(given.split(",")[at - 1], a.shape, strict=False))
+        return math.prod(size for letter, size in sizes.items() if letter not in left)
+    first = next(i for i, v in enumerate(args) if isinstance(v, Tensor)) == at
+    return int(a.shape[-1] if first or a.dim() == 1 else a.shape[-2])
 
 
 def dense(a: Tensor, w: Tensor, b: Tensor | None) -> tuple[Tensor, Pull]:

@@ -133,6 +133,13 @@ def tensors(value: Any) -> Iterator[Tensor]:
             yield from tensors(part)
 
 
+def only_tensors(value: Any) -> bool:
+    """Whether there is nothing but tensors in a nest: no numbers that were read of one."""
+    if isinstance(value, tuple | list):
+        return all(map(only_tensors, value))
+    return value is None or isinstance(value, Tensor)
+
+
 def mapped(change: Callable[[Tensor], Any], value: Any) -> Any:
     """The same nest with every tensor changed."""
     if isinstance(value, Tensor):
@@ -153,6 +160,10 @@ def plain_name(function: Any) -> str:
     name = str(getattr(function, "__name__", function))
     if name == "__get__":
         name = str(function.__self__.__name__)
+    # torch.ops.aten.relu.default is called as torch.relu is; norms and such take their arguments otherwise
+    before, dot, _ = name.partition(".")
+    if dot and KINDS.get(before.strip("_")) not in (None, "batch_norm", "norm", "attention", "recurrent"):
+        name = before
     return name.strip("_")
 
 
@@ -167,9 +178,28 @@ def kind_of(name: str, args: Any = (), kwargs: Any = None) -> str:
     return KINDS.get(name, NO_RULE)
 
 
+def bound(name: str, args: Any, kwargs: Any, which: str) -> float | None:
+    """The number that an operation keeps its answers above ("low") or below ("high"), if it is one."""
+    if name not in _BOUNDING:
+        return None
+    at, *names = _BOUNDING[name][which]
+    found = args[at] if 0 < at < len(args) else next((kwargs[n] for n in names if n in kwargs), None)
+    return found if isinstance(found, int | float) else None
+
+
+_CLAMP = {"low": (1, "min"), "high": (2, "max")}
+_BOUNDING: dict[str, dict[str, tuple[Any, ...]]] = {
+    "clamp": _CLAMP,
+    "clip": _CLAMP,
+    "hardtanh": {"low": (1, "min_val"), "high": (2, "max_val")},
+    "clamp_max": {"low": (0,), "high": (1, "max")},
+}
+"""Where bounds stand: ReLU6 by another name has 0 below; 0 above gives what a rectifier takes away."""
+
+
 def overwritten(func: Any, args: Any, kwargs: Any) -> Tensor | None:
     """The tensor that a call writes its answer into, or None if it makes a new one."""
-    name = str(getattr(func, "__name__", ""))
+    name = str(getattr(func, "__name__", "")).partition(".")[0]
     in_place = name in _OPERATORS or (name.endswith("_") and not name.endswith("__"))
     at = _INPLACE_AT.get(name, len(args))
     in_place = in_place or kwargs.get("inplace") is True or (at < len(args) and args[at] is True)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from veridical.explainers.graph.follow import Follower
-from veridical.explainers.graph.operations import kind_of
+from veridical.explainers.graph.operations import bound, kind_of
 
 Rule = Callable[[Tensor, Tensor], Tensor]
 """From a rectifier's plain gradient and what came from above to what it passes back."""
@@ -17,6 +17,7 @@ RECTIFIERS = frozenset({"relu", "relu6"})
 _DISGUISES = frozenset({"abs", "sign", "sgn", "heaviside", "minimum", "maximum", "fmin", "fmax", "threshold"})
 """Operations that a rectifier may be made of without being seen as one: (h + |h|) / 2, say."""
 _INSIDE = frozenset({"rnn_relu"})
+_READERS = frozenset({"tolist", "numpy", "array"})
 _PLACES = frozenset({"getitem", "gather", "index_select", "take_along_dim"})
 
 
@@ -31,9 +32,10 @@ class Rectifiers(Follower):
         self.seen = 0
 
     def rule(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        if name in RECTIFIERS or _between_zero_and_six(name, args, kwargs):
+        if name in RECTIFIERS or bound(name, args, kwargs, "low") == 0 or _leaks_nothing(name, args, kwargs):
             return self.do(_rectified, self, func, args, kwargs)
-        if name in _DISGUISES or name in _INSIDE:
+        self._look_for_readers(name, args)
+        if name in _DISGUISES or name in _INSIDE or bound(name, args, kwargs, "high") == 0:
             raise self._hidden(name, "it may be a part of a rectifier that is written by hand")
         if (
             kind_of(name) != "compare"
@@ -42,6 +44,15 @@ class Rectifiers(Follower):
         ):
             raise self._hidden(name, "it lets through a part that the activations choose")
         return self.do(func, *args, **kwargs)
+
+    def rule_of_held(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        self._look_for_readers(name, args)
+        return super().rule_of_held(name, func, args, kwargs)
+
+    def _look_for_readers(self, name: str, args: Any) -> None:
+        """Refuse what makes plain numbers of many activations: a rectifier may come back from there."""
+        if name in _READERS and args[0].numel() > 1:
+            raise self._hidden(name, "it reads activations, and what is made of them comes from nowhere")
 
     def _hidden(self, name: str, why: str) -> Exception:
         return self.refused(f"operation '{name}'", f"{why}; write it as nn.ReLU() or F.relu")
@@ -59,9 +70,6 @@ def _rectified(run: Rectifiers, func: Callable[..., Any], args: Any, kwargs: Any
     return value
 
 
-def _between_zero_and_six(name: str, args: Any, kwargs: Any) -> bool:
-    """ReLU6 by another name: bounds from 0 to a number."""
-    if name not in ("clamp", "clip", "hardtanh"):
-        return False
-    low = args[1] if len(args) > 1 else kwargs.get("min", kwargs.get("min_val"))
-    return isinstance(low, int | float) and low == 0
+def _leaks_nothing(name: str, args: Any, kwargs: Any) -> bool:
+    slope = args[1] if len(args) > 1 else kwargs.get("negative_slope", 0.01)
+    return name == "leaky_relu" and isinstance(slope, int | float) and slope == 0

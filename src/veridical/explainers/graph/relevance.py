@@ -20,8 +20,8 @@ from veridical.errors import NotApplicableError
 from veridical.explainers.graph import decompose
 from veridical.explainers.graph.batch_norm import BatchNorm
 from veridical.explainers.graph.follow import Follower, Held, Marks
-from veridical.explainers.graph.linear_maps import Linear, convolution, dense
-from veridical.explainers.graph.operations import POSITIVE, RESHAPING, TURNING, kind_of, tensors
+from veridical.explainers.graph.linear_maps import Linear, convolution, dense, product, summed
+from veridical.explainers.graph.operations import POSITIVE, RESHAPING, TURNING, bound, kind_of, tensors
 from veridical.explainers.graph.relevance_flow import (
     as_relevance,
     halves,
@@ -51,6 +51,7 @@ class Relevance(Follower):
         self.raw = Marks([x])  # the input itself, perhaps reshaped or rescaled
         self.positive = Marks([x] if positive else [])  # known to be at least 0
         self.gates = Marks()  # answers of a sigmoid: they weigh a signal
+        self.bounded = Marks()  # between 0 and a number: a gate by hand, such as relu6(z + 3) / 6
         self.activated = Marks()  # answers of other activations
         self.layers: WeakIdKeyDictionary = WeakIdKeyDictionary()  # how a linear layer's answer was made
 
@@ -175,12 +176,13 @@ class Relevance(Follower):
         b: Tensor | None,
         convolution: bool,
         transposed: bool = False,
+        terms: int = 0,
     ) -> Tensor:
         rule = self.rules.convolution if convolution else self.rules.dense
         if convolution and a in self.raw:
             rule = self.rules.first
         parts = None if self.plan is None else parts_of(self.plan.weight(w), (b,))
-        how = (1 if convolution else -1, a in self.positive, transposed, parts)
+        how = (1 if convolution else -1, a in self.positive, transposed, parts, terms)
         return self._joined(self.do(Relevance._run, self, linear, a, w, b, *how), rule, a)
 
     def _run(self, linear: Linear, a: Tensor, w: Tensor, b: Tensor | None, *how: Any) -> Layer:
@@ -226,17 +228,34 @@ class Relevance(Follower):
         if name == "rsub":
             a, b = b, a
         factor = alpha * (-1 if "sub" in name else 1)
+        found = self._layer_before(a, b)
+        if found is not None and (not found[0].transposed or (found[0].b is None and found[0].norm is None)):
+            return self._joined(self.do(Layer.shifted, found[0], b, factor), *found[1:])
+        found = self._layer_before(b, a)
+        if found is not None and factor == 1 and not found[0].transposed:
+            return self._joined(self.do(Layer.shifted, found[0], a, 1), *found[1:])
         value: Tensor = self.do(split_sum, a, b, factor)
         return value
+
+    def _layer_before(self, value: Any, constant: Any) -> tuple[Layer, str, Tensor] | None:
+        """The layer whose answer a value is, where a constant beside it has one number for every channel."""
+        if not isinstance(value, Tensor) or not isinstance(constant, Tensor):
+            return None
+        found: tuple[Layer, str, Tensor] | None = self.layers.get(value)
+        if found is None or constant in self.carried or constant in self.free or constant in self.held:
+            return None
+        return found if found[0].has_channels(constant) else None
 
     def _product(self, name: str, func: Callable[..., Any], a: Any, b: Any, **how: Any) -> Tensor:
         if self.carries(a) and self.carries(b):
             gated = [v in self.gates for v in (a, b)]
+            if not any(gated):
+                gated = [v in self.bounded for v in (a, b)]
             if "div" not in name and sum(gated) == 1:
                 # signal takes all: the gate decides how much passes, the signal what
                 gate = self.do(torch.detach, a if gated[0] else b)
                 return self._product(name, func, *((gate, b) if gated[0] else (a, gate)))
-            if "div" not in name and sum(v in self.activated for v in (a, b)) == 1:
+            if "div" not in name and not all(gated) and sum(v in self.activated for v in (a, b)) == 1:
                 halved: Tensor = self.do(halves, func, a, b, how)
                 return halved
             value: Tensor = self.do(ungraded, func, (a, b), how)
@@ -245,6 +264,18 @@ class Relevance(Follower):
         if "div" in name and self.carries(a if name.startswith("r") else b):
             value = self.do(ungraded, func, (a, b), how)
             self._unruled(value, name, "no rule is stated for a division by an activation")
+            return value
+        for value, factor in ((a, b), (b, a)):
+            found = self._layer_before(value, factor)
+            if found is not None and not (found[0].transposed or how or name.startswith("r")):
+                divides = "div" in name
+                return self._joined(self.do(Layer.scaled, found[0], factor, divides), *found[1:])
+        gate, signal = (a, b) if self.carries(a) else (b, a)
+        per_unit = isinstance(signal, Tensor) and signal.dim() > 1 and signal.shape == gate.shape
+        if per_unit and gate in self.gates:
+            # a signal that is constant, as a first state is, takes all
+            value = self.do(ungraded, func, (a, b), how)
+            self.free.add([value])
             return value
         scaled: Tensor = self.do(proportional, func, (a, b), how, None, 0 if self.carries(a) else 1)
         return scaled
@@ -256,9 +287,13 @@ class Relevance(Follower):
             value: Tensor = self.do(ungraded, func, args, {})
             self._unruled(value, name, _TWO)
             return value
-        a = args[at[0]]
-        if name == "matmul" and at == [0] and args[1].dim() == 2:
+        a, others = args[at[0]], [i for i, v in enumerate(args) if isinstance(v, Tensor) and i != at[0]]
+        if name == "matmul" and at == [0] and args[1].dim() == 2 and args[1] not in self.free:
             return self._weighted(dense, a, self.do(_turned, args[1]), None, False)
+        if len(others) == 1 and args[others[0]] not in self.free:
+            # weights, in whatever order; attention is no weight: all its contributions count
+            linear = product(func, tuple(None if isinstance(v, Tensor) else v for v in args), at[0], *others)
+            return self._weighted(linear, a, args[others[0]], None, False, True, summed(name, args, at[0]))
         shared: Tensor = self.do(proportional, func, args, {}, None, at[0])
         return shared
 
@@ -277,8 +312,10 @@ class Relevance(Follower):
         if rescaled and all(v in self.raw for v in explained):
             self.raw.add(made)
         passing = kind == "structure" or (kind in ("sum", "product") and len(explained) == 1)
-        if kind == "gate" or (passing and all(v in self.gates for v in explained)):
-            self.gates.add(made)
+        between = bound(name, args, kwargs, "low") == 0 and bound(name, args, kwargs, "high") is not None
+        for marks, new in ((self.gates, kind == "gate"), (self.bounded, name == "relu6" or between)):
+            if new or (passing and all(v in marks for v in explained)):
+                marks.add(made)
         if kind == "activation":
             self.activated.add(made)
 

@@ -42,9 +42,15 @@ def constant(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.full((1,), value, dtype=dtype, device=device)
 
 
+@lru_cache(maxsize=64)
+def stabiliser(epsilon: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Epsilon, but no less than the smallest number that is no 0 in this precision with all its digits."""
+    return constant(max(epsilon, torch.finfo(dtype).tiny), dtype, device)
+
+
 def over(R: Tensor | Product, z: Tensor, epsilon: float = TINY, scale: Tensor | None = None) -> Tensor:
     """R / z, where z is pushed away from 0 by epsilon in the direction of its sign, times a scale."""
-    away = constant(epsilon, z.dtype, z.device)
+    away = stabiliser(epsilon, z.dtype, z.device)
     if type(R) is Product:
         if scale is None:
             return at_once(OVER_PRODUCT, over_product_steps, R.a, R.b, z, away)

@@ -9,14 +9,14 @@ How often a rule goes through a layer is told and counted in `relevance_work`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from veridical.errors import InputError
-from veridical.explainers.graph.batch_norm import BatchNorm
+from veridical.explainers.graph.batch_norm import Affine, BatchNorm
 from veridical.explainers.graph.linear_maps import Linear, Pull, without_graph
 from veridical.explainers.graph.plan import Inner
 from veridical.explainers.graph.products import dense
@@ -35,7 +35,8 @@ class Layer(Inner):
 
     `positive` if the inputs are known to be at least 0; `channels` is the axis along which weights differ.
     Where a batch norm follows, z is the norm's answer, and `w`, `b` and `pull` are not yet folded.
-    `transposed` if the first axis of the weights is the inputs; `parts` where parts of the weights are kept.
+    `transposed` if the first axis of the weights is not the outputs; `parts` where parts of the weights are
+    kept; `terms` is how many products are summed to each output, where the weights' shape does not tell.
     """
 
     linear: Linear
@@ -47,8 +48,9 @@ class Layer(Inner):
     channels: int
     positive: bool = False
     transposed: bool = False
-    norm: BatchNorm | None = None
+    norm: BatchNorm | Affine | None = None
     parts: Parts | None = None
+    terms: int = 0
 
     @classmethod
     def at(
@@ -61,16 +63,46 @@ class Layer(Inner):
         positive: bool = False,
         transposed: bool = False,
         parts: Parts | None = None,
+        terms: int = 0,
     ) -> Layer:
         """Run the layer on a, apart from the graph that a belongs to."""
         a = without_graph(a)
         z, pull = linear(a, w, b)
-        return cls(linear, a, w, b, z, pull, channels, positive, transposed, None, parts)
+        return cls(linear, a, w, b, z, pull, channels, positive, transposed, None, parts, terms)
 
     def normed(self, norm: BatchNorm) -> Layer:
         """The same layer and the batch norm behind it; it does not run again."""
-        own, how = (self.linear, self.a, self.w, self.b), (self.channels, self.positive, self.transposed)
-        return Layer(*own, norm(self.z), self.pull, *how, norm, self.parts)
+        if self.norm is None:
+            return self._with(norm(self.z), norm, self.parts)
+        (scale, shift), (more, beyond) = self.norm.laid(), norm.laid()
+        return self._with(norm(self.z), Affine(scale * more, shift * more + beyond))
+
+    def scaled(self, by: Tensor, divides: bool) -> Layer:
+        """The same layer and a factor for every channel behind it; it does not run again."""
+        factor = by.reshape(-1).reciprocal() if divides else by.reshape(-1)
+        scale, shift = (torch.ones_like(factor), torch.zeros_like(factor))
+        if self.norm is not None:
+            scale, shift = self.norm.laid()
+        z = self.z / by if divides else self.z * by
+        return self._with(z, Affine(scale * factor, shift * factor))
+
+    def shifted(self, by: Tensor, factor: float) -> Layer:
+        """The same layer and a summand for every channel behind it; it does not run again."""
+        by, z = by.reshape(-1) * factor, torch.add(self.z, by, alpha=factor)
+        if self.norm is None and self.b is None:
+            return replace(self, b=by, z=z, parts=None)
+        scale, shift = (torch.ones_like(by), torch.zeros_like(by)) if self.norm is None else self.norm.laid()
+        return self._with(z, Affine(scale, shift + by))
+
+    def _with(self, z: Tensor, norm: BatchNorm | Affine, parts: Parts | None = None) -> Layer:
+        how = (self.channels, self.positive, self.transposed, norm, parts, self.terms)
+        return Layer(self.linear, self.a, self.w, self.b, z, self.pull, *how)
+
+    def has_channels(self, of: Tensor) -> bool:
+        """Whether a tensor beside its answer has one number for every channel."""
+        axis = self.channels % self.z.dim()
+        shape = (*[1] * (self.z.dim() - of.dim()), *of.shape)
+        return len(shape) == self.z.dim() and shape[axis] == self.z.shape[axis] == of.numel()
 
     @property
     def foldable(self) -> bool:
@@ -80,6 +112,8 @@ class Layer(Inner):
     @property
     def multiplications(self) -> int:
         """Multiplications of one run."""
+        if self.terms:
+            return self.z.numel() * self.terms
         over = self.a if self.transposed else self.z
         return over.numel() * (self.w.numel() // self.w.shape[0])
 
@@ -91,7 +125,7 @@ class Layer(Inner):
     @property
     def scale(self) -> Tensor | None:
         """What the batch norm multiplies its inputs by."""
-        return None if self.norm is None else self.norm.laid(self.z.dim())[0]
+        return None if self.norm is None else self.norm.laid(1 if self.channels < 0 else self.z.dim())[0]
 
     @property
     def bias(self) -> Tensor | None:

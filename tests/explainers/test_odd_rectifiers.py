@@ -1,0 +1,98 @@
+"""Rectifiers in disguise beside an ordinary one: followed as the ReLU they are, or refused, never ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import veridical as vd
+from tests.reference.small_nets import draw, seeded
+from veridical.errors import NotApplicableError
+from veridical.explainers import registry
+
+Act = Callable[[Tensor], Tensor]
+
+
+class Mixed(nn.Module):
+    """One rectifier as it is given, one as everybody writes it."""
+
+    def __init__(self, act: Act) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.act = act
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.relu(self.second(self.act(self.first(x)))))
+
+
+def by_no_grad(h: Tensor) -> Tensor:
+    with torch.no_grad():
+        mask = (h > 0).to(h.dtype)
+    return h * mask
+
+
+def into_a_tensor(h: Tensor) -> Tensor:
+    return torch.add(F.relu(h), 0, out=torch.empty_like(h))
+
+
+def by_a_view(h: Tensor) -> Tensor:
+    h = h.clone()
+    h.view(-1).relu_()
+    return h
+
+
+REFUSED: dict[str, Act] = {
+    "a detached mask": lambda h: h * (h.detach() > 0).to(h.dtype),
+    "where by a detached mask": lambda h: torch.where(h.detach() > 0, h, 0.0),
+    "data": lambda h: h * (h.data > 0).to(h.dtype),
+    "no_grad": by_no_grad,
+    "tolist": lambda h: h * torch.tensor((h > 0).tolist()).to(h.dtype),
+    "tolist of numbers": lambda h: h * (torch.tensor(h.tolist()) > 0).to(h.dtype),
+    "numpy": lambda h: h * torch.from_numpy((h.detach().numpy() > 0).astype("float64")),
+    "less its negative part": lambda h: h - h.clamp(max=0),
+    "less its negative part, again": lambda h: h - h.clamp_max(0),
+    "less its negative part, by name": lambda h: h - torch.clip(h, None, 0.0),
+    "a view written to": by_a_view,
+    "out": into_a_tensor,
+}
+FOLLOWED: dict[str, Act] = {
+    "aten": torch.ops.aten.relu.default,
+    "a leak of nothing": lambda h: F.leaky_relu(h, 0.0),
+    "a leak of nothing by name": lambda h: F.leaky_relu(h, negative_slope=0),
+    "in place": F.relu_,
+    "in place, twice": lambda h: h.relu_().clamp_(min=0),
+    "aten in place": torch.ops.aten.relu_.default,
+    "halves": lambda h: torch.cat([F.relu(part) for part in h.chunk(2, 1)], 1),
+}
+BOTH = ["guided_backprop", "deconvolution"]
+
+
+def task_of(act: Act) -> vd.Task:
+    return vd.Task(seeded(Mixed(act)).eval(), draw(5, 6), targets=torch.zeros(5, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_rectifier_that_cannot_be_seen_is_refused(kind: str, name: str) -> None:
+    task = task_of(REFUSED[kind])
+    with pytest.raises(NotApplicableError) as error:
+        registry.make(name)(task)
+    assert len(str(error.value)) > 60
+
+
+@pytest.mark.parametrize("name", [*BOTH, "deeplift", "lrp", "lrp_epsilon", "lrp_z_plus"])
+@pytest.mark.parametrize("kind", [*FOLLOWED, *REFUSED])
+def test_whoever_gives_a_map_gives_that_of_the_plain_network(kind: str, name: str) -> None:
+    task, plain = task_of((FOLLOWED | REFUSED)[kind]), task_of(F.relu)
+    explainer = registry.make(name)
+    if explainer.why_not(task) is not None:
+        assert kind not in FOLLOWED
+        return
+    torch.testing.assert_close(task.outputs, plain.outputs)
+    expected = explainer(plain).values
+    for _ in range(3):
+        torch.testing.assert_close(explainer(task).values, expected, rtol=1e-5, atol=1e-9)
