@@ -8,13 +8,16 @@ under 180 s); judging a linear explanation within 1.2 times its two matrix produ
 
 from __future__ import annotations
 
+import os
 import resource
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import torch
 
 from benchmarks import surf_reference as reference
@@ -99,6 +102,10 @@ def solvers(small: bool) -> None:
         clustering(f"{count} sums of few parts in {width} dimensions", own)
     spread = torch.randn(count, 384, generator=draw, dtype=torch.float64)
     clustering(f"{count} rows in all 384 dimensions", spread * torch.arange(1, 385) ** -0.3)
+    prepared = Path(os.environ.get("VERIDICAL_DATA", "")) / "surf" / "trec.npz"  # replications.surf.prepared
+    if prepared.is_file():
+        questions = torch.from_numpy(np.load(prepared)["h_train"][:count]).double()
+        clustering(f"{count} questions as MiniLM embeds them in 384 dimensions", questions)
 
 
 def clustering(what: str, own: torch.Tensor) -> None:
