@@ -8,13 +8,16 @@ under 180 s); judging a linear explanation within 1.2 times its two matrix produ
 
 from __future__ import annotations
 
+import os
 import resource
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import torch
 
 from benchmarks import surf_reference as reference
@@ -91,17 +94,36 @@ def solvers(small: bool) -> None:
         lambda: reference.nnls_one_by_one(gram, seen),
     )
     count = 500 if small else 2100
-    weights = torch.rand(count, 40, generator=draw, dtype=torch.float64)
-    weights *= torch.rand(weights.shape, generator=draw) < 0.2
-    own = weights @ torch.rand(40, 84, generator=draw, dtype=torch.float64)
-    own += 0.05 * torch.rand(own.shape, generator=draw, dtype=torch.float64)
+    for width in (84, 384):
+        weights = torch.rand(count, 40, generator=draw, dtype=torch.float64)
+        weights *= torch.rand(weights.shape, generator=draw) < 0.2
+        own = weights @ torch.rand(40, width, generator=draw, dtype=torch.float64)
+        own += 0.05 * torch.rand(own.shape, generator=draw, dtype=torch.float64)
+        clustering(f"{count} sums of few parts in {width} dimensions", own)
+    spread = torch.randn(count, 384, generator=draw, dtype=torch.float64)
+    clustering(f"{count} rows in all 384 dimensions", spread * torch.arange(1, 385) ** -0.3)
+    prepared = Path(os.environ.get("VERIDICAL_DATA", "")) / "surf" / "trec.npz"  # replications.surf.prepared
+    if prepared.is_file():
+        questions = torch.from_numpy(np.load(prepared)["h_train"][:count]).double()
+        clustering(f"{count} questions as MiniLM embeds them in 384 dimensions", questions)
+
+
+def clustering(what: str, own: torch.Tensor) -> None:
+    """MCD's clustering of rows, its time and its loss beside the reference's."""
     against(
-        f"MCD's clustering, {count} rows of 84 dimensions",
+        f"MCD's clustering, {what}",
         lambda: spectral(self_expression(own), 5, Key(0)),
         lambda: kmeans(
-            reference.leading_eigenvectors(reference.self_expression_by_descent(own), 5), 5, Key(0)
+            reference.leading_eigenvectors(reference.self_expression_by_descent(own), 5), 5, Key(0), starts=8
         ),
     )
+    unit = torch.nn.functional.normalize(own, dim=-1)
+    penalty = (unit @ unit.T).fill_diagonal_(0).abs().amax(-1) / 50
+    mine, theirs = (
+        float(((unit - c @ unit).square().sum(-1) / 2 + penalty * c.abs().sum(-1)).mean())
+        for c in (self_expression(own), reference.self_expression_by_descent(own))
+    )
+    print(f"  its loss {mine:.5f}, reference {theirs:.5f}", flush=True)
 
 
 def against(what: str, ours: Callable[[], object], slow: Callable[[], object]) -> None:

@@ -36,7 +36,9 @@ class Functional(nn.Module):
         h = torch.relu(self.front(x))
         if self.how == "linear":
             return F.linear(h, self.weight, self.bias)
-        return h @ self.weight.T
+        if self.how == "einsum":
+            return torch.einsum("nd,cd->nc", h, self.weight) + self.bias
+        return h @ self.weight.T + (self.bias if self.how == "added" else 0)
 
 
 class Pointwise(nn.Module):
@@ -45,11 +47,12 @@ class Pointwise(nn.Module):
     def __init__(self, after: bool) -> None:
         super().__init__()
         self.conv = nn.Conv2d(1, 5, 3)
+        self.bend = nn.ReLU()
         self.head = nn.Conv2d(5, 3, 1)
         self.after = after
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        h = torch.relu(self.conv(x))
+        h = self.bend(self.conv(x))
         return self.head(h.mean((2, 3), keepdim=True)).flatten(1) if self.after else self.head(h).mean((2, 3))
 
 
@@ -76,6 +79,8 @@ HEADS = {
     "bare": (lambda: nn.Linear(6, 3), (6,), "vector"),
     "F.linear": (lambda: Functional("linear"), (4,), "vector"),
     "matmul": (lambda: Functional("product"), (4,), "vector"),
+    "matmul, then a bias": (lambda: Functional("added"), (4,), "vector"),
+    "einsum": (lambda: Functional("einsum"), (4,), "vector"),
     "1x1 before pooling": (lambda: Pointwise(False), (1, 8, 8), "mean"),
     "1x1 after pooling": (lambda: Pointwise(True), (1, 8, 8), "mean"),
     "mean of tokens": (lambda: Tokens("mean"), (5, 8), "mean"),
@@ -99,6 +104,17 @@ def test_every_linear_head_is_found_and_exact(name):
         each = parts.test(spatial=True)
         assert each.spatial
         assert torch.allclose(each.pooled, test.values, atol=1e-5)
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_segments_are_cut_before_a_1x1_convolution_too(after):
+    """It was said that no layer gives a map whose mean is the embedding, though the one before it does."""
+    parts = surf.split(task_of(Pointwise(after), 1, 8, 8))
+    assert parts.map_layer == "bend"
+    images = parts.task.inputs[:5]
+    whole = surf.segment_embeddings(parts, images, lambda x: torch.zeros(len(x), 8, 8, dtype=torch.int64))
+    assert torch.allclose(whole.values, parts.test().values[:5], atol=1e-5)
+    assert parts.test(spatial=True).values.shape == (len(parts.task.inputs), 36, 5)
 
 
 class Clipped(nn.Module):

@@ -18,7 +18,7 @@ from veridical.values.task import Task
 End = Literal["input", "output", "product"]
 """What is read: a layer's input, its answer, or the left side of a matrix product that no layer owns."""
 
-_PRODUCTS = {torch.ops.aten.mm.default: 0, torch.ops.aten.addmm.default: 1}
+_PRODUCTS = {torch.ops.aten.mm.default: 0, torch.ops.aten.addmm.default: 1, torch.ops.aten.bmm.default: 0}
 """Matrix products as torch carries them out, with the place of their left side among the arguments."""
 
 
@@ -50,7 +50,7 @@ def with_first(value: Any, new: Tensor) -> Any:
 
 
 class _Products(TorchDispatchMode):
-    """Notes every matrix product, whoever asks for it: a layer, `F.linear` or `@`."""
+    """Notes every matrix product, whoever asks for it: a layer, `F.linear`, `@` or `torch.einsum`."""
 
     def __init__(self, note: Callable[[int, Tensor, Tensor, Tensor | None, Tensor], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -61,8 +61,12 @@ class _Products(TorchDispatchMode):
         answer = func(*args, **(kwargs or {}))
         if func in _PRODUCTS:
             at = _PRODUCTS[func]
-            self.note(self.count, args[at], args[at + 1], args[0] if at else None, answer)
-            self.count += 1
+            left, right, out = args[at], args[at + 1], answer
+            if left.dim() == 3 and len(left) == 1:  # einsum multiplies batches, of one
+                left, right, out = left[0], right[0], out[0]
+            if left.dim() == 2:
+                self.note(self.count, left, right, args[0] if at else None, out)
+                self.count += 1
         return answer
 
 

@@ -145,12 +145,13 @@ def split(
 ) -> Split:
     """Split a task's model at its last linear layer, which is found by itself.
 
-    A 1x1 convolution before average pooling, a product of functions (`F.linear`, `@`), a bare `nn.Linear`
-    and a layer over tokens of which one is answered are such layers too. All outputs must be what the layer
-    answers. With `first_order=True`, `layer` names any layer, whose answer is the embedding (default: the
-    input of the last linear layer); `read` says what becomes one vector of a sample where it has positions
-    or tokens ("mean", "first", "last", or "each": all in a row); and the head is expanded `at` the mean train
-    embedding (`F = J(h0)`, `b = y(h0) - J(h0) h0`), at the samples or along the path between, each averaged.
+    A 1x1 convolution before average pooling, a product of functions (`F.linear`, `@`, `einsum`), a bare
+    `nn.Linear` and a layer over tokens of which one is answered are such layers too. All outputs must be what
+    the layer answers, and what is added to all of them alike. With `first_order=True`, `layer` names any
+    layer, whose answer is the embedding (default: the input of the last linear layer); `read` says what
+    becomes one vector of a sample where it has positions or tokens ("mean", "first", "last", or "each": all
+    in a row); and the head is expanded `at` the mean train embedding (`F = J(h0)`, `b = y(h0) - J(h0) h0`),
+    at the samples or along the path between, each averaged.
     """
     if not task.predictor.differentiable:
         raise NotApplicableError(
@@ -199,27 +200,26 @@ def _candidates(task: Task, calls: dict[str, Call], named: dict[str, Call], unna
     truth = task.outputs[:4].double()
     for name, call in reversed(named.items()):
         last = isinstance(call.module, nn.Linear)
-        read = _fitting(task, call, truth, last)
+        weight, bias = _columns(call, task, truth)
+        read = _fitting(call, weight, bias, truth, last)
         if read is not None:
-            weight, bias = _columns(call, task)
             head = Head(weight, bias, task.head, name)
             embedding = as_positions(call.input, last).mean(1)
-            where, tokens = _map_layer(calls, embedding) if read == "vector" else (None, False)
+            where, tokens = _map_layer(calls, embedding) if read in ("vector", "mean") else (None, False)
             yield Split(task, head, name, "input", where, read, last, map_channels_last=tokens)
     products = trace(task, with_products=True)[1] if unnamed else []
     for number in reversed(range(len(products))):
         call = products[number]
-        if len(call.input) == len(truth) and _fitting(task, call, truth, True) == "vector":
-            weight, bias = _columns(call, task)
+        weight, bias = _columns(call, task, truth)
+        if len(call.input) == len(truth) and _fitting(call, weight, bias, truth, True) == "vector":
             where, tokens = _map_layer(calls, call.input)
             name = f"product {number}"
             head = Head(weight, bias, task.head, name)
             yield Split(task, head, name, "product", where, product=number, map_channels_last=tokens)
 
 
-def _fitting(task: Task, call: Call, truth: Tensor, channels_last: bool) -> Read | None:
+def _fitting(call: Call, weight: Tensor, bias: Tensor, truth: Tensor, channels_last: bool) -> Read | None:
     """How the outputs come from the layer's answers at each position; None where they do not."""
-    weight, bias = _columns(call, task)
     if call.input.dim() < 2 or len(call.input) != len(truth) or len(weight) != truth.shape[1]:
         return None
     each = as_positions(call.input, channels_last).double()
@@ -237,15 +237,22 @@ def _fitting(task: Task, call: Call, truth: Tensor, channels_last: bool) -> Read
     return "token" if fits(answers[torch.arange(len(truth)), nearest]) else None
 
 
-def _columns(call: Call, task: Task) -> tuple[Tensor, Tensor]:
-    """The layer's weights as the task reads its outputs: a binary head has the two columns (-z, z)."""
+def _columns(call: Call, task: Task, truth: Tensor) -> tuple[Tensor, Tensor]:
+    """The layer's weights as the task reads its outputs: a binary head has the two columns (-z, z).
+
+    A layer without a bias may have one that is added later: it is the same for all rows, or the fit fails.
+    """
     weight = call.weight.flatten(1)
     bias = weight.new_zeros(len(weight)) if call.bias is None else call.bias.expand(len(weight))
-    if task.head != "binary" or len(weight) > 2:
-        return weight, bias
-    if len(weight) == 2:
-        weight, bias = weight[1:] - weight[:1], bias[1:] - bias[:1]
-    return torch.cat([-weight, weight]), torch.cat([-bias, bias])
+    if task.head == "binary" and len(weight) <= 2:
+        if len(weight) == 2:
+            weight, bias = weight[1:] - weight[:1], bias[1:] - bias[:1]
+        weight, bias = torch.cat([-weight, weight]), torch.cat([-bias, bias])
+    if call.bias is None and call.input.shape == (len(truth), weight.shape[-1]) and len(truth) > 1:
+        answers = call.input.double() @ weight.double().T
+        if answers.shape == truth.shape and not torch.allclose(answers, truth, rtol=1e-4, atol=1e-6):
+            bias = (truth - answers).mean(0).to(weight)
+    return weight, bias
 
 
 def _map_layer(calls: dict[str, Call], embedding: Tensor) -> tuple[str | None, bool]:

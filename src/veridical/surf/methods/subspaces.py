@@ -4,72 +4,79 @@ from __future__ import annotations
 
 import torch
 from scipy.linalg import eigh
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import connected_components
+from scipy.sparse.linalg import eigsh
 from torch import Tensor
 
-from veridical.random.keyed import Key
+from veridical.random.keyed import Key, normal
 from veridical.surf.methods.kmeans import kmeans
-from veridical.surf.methods.lasso import SWEEPS, lasso
+from veridical.surf.methods.lasso import lasso, violation
+from veridical.surf.methods.lasso_together import Together
 
+_ROWS = 256
+"""Rows that step together: a cache holds them."""
+_AT_REST = 0.03
+"""Share of their length by which the coefficients of rows that need many others may still move."""
+_FEW, _MOST = 32, 64
+"""Others that a row is written in where few will do, and where it uses nearly all of those."""
+_ROUNDS = 20
+"""Times that others may come in."""
 _BLOCK = 2**20
 """Numbers of the small systems that are solved at a time."""
-_FEW = 32
-"""Others that a row is written in at first."""
+_DENSE = 1000
+"""Rows from which on leading eigenvectors are searched for alone."""
 
 
-def self_expression(rows: Tensor, gamma: float = 50.0, active: int = 64, rounds: int = 4) -> Tensor:
-    """Coefficients C (n, n), zero on the diagonal, of every row in the other rows, all solved together.
+def self_expression(rows: Tensor, gamma: float = 50.0, tolerance: float = 1e-3) -> Tensor:
+    """Coefficients C (n, n), zero on the diagonal, of every row in the other rows.
 
     Row j of C minimises `||x_j - X^T c||^2 / 2 + lambda_j ||c||_1` over rows of length 1, with
-    `lambda_j = max_{i != j} |x_i . x_j| / gamma`. Each row works on the few others that correlate most with
-    what it has not yet explained: after each round the worst violators of the optimality conditions come in,
-    so that the answer is that of the whole problem once none is left. Rows that use nearly all of theirs get
-    up to `active`. Single precision is enough: what is made of the coefficients is a clustering.
+    `lambda_j = max_{i != j} |x_i . x_j| / gamma`. A few steps that all rows take together show which others
+    matter. Where these are few, the row works on them alone, exactly: after each round the worst violators
+    of the optimality conditions come in, until none is left. Rows that need many others step on together.
     """
     unit = torch.nn.functional.normalize(rows, dim=-1).float()
     gram = (unit @ unit.T).fill_diagonal_(0)
     penalty = gram.abs().amax(-1) / gamma
-    most = min(active, len(rows) - 1)
-    few = min(_FEW, most)
-    whole, left = torch.zeros_like(gram), gram.abs()
-    going = torch.arange(len(rows), device=rows.device)
-    wide = torch.zeros_like(going, dtype=torch.bool)
-    for turn in range(rounds):
+    together = Together(unit, penalty)
+    every = torch.arange(len(rows), device=rows.device)
+    few, most = (min(width, len(rows) - 1) for width in (_FEW, _MOST))
+    state, done = torch.zeros_like(gram), torch.zeros_like(every, dtype=torch.bool)
+    for part in every.split(_ROWS):
+        state[part], done[part] = together.run(part, state[part], most, _AT_REST)
+    whole = state - together.dual(state, every)
+    order, wrong = state.abs().fill_diagonal_(-1.0), torch.zeros_like(penalty)
+    going, wide = every[~done], done[~done]
+    for _ in range(_ROUNDS):
         for width, some in ((few, going[~wide]), (most, going[wide])):
-            # others will come in: only the last round need be exact
-            sweeps = 100 if turn == rounds - 1 or width == len(rows) - 1 else SWEEPS
             for part in some.split(max(1, _BLOCK // max(width * width, len(rows)))):
-                left[part] = _refit(part, width, sweeps, unit, gram, penalty, whole, left[part])
-        more = (left[going] > penalty[going, None] * (1 + 1e-3)).any(-1)
-        going = going[more]
-        if not len(going) or few == len(rows) - 1:
+                order[part], wrong[part] = _refit(part, order[part], width, unit, gram, penalty, whole)
+        going = going[wrong[going] > tolerance * penalty[going]]
+        used = (whole[going] != 0).sum(-1)
+        crowded = (used > 0.75 * most) & (most < len(rows) - 1)
+        for part in going[crowded].split(_ROWS):
+            found, _ = together.run(part, state[part], 0, _AT_REST)
+            whole[part] = found - together.dual(found, part)
+        going, wide = going[~crowded], used[~crowded] > 0.75 * few
+        if not len(going):
             break
-        wide = (whole[going] != 0).sum(-1) > 0.75 * few
     return whole.to(rows.dtype)
 
 
 def _refit(
-    part: Tensor,
-    width: int,
-    sweeps: int,
-    unit: Tensor,
-    gram: Tensor,
-    penalty: Tensor,
-    whole: Tensor,
-    left: Tensor,
-) -> Tensor:
-    """Write some rows anew, in those in use and the worst violators; gives what they still leave (B, n)."""
-    used = whole[part]
-    wanted = left.masked_fill_(used != 0, torch.inf).scatter_(1, part[:, None], -1.0)
-    chosen = wanted.topk(width, -1).indices
-    # products of rows are looked up, systems last: to make them again from the rows takes most of the time
-    places = chosen.T
-    among = gram.take(places[:, None] * len(gram) + places)
-    among.diagonal(dim1=0, dim2=1).fill_(1.0)
-    seen = gram[part].gather(1, chosen).T
-    values = lasso(among, seen, penalty[part], used.gather(1, chosen).T, sweeps, 1e-4).T
-    whole[part] = used.zero_().scatter_(1, chosen, values)
-    rest = unit[part] - used @ unit
-    return (rest @ unit.T).abs_().scatter_(1, part[:, None], 0.0)
+    part: Tensor, order: Tensor, width: int, unit: Tensor, gram: Tensor, penalty: Tensor, whole: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Write rows anew in those that come first: gives the next order (B, n), and how far off they are."""
+    chosen = order.topk(width, -1).indices
+    among = gram[chosen[:, :, None], chosen[:, None, :]]
+    among.diagonal(dim1=1, dim2=2).fill_(1.0)
+    now, bound, own = whole[part], penalty[part, None], part[:, None]
+    values = lasso(among, gram[part].gather(1, chosen), bound, now.gather(1, chosen))
+    now = now.zero_().scatter_(1, chosen, values)
+    left = ((unit[part] - now @ unit) @ unit.T).scatter_(1, own, 0.0)
+    whole[part] = now
+    return left.abs().masked_fill_(now != 0, torch.inf).scatter_(1, own, -1.0), violation(left, bound, now)
 
 
 def inliers(coefficients: Tensor, share: float) -> Tensor:
@@ -84,13 +91,19 @@ def inliers(coefficients: Tensor, share: float) -> Tensor:
 
 def spectral(coefficients: Tensor, count: int, key: Key) -> Tensor:
     """The cluster of each row, from the leading eigenvectors of the normalised affinity `|C| + |C|^T`."""
-    affinity = coefficients.abs() + coefficients.abs().T
+    size = coefficients.abs()
+    affinity = size + size.T
     scale = affinity.sum(-1).clamp(min=1e-12).rsqrt()
-    matrix = scale[:, None] * affinity * scale
-    # only the leading ones, and exactly: where clusters do not touch, eigenvalues are equal
-    last = len(matrix) - 1
-    found = eigh(matrix.float().cpu().numpy(), subset_by_index=[last - count + 1, last])[1]
-    leading = torch.nn.functional.normalize(torch.from_numpy(found).to(matrix), dim=-1)
+    matrix = csr_array((scale[:, None] * affinity * scale).cpu().numpy())
+    one = torch.zeros(1, dtype=torch.int64)
+    start = normal(key / "start", one, 0, len(size), torch.float64)[0].numpy()
+    if len(size) < _DENSE or connected_components(matrix, directed=False)[0] > 1:
+        # where clusters do not touch, eigenvalues are equal, and one start does not lead to all their vectors
+        last = len(size) - 1
+        found = eigh(matrix.toarray(), subset_by_index=[last - count + 1, last])[1]
+    else:
+        found = eigsh(matrix, count, which="LA", v0=start)[1]
+    leading = torch.nn.functional.normalize(torch.from_numpy(found).to(coefficients), dim=-1)
     return kmeans(leading, count, key, starts=8)[1]
 
 
