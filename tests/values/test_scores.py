@@ -62,6 +62,12 @@ def test_the_interval_of_few_samples_holds_the_mean_as_often_as_it_says(samples,
     assert all(row.min() <= low <= high <= row.max() for row, (low, high) in zip(values, ends, strict=True))
 
 
+@pytest.mark.parametrize("level", [None, [0.5], (0.5,), {}, torch.tensor([0.5, 0.6]), "0.5", 0, 1, math.nan])
+def test_the_level_of_an_interval_is_a_share(level) -> None:
+    with pytest.raises(vd.errors.InputError, match="level"):
+        scores([1.0, 2.0, 4.0]).ci(level)
+
+
 def test_flags_that_nobody_carries_are_dropped_and_the_others_counted() -> None:
     flags = {"why": torch.tensor([True, False, True]), "never": torch.zeros(3, dtype=torch.bool)}
     s = scores([1.0, 2.0, 3.0], flags=flags)

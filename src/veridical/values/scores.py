@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from enum import StrEnum
+from numbers import Real
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any
@@ -128,7 +129,7 @@ class Scores:
         kept = self.values[~torch.isnan(self.values)].cpu()
         if len(kept) < 2:
             return math.nan, math.nan
-        if 0 < level < 1:
+        if isinstance(level, Real) and 0 < level < 1:  # all else is refused by the interval itself
             level = _widened(level, len(kept))
         low, high = bootstrap_interval(kept, level=level, resamples=resamples, seed=seed)
         return float(low), float(high)
