@@ -256,3 +256,12 @@ def test_pictures_show_the_strongest_patches():
     with pytest.raises(InputError, match="outputs 0 to 2"):
         surf.concept_grid(concepts, maps, parts.head, task.inputs, output=3)
     pyplot.close("all")
+
+
+def test_what_is_ready_is_one_point_of_a_curve(head, train, test):
+    ready = PCA(n_concepts=3).fit(train, head)
+    curve = surf.parsimony(ready, train, test, head)
+    assert curve.counts == (3,)
+    assert curve.errors() == surf.parsimony("pca", train, test, head, counts=(3,)).errors()
+    assert curve.suggested() is None
+    assert "no plateau" in repr(curve)

@@ -15,6 +15,7 @@ from veridical.audit import EFFORTS, Audit
 from veridical.audit.effort import effort_of
 from veridical.audit.panel import LINES, choose_explainers
 from veridical.cli.app import app, out
+from veridical.cli.concepts import HELP, concepts_of
 from veridical.cli.sources import (
     AllowCode,
     Arch,
@@ -63,7 +64,7 @@ def audit(
     concept: Annotated[
         list[str] | None,
         typer.Option(
-            "--concepts", help=f"Concept methods to judge: {', '.join(CONCEPT_METHODS)}, or none. Repeat."
+            "--concepts", help=f"Concepts to judge, {HELP}, or none. {', '.join(CONCEPT_METHODS)}. Repeat."
         ),
     ] = None,
     line: Annotated[
@@ -94,6 +95,7 @@ def audit(
     Example: veridical audit --model ./my-language-model --data prompts.jsonl --units sentence
     """
     check_writable(folder / "report.html")
+    concepts = concepts_of(concept)
     chosen = task_from_options(
         task, model, data, arch, labels, train, allow_code, None, device, text, units, off, output
     )
@@ -115,7 +117,7 @@ def audit(
             metrics=metric,
             controls=control,
             budget=budget,
-            concepts=[] if concept == ["none"] else concept,
+            concepts=concepts,
             folder=kept,
         )
     except KeyboardInterrupt:

@@ -11,7 +11,7 @@ from veridical.random.keyed import Key
 from veridical.surf.embeddings import Embeddings, Kind
 from veridical.surf.head import Head
 from veridical.surf.judgement import Judgement
-from veridical.surf.materials import Materials, entries
+from veridical.surf.materials import Entry, Materials, entries
 from veridical.surf.measures import judge
 from veridical.surf.methods.base import ConceptMethod
 from veridical.surf.splitting import split
@@ -26,7 +26,7 @@ def plateau(counts: Sequence[int], errors: Sequence[float], tolerance: float = 0
     """The fewest concepts whose error is within a share of the whole improvement of the best one.
 
     `error(K) <= best + tolerance (first - best)`. A curve that never improves has its plateau at the start;
-    one that still falls at its end has none (None): more concepts would tell.
+    one that still falls at its end has none (None): more concepts would tell. Nor has a single point.
 
     >>> plateau([1, 2, 4, 8], [10.0, 4.0, 1.2, 1.0])
     4
@@ -36,7 +36,7 @@ def plateau(counts: Sequence[int], errors: Sequence[float], tolerance: float = 0
     best = min(errors)
     enough = best + tolerance * max(0.0, errors[0] - best)
     found = next(k for k, error in zip(counts, errors, strict=True) if error <= enough + 1e-12)
-    return None if found == counts[-1] and len(counts) > 1 else found
+    return None if found == counts[-1] else found
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -75,11 +75,12 @@ class Parsimony:
         curve = ", ".join(f"{k}: {e:.4g}" for k, e in zip(self.counts, self.errors(), strict=True))
         found = self.suggested()
         end = "no plateau up to there" if found is None else f"plateau at {found}"
+        end = "one point, so no plateau" if len(self.counts) == 1 else end
         return f"Parsimony of {self.method}, SURF_MAE by concepts: {curve}; {end}"
 
 
 def parsimony(
-    method: ConceptMethod | str,
+    method: Entry | str,
     train: Embeddings | Task,
     test: Embeddings | None = None,
     head: Head | None = None,
@@ -89,13 +90,12 @@ def parsimony(
 ) -> Parsimony:
     """Fit with each number of concepts and judge on the test embeddings.
 
-    A task in place of the embeddings brings both, and whatever the method is fitted on.
+    A task in place of the embeddings brings both, and whatever the method is fitted on. Ready `Concepts` and
+    loaded dictionaries are not fitted again: theirs is one point, at the number of concepts they show.
     """
     if not counts or list(counts) != sorted(set(counts)):
         raise InputError(f"counts must rise, got {list(counts)}")
-    item = next(iter(entries([method]).values()))
-    if not isinstance(item, ConceptMethod):
-        raise InputError(f"a curve needs a method to fit again and again, not a ready {type(item).__name__}")
+    ((label, item),) = entries([method]).items()
     if isinstance(train, Task):
         parts = split(train)
         test, head, rows = parts.test(), parts.head, Materials(materials or {}, parts)
@@ -103,8 +103,10 @@ def parsimony(
         raise InputError("give a task, or train and test embeddings with their head")
     else:
         rows = Materials.of(train, materials)
-    found = []
-    for k in counts:
-        concepts = rows.concepts(replace(item, n_concepts=k), head, seed)
-        found.append(judge(concepts, test, head, companions=False))
-    return Parsimony(item.name, tuple(counts), tuple(found))
+    if isinstance(item, ConceptMethod):
+        fits = [rows.concepts(replace(item, n_concepts=k), head, seed) for k in counts]
+    else:
+        fits = [rows.concepts(item, head, seed)]
+        counts = [round(fits[0].charged)]
+    found = [judge(concepts, test, head, companions=False) for concepts in fits]
+    return Parsimony(label, tuple(counts), tuple(found))

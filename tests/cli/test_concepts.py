@@ -1,0 +1,43 @@
+"""Concepts in a shell: names, settings, files of dictionaries."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import veridical as vd
+from veridical.cli.concepts import concepts_of
+from veridical.errors import VeridicalError
+from veridical.surf import NMF, PCA, Dictionary
+
+
+def test_names_settings_and_none():
+    assert concepts_of(None) is None
+    assert concepts_of(["none"]) == []
+    assert concepts_of(["pca", "NMF"]) == [PCA(), NMF()]
+    assert concepts_of(["pca:n_concepts=3", "pca:n_concepts=7"]) == [PCA(n_concepts=3), PCA(n_concepts=7)]
+
+
+def test_a_dictionary_from_its_file(tmp_path):
+    atoms = torch.randn(6, 4)
+    held = Dictionary(atoms, torch.zeros(6), atoms.clone(), torch.zeros(4))
+    vd.dictionaries.save(held, tmp_path / "mine.safetensors")
+    found = concepts_of(["pca", str(tmp_path / "mine.safetensors")])
+    assert list(found) == ["pca", "mine"]
+    assert found["pca"] == PCA()
+    assert torch.equal(found["mine"].decoder, atoms)
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("pcaa", "pca"),
+        ("pca:concepts=3", "n_concepts"),
+        ("pca:n_concepts", "no value"),
+        ("pca:n_concepts=many", "n_concepts"),
+        ("there/is/none.safetensors", "neither a file nor a folder"),
+    ],
+)
+def test_what_is_wrong_is_said(word, said):
+    with pytest.raises(VeridicalError, match=said):
+        concepts_of([word])
