@@ -73,7 +73,7 @@ TABLE: dict[str, tuple[str, str, str]] = {
     "smoothgrad_squared": (NOISE,) * 3,
     "sobel": (KIND,) * 3,
     "sobol": ("runs",) * 3,
-    "tree_shap": (KIND,) * 3,
+    "tree_shap": (KIND + "|this needs the package 'shap'",) * 3,
     "vargrad": (NOISE,) * 3,
 }
 

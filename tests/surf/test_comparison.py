@@ -215,8 +215,8 @@ def test_parsimony_takes_a_task_and_a_name():
     curve = surf.parsimony("pca", task, counts=(1, 2))
     assert len(curve.errors()) == 2
     assert len(surf.parsimony(SAE(steps=3), task, counts=(1,)).errors()) == 1
-    with pytest.raises(InputError, match="a method to fit again"):
-        surf.parsimony(Concepts.of(torch.ones(1, 6), torch.ones(3, 1)), task)
+    ready = surf.parsimony(Concepts.of(torch.ones(1, 6), torch.ones(3, 1)), task)
+    assert (ready.counts, ready.suggested()) == ((1,), None)
 
 
 def test_dead_atoms_are_brought_back(monkeypatch):

@@ -140,3 +140,13 @@ def test_repr_says_mean_interval_direction_and_cost() -> None:
 def test_shapes_are_checked() -> None:
     with pytest.raises(ShapeError, match=r"shape \(2,\), expected \(3,\)"):
         vd.Scores(torch.ones(2), vd.Direction.HIGHER, "toy", torch.arange(3))
+
+
+def test_quantiles_of_students_t_are_those_of_scipy() -> None:
+    from scipy.stats import t
+
+    from veridical.values.scores import _students_t
+
+    for freedom in (1, 2, 3, 4, 7, 30, 1000):
+        for share in (0.6, 0.75, 0.9, 0.975):
+            assert _students_t(freedom, share) == pytest.approx(t.ppf(share, freedom), rel=1.5e-3)
