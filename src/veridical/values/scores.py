@@ -42,7 +42,7 @@ def _widened(level: float, samples: int) -> float:
 
 
 def _students_t(freedom: int, share: float) -> float:
-    """The quantile of Student's t, to a thousandth (Abramowitz and Stegun 26.7.5), without scipy."""
+    """The quantile of Student's t (Abramowitz and Stegun 26.7.5): to 0.15% up to shares of 0.975."""
     if freedom == 1:
         return math.tan(math.pi * (share - 0.5))
     if freedom == 2:
