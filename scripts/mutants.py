@@ -562,8 +562,8 @@ MUTANTS = (
     Mutant(
         "ranks: ties take their first rank",
         "functional/ranks.py",
-        "np.repeat(first % size + (length + 1) * 0.5, length)",
-        "np.repeat(first % size + 1.0, length)",
+        "shared = (first + last).double().div_(2).add_(1)",
+        "shared = first.double().add_(1)",
         "functional/test_ranks.py",
     ),
     Mutant(
