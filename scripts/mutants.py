@@ -658,8 +658,8 @@ MUTANTS = (
     Mutant(
         "gef: the arc is only its last step",
         "gef/distortion.py",
-        "steps.all().cumsum(0)[-1]",
-        "steps.all()[-1]",
+        "length, before = length + setting.between(before, here), here",
+        "length, before = setting.between(before, here), here",
         "gef/test_gef.py",
         "arc",
     ),
