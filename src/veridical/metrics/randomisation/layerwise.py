@@ -10,11 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from veridical.functional.devices import at_a_time
+from veridical.metrics.types import Curve, Key, Task
 from veridical.model.randomised_layers import cascade, drawing
 from veridical.model.weights import Replaced, layers
-from veridical.random.keyed import Key
-from veridical.values.scores import Curve
-from veridical.values.task import Task
 
 _COMPARED = 2**17, 2**24
 """Numbers of maps that are ranked together: what a CPU's cache holds, or enough to keep a GPU busy."""
