@@ -168,6 +168,11 @@ def _declared(cls: Any) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in fields(cls)}
 
 
+def taken_from(owner: str, name: str) -> property:
+    """A fact that something has from what it is made of: the attribute `name` of its field `owner`."""
+    return property(lambda self: getattr(getattr(self, owner), name))
+
+
 class Settings:
     """Mixin of frozen dataclasses with a registered `name`: `to_json` and `from_json`."""
 

@@ -20,6 +20,7 @@ from veridical.explainers.gradients import Gradient
 from veridical.functional import positions
 from veridical.random import keyed
 from veridical.random.keyed import Key
+from veridical.settings import taken_from
 from veridical.values.explanation import Explanation
 from veridical.values.space import Space
 from veridical.values.task import Task
@@ -84,6 +85,11 @@ class Transform(Explainer):
     explainer: Explainer = Gradient()  # noqa: RUF009 (frozen)
     """The explainer whose maps are changed; a name or a function will do."""
     kind: ClassVar[str] = ""
+    modalities: ClassVar[Any] = taken_from("explainer", "modalities")
+    needs: ClassVar[Any] = taken_from("explainer", "needs")
+    stochastic: ClassVar[Any] = taken_from("explainer", "stochastic")
+    control: ClassVar[Any] = taken_from("explainer", "control")
+    paper: ClassVar[Any] = taken_from("explainer", "paper")
 
     def __post_init__(self) -> None:
         # names and functions are welcome where an explainer is
@@ -123,28 +129,8 @@ class Transform(Explainer):
         return f"{self.kind} {self.explainer.name}"
 
     @property
-    def modalities(self) -> frozenset[str]:  # type: ignore[override]
-        return self.explainer.modalities
-
-    @property
-    def needs(self) -> frozenset[str]:  # type: ignore[override]
-        return self.explainer.needs
-
-    @property
-    def stochastic(self) -> bool:  # type: ignore[override]
-        return self.explainer.stochastic
-
-    @property
-    def control(self) -> bool:  # type: ignore[override]
-        return self.explainer.control
-
-    @property
     def summary(self) -> str:  # type: ignore[override]
         return f"{self.kind}: {self.explainer.summary}"
-
-    @property
-    def paper(self) -> str:  # type: ignore[override]
-        return self.explainer.paper
 
     def to_json(self) -> dict[str, Any]:
         out: dict[str, Any] = {"name": self.kind, "version": self.version}
@@ -225,16 +211,12 @@ class Inverted(Transform):
 class Shuffled(Transform):
     """A control: another explainer's scores, each at the place of a random feature."""
 
+    # `control` stays the wrapped one's: it does read the model, whose scores it only puts elsewhere
     kind: ClassVar[str] = "shuffled"
 
     @property
     def stochastic(self) -> bool:  # type: ignore[override]
         return True
-
-    @property
-    def control(self) -> bool:  # type: ignore[override]
-        # it does read the model: its scores are those of the wrapped map, only their places are not
-        return self.explainer.control
 
     def transform(self, explanation: Explanation, key: Key) -> Explanation:
         return shuffle(explanation, key)

@@ -13,6 +13,7 @@ from veridical.metrics.base import AnyMetric, Outcome, registry
 from veridical.metrics.randomisation.mprt import Mprt
 from veridical.metrics.randomisation.random_logit import RandomLogit
 from veridical.random.keyed import Key
+from veridical.settings import taken_from
 from veridical.values.scores import Direction
 from veridical.values.task import Task
 
@@ -29,42 +30,24 @@ class Relative(AnyMetric):
     prefix: ClassVar[str] = ""
     question: ClassVar[str] = ""
     direction: ClassVar[Direction] = Direction.HIGHER
+    category: ClassVar[Any] = taken_from("metric", "category")
+    assumes: ClassVar[Any] = taken_from("metric", "assumes")
+    misleads: ClassVar[Any] = taken_from("metric", "misleads")
+    modalities: ClassVar[Any] = taken_from("metric", "modalities")
+    needs: ClassVar[Any] = taken_from("metric", "needs")
+    ranks_only: ClassVar[Any] = taken_from("metric", "ranks_only")
 
     @property
     def name(self) -> str:  # type: ignore[override]
         return f"{self.prefix}:{self.metric.name}"
 
     @property
-    def category(self) -> str:  # type: ignore[override]
-        return self.metric.category
-
-    @property
     def summary(self) -> str:  # type: ignore[override]
         return f"{self.metric.summary} {self.question}"
 
     @property
-    def assumes(self) -> str:  # type: ignore[override]
-        return self.metric.assumes
-
-    @property
-    def misleads(self) -> str:  # type: ignore[override]
-        return self.metric.misleads
-
-    @property
     def paper(self) -> str:  # type: ignore[override]
         return f"Eiras-Franco et al. 2025; of {self.metric.paper}"
-
-    @property
-    def modalities(self) -> frozenset[str]:  # type: ignore[override]
-        return self.metric.modalities
-
-    @property
-    def needs(self) -> frozenset[str]:  # type: ignore[override]
-        return self.metric.needs
-
-    @property
-    def ranks_only(self) -> bool:  # type: ignore[override]
-        return self.metric.ranks_only
 
     def why_not(self, task: Task) -> str | None:
         return self.metric.why_not(task)
