@@ -106,6 +106,34 @@ def test_hidden_slots_with_renumbered_positions_are_the_shorter_text(both):
             assert float(task.with_inputs(gates).outputs[place, 0]) == pytest.approx(want, abs=1e-8)
 
 
+def test_a_window_over_slots_is_no_window_over_the_shorter_text():
+    """Layers that look back so many slots still count hidden ones: dropping a unit is not what it says."""
+    import transformers
+
+    words = tokenizer()
+    torch.manual_seed(3)
+    config = transformers.MistralConfig(
+        vocab_size=len(words),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=96,
+        sliding_window=6,
+        initializer_range=0.4,
+    )
+    net = transformers.MistralForCausalLM(config).double().eval()
+    answers = [" dog", " cake"]
+    task = vd.Generation(net, words, TEXTS, answers, questions=QUESTIONS, off="fill")
+    with pytest.raises(InputError, match="with hidden units is another prompt"):
+        task.with_off("drop")
+    # a prompt within the window has nothing beyond it
+    config.sliding_window = 64
+    wide = transformers.MistralForCausalLM(config).double().eval()
+    assert vd.Generation(wide, words, TEXTS, answers, questions=QUESTIONS, off="drop").off == "drop"
+
+
 def test_heads_of_transformers_are_found(both):
     net, words = both
     task = vd.Generation(net, words, TEXTS[:1], [" dog"], foils=[" cat"], questions=QUESTIONS[:1])

@@ -141,7 +141,9 @@ def learn_predictions(task: Generation) -> None:
 def check_exact(task: Generation) -> None:
     """Refuse a model to which padding, or a hidden token, is more than nothing.
 
-    A prompt that is padded is asked without padding; where units are dropped, one is asked shortened in fact.
+    A prompt that is padded is asked without padding; where units are dropped, two are asked shortened in
+    fact: without the first unit, and the longest with its first unit on and every other off, since layers
+    that look back so many slots, hidden ones too, would lose its beginning.
     """
     side = task.side
     assert isinstance(side, dict)
@@ -149,10 +151,14 @@ def check_exact(task: Generation) -> None:
     if int(padding.max()):
         place = int(padding.argmax())
         _same(task, place, task.inputs[place], side["attended"][place], "padding in front of it")
-    if task.off == "drop":
-        gates = task.inputs[0].clone()
-        gates[0] = 0
-        _same(task, 0, gates, side["attended"][0] & (side["unit"][0] != 0), "a hidden unit")
+    if task.off != "drop":
+        return
+    longest = int(side["attended"].sum(1).argmax())
+    for place, first in {(0, 0), (longest, min(1, len(task.prompts[longest].units) - 1))}:
+        gates, unit = task.inputs[place].clone(), side["unit"][place]
+        gates[first :: 2 if first else len(gates)] = 0
+        on = (unit < 0) | (gates[unit.clamp(min=0)] > 0)
+        _same(task, place, gates, side["attended"][place] & on, "hidden units")
 
 
 _APART = {torch.float64: 1e-6, torch.float32: 2e-3}
@@ -173,5 +179,6 @@ def _same(task: Generation, place: int, gates: Tensor, kept: Tensor, what: str) 
         raise InputError(
             f"to this model prompt {place} with {what} is another prompt: the response is {float(one):.4g} "
             f"with, {float(two):.4g} without. Its forward has to take attention_mask and position_ids and to "
-            "follow both; or give prompts of equally many tokens and off='fill'"
+            "follow both, with no window shorter than the prompt; or give prompts of equally many tokens and "
+            "off='fill'"
         )
