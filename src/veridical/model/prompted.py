@@ -111,8 +111,8 @@ class PromptModel(nn.Module):
 
     @staticmethod
     def read_places(side: dict[str, Tensor]) -> Tensor:
-        """Which places hold a token that is read (rows, places), rather than padding."""
-        return torch.cat([side["attended"], side["answered"][:, :-1]], 1)
+        """Which places hold a token that is read (rows, places): no padding, nor an answer's last token."""
+        return torch.cat([side["attended"], side["answered"][:, 1:]], 1)
 
     def logits(
         self, tokens: Tensor, attended: Tensor, gates: Tensor, answer: Tensor, there: Tensor
