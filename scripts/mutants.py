@@ -609,6 +609,13 @@ MUTANTS = (
         "functional/test_isotonic.py",
     ),
     Mutant(
+        "noise path: ends at a level that only got a glance",
+        "gef/isotonic_search.py",
+        "if found and not search.complete(places[end]):",
+        "if found:",
+        "gef/test_path_cases.py",
+    ),
+    Mutant(
         "flipping: least relevant first",
         "metrics/faithfulness/pixel_flipping.py",
         'explanation.descending_ranks if self.order == "morf" else explanation.ranks',

@@ -20,6 +20,7 @@ from veridical.audit.evidence import (
     Test,
     corrected,
     largest_p,
+    of_head,
 )
 from veridical.audit.groups import leading
 from veridical.audit.jobs import Crew, Done, Job
@@ -298,7 +299,9 @@ class Race:
         for runner in self.racing:
             lost = [test for test in tests[runner.label] if test.lost]
             if lost:
-                names = ", ".join(f"{test.rival} ({test.rate:.0%} won)" for test in lost)
+                names = ", ".join(
+                    f"{of_head(test.rival, self.task.head)} ({test.rate:.0%} won)" for test in lost
+                )
                 runner.dropped = f"after {self.samples} samples: it loses to {names}"
         good = [label for label in self.trusted(tests) if not self.runners[label].dropped]
         if len(good) > 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from veridical.audit.checks import Checks
-from veridical.audit.evidence import HERE, NO_BUDGET, Test
+from veridical.audit.evidence import HERE, NO_BUDGET, Test, of_head
 from veridical.audit.verdict import Place, Verdict
 
 SURE_SAMPLES = 64
@@ -21,9 +21,9 @@ QUESTIONS = {
 }
 
 
-def in_words(rival: str) -> str:
-    """A control as a reader knows it."""
-    return WORDS.get(rival, rival)
+def in_words(rival: str, head: str = "multiclass") -> str:
+    """A control, or maps of another model, as a reader knows them."""
+    return WORDS.get(rival, of_head(rival, head))
 
 
 def sentences(

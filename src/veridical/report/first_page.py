@@ -41,7 +41,8 @@ def _lines(place: Place, audit: Audit) -> list[dict[str, Any]]:
             found.append({"line": line, "question": question, "held": None, "said": [_absent(line, audit)]})
         elif tests:
             held = all(test.p <= ALPHA for test in tests)
-            said = [in_a_sentence(test) for test in tests]
+            # without classes two tests are one
+            said = list(dict.fromkeys(in_a_sentence(test, audit.task.head) for test in tests))
             found.append({"line": line, "question": question, "held": held, "said": said})
     return found
 
@@ -50,7 +51,7 @@ def _absent(line: str, audit: Audit) -> str:
     return f"Not asked: {audit.verdict.absent[line]}."
 
 
-def in_a_sentence(test: Test) -> str:
+def in_a_sentence(test: Test, head: str = "multiclass") -> str:
     """One test in plain words."""
     if not test.samples:
         return "Not reached: it does not pass what comes before."
@@ -61,7 +62,8 @@ def in_a_sentence(test: Test) -> str:
                 "A model with other weights, too, is explained better by its maps of that model than by the "
                 f"size of the input in {sure}."
             )
-        whose = "the same class" if test.rival.endswith("same class") else "the class that model predicts"
+        same = in_words(test.rival, head).rpartition(", ")[2]
+        whose = "the class that model predicts" if same == "its own class" else f"the {same}"
         if test.rival in HERE:
             return (
                 "Its maps of this model explain it better than its maps of a model with other weights "
