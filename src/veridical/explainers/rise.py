@@ -49,7 +49,7 @@ class Rise(Explainer):
     grid: Count = 7
     """Cells along each side of an image, before they are enlarged."""
     name: ClassVar[str] = "rise"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     summary: ClassVar[str] = "mean response over random masks that show a feature"
     paper: ClassVar[str] = "Petsiuk et al. 2018"
     stochastic: ClassVar[bool] = True
