@@ -562,8 +562,8 @@ MUTANTS = (
     Mutant(
         "ranks: ties take their first rank",
         "functional/ranks.py",
-        "np.repeat(first % size + (length + 1) * 0.5, length)",
-        "np.repeat(first % size + 1.0, length)",
+        "shared = (first + last).double().div_(2).add_(1)",
+        "shared = first.double().add_(1)",
         "functional/test_ranks.py",
     ),
     Mutant(
@@ -665,8 +665,8 @@ MUTANTS = (
     Mutant(
         "gef: the arc is only its last step",
         "gef/distortion.py",
-        "steps.all().cumsum(0)[-1]",
-        "steps.all()[-1]",
+        "length, before = length + setting.between(before, here), here",
+        "length, before = setting.between(before, here), here",
         "gef/test_gef.py",
         "arc",
     ),
