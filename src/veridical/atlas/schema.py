@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from csv import DictReader
-from pathlib import Path
+from importlib.resources import files
 from typing import Any
 
 FORMAT = 1
@@ -11,8 +11,8 @@ FORMAT = 1
 
 def _columns(table: str) -> dict[str, tuple[str, str]]:
     """Type and meaning of each column of a table, by its name."""
-    with open(Path(__file__).with_suffix(".csv"), encoding="utf-8", newline="") as file:
-        rows = [row for row in DictReader(file) if row["table"] == table]
+    lines = files("veridical.atlas").joinpath("schema.csv").read_text("utf-8").splitlines()
+    rows = [row for row in DictReader(lines) if row["table"] == table]
     return {row["name"]: (row["type"], row["description"]) for row in rows}
 
 

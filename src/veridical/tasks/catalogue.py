@@ -6,7 +6,7 @@ from collections.abc import Callable
 from csv import DictReader
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
+from importlib.resources import files
 from typing import Any
 
 from veridical.errors import InputError, unknown_name
@@ -38,8 +38,8 @@ class Entry:
 
 def _read() -> dict[str, Entry]:
     """The table beside this file: one line per task."""
-    with open(Path(__file__).with_suffix(".csv"), encoding="utf-8", newline="") as file:
-        rows: list[dict[str, Any]] = [{**row, "samples": int(row["samples"])} for row in DictReader(file)]
+    table = files("veridical.tasks").joinpath("catalogue.csv").read_text("utf-8").splitlines()
+    rows: list[dict[str, Any]] = [{**row, "samples": int(row["samples"])} for row in DictReader(table)]
     return {row.pop("name"): Entry(**row) for row in rows}
 
 
