@@ -58,6 +58,9 @@ def audit(family: str, seed: int, samples: int, effort: str = "quick") -> dict[s
                 "trusted": place.trusted,
                 "p": place.p,
                 "p_holm": place.p_holm,
+                "refused": place.doubts.refused,
+                "alike": place.doubts.alike,
+                "twin": place.doubts.twin,
                 "tests": [[t.line, t.rival, t.rate, t.p, t.samples] for t in place.tests],
             }
             for place in found.ranking
