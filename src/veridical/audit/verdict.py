@@ -12,6 +12,7 @@ import torch
 from veridical.audit.doubts import Doubts
 from veridical.audit.evidence import ALPHA, FEWEST, Entry, Rules, Test, corrected, largest_p
 from veridical.audit.groups import Groups, groups_of, pairwise
+from veridical.audit.ranking import Ranking
 from veridical.audit.units import LEVEL, rate
 
 if TYPE_CHECKING:
@@ -127,9 +128,9 @@ class Verdict:
     sentences: tuple[str, ...] = ()
 
     @property
-    def ranking(self) -> tuple[Place, ...]:
+    def ranking(self) -> Ranking:
         """The candidates, best first: trusted ones by group, then the others by win rate."""
-        return tuple(place for place in self.places if not place.control)
+        return Ranking(place for place in self.places if not place.control)
 
     @property
     def controls(self) -> tuple[Place, ...]:
