@@ -56,10 +56,8 @@ class RayPool(Executor):
     def submit(self, fn: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
         """Send work out; the future has its result, or raises what it raised."""
         tasks = [self._tasks_of(one) for one in args]
-        sent = [
-            replace(one, **dict.fromkeys(held)) if held else one
-            for one, held in zip(args, tasks, strict=True)
-        ]
+        pairs = zip(args, tasks, strict=True)
+        sent = [replace(one, **dict.fromkeys(held)) if held else one for one, held in pairs]
         found: Future[Any] = self._remote.remote(fn, sent, tasks, named).future()
         return found
 

@@ -49,7 +49,9 @@ def _worlds(
         fresh, made = drawn(), []
         size = sum(value.numel() for own in fresh.values() for value in own.values())
         for step, names in enumerate(steps, 1):
-            made.append(_under(task, {n: value for layer in names for n, value in fresh[layer].items()}))
+            own = {n: value for layer in names for n, value in fresh[layer].items()}
+            # not copied, as weights by name would be: nobody else has these, and they may be large
+            made.append(task.with_weights(Replaced(own, task.predictor.weights)))
             if step == len(steps) and size <= _WEIGHTS_KEPT:
                 if size * (len(kept) + 1) > _WEIGHTS_KEPT:
                     kept.clear()
@@ -57,11 +59,6 @@ def _worlds(
             yield made[-1]
 
     return worlds()
-
-
-def _under(task: Task, fresh: dict[str, Tensor]) -> Task:
-    """`task.with_weights` without its copy: nobody else has these, and copying large weights takes long."""
-    return task.with_weights(Replaced(fresh, task.predictor.weights))
 
 
 def similarity_by_layer(
@@ -94,14 +91,3 @@ def layer_curve(table: Tensor, order: Order, y_label: str) -> Curve:
     """The mean over draws of each layer's similarity, as a curve over the cascade."""
     steps = torch.arange(1, table.shape[-1] + 1, device=table.device)
     return Curve(steps, table.nanmean(1), f"layers randomised, {order.replace('_', ' ')}", y_label)
-
-
-def layer_flags(clean: Tensor, table: Tensor) -> dict[str, Tensor]:
-    """Which samples have layers without a similarity, and why."""
-    missing = clean.isnan().any(-1)
-    undefined = table.isnan()
-    return {
-        "no explanation": missing,
-        "no layer has a similarity: a map has no spread": undefined.all(-1).all(-1) & ~missing,
-        "some layers left out: a map has no spread": undefined.any(-1).any(-1) & ~missing,
-    }

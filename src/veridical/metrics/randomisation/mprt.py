@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from torch import Tensor
+
 from veridical.allowed import Count
 from veridical.metrics.base import ExplainerMetric, Outcome, register
-from veridical.metrics.randomisation.layerwise import Order, layer_curve, layer_flags, similarity_by_layer
+from veridical.metrics.randomisation.layerwise import Order, layer_curve, similarity_by_layer
 from veridical.metrics.randomisation.similarity import (
     Similarity,
     comparable,
@@ -65,6 +67,17 @@ class LayerRandomisation(ExplainerMetric):
             layer_flags(clean, judged),
             layer_curve(table, self.order, f"{self.similarity} similarity"),
         )
+
+
+def layer_flags(clean: Tensor, table: Tensor) -> dict[str, Tensor]:
+    """Which samples have layers without a similarity, and why."""
+    missing = clean.isnan().any(-1)
+    undefined = table.isnan()
+    return {
+        "no explanation": missing,
+        "no layer has a similarity: a map has no spread": undefined.all(-1).all(-1) & ~missing,
+        "some layers left out: a map has no spread": undefined.any(-1).any(-1) & ~missing,
+    }
 
 
 @register
