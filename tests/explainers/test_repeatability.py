@@ -145,6 +145,7 @@ class _Hungry(Explainer):
     """Has memory for one sample at a time, which it finds out when its halves are noted."""
 
     name: ClassVar[str] = "hungry"
+    stochastic: ClassVar[bool] = True
 
     def attribute(self, task: vd.Task, key: vd.Key) -> Tensor:
         maps = torch.arange(len(task) * 64.0).view(len(task), 64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
@@ -124,7 +125,7 @@ class Explainer(Settings):
         self.check(task)
         with Question(task.predictor) as question:
             stated, space = self.stated(task), self.space_of(task)
-            with noted(self) as halves:
+            with noted(self) if self.stochastic else nullcontext() as halves:
                 values = self.maps(task, key)
             cost = question.so_far
             # where some features are not the task's (special tokens), their part is not in the map; units
@@ -142,7 +143,7 @@ class Explainer(Settings):
         unchecked = question.unchecked
         if promised is not None:
             unchecked.append(certificate(self.name, self.law, self.exact, promised, values, provenance))
-        if halves.found:
+        if halves is not None and halves.found:
             unchecked.append(measured(self.name, halves.found, provenance))
         return Explanation(
             values,
@@ -188,7 +189,7 @@ class Explainer(Settings):
 
     def _maps(self, piece: Task, key: Key) -> Tensor:
         """The maps of one piece, cut in two and tried again when memory runs out."""
-        space, halves = self.space_of(piece), noting(self)
+        space, halves = self.space_of(piece), noting(self) if self.stochastic else None
         before = 0 if halves is None else len(halves.found)
         try:
             # a copy: maps may be the very weights of this world, or a view of the inputs
