@@ -609,6 +609,13 @@ MUTANTS = (
         "functional/test_isotonic.py",
     ),
     Mutant(
+        "prompts: an answer is read behind a token that was dropped",
+        "model/prompted.py",
+        "tokens[:, length - 1] = tokens[rows, place]",
+        "pass",
+        "tasks/test_generation.py",
+    ),
+    Mutant(
         "prompts: an answer's last token is read",
         "model/prompted.py",
         'side["answered"][:, 1:]], 1)',
