@@ -19,7 +19,6 @@ MOST_FILES, MOST_BORDERS = 22, 96
 ASKS_FOR_A_DEVICE = re.compile(r"\.is_cuda|\.is_cpu|\.type [!=]= \"c|torch\.cuda\.(?!OutOfMemoryError)")
 MAY_ASK = (
     "functional/devices.py",
-    "functional/_rows.py",  # the largest of a row, by the way that suits the device
     "random/hash_kernels.py",
     "masking/road/kernel.py",
     "atlas/run.py",  # the name of the device in a report
