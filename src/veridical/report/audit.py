@@ -185,11 +185,11 @@ def _evidence(audit: Audit, statuses: Mapping[str, str]) -> dict[str, Any]:
     """Every method against everything it has to beat."""
     found: dict[tuple[str, str], None] = {}
     for place in audit.verdict.ranking:
-        found |= dict.fromkeys((test.line, test.rival) for test in place.tests)
+        found |= dict.fromkeys((test.line, test.rival) for test in place.asked)
     columns = list(found)
     rows = []
     for place in audit.verdict.ranking:
-        held = {(test.line, test.rival): vars(test) for test in place.tests}
+        held = {(test.line, test.rival): vars(test) for test in place.asked}
         rows.append(
             {
                 "explainer": place.explainer,
