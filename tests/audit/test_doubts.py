@@ -21,6 +21,7 @@ from veridical.audit.doubts import (
     class_likeness,
     likeness,
     mates,
+    nearly_the_same,
     reason,
     twin_of,
 )
@@ -99,6 +100,14 @@ def test_a_twin_answers_nearly_the_same_and_a_black_box_has_none():
     assert all(
         torch.equal(a, b) for a, b in zip(network().parameters(), task.model.parameters(), strict=True)
     )
+    assert nearly_the_same(task, task.with_module(module))
+
+    class Steps(nn.Linear):
+        def forward(self, x):
+            return torch.sin(1e5 * super().forward(x))
+
+    jumpy = table(4, Steps(6, 2).eval())
+    assert not nearly_the_same(jumpy, jumpy.with_module(twin_of(jumpy, 0)))
     assert twin_of(vd.Task(lambda x: x[:, :2], rows(4), fill=0.0), 0) is None
 
 
@@ -165,7 +174,8 @@ def test_the_gradient_of_a_linear_model_is_rightly_the_same_and_a_mean_map_is_no
     saliency, mean = vd.explain("saliency", task), vd.explain(red_team(task)["class_average"], task)
     assert class_likeness(saliency, own, other) == pytest.approx(1.0)
     assert doubts.rightly_alike(saliency, gradient, own, other)
-    assert not doubts.rightly_alike(mean, vd.explain("occlusion", task), own, other)
+    for yardstick in (gradient, vd.explain("occlusion", task)):
+        assert not doubts.rightly_alike(mean, yardstick, own, other)
 
 
 def test_maps_that_differ_from_call_to_call_are_not_called_a_backdoor():

@@ -18,6 +18,7 @@ from veridical.audit.doubts import (
     exchanged,
     likeness,
     mates,
+    nearly_the_same,
     reason,
     rightly_alike,
     twin_of,
@@ -73,6 +74,8 @@ def _ask_twin(race: Race, runners: list[Runner]) -> None:
         return
     few = race.first_look[:TWIN_SAMPLES]
     twin = few.with_module(module).changed(alone=True)
+    if not nearly_the_same(few, twin):
+        return
     for runner, r in zip(fresh, _agreement(race, fresh, twin, few, "twin"), strict=True):
         if r < AGREE and _agreement(race, [runner], few.changed(alone=True), few, "once more")[0] < AGREE:
             continue  # its maps differ from call to call, whatever the model

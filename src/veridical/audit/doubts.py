@@ -32,6 +32,8 @@ HARDLY = 0.95
 TWIN_NOISE = 1e-3
 """By how much the weights of the twin differ, relatively; registered methods agree to .95 and more."""
 TWIN_SAMPLES = 4
+TWIN_MOVES = 0.05
+"""By how much a twin's answers may move, relative to the largest, to count as nearly the same model."""
 AGREE = 0.9
 """The correlation below which maps of twins differ."""
 YARDSTICKS = ("gradient", "occlusion")
@@ -106,6 +108,12 @@ def twin_of(task: Task, seed: int) -> nn.Module | None:
         return noisy(source.copied().eval(), Key(seed) / "audit" / "twin", TWIN_NOISE)
     except (VeridicalError, RuntimeError):
         return None
+
+
+def nearly_the_same(task: Task, twin: Task) -> bool:
+    """Whether the answers of a twin are nearly those of the model; steps in a model can make them others."""
+    own, other = task.outputs.double(), twin.outputs.double()
+    return bool((own - other).abs().max() <= TWIN_MOVES * own.abs().max())
 
 
 def reason(found: Doubts, rightly: bool) -> str:

@@ -92,6 +92,11 @@ class Place:
         return "failed" if not self.samples else "not trusted"
 
     @property
+    def asked(self) -> tuple[Test, ...]:
+        """All tests, and that against its own map of another sample of the class, where it came to that."""
+        return self.tests if self.doubts.sample is None else (*self.tests, self.doubts.sample)
+
+    @property
     def not_passed(self) -> tuple[Test, ...]:
         """The tests in which it is not shown to be better, as they stand alone."""
         return tuple(test for test in self.tests if test.p > ALPHA)
@@ -169,8 +174,7 @@ class Verdict:
             row = {name: value for name, value in vars(place).items() if name not in ("tests", "doubts")}
             row |= {"trusted": place.trusted, "status": place.status}
             row |= {name: getattr(place.doubts, name) for name in ("alike", "twin", "refused")}
-            asked = () if place.doubts.sample is None else (place.doubts.sample,)
-            for test in (*place.tests, *asked):
+            for test in place.asked:
                 row[f"wins: {test.line}, {test.rival}"] = test.rate
                 row[f"p: {test.line}, {test.rival}"] = test.p
             rows.append(row)

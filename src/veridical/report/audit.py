@@ -184,11 +184,11 @@ def _place(place: Place, colour: str) -> dict[str, Any]:
 def _evidence(audit: Audit, statuses: Mapping[str, str]) -> dict[str, Any]:
     """Every method against everything it has to beat."""
     head = audit.task.head
-    tests = [test for place in audit.verdict.ranking for test in place.tests]
+    tests = [test for place in audit.verdict.ranking for test in place.asked]
     columns = list(dict.fromkeys((test.line, in_words(test.rival, head)) for test in tests))
     rows = []
     for place in audit.verdict.ranking:
-        held = {(test.line, in_words(test.rival, head)): vars(test) for test in place.tests}
+        held = {(test.line, in_words(test.rival, head)): vars(test) for test in place.asked}
         rows.append(
             {
                 "explainer": place.explainer,
