@@ -12,6 +12,7 @@ from torch import Tensor
 from veridical.allowed import MANY, Count, Within
 from veridical.explainers.base import FILL_KEY, Explainer, register
 from veridical.explainers.cells import Cells, few_cells, grid_cells
+from veridical.explainers.coalitions import most_cells
 from veridical.explainers.mask_rules import IndependentCoins, mask_pieces, written_out
 from veridical.explainers.repeatability import note_halves
 from veridical.masking.probe import probe
@@ -40,7 +41,7 @@ class _RandomMasks(Explainer):
     """Base: pixels are removed by the cells of a grid, more patches than it has by blocks, others alone."""
 
     grid: Count = 8
-    """Cells along each side of an image or volume; patches are joined into `grid`^2 at most."""
+    """Cells along each side of an image or volume; patches are joined into `grid`^2 blocks at most."""
     stochastic: ClassVar[bool] = True
 
     def masks(self, features: int) -> int:
@@ -51,13 +52,17 @@ class _RandomMasks(Explainer):
         """The index (n, count) of each cell; `cells` (V,) says which one each feature lies in."""
         raise NotImplementedError
 
+    def most_blocks(self) -> int:
+        """The most blocks that patches are joined into."""
+        return self.grid**2
+
     def stated(self, task: Task) -> dict[str, Any]:
         joined = self._joined(task)
         return {"cells": joined.in_words()} if joined is not None and joined.count < len(joined.of) else {}
 
     def _joined(self, task: Task) -> Cells | None:
         whole = task.space.kind in ("pixel", "voxel")
-        return grid_cells(task.space, self.grid) if whole else few_cells(task.space, self.grid**2)
+        return grid_cells(task.space, self.grid) if whole else few_cells(task.space, self.most_blocks())
 
     def _cells(self, task: Task) -> tuple[Tensor, int]:
         features, cells = task.space.n_features, self._joined(task)
@@ -123,7 +128,8 @@ class Hsic(_RandomMasks):
 
     HSIC_i = tr(K_i H L H) / (draws - 1)^2 over random masks, where K_i is 1 for two masks that treat feature
     i alike and 0 otherwise, L is a Gaussian kernel of the outputs whose width is the median distance, and H
-    centres (Novello et al. 2022, eq. 3). It is not signed. Rows: draws.
+    centres (Novello et al. 2022, eq. 3). It is not signed. Patches are joined into one block for 12 draws at
+    most. Rows: draws.
     """
 
     draws: Annotated[int, Within(4, MANY)] = 512
@@ -135,6 +141,10 @@ class Hsic(_RandomMasks):
 
     def masks(self, features: int) -> int:
         return self.draws
+
+    def most_blocks(self) -> int:
+        # more than its masks can tell apart would be noise
+        return min(self.grid**2, most_cells(self.draws))
 
     def indices(self, task: Task, cells: Tensor, count: int, key: Key) -> Tensor:
         masks = _coins(task, key / "masks", count, self.draws)
