@@ -122,6 +122,7 @@ ALLOWED: dict[str, Act] = {
     "both signs added": lambda h: F.relu(h) - 0.5 * F.relu(-h),
     "scaled": lambda h: 2 * h + 3 * h,
     "a root of a mean square": lambda h: h / (h * h).mean(-1, keepdim=True).sqrt(),
+    "a fourth power": lambda h: 0.1 * (h**2) ** 2,
     "hard swish": lambda h: h * F.relu6(h + 3) / 6,
 }
 

@@ -48,7 +48,8 @@ class Disguises:
         """Why an operation may complete a rectifier; None if it does not."""
         given = [v for v in tensors((args, kwargs)) if v in carried]
         known = [self._known[v] for v in given if v in self._known]
-        if name in ("sqrt", "pow") and any(how == _SQUARE for _, how in known):
+        rooted = name == "sqrt" or (name == "pow" and args[1:] == (0.5,))
+        if rooted and any(how == _SQUARE for _, how in known):
             return "the root of a square is an absolute value, a part of rectifiers"
         if name in ("amax", "max") and any(how == _BESIDE for _, how in known):
             return "it takes the larger of an activation and 0"
