@@ -12,7 +12,6 @@ from torch import Tensor
 from veridical.allowed import MANY, Count, Within
 from veridical.explainers.base import FILL_KEY, Explainer, register
 from veridical.explainers.cells import Cells, few_cells, grid_cells
-from veridical.explainers.coalitions import most_cells
 from veridical.explainers.mask_rules import IndependentCoins, mask_pieces, written_out
 from veridical.explainers.repeatability import note_halves
 from veridical.masking.probe import probe
@@ -41,7 +40,9 @@ class _RandomMasks(Explainer):
     """Base: pixels are removed by the cells of a grid, more patches than it has by blocks, others alone."""
 
     grid: Count = 8
-    """Cells along each side of an image or volume; patches are joined into `grid`^2 blocks at most."""
+    """Cells along each side of an image or volume by pixels."""
+    blocks: Count = 25
+    """The most blocks that patches are joined into: more would be mostly noise."""
     stochastic: ClassVar[bool] = True
 
     def masks(self, features: int) -> int:
@@ -52,17 +53,13 @@ class _RandomMasks(Explainer):
         """The index (n, count) of each cell; `cells` (V,) says which one each feature lies in."""
         raise NotImplementedError
 
-    def most_blocks(self) -> int:
-        """The most blocks that patches are joined into."""
-        return self.grid**2
-
     def stated(self, task: Task) -> dict[str, Any]:
         joined = self._joined(task)
         return {"cells": joined.in_words()} if joined is not None and joined.count < len(joined.of) else {}
 
     def _joined(self, task: Task) -> Cells | None:
         whole = task.space.kind in ("pixel", "voxel")
-        return grid_cells(task.space, self.grid) if whole else few_cells(task.space, self.most_blocks())
+        return grid_cells(task.space, self.grid) if whole else few_cells(task.space, self.blocks)
 
     def _cells(self, task: Task) -> tuple[Tensor, int]:
         features, cells = task.space.n_features, self._joined(task)
@@ -97,7 +94,7 @@ class Sobol(_RandomMasks):
     not signed. On a model that is linear in m, S_i = w_i^2 / sum_j w_j^2. Rows: draws x (features + 1).
     """
 
-    draws: Annotated[int, Within(2, MANY)] = 16
+    draws: Annotated[int, Within(2, MANY)] = 32
     """Random masks, in each of which every coin is turned once."""
     name: ClassVar[str] = "sobol"
     version: ClassVar[int] = 2
@@ -128,8 +125,7 @@ class Hsic(_RandomMasks):
 
     HSIC_i = tr(K_i H L H) / (draws - 1)^2 over random masks, where K_i is 1 for two masks that treat feature
     i alike and 0 otherwise, L is a Gaussian kernel of the outputs whose width is the median distance, and H
-    centres (Novello et al. 2022, eq. 3). It is not signed. Patches are joined into one block for 12 draws at
-    most. Rows: draws.
+    centres (Novello et al. 2022, eq. 3). It is not signed. Rows: draws.
     """
 
     draws: Annotated[int, Within(4, MANY)] = 512
@@ -141,10 +137,6 @@ class Hsic(_RandomMasks):
 
     def masks(self, features: int) -> int:
         return self.draws
-
-    def most_blocks(self) -> int:
-        # more than its masks can tell apart would be noise
-        return min(self.grid**2, most_cells(self.draws))
 
     def indices(self, task: Task, cells: Tensor, count: int, key: Key) -> Tensor:
         masks = _coins(task, key / "masks", count, self.draws)
