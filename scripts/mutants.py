@@ -1380,8 +1380,8 @@ MUTANTS = (
     Mutant(
         "guided backpropagation: an activation and its bent copy are joined unseen",
         "explainers/graph/disguises.py",
-        "if joins and (len(parts) > 1 or parts == {_BENT}):",
-        "if joins and parts == {_BENT}:",
+        "if flat[0] != flat[1] and any(",
+        "if False and any(",
         "explainers/test_odd_rectifiers.py",
         "cannot_be_seen",
     ),

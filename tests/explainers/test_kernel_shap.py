@@ -258,3 +258,11 @@ def test_what_is_owed_to_the_number_of_features_is_no_noise(features: int) -> No
     found = KernelShap(budget=200)(task, Key(0))
     torch.testing.assert_close(found.values, (weights + 35 / features).expand(2, -1), rtol=0, atol=1e-6)
     assert found.provenance["repeatability"]["smallest"] > 0.999
+
+
+@pytest.mark.parametrize("explainer", [KernelShap(20), Lime(20)], ids=["kernel_shap", "lime"])
+def test_few_rows_leave_a_map(explainer: Any) -> None:
+    task = _mnist_like(12)
+    assert explainer.unknowns(task) == 9
+    found = explainer(task)
+    assert len(found.values[0].unique()) == 9

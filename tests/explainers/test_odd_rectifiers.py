@@ -68,6 +68,8 @@ REFUSED: dict[str, Act] = {
     "less its turned negative part": lambda h: h - -torch.relu(h.neg()),
     "twice, halved": lambda h: (h + (F.relu(h) + F.relu(-h))) / 2,
     "less a part of a leak": lambda h: (F.leaky_relu(h, 0.2) - 0.2 * h) / 0.8,
+    "less its positive part, turned": lambda h: -(-h - F.relu(-h)),
+    "with a factor": lambda h: torch.add(h, F.relu(-2 * h), alpha=0.5),
     "two leaks": lambda h: (F.leaky_relu(h, 0.5) + 0.5 * F.leaky_relu(-h, 0.5)) / 0.75,
     "a root of a square": lambda h: (h + (h * h).sqrt()) / 2,
     "a root of a power": lambda h: (h + (h**2) ** 0.5) / 2,
@@ -120,8 +122,12 @@ ALLOWED: dict[str, Act] = {
     "both signs": lambda h: torch.cat([F.relu(h), F.relu(-h)], 1)[:, :8],
     "a residual sum": lambda h: h + F.relu(h @ torch.eye(8, dtype=h.dtype)),
     "both signs added": lambda h: F.relu(h) - 0.5 * F.relu(-h),
+    "beside its negative part": lambda h: torch.cat([h, F.relu(-h)], 1)[:, 4:12],
+    "around a rectifier": lambda h: h + F.relu(h),
+    "less its positive half": lambda h: h - 0.5 * F.relu(h),
     "scaled": lambda h: 2 * h + 3 * h,
     "a root of a mean square": lambda h: h / (h * h).mean(-1, keepdim=True).sqrt(),
+    "a fourth power": lambda h: 0.1 * (h**2) ** 2,
     "hard swish": lambda h: h * F.relu6(h + 3) / 6,
 }
 

@@ -16,6 +16,18 @@ from veridical.model.cost import Cost
 from veridical.random.keyed import Key
 from veridical.values.task import Task
 
+ROWS_PER_FEATURE = 8
+"""Answers for each feature with which all stay as they are."""
+ROWS_PER_CELL = 12
+"""Answers for each cell where features are joined: with so many two seeds agree on photos, too."""
+FEWEST_CELLS = 9
+"""Into fewer than 3 x 3 nothing is joined, however few the answers: that would be no map."""
+
+
+def most_cells(answers: int) -> int:
+    """How many cells so many answers can tell apart."""
+    return max(FEWEST_CELLS, answers // ROWS_PER_CELL)
+
 
 @dataclass(frozen=True)
 class MaskingExplainer(Explainer):
@@ -53,11 +65,6 @@ class SharesOut(MaskingExplainer):
 class FitsCells(Explainer):
     """Base of methods that fit one unknown per feature: of an image, those that its rows can tell apart."""
 
-    rows_per_feature: ClassVar[int] = 8
-    """Answers for each feature with which all stay as they are."""
-    rows_per_cell: ClassVar[int] = 12
-    """Answers for each cell where features are joined: with so many two seeds agree on photos, too."""
-
     def answers(self) -> int:
         """How many answers the fit has for each sample."""
         raise NotImplementedError
@@ -72,10 +79,10 @@ class FitsCells(Explainer):
 
     def cells_of(self, task: Task) -> Cells | None:
         """The cells that features are joined into, or None where they stay as they are."""
-        few = task.space.n_features <= self.answers() // self.rows_per_feature
+        few = task.space.n_features <= self.answers() // ROWS_PER_FEATURE
         if few or not self.joins():
             return None
-        return few_cells(task.space, self.answers() // self.rows_per_cell)
+        return few_cells(task.space, most_cells(self.answers()))
 
     def unknowns(self, task: Task) -> int:
         """How many features, or cells, are fitted."""

@@ -40,7 +40,9 @@ class _RandomMasks(Explainer):
     """Base: pixels are removed by the cells of a grid, more patches than it has by blocks, others alone."""
 
     grid: Count = 8
-    """Cells along each side of an image or volume; patches are joined into `grid`^2 at most."""
+    """Cells along each side of an image or volume by pixels."""
+    blocks: Count = 25
+    """The most blocks that patches are joined into: more would be mostly noise."""
     stochastic: ClassVar[bool] = True
 
     def masks(self, features: int) -> int:
@@ -57,7 +59,7 @@ class _RandomMasks(Explainer):
 
     def _joined(self, task: Task) -> Cells | None:
         whole = task.space.kind in ("pixel", "voxel")
-        return grid_cells(task.space, self.grid) if whole else few_cells(task.space, self.grid**2)
+        return grid_cells(task.space, self.grid) if whole else few_cells(task.space, self.blocks)
 
     def _cells(self, task: Task) -> tuple[Tensor, int]:
         features, cells = task.space.n_features, self._joined(task)
@@ -92,7 +94,7 @@ class Sobol(_RandomMasks):
     not signed. On a model that is linear in m, S_i = w_i^2 / sum_j w_j^2. Rows: draws x (features + 1).
     """
 
-    draws: Annotated[int, Within(2, MANY)] = 16
+    draws: Annotated[int, Within(2, MANY)] = 32
     """Random masks, in each of which every coin is turned once."""
     name: ClassVar[str] = "sobol"
     version: ClassVar[int] = 2
