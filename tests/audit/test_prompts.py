@@ -24,7 +24,10 @@ def test_prompts_are_audited_and_told_what_is_known_beside_their_scores():
     assert len(result.prompts.response) == 40
     assert not bool(result.prompts.remembered.any())
     assert result.to_json()["prompts"]["compared"] == "off='fill' and off='drop'"
-    shown = contents(result)["gallery"]
+    told = contents(result)
+    assert "same answer" in str(told["evidence"]["columns"])
+    assert "class" not in str([told["evidence"]["columns"], told["first_page"]])
+    shown = told["gallery"]
     assert shown["kind"] == "prompt"
     assert shown["items"][0]["alone"] is not None
     assert any("with all units off" in line for line in shown["beside"])

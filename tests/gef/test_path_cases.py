@@ -208,3 +208,26 @@ def test_input_noise_needs_no_weights() -> None:
 def test_unknown_words_for_noise_are_refused() -> None:
     with pytest.raises(vd.errors.InputError, match="perturb is one of"):
         GEF(perturb="labels")  # type: ignore[arg-type]
+
+
+def test_levels_where_nothing_is_left_get_a_glance_but_the_end_gets_all_its_draws(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A world of a language model is hundreds of megabytes of noise: those that tell nothing are spared."""
+    from veridical.gef import isotonic_search
+
+    def kept(task: vd.Task, worlds: Worlds, sigma: float, draws: range, key: vd.Key) -> torch.Tensor:
+        # up to 2 something is left, from 1 on in one draw alone, which comes after the glance
+        seldom = torch.tensor([float(draw == 7) for draw in draws], dtype=torch.float64)
+        return seldom * max(0.0, 1 - sigma / 2) if sigma > 1 else 1 - sigma / 4 + 0 * seldom
+
+    monkeypatch.setattr(isotonic_search, "agreements", kept)
+    task = vd.Task(mlp(1), rows(4), head="regression")
+    found = isotonic_search.isotonic(task, Worlds(task), 20, vd.Key(0))
+    monkeypatch.setattr(isotonic_search, "GLANCE", 20)
+    whole = isotonic_search.isotonic(task, Worlds(task), 20, vd.Key(0))
+    assert found["sigma_max"] == whole["sigma_max"] >= 2
+    draws = dict(zip(found["searched"], found["draws"], strict=True))
+    end = min(sigma for sigma, mean in zip(found["searched"], found["agreement"], strict=True) if mean <= 0)
+    assert draws.pop(end) == 20
+    assert all(count == 5 for sigma, count in draws.items() if sigma > end)

@@ -6,8 +6,11 @@ import pytest
 import torch
 
 import veridical as vd
+from veridical.audit import Test
+from veridical.audit.evidence import HERE, THERE
+from veridical.audit.sentences import in_words
 from veridical.report.cells import curves
-from veridical.report.first_page import _removed
+from veridical.report.first_page import _removed, in_a_sentence
 from veridical.report.gallery import gallery
 from veridical.report.heads import grid, of_heads
 from veridical.report.identity import callers_module
@@ -98,3 +101,15 @@ def test_other_units_are_not_heads():
     assert not of_heads(Space.units(2))
     ragged = Space.units(3, None, ["layer 0 head 0", "layer 1 head 0", "layer 1 head 1"])
     assert grid(ragged, [0.0, 2.0, -4.0])["grid"] == [[0.0, None], [0.5, -1.0]]
+
+
+@pytest.mark.parametrize(("head", "asked"), [("generation", "answer"), ("regression", "output")])
+def test_the_swap_of_a_task_without_classes_speaks_of_none(head, asked):
+    for rivals in (HERE, THERE):
+        tests = [Test("swap", rival, 0.9, 0.8, 0.95, 0.01, 24) for rival in rivals]
+        said = list(dict.fromkeys(in_a_sentence(test, head) for test in tests))
+        assert len(said) == len(rivals) - 1  # whoever's class: without classes these are one
+        assert f"(the same {asked})" in said[0]
+        assert not any("class" in sentence or "predicts" in sentence for sentence in said)
+        assert "(the class " in in_a_sentence(tests[1])
+        assert len({in_words(test.rival, head) for test in tests}) == len(said)

@@ -137,6 +137,8 @@ def test_a_subset_keeps_its_prompts():
         ({"prompts": ["Zebra.", "Ann."]}, "does not know a word of prompt 0"),
         ({"prompts": ["", "x"]}, "prompt 0"),
         ({"answer_parts": ["cow", None]}, "is not in it"),
+        ({"prompts": torch.ones(2, 3)}, "neither a text nor a list of messages"),
+        ({"units": [[(0, 14.5)], [(0, 3)]]}, "pairs .start, stop. of characters"),
     ],
 )
 def test_what_cannot_be_is_refused(changes, said):
@@ -233,3 +235,70 @@ def test_a_table_of_masks_reads_no_number_between_chunks():
             vd.explain("exact_shapley", task)
         counts.append(looks.count)
     assert len(set(counts)) == 1, counts
+
+
+def test_answers_are_generated_as_far_as_the_model_reads():
+    """A model with a table of positions breaks, on a GPU beyond repair, where it is asked for more."""
+    length = max(len(TOKENS.encode(p + q)) for p, q in zip(PROMPTS, QUESTIONS, strict=True)) + 2
+    task = vd.Generation(MODEL, TOKENS, PROMPTS, questions=QUESTIONS, new_tokens=9, length=length)
+    assert all(len(p.ids) + len(a.tokens) <= length for p, a in zip(task.prompts, task.answers, strict=True))
+    with pytest.raises(InputError, match="the model reads 12 at most"):
+        vd.Generation(MODEL, TOKENS, PROMPTS, questions=QUESTIONS, length=12)
+
+
+def test_tokens_that_the_model_does_not_know_are_refused():
+    few = small_lm(Words(PROMPTS[0]))
+    few.get_input_embeddings = lambda: few.embed
+    with pytest.raises(InputError, match=f"the model knows {len(Words(PROMPTS[0]).pieces)} of them"):
+        made(model=few)
+    TOKENS.mask_token_id = len(TOKENS.pieces)
+    try:
+        with pytest.raises(InputError, match="to stand in for units that are off"):
+            made(off="mask")
+    finally:
+        del TOKENS.mask_token_id
+
+
+class ReadsAhead(torch.nn.Module):
+    """A masked language model, say: every token sees all others."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = torch.nn.Embedding(len(TOKENS.pieces), 8)
+        self.head = torch.nn.Linear(8, len(TOKENS.pieces))
+
+    def forward(self, tokens, attention_mask=None, position_ids=None):
+        states = self.embed(tokens)
+        if attention_mask is None:
+            return self.head(states + states.mean(1, keepdim=True))
+        there = attention_mask[..., None].to(states)
+        return self.head(states + (states * there).sum(1, keepdim=True) / there.sum(1, keepdim=True))
+
+
+@pytest.mark.parametrize("off", ["fill", "drop"])
+def test_a_model_that_reads_ahead_is_refused(off):
+    with pytest.raises(InputError, match="no causal language model"):
+        made(model=ReadsAhead().double().eval(), off=off)
+
+
+class TwoTables(torch.nn.Module):
+    """Its first table of embeddings is none of words, and it does not say which is."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.places = torch.nn.Embedding(99, 8)
+        self.words = torch.nn.Embedding(len(TOKENS.pieces), 8)
+        self.head = torch.nn.Linear(8, len(TOKENS.pieces))
+
+    def forward(self, tokens, attention_mask, position_ids):
+        states = self.words(tokens) * attention_mask[..., None]
+        return self.head(states.cumsum(1) + self.places(position_ids))
+
+
+def test_a_fill_that_is_not_the_neutral_word_is_refused():
+    model = TwoTables().double().eval()
+    assert made(model=model, off="drop").off == "drop"
+    with pytest.raises(InputError, match="with units that are off is another prompt"):
+        made(model=model, off="fill")

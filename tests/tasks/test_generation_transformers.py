@@ -106,6 +106,37 @@ def test_hidden_slots_with_renumbered_positions_are_the_shorter_text(both):
             assert float(task.with_inputs(gates).outputs[place, 0]) == pytest.approx(want, abs=1e-8)
 
 
+@pytest.mark.filterwarnings("ignore:the model computes in")
+def test_a_window_over_slots_is_no_window_over_the_shorter_text():
+    """Layers that look back so many slots still count hidden ones: dropping a unit is not what it says."""
+    import transformers
+
+    words = tokenizer()
+    torch.manual_seed(3)
+    config = transformers.MistralConfig(
+        vocab_size=len(words),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=96,
+        sliding_window=6,
+        initializer_range=0.4,
+    )
+    net = transformers.MistralForCausalLM(config).double().eval()
+    answers = [" dog", " cake"]
+    task = vd.Generation(net, words, TEXTS, answers, questions=QUESTIONS, off="fill")
+    with pytest.raises(InputError, match="with units that are off is another prompt"):
+        task.with_off("drop")
+    with pytest.raises(InputError, match="look back 6 tokens"):
+        vd.Generation(net.bfloat16(), words, TEXTS, answers, questions=QUESTIONS, off="drop")
+    # a prompt within the window has nothing beyond it
+    config.sliding_window = 64
+    wide = transformers.MistralForCausalLM(config).double().eval()
+    assert vd.Generation(wide, words, TEXTS, answers, questions=QUESTIONS, off="drop").off == "drop"
+
+
 def test_heads_of_transformers_are_found(both):
     net, words = both
     task = vd.Generation(net, words, TEXTS[:1], [" dog"], foils=[" cat"], questions=QUESTIONS[:1])
@@ -216,3 +247,27 @@ def test_masks_that_begin_alike_are_asked_together(both, off, monkeypatch):
     torch.testing.assert_close(shared, plain, atol=1e-9, rtol=0)
     assert fewer < 0.8 * tokens
     assert rows == same
+
+
+def test_an_end_token_behind_the_prompt_is_refused(both):
+    from tokenizers.processors import TemplateProcessing
+
+    net, _ = both
+    words = tokenizer()
+    words.backend_tokenizer.post_processor = TemplateProcessing(
+        single="$A <end>", special_tokens=[("<end>", words.eos_token_id)]
+    )
+    with pytest.raises(InputError, match="ends prompt 0 with '<end>'"):
+        vd.Generation(net, words, TEXTS, [" dog", " cake"])
+
+
+def test_an_answer_ends_with_any_of_the_models_end_tokens(both):
+    net, words = both
+    free = vd.Generation(net, words, TEXTS, questions=QUESTIONS, new_tokens=6).answers[0].tokens
+    old = net.generation_config.eos_token_id
+    try:
+        net.generation_config.eos_token_id = [words.eos_token_id, free[3]]
+        found = vd.Generation(net, words, TEXTS[:1], questions=QUESTIONS[:1], new_tokens=6).answers[0].tokens
+    finally:
+        net.generation_config.eos_token_id = old
+    assert found == free[: free.index(free[3])]

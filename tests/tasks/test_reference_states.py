@@ -63,16 +63,20 @@ def test_an_estimate_has_them_too():
     assert with_mean.forward - without.forward == 2
 
 
-def test_padding_has_no_part_in_a_mean():
-    """The mean over short and long prompts is that over their tokens, however they are padded."""
+@pytest.mark.parametrize("answers", [[" dog", " cat"], [" dog", " cat. Bob"], [" dog. Bob", " cat"]])
+def test_padding_has_no_part_in_a_mean(answers):
+    """The mean over short and long prompts is that over their tokens, however they are padded.
+
+    The last token of an answer is judged, not read, whether or not another answer is longer.
+    """
     texts = ["Ann has a", TEXTS[0]]
-    both = vd.Generation(small_lm(TOKENS), TOKENS, texts, [" dog", " cat"])
+    both = vd.Generation(small_lm(TOKENS), TOKENS, texts, answers)
     seen = []
-    for text in texts:
+    for text, answer in zip(texts, answers, strict=True):
         model = small_lm(TOKENS)
         model.blocks[0].attn.out_proj.register_forward_pre_hook(lambda _m, given: seen.append(given[0][0]))
         with torch.no_grad():
-            model(torch.tensor([TOKENS.encode(text)]))
+            model(torch.tensor([TOKENS.encode(text + answer)[:-1]]))
     want = torch.cat(seen).mean(0)
     task = vd.switch(both, vd.Heads(("blocks.0.attn",)), vd.MeanOver(both))
     with task.session() as model:

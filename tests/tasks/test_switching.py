@@ -121,6 +121,40 @@ def test_blocks_and_feed_forward_layers():
     assert vd.switch(prompt(), [vd.Mlps(), vd.Heads()]).space.n_features == 2 + 8
 
 
+class AddsItself(nn.Module):
+    """A feed-forward layer that is given what it adds to, as those of BLOOM and MPT are."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, hidden, residual):
+        return self.inner(hidden) + residual
+
+
+class Carries(nn.Module):
+    def __init__(self, by_name):
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.mlp, self.head, self.by_name = nn.LayerNorm(4), AddsItself(), nn.Linear(4, 3), by_name
+
+    def forward(self, x):
+        normed = self.norm(x)
+        return self.head(self.mlp(normed, residual=x) if self.by_name else self.mlp(normed, x))
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_a_feed_forward_layer_that_adds_itself_leaves_what_it_adds_to(by_name):
+    net = Carries(by_name).double().eval()
+    x = torch.randn(5, 4, generator=torch.Generator().manual_seed(0)).double()
+    switched = vd.switch(vd.Task(net, x), vd.Mlps())
+    off = switched.with_inputs(torch.zeros_like(switched.inputs)).outputs
+    torch.testing.assert_close(off, net.head(x).detach())
+    # a block of this kind hands its sum on apart from its answer: nothing here says what it adds
+    with pytest.raises(NotApplicableError, match="residual"):
+        vd.switch(vd.Task(net, x), vd.Blocks("mlp"))
+
+
 class Dictionary:
     def __init__(self, width):
         self.atoms = torch.randn(width, width + 3, generator=torch.Generator().manual_seed(0)).double()

@@ -37,6 +37,12 @@ wherever it finds such a model would win all else.
 """
 
 
+def of_head(rival: str, head: str) -> str:
+    """A rival's name for this head: one without classes has the same answer, or output, in both models."""
+    asked = {"generation": "same answer", "regression": "same output"}.get(head)
+    return rival if asked is None else rival.replace("same class", asked).replace("its own class", asked)
+
+
 @dataclass(frozen=True)
 class Test:
     """One rival that a method has to beat: the share of samples it wins, and p of "no more than half"."""

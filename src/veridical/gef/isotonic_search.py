@@ -47,13 +47,23 @@ class Search:
     def _look(self, place: int) -> None:
         seen = self._ask(place, range(min(GLANCE, self._draws)))
         while len(seen) < self._draws and not bool(seen.isnan().any()):
-            # far above what is looked for is far above it with any number of draws
+            # far above what is looked for is far above it with any number of draws; and where chance keeps
+            # nothing and no draw did, that is the floor (a level that ends the path is completed later)
             margin = 3 * max(float(seen.std()) / len(seen) ** 0.5, 0.02)
-            if float(seen.mean()) - margin > self.goal:
+            if float(seen.mean()) - margin > self.goal or float(seen.max()) <= self.chance == 0:
                 break
-            more = range(len(seen), min(len(seen) + GLANCE, self._draws))
-            seen = torch.cat([seen, self._ask(place, more)])
+            seen = self._more(place, seen, GLANCE)
         self.seen[place] = seen
+
+    def _more(self, place: int, seen: Tensor, count: int) -> Tensor:
+        return torch.cat([seen, self._ask(place, range(len(seen), min(len(seen) + count, self._draws)))])
+
+    def complete(self, place: int) -> bool:
+        """Make all draws of a level; whether there were fewer."""
+        seen = self.seen[place]
+        if len(seen) < self._draws:
+            self.seen[place] = self._more(place, seen, self._draws)
+        return len(seen) < self._draws
 
     @property
     def places(self) -> list[int]:
@@ -109,7 +119,8 @@ def isotonic(task: Task, worlds: Worlds, draws: int, key: Key) -> dict[str, Any]
         end, sigma = int(crossing[0]), float(crossing[1])
         before = places[end - 1] if end else -1
         fine = before >= 0 and GRID[places[end]] - GRID[before] <= NEAR * GRID[places[end]]
-        if fine or places[end] - before <= 1 or not search.finite(_between(before, places[end])):
+        found = fine or places[end] - before <= 1 or not search.finite(_between(before, places[end]))
+        if found and not search.complete(places[end]):
             break
     means, fitted = search.means, search.fit(search.means)
     reason = "chance" if float(fitted[end]) <= search.chance + search.slack else "plateau"

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from veridical.allowed import Count, Index
 from veridical.errors import InputError, NotApplicableError, ShapeError, unknown_name
-from veridical.masking.interventions import Site
+from veridical.masking.interventions import Site, takes_residual
 from veridical.settings import check_settings
 
 Layers = str | tuple[str, ...] | None
@@ -61,9 +61,8 @@ class Mlps(InnerUnits):
     """Whole feed-forward layers: the answer of each is one unit."""
 
     def sites(self, model: nn.Module) -> list[Site]:
-        return [
-            Site(name, 0, 0) for name in self._found(model, "mlp|feed_forward|ffn|ff", "feed-forward layer")
-        ]
+        names = self._found(model, "mlp|feed_forward|ffn|ff", "feed-forward layer")
+        return [Site(name, 0, 0, added=takes_residual(model.get_submodule(name))) for name in names]
 
 
 @dataclass(frozen=True)
@@ -71,9 +70,7 @@ class Blocks(InnerUnits):
     """Whole blocks: what each adds to its input is one unit, so that a block that is off is skipped."""
 
     def sites(self, model: nn.Module) -> list[Site]:
-        if self.layers is not None:
-            return [Site(name, 0, 0, added=True) for name in self._named(model)]
-        found = [
+        found = self._named(model) or [
             f"{name}.{place}" if name else str(place)
             for name, module in model.named_modules()
             if isinstance(module, nn.ModuleList)
@@ -82,6 +79,12 @@ class Blocks(InnerUnits):
         ]
         if not found:
             raise NotApplicableError("no list of blocks is found in the model by its name; say layers=(...)")
+        for name in found:
+            if takes_residual(model.get_submodule(name)):
+                raise NotApplicableError(
+                    f"block '{name}' is handed a residual apart from its input, so that what it adds is not "
+                    "the difference of the two; switch Mlps, Heads or Channels"
+                )
         return [Site(name, 0, 0, added=True) for name in found]
 
 

@@ -6,6 +6,7 @@ zero, the mean over reference inputs, or the value in a paired input.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -54,7 +55,7 @@ class Site:
     reads_input: bool = False
     """Whether the state is what goes into the layer, not what comes out."""
     added: bool = False
-    """Whether the state is what the layer adds to its input."""
+    """Whether the state is what the layer adds to its input, or to an argument called residual."""
     whole: bool = False
     """Whether the whole state is one unit."""
     dictionary: Any = None
@@ -101,7 +102,7 @@ class Site:
 
         def after(_m: nn.Module, given: tuple[Any, ...], named: dict[str, Any], made: Any) -> Any:
             out = made[0] if isinstance(made, tuple) else made
-            new = self._changed(given, named, out, change)
+            new = self._changed(layer, given, named, out, change)
             if new is None:
                 return None
             return (new, *made[1:]) if isinstance(made, tuple) else new
@@ -109,11 +110,10 @@ class Site:
         return [layer.register_forward_hook(after, with_kwargs=True)]
 
     def _changed(
-        self, given: tuple[Any, ...], named: dict[str, Any], out: Tensor, change: Change
+        self, layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any], out: Tensor, change: Change
     ) -> Tensor | None:
         if self.added:
-            inside = given[0] if given else next(v for v in named.values() if isinstance(v, Tensor))
-            added = out - inside
+            added = out - _added_to(layer, given, named)
             new = change(added)
             # so that nothing is rounded where all is on
             return None if new is None else out + (new - added)
@@ -126,3 +126,17 @@ class Site:
         new = change(codes)
         # what the dictionary does not tell stays as it is
         return None if new is None else out + (own.decode(new) - own.decode(codes))
+
+
+def takes_residual(layer: nn.Module) -> bool:
+    """Whether a layer is handed what it adds to, as an argument apart from its input."""
+    return "residual" in inspect.signature(layer.forward).parameters
+
+
+def _added_to(layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
+    place = 0
+    if takes_residual(layer):
+        place = list(inspect.signature(layer.forward).parameters).index("residual")
+        named = {"residual": named.get("residual")}
+    found = given[place] if place < len(given) else None
+    return found if found is not None else next(v for v in named.values() if isinstance(v, Tensor))

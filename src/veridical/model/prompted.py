@@ -19,6 +19,11 @@ Off = Literal["fill", "drop", "pad", "mask", "zero"]
 replaced by the pad or the mask token, or by an embedding of zeros."""
 
 
+SHARED = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 0.05}
+"""How far logits may be from those of a plain pass for beginnings to be shared: what scores promise, and in
+half precisions their rounding."""
+
+
 @dataclass(frozen=True)
 class SwitchedOff:
     """How tokens are switched off: hidden, or their embeddings replaced by that of a token or by zeros."""
@@ -57,12 +62,25 @@ class PromptModel(nn.Module):
                 raise InputError(
                     "the model has no nn.Embedding layer whose answer could be replaced; say off='drop'"
                 )
+            known = getattr(model.get_submodule(layer), "num_embeddings", None)
+            if off.token is not None and known is not None and off.token >= known:
+                raise InputError(
+                    f"token {off.token} is to stand in for units that are off, and the model knows {known} "
+                    "of them (from 0 on); say off='zero', or give the tokenizer that it was trained with"
+                )
             self.layer = layer
         elif not {"attention_mask", "position_ids"} <= self.takes:
             raise InputError(
                 "off='drop' hides tokens and numbers the others anew, and the model's forward takes no "
                 "attention_mask and position_ids; say off='fill'"
             )
+
+    @property
+    def precision(self) -> torch.dtype:
+        """What the child computes in; half precisions are all called float16."""
+        held = (p.dtype for p in self.model.parameters() if p.is_floating_point())
+        found = next(held, torch.float32)
+        return found if found in SHARED else torch.float16
 
     @property
     def no_gradient(self) -> str:
@@ -93,8 +111,8 @@ class PromptModel(nn.Module):
 
     @staticmethod
     def read_places(side: dict[str, Tensor]) -> Tensor:
-        """Which places hold a token that is read (rows, places), rather than padding."""
-        return torch.cat([side["attended"], side["answered"][:, :-1]], 1)
+        """Which places hold a token that is read (rows, places): no padding, nor an answer's last token."""
+        return torch.cat([side["attended"], side["answered"][:, 1:]], 1)
 
     def logits(
         self, tokens: Tensor, attended: Tensor, gates: Tensor, answer: Tensor, there: Tensor
@@ -111,7 +129,7 @@ class PromptModel(nn.Module):
             found = self.shared(self._ask, tokens, gates, attended, positions, places)
             if self.agrees is None:
                 alone = self._plain(tokens[-1:], gates[-1:], attended[-1:], positions[-1:], places)
-                self.agrees = _near(found[-1:], alone)
+                self.agrees = near(found[-1:], alone, SHARED[self.precision])
             if self.agrees:
                 return found
         return self._plain(tokens, gates, attended, positions, places)
@@ -164,7 +182,6 @@ def _total(logits: Tensor, answer: Tensor, judged: Tensor) -> Tensor:
     return torch.where(judged, each, 0.0).sum(1)
 
 
-def _near(one: Tensor, two: Tensor) -> bool:
-    """Whether logits are the same as far as scores promise it (half precisions: but for their rounding)."""
-    share = {torch.float64: 1e-9, torch.float32: 1e-4}.get(one.dtype, 0.05)
+def near(one: Tensor, two: Tensor, share: float) -> bool:
+    """Whether answers are the same but for such a share of the largest, or of 1."""
     return bool((one - two).abs().max() <= share * two.abs().max().clamp(min=1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,7 @@ def _place(place: Place, colour: str) -> dict[str, Any]:
     told = {
         **vars(place),
         "tests": [vars(test) for test in place.tests],
+        "doubts": asdict(place.doubts),
         "trusted": place.trusted,
         "word": place.status,
     }
@@ -181,13 +183,12 @@ def _place(place: Place, colour: str) -> dict[str, Any]:
 
 def _evidence(audit: Audit, statuses: Mapping[str, str]) -> dict[str, Any]:
     """Every method against everything it has to beat."""
-    found: dict[tuple[str, str], None] = {}
-    for place in audit.verdict.ranking:
-        found |= dict.fromkeys((test.line, test.rival) for test in place.tests)
-    columns = list(found)
+    head = audit.task.head
+    tests = [test for place in audit.verdict.ranking for test in place.tests]
+    columns = list(dict.fromkeys((test.line, in_words(test.rival, head)) for test in tests))
     rows = []
     for place in audit.verdict.ranking:
-        held = {(test.line, test.rival): vars(test) for test in place.tests}
+        held = {(test.line, in_words(test.rival, head)): vars(test) for test in place.tests}
         rows.append(
             {
                 "explainer": place.explainer,
@@ -195,7 +196,7 @@ def _evidence(audit: Audit, statuses: Mapping[str, str]) -> dict[str, Any]:
                 "cells": [held.get(column) for column in columns],
             }
         )
-    heads = [{"line": line, "rival": in_words(rival)} for line, rival in columns]
+    heads = [{"line": line, "rival": rival} for line, rival in columns]
     return {"columns": heads, "rows": rows, "alpha": ALPHA}
 
 

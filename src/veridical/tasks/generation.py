@@ -16,7 +16,9 @@ from veridical.masking.fills import Zero
 from veridical.model.private_copy import Source
 from veridical.model.prompted import Off, PromptModel, SwitchedOff
 from veridical.settings import checked
-from veridical.tasks.prompt_answers import Answer, answer_of, check_exact, generated, learn_predictions
+from veridical.tasks.prompt_answers import Answer, answer_of, generated, learn_predictions
+from veridical.tasks.prompt_exactness import check_exact
+from veridical.tasks.prompt_limits import check_fitting, most_tokens
 from veridical.tasks.prompt_texts import Prompt, Units, read_prompts
 from veridical.values.explanation import Explanation
 from veridical.values.space import Space
@@ -69,8 +71,9 @@ class Generation(Task):
         **settings: Any,
     ) -> None:
         read = read_prompts(tokenizer, prompts, questions, units, spans)
+        check_fitting(model, read, [[0]] * len(read), length)
         said: list[Any] = (
-            generated(model, tokenizer, read, new_tokens)
+            generated(model, tokenizer, read, new_tokens, most_tokens(model, length))
             if answers is None
             else _one_each(answers, len(read), "answers")
         )
@@ -80,7 +83,8 @@ class Generation(Task):
             answer_of(tokenizer, prompt, text, foil, part, number)
             for number, (prompt, text, foil, part) in enumerate(zip(read, said, against, chosen, strict=True))
         )
-        _check_length(model, read, told, length)
+        for tokens in ([a.tokens for a in told], [a.foil_tokens or a.tokens for a in told]):
+            check_fitting(model, read, tokens, length)
         side = _side(read, told)
         count = max(len(prompt.units) for prompt in read)
         valid = torch.tensor([[i < len(prompt.units) for i in range(count)] for prompt in read])
@@ -191,21 +195,6 @@ def switched_off(tokenizer: Any, off: str, neutral: str | None) -> SwitchedOff:
 
 def _plain(tokenizer: Any) -> dict[str, Any]:
     return {"add_special_tokens": False} if hasattr(tokenizer, "all_special_ids") else {}
-
-
-def _check_length(
-    model: nn.Module, prompts: Sequence[Prompt], answers: Sequence[Answer], length: int | None
-) -> None:
-    config = getattr(model, "config", None)
-    stated = [getattr(config, name, None) for name in ("max_position_embeddings", "n_positions")]
-    limits = [limit for limit in (length, *stated) if isinstance(limit, int)]
-    for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        more = max(len(answer.tokens), len(answer.foil_tokens or ()))
-        if limits and len(prompt.ids) + more > min(limits):
-            raise InputError(
-                f"prompt {number} has {len(prompt.ids)} tokens and its answer {more}; the model reads "
-                f"{min(limits)} at most. Shorten the prompt: it is never cut here"
-            )
 
 
 def _side(prompts: Sequence[Prompt], answers: Sequence[Answer]) -> dict[str, Tensor]:

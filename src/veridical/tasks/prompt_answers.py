@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -77,25 +78,36 @@ def _judged(tokenizer: Any, text: str, tokens: tuple[int, ...], part: Any, numbe
 
 
 def generated(
-    model: nn.Module, tokenizer: Any, prompts: Sequence[Prompt], new_tokens: int
+    model: nn.Module, tokenizer: Any, prompts: Sequence[Prompt], new_tokens: int, most: int | None = None
 ) -> list[tuple[int, ...]]:
-    """What the model answers, the most probable token at a time, until its end token or so many tokens."""
+    """What the model answers, the most probable token at a time.
+
+    Until an end token of its own or of the tokenizer, so many tokens, or the `most` that it can read.
+    """
     own = Source(model).thread.private.module.eval()
     home = next((p.device for p in model.parameters()), torch.device("cpu"))
-    ends = getattr(tokenizer, "eos_token_id", None)
+    ends = _ends(own, tokenizer)
     answers = []
     for number, prompt in enumerate(prompts):
         ids = torch.tensor([prompt.ids], device=home)
         with torch.no_grad():
-            found = _greedy(own, ids, new_tokens, ends)
-        found = found[: found.index(ends)] if ends in found else found
+            room = new_tokens if most is None else min(new_tokens, most - len(prompt.ids))
+            found = _greedy(own, ids, room, ends)
+        found = list(takewhile(lambda token: token not in ends, found))
         if not found:
             raise InputError(f"the model answers nothing to prompt {number}; give answers=...")
         answers.append(tuple(found))
     return answers
 
 
-def _greedy(model: nn.Module, ids: Tensor, new_tokens: int, ends: int | None) -> list[int]:
+def _ends(model: nn.Module, tokenizer: Any) -> list[int]:
+    """The tokens that end an answer: a model that was taught to chat may have others than its tokenizer."""
+    own = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    given = [getattr(tokenizer, "eos_token_id", None), *(own if isinstance(own, list | tuple) else [own])]
+    return [int(token) for token in dict.fromkeys(given) if token is not None]
+
+
+def _greedy(model: nn.Module, ids: Tensor, new_tokens: int, ends: list[int]) -> list[int]:
     length = ids.shape[1]
     make = getattr(model, "generate", None)
     if make is not None and hasattr(model, "generation_config"):
@@ -106,12 +118,13 @@ def _greedy(model: nn.Module, ids: Tensor, new_tokens: int, ends: int | None) ->
             num_beams=1,
             repetition_penalty=1.0,
             max_new_tokens=new_tokens,
-            pad_token_id=0 if ends is None else ends,
+            eos_token_id=ends or None,
+            pad_token_id=(*ends, 0)[0],
         )
         return [int(token) for token in made[0, length:].tolist()]
     for _ in range(new_tokens):
         token = plain_output(model(ids))[:, -1].argmax(-1, keepdim=True)
-        if ends is not None and int(token) == ends:
+        if int(token) in ends:
             break
         ids = torch.cat([ids, token], 1)
     return [int(token) for token in ids[0, length:].tolist()]
@@ -136,42 +149,3 @@ def learn_predictions(task: Generation) -> None:
     task.__dict__["side"] = {**task.side, "predicted": said}  # type: ignore[dict-item]
     check_finite(total[:, None])
     task.keep("outputs", torch.stack([total, torch.ones_like(total)], 1))
-
-
-def check_exact(task: Generation) -> None:
-    """Refuse a model to which padding, or a hidden token, is more than nothing.
-
-    A prompt that is padded is asked without padding; where units are dropped, one is asked shortened in fact.
-    """
-    side = task.side
-    assert isinstance(side, dict)
-    padding = (~side["attended"]).sum(1)
-    if int(padding.max()):
-        place = int(padding.argmax())
-        _same(task, place, task.inputs[place], side["attended"][place], "padding in front of it")
-    if task.off == "drop":
-        gates = task.inputs[0].clone()
-        gates[0] = 0
-        _same(task, 0, gates, side["attended"][0] & (side["unit"][0] != 0), "a hidden unit")
-
-
-_APART = {torch.float64: 1e-6, torch.float32: 2e-3}
-
-
-def _same(task: Generation, place: int, gates: Tensor, kept: Tensor, what: str) -> None:
-    row = take_side(task.side, slice(place, place + 1))
-    assert isinstance(row, dict)
-    short = {**row, **{name: row[name][:, kept] for name in ("tokens", "attended", "unit")}}
-    with task.session():
-        model = task.predictor.model
-        assert isinstance(model, PromptModel)
-        one = model.answers(gates[None], row)[0]
-        # nothing is left to hide, so that all that is there is on
-        two = model.answers(torch.ones_like(gates[None]), short)[0]
-    near = _APART.get(task.inputs.dtype, 0.1) * max(1.0, float(two.abs()))
-    if not float((one - two).abs()) <= near:
-        raise InputError(
-            f"to this model prompt {place} with {what} is another prompt: the response is {float(one):.4g} "
-            f"with, {float(two):.4g} without. Its forward has to take attention_mask and position_ids and to "
-            "follow both; or give prompts of equally many tokens and off='fill'"
-        )

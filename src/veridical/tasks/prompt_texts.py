@@ -78,6 +78,11 @@ def _read(
     if not text.strip():
         raise InputError(f"prompt {number} is empty")
     made = tokenized(tokenizer, text, number, special=not chat)
+    if not chat and made.ids[-1] in getattr(tokenizer, "all_special_ids", ()) and made.offsets[-1][1] == 0:
+        raise InputError(
+            f"the tokenizer ends prompt {number} with {tokenizer.decode(made.ids[-1:])!r}, behind which an "
+            "answer would follow the end of a text; load it with add_eos_token=False"
+        )
     if units == "example" and question:
         units = "passage"  # what is asked stands apart, so all passages are examples
     exact = not isinstance(units, str)
@@ -121,8 +126,9 @@ def _chat(
 ) -> tuple[str, list[Span]]:
     """The text that the chat template makes, and where the contents of the messages lie in it."""
     try:
-        said = [{"role": str(m["role"]), "content": m["content"]} for m in messages]
-        whole = all(isinstance(m["content"], str) for m in said)
+        whole = all(isinstance(m, Mapping) for m in messages)
+        said = [{"role": str(m["role"]), "content": m["content"]} for m in (messages if whole else ())]
+        whole = whole and all(isinstance(m["content"], str) for m in said)
     except (TypeError, KeyError):
         whole = False
     if not whole:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from itertools import pairwise
+from operator import index
 from typing import Literal
 
 from veridical.errors import InputError
@@ -43,7 +44,7 @@ def parts(text: str, kind: str, start: int = 0, stop: int | None = None) -> list
 def check_spans(spans: Sequence[Span], length: int, what: str, prompt: int) -> list[Span]:
     """The caller's own spans in order, or what is wrong with them."""
     try:
-        ordered = sorted((int(start), int(stop)) for start, stop in spans)
+        ordered = sorted((index(start), index(stop)) for start, stop in spans)
     except (TypeError, ValueError) as error:
         raise InputError(
             f"the units of prompt {prompt} are pairs (start, stop) of {what}s; got {spans!r:.80}"
