@@ -649,6 +649,27 @@ MUTANTS = (
         "functional/test_isotonic.py",
     ),
     Mutant(
+        "prompts: an answer is read behind a token that was dropped",
+        "model/prompted.py",
+        "tokens[:, length - 1] = tokens[rows, place]",
+        "pass",
+        "tasks/test_generation.py",
+    ),
+    Mutant(
+        "prompts: an answer's last token is read",
+        "model/prompted.py",
+        'side["answered"][:, 1:]], 1)',
+        'side["answered"][:, :-1]], 1)',
+        "tasks/test_reference_states.py",
+    ),
+    Mutant(
+        "feed-forward layers: what they add to is switched with them",
+        "masking/inner_units.py",
+        "added=takes_residual(model.get_submodule(name))",
+        "added=False",
+        "tasks/test_switching.py",
+    ),
+    Mutant(
         "noise path: ends at a level that only got a glance",
         "gef/isotonic_search.py",
         "if found and not search.complete(places[end]):",

@@ -302,3 +302,38 @@ def test_a_fill_that_is_not_the_neutral_word_is_refused():
     assert made(model=model, off="drop").off == "drop"
     with pytest.raises(InputError, match="with units that are off is another prompt"):
         made(model=model, off="fill")
+
+
+def test_an_answer_follows_the_last_token_that_is_left():
+    """Without a question the unit before the answer may be dropped: it is read behind what is left."""
+    text = "Ann has a cat. Bob has a dog It rains"
+    ids = TOKENS.encode(text)
+    units = [[(5, 9), (9, 11)]]
+    task = vd.Generation(MODEL, TOKENS, [text], [" dog. Bob"], units=units, spans="token", off="drop")
+    answer = list(task.answers[0].tokens)
+    for gates in ([1, 0], [0, 1], [0, 0], [1, 1]):
+        kept = [*ids[:5], *(ids[5:9] if gates[0] else []), *(ids[9:] if gates[1] else [])]
+        found = task.with_inputs(torch.tensor([gates]).double()).outputs[0, 0]
+        assert float(found) == pytest.approx(log_probability(kept, answer), abs=1e-6), gates
+    shared = vd.Generation(
+        small_lm(TOKENS, kind=KeepingLM),
+        TOKENS,
+        [text],
+        [" dog. Bob"],
+        units=units,
+        spans="token",
+        off="drop",
+        plan=vd.Plan(rows=2),
+    )
+    torch.testing.assert_close(*(vd.explain("exact_shapley", each).values for each in (shared, task)))
+
+
+def test_nothing_is_left_for_an_answer_to_follow():
+    with pytest.raises(InputError, match="nothing is left of prompt 0"):
+        made(questions=None, off="drop")
+    # single units may be dropped, unless there is but one
+    assert vd.prompt_checks(made(questions=None)).compared == "off='fill' and off='drop'"
+    alone = made(prompts=["Ann has a cat."] * 2, questions=None)
+    assert vd.prompt_checks(alone).compared.startswith("only off='fill' works here")
+    with pytest.raises(InputError, match="nothing"):
+        made().with_off("nothing")

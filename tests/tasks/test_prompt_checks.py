@@ -62,7 +62,8 @@ def test_fill_and_drop_are_compared():
     assert found.compared == "off='fill' and off='drop'"
     assert bool(found.same_first[1])
     assert float(found.off_agreement[1]) == pytest.approx(1)
-    assert vd.prompt_checks(task(off="drop")).compared == "off='drop' and off='fill'"
+    asked = task(off="drop", questions=[" foo"] * 3)
+    assert vd.prompt_checks(asked).compared == "off='drop' and off='fill'"
 
 
 def test_random_spans_as_long_as_the_first_unit():

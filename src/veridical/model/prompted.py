@@ -123,7 +123,7 @@ class PromptModel(nn.Module):
         gates = torch.nn.functional.pad(gates, (0, places - 1), value=1.0)
         attended = torch.cat([attended, there[:, :-1]], 1)
         if self.off.hidden:
-            attended = attended & (gates > 0.5)
+            tokens, attended = _ending(tokens, attended & (gates > 0.5), tokens.shape[1] - places + 1)
         positions = (attended.long().cumsum(1) - 1).clamp(min=0)
         if self.shared is not None and not torch.is_grad_enabled():
             found = self.shared(self._ask, tokens, gates, attended, positions, places)
@@ -162,6 +162,20 @@ class PromptModel(nn.Module):
         # past the hook, which would be called again
         instead = layer.forward(torch.full((1, 1), self.off.token, device=embedded.device))
         return share * embedded + (1 - share) * instead
+
+
+def _ending(tokens: Tensor, attended: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """The last token of a prompt that is not hidden in the prompt's last place: the answer is read there.
+
+    All places between are hidden, so that the text is the same.
+    """
+    rows = torch.arange(len(tokens), device=tokens.device)
+    place = length - 1 - attended[:, :length].flip(1).int().argmax(1)
+    tokens, attended = tokens.clone(), attended.clone()
+    tokens[:, length - 1] = tokens[rows, place]
+    attended[rows, place] = False
+    attended[:, length - 1] = True
+    return tokens, attended
 
 
 def read_logits(answered: Any, places: int) -> Tensor:

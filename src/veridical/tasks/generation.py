@@ -17,7 +17,7 @@ from veridical.model.private_copy import Source
 from veridical.model.prompted import Off, PromptModel, SwitchedOff
 from veridical.settings import checked
 from veridical.tasks.prompt_answers import Answer, answer_of, generated, learn_predictions
-from veridical.tasks.prompt_exactness import check_exact
+from veridical.tasks.prompt_exactness import check_exact, check_left
 from veridical.tasks.prompt_limits import check_fitting, most_tokens
 from veridical.tasks.prompt_texts import Prompt, Units, read_prompts
 from veridical.values.explanation import Explanation
@@ -106,6 +106,8 @@ class Generation(Task):
         )
         kind = units if isinstance(units, str) else "span"
         self.__dict__.update(prompts=read, answers=told, tokenizer=tokenizer, units=kind, off=off)
+        if off == "drop":
+            check_left(self)
         learn_predictions(self)
         check_exact(self)
 
@@ -121,8 +123,14 @@ class Generation(Task):
         settings.setdefault("name", Path(source).stem)
         return cls(model.to(device or "cpu"), tokenizer, prompts, answers, **settings)
 
+    @checked
     def with_off(self, off: Off, neutral: str | None = None) -> Generation:
         """The same prompts and answers where off means something else."""
+        if off == "drop":
+            check_left(self)
+        return self._meaning(off, neutral)
+
+    def _meaning(self, off: str, neutral: str | None = None) -> Generation:
         old = self.predictor
         model = old.source.module
         assert isinstance(model, PromptModel)
@@ -143,6 +151,11 @@ class Generation(Task):
         if ours.shape != theirs.shape or not torch.equal(self.side["tokens"], fine.side["tokens"]):  # type: ignore[call-overload]
             raise InputError("scores are pooled over units of the same prompts, and these are others")
         values = explanation.values.to(self.device)
+        if values.shape != (len(fine), fine.space.n_features):
+            raise InputError(
+                f"the explanation has scores {tuple(values.shape)}, and the finer units are "
+                f"{(len(fine), fine.space.n_features)}; give an explanation of the task `fine`"
+            )
         counts = torch.zeros_like(values).scatter_add_(1, theirs.clamp(min=0), (theirs >= 0).to(values))
         each = (values / counts.clamp(min=1)).gather(1, theirs.clamp(min=0)).masked_fill(theirs < 0, 0.0)
         sums = values.new_zeros(len(self), self.space.n_features)

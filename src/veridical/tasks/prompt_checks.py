@@ -22,6 +22,7 @@ from veridical.random.keyed import Key
 from veridical.settings import checked
 from veridical.tasks.generation import Generation
 from veridical.tasks.prompt_answers import asked
+from veridical.tasks.prompt_exactness import check_left
 
 ENOUGH = 0.8
 """The share of what all units together do to the response that a unit must bring back to be sufficient."""
@@ -180,7 +181,9 @@ def _other(task: Generation) -> tuple[Generation | None, str]:
     """The same prompts with the other meaning of off, where the model and the tokenizer allow one."""
     off = "fill" if task.off == "drop" else "drop"
     try:
-        return task.with_off(off), f"off={task.off!r} and off={off!r}"  # type: ignore[arg-type]
+        if off == "drop":
+            check_left(task, dropped=1)  # no more than one unit is
+        return task._meaning(off), f"off={task.off!r} and off={off!r}"
     except VeridicalError as error:
         return None, f"only off={task.off!r} works here ({error})"
 

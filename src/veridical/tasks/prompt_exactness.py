@@ -44,6 +44,16 @@ def check_exact(task: Generation) -> None:
         _same(task, place, gates, "units that are off")
 
 
+def check_left(task: Generation, dropped: int | None = None) -> None:
+    """Refuse prompts of which nothing is left when all units, or so many, are dropped."""
+    for number, prompt in enumerate(task.prompts):
+        if min(prompt.unit) >= 0 and len(prompt.units) <= (dropped or len(prompt.units)):
+            raise InputError(
+                f"with all units dropped nothing is left of prompt {number} for an answer to follow: put "
+                "what is asked behind the units (questions=...), or say off='fill'"
+            )
+
+
 def _check_window(task: Generation, tokens: int) -> None:
     """In half precision answers cannot tell whether a window lost some tokens; what the model states can."""
     model = task.predictor.source.module
