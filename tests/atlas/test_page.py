@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from xml.etree import ElementTree
 
 import pytest
@@ -127,6 +128,18 @@ def test_code_runs_only_when_allowed(tmp_path):
     allowed = run(*given, "--allow-code")
     assert allowed.exit_code == 0, allowed.output
     assert "do not use: tests.atlas.judges:Coin" in allowed.output
+
+
+def test_code_is_looked_for_where_the_user_stands(tmp_path, monkeypatch):
+    (tmp_path / "my_atlas_code.py").write_text(
+        "def ones(model, inputs, targets):\n    return inputs * 0 + 1\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [path for path in sys.path if path not in ("", str(tmp_path))])
+    given = ["out", "--size", "tiny", "-t", "known/linear", "-m", "sparseness", "-e", "my_atlas_code:ones"]
+    done = run(*given, "--allow-code")
+    assert done.exit_code == 0, done.output
+    assert "my_atlas_code:ones" in set(vd.atlas.load("out").explainer_frame()["explainer"])
 
 
 @pytest.mark.slow

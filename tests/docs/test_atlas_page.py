@@ -9,7 +9,7 @@ import veridical as vd
 
 ROOT = Path(__file__).resolve().parents[2]
 HOME = ROOT / "docs" / "atlas"
-MOST_BYTES = 300_000
+MOST_BYTES = 400_000
 
 
 def make_atlas():

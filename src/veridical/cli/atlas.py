@@ -13,7 +13,7 @@ from veridical import atlas as atlases
 from veridical.api import as_metric
 from veridical.cli.app import app, out
 from veridical.cli.sources import AllowCode, Device, Seed
-from veridical.cli.study import Workers
+from veridical.cli.study import Workers, trust_this_folder
 from veridical.explainers import as_explainer
 from veridical.explainers import registry as explainer_registry
 from veridical.metrics.base import registry as metric_registry
@@ -56,6 +56,7 @@ def atlas(
 
     Example: veridical atlas my-atlas -m pixel_flipping -m my_package.metrics:Mine --allow-code
     """
+    trust_this_folder(allow_code)
     judges = {name: _named(name, as_metric, metric_registry, allow_code) for name in metric or ()}
     measured = partial(
         atlases.measure,

@@ -52,7 +52,7 @@ def run_study(
 
     Example: veridical run study.yaml --workers 2
     """
-    _trust(allow_code)
+    trust_this_folder(allow_code)
     if dry_run:
         _estimate(file, folder, workers, allow_code)
         return
@@ -79,7 +79,7 @@ def resume_study(
     log_json: LogJson = False,
 ) -> None:
     """Go on with the study of a folder: compute what is missing or has failed."""
-    _trust(allow_code)
+    trust_this_folder(allow_code)
     _show(
         studies.resume(
             folder,
@@ -189,7 +189,7 @@ def _say_uncached(labels: list[str]) -> None:
         )
 
 
-def _trust(allow_code: bool) -> None:
+def trust_this_folder(allow_code: bool) -> None:
     """Code that the user allows is looked for where the user stands, as `python -m` would."""
     if allow_code and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
