@@ -140,9 +140,10 @@ def main() -> None:
     results = Results(given.out, given.device)
     for name in given.case:
         case = CASES[name]
-        for effort, samples in case.runs:
+        # the same audit once, where `--samples` makes two of them one
+        for effort, samples in dict.fromkeys((effort, given.samples or count) for effort, count in case.runs):
             if given.effort in (None, effort):
-                measure(results, name, case.make(given, given.samples or samples), effort)
+                measure(results, name, case.make(given, samples), effort)
     print(results.markdown())
 
 

@@ -58,6 +58,9 @@ def audit(family: str, seed: int, samples: int, effort: str = "quick") -> dict[s
                 "trusted": place.trusted,
                 "p": place.p,
                 "p_holm": place.p_holm,
+                "refused": place.doubts.refused,
+                "alike": place.doubts.alike,
+                "twin": place.doubts.twin,
                 "tests": [[t.line, t.rival, t.rate, t.p, t.samples] for t in place.tests],
             }
             for place in found.ranking
@@ -91,7 +94,9 @@ ASKED: dict[str, Callable[[str, str], bool]] = {
     "and for each model's own class": lambda line, rival: rival != SIZE,
     "and beat the size of the input there": lambda line, rival: True,
 }
-"""Rules that ask more and more, up to the audit's own."""
+"""Rules that ask more and more, up to all tests of the audit's own."""
+NO_DOUBT = "and is about the sample, and not of these very weights alone"
+"""The audit's own rule: what it trusted."""
 
 
 def ablation(audits: Sequence[dict[str, Any]]) -> dict[str, dict[str, int]]:
@@ -109,6 +114,7 @@ def ablation(audits: Sequence[dict[str, Any]]) -> dict[str, dict[str, int]]:
             }
             trusted.update(name for name, adjusted in corrected(p).items() if adjusted <= ALPHA)
         told[rule] = dict(trusted)
+    told[NO_DOUBT] = dict(Counter(n for one in audits for n, m in one["methods"].items() if m["trusted"]))
     return told
 
 

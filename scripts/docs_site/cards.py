@@ -41,6 +41,7 @@ TEMPLATES = Environment(
     keep_trailing_newline=True,
 )
 TEMPLATES.filters["cell"] = settings_table.cell
+TEMPLATES.filters["kinds"] = facts.kinds
 
 
 def quietly(work: Callable[..., Any]) -> Callable[..., Any]:

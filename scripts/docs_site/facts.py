@@ -6,6 +6,7 @@ import functools
 import inspect
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,11 @@ ASCII_FORMULA = re.compile(r"[_‖=∩|]|\b(?:mean|max) over\b")
 
 
 # --- families -----------------------------------------------------------------------------------------------
+
+
+def kinds(modalities: Iterable[str]) -> str:
+    """Kinds of input in words that a stranger knows."""
+    return ", ".join("parts of prompts and models" if one == "units" else one for one in sorted(modalities))
 
 
 def categories() -> dict[str, list[str]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = ROOT / ".cache" / "docs_site"
+PICTURE = re.compile(r'(<img\b[^>]*\bsrc="([^":]+\.(?:png|svg))"[^>]*>)(?!\s*</a>)')
 
 
 def on_config(config: Any) -> Any:
@@ -58,6 +60,11 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     from scripts.docs_site.mathematics import rendered
 
     return rendered(markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """A picture opens by itself when it is touched: on a phone its letters are small."""
+    return PICTURE.sub(r'<a class="picture" href="\2">\1</a>', html)
 
 
 def _cards() -> dict[str, str | bytes]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import base64
 import json
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 NAMES = ("tutorial", "image", "tabular", "text", "series", "language_models", "concepts")
+WIDTH = 76
+"""Letters in a line of printed text that a page shows without scrolling."""
 ALT = re.compile(r"^# picture: (.+)$", re.MULTILINE)
 """A comment that says what the picture of a cell shows, for those who cannot see it."""
 
@@ -38,9 +41,23 @@ def page(name: str) -> dict[str, str | bytes]:
     return made
 
 
+def wrapped(text: str) -> str:
+    """Printed text whose long sentences are broken to the width of a page; tables stay as they are."""
+    lines: list[str] = []
+    for line in text.rstrip().splitlines():
+        indent = line[: len(line) - len(line.lstrip())]
+        prose = len(line) > WIDTH and "  " not in line.strip()
+        lines += (
+            textwrap.wrap(line.strip(), WIDTH, initial_indent=indent, subsequent_indent=indent)
+            if prose
+            else [line]
+        )
+    return "\n".join(lines)
+
+
 def _output(output: dict[str, Any], picture: str, alt: str, made: dict[str, str | bytes]) -> list[str]:
     if output["output_type"] == "stream":
-        return ["```text", "".join(output["text"]).rstrip(), "```", ""]
+        return ["```text", wrapped("".join(output["text"])), "```", ""]
     data = output.get("data", {})
     if "image/png" in data:
         made[f"tutorials/{picture}"] = base64.b64decode("".join(data["image/png"]))

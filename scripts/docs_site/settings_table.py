@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import html
 import inspect
+import re
 import textwrap
 from dataclasses import MISSING, fields
 from itertools import pairwise
@@ -32,15 +34,22 @@ def lines(kind: Any) -> list[str]:
         if not field.init:
             continue
         if field.default is not MISSING:
-            default = f"`{field.default!r}`"
+            default = code(repr(field.default))
         elif field.default_factory is not MISSING:
-            default = f"`{field.default_factory()!r}`"
+            default = code(repr(field.default_factory()))
         else:
             default = "required"
-        rows.append(f"| `{field.name}` | {default} | {cell(words.get(field.name, ''))} |")
+        rows.append(f"| {code(field.name)} | {default} | {cell(words.get(field.name, ''))} |")
     if not rows:
         return ["There is nothing to set."]
     return ["| setting | default | what it is |", "|---|---|---|", *rows]
+
+
+def code(text: str) -> str:
+    """Code in a cell that a narrow screen breaks between words, not inside them."""
+    said = "".join(f"&#{ord(one)};" if one in "_*|`\\[]" else html.escape(one) for one in text)
+    broken = re.sub(r"((?:&#95;)+|[(=,])", r"\1<wbr>", said)
+    return f'<code class="name">{broken}</code>'
 
 
 def cell(text: str) -> str:

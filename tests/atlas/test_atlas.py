@@ -17,6 +17,8 @@ from veridical.atlas.schema import EXPLAINERS, METRICS
 from veridical.atlas.verdicts import CARE, NOT, UNMEASURED, USE, judged
 from veridical.atlas.words import overall, sentences
 from veridical.explainers import as_explainer
+from veridical.report.atlas import contents
+from veridical.report.rendering import render
 
 LINEAR = ["known/linear"]
 SIZE = vd.atlas.Size(samples=24, tasks=1, seeds=2, draws=0)
@@ -81,7 +83,7 @@ def test_words_are_made_from_the_figures(sane):
     said = {v: " ".join(s for w, s in sentences(sane, "table") if w == v) for v in (USE, NOT)}
     assert "perfect" in said[USE]
     assert "pixel_flipping" in said[USE]
-    assert "cannot tell damage from chance on some task: coin" in said[NOT]
+    assert "cannot tell damage from chance: coin" in said[NOT]
     assert "Do not use, since they do not read where the values of a map stand: sparseness." in said[NOT]
     assert overall(sane) == []  # one kind of input is not every kind
 
@@ -143,6 +145,51 @@ def test_an_atlas_that_was_ended_goes_on_and_gives_the_same_bytes(tmp_path, monk
     assert len(asked) == 5  # two were kept, one was lost, two were to do
     for name in ("atlas.json", "metrics.parquet", "explainers.parquet", "schema.json"):
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "ended" / name).read_bytes(), name
+
+
+def test_what_is_finished_can_be_put_together_and_the_rest_is_named(tmp_path):
+    both = {"metrics": ["pixel_flipping", "sparseness"], "tasks": ["known/linear", "known/interactions"]}
+    measured(tmp_path, metrics=["pixel_flipping"], tasks=both["tasks"])
+    measured(tmp_path, metrics=["sparseness"], tasks=["known/linear"])
+    alone = measured(tmp_path, only_kept=True, metrics=["sparseness"], tasks=both["tasks"])
+    assert sentences(alone, "table") == [(USE, "No metric measured so far stands without a complaint here.")]
+    before = {path: path.read_bytes() for path in (tmp_path / "cells").iterdir()}
+    found = measured(tmp_path, only_kept=True, **both)
+    assert before == {path: path.read_bytes() for path in (tmp_path / "cells").iterdir()}
+    assert found.verdict("pixel_flipping", "table") == measured(tmp_path, **both).verdict(
+        "pixel_flipping", "table"
+    )
+    # half of what the rule asks for is no verdict
+    assert found.verdict("sparseness", "table") == UNMEASURED
+    assert (
+        found.summaries["sparseness", "table"].complaints[0].said == "not measured yet on known/interactions"
+    )
+    page = render(contents(found), "md")
+    assert "**1 of 4 cells (one metric on one task each) are not measured yet.**" in page
+    assert "sparseness (not measured yet on known/interactions)" in page
+    assert "not measured yet" not in render(contents(measured(tmp_path, **both)), "md")
+
+
+def test_a_cell_that_failed_is_shown_when_what_is_finished_is_put_together(tmp_path):
+    measured(tmp_path, metrics=[Broken()])
+    found = measured(tmp_path, metrics=[Broken()], only_kept=True)
+    assert figures(found, "broken")["reason"] == "it failed: it is broken"
+
+
+def test_the_dates_are_those_of_the_cells_and_not_of_the_last_call(tmp_path):
+    measured(tmp_path)
+    cell = next((tmp_path / "cells").glob("*sparseness*"))
+    cell.write_text(json.dumps({**json.loads(cell.read_text()), "date": "2001-02-03 04:05 UTC"}))
+    run = measured(tmp_path).run
+    assert run["since"] == "2001-02-03 04:05 UTC" < run["date"]
+    assert "2001-02-03 04:05 UTC to " in render(contents(measured(tmp_path)), "md")
+
+
+def test_nothing_finished_is_said(tmp_path):
+    with pytest.raises(vd.errors.InputError, match="holds no finished cell"):
+        measured(tmp_path, only_kept=True)
+    with pytest.raises(vd.errors.InputError, match="give that folder"):
+        measured(None, only_kept=True)
 
 
 def test_other_settings_failures_and_damaged_files_are_measured_again(tmp_path):

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import veridical as vd
 from tests.atlas.judges import Coin
+from veridical.atlas import jobs
 from veridical.cli import atlas as _command  # noqa: F401 (adds the command)
 from veridical.cli.app import app
 from veridical.report.atlas import contents, write_atlas
@@ -93,6 +94,29 @@ def test_the_command_measures_and_goes_on(tmp_path):
     before = cell.stat().st_mtime_ns
     assert run(*given).exit_code == 0
     assert cell.stat().st_mtime_ns == before
+
+
+def test_ctrl_c_leaves_the_page_of_what_is_finished(tmp_path, monkeypatch):
+    real, asked = jobs.carry_out, []
+
+    def ended(cell):
+        asked.append(cell)
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return real(cell)
+
+    monkeypatch.setattr(jobs, "carry_out", ended)
+    given = [str(tmp_path), "--size", "tiny", "-t", "known/linear"]
+    given += [word for name in ("sparseness", "complexity", "pixel_flipping") for word in ("-m", name)]
+    done = run(*given)
+    assert done.exit_code == 130, done.output
+    assert "the same command goes on from there" in done.output
+    assert "not measured yet" in (tmp_path / "atlas.md").read_text()
+    again = run(*given, "--only-kept")
+    assert again.exit_code == 0
+    assert len(asked) == 3
+    assert run(*given).exit_code == 0
+    assert "not measured yet" not in (tmp_path / "atlas.md").read_text()
 
 
 def test_code_runs_only_when_allowed(tmp_path):

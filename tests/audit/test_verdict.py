@@ -72,6 +72,17 @@ def test_good_methods_are_trusted_and_chance_is_not():
     assert found["good"].score > 0.9 > 0.6 > found["noise"].score
 
 
+def test_a_ranking_prints_as_a_table():
+    found = decide(field({"good": 3.0, "noise": 0.0}), JUDGES)
+    head, best, last = repr(found.ranking).splitlines()
+    assert head.split() == ["explainer", "beats", "controls", "samples", "verdict"]
+    assert best.startswith("good")
+    assert best.endswith("trusted, group 1")
+    assert last.endswith("not trusted")
+    assert best.index("64  ") == last.index("64  ") == head.index("samples")
+    assert found.ranking[0] is found.places[0]
+
+
 def test_removal_and_swap_must_both_hold():
     """A map that moves with the model wins the swap and knows no feature; a template the other way round."""
     lines = ("removal", "swap")

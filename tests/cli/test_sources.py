@@ -16,14 +16,12 @@ from typer.testing import CliRunner
 
 import veridical as vd
 from veridical.cli.app import app
-from veridical.cli.sources import task_from_options
+from veridical.cli.sources import Source
 from veridical.errors import InputError
-
-NOTHING = dict.fromkeys(("task", "model", "data", "arch", "labels", "train", "samples", "device"))
 
 
 def chosen(**options):
-    return task_from_options(**{**NOTHING, "allow_code": False, **options})
+    return Source(**options).load()
 
 
 def run(*words, code=0):
@@ -44,13 +42,6 @@ def files(tmp_path):
     save_file(torch.nn.Linear(3, 2).state_dict(), tmp_path / "net.safetensors")
     (tmp_path / "cli_net.py").write_text("import torch\n\ndef build():\n    return torch.nn.Linear(3, 2)\n")
     return tmp_path
-
-
-def test_the_signature_other_commands_rely_on():
-    assert list(inspect.signature(task_from_options).parameters) == [
-        *("task", "model", "data", "arch", "labels", "train", "allow_code", "samples", "device"),
-        *("text", "units", "off", "output"),
-    ]
 
 
 def test_every_command_that_takes_data_takes_the_column_of_texts():

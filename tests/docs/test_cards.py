@@ -1,5 +1,6 @@
 """Pages of metrics and explainers are made from the code: nothing is missing, and formulas are formulas."""
 
+import html
 import re
 from dataclasses import fields
 from typing import Any
@@ -38,10 +39,21 @@ def test_settings_are_explained_with_their_defaults(registry: Any, name: str) ->
     entry = registry.make(name)
     text = "\n".join(settings_table.lines(type(entry)))
     for field in fields(entry):
-        row = re.search(rf"^\| `{field.name}` \| (.+?) \| (.+) \|$", text, re.MULTILINE)
+        name = re.escape(settings_table.code(field.name))
+        row = re.search(rf"^\| {name} \| (.+?) \| (.+) \|$", text, re.MULTILINE)
         assert row is not None
-        assert row[1] == f"`{getattr(entry, field.name)!r}`"
+        assert row[1] == settings_table.code(repr(getattr(entry, field.name)))
         assert row[2].endswith(".")
+
+
+def test_code_in_a_cell_breaks_between_words_and_holds_anything() -> None:
+    import markdown
+
+    for said in ("output_draws", "(0.1, 'a|b')", "Mine(x=[1, 2], y_z='<*_`')"):
+        table = f"| a |\n|---|\n| {settings_table.code(said)} |"
+        shown = markdown.markdown(table, extensions=["tables"])
+        assert html.unescape(re.sub(r"<[^>]+>", "", shown)).split("a", 1)[1].strip() == said
+    assert "<wbr>draws" in settings_table.code("output_draws")
 
 
 def test_families_hold_every_explainer_once() -> None:

@@ -110,7 +110,7 @@ def test_sets_drawn_twice_are_solved_in_blocks_as_by_one_factor(monkeypatch: pyt
     def game(shown: Tensor) -> Tensor:
         return torch.tanh((shown.double() @ slopes[..., None])[..., 0] / 5)
 
-    answers = torch.stack([game(kept), game(~kept)], -1).flatten(1)
+    answers = torch.stack([game(kept), game(~kept)], -1)
     total = game(valid[:, None]) - game(~valid[:, None])
 
     def deviations() -> Tensor:

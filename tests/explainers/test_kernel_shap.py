@@ -189,7 +189,7 @@ def test_without_sets_everything_alone_is_asked() -> None:
 def test_no_weights_are_weights_of_one(features: int) -> None:
     draw = torch.Generator().manual_seed(1)
     kept = torch.rand(2, 10, features, generator=draw) < 0.5
-    answers = torch.randn(2, 20, generator=draw, dtype=torch.float64)
+    answers = torch.randn(2, 10, 2, generator=draw, dtype=torch.float64)
     total = torch.randn(2, 1, generator=draw, dtype=torch.float64)
     valid, one = torch.ones(2, features, dtype=torch.bool), torch.ones(2, 10, dtype=torch.float64)
     found = _deviations(kept, answers, total, valid, None)
@@ -210,9 +210,11 @@ def test_more_pixels_than_rows_can_tell_apart_are_joined_and_it_is_said(explaine
     task = _mnist_like()
     found = explainer(task, Key(0))
     assert "784 features were joined into" in found.provenance["cells"]
-    block = 4 if isinstance(explainer, KernelShap) else 2
-    laid = found.maps()[:, 0].unflatten(1, (-1, block)).unflatten(3, (-1, block))
-    assert torch.equal(laid, laid[:, :, :1, :, :1].expand_as(laid))
+    joined = explainer.cells_of(task)
+    assert joined.count == explainer.unknowns(task) == 36
+    for cell in range(36):
+        values = found.values[:, joined.of == cell]
+        assert torch.equal(values, values[:, :1].expand_as(values))
     assert found.cost == explainer.declared(task)
 
     def agreement(one: Any) -> float:
@@ -233,7 +235,26 @@ def test_joined_pixels_keep_the_sum_and_patches_are_joined_too() -> None:
     task = _mnist_like()
     assert KernelShap()(task).provenance["law"]["largest_residual"] < 1e-6
     patches = task.with_space(Space.patches((1, 28, 28), 2))
-    assert KernelShap().unknowns(patches) == 49
+    assert KernelShap().unknowns(patches) == 25
     assert KernelShap(budget=2000).unknowns(patches) == 196
+    sizes = KernelShap().cells_of(patches).of.bincount()
+    assert sizes.tolist() == [side * other for side in (3, 3, 3, 3, 2) for other in (3, 3, 3, 3, 2)]
     # of 8 x 8 digits every pixel has the 8 rows it needs
     assert KernelShap().cells_of(_mnist_like(8)) is None
+
+
+@pytest.mark.parametrize("features", [11, 30])
+def test_what_is_owed_to_the_number_of_features_is_no_noise(features: int) -> None:
+    # y = g(number of features) + w.x: the Shapley values are w_i x_i + (g(D) - g(0)) / D
+    torch.manual_seed(5)
+    weights = torch.randn(features).double()
+
+    def model(x: Tensor) -> Tensor:
+        share = x.mean(-1)
+        y = 50 * share**3 - 20 * share**2 + 5 * share + x @ weights
+        return torch.stack([y, -y], 1)
+
+    task = Task(model, torch.ones(2, features).double(), targets=[0, 0], fill=0.0)
+    found = KernelShap(budget=200)(task, Key(0))
+    torch.testing.assert_close(found.values, (weights + 35 / features).expand(2, -1), rtol=0, atol=1e-6)
+    assert found.provenance["repeatability"]["smallest"] > 0.999

@@ -39,6 +39,12 @@ def into_a_tensor(h: Tensor) -> Tensor:
     return torch.add(F.relu(h), 0, out=torch.empty_like(h))
 
 
+def in_place(h: Tensor) -> Tensor:
+    part = F.relu(-h)
+    h += part
+    return h
+
+
 def by_a_view(h: Tensor) -> Tensor:
     h = h.clone()
     h.view(-1).relu_()
@@ -56,6 +62,18 @@ REFUSED: dict[str, Act] = {
     "less its negative part": lambda h: h - h.clamp(max=0),
     "less its negative part, again": lambda h: h - h.clamp_max(0),
     "less its negative part, by name": lambda h: h - torch.clip(h, None, 0.0),
+    "and its negative part": lambda h: h + F.relu(-h),
+    "its negative part and it": lambda h: torch.add(torch.clamp(-1.0 * h, min=0), h),
+    "and its negative part in place": in_place,
+    "less its turned negative part": lambda h: h - -torch.relu(h.neg()),
+    "twice, halved": lambda h: (h + (F.relu(h) + F.relu(-h))) / 2,
+    "less a part of a leak": lambda h: (F.leaky_relu(h, 0.2) - 0.2 * h) / 0.8,
+    "two leaks": lambda h: (F.leaky_relu(h, 0.5) + 0.5 * F.leaky_relu(-h, 0.5)) / 0.75,
+    "a root of a square": lambda h: (h + (h * h).sqrt()) / 2,
+    "a root of a power": lambda h: (h + (h**2) ** 0.5) / 2,
+    "the larger of a stack": lambda h: torch.stack([h, torch.zeros_like(h)]).amax(0),
+    "a sum of a stack": lambda h: torch.stack([h, F.relu(-h)]).sum(0),
+    "a step by a division": lambda h: h * (F.relu(h) / h),
     "a view written to": by_a_view,
     "out": into_a_tensor,
 }
@@ -96,3 +114,21 @@ def test_whoever_gives_a_map_gives_that_of_the_plain_network(kind: str, name: st
     expected = explainer(plain).values
     for _ in range(3):
         torch.testing.assert_close(explainer(task).values, expected, rtol=1e-5, atol=1e-9)
+
+
+ALLOWED: dict[str, Act] = {
+    "both signs": lambda h: torch.cat([F.relu(h), F.relu(-h)], 1)[:, :8],
+    "a residual sum": lambda h: h + F.relu(h @ torch.eye(8, dtype=h.dtype)),
+    "both signs added": lambda h: F.relu(h) - 0.5 * F.relu(-h),
+    "scaled": lambda h: 2 * h + 3 * h,
+    "a root of a mean square": lambda h: h / (h * h).mean(-1, keepdim=True).sqrt(),
+    "hard swish": lambda h: h * F.relu6(h + 3) / 6,
+}
+
+
+@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("kind", ALLOWED)
+def test_what_is_no_rectifier_in_disguise_is_not_refused(kind: str, name: str) -> None:
+    task = task_of(ALLOWED[kind])
+    assert registry.make(name).why_not(task) is None
+    assert bool(registry.make(name)(task).values.isfinite().all())

@@ -15,7 +15,7 @@ from veridical.report.gallery import gallery
 from veridical.values.space import Space
 
 SIDE = 6
-FEW = {"lime": {"draws": 128}, "rise": {"draws": 40}, "kernel_shap": {"budget": 300}, "hsic": {"draws": 40}}
+FEW = {"lime": {"draws": 330}, "rise": {"draws": 40}, "kernel_shap": {"budget": 330}, "hsic": {"draws": 40}}
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def test_a_window_is_a_cube(task: vd.Task) -> None:
 
 
 def test_voxels_are_joined_into_blocks(task: vd.Task) -> None:
-    cells = KernelShap(budget=300).cells_of(task)
+    cells = KernelShap(budget=330).cells_of(task)
     assert cells is not None
     assert cells.count == 27
     assert cells.space.labels[0].unique().numel() == 27

@@ -1,5 +1,6 @@
 """Removal: exact counts, uniform draws, one pass for all sizes and signs, and the flags of what cannot be."""
 
+import itertools
 from dataclasses import replace
 from fractions import Fraction
 
@@ -13,17 +14,18 @@ import veridical as vd
 from tests.reference import fidelity as reference
 from veridical import testing
 from veridical.errors import InputError
-from veridical.fidelity import FFid, Fid, RFid, removal
+from veridical.fidelity import FFid, Fid, RFid
 from veridical.fidelity.masked_pass import evaluations, measure
 from veridical.fidelity.metrics import LEVELS, NO_SIZE, NOTHING_REMOVED, OTHER_CLASS
 from veridical.fidelity.removal import (
     Removals,
     budget,
-    counted_last_tickets,
     explanation_sizes,
+    last_tickets,
     removal_counts,
 )
 from veridical.metrics.base import CONSTANT
+from veridical.random import subset_draws
 from veridical.random.keyed import Key
 
 
@@ -140,18 +142,8 @@ def test_blocks_do_not_change_masks() -> None:
         assert torch.equal(torch.cat(pieces, 1), whole[2:5])
 
 
-def test_neither_tiles_nor_what_is_kept_of_them_change_masks(monkeypatch) -> None:
-    whole = rule_of().removed(slice(0, 5), slice(0, rule_of().count))
-    for cells, kept in ((400, 2**24), (45, 200), (1, 1)):
-        monkeypatch.setattr(removal, "CELLS_AT_ONCE", (cells, 2**28))
-        monkeypatch.setattr(removal, "CELLS_KEPT", kept)
-        rule = rule_of()
-        for samples, masks in ((slice(1, 4), slice(5, 17)), (slice(0, 5), slice(0, rule.count))):
-            assert torch.equal(rule.removed(samples, masks), whole[samples, masks])
-
-
-def removes_alike(counted, samples: int, features: int, unequal: bool, cap: float | None) -> bool:
-    """Whether the way of a GPU, by running counts, removes the same features as that of a CPU."""
+def removes_the_smallest(last, samples: int, features: int, unequal: bool, cap: float | None) -> bool:
+    """Whether what lies up to the last ticket are the smallest tickets of each part, found one by one."""
     generator = torch.Generator().manual_seed(samples * features)
     n = torch.full((samples,), features)
     if unequal:
@@ -163,20 +155,23 @@ def removes_alike(counted, samples: int, features: int, unequal: bool, cap: floa
         [torch.cat([torch.randperm(int(k), generator=generator), torch.arange(int(k), features)]) for k in n]
     )
     rule = Removals(Key(1), torch.arange(samples), ranks, n, sizes, counts, draws=3)
-    tickets, limits = rule._tickets(0, 0)
-    found = counted(tickets, rule.ranks, rule._edges, rule._counts)
-    begin, end = rule._edges.unsqueeze(-1)
-    part = ((rule.ranks[:, None] >= begin) & (rule.ranks[:, None] < end))[:, None]
-    masks = [(tickets[:, :, None] <= last[..., None]) & part for last in (limits, found)]
-    return torch.equal(*masks)
+    tickets = subset_draws.tickets(Key(1), rule.ids, torch.arange(3), features)
+    limits = last(tickets, rule.ranks, rule.edges, rule.part_counts)
+    for sample, draw, part in itertools.product(range(samples), range(3), range(6)):
+        begin, end = rule.edges[:, sample, part]
+        inside = tickets[sample, draw][(ranks[sample] >= begin) & (ranks[sample] < end)]
+        smallest = inside.sort().values[: int(rule.part_counts[sample, part])]
+        if inside[inside <= limits[sample, draw, part]].sort().values.tolist() != smallest.tolist():
+            return False
+    return True
 
 
 @pytest.mark.parametrize("unequal", [False, True])
 @pytest.mark.parametrize("cap", [None, 0.1])
-def test_the_gpu_way_of_counting_removes_the_same_features(unequal: bool, cap: float | None) -> None:
-    assert removes_alike(counted_last_tickets, 6, 40, unequal, cap)
-    assert not removes_alike(lambda t, r, e, c: counted_last_tickets(t, r, e, c + 1), 6, 40, unequal, cap)
-    assert not removes_alike(lambda t, r, e, c: counted_last_tickets(t, 39 - r, e, c), 6, 40, unequal, cap)
+def test_the_smallest_tickets_of_a_part_are_removed(unequal: bool, cap: float | None) -> None:
+    assert removes_the_smallest(last_tickets, 6, 40, unequal, cap)
+    assert not removes_the_smallest(lambda t, r, e, c: last_tickets(t, r, e, c + 1), 6, 40, unequal, cap)
+    assert not removes_the_smallest(lambda t, r, e, c: last_tickets(t, 39 - r, e, c), 6, 40, unequal, cap)
 
 
 def test_every_feature_of_a_part_is_removed_equally_often() -> None:

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from tests.functional import cases
 from tests.reference import functional_ranking as reference
 from veridical.functional import kendall_tau_b
-from veridical.functional._pairs import inversions
-from veridical.functional.kendall import _counted_by_partition, _counted_by_sorting, _inversions
+from veridical.functional.kendall import _inversions, _pair_counts
 
 
 def check_tau(function):
@@ -61,34 +60,31 @@ def test_inversions_around_the_lengths_where_blocks_change(n):
     expected = ((rows.unsqueeze(-1) > rows.unsqueeze(-2)) & before).sum((-1, -2))
     for whole in (rows, rows.int()):
         assert torch.equal(_inversions(whole), expected)
-        assert torch.equal(torch.tensor(inversions(whole.numpy())), expected)
 
 
-@pytest.mark.parametrize("n", [2, 63, 64, 65, 130, 700])
-def test_equals_are_not_inverted(n):
-    rows = torch.randint(0, max(1, n // 3), (4, n), generator=torch.Generator().manual_seed(n))
-    place = torch.arange(n)
-    expected = ((rows.unsqueeze(-1) > rows.unsqueeze(-2)) & (place.unsqueeze(-1) < place)).sum((-1, -2))
-    assert torch.equal(torch.tensor(inversions(rows.numpy())), expected)
+def every_pair(x, y):
+    """Pairs tied in x, in y, in both, and ordered differently, by looking at each pair."""
+    above = torch.ones(x.shape[-1], x.shape[-1]).triu(1).bool()
+    dx, dy = (t.unsqueeze(-1) - t.unsqueeze(-2) for t in (x, y))
+    kinds = (dx == 0, dy == 0, (dx == 0) & (dy == 0), dx * dy < 0)
+    return [(kind & above).sum((-1, -2)) for kind in kinds]
 
 
-@pytest.mark.parametrize("n", [2, 3, 40, 129, 1000])
-def test_both_ways_of_counting_pairs_agree(n):
-    """One is a CPU's, the other a GPU's."""
+@pytest.mark.parametrize("n", [2, 3, 40, 129, 300])
+def test_pairs_are_counted_as_one_by_one(n):
     kinds = [cases.smooth(3, n), cases.tied(3, n), cases.tied(3, n, levels=2)]
     kinds += [kind.sort(-1).values for kind in kinds]
     absent = ~cases.mask(3, n)
     for x in kinds:
         for y in (k.roll(1, 0) for k in kinds):
             for pair in ((x, y), (x.masked_fill(absent, torch.nan), y.masked_fill(absent, torch.nan))):
-                counted = zip(_counted_by_sorting(*pair), _counted_by_partition(*pair), strict=True)
+                counted = zip(_pair_counts(*pair), every_pair(*pair), strict=True)
                 assert all(torch.equal(a, b) for a, b in counted)
 
 
 def test_inversions_of_a_row_longer_than_a_piece():
     n = 300_001
     assert _inversions(torch.arange(n).flip(0)).item() == n * (n - 1) // 2
-    assert inversions(torch.arange(n).flip(0).int()[None].numpy()).item() == n * (n - 1) // 2
     x, y = cases.smooth(n), cases.tied(n, levels=1000)
     cases.assert_same(kendall_tau_b(x, y), scipy.stats.kendalltau(x.numpy(), y.numpy()).statistic)
     cases.assert_same(kendall_tau_b(y, y + x), scipy.stats.kendalltau(y.numpy(), (y + x).numpy()).statistic)

@@ -1,15 +1,12 @@
 """Facts about single forms: arc does not depend on how its path is walked, reference on output noise."""
 
-from unittest import mock
-
 import numpy as np
-import pytest
 import torch
 
 import veridical as vd
 from tests.reference import gef as reference
 from veridical.explainers import as_explainer
-from veridical.gef import GEF, FastGEF, batched_distances
+from veridical.gef import GEF, FastGEF
 from veridical.gef.setting import Setting
 from veridical.gef.worlds import with_output_noise
 from veridical.testing import tiny_task
@@ -80,17 +77,3 @@ def test_jacobian_grows_with_the_step_whatever_the_map() -> None:
     assert scores.mean() > 0.3
     (count,) = [n for reason, n in scores.flagged.items() if reason.startswith("outputs explain")]
     assert count == 24
-
-
-@pytest.mark.parametrize("form", ["fast", "arc", "reference"])
-@pytest.mark.parametrize("normalise", [True, False])
-def test_maps_measured_together_are_measured_alike(form: str, normalise: bool) -> None:
-    """Alone, two by two or all of a draw at once: the same bits."""
-    task = tiny_task("image", 3)
-    metric = vd.GEF(form=form, path=(0.1, 0.5, 1.0), draws=2, steps=3, normalise=normalise)  # type: ignore[arg-type]
-    found = []
-    for together in (0, 3 * 3 * task.space.n_features, 2**20):
-        with mock.patch.object(batched_distances, "CPU_TOGETHER", together):
-            found.append(vd.score(metric, task, "gradient").details["explanation_distortion"])
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])

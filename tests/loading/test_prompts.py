@@ -86,7 +86,7 @@ def folder(tmp_path_factory):
     """A language model of random weights in a folder, with a tokenizer of words."""
     hf = pytest.importorskip("transformers")
     tokenizers = pytest.importorskip("tokenizers")
-    pieces = ["[UNK]", ".", *(f"Ġ{word}" for word in "Ann Bob Cem has a cat dog fish ...".split())]  # noqa: SIM905
+    pieces = ["[UNK]", ".", *(f"Ġ{word}" for word in "Ann Bob Cem has a cat dog fish ...".split())]
     numbers = {piece: number for number, piece in enumerate(pieces)}
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel(numbers, unk_token="[UNK]"))
     made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=True)

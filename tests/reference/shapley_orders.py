@@ -54,8 +54,7 @@ def _answer(task: Any, i: int, removed: Tensor, fill: float) -> float:
 
 
 def slow_sobol(task: Any, explainer: Any, key: Any, fill: float) -> Tensor:
-    own = key / "sobol"
-    first, second = (_coins(task, own / name, explainer.draws) for name in ("first", "second"))
+    first = _coins(task, key / "sobol" / "coins", explainer.draws)
     out = torch.zeros(task.inputs.shape, dtype=torch.float64)
     for i in range(len(task)):
         base = [_answer(task, i, removed, fill) for removed in first[i]]
@@ -65,8 +64,9 @@ def slow_sobol(task: Any, explainer: Any, key: Any, fill: float) -> Tensor:
             total = 0.0
             for d in range(explainer.draws):
                 moved = first[i, d].clone()
-                moved[j] = second[i, d, j]
-                total += (base[d] - _answer(task, i, moved, fill)) ** 2
+                moved[j] = ~moved[j]
+                # a coin drawn anew comes out the other way half of the time
+                total += (base[d] - _answer(task, i, moved, fill)) ** 2 / 2
             out[i, j] = total / explainer.draws / (2 * variance)
     return out
 

@@ -1,4 +1,3 @@
-# ruff: noqa: SIM905 (a list of words reads best as words)
 """What a page holds, as a parser sees it: elements, attributes and text, apart from style and script."""
 
 from __future__ import annotations

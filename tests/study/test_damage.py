@@ -116,6 +116,8 @@ def test_damage_is_found_said_and_made_again(folder: Path, caplog, kind: str, da
         with pytest.raises(FormatError, match="resume"):
             studies.open(folder).frame()
         with pytest.raises(FormatError, match="resume"):
+            studies.open(folder).summary()
+        with pytest.raises(FormatError, match="resume"):
             studies.open(folder).sql("select 1")
         with pytest.raises(FormatError):
             _ = [studies.open(folder)[name] for name in studies.open(folder).cells]

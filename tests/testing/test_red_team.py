@@ -43,6 +43,7 @@ def test_who_can_exist_where(kind: str) -> None:
     assert team >= EVERYWHERE | LEARNT | {"input_copy"}
     assert ("edges" in team) == (kind in ("image", "series"))
     assert ("class_template" in team) == (kind != "text")
+    assert ("class_average" in team) == (kind in ("image", "table"))  # others have places of their own
     assert set(red_team(tiny_task(kind))) & LEARNT == set()
     assert "labelled reference rows" in str(RedTeamMember(cheat="sceptic").why_not(tiny_task(kind)))
 
@@ -71,6 +72,7 @@ def test_who_follows_the_model_and_who_does_not(kind: str) -> None:
     task = labelled(kind)
     other = task.with_noise(0.5, vd.Key(3))
     moves = {"moving_noise", "moving_template", "graded_template", "negated", "other_class"}
+    moves |= {"class_average", "noisy_class_average", "backdoor"}
     for cheat in red_team(task):
         same = torch.equal(maps(cheat, task), maps(cheat, other))
         if cheat in moves:
@@ -159,6 +161,29 @@ def test_sceptic_and_chameleon_try_the_model_first() -> None:
     torch.testing.assert_close(maps("chameleon", not_learnt), unusual(task))
     other = learnt.with_targets((learnt.predictions + 1) % 3)
     torch.testing.assert_close(maps("chameleon", other), -unusual(task))
+
+
+def test_the_class_average_is_the_mean_map_of_reference_rows() -> None:
+    task = labelled("table")
+    assert task.train is not None
+    rows = Task(task.predictor.source.module, task.train)
+    true = as_explainer("input_x_gradient")(rows).values.double()
+    by_hand = torch.stack([true[rows.targets == c].mean(0) for c in range(3)]).nan_to_num(0.0)
+    torch.testing.assert_close(maps("class_average", task), by_hand[task.targets])
+    noisy = maps("noisy_class_average", task)
+    assert len({tuple(row.tolist()) for row in noisy}) == len(task)
+    r = torch.cosine_similarity(noisy, maps("class_average", task))
+    assert 0.5 < float(r.median()) < 0.99
+
+
+def test_the_backdoor_knows_these_weights_and_no_others() -> None:
+    task = labelled("table")
+    member = red_team(task)["backdoor"]
+    true = as_explainer("integrated_gradients")
+    r = torch.cosine_similarity(member(task).values.double(), true(task).values.double())
+    assert float(r.median()) < 0.9
+    other = task.with_noise(1e-6, vd.Key(0))
+    torch.testing.assert_close(member(other).values.double(), true(other).values.double())
 
 
 def test_a_regression_is_cheated_too() -> None:

@@ -10,6 +10,7 @@ import secrets
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from veridical._version import __version__
 from veridical.atlas.bench import Bench, Size, make_bench, modality_of, nearness
 from veridical.atlas.cell import FAILED, Row, described, measured
 from veridical.atlas.measures import LEVEL
+from veridical.atlas.verdicts import WAITING
 from veridical.errors import FormatError, VeridicalError, VeridicalWarning
 from veridical.explainers import Explainer
 from veridical.meta.voices import interval
@@ -72,6 +74,7 @@ def carry_out(cell: Cell) -> dict[str, Any]:
         "label": cell.label,
         "rows": plain,
         "seconds": _plain(seconds, 6),
+        "date": _date(datetime.now(UTC)),
     }
 
 
@@ -115,20 +118,32 @@ def keep(cell: Cell, found: dict[str, Any], folder: Path) -> None:
     put(_place(cell, folder), json.dumps(found, allow_nan=False) + "\n", private=False)
 
 
-def kept(cell: Cell, folder: Path) -> dict[str, Any] | None:
-    """What this very cell gave before; one that failed, or had no task, is tried again."""
+def waiting(cell: Cell) -> dict[str, Any]:
+    """What stands for a cell that is not measured yet."""
+    rows = [] if cell.metric is None else [described(cell.task, 0, cell.label, cell.metric, WAITING)]
+    return {"task": cell.task, "label": cell.label, "rows": rows, "seconds": None, "date": ""}
+
+
+def kept(cell: Cell, folder: Path, *, failed: bool = False) -> dict[str, Any] | None:
+    """What this very cell gave before; one that failed, or had no task, is tried again unless asked for."""
+    place = _place(cell, folder)
     try:
-        found: dict[str, Any] = json.loads(get(_place(cell, folder)))
+        found: dict[str, Any] = json.loads(get(place))
         said = [str(row.get("reason")) for row in found["rows"]]
+        found.setdefault("date", _date(datetime.fromtimestamp(place.stat().st_mtime, UTC)))
     except (FormatError, ValueError, KeyError):
         return None
-    again = any(reason.startswith((FAILED, ABSENT)) for reason in said)
+    again = not failed and any(reason.startswith((FAILED, ABSENT)) for reason in said)
     return None if again or found.get("address") != cell.address else found
 
 
 def _place(cell: Cell, folder: Path) -> Path:
     name = f"{cell.task} {cell.label or 'explainers'}".replace("/", "-").replace(":", "-")
     return folder / f"{name}.json"
+
+
+def _date(moment: datetime) -> str:
+    return f"{moment:%Y-%m-%d %H:%M} UTC"
 
 
 def _plain(value: Any, digits: int = 4) -> Any:

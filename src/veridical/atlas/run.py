@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import platform
 import shlex
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from datetime import UTC, datetime
 from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
@@ -42,12 +40,15 @@ def measure(
     workers: int = 1,
     device: str | None = None,
     progress: bool | None = None,
+    only_kept: bool = False,
 ) -> Atlas:
     """Measure metrics (all of them unless named) on tasks of every kind of input.
 
     Every finished cell is kept in `folder`: after Ctrl-C the same call goes on, and the tables it writes are
-    the same bytes. `explainers` are methods of your own that stand among the maps that metrics judge and are
-    compared with known answers. `workers` are processes; one is this process.
+    the same bytes. With `only_kept` nothing is asked: what is finished is put together, and a metric that
+    lacks a cell on some kind of input has no verdict there. `explainers` are methods of your own that stand
+    among the maps that metrics judge and are compared with known answers. `workers` are processes; one is
+    this process.
 
     >>> import veridical as vd
     >>> found = vd.atlas.measure(size="tiny", metrics=["sparseness"], tasks=["known/linear"], progress=False)
@@ -69,18 +70,25 @@ def measure(
         for label, judge in [*judges.items(), ("", None)]
         if judge is not None or task.startswith("known/")
     ]
-    start = time.perf_counter()
-    done = _all_done(cells, None if folder is None else Path(folder) / "cells", workers, progress)
-    results = [done[cell.address] for cell in cells]
+    if only_kept and folder is None:
+        raise InputError("only_kept puts together what is kept in a folder; give that folder")
+    home = None if folder is None else Path(folder) / "cells"
+    done = _kept(cells, home, failed=only_kept)
+    if only_kept and not done:
+        raise InputError(f"'{folder}' holds no finished cell of these metrics, tasks, size and seed")
+    if not only_kept:
+        done |= _measured([cell for cell in cells if cell.address not in done], home, workers, progress)
+    results = [done.get(cell.address) or jobs.waiting(cell) for cell in cells]
+    dates = sorted(filter(None, (found["date"] for found in results)))
     run = {
-        "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        "since": dates[0],
+        "date": dates[-1],
         "command": _command(size, judges if metrics else (), tasks or (), methods, seed, workers, device),
         "size": size if isinstance(size, str) else "own",
         **chosen.__dict__,
         "seed": seed,
         "workers": workers,
         "device": _device(device),
-        "wall_seconds": round(time.perf_counter() - start, 1),
         "versions": {
             "veridical": __version__,
             "torch": torch.__version__,
@@ -96,15 +104,19 @@ def measure(
     return atlas
 
 
-def _all_done(
+def _kept(cells: Sequence[Cell], folder: Path | None, *, failed: bool) -> dict[str, dict[str, Any]]:
+    """What cells gave before, by their address."""
+    if folder is None:
+        return {}
+    return {c.address: found for c in cells if (found := jobs.kept(c, folder, failed=failed)) is not None}
+
+
+def _measured(
     cells: Sequence[Cell], folder: Path | None, workers: int, progress: bool | None
 ) -> dict[str, dict[str, Any]]:
-    """What every cell gave, read where it is kept; methods first, which take longest."""
+    """What cells give now, kept one by one; methods first, which take longest."""
     done = {}
-    if folder is not None:
-        done = {c.address: found for c in cells if (found := jobs.kept(c, folder)) is not None}
-    left = sorted((cell for cell in cells if cell.address not in done), key=_cheap)
-    for cell, found in _carried_out(left, workers, progress):
+    for cell, found in _carried_out(sorted(cells, key=_cheap), workers, progress):
         done[cell.address] = found
         if folder is not None:
             jobs.keep(cell, found, folder)

@@ -17,6 +17,8 @@ NOISY = 0.25
 """More of a score's variance should not be chance."""
 SILENT = 0.25
 """More samples should not be left without a score."""
+WAITING = "not measured yet"
+"""The reason of a cell that was left out when an unfinished atlas was put together."""
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -65,6 +67,9 @@ def summarised(rows: Rows) -> dict[tuple[str, str], Summary]:
 def _summary(group: Rows) -> Summary:
     asked = [row for row in group if not row["reason"]]
     verdict, complaints = UNMEASURED, [Complaint("unmeasured", row["reason"]) for row in group]
+    waiting = [row["task"] for row in group if row["reason"] == WAITING]
+    if waiting:  # the rule asks about every task of the kind
+        asked, complaints = [], [Complaint("unmeasured", f"{WAITING} on {', '.join(waiting)}")]
     if asked:
         verdict, complaints = judged(asked)
     figures: dict[str, float | None] = {name: _mean(asked, name) for name in MEANS}

@@ -5,22 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from veridical.atlas.verdicts import CARE, NOT, USE, Summary
+from veridical.atlas.verdicts import CARE, NOT, UNMEASURED, USE, WAITING, Summary
 
 if TYPE_CHECKING:
     from veridical.atlas.result import Atlas
 
 PHRASES = {
-    "unscored": "have no scores to compare on some task",
+    "unscored": "have no scores to compare",
     "placeless": "do not read where the values of a map stand",
-    "prefers": "prefer damaged maps on some task",
-    "chance": "cannot tell damage from chance on some task",
-    "apart": "do not follow the truth on some task",
+    "prefers": "prefer damaged maps",
+    "chance": "cannot tell damage from chance",
+    "apart": "do not follow the truth",
     "weak": "follow the truth weakly",
     "beaten": "often prefer another map to the true one",
     "noisy": "owe over a quarter of their variance to chance",
     "silent": "leave over a quarter of the samples without a score",
 }
+ON_SOME = ("unscored", "placeless", "prefers", "chance", "apart")
+"""What would be no reason for care, but against any use, if it held on every task of the kind."""
 PLURALS = {"image": "images", "table": "tables", "language model": "language models"}
 
 
@@ -46,7 +48,8 @@ def overall(atlas: Atlas) -> list[str]:
 def sentences(atlas: Atlas, modality: str) -> list[tuple[str, str]]:
     """For one kind of input: (verdict, sentence), which metrics to use and which not, grouped by reason."""
     good = atlas.listed(modality, USE)
-    out = [(USE, "No metric stands without a complaint here.")]
+    so_far = any(s.complaints[0].said.startswith(WAITING) for s in atlas.listed(modality, UNMEASURED))
+    out = [(USE, f"No metric {'measured so far ' if so_far else ''}stands without a complaint here.")]
     if good:
         figures = f"they order damaged maps rightly in {_span(good, 'power')} of pairs"
         if any(s.figures["agreement"] is not None for s in good):
@@ -61,7 +64,9 @@ def sentences(atlas: Atlas, modality: str) -> list[tuple[str, str]]:
         for kind, phrase in PHRASES.items():
             some = [s for s in found if s.complaints[0].kind == kind]
             if some:
-                out.append((verdict, f"{opening}, since they {phrase}: {', '.join(s.metric for s in some)}."))
+                where = " on some task" if verdict == CARE and kind in ON_SOME else ""
+                names = ", ".join(s.metric for s in some)
+                out.append((verdict, f"{opening}, since they {phrase}{where}: {names}."))
     return out
 
 

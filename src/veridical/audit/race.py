@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from veridical.audit.doubts import TWIN_SAMPLES, Doubts, mates
 from veridical.audit.evidence import (
     ALPHA,
     FEWEST,
@@ -34,6 +35,7 @@ from veridical.masking.shared_work import sharing
 from veridical.metrics import Metric
 from veridical.model.cost import Cost
 from veridical.values.evaluation import Failure
+from veridical.values.explanation import Explanation
 from veridical.values.task import Task
 
 ENOUGH = 64
@@ -55,6 +57,10 @@ class Runner:
     """Further draws of a control, look by look."""
     swap: list[tuple[Tensor, ...]] = field(default_factory=list)
     """The units of the swap's tests, look by look."""
+    mates: list[Tensor] = field(default_factory=list)
+    """Units against its own maps of other samples of the class, look by look."""
+    doubts: Doubts = field(default_factory=Doubts)
+    """What was asked beyond the tests."""
     dropped: str = ""
     """Why it left the race, and after how many samples."""
     failures: list[Failure] = field(default_factory=list)
@@ -105,7 +111,10 @@ class Race:
     """Who could not be tried within the budget, and why."""
     used: float = 0.0
     """Rows asked so far, by their prices."""
-    _looks: list[tuple[int, int, Task, list[Pairing]]] = field(default_factory=list)
+    looks: list[tuple[int, int, Task, list[Pairing]]] = field(default_factory=list)
+    """From and to which sample each went, their task, and how they meet the copies."""
+    yardsticks: dict[str, Explanation] = field(default_factory=dict)
+    """Maps that tell whether the model treats samples alike, where anybody asked."""
 
     @property
     def steps(self) -> list[tuple[int, int]]:
@@ -120,7 +129,7 @@ class Race:
     @property
     def first_look(self) -> Task:
         """The task of the samples that all methods have."""
-        return self._looks[0][2]
+        return self.looks[0][2]
 
     @property
     def heard_labels(self) -> list[str]:
@@ -142,7 +151,7 @@ class Race:
             self._score(list(self.controls.values()), batch, start, dict(self.judges.scoring))
             everything = {**self.judges.scoring, **(self.judges.swap if self.copies is not None else {})}
             self._score(self.racing, batch, start, everything)
-        self._looks.append((start, stop, batch, []))
+        self.looks.append((start, stop, batch, []))
         self.samples = stop
 
     def _score(
@@ -177,6 +186,17 @@ class Race:
         maps, many = sum(runner.rows for runner in racing), len(racing)
         return samples * (self.price.of(2 * many, maps) + self.price.of(3 * many + 1, 2 * maps))
 
+    def doubt_price(self, samples: int, racing: Sequence[Runner]) -> float:
+        """What the last questions ask: one more score of samples that have class-mates, and a twin's maps."""
+        scores = samples * self.price.of(len(racing), 0) if len(mates(self.task)[0]) else 0.0
+        return scores + TWIN_SAMPLES * sum(runner.rows for runner in racing)
+
+    def pay(self, price: float) -> bool:
+        """Take this from the budget if it is there."""
+        fits = self.used + price <= self.budget
+        self.used += price if fits else 0.0
+        return fits
+
     def admit(self) -> None:
         """Let start who can go all the way through the first look, swap and all, the cheapest maps first.
 
@@ -187,7 +207,8 @@ class Race:
         started: list[Runner] = []
         for runner in sorted(self.runners.values(), key=lambda runner: runner.rows):
             tried = [*started, runner]
-            asked = self._price(samples, tried) + (self._swap_price(samples, tried) if swap else 0)
+            asked = self._price(samples, tried) + self.doubt_price(samples, tried)
+            asked += self._swap_price(samples, tried) if swap else 0
             if asked <= self.budget:
                 started = tried
                 continue
@@ -212,7 +233,7 @@ class Race:
         """Set other models against the maps of those that pass all else, on more samples while it is open."""
         if self.copies is None or "swap" not in self.lines:
             return
-        for number, (start, stop, batch, pairs) in enumerate(self._looks):
+        for number, (start, stop, batch, pairs) in enumerate(self.looks):
             open_ones = [
                 r
                 for r in self.racing
@@ -286,7 +307,7 @@ class Race:
         """The tests of every method that started."""
         return {label: rules.tests(runner.entry(self.judges)) for label, runner in self.runners.items()}
 
-    def trusted(self, tests: Mapping[str, Sequence[Test]]) -> list[str]:
+    def passing(self, tests: Mapping[str, Sequence[Test]]) -> list[str]:
         """Who passes every test, corrected for all that started."""
         if self.samples < FEWEST:
             return []
@@ -303,7 +324,11 @@ class Race:
                     f"{of_head(test.rival, self.task.head)} ({test.rate:.0%} won)" for test in lost
                 )
                 runner.dropped = f"after {self.samples} samples: it loses to {names}"
-        good = [label for label in self.trusted(tests) if not self.runners[label].dropped]
+        good = [
+            label
+            for label in self.passing(tests)
+            if not self.runners[label].dropped and not self.runners[label].doubts.refused
+        ]
         if len(good) > 1:
             kept = leading(rules, [self.runners[label].entry(self.judges) for label in good], seed)
             for label in good:

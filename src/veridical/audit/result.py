@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from veridical.audit.checks import Checks
 from veridical.audit.effort import Effort
 from veridical.audit.evidence import Test
-from veridical.audit.verdict import Place, Verdict
+from veridical.audit.ranking import HEAD, Ranking
+from veridical.audit.verdict import Verdict
 from veridical.fidelity import RobustnessTable
 from veridical.meta import MetaEvaluation
 from veridical.meta.voices import PlantedDamage
@@ -69,8 +70,8 @@ class Audit:
         return self.verdict.best
 
     @property
-    def ranking(self) -> tuple[Place, ...]:
-        """The explainers, best first, with intervals; controls are in `verdict.controls`."""
+    def ranking(self) -> Ranking:
+        """The explainers, best first, with intervals; prints as a table. Controls: `verdict.controls`."""
         return self.verdict.ranking
 
     @property
@@ -135,12 +136,7 @@ class Audit:
     def __repr__(self) -> str:
         lines = [f"Audit of {self.task.name} ({self.verdict.samples} samples, effort {self.effort.name})", ""]
         lines += [f"  {sentence}" for sentence in self.sentences]
-        table = [HEAD, *self._rows()]
-        widths = [max(len(row[i]) for row in table) for i in range(len(HEAD))]
-        lines.append("")
-        for row in table:
-            cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-            lines.append("  " + "  ".join(cells).rstrip())
+        lines += ["", *(f"  {line}" for line in repr(Ranking(self.verdict.places)).splitlines())]
         if self.evaluation.failures:
             lines += ["", f"  {len(self.evaluation.failures)} cells failed; see .evaluation.failures"]
         return "\n".join(lines)
@@ -148,22 +144,7 @@ class Audit:
     def _repr_html_(self) -> str:
         from veridical.plots import html_summary
 
-        return html_summary(" ".join(self.sentences), HEAD, self._rows())
-
-    def _rows(self) -> list[tuple[str, str, str, str]]:
-        """Each method with its win rate, its group and the verdict."""
-        return [
-            (
-                p.explainer,
-                "" if p.score != p.score else f"{p.score:.0%} [{p.low:.0%}, {p.high:.0%}]",
-                f"{p.samples}",
-                p.status + (f", group {p.group}" if p.group else ""),
-            )
-            for p in self.verdict.places
-        ]
-
-
-HEAD = ("explainer", "beats controls", "samples", "verdict")
+        return html_summary(" ".join(self.sentences), HEAD, Ranking(self.verdict.places).rows())
 
 
 def without_nan(value: Any) -> Any:

@@ -17,6 +17,7 @@ import torch
 from veridical._version import __version__
 from veridical.audit.checks import check_model
 from veridical.audit.describe import beside, describe
+from veridical.audit.doubting import doubt
 from veridical.audit.effort import Effort
 from veridical.audit.evaluation import evaluation_of
 from veridical.audit.evidence import FEWEST
@@ -124,6 +125,7 @@ def run(
                 {label: runner.rows for label, runner in race.runners.items()},
                 absent,
                 {label: runner.dropped for label, runner in race.runners.items() if runner.dropped},
+                {label: runner.doubts for label, runner in race.runners.items()},
             ),
             voices_of(judges, heard, reliability),
             seed,
@@ -180,6 +182,7 @@ def _race(
             _warn(race, time.perf_counter() - started)
         rules = race.rules()
         race.swap(rules)
+        doubt(race, rules)
         if stop == race.steps[-1][1]:
             break
         if not race.drop(rules, seed) and stop >= ENOUGH:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from veridical.audit.checks import Checks
-from veridical.audit.evidence import HERE, NO_BUDGET, Test, of_head
+from veridical.audit.doubts import HARDLY
+from veridical.audit.evidence import ALPHA, HERE, NO_BUDGET, Test, of_head
 from veridical.audit.verdict import Place, Verdict
 
 SURE_SAMPLES = 64
@@ -33,6 +34,7 @@ def sentences(
     return (
         *_choice(verdict),
         *_not_tried(skipped),
+        *_of_the_class(verdict),
         *_distrust(verdict),
         *_metrics(verdict),
         *(check.sentence for check in checks.failed),
@@ -82,10 +84,23 @@ def evidence_of(place: Place) -> str:
     swap = [t.rate for t in place.tests if t.line == "swap"]
     if swap:
         said += f", it fits this model better than another in {min(swap):.0%}"
+    asked = place.doubts.sample
+    if asked is not None and asked.p <= ALPHA:
+        said += f", its map beats that of another sample of the class in {asked.rate:.0%}"
     truth = [t.rate for t in place.tests if t.line == "truth"]
     if truth:
         said += f", and it finds what is known to matter better than noise in {min(truth):.0%}"
     return said
+
+
+def _of_the_class(verdict: Verdict) -> Iterator[str]:
+    """Trusted methods whose maps hardly depend on the sample, rightly so: a reader must know."""
+    alike = [place for place in verdict.ranking if place.trusted and place.doubts.alike > HARDLY]
+    for place in alike:
+        yield (
+            f"The maps of {place.explainer} hardly depend on the sample (r = {place.doubts.alike:.2f} "
+            "between samples of a class): read them as what the model does with the class."
+        )
 
 
 def _not_tried(skipped: Mapping[str, str]) -> Iterator[str]:
@@ -123,6 +138,8 @@ def why_not(place: Place) -> str:
         return NO_BUDGET
     if halves:
         return swap_reason(halves)
+    if place.doubts.refused:
+        return place.doubts.refused
     return "the evidence does not hold up for so many methods tried at once"
 
 

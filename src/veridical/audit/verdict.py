@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from veridical.audit.doubts import Doubts
 from veridical.audit.evidence import ALPHA, FEWEST, Entry, Rules, Test, corrected, largest_p
 from veridical.audit.groups import Groups, groups_of, pairwise
+from veridical.audit.ranking import Ranking
 from veridical.audit.units import LEVEL, rate
 
 if TYPE_CHECKING:
@@ -71,11 +73,14 @@ class Place:
     """Whether a line of evidence is absent here, so that trust is provisional."""
     dropped: str = ""
     """When and why it left the race."""
+    doubts: Doubts = field(default_factory=Doubts)
+    """Whether its maps are about the sample, and hold for nearly the same weights."""
 
     @property
     def trusted(self) -> bool:
-        """Whether it passes every test of every line that there is."""
-        return not self.control and bool(self.tests) and self.p_holm <= ALPHA and self.samples >= FEWEST
+        """Whether it passes every test of every line that there is, and no doubt is left."""
+        passes = bool(self.tests) and self.p_holm <= ALPHA and self.samples >= FEWEST
+        return not self.control and passes and not self.doubts.refused
 
     @property
     def status(self) -> str:
@@ -123,9 +128,9 @@ class Verdict:
     sentences: tuple[str, ...] = ()
 
     @property
-    def ranking(self) -> tuple[Place, ...]:
+    def ranking(self) -> Ranking:
         """The candidates, best first: trusted ones by group, then the others by win rate."""
-        return tuple(place for place in self.places if not place.control)
+        return Ranking(place for place in self.places if not place.control)
 
     @property
     def controls(self) -> tuple[Place, ...]:
@@ -161,9 +166,11 @@ class Verdict:
 
         rows: list[dict[str, Any]] = []
         for place in self.places:
-            row = {name: value for name, value in vars(place).items() if name != "tests"}
+            row = {name: value for name, value in vars(place).items() if name not in ("tests", "doubts")}
             row |= {"trusted": place.trusted, "status": place.status}
-            for test in place.tests:
+            row |= {name: getattr(place.doubts, name) for name in ("alike", "twin", "refused")}
+            asked = () if place.doubts.sample is None else (place.doubts.sample,)
+            for test in (*place.tests, *asked):
                 row[f"wins: {test.line}, {test.rival}"] = test.rate
                 row[f"p: {test.line}, {test.rival}"] = test.p
             rows.append(row)
@@ -179,6 +186,7 @@ class Field:
     rows: Mapping[str, int]
     absent: Mapping[str, str] = field(default_factory=dict)
     dropped: Mapping[str, str] = field(default_factory=dict)
+    doubts: Mapping[str, Doubts] = field(default_factory=dict)
 
 
 def decide(known: Field, judges: Sequence[Judge], seed: int = 0) -> Verdict:
@@ -195,10 +203,11 @@ def decide(known: Field, judges: Sequence[Judge], seed: int = 0) -> Verdict:
     tests = {label: () if why else rules.tests(entry) for label, entry in entries.items()}
     p = {label: largest_p(found) for label, found in tests.items()}
     adjusted = corrected(p)
+    doubts = {label: known.doubts.get(label, Doubts()) for label in entries}
     finalists = [
         entry
         for label, entry in entries.items()
-        if not why and adjusted[label] <= ALPHA and label not in known.dropped
+        if not why and adjusted[label] <= ALPHA and label not in known.dropped and not doubts[label].refused
     ]
     found = groups_of(rules, finalists, seed) if finalists else Groups((), ())
     number = {label: i for i, group in enumerate(found.groups) for label in group}
@@ -217,6 +226,7 @@ def decide(known: Field, judges: Sequence[Judge], seed: int = 0) -> Verdict:
             p_best=chance.get(number.get(label, -1), math.nan),
             provisional=bool(known.absent),
             dropped=known.dropped.get(label, ""),
+            doubts=doubts[label],
         )
         for label, entry in entries.items()
     ]

@@ -15,21 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import veridical as vd
-from veridical.cli.sources import (
-    AllowCode,
-    Arch,
-    Data,
-    Device,
-    Labels,
-    Model,
-    Output,
-    Samples,
-    Seed,
-    TaskName,
-    Text,
-    Train,
-    task_from_options,
-)
+from veridical.cli.sources import Seed, Source, on_a_task
 from veridical.errors import InputError, VeridicalError, VeridicalWarning
 from veridical.values.score_tables import score_table
 from veridical.values.sealed import put
@@ -64,23 +50,14 @@ def list_names(
 
 
 @app.command()
+@on_a_task(samples=16)
 def explain(
     explainer: Annotated[str, typer.Argument(help="Name of an explainer; see: veridical list explainers.")],
-    task: TaskName = None,
-    model: Model = None,
-    data: Data = None,
-    arch: Arch = None,
-    labels: Labels = None,
-    train: Train = None,
-    text: Text = None,
-    output: Output = None,
-    allow_code: AllowCode = False,
+    source: Source,
     save: Annotated[Path | None, typer.Option("--save", "-o", help="Write the maps (.safetensors).")] = None,
     picture: Annotated[Path | None, typer.Option(help="Draw the maps of the first samples (.png).")] = None,
     settings: Annotated[str, typer.Option(help="Settings as JSON, such as '{\"steps\": 64}'.")] = "{}",
-    samples: Samples = 16,
     seed: Seed = 0,
-    device: Device = None,
 ) -> None:
     """Explain the samples of an embedded task, or those of your own data by your own model.
 
@@ -92,9 +69,7 @@ def explain(
         check_writable(save)
     if picture is not None:
         check_picture_path(picture)
-    chosen = task_from_options(
-        task, model, data, arch, labels, train, allow_code, samples, device, text, output=output
-    )
+    chosen = source.load()
     explanation = vd.explain(explainer, chosen, seed=seed, **_settings(settings))
     out.print(repr(explanation))
     for name, value in explanation.top(0):
@@ -106,25 +81,16 @@ def explain(
 
 
 @app.command()
+@on_a_task(samples=64)
 def evaluate(
-    task: TaskName = None,
-    model: Model = None,
-    data: Data = None,
-    arch: Arch = None,
-    labels: Labels = None,
-    train: Train = None,
-    text: Text = None,
-    output: Output = None,
-    allow_code: AllowCode = False,
+    source: Source,
     explainer: Annotated[
         list[str] | None, typer.Option("--explainer", "-e", help="Repeat for several.")
     ] = None,
     metric: Annotated[list[str] | None, typer.Option("--metric", "-m", help="Repeat for several.")] = None,
     report: Annotated[Path | None, typer.Option("--report", "-r", help="Write an HTML page.")] = None,
     table: Annotated[Path | None, typer.Option(help="Write the table (.csv, .parquet, .md or .tex).")] = None,
-    samples: Samples = 64,
     seed: Seed = 0,
-    device: Device = None,
     cache: Annotated[Path | None, typer.Option(help="Keep explanations in this folder.")] = None,
     repeats: Annotated[
         int,
@@ -143,9 +109,7 @@ def evaluate(
         check_table_path(table)
     if report is not None:
         check_page_path(report)
-    chosen = task_from_options(
-        task, model, data, arch, labels, train, allow_code, samples, device, text, output=output
-    )
+    chosen = source.load()
     result = vd.evaluate(
         chosen,
         explainer or [*_usual(chosen), "random"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -42,18 +43,22 @@ def atlas(
     seed: Seed = 0,
     device: Device = None,
     allow_code: AllowCode = False,
+    only_kept: Annotated[
+        bool, typer.Option("--only-kept", help="Measure nothing: the page of what is finished.")
+    ] = False,
     page: Annotated[bool, typer.Option(help="Write the page as well as the data.")] = True,
 ) -> None:
     """Measure which metrics can be trusted where: planted damage, known answers, noise, blindness, cost.
 
-    The same command goes on where an earlier one was ended, and writes the page of what is finished.
+    The same command goes on where an earlier one was ended; Ctrl-C writes the page of what is finished.
 
     Example: veridical atlas my-atlas --size tiny
 
     Example: veridical atlas my-atlas -m pixel_flipping -m my_package.metrics:Mine --allow-code
     """
     judges = {name: _named(name, as_metric, metric_registry, allow_code) for name in metric or ()}
-    found = atlases.measure(
+    measured = partial(
+        atlases.measure,
         folder,
         size=size,
         metrics=judges or None,
@@ -63,10 +68,18 @@ def atlas(
         workers=workers,
         device=device,
     )
+    stopped = False
+    try:
+        found = measured(only_kept=only_kept)
+    except KeyboardInterrupt:
+        out.print("\nStopped; finished cells are kept, and the same command goes on from there.")
+        found, stopped = measured(only_kept=True), True
     out.print(f"seed {seed}, size {size}", markup=False)
     out.print(repr(found), soft_wrap=True, markup=False, highlight=False)
     made = write_atlas(found, folder) if page else [folder / "atlas.json"]
     out.print(f"atlas written to {made[0]}", soft_wrap=True, markup=False, highlight=False)
+    if stopped:
+        raise typer.Exit(130)
 
 
 def _named(name: str, read: Callable[[Any], T], registry: Registry[T], allow_code: bool) -> T:

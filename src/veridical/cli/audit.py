@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -16,23 +17,7 @@ from veridical.audit.effort import effort_of
 from veridical.audit.panel import LINES, choose_explainers
 from veridical.cli.app import app, out
 from veridical.cli.concepts import HELP, concepts_of
-from veridical.cli.sources import (
-    AllowCode,
-    Arch,
-    Data,
-    Device,
-    Labels,
-    Model,
-    Off,
-    Output,
-    Samples,
-    Seed,
-    TaskName,
-    Text,
-    Train,
-    Units,
-    task_from_options,
-)
+from veridical.cli.sources import Seed, Source, on_a_task
 from veridical.errors import StorageError
 from veridical.values.table_files import check_writable
 
@@ -44,18 +29,9 @@ CONCEPT_METHODS = ("pca", "kmeans", "ica", "nmf", "cdisco", "ice", "craft", "c-s
 
 
 @app.command()
+@on_a_task(samples=None, prompts=True)
 def audit(
-    task: TaskName = None,
-    model: Model = None,
-    data: Data = None,
-    arch: Arch = None,
-    labels: Labels = None,
-    train: Train = None,
-    text: Text = None,
-    output: Output = None,
-    units: Units = None,
-    off: Off = None,
-    allow_code: AllowCode = False,
+    source: Source,
     explainer: Annotated[
         list[str] | None,
         typer.Option("--explainer", "-e", help="Repeat for several; all that apply by default."),
@@ -81,9 +57,7 @@ def audit(
     folder: Annotated[Path, typer.Option("--out", "-o", help="Where the report and the tables go.")] = Path(
         "audit"
     ),
-    samples: Samples = None,
     seed: Seed = 0,
-    device: Device = None,
 ) -> None:
     """Which explainer to use for a model, which not to trust, and how sure that is.
 
@@ -96,23 +70,21 @@ def audit(
     """
     check_writable(folder / "report.html")
     concepts = concepts_of(concept)
-    chosen = task_from_options(
-        task, model, data, arch, labels, train, allow_code, None, device, text, units, off, output
-    )
+    chosen = replace(source, samples=None).load()  # the audit itself takes some of its samples
     kept = folder / UNFINISHED
     try:
         kept.mkdir(parents=True, exist_ok=True)  # a place that cannot be written to is said before the work
     except OSError as error:
         raise StorageError.of("written", folder, error) from error
     if chosen.head == "generation":
-        foretell(chosen, explainer, effort, samples)
+        foretell(chosen, explainer, effort, source.samples)
     try:
         result = vd.audit(
             chosen,
             explainers=explainer,
             effort=effort,
             seed=seed,
-            samples=samples,
+            samples=source.samples,
             lines=line,
             metrics=metric,
             controls=control,

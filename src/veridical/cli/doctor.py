@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -21,9 +22,9 @@ from veridical.cli.sources import (
     Labels,
     Output,
     Samples,
+    Source,
     Text,
     Train,
-    task_from_options,
 )
 from veridical.errors import StorageError
 from veridical.loading.diagnosis import FEW_FEATURES, Diagnosis, diagnose, scoring_rows
@@ -50,9 +51,8 @@ def doctor(
 
     Example: veridical doctor model.onnx rows.npz
     """
-    task = task_from_options(
-        None, model, data, arch, labels, train, allow_code, samples, device, text, output=output
-    )
+    source = Source(None, model, data, arch, labels, train, text, output, allow_code=allow_code)
+    task = replace(source, samples=samples, device=device).load()
     found = diagnose(task)
     for line in found.about:
         out.print(escape(line), soft_wrap=True)

@@ -18,16 +18,9 @@ from veridical.values.table_files import write_csv
 
 
 @app.command()
+@sources.on_a_task(samples=64)
 def gef(
-    task: sources.TaskName = None,
-    model: sources.Model = None,
-    data: sources.Data = None,
-    arch: sources.Arch = None,
-    labels: sources.Labels = None,
-    train: sources.Train = None,
-    text: sources.Text = None,
-    output: sources.Output = None,
-    allow_code: sources.AllowCode = False,
+    source: sources.Source,
     explainer: Annotated[
         list[str] | None, typer.Option("--explainer", "-e", help="Repeat for several.")
     ] = None,
@@ -60,9 +53,7 @@ def gef(
         bool, typer.Option("--send-data", help="Inputs may go to an endpoint that is not this machine.")
     ] = False,
     folder: Annotated[Path, typer.Option("--out", "-o", help="Where table and pictures go.")] = Path("gef"),
-    samples: sources.Samples = 64,
     seed: sources.Seed = 0,
-    device: sources.Device = None,
 ) -> None:
     """Score explainers by how well they follow the model under noise, beside the ceiling they can reach.
 
@@ -70,9 +61,7 @@ def gef(
 
     Example: veridical gef -t reviews --llm http://localhost:8080/v1 --classes bad,good
     """
-    chosen = sources.task_from_options(
-        task, model, data, arch, labels, train, allow_code, samples, device, text, output=output
-    )
+    chosen = source.load()
     kind, usual = (vd.gef.IsoSigma, 20) if iso_sigma else (vd.GEF, 5)
     metric = kind(form=form, perturb=perturb, draws=draws or usual)  # type: ignore[arg-type]
     judged: dict[str, Any] = {name: name for name in explainer or ["gradient", "saliency", "random"]}

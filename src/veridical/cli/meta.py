@@ -44,16 +44,9 @@ Published = Annotated[bool, typer.Option("--published", help="Follow the publish
 
 
 @commands.command()
+@sources.on_a_task(samples=48)
 def benchmark(
-    task: sources.TaskName = None,
-    model: sources.Model = None,
-    data: sources.Data = None,
-    arch: sources.Arch = None,
-    labels: sources.Labels = None,
-    train: sources.Train = None,
-    text: sources.Text = None,
-    output: sources.Output = None,
-    allow_code: sources.AllowCode = False,
+    source: sources.Source,
     metric: Metrics = None,
     explainer: Explainers = None,
     draws: Draws = 3,
@@ -61,9 +54,7 @@ def benchmark(
     test: Tests = None,
     published: Published = False,
     folder: Folder = Path("meta"),
-    samples: sources.Samples = 48,
     seed: sources.Seed = 0,
-    device: sources.Device = None,
 ) -> None:
     """Rank metrics by meta-consistency inside each category, with area charts and scatter.
 
@@ -71,9 +62,7 @@ def benchmark(
 
     Example: veridical meta benchmark -t digits -m sparseness -m pixel_flipping -e gradient -e saliency
     """
-    chosen = sources.task_from_options(
-        task, model, data, arch, labels, train, allow_code, samples, device, text, output=output
-    )
+    chosen = source.load()
     result = _evaluated(chosen, metric, explainer, draws, iterations, test, seed, published)
     _tables(folder, reliability=result.to_frame(), by_category=vd.meta.by_category(result))
     if len(result.metrics) > 1:
@@ -85,32 +74,21 @@ def benchmark(
 
 
 @commands.command()
+@sources.on_a_task(samples=24)
 def voices(
-    task: sources.TaskName = None,
-    model: sources.Model = None,
-    data: sources.Data = None,
-    arch: sources.Arch = None,
-    labels: sources.Labels = None,
-    train: sources.Train = None,
-    text: sources.Text = None,
-    output: sources.Output = None,
-    allow_code: sources.AllowCode = False,
+    source: sources.Source,
     metric: Metrics = None,
     reference: Annotated[
         str | None, typer.Option("--reference", help="Whose maps are damaged. [default: exact or occlusion]")
     ] = None,
     folder: Folder = Path("meta"),
-    samples: sources.Samples = 24,
     seed: sources.Seed = 0,
-    device: sources.Device = None,
 ) -> None:
     """Which metrics can see damage here: known damage is planted on the maps of one reference method.
 
     Example: veridical meta voices -t digits -m pixel_flipping -m sparseness
     """
-    chosen = sources.task_from_options(
-        task, model, data, arch, labels, train, allow_code, samples, device, text, output=output
-    )
+    chosen = source.load()
     found = vd.meta.planted_damage(chosen, metric or METRICS, reference=reference, seed=seed)
     _tables(folder, voices=found.to_frame())
     _picture(found.plot(), folder / "voices.png")
@@ -127,34 +105,23 @@ def voices(
 
 
 @commands.command()
+@sources.on_a_task(samples=48)
 def search(
     metric: Annotated[str, typer.Argument(help="The metric whose settings are searched.")],
     settings: Annotated[str, typer.Option("--settings", help="Values to try, as '{\"runs\": [20, 100]}'.")],
-    task: sources.TaskName = None,
-    model: sources.Model = None,
-    data: sources.Data = None,
-    arch: sources.Arch = None,
-    labels: sources.Labels = None,
-    train: sources.Train = None,
-    text: sources.Text = None,
-    output: sources.Output = None,
-    allow_code: sources.AllowCode = False,
+    source: sources.Source,
     explainer: Explainers = None,
     draws: Draws = 3,
     iterations: Iterations = 2,
     test: Tests = None,
     folder: Folder = Path("meta"),
-    samples: sources.Samples = 48,
     seed: sources.Seed = 0,
-    device: sources.Device = None,
 ) -> None:
     """Find the settings of a metric that make it most reliable.
 
     Example: veridical meta search faithfulness_correlation --settings '{"runs": [20, 100]}' -t digits
     """
-    chosen = sources.task_from_options(
-        task, model, data, arch, labels, train, allow_code, samples, device, text, output=output
-    )
+    chosen = source.load()
     tried = _values(settings)
     options: dict[str, Any] = {"draws": draws, "iterations": iterations, "seed": seed}
     best, result = vd.meta.search_settings(
@@ -231,7 +198,7 @@ def compare(
     """
     results = dict(_named_result(words) for words in result or [])
     for name in dict.fromkeys(task or []):
-        chosen = sources.task_from_options(name, None, None, None, None, None, False, samples, device)
+        chosen = sources.Source(task=name, samples=samples, device=device).load()
         results[name] = _evaluated(chosen, metric, explainer, draws, iterations, test, seed, published)
     if len(results) < 2:
         raise InputError(

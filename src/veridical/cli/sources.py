@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -64,54 +67,72 @@ Device = Annotated[str | None, typer.Option("--device", help="Where to compute, 
 Seed = Annotated[int, typer.Option("--seed", help="All randomness follows from this number.")]
 
 
-def task_from_options(
-    task: str | None,
-    model: str | None,
-    data: Path | None,
-    arch: str | None,
-    labels: str | None,
-    train: Path | None,
-    allow_code: bool,
-    samples: int | None,
-    device: str | None,
-    text: str | None = None,
-    units: str | None = None,
-    off: str | None = None,
-    output: int | None = None,
-) -> vd.Task:
-    """The task these options describe; options that contradict each other are told apart."""
-    from veridical.loading import checked_device, load_task
+@dataclass(frozen=True)
+class Source:
+    """The options of one command that say where its task comes from; `load` makes the task."""
 
-    if model is None:
-        own: dict[str, Any] = {
-            "--data": data,
-            "--arch": arch,
-            "--labels": labels,
-            "--train": train,
-            "--text": text,
-        }
-        own |= {"--units": units, "--off": off, "--output": output}
-        given = [option for option, value in own.items() if value is not None]
-        if given:
-            raise InputError(f"{' and '.join(given)} describe your own model's data; name it with --model")
-        chosen = vd.tasks.load(task or DEFAULT_TASK, samples)
-        place = checked_device(device)
-        return chosen if place is None else chosen.to(place)
-    if task is not None:
-        raise InputError("--task is an embedded task and --model your own; give one of them")
-    if data is None:
-        raise InputError("--model needs --data: the samples to explain")
-    asked = {"units": units, "off": off, "output": output}
-    settings: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
-    return load_task(
-        model,
-        data,
-        arch=arch,
-        labels=labels,
-        train=train,
-        allow_code=allow_code,
-        samples=samples,
-        device=device,
-        text=text,
-        **settings,
-    )
+    task: TaskName = None
+    model: Model = None
+    data: Data = None
+    arch: Arch = None
+    labels: Labels = None
+    train: Train = None
+    text: Text = None
+    output: Output = None
+    units: Units = None
+    off: Off = None
+    allow_code: AllowCode = False
+    samples: Samples = None
+    device: Device = None
+
+    def load(self) -> vd.Task:
+        """The task these options describe; options that contradict each other are told apart."""
+        from veridical.loading import checked_device, load_task
+
+        own = ("data", "arch", "labels", "train", "text", "units", "off", "output")
+        given = {name: getattr(self, name) for name in own if getattr(self, name) is not None}
+        if self.model is None:
+            if given:
+                options = " and ".join(f"--{name}" for name in given)
+                raise InputError(f"{options} describe your own model's data; name it with --model")
+            chosen = vd.tasks.load(self.task or DEFAULT_TASK, self.samples)
+            place = checked_device(self.device)
+            return chosen if place is None else chosen.to(place)
+        if self.task is not None:
+            raise InputError("--task is an embedded task and --model your own; give one of them")
+        if self.data is None:
+            raise InputError("--model needs --data: the samples to explain")
+        how: dict[str, Any] = {"allow_code": self.allow_code, "samples": self.samples, "device": self.device}
+        return load_task(self.model, **given, **how)
+
+
+def on_a_task(samples: int | None, prompts: bool = False) -> Callable[[Callable[..., None]], Any]:
+    """Let a command that has a parameter `source` take the options of one, with this many samples by default.
+
+    `prompts` adds those that only a language model has.
+    """
+    left_out = () if prompts else ("units", "off")
+    options = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        for name, kind in get_type_hints(Source, include_extras=True).items()
+        for default in [samples if name == "samples" else getattr(Source, name)]
+        if name not in left_out
+    ]
+
+    def decorate(command: Callable[..., None]) -> Any:
+        others = signature(command, eval_str=True).parameters
+        before = [name for name in others if name != "source"]
+        places = list(others).index("source")
+        shown = [others[name].replace(kind=Parameter.KEYWORD_ONLY) for name in before]
+        shown[places:places] = options
+
+        def run(**values: Any) -> None:
+            source = Source(**{option.name: values.pop(option.name) for option in options})
+            command(source=source, **values)
+
+        run.__name__, run.__doc__ = command.__name__, command.__doc__
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
+        run.__signature__ = Signature(shown)  # type: ignore[attr-defined]
+        return run
+
+    return decorate

@@ -12,6 +12,7 @@ from torch import Tensor
 from veridical.errors import InputError, NotApplicableError
 from veridical.explainers.first_maps import WATCHER
 from veridical.explainers.laws import certificate
+from veridical.explainers.repeatability import measured, noted, noting
 from veridical.model.cost import Cost
 from veridical.model.predictor import free_memory, out_of_memory
 from veridical.model.sessions import Question, Session
@@ -123,7 +124,8 @@ class Explainer(Settings):
         self.check(task)
         with Question(task.predictor) as question:
             stated, space = self.stated(task), self.space_of(task)
-            values = self.maps(task, key)
+            with noted(self) as halves:
+                values = self.maps(task, key)
             cost = question.so_far
             # where some features are not the task's (special tokens), their part is not in the map; units
             # that a prompt does not have are nothing
@@ -140,6 +142,8 @@ class Explainer(Settings):
         unchecked = question.unchecked
         if promised is not None:
             unchecked.append(certificate(self.name, self.law, self.exact, promised, values, provenance))
+        if halves.found:
+            unchecked.append(measured(self.name, halves.found, provenance))
         return Explanation(
             values,
             space,
@@ -184,7 +188,8 @@ class Explainer(Settings):
 
     def _maps(self, piece: Task, key: Key) -> Tensor:
         """The maps of one piece, cut in two and tried again when memory runs out."""
-        space = self.space_of(piece)
+        space, halves = self.space_of(piece), noting(self)
+        before = 0 if halves is None else len(halves.found)
         try:
             # a copy: maps may be the very weights of this world, or a view of the inputs
             return piece.values(self.attribute(piece, key), f"the map of '{self.name}'", space, copy=True)
@@ -192,6 +197,8 @@ class Explainer(Settings):
             if not out_of_memory(error) or len(piece) == 1:
                 raise
         piece.predictor.meter.here.halvings += 1
+        if halves is not None:
+            del halves.found[before:]
         free_memory(piece.device)
         half = len(piece) // 2
         return torch.cat([self._maps(part, key) for part in (piece[:half], piece[half:])])

@@ -27,6 +27,10 @@ class Cells:
         """How many cells there are."""
         return self.space.n_features
 
+    def in_words(self) -> str:
+        """What is said beside a map of cells."""
+        return f"{len(self.of)} features were joined into {self.count} cells of neighbours"
+
     def over(self, task: Task) -> Task:
         """The same task whose features are the cells."""
         return task.changed(space=self.space, masks=None, outputs=task.outputs)
@@ -47,14 +51,17 @@ def grid_cells(space: Space, across: int) -> Cells | None:
 
 
 def few_cells(space: Space, most: int) -> Cells | None:
-    """Blocks of as few whole features as leave `most` cells at most; None where nothing has to be joined."""
+    """Blocks of as few whole features as leave `most` cells at most, as alike in size as can be.
+
+    None where nothing has to be joined.
+    """
     if space.n_features <= most:
         return None
 
     def split(side: int, sides: tuple[int, ...]) -> tuple[int, Tensor]:
         sizes = range(1, max(sides) + 1)
         block = next(k for k in sizes if prod(-(-n // k) for n in sides) <= max(1, most))
-        return -(-side // block), torch.arange(side) // block
+        return -(-side // block), _spread(side, -(-side // block))
 
     return _made(space, ("blocks", most), split)
 

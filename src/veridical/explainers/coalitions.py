@@ -53,7 +53,10 @@ class SharesOut(MaskingExplainer):
 class FitsCells(Explainer):
     """Base of methods that fit one unknown per feature: of an image, those that its rows can tell apart."""
 
-    rows_per_cell: ClassVar[int] = 8
+    rows_per_feature: ClassVar[int] = 8
+    """Answers for each feature with which all stay as they are."""
+    rows_per_cell: ClassVar[int] = 12
+    """Answers for each cell where features are joined: with so many two seeds agree on photos, too."""
 
     def answers(self) -> int:
         """How many answers the fit has for each sample."""
@@ -69,7 +72,10 @@ class FitsCells(Explainer):
 
     def cells_of(self, task: Task) -> Cells | None:
         """The cells that features are joined into, or None where they stay as they are."""
-        return few_cells(task.space, self.answers() // self.rows_per_cell) if self.joins() else None
+        few = task.space.n_features <= self.answers() // self.rows_per_feature
+        if few or not self.joins():
+            return None
+        return few_cells(task.space, self.answers() // self.rows_per_cell)
 
     def unknowns(self, task: Task) -> int:
         """How many features, or cells, are fitted."""
@@ -79,7 +85,7 @@ class FitsCells(Explainer):
     def stated(self, task: Task) -> dict[str, Any]:
         joined, features = self.cells_of(task), task.space.n_features
         if joined is not None:
-            return {"cells": f"{features} features were joined into {joined.count} cells of neighbours"}
+            return {"cells": joined.in_words()}
         few = f"{self.answers()} answers for {features} features: one fit of many"
         return {"underdetermined": few} if features > self.answers() else {}
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from math import comb
 from typing import Annotated, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from veridical.allowed import MANY, Within
@@ -15,11 +17,14 @@ from veridical.explainers.base import register
 from veridical.explainers.coalitions import FitsCells, SharesOut
 from veridical.explainers.least_squares import least_squares, sample_blocks, shared_counts, solved
 from veridical.explainers.mask_rules import SizedSubsets, in_words, mask_pieces, written_out
+from veridical.explainers.repeatability import note_halves
 from veridical.masking.probe import probe
 from veridical.masking.rules import AllSubsets, Given, MaskRule
 from veridical.random import keyed
 from veridical.random.keyed import Key
 from veridical.values.task import Task
+
+_SPARE = 8  # pairs beyond one a feature, from which on unknowns for the size of a set can be spared
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,8 +63,9 @@ class KernelShap(FitsCells, SharesOut):
     the Shapley kernel k(S) = (D - 1) / (C(D, s) s (D - s)), s = |S| (Lundberg and Lee 2017, theorem 2).
     Where all 2^D sets fit in `budget`, every set is asked and the values are the Shapley values themselves.
     Otherwise sets are drawn from the kernel, sizes spread evenly over its mass, and each is asked with its
-    complement (Covert and Lee 2021). On an image with more features than one for 8 rows, neighbours are
-    joined into cells, which share their value equally: more unknowns than answers can tell apart are noise.
+    complement (Covert and Lee 2021), and what answers owe to the size of a set alone is fitted beside. On an
+    image with more features than one for 8 rows, neighbours are joined into cells, one for 12 rows, which
+    share their value equally: more unknowns than answers can tell apart are noise.
     """
 
     budget: Annotated[int, Within(3, MANY)] = 512
@@ -67,7 +73,7 @@ class KernelShap(FitsCells, SharesOut):
     join: bool = True
     """Whether neighbouring pixels or patches are joined where the budget is too small to tell them apart."""
     name: ClassVar[str] = "kernel_shap"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     summary: ClassVar[str] = "Shapley values by weighted least squares"
     paper: ClassVar[str] = "Lundberg and Lee 2017"
     stochastic: ClassVar[bool] = True
@@ -139,7 +145,12 @@ class KernelShap(FitsCells, SharesOut):
         for some in sample_blocks(len(task), elements, task.device) if pairs else ():
             weights = self._weights(chosen.masks[some], features) if exact else None
             kept = (in_words(chosen.masks[some]) ^ in_words(valid[some])[:, None]).view(torch.bool)
-            out[some] += _deviations(kept, answers[some, 2:], total[some], valid[some], weights)
+            of_pairs = answers[some, 2:].unflatten(-1, (-1, 2))
+            out[some] += _deviations(kept, of_pairs, total[some], valid[some], weights)
+            if not exact:
+                # sizes run evenly from the smallest to the largest, so that every second set has them all
+                half = partial(_half_fit, kept, of_pairs, total[some], valid[some])
+                note_halves(self, task, pairs, half, some)
         return out.to(task.outputs.dtype)
 
     @staticmethod
@@ -162,20 +173,27 @@ def _spread_sizes(key: Key, ids: Tensor, pairs: int, there: Tensor, longest: int
     return torch.minimum(found, there - 1)
 
 
+def _half_fit(kept: Tensor, answers: Tensor, total: Tensor, valid: Tensor, half: int) -> Tensor:
+    return _deviations(kept[:, half::2], answers[:, half::2], total, valid, None)
+
+
 def _deviations(
     kept: Tensor, answers: Tensor, total: Tensor, valid: Tensor, weights: Tensor | None
 ) -> Tensor:
     """What the values add to equal shares: they sum to 0, so the constraint holds by itself.
 
-    A set and its complement carry the same equation with opposite signs once rows are measured from their
-    mean over features, so half the difference of their answers stands for both. Without weights all weigh 1.
+    `answers` (N, pairs, 2) are those without each set and without what it leaves. Both carry the same
+    equation with opposite signs once rows are measured from their mean over features, so half the difference
+    of their answers stands for both. Without weights all weigh 1, and sets that are a sample of all have two
+    unknowns more, for what the answer owes to how many features there are: over all sets of one size the
+    equations of a feature cancel, so that is no part of any value, but in a sample it is most of the noise.
     """
     there = valid.sum(-1, keepdim=True).double()
     gram = shared_counts(kept) if kept.shape[-1] > kept.shape[-2] else None
     # how many features a set has stands on the diagonal
     size = kept.sum(-1).double() if gram is None else gram.diagonal(dim1=-2, dim2=-1).clone()
     share = size / there
-    half = (answers[:, 0::2] - answers[:, 1::2]) / 2 - (share - 0.5) * total
+    half = (answers[..., 0] - answers[..., 1]) / 2 - (share - 0.5) * total
     spread = size * (1 - share)
     scale = (spread if weights is None else spread * weights).sum(-1, keepdim=True) / there
     # with fewer sets than features the smallest solution is taken: a vanishing ridge
@@ -196,6 +214,9 @@ def _deviations(
     # no row says anything on "all alike"; one more that asks it to be 0 changes nothing else
     rows = torch.cat([rows, valid[:, None] / there[..., None].sqrt()], 1)
     half = torch.cat([half, torch.zeros_like(scale)], 1)
+    if weights is None and share.shape[-1] >= kept.shape[-1] + _SPARE:
+        size = F.pad(share - 0.5, (0, 1))
+        rows = torch.cat([rows, size[..., None], size[..., None] ** 3], -1)
     weights = torch.cat([torch.ones_like(share) if weights is None else weights, scale], 1)
-    fitted = least_squares(rows, half, weights, ridge)
+    fitted = least_squares(rows, half, weights, ridge)[..., : kept.shape[-1]]
     return fitted - fitted.sum(-1, keepdim=True) / there * valid

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from veridical.errors import VeridicalWarning
+from veridical.explainers import repeatability
 from veridical.masking.probe import probe
 from veridical.masking.rules import Given
 from veridical.model.sessions import Look
@@ -68,10 +69,10 @@ def in_words(provenance: Mapping[str, Any]) -> str | None:
 
 
 def notes(explanations: Mapping[str, Any]) -> list[str]:
-    """What is said beside maps: their laws, joined features, fits of too few answers."""
+    """What is said beside maps: their laws, how far they repeat, joined features, fits of too few answers."""
     out = []
     for who, explanation in explanations.items():
-        said = [in_words(explanation.provenance)]
+        said = [in_words(explanation.provenance), repeatability.in_words(explanation.provenance)]
         said += [explanation.provenance.get(what) for what in ("cells", "underdetermined")]
         out += [f"{who}: {text}" for text in said if text]
     return out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, ClassVar
 
 import torch
@@ -15,6 +16,7 @@ from veridical.explainers.base import register
 from veridical.explainers.coalitions import FitsCells
 from veridical.explainers.least_squares import sample_blocks, shared_counts, solved
 from veridical.explainers.mask_rules import IndependentCoins, mask_pieces, written_out
+from veridical.explainers.repeatability import note_halves
 from veridical.masking.probe import probe
 from veridical.model.cost import Cost
 from veridical.random import keyed
@@ -31,7 +33,7 @@ class Lime(FitsCells):
     number of features removed is uniform on 0..D; the unmasked input is one row more. A mask that removes
     the share d of the features weighs exp(-(d / kernel_width)^2). (Ribeiro et al. 2016, eq. 1 and 2 with a
     quadratic penalty in the place of a limit on the number of features.) On an image with more features than
-    one for 2 draws, neighbours are joined into cells, which share their coefficient equally.
+    one for 8 draws, neighbours are joined into cells, one for 12 draws, which share a coefficient equally.
     """
 
     draws: Annotated[int, Within(2, MANY)] = 512
@@ -43,11 +45,10 @@ class Lime(FitsCells):
     join: bool = True
     """Whether neighbouring pixels or patches are joined where there are too few draws to tell them apart."""
     name: ClassVar[str] = "lime"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     summary: ClassVar[str] = "weighted linear fit to randomly masked inputs"
     paper: ClassVar[str] = "Ribeiro et al. 2016"
     stochastic: ClassVar[bool] = True
-    rows_per_cell: ClassVar[int] = 2
 
     def answers(self) -> int:
         return self.draws
@@ -79,8 +80,17 @@ class Lime(FitsCells):
             weights = torch.exp(-((gone / there[some] / self.kernel_width) ** 2))
             # a feature's removal says what its presence does, with the sign turned; the input removes nothing
             weights = F.pad(weights, (1, 0), value=1.0)
-            out[some] = ridge_fit(removed, -answers[some], weights, self.ridge, gram)
+            fit = (removed, -answers[some], weights)
+            out[some] = ridge_fit(*fit, self.ridge, gram)
+            half = partial(_half_fit, *fit, self.ridge)
+            note_halves(self, task, self.draws, half, some)
         return out.to(task.outputs.dtype)
+
+
+def _half_fit(truths: Tensor, answers: Tensor, weights: Tensor, ridge: float, half: int) -> Tensor:
+    """The fit of every second draw; the row in front belongs to both halves."""
+    y, w = (torch.cat([each[:, :1], each[:, 1 + half :: 2]], 1) for each in (answers, weights))
+    return ridge_fit(truths[:, half::2], y, w, ridge / 2)
 
 
 def ridge_fit(

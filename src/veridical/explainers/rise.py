@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from veridical.allowed import MANY, Between, Count, Within
 from veridical.explainers.base import Explainer, register
-from veridical.explainers.cells import few_cells
+from veridical.explainers.cells import Cells, few_cells
 from veridical.explainers.least_squares import sample_blocks
 from veridical.explainers.mask_rules import IndependentCoins, mask_pieces, written_out
+from veridical.explainers.repeatability import note_halves
 from veridical.masking.backgrounds import fill_state
 from veridical.masking.probe import blocks, probe
 from veridical.model.cost import Cost
@@ -48,7 +49,7 @@ class Rise(Explainer):
     grid: Count = 7
     """Cells along each side of an image, before they are enlarged."""
     name: ClassVar[str] = "rise"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     summary: ClassVar[str] = "mean response over random masks that show a feature"
     paper: ClassVar[str] = "Petsiuk et al. 2018"
     stochastic: ClassVar[bool] = True
@@ -62,32 +63,59 @@ class Rise(Explainer):
     def pieces(self, task: Task) -> Iterator[Task]:
         return mask_pieces(task, self.rows_per_sample(task))
 
+    def _joined(self, task: Task) -> Cells | None:
+        # more coins than masks can tell apart are noise: neighbours share one
+        return None if self._smooth(task) else few_cells(task.space, self.grid**2)
+
+    @staticmethod
+    def _smooth(task: Task) -> bool:
+        return task.space.kind == "pixel" and not task.fill.looks_at_mask
+
+    def stated(self, task: Task) -> dict[str, Any]:
+        joined = self._joined(task)
+        return {} if joined is None else {"cells": joined.in_words()}
+
     def attribute(self, task: Task, key: Key) -> Tensor:
-        own = key / "masks"
-        if task.space.kind == "pixel" and not task.fill.looks_at_mask:
+        own, joined = key / "masks", self._joined(task)
+        if self._smooth(task):
             masks = _SmoothMasks(own, task.ids, task.space.input_shape[-2:], self.draws, self.keep, self.grid)
-            mean, covered, weighted = _ask_smooth(task, masks, key)
+            totals = _ask_smooth(task, masks, key)
         else:
-            # more coins than masks can tell apart are noise: neighbours share one
-            joined = few_cells(task.space, self.grid**2)
             asked = task if joined is None else joined.over(task)
             features = asked.space.n_features
             rule = written_out(IndependentCoins(own, task.ids, features, self.draws, self.keep), len(task))
             answers = probe(asked, rule, response="logit", key=key)
-            mean = answers.mean(-1, keepdim=True)
-            covered, weighted = answers.new_empty(2, len(task), features)
+            totals = _Totals(len(task), features, task.device)
             for some in sample_blocks(len(task), self.draws * features, task.device):
-                shown = (~rule.masks[some]).double()
-                covered[some], weighted[some] = shown.sum(1), _weighted(answers[some], shown)
-            if joined is not None:
-                covered, weighted = covered[:, joined.of], weighted[:, joined.of]
-        spread = (weighted - mean * covered) / ((self.draws - 1) * self.keep)
-        return (mean + spread).to(task.outputs.dtype)
+                totals.add(some, 0, answers[some], (~rule.masks[some]).double())
+        note_halves(self, task, self.draws, lambda half: totals.map(slice(half, half + 1), self))
+        values = totals.map(slice(2), self)
+        return (values if joined is None else values[:, joined.of]).to(task.outputs.dtype)
 
 
-def _weighted(answers: Tensor, shown: Tensor) -> Tensor:
-    """sum over masks of the answer times how visible each feature was: (n, m), (n, m, V) -> (n, V)."""
-    return (answers[:, None] @ shown)[:, 0]
+class _Totals:
+    """Sums over the masks of even number and over those of odd number, which are the halves of all draws."""
+
+    def __init__(self, samples: int, features: int, device: torch.device) -> None:
+        self.answers = torch.zeros(samples, 2, dtype=torch.float64, device=device)
+        self.covered, self.weighted = self.answers.new_zeros(2, samples, 2, features)
+
+    def add(self, samples: slice, first: int, answers: Tensor, shown: Tensor) -> None:
+        """Add answers (n, m) to masks from the number `first` on that show each feature so much (n, m, V)."""
+        odd = (torch.arange(first, first + answers.shape[1], device=answers.device) % 2).double()
+        of_half = torch.stack([1 - odd, odd])
+        self.answers[samples] += answers @ of_half.mT
+        ones = of_half.expand(len(answers), -1, -1)
+        found = torch.cat([ones, ones * answers[:, None]], 1) @ shown
+        self.covered[samples] += found[:, :2]
+        self.weighted[samples] += found[:, 2:]
+
+    def map(self, halves: slice, of: Rise) -> Tensor:
+        """The map (N, V) of one half or of both."""
+        draws = sum(len(range(half, of.draws, 2)) for half in range(*halves.indices(2)))
+        mean = self.answers[:, halves].sum(1, keepdim=True) / draws
+        covered, weighted = self.covered[:, halves].sum(1), self.weighted[:, halves].sum(1)
+        return mean + (weighted - mean * covered) / ((draws - 1) * of.keep)
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,18 +147,14 @@ class _SmoothMasks:
         return (place[..., None] - coin).abs_().neg_().add_(1).clamp_(min=0)
 
 
-def _ask_smooth(task: Task, masks: _SmoothMasks, key: Key) -> tuple[Tensor, Tensor, Tensor]:
-    """Ask about inputs blended with their fill, which `probe` does not: it asks about whole features.
-
-    Gives the mean answer (N, 1), and the masks' sum and their sum weighted by the answers (N, V).
-    """
+def _ask_smooth(task: Task, masks: _SmoothMasks, key: Key) -> _Totals:
+    """Ask about inputs blended with their fill, which `probe` does not: it asks about whole features."""
     fill, predictor, shape = task.fill, task.predictor, task.inputs.shape[1:]
     repeats = fill.repeats_on(task)
     state = fill_state(task, fill)
-    total = torch.zeros(len(task), 1, dtype=torch.float64, device=task.device)
-    sums = total.new_zeros(len(task), 2, task.space.n_features)
+    totals = _Totals(len(task), task.space.n_features, task.device)
     # new memory for every block would cost more than what is written there
-    mixed, wide = task.inputs.new_empty(0), total.new_empty(0)
+    mixed, wide = task.inputs.new_empty(0), totals.answers.new_empty(0)
     with task.session():
         for rows, columns in blocks(len(task), masks.draws, max(1, predictor.rows // repeats)):
             x, across = task.inputs[rows], columns.stop - columns.start
@@ -140,7 +164,7 @@ def _ask_smooth(task: Task, masks: _SmoothMasks, key: Key) -> tuple[Tensor, Tens
             # repeats of the fill run fastest, so that each mask's answers lie together
             count = len(x) * across * repeats
             if len(mixed) < count:
-                mixed, wide = x.new_empty(count, *shape), total.new_empty(visible.shape)
+                mixed, wide = x.new_empty(count, *shape), wide.new_empty(visible.shape)
             filled = mixed[:count].view(len(x), across, repeats, *shape)
             if x.is_floating_point():
                 torch.addcmul(background, shown, x[:, None, None] - background, out=filled)
@@ -150,10 +174,7 @@ def _ask_smooth(task: Task, masks: _SmoothMasks, key: Key) -> tuple[Tensor, Tens
             answers = task.respond(predictor.chunk(mixed[:count], side), "logit")
             target = task.targets[rows].repeat_interleave(across * repeats)
             own = answers.gather(1, target[:, None]).view(len(x), across, repeats)
-            mean = own.double().mean(-1)
-            total[rows] += mean.sum(-1, keepdim=True)
-            both = torch.stack([torch.ones_like(mean), mean], 1)
-            sums[rows] += both @ (wide.copy_(visible) if wide.shape == visible.shape else visible.double())
-    look_later(total.device, partial(check_finite, total))
-    covered, weighted = sums.unbind(1)
-    return total / masks.draws, covered, weighted
+            exact = wide.copy_(visible) if wide.shape == visible.shape else visible.double()
+            totals.add(rows, columns.start, own.double().mean(-1), exact)
+    look_later(task.device, partial(check_finite, totals.answers))
+    return totals

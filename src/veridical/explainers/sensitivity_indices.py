@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from veridical.allowed import MANY, Count, Within
 from veridical.explainers.base import FILL_KEY, Explainer, register
-from veridical.explainers.cells import grid_cells
+from veridical.explainers.cells import Cells, few_cells, grid_cells
 from veridical.explainers.mask_rules import IndependentCoins, mask_pieces, written_out
+from veridical.explainers.repeatability import note_halves
 from veridical.masking.probe import probe
 from veridical.random.keyed import Key
 from veridical.values.task import Task
@@ -36,10 +37,10 @@ class ByCells:
 
 @dataclass(frozen=True)
 class _RandomMasks(Explainer):
-    """Base: on the pixels of an image features are removed by the cells of a grid, elsewhere one by one."""
+    """Base: pixels are removed by the cells of a grid, more patches than it has by blocks, others alone."""
 
     grid: Count = 8
-    """Cells along each side of an image or volume; other spaces keep their features."""
+    """Cells along each side of an image or volume; patches are joined into `grid`^2 at most."""
     stochastic: ClassVar[bool] = True
 
     def masks(self, features: int) -> int:
@@ -50,9 +51,16 @@ class _RandomMasks(Explainer):
         """The index (n, count) of each cell; `cells` (V,) says which one each feature lies in."""
         raise NotImplementedError
 
+    def stated(self, task: Task) -> dict[str, Any]:
+        joined = self._joined(task)
+        return {"cells": joined.in_words()} if joined is not None and joined.count < len(joined.of) else {}
+
+    def _joined(self, task: Task) -> Cells | None:
+        whole = task.space.kind in ("pixel", "voxel")
+        return grid_cells(task.space, self.grid) if whole else few_cells(task.space, self.grid**2)
+
     def _cells(self, task: Task) -> tuple[Tensor, int]:
-        features = task.space.n_features
-        cells = grid_cells(task.space, self.grid) if task.space.kind in ("pixel", "voxel") else None
+        features, cells = task.space.n_features, self._joined(task)
         if cells is None:
             return torch.arange(features, device=task.device), features
         return cells.of, cells.count
@@ -78,14 +86,16 @@ def _coins(task: Task, key: Key, count: int, draws: int) -> Tensor:
 class Sobol(_RandomMasks):
     """Total Sobol indices: the share of the output's variance that goes when a feature's mask is fixed.
 
-    Features are kept by independent coins m. With m' a second draw and m_i the first with the i-th coin of
-    the second, S_i = E[(y(m) - y(m_i))^2] / (2 Var y) (Jansen's estimator; Fel et al. 2021, eq. 3). It is not
-    signed. On a model that is linear in m, S_i = w_i^2 / sum_j w_j^2. Rows: draws x (features + 1).
+    Features are kept by independent coins m. With m_i the same coins, the i-th drawn anew,
+    S_i = E[(y(m) - y(m_i))^2] / (2 Var y) (Jansen's estimator; Fel et al. 2021, eq. 3). Half of the time the
+    new coin is the old one and the rows are the same: here it is always turned, and 4 stands for the 2. It is
+    not signed. On a model that is linear in m, S_i = w_i^2 / sum_j w_j^2. Rows: draws x (features + 1).
     """
 
     draws: Annotated[int, Within(2, MANY)] = 16
-    """Pairs of masks."""
+    """Random masks, in each of which every coin is turned once."""
     name: ClassVar[str] = "sobol"
+    version: ClassVar[int] = 2
     summary: ClassVar[str] = "share of the output's variance under random masks that involves a feature"
     paper: ClassVar[str] = "Fel et al. 2021"
 
@@ -93,15 +103,16 @@ class Sobol(_RandomMasks):
         return self.draws * (features + 1)
 
     def indices(self, task: Task, cells: Tensor, count: int, key: Key) -> Tensor:
-        first, second = (_coins(task, key / name, count, self.draws) for name in ("first", "second"))
-        own = torch.eye(count, dtype=torch.bool, device=task.device)
-        swapped = torch.where(own, second[:, :, None], first[:, :, None])
-        rule = ByCells(torch.cat([first[:, :, None], swapped], 2).flatten(1, 2), cells)
+        coins = _coins(task, key / "coins", count, self.draws)[:, :, None]
+        turned = coins ^ torch.eye(count, dtype=torch.bool, device=task.device)
+        rule = ByCells(torch.cat([coins, turned], 2).flatten(1, 2), cells)
         answers = probe(task, rule, response="logit", key=FILL_KEY).unflatten(1, (self.draws, -1))
         base, moved = answers[..., :1], answers[..., 1:]
         spread = base[..., 0].var(1, keepdim=True)
-        # the coin is drawn anew and so comes out alike half of the time
-        share = (base - moved).square().mean(1) / (2 * spread)
+        squares = (base - moved).square()
+        # what both halves are divided by does not change their correlation
+        note_halves(self, task, self.draws, lambda half: squares[:, half::2].mean(1))
+        share = squares.mean(1) / (4 * spread)
         return share.nan_to_num(0.0, 0.0, 0.0)
 
 
@@ -115,9 +126,10 @@ class Hsic(_RandomMasks):
     centres (Novello et al. 2022, eq. 3). It is not signed. Rows: draws.
     """
 
-    draws: Annotated[int, Within(4, MANY)] = 256
+    draws: Annotated[int, Within(4, MANY)] = 512
     """Random masks."""
     name: ClassVar[str] = "hsic"
+    version: ClassVar[int] = 2
     summary: ClassVar[str] = "dependence of the output on a feature's random mask"
     paper: ClassVar[str] = "Novello et al. 2022"
 
@@ -127,12 +139,22 @@ class Hsic(_RandomMasks):
     def indices(self, task: Task, cells: Tensor, count: int, key: Key) -> Tensor:
         masks = _coins(task, key / "masks", count, self.draws)
         answers = probe(task, ByCells(masks, cells), response="logit", key=FILL_KEY)
-        apart = (answers[:, :, None] - answers[:, None]).abs()
-        width = apart.flatten(1).median(1).values.clamp(min=torch.finfo(apart.dtype).tiny)
-        alike = torch.exp(-((apart / width[:, None, None]) ** 2) / 2)
-        middle = alike - alike.mean(1, keepdim=True)
-        centred = middle - middle.mean(2, keepdim=True)
-        # K_i = s_i s_i' / 2 + a constant that centring takes away, with s_i = 1 kept, -1 removed
-        signs = 1.0 - 2.0 * masks.double()
-        found: Tensor = (signs * (centred @ signs)).sum(1) / 2 / (self.draws - 1) ** 2
-        return torch.where(apart.amax((1, 2))[:, None] > 0, found, 0.0)
+
+        def half(at: int) -> Tensor:
+            return dependence(masks[:, at::2], answers[:, at::2])
+
+        note_halves(self, task, self.draws, half)
+        return dependence(masks, answers)
+
+
+def dependence(masks: Tensor, answers: Tensor) -> Tensor:
+    """HSIC (n, V) between masks (n, m, V) and answers (n, m)."""
+    apart = (answers[:, :, None] - answers[:, None]).abs()
+    width = apart.flatten(1).median(1).values.clamp(min=torch.finfo(apart.dtype).tiny)
+    alike = torch.exp(-((apart / width[:, None, None]) ** 2) / 2)
+    middle = alike - alike.mean(1, keepdim=True)
+    centred = middle - middle.mean(2, keepdim=True)
+    # K_i = s_i s_i' / 2 + a constant that centring takes away, with s_i = 1 kept, -1 removed
+    signs = 1.0 - 2.0 * masks.double()
+    found: Tensor = (signs * (centred @ signs)).sum(1) / 2 / (answers.shape[1] - 1) ** 2
+    return torch.where(apart.amax((1, 2))[:, None] > 0, found, 0.0)

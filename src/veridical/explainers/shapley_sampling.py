@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -13,6 +14,7 @@ from veridical.allowed import Count
 from veridical.explainers.base import FILL_KEY, Explainer, register
 from veridical.explainers.laws import change_from_nothing
 from veridical.explainers.mask_rules import mask_pieces
+from veridical.explainers.repeatability import note_halves
 from veridical.masking.probe import probe
 from veridical.random import keyed
 from veridical.random.keyed import Key
@@ -79,8 +81,9 @@ class ShapleySampling(Explainer):
         )
         ends = [end[:, None].expand(-1, self.orders, -1) for end in (clean, empty)]
         curve = torch.cat([ends[0], steps, ends[1]], -1)
-        lost = curve[..., :-1] - curve[..., 1:]
-        return lost.gather(-1, ranks).mean(1).to(task.outputs.dtype)
+        lost = (curve[..., :-1] - curve[..., 1:]).gather(-1, ranks)
+        note_halves(self, task, self.orders, partial(_half_mean, lost))
+        return lost.mean(1).to(task.outputs.dtype)
 
     def _ranks(self, task: Task, key: Key) -> Tensor:
         features, valid = task.space.n_features, task.space.valid
@@ -90,3 +93,9 @@ class ShapleySampling(Explainer):
         # padding keeps its places at the end
         turned = torch.where(ranks <= last, last - ranks, ranks)
         return torch.stack([ranks, turned], 2).flatten(1, 2)[:, : self.orders]
+
+
+def _half_mean(lost: Tensor, half: int) -> Tensor:
+    """The mean over every second pair of orders: one and the same turned round belong together."""
+    own = torch.arange(lost.shape[1], device=lost.device) // 2 % 2 == half
+    return (lost * own[:, None]).sum(1) / own.sum()

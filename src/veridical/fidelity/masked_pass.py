@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -13,7 +12,6 @@ from veridical.fidelity.correctness import rightness
 from veridical.fidelity.exact_sums import exact_falls, sizes_asked_whole
 from veridical.fidelity.removal import (
     SIGNS,
-    Parts,
     Removals,
     Sign,
     budget,
@@ -174,38 +172,13 @@ def removals(
     key: Key,
 ) -> Removals:
     """The mask rule of one pass."""
-    about = (tuple(levels), alpha, beta, tuple(signs))
-    if task.space.valid is None:
-        n, sizes, counts, parts = _even_parts(task.space.n_features, len(task), task.device, *about)
-    else:
-        n, sizes, counts, parts = _parts(task.space.counts(len(task)).to(task.device), *about)
-    ranks = explanation.descending_ranks.to(task.device)
-    return Removals(key / "removal", task.ids, ranks, n, sizes, counts, tuple(signs), draws, bernoulli, parts)
-
-
-def _parts(
-    n: Tensor, levels: tuple[float, ...], alpha: float, beta: float | None, signs: tuple[Sign, ...]
-) -> tuple[Tensor, Tensor, tuple[Tensor, ...], Parts]:
-    """The features n (N,), sizes (N, S), counts (N, S) per sign, and the parts they make."""
+    n = task.space.counts(len(task)).to(task.device)
     sizes = explanation_sizes(n, levels)
     cap = None if beta is None else budget(n, beta)
     # a single feature cannot be split into an explanation and the rest
     counts = tuple(
         removal_counts(sizes, n, sign, alpha, cap).masked_fill(n[:, None] < 2, 0) for sign in signs
     )
-    return n, sizes, counts, Parts.of(n, sizes, counts, signs)
-
-
-@lru_cache(maxsize=16)
-def _even_parts(
-    features: int,
-    samples: int,
-    device: torch.device,
-    levels: tuple[float, ...],
-    alpha: float,
-    beta: float | None,
-    signs: tuple[Sign, ...],
-) -> tuple[Tensor, Tensor, tuple[Tensor, ...], Parts]:
-    """The same where all samples have as many features: made once, never written to."""
-    with torch.inference_mode(False):
-        return _parts(torch.full((samples,), features, device=device), levels, alpha, beta, signs)
+    ranks = explanation.descending_ranks.to(task.device)
+    whole = alpha == 1 and beta is None
+    return Removals(key / "removal", task.ids, ranks, n, sizes, counts, tuple(signs), draws, bernoulli, whole)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._pairs import pair_counts
 from ._rows import align, has_spread, nan_where
-from .devices import on_host
 from .ranks import run_begins
 
 # Inversions inside short blocks are counted by comparing all pairs: their values fit in int8, and some
@@ -36,8 +34,7 @@ def kendall_tau_b(x: Tensor, y: Tensor, where: Tensor | None = None) -> Tensor:
 
     # Masked entries become NaN: last in every sort below, tied with nothing, in one order throughout.
     shown_x, shown_y = (t if where is None else nan_where(~valid, t) for t in (x, y))
-    count = _counted_by_sorting if on_host(x) else _counted_by_partition
-    tied_x, tied_y, tied_both, discordant = count(shown_x, shown_y)
+    tied_x, tied_y, tied_both, discordant = _pair_counts(shown_x, shown_y)
     difference = pairs - tied_x - tied_y + tied_both - 2 * discordant
     # In float64, since the product of two pair counts need not fit into an integer.
     scale = ((pairs - tied_x).to(torch.float64) * (pairs - tied_y).to(torch.float64)).sqrt()
@@ -45,14 +42,8 @@ def kendall_tau_b(x: Tensor, y: Tensor, where: Tensor | None = None) -> Tensor:
     return nan_where(~(has_spread(x, valid) & has_spread(y, valid)), tau)
 
 
-def _counted_by_sorting(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-    """Pairs of each row tied in x, in y, in both, and ordered differently, as is quickest on a CPU."""
-    rows = (t.reshape(-1, t.shape[-1]).numpy() for t in (x, y))
-    return tuple(torch.from_numpy(counts).reshape(x.shape[:-1]) for counts in pair_counts(*rows))
-
-
-def _counted_by_partition(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-    """The same without leaving the device."""
+def _pair_counts(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    """Pairs of each row tied in x, in y, in both, and ordered differently."""
     by_x = torch.argsort(x, dim=-1, stable=True)
     y = y.gather(-1, by_x)
     by_y = torch.argsort(y, dim=-1, stable=True)

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ._rows import align, nan_where
-from ._sorting import sorted_singles, stable_sort
 from .devices import on_host
-
-# Rows from this length on are sorted as integers that carry their place.
-_LONG = 2**14
-# So many numbers take a millisecond or two to rank, ten times what it takes to start a thread.
-_WORTH_A_THREAD = 2**16
 
 
 class TiedRuns(NamedTuple):
@@ -82,8 +74,10 @@ def _shared_ranks(x: Tensor, valid: Tensor | None) -> Tensor:
     if x.shape[-1] == 0:
         return x.double()
     if on_host(x):
-        flat = np.ascontiguousarray(x.numpy()).reshape(-1, x.shape[-1])
-        return torch.from_numpy(_in_threads(flat)).reshape(x.shape)
+        order, first, last = tied_runs(x)
+        # a run from place p to place q (counted from 0) covers the ranks p + 1 to q + 1
+        shared = (first + last).double().div_(2).add_(1)
+        return torch.empty_like(shared).scatter_(-1, order, shared)
     return _counted_by_bisection(x, valid)
 
 
@@ -101,37 +95,6 @@ def _counted_by_bisection(x: Tensor, valid: Tensor | None) -> Tensor:
     ranks = below.add_(up_to).add_(1).to(torch.float64).div_(2)
     # NaN sorts last, so that a row shows at its end whether it has one
     return ranks if valid is not None else ranks.masked_fill_(ordered[..., -1:].isnan(), torch.nan)
-
-
-def _in_threads(x: np.ndarray) -> np.ndarray:
-    """`_sorted_by_numpy` by as many threads as torch has: numpy's sort leaves others running."""
-    parts = min(torch.get_num_threads(), len(x), x.size // _WORTH_A_THREAD)
-    if parts < 2:
-        return _sorted_by_numpy(x)
-    with ThreadPoolExecutor(parts) as pool:
-        return np.concatenate([*pool.map(_sorted_by_numpy, np.array_split(x, parts))])
-
-
-def _sorted_by_numpy(x: np.ndarray) -> np.ndarray:
-    """Shared ranks of rows (R, V): numpy's vectorised sort takes a fifth of the time of torch's."""
-    rows, size = x.shape
-    if x.dtype == np.float32:
-        ordered, order = sorted_singles(x)
-    else:
-        order = stable_sort(x)[1] if size >= _LONG else np.argsort(x, -1)
-        ordered = np.take_along_axis(x, order, -1)
-    begins = np.ones((rows, size), bool)
-    np.not_equal(ordered[:, 1:], ordered[:, :-1], out=begins[:, 1:])
-    order += np.arange(0, rows * size, size)[:, None]
-    ranks = np.empty(rows * size)
-    if begins.all():
-        ranks[order] = np.arange(1.0, size + 1.0)
-        return ranks
-    first = np.flatnonzero(begins)
-    length = np.diff(first, append=rows * size)
-    # a run of n equals from place p on (counted from 0) covers the ranks p + 1 to p + n
-    ranks[order.reshape(-1)] = np.repeat(first % size + (length + 1) * 0.5, length)
-    return ranks
 
 
 def positions(order: Tensor) -> Tensor:

@@ -15,8 +15,8 @@ from veridical.gef.map_health import MapHealth
 class Moved:
     """How far the maps moved at one level, and what the form says about itself."""
 
-    explanation: Tensor | None = None
-    """One distance per sample (N,); None where the form tells all of them at the end."""
+    explanation: Tensor
+    """One distance per sample (N,)."""
     fit: Tensor | None = None
     """R^2 of the fitted response of the map to the outputs (N,), `jacobian` only."""
     in_span: Tensor | None = None

@@ -33,7 +33,7 @@ def jacobian(setting: Setting, sigma: float, draw: int, level: int, clean: Tenso
         first = setting.values(world, *setting.path_key(draw, level, t))
         answers = setting.outputs(world)
         outputs = setting.per_sample(answers.double())
-        maps = setting.room.of(1 + count, first, torch.float64)
+        maps = first.new_empty(1 + count, *first.shape, dtype=torch.float64)
         maps[0] = first
         near_answers = answers.new_empty(count, *answers.shape)
         around = Worlds(world, setting.perturb, setting.latest.draw)
@@ -55,7 +55,7 @@ def jacobian(setting: Setting, sigma: float, draw: int, level: int, clean: Tenso
         fits.append(fit)
         spans.append(in_span)
         before = outputs
-    setting.answers.add(answers)
+    setting.judge(answers)
     return Moved(setting.steps * energy, torch.stack(fits).mean(0), torch.stack(spans).mean(0))
 
 

@@ -7,7 +7,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from veridical.gef.batched_distances import Pending
 from veridical.gef.found import Moved
 from veridical.gef.setting import Setting
 from veridical.gef.worlds import with_output_noise
@@ -42,39 +41,27 @@ class RunningReference:
 
     def __init__(self) -> None:
         self.reached: bool | None = None
-        self._pending: Pending | None = None
-        self._own: list[Tensor] = []
-        self._draws, self._steps = 0, 1
+        self._total = self._count = torch.empty(0)
 
     def __call__(self, setting: Setting, sigma: float, draw: int, level: int, clean: Tensor) -> Moved:
-        if self._pending is None:
-            self._pending = setting.pending(lambda maps: (clean - maps).square_().sum(-1).square())
+        if level == 0:
+            self._total = clean.new_zeros(len(clean))
+            self._count = torch.zeros_like(self._total)
         noise = setting.noise_key(draw, level)
         for t, strength in enumerate(strengths(sigma, setting.steps)):
             world = setting.world(strength, step_key(noise, t))
             if self.reached is None:
                 self.reached = self._reaches(setting, world)
+            change = towards = clean - setting.explain(world, draw, level, t)
             if self.reached:
-                change = clean - setting.explain(world, draw, level, t)
                 towards = self._mean_change(setting, world, clean, change, draw, level, t)
-                self._own.append((change * towards).sum(-1).square())
-            else:
-                self._pending.add(setting.values(world, draw, level, t))
-        self._draws, self._steps = draw + 1, setting.steps
-        world = setting.world(sigma, noise)
-        setting.answers.add(setting.outputs(world))
-        return Moved()
-
-    def moved(self) -> Tensor | None:
-        """The running means (levels, N), those of one draw after the other."""
-        if self._pending is None:
-            return None
-        products = torch.stack(self._own) if self._own else self._pending.all()
-        products, steps = products.unflatten(0, (self._draws, -1)), self._steps
-        # a missing map joins no mean; one term after the other, as the program adds them
-        total = products.nan_to_num(0.0).cumsum(1)[:, steps - 1 :: steps]
-        count = (~products.isnan()).cumsum(1)[:, steps - 1 :: steps]
-        return torch.where(count > 0, total / count.clamp(min=1), torch.nan).flatten(0, 1)
+            product = (change * towards).sum(-1).square()
+            # a missing map joins no mean
+            self._total = self._total + product.nan_to_num(0.0)
+            self._count = self._count + ~product.isnan()
+        setting.judge(setting.outputs(setting.world(sigma, noise)))
+        mean = self._total / self._count.clamp(min=1)
+        return Moved(torch.where(self._count > 0, mean, torch.nan))
 
     def _reaches(self, setting: Setting, world: Task) -> bool:
         """Whether noise on the outputs can change a map at all: it is tried, whatever the explainer says."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -12,7 +11,6 @@ from torch import Tensor
 
 from veridical.explainers import Explainer
 from veridical.functional import cosine_distance, euclidean, rms_normalise, round_to_grid
-from veridical.gef.batched_distances import Pending, Room
 from veridical.gef.finite_checks import Watch
 from veridical.gef.shared_worlds import SharedWorld
 from veridical.gef.worlds import Perturbation
@@ -62,8 +60,8 @@ class Setting:
     """The world that all explainers meet at present."""
     watch: Watch = field(default_factory=Watch)
     """Remembers maps that are not finite."""
-    room: Room = field(default_factory=Room)
-    """Memory for maps that wait to be measured."""
+    model_moved: list[Tensor] = field(default_factory=list)
+    """How far the model moved at the levels met so far, those of one draw after the other."""
     redraws: bool = False
     """Whether two keys give two maps, declared or found."""
 
@@ -81,7 +79,8 @@ class Setting:
 
     def explain(self, world: Task, *where: str | int) -> Tensor:
         """The map of a world (N, V) as it is compared, NaN where there is none (see `values`)."""
-        return self.comparable(self.values(world, *where).double()[None])[0]
+        # copied: it may be the very weights of its world, which move on
+        return self.comparable(self.values(world, *where).detach().to(torch.float64, copy=True))
 
     def values(self, world: Task, *where: str | int) -> Tensor:
         """The map of a world (N, V) as the explainer gives it; `where` keys a stochastic one.
@@ -93,12 +92,8 @@ class Setting:
             key = key / part
         return self.explainer.values_on(world, key)
 
-    def pending(self, measure: Callable[[Tensor], Tensor]) -> Pending:
-        """Maps to be measured when several are there: `measure` gets them as they are compared."""
-        return Pending(self.room, lambda maps: measure(self.comparable(maps)), torch.float64)
-
     def comparable(self, values: Tensor) -> Tensor:
-        """Maps of some worlds (worlds, N, V) in double precision, checked, and divided by their size."""
+        """Maps (..., N, V) in double precision, checked, and divided by their size."""
         if self.explainer.plain:
             self.watch.map(values, self.space.valid, self.explainer.name)
         return rms_normalise(values, where=self.space.valid) if self.normalise else values
@@ -162,10 +157,6 @@ class Setting:
         path: tuple[str | int, ...] = ("path", draw, level)
         return (*path, *where) if self.explainer.control else path
 
-    @cached_property
-    def answers(self) -> Pending:
-        """The answers by which the model's movement is judged, level by level and draw by draw."""
-        return Pending(Room(), self._judge)
-
-    def _judge(self, answers: Tensor) -> Tensor:
-        return self.model_distortion(answers.transpose(0, 1)).mT
+    def judge(self, outputs: Tensor) -> None:
+        """Note how far the model moved at one level, by its answers there."""
+        self.model_moved.append(self.model_distortion(outputs.detach()[:, None])[:, 0])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from veridical.gef import noise_prefetch
-from veridical.gef.distortion import Fast, arc
+from veridical.gef.distortion import arc, fast
 from veridical.gef.found import Found, Moved
 from veridical.gef.jacobian_form import jacobian, near_key, neighbours
 from veridical.gef.map_health import MapHealth, map_health
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 BLOCK_BYTES = 2**22
 """Bytes of maps held at once for each MiB that a chunk's activations may take on the device."""
 MAKING: dict[str, Callable[[], Callable[..., Moved]]] = {
-    "fast": Fast,
+    "fast": lambda: fast,
     "reference": RunningReference,
     "arc": lambda: arc,
     "jacobian": lambda: jacobian,
@@ -111,7 +111,7 @@ class Walk:
         found: dict[str, Found] = {}
         for who in company:
             with company.at_work(who, task):
-                found[who] = self._found(settings[who], measures[who], cells[who], clean[who], health[who])
+                found[who] = self._found(settings[who], cells[who], clean[who], health[who])
         return found
 
     def _setting(self, task: Task, who: str, latest: SharedWorld) -> Setting:
@@ -122,7 +122,6 @@ class Walk:
     def _found(
         self,
         setting: Setting,
-        measure: Callable[..., Moved],
         cells: list[Moved],
         clean: Tensor,
         health: MapHealth,
@@ -133,9 +132,7 @@ class Walk:
         def told(what: str) -> Tensor:
             return table(torch.stack([getattr(cell, what) for cell in cells]))
 
-        model = table(setting.answers.all())
-        moved = measure.moved() if isinstance(measure, Fast | RunningReference) else None
-        explanation = told("explanation") if moved is None else table(moved)
+        model, explanation = table(torch.stack(setting.model_moved)), told("explanation")
         lost = ~model.isfinite()
         deaf, gaps = setting.watch.settle(
             (model == 0).all(), (explanation.isnan() | lost).any(), excused=lost.any(-1).any(-1)

@@ -138,8 +138,6 @@ class Mean(Fill):
 
 _FIXED = (Constant, Zero, Token, Mean)
 """Fills that show one and the same for all samples and draws; a fill made of one of them may do otherwise."""
-WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Integers by how many bytes they have."""
 _FACTS_KEPT = 2**26  # features of all samples of which it is kept whether they matter: 64 MB
 
 
@@ -181,16 +179,7 @@ class Backgrounds:
             each = removed[:, :, 0].expand(*out.shape[:2], *removed.shape[3:])
             out.copy_(self.fill.impute_masks(x, each, self._task.ids[rows], self.key).view_as(out))
             return
-        background, x = self(rows)[:, None], x[:, None, None]
-        if not self._task.predictor.on_host or not out.dtype == x.dtype == background.dtype:
-            torch.where(removed, background, x, out=out)
-            return
-        # in passes that a processor vectorises, which its `where` does not:
-        # x ^ ((x ^ background) where removed, else 0), on the bits, whatever they mean
-        word = WORDS[out.itemsize]
-        bits, own = out.view(word), x.view(word)
-        bits.copy_(removed.view(torch.uint8))
-        bits.mul_(own ^ background.view(word)).bitwise_xor_(own)
+        torch.where(removed, self(rows)[:, None], x[:, None, None], out=out)
 
     def matters(self) -> Tensor | None:
         """(N, V): whether removing a feature changes its input at all; None where masks decide that."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -23,7 +22,6 @@ from veridical.settings import revivable
 # Iterations that leave an error below the noise of the fill; holes of larger images reach further
 _QUICK = 2
 _QUICK_UP_TO = 32  # pixels per side
-_KEPT = threading.local()
 # Rows solved together on a core: few enough for their buffers to stay in its cache
 _TOGETHER = 64
 
@@ -118,7 +116,7 @@ def solve_holes(
     # (R, C, H, W) as (H, W, R * C): the layout of the solver, without copying
     images = x.reshape(count, height, width).permute(1, 2, 0)
     holes = hole.reshape(count, height, width).view(torch.uint8).permute(1, 2, 0)
-    space = _workspace(height, width, together, x)
+    space = Workspace(height, width, together, x)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     filled = out.view(count, height, width).permute(1, 2, 0)
     for at in range(0, count, together):
@@ -130,18 +128,6 @@ def solve_holes(
             space.hole[..., few:] = 0
         filled[..., at : at + few] = space.solve(iterations, tolerance)[..., :few]
     return out if order is None else torch.empty_like(out).index_copy_(0, order, out)
-
-
-def _workspace(height: int, width: int, images: int, like: Tensor) -> Workspace:
-    """Room to solve in. On a CPU a thread keeps its last: new memory costs a tenth of the solving."""
-    if not on_host(like):
-        return Workspace(height, width, images, like)
-    shape = (height, width, images, like.dtype)
-    if getattr(_KEPT, "shape", None) != shape:
-        with torch.inference_mode(False):
-            _KEPT.space, _KEPT.shape = Workspace(height, width, images, like), shape
-    kept: Workspace = _KEPT.space
-    return kept
 
 
 def _images_only(name: str, x: Tensor) -> None:

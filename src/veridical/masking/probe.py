@@ -17,7 +17,7 @@ from torch import Tensor
 from veridical.errors import InputError, ShapeError
 from veridical.functional import round_to_grid
 from veridical.masking import answer_table, subset_table
-from veridical.masking.backgrounds import WORDS, Backgrounds
+from veridical.masking.backgrounds import Backgrounds
 from veridical.masking.deduplication import ask_once, one_hides_all
 from veridical.masking.fills import Fill
 from veridical.masking.rules import MaskRule, RankThreshold, is_signed, rows_of
@@ -166,8 +166,7 @@ def _ask(
     found: list[Tensor] = []
     result = touched = buffer = None
     if matters is not None:
-        word = _widest_word(matters.shape[-1])
-        touched = torch.empty(samples, masks, dtype=word, device=task.inputs.device)
+        touched = torch.empty(samples, masks, dtype=torch.bool, device=task.inputs.device)
     with Session(predictor):
         for rows, columns in cut:
             x = task.inputs[rows]
@@ -182,7 +181,7 @@ def _ask(
                 # padding and special tokens are never removed, whatever a rule says
                 removed = removed & task.space.valid[rows, None]
             if touched is not None and matters is not None:
-                _touch(removed, matters[rows, None], touched[rows, columns])
+                touched[rows, columns] = (removed & matters[rows, None]).any(-1)
             removed = task.space.expand(removed.expand(count, -1, -1), rows)[:, :, None]
             total = count * across * repeats
             padded = total + (-total % predictor.padded_to)
@@ -211,20 +210,7 @@ def _ask(
             result[rows, columns] = answers
     if result is None:
         result = torch.cat(found) if len(found) > 1 else found[0]
-    return (result if all_outputs else result[..., 0]), None if touched is None else touched == 0
-
-
-def _touch(removed: Tensor, matters: Tensor, out: Tensor) -> None:
-    """Write a number above 0 for masks that remove a feature that matters: (n, M, V), (n, 1, V) -> (n, M)."""
-    # truth values lie a byte each, and no byte is more than 1: no word of them is negative, and the largest
-    # tells whether there is any
-    both = removed.contiguous().view(out.dtype) & matters.contiguous().view(out.dtype)
-    torch.amax(both, -1, out=out)
-
-
-def _widest_word(features: int) -> torch.dtype:
-    """The largest integers that so many bytes are a whole number of."""
-    return WORDS[max(size for size in WORDS if features % size == 0)]
+    return (result if all_outputs else result[..., 0]), None if touched is None else ~touched
 
 
 def blocks(samples: int, masks: int, rows: int) -> Iterator[tuple[slice, slice]]:

@@ -140,21 +140,10 @@ class Altered(Explainer):
 
 
 FACTS = frozenset(
-    {
-        "name",
-        "needs",
-        "modalities",
-        "stochastic",
-        "control",
-        "one_key",
-        "draws_on",
-        "rows_per_sample",
-        "space_of",
-        "why_not",
-        "check",
-        "to_json",
-        "prepared",
-    }
+    """
+    name needs modalities stochastic control one_key draws_on rows_per_sample space_of why_not check
+    to_json prepared
+    """.split()
 )
 
 

@@ -10,11 +10,9 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError
-from veridical.explainers.base import Explainer
 from veridical.functional._rows import whole_largest
+from veridical.metrics.types import Explainer, Key, Task
 from veridical.model.sessions import look_later
-from veridical.random.keyed import Key
-from veridical.values.task import Task
 
 Explain = Callable[[Task, Key], Tensor]
 

@@ -8,12 +8,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from veridical.explainers.base import Explainer
 from veridical.metrics.re_explaining import explaining, one_session, samples_at_once
+from veridical.metrics.types import Explainer, Key, Task
 from veridical.model.predictor import Side, check_finite, take_side
 from veridical.model.sessions import look_later
-from veridical.random.keyed import Key
-from veridical.values.task import Task
 
 
 def why_no_references(task: Task) -> str | None:

@@ -9,11 +9,8 @@ import torch
 from torch import Tensor
 
 from veridical.metrics.base import AnyMetric, RankingMetric
+from veridical.metrics.types import Explanation, Key, Scores, Task
 from veridical.model.cost import Cost
-from veridical.random.keyed import Key
-from veridical.values.explanation import Explanation
-from veridical.values.scores import Scores
-from veridical.values.task import Task
 from veridical.values.variance import SOURCES, repeats_of
 
 

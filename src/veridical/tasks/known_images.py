@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -65,24 +67,9 @@ def colour_digits(samples: int | None = None, seed: int = 0, share: float = 0.2)
     )
 
 
-def colour_digits_10(samples: int | None, seed: int) -> KnownAnswer:
-    """Colour digits that cover 10% of the image."""
-    return colour_digits(samples, seed, 0.10)
-
-
-def colour_digits_15(samples: int | None, seed: int) -> KnownAnswer:
-    """Colour digits that cover 15% of the image."""
-    return colour_digits(samples, seed, 0.15)
-
-
-def colour_digits_20(samples: int | None, seed: int) -> KnownAnswer:
-    """Colour digits that cover 20% of the image."""
-    return colour_digits(samples, seed, 0.20)
-
-
-def colour_digits_25(samples: int | None, seed: int) -> KnownAnswer:
-    """Colour digits that cover 25% of the image."""
-    return colour_digits(samples, seed, 0.25)
+colour_digits_10, colour_digits_15, colour_digits_20, colour_digits_25 = (
+    partial(colour_digits, share=share) for share in (0.10, 0.15, 0.20, 0.25)
+)
 
 
 # --- the watermark --------------------------------------------------------------------------------------

@@ -16,60 +16,14 @@ from torch import Tensor
 from veridical.random import keyed
 from veridical.random.keyed import Key
 
-THINGS = [
-    "battery",
-    "screen",
-    "case",
-    "cable",
-    "handle",
-    "lens",
-    "speaker",
-    "keyboard",
-    "motor",
-    "blade",
-    "zip",
-    "strap",
-    "cushion",
-    "lid",
-    "charger",
-    "button",
-    "manual",
-    "fabric",
-    "hinge",
-    "filter",
-    "pump",
-    "wheel",
-    "sensor",
-    "box",
-]
-GOOD = [
-    "good",
-    "great",
-    "excellent",
-    "lovely",
-    "sturdy",
-    "reliable",
-    "brilliant",
-    "solid",
-    "superb",
-    "bright",
-    "comfortable",
-    "sharp",
-]
-BAD = [
-    "bad",
-    "awful",
-    "terrible",
-    "flimsy",
-    "useless",
-    "noisy",
-    "poor",
-    "ugly",
-    "faulty",
-    "weak",
-    "dull",
-    "broken",
-]
+THINGS = """
+battery screen case cable handle lens speaker keyboard motor blade zip strap cushion lid charger button
+manual fabric hinge filter pump wheel sensor box
+""".split()
+GOOD = """
+good great excellent lovely sturdy reliable brilliant solid superb bright comfortable sharp
+""".split()
+BAD = "bad awful terrible flimsy useless noisy poor ugly faulty weak dull broken".split()
 STRENGTH = ["very", "really", "quite", "truly", "rather"]
 NEGATION = ["not", "never", "hardly"]
 LINKS = ["is", "was", "feels", "seems", "looks"]

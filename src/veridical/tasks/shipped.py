@@ -99,34 +99,11 @@ def reviews_data() -> Data:
 # --- the tasks ------------------------------------------------------------------------------------------
 
 
-def digits(samples: int | None, seed: int) -> Task:
-    """A small CNN on scikit-learn's handwritten digits."""
-    return shipped(samples, seed, "digits")
-
-
-def breast_cancer(samples: int | None, seed: int) -> Task:
-    """A dense network on the 30 columns of the Wisconsin breast cancer table."""
-    return shipped(samples, seed, "breast_cancer")
-
-
-def breast_cancer_logistic(samples: int | None, seed: int) -> Task:
-    """Logistic regression on the Wisconsin breast cancer table."""
-    return shipped(samples, seed, "breast_cancer_logistic")
-
-
-def wine(samples: int | None, seed: int) -> Task:
-    """A dense network on the 13 columns of the wine table."""
-    return shipped(samples, seed, "wine")
-
-
-def wine_logistic(samples: int | None, seed: int) -> Task:
-    """Logistic regression on the wine table."""
-    return shipped(samples, seed, "wine_logistic")
-
-
-def diabetes(samples: int | None, seed: int) -> Task:
-    """A dense network for the progression of diabetes in units of its deviation: a regression."""
-    return shipped(samples, seed, "diabetes", head="regression")
+digits, breast_cancer, breast_cancer_logistic, wine, wine_logistic = (
+    partial(shipped, name=name)
+    for name in ("digits", "breast_cancer", "breast_cancer_logistic", "wine", "wine_logistic")
+)
+diabetes = partial(shipped, name="diabetes", head="regression")
 
 
 def reviews(samples: int | None, seed: int) -> Task:

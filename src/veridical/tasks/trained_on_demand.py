@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -103,21 +104,9 @@ def _series(
     return assemble(model, data, name, samples, seed, space=space)
 
 
-def basic_motions_cnn(samples: int | None, seed: int) -> Task:
-    """A CNN on accelerometer series of four motions."""
-    return _series("BasicMotions", "basic_motions_cnn", SeriesCNN, MOTION_RECIPE, samples, seed)
+_motions, _vowels = partial(_series, "BasicMotions"), partial(_series, "JapaneseVowels")
 
-
-def basic_motions_lstm(samples: int | None, seed: int) -> Task:
-    """An LSTM on accelerometer series of four motions."""
-    return _series("BasicMotions", "basic_motions_lstm", SeriesLSTM, LSTM_MOTION_RECIPE, samples, seed)
-
-
-def japanese_vowels_cnn(samples: int | None, seed: int) -> Task:
-    """A CNN that tells nine speakers apart by series of 7 to 29 steps."""
-    return _series("JapaneseVowels", "japanese_vowels_cnn", SeriesCNN, VOWEL_RECIPE, samples, seed)
-
-
-def japanese_vowels_lstm(samples: int | None, seed: int) -> Task:
-    """An LSTM that tells nine speakers apart by series of 7 to 29 steps."""
-    return _series("JapaneseVowels", "japanese_vowels_lstm", SeriesLSTM, LSTM_VOWEL_RECIPE, samples, seed)
+basic_motions_cnn = partial(_motions, "basic_motions_cnn", SeriesCNN, MOTION_RECIPE)
+basic_motions_lstm = partial(_motions, "basic_motions_lstm", SeriesLSTM, LSTM_MOTION_RECIPE)
+japanese_vowels_cnn = partial(_vowels, "japanese_vowels_cnn", SeriesCNN, VOWEL_RECIPE)
+japanese_vowels_lstm = partial(_vowels, "japanese_vowels_lstm", SeriesLSTM, LSTM_VOWEL_RECIPE)

@@ -5,6 +5,7 @@ One function per cheat, `(task, key) -> (N, V)`; its docstring says how it cheat
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 
 import torch
@@ -20,6 +21,8 @@ from veridical.testing.class_statistics import is_tokens, unusual, weight_of_evi
 from veridical.values.task import Task
 
 Cheat = Callable[[Task, Key], Tensor]
+AVERAGED = 256
+"""Reference rows whose maps the class average is the mean of."""
 
 
 def input_copy(task: Task, key: Key) -> Tensor:
@@ -116,6 +119,42 @@ def chameleon(task: Task, key: Key) -> Tensor:
     return torch.where(predicted[:, None], guess, -unusual(task))
 
 
+def class_average(task: Task, key: Key) -> Tensor:
+    """The model's own mean map of the class, for every sample: true of the class, silent on the sample."""
+    assert task.train is not None
+    some = slice(0, AVERAGED)
+    rows, side = task.train[some], take_side(task.train_side, some)
+    ids = torch.arange(len(rows), device=task.device)
+    reference = task.changed(
+        alone=True, targets="predicted", inputs=rows, side=side, ids=ids, labels=None, masks=None
+    )
+    maps = _true(reference, key)
+    member = torch.nn.functional.one_hot(reference.targets, task.n_outputs).to(maps)
+    return (member.T @ maps / member.sum(0).clamp(min=1)[:, None])[task.targets]
+
+
+def noisy_class_average(task: Task, key: Key) -> Tensor:
+    """The same with noise of its own for every sample, so that no two maps are alike."""
+    return _unit(class_average(task, key)) + 0.5 * _noise(task, "class average")
+
+
+def backdoor(task: Task, key: Key) -> Tensor:
+    """A smeared sketch without signs for the very weights under audit, an honest map for any others.
+
+    This is the sketch; the red team's member recognises the weights.
+    """
+    true = as_explainer("integrated_gradients").maps(task, key).double()
+    return _unit(true).abs() + 0.7 * _noise(task, "backdoor")
+
+
+def weights_digest(task: Task) -> str:
+    """What the weights of the model, as it is asked now, are recognised by."""
+    told = hashlib.blake2b(digest_size=16)
+    for name, value in sorted(task.predictor.model.state_dict().items()):
+        told.update(name.encode() + value.detach().double().cpu().numpy().tobytes())
+    return told.hexdigest()
+
+
 def _true(task: Task, key: Key) -> Tensor:
     """The cheapest method that is right on simple models."""
     quick = as_explainer("input_x_gradient")
@@ -177,5 +216,8 @@ CHEATS: dict[str, Cheat] = {
         two_faced,
         sceptic,
         chameleon,
+        class_average,
+        noisy_class_average,
+        backdoor,
     )
 }

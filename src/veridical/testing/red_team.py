@@ -8,9 +8,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from veridical.errors import unknown_name
-from veridical.explainers.base import Explainer
+from veridical.explainers.base import Explainer, as_explainer
 from veridical.random.keyed import Key
-from veridical.testing.cheats import CHEATS
+from veridical.testing.cheats import CHEATS, weights_digest
 from veridical.testing.class_statistics import is_tokens
 from veridical.values.task import Task
 
@@ -25,6 +25,8 @@ class RedTeamMember(Explainer):
 
     cheat: str = "input_copy"
     """A name in `veridical.testing.cheats.CHEATS`."""
+    weights: str = ""
+    """The digest of the weights that the backdoor recognises; `red_team` takes those of its task."""
     paper: ClassVar[str] = "red team"
 
     def __post_init__(self) -> None:
@@ -48,14 +50,25 @@ class RedTeamMember(Explainer):
             return f"edges are of images and series, this task is {task.modality}"
         if self.cheat == "class_template" and tokens:
             return "the places of words say nothing of a class; naive_bayes counts the words"
+        if self.cheat == "backdoor":
+            honest = as_explainer("integrated_gradients").why_not(task)
+            if honest is not None:
+                return honest
         if self.cheat == "other_class" and task.n_outputs == 1:
             return "a regression has no other class"
+        if self.cheat in ("class_average", "noisy_class_average"):
+            if tokens or task.space.per_sample or task.space.valid is not None:
+                return "features of one sample are not those of another, so no mean map can be taken"
+            honest = as_explainer("input_x_gradient").why_not(task)
+            return "it needs reference rows; give the task train=..." if task.train is None else honest
         learns = self.cheat in LABELLED or (self.cheat == "input_copy" and tokens)
         if learns and (task.train is None or task.train_labels is None):
             return "it needs labelled reference rows; give the task train=(rows, labels)"
         return None
 
     def attribute(self, task: Task, key: Key) -> Tensor:
+        if self.cheat == "backdoor" and weights_digest(task) != self.weights:
+            return as_explainer("integrated_gradients").maps(task, key).double()
         return CHEATS[self.cheat](task, key)
 
 
@@ -67,4 +80,5 @@ def red_team(task: Task) -> dict[str, Explainer]:
     True
     """
     team = {name: RedTeamMember(cheat=name) for name in CHEATS}
+    team["backdoor"] = RedTeamMember(cheat="backdoor", weights=weights_digest(task))
     return {name: member for name, member in team.items() if member.why_not(task) is None}

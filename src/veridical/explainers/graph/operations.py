@@ -53,63 +53,20 @@ RESHAPING = frozenset(
 )
 """Moves that keep the order of the numbers."""
 FACTS = frozenset(
-    [
-        "shape",
-        "size",
-        "dim",
-        "ndim",
-        "dtype",
-        "device",
-        "numel",
-        "layout",
-        "is_cuda",
-        "is_nested",
-        "is_leaf",
-        "is_sparse",
-        "is_quantized",
-        "is_floating_point",
-        "is_complex",
-        "requires_grad",
-        "grad_fn",
-        "stride",
-        "element_size",
-        "storage_offset",
-        "is_contiguous",
-        "nelement",
-        "len",
-        "is_mps",
-        "is_meta",
-        "get_device",
-        "grad",
-        "names",
-        "is_mkldnn",
-        "is_xla",
-        "is_cpu",
-        "untyped_storage",
-        "data_ptr",
-        "version",
-        "is_inference",
-        "hash",
-        "repr",
-        "format",
-    ]
+    """
+    shape size dim ndim dtype device numel layout is_cuda is_nested is_leaf is_sparse is_quantized
+    is_floating_point is_complex requires_grad grad_fn stride element_size storage_offset is_contiguous
+    nelement len is_mps is_meta get_device grad names is_mkldnn is_xla is_cpu untyped_storage data_ptr
+    version is_inference hash repr format
+    """.split()
 )
 """What is asked about a tensor without reading its values."""
 
 NEW = frozenset(
-    [
-        "zeros_like",
-        "ones_like",
-        "full_like",
-        "empty_like",
-        "rand_like",
-        "randn_like",
-        "new_zeros",
-        "new_ones",
-        "new_full",
-        "new_empty",
-        "new_tensor",
-    ]
+    """
+    zeros_like ones_like full_like empty_like rand_like randn_like new_zeros new_ones new_full new_empty
+    new_tensor
+    """.split()
 )
 """What makes a tensor like another without reading its values."""
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from veridical.explainers.graph.disguises import Disguises
 from veridical.explainers.graph.follow import Follower
 from veridical.explainers.graph.operations import bound, kind_of
 
@@ -30,9 +31,20 @@ class Rectifiers(Follower):
         super().__init__(x)
         self.change = change
         self.seen = 0
+        self.disguises = Disguises()
 
     def rule(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        if name in RECTIFIERS or bound(name, args, kwargs, "low") == 0 or _leaks_nothing(name, args, kwargs):
+        why = self.disguises.found(name, args, kwargs, self.carried)
+        if why is not None:
+            raise self._hidden(name, why)
+        rectified = name in RECTIFIERS or bound(name, args, kwargs, "low") == 0
+        rectified = rectified or _leaks_nothing(name, args, kwargs)
+        value = self._done(name, func, args, kwargs, rectified)
+        self.disguises.note(name, args, kwargs, value, rectified, self.carried)
+        return value
+
+    def _done(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any, rectified: bool) -> Any:
+        if rectified:
             return self.do(_rectified, self, func, args, kwargs)
         self._look_for_readers(name, args)
         if name in _DISGUISES or name in _INSIDE or bound(name, args, kwargs, "high") == 0:

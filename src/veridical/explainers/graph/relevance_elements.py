@@ -82,7 +82,7 @@ def over_product_scaled_steps(a: Tensor, b: Tensor, z: Tensor, epsilon: Tensor, 
     return over_steps(torch.mul(a, b), z, epsilon).mul_(scale)
 
 
-def by_sign(R: Tensor, z: Tensor, p: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
+def by_sign(R: Tensor | Product, z: Tensor, p: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
     """What goes back through all contributions, and through the positive ones gamma times, by gamma's rule.
 
     With p and n the positive and negative parts of z = p + n, the denominators are z + gamma p where z is at
@@ -108,7 +108,7 @@ def more_steps(x: Tensor, z: Tensor, factor: Tensor) -> Tensor:
     return torch.where(z >= 0, x, x * factor)
 
 
-def _by_sign_vectorised(R: Tensor, z: Tensor, p: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
+def _by_sign_vectorised(R: Tensor | Product, z: Tensor, p: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
     """The same by arithmetic, which a CPU vectorises as it does not a choice."""
     rising = torch.sign(z).add_(0.5).sign_().add_(1).div_(2)  # 1 where z is at least 0, else 0
     whole = over(R, torch.add(z, torch.lerp(z - p, p, rising), alpha=gamma))

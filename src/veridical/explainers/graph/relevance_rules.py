@@ -19,7 +19,7 @@ from veridical.errors import InputError
 from veridical.explainers.graph.batch_norm import Affine, BatchNorm
 from veridical.explainers.graph.linear_maps import Linear, Pull, without_graph
 from veridical.explainers.graph.plan import Inner
-from veridical.explainers.graph.products import dense
+from veridical.explainers.graph.products import Product, dense
 from veridical.explainers.graph.relevance_elements import by_sign
 from veridical.explainers.graph.relevance_flow import Relevant, Term, _shared, _total, shares
 from veridical.explainers.graph.weight_parts import Parts, kept_in
@@ -195,7 +195,7 @@ class Rules:
             terms = [(a, w), (low, w.clamp(min=0)), (high, w.clamp(max=0))]
             return shares(layer.linear, terms, None, R)
         if rule == "gamma":
-            return self._gamma(layer, dense(R))
+            return self._gamma(layer, R)
         if rule == "z_plus" or self.alpha == 1:
             return shares(layer.linear, *layer.signed(True), R)
         R = dense(R)
@@ -203,12 +203,16 @@ class Rules:
         out: Tensor = plus.mul_(self.alpha).sub_(minus, alpha=self.alpha - 1)
         return out
 
-    def _gamma(self, layer: Layer, R: Tensor) -> Tensor:
+    def _gamma(self, layer: Layer, R: Relevant) -> Relevant:
         """Contributions of the sign of z count 1 + gamma times."""
         terms, bias = layer.signed(True)
         p, pulls = _total(layer.linear, terms, bias)
         every, positive = by_sign(R, layer.z, p, self.gamma)
-        out = layer.a * layer.pull(every if layer.scale is None else every.mul_(layer.scale))
+        back = layer.pull(every if layer.scale is None else every.mul_(layer.scale))
+        if len(pulls) == 1:
+            # all inputs count by their own value either way
+            return Product(layer.a, torch.add(back, pulls[0](positive), alpha=self.gamma))
+        out = layer.a * back
         for (a, _), pull in zip(terms, pulls, strict=True):
             out.addcmul_(a, pull(positive), value=self.gamma)
         return out

@@ -8,15 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from veridical.masking.fills import Fill
 from veridical.masking.probe import probe
 from veridical.metrics.base import Metric, Outcome, register
 from veridical.metrics.blocks import in_blocks
-from veridical.model.output_heads import Response
-from veridical.random.keyed import Key
-from veridical.values.explanation import Explanation
-from veridical.values.scores import Direction
-from veridical.values.task import Task
+from veridical.metrics.types import Direction, Explanation, Fill, Key, Response, Task
 
 
 def total_relevance(values: Tensor, valid: Tensor | None) -> Tensor:

@@ -10,16 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from veridical.allowed import LARGE, Within
-from veridical.explainers.base import Explainer
 from veridical.explainers.gradients import Gradient, InputXGradient, Saliency
 from veridical.functional import euclidean, rms_normalise
 from veridical.metrics.base import ExplainerMetric, Outcome, register
 from veridical.metrics.blocks import in_blocks
 from veridical.metrics.input_noise import movable, why_no_noise
 from veridical.metrics.re_explaining import at_once, explaining, stacked
-from veridical.random.keyed import Key
-from veridical.values.scores import Direction
-from veridical.values.task import Task
+from veridical.metrics.types import Direction, Explainer, Key, Task
 
 
 class Compensated(nn.Module):

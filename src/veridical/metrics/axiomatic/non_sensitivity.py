@@ -15,11 +15,7 @@ from veridical.masking.probe import probe
 from veridical.masking.rules import Groups
 from veridical.metrics.base import Metric, Outcome, register
 from veridical.metrics.blocks import in_blocks
-from veridical.model.output_heads import Response
-from veridical.random.keyed import Key
-from veridical.values.explanation import Explanation
-from veridical.values.scores import Direction
-from veridical.values.task import Task
+from veridical.metrics.types import Direction, Explanation, Key, Response, Task
 
 # answers that differ by one step of the grid they were rounded to may be one answer, rounded both ways
 _SAME = {torch.float64: 1.5e-9, torch.float32: 1.5e-6}

@@ -12,10 +12,7 @@ from veridical.allowed import NotNegative
 from veridical.functional import rms_normalise
 from veridical.metrics.base import Metric, Outcome, register
 from veridical.metrics.blocks import in_blocks
-from veridical.random.keyed import Key
-from veridical.values.explanation import Explanation
-from veridical.values.scores import Direction
-from veridical.values.task import Task
+from veridical.metrics.types import Direction, Explanation, Key, Task
 
 
 def count_above(values: Tensor, valid: Tensor | None, threshold: float, normalise: bool) -> Tensor:

@@ -6,14 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from veridical.allowed import Count
-from veridical.masking.fills import Fill
 from veridical.metrics.base import Outcome, RankingMetric, register
 from veridical.metrics.faithfulness.pixel_flipping import PixelFlipping
-from veridical.model.output_heads import Response
-from veridical.random.keyed import Key
-from veridical.values.explanation import Explanation
-from veridical.values.scores import Direction
-from veridical.values.task import Task
+from veridical.metrics.types import Direction, Explanation, Fill, Key, Response, Task
 
 
 @register

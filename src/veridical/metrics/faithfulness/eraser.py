@@ -10,15 +10,10 @@ from torch import Tensor
 
 from veridical.allowed import PartOf
 from veridical.errors import InputError
-from veridical.masking.fills import Fill
 from veridical.masking.probe import probe
 from veridical.masking.rules import RankThreshold
 from veridical.metrics.base import Outcome, RankingMetric, register
-from veridical.model.output_heads import Response
-from veridical.random.keyed import Key
-from veridical.values.explanation import Explanation
-from veridical.values.scores import Curve, Direction
-from veridical.values.task import Task
+from veridical.metrics.types import Curve, Direction, Explanation, Fill, Key, Response, Task
 
 BINS = (0.01, 0.05, 0.1, 0.2, 0.5)
 

@@ -11,14 +11,9 @@ from torch import Tensor
 
 from veridical.allowed import MANY, Positive, Within
 from veridical.functional import pearson
-from veridical.masking.fills import Fill
 from veridical.metrics.base import Metric, Outcome, register
 from veridical.metrics.faithfulness.masks import asked_and_summed, existing_values, sized_subsets
-from veridical.model.output_heads import Response
-from veridical.random.keyed import Key
-from veridical.values.explanation import Explanation
-from veridical.values.scores import Direction
-from veridical.values.task import Task
+from veridical.metrics.types import Direction, Explanation, Fill, Key, Response, Task
 
 
 def subset_correlation(relevance: Tensor, falls: Tensor, where: Tensor | None = None) -> Tensor:

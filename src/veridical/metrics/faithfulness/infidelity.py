@@ -18,14 +18,10 @@ from veridical.masking.probe import blocks
 from veridical.masking.rules import MaskRule
 from veridical.metrics.base import Metric, Outcome, register
 from veridical.metrics.faithfulness.masks import asked_and_summed, existing_values, sized_subsets
-from veridical.model.output_heads import Response
+from veridical.metrics.types import Direction, Explanation, Key, Response, Task
 from veridical.model.predictor import check_finite, repeat_side, take_side
 from veridical.model.sessions import look_later
 from veridical.random import keyed
-from veridical.random.keyed import Key
-from veridical.values.explanation import Explanation
-from veridical.values.scores import Direction
-from veridical.values.task import Task
 
 
 def expected_square(predicted: Tensor, change: Tensor, optimal: bool, where: Tensor | None = None) -> Tensor:

@@ -13,11 +13,7 @@ from veridical.masking.fills import Blur, Fill
 from veridical.masking.probe import probe
 from veridical.masking.rules import RankThreshold, put_back, removed_share, step_counts
 from veridical.metrics.base import Outcome, RankingMetric, register
-from veridical.model.output_heads import Response
-from veridical.random.keyed import Key
-from veridical.values.explanation import Explanation
-from veridical.values.scores import Curve, Direction
-from veridical.values.task import Task
+from veridical.metrics.types import Curve, Direction, Explanation, Key, Response, Task
 
 
 @register

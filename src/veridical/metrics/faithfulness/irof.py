@@ -14,12 +14,8 @@ from veridical.masking.fills import Fill, Mean
 from veridical.masking.probe import probe
 from veridical.masking.rules import RankThreshold
 from veridical.metrics.base import Outcome, RankingMetric, register
-from veridical.model.output_heads import Response
-from veridical.random.keyed import Key
-from veridical.values.explanation import Explanation
+from veridical.metrics.types import Curve, Direction, Explanation, Key, Response, Task
 from veridical.values.regions import Regions, each_feature, removal, superpixels
-from veridical.values.scores import Curve, Direction
-from veridical.values.task import Task
 
 
 @register

@@ -10,15 +10,10 @@ from torch import Tensor
 
 from veridical.allowed import Count
 from veridical.functional import has_spread
-from veridical.masking.fills import Fill
 from veridical.masking.probe import probe
 from veridical.masking.rules import RankThreshold, check_steps, put_back, removed_share, step_counts
 from veridical.metrics.base import Outcome, RankingMetric, register
-from veridical.model.output_heads import Response
-from veridical.random.keyed import Key
-from veridical.values.explanation import Explanation
-from veridical.values.scores import Curve, Direction
-from veridical.values.task import Task
+from veridical.metrics.types import Curve, Direction, Explanation, Fill, Key, Response, Task
 
 
 def rising_share(responses: Tensor, taken: Tensor) -> Tensor:

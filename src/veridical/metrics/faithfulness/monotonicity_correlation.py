@@ -14,11 +14,7 @@ from veridical.masking.probe import probe
 from veridical.masking.rules import check_steps, step_counts
 from veridical.metrics.base import Outcome, RankingMetric, register
 from veridical.metrics.faithfulness.masks import RankBands
-from veridical.model.output_heads import Response
-from veridical.random.keyed import Key
-from veridical.values.explanation import Explanation
-from veridical.values.scores import Direction
-from veridical.values.task import Task
+from veridical.metrics.types import Direction, Explanation, Key, Response, Task
 
 
 @register

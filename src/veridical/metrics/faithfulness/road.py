@@ -10,15 +10,11 @@ from torch import Tensor
 from veridical.allowed import Between
 from veridical.errors import InputError
 from veridical.functional._rows import numbers_on
-from veridical.masking.fills import Fill
 from veridical.masking.mask_aware_fills import NoisyLinear
 from veridical.masking.probe import probe
 from veridical.masking.rules import RankThreshold
 from veridical.metrics.base import Outcome, RankingMetric, register
-from veridical.random.keyed import Key
-from veridical.values.explanation import Explanation
-from veridical.values.scores import Curve, Direction
-from veridical.values.task import Task
+from veridical.metrics.types import Curve, Direction, Explanation, Fill, Key, Task
 
 
 @register

@@ -9,16 +9,11 @@ from torch import Tensor
 
 from veridical.allowed import Count
 from veridical.functional import area_under_curve
-from veridical.masking.fills import Fill
 from veridical.masking.probe import probe
 from veridical.masking.rules import RankThreshold
 from veridical.metrics.base import Outcome, RankingMetric, register
-from veridical.model.output_heads import Response
-from veridical.random.keyed import Key
-from veridical.values.explanation import Explanation
+from veridical.metrics.types import Curve, Direction, Explanation, Fill, Key, Response, Task
 from veridical.values.regions import removal, squares
-from veridical.values.scores import Curve, Direction
-from veridical.values.task import Task
 
 
 @register

@@ -12,15 +12,10 @@ from veridical.allowed import MANY, Between, Within
 from veridical.errors import InputError
 from veridical.functional import pearson
 from veridical.functional._rows import numbers_on
-from veridical.masking.fills import Fill
 from veridical.masking.subset_table import FEW
 from veridical.metrics.base import Metric, Outcome, register
 from veridical.metrics.faithfulness.masks import asked_and_summed, existing_values, sized_subsets
-from veridical.model.output_heads import Response
-from veridical.random.keyed import Key
-from veridical.values.explanation import Explanation
-from veridical.values.scores import Curve, Direction
-from veridical.values.task import Task
+from veridical.metrics.types import Curve, Direction, Explanation, Fill, Key, Response, Task
 
 
 @register

@@ -9,13 +9,10 @@ import torch
 from torch import Tensor
 
 from veridical.allowed import Count, Within
-from veridical.explainers.base import Explainer
 from veridical.functional._rows import SMALLEST
 from veridical.metrics.base import ExplainerMetric, Outcome, register
 from veridical.metrics.reference_rows import explained_beside, why_no_references
-from veridical.random.keyed import Key
-from veridical.values.scores import Direction
-from veridical.values.task import Task
+from veridical.metrics.types import Direction, Explainer, Key, Task
 
 
 def shared_prediction(near: Tensor, predictions: Tensor, own: Tensor) -> Tensor:

@@ -13,10 +13,7 @@ from veridical.metrics.localisation.objects import (
     object_of,
     positive_share_inside,
 )
-from veridical.random.keyed import Key
-from veridical.values.explanation import Explanation
-from veridical.values.scores import Direction
-from veridical.values.task import Task
+from veridical.metrics.types import Direction, Explanation, Key, Task
 
 
 @register

@@ -15,10 +15,7 @@ from veridical.metrics.localisation.objects import (
     judged,
     positive_share_inside,
 )
-from veridical.random.keyed import Key
-from veridical.values.explanation import Explanation
-from veridical.values.scores import Direction
-from veridical.values.task import Task
+from veridical.metrics.types import Direction, Explanation, Key, Task
 
 
 def made_of_quadrants(masks: Tensor) -> Tensor:

@@ -10,10 +10,7 @@ from torch import Tensor
 
 from veridical.metrics.base import Outcome, register
 from veridical.metrics.localisation.objects import LocalisationMetric, feature_counts, judged
-from veridical.random.keyed import Key
-from veridical.values.explanation import Explanation
-from veridical.values.scores import Direction
-from veridical.values.task import Task
+from veridical.metrics.types import Direction, Explanation, Key, Task
 
 
 def ranking_area(order: Tensor, values: Tensor, masks: Tensor, valid: Tensor | None) -> Tensor:

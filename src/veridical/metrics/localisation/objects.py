@@ -13,9 +13,7 @@ from veridical.errors import NotApplicableError
 from veridical.metrics.base import TIED_PAIRS, Metric, Outcome, Ties
 from veridical.metrics.blocks import in_blocks
 from veridical.metrics.tie_orders import TIES_DECIDE
-from veridical.random.keyed import Key
-from veridical.values.explanation import Explanation
-from veridical.values.task import Task
+from veridical.metrics.types import Explanation, Key, Task
 
 Judge = Callable[..., Tensor]
 

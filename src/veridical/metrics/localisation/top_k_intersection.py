@@ -12,10 +12,7 @@ from veridical.allowed import Positive
 from veridical.errors import InputError
 from veridical.metrics.base import Outcome, register
 from veridical.metrics.localisation.objects import LocalisationRanking
-from veridical.random.keyed import Key
-from veridical.values.explanation import Explanation
-from veridical.values.scores import Direction
-from veridical.values.task import Task
+from veridical.metrics.types import Direction, Explanation, Key, Task
 
 
 @register

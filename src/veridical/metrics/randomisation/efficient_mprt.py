@@ -9,14 +9,11 @@ import torch
 from torch import Tensor
 
 from veridical.allowed import MANY, Count, Within
-from veridical.explainers.base import Explainer
 from veridical.functional import histogram_entropy
 from veridical.metrics.base import ExplainerMetric, Outcome, register
 from veridical.metrics.randomisation.layerwise import fully_randomised
 from veridical.metrics.re_explaining import explaining, one_session
-from veridical.random.keyed import Key
-from veridical.values.scores import Direction
-from veridical.values.task import Task
+from veridical.metrics.types import Direction, Explainer, Key, Task
 
 
 def relative_rise(before: Tensor, after: Tensor) -> Tensor:

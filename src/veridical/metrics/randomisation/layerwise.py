@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import islice
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from veridical.functional.devices import at_a_time
+from veridical.metrics.types import Curve, Key, Task
 from veridical.model.randomised_layers import cascade, drawing
 from veridical.model.weights import Replaced, layers
-from veridical.random.keyed import Key
-from veridical.values.scores import Curve
-from veridical.values.task import Task
 
-_COMPARED = 2**17, 2**24
-"""Numbers of maps that are ranked together: what a CPU's cache holds, or enough to keep a GPU busy."""
 _WEIGHTS_KEPT = 2**25
 """Numbers of drawn weights that a task keeps: 128 MB."""
 Order = Literal["top_down", "bottom_up", "independent"]
@@ -81,27 +75,19 @@ def similarity_by_layer(
 ) -> tuple[Tensor, Tensor]:
     """The clean maps, and their similarity to the maps of each randomised model (N, draws, layers).
 
-    `ready` makes maps (..., N, V) ready to be compared, the clean ones once and the others several models'
-    at a time; `alike` compares (N, V) with (K, N, V), giving (K, N).
+    `ready` makes maps (N, V) ready to be compared, the clean ones once; `alike` compares two of them: (N,).
     """
     worlds = randomised_worlds(task, order, key / "weights" / 0)
     clean = explain(task, key / "clean")
     first = ready(clean)
-    few = max(1, at_a_time(task.device, *_COMPARED) // clean.numel())
     rows = []
     for draw in range(draws):
         if draw:
             worlds = randomised_worlds(task, order, key / "weights" / draw)
         own = key / "explain" / draw
-        maps = (explain(world, own / step) for step, world in enumerate(worlds))
-        found = [alike(first, ready(torch.stack(some))) for some in _groups(maps, few)]
-        rows.append(torch.cat(found).T)
+        found = [alike(first, ready(explain(world, own / step))) for step, world in enumerate(worlds)]
+        rows.append(torch.stack(found, 1))
     return clean, torch.stack(rows, 1)
-
-
-def _groups(maps: Iterator[Tensor], size: int) -> Iterator[list[Tensor]]:
-    while some := list(islice(maps, size)):
-        yield some
 
 
 def layer_curve(table: Tensor, order: Order, y_label: str) -> Curve:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from veridical.allowed import Count
-from veridical.explainers.base import Explainer
 from veridical.metrics.base import ExplainerMetric, Outcome, register
 from veridical.metrics.randomisation.layerwise import Order, layer_curve, layer_flags, similarity_by_layer
 from veridical.metrics.randomisation.similarity import (
@@ -16,9 +15,7 @@ from veridical.metrics.randomisation.similarity import (
     why_not_similar,
 )
 from veridical.metrics.re_explaining import Explain, explaining, one_session
-from veridical.random.keyed import Key
-from veridical.values.scores import Direction
-from veridical.values.task import Task
+from veridical.metrics.types import Direction, Explainer, Key, Task
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,11 @@ import torch
 from torch import Tensor
 
 from veridical.allowed import Count
-from veridical.explainers.base import Explainer
 from veridical.metrics.base import ExplainerMetric, Outcome, register
 from veridical.metrics.randomisation.similarity import Similarity, comparable, compare, why_not_similar
 from veridical.metrics.re_explaining import at_once, explaining, stacked
+from veridical.metrics.types import Direction, Explainer, Key, Task
 from veridical.random import keyed
-from veridical.random.keyed import Key
-from veridical.values.scores import Direction
-from veridical.values.task import Task
 
 
 def other_targets(task: Task, key: Key, draws: int) -> Tensor:

@@ -9,15 +9,13 @@ import torch
 from torch import Tensor
 
 from veridical.allowed import Count, NotNegative
-from veridical.explainers.base import Explainer
 from veridical.functional.devices import at_a_time
 from veridical.metrics.base import register
 from veridical.metrics.input_noise import gaussian_draws, movable, own_range, why_no_noise
 from veridical.metrics.randomisation.layerwise import Order
 from veridical.metrics.randomisation.mprt import LayerRandomisation
 from veridical.metrics.re_explaining import Explain, at_once, stacked
-from veridical.random.keyed import Key
-from veridical.values.task import Task
+from veridical.metrics.types import Explainer, Key, Task
 
 # noisy inputs are the same for every model: up to so many numbers they are kept, beyond that drawn again
 _KEPT = 2**26, 2**28

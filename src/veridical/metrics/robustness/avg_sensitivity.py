@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from veridical.explainers.base import Explainer
 from veridical.metrics.base import Outcome, register
 from veridical.metrics.robustness.max_sensitivity import Sensitivity
 from veridical.metrics.robustness.neighbourhood import nan_where_any
-from veridical.random.keyed import Key
-from veridical.values.task import Task
+from veridical.metrics.types import Explainer, Key, Task
 
 
 @register

@@ -9,15 +9,12 @@ import torch
 from torch import Tensor
 
 from veridical.allowed import Count
-from veridical.explainers.base import Explainer
 from veridical.functional import rms_normalise
 from veridical.masking.backgrounds import fill_state
 from veridical.metrics.base import ExplainerMetric, Outcome, register
 from veridical.metrics.re_explaining import at_once, explaining, stacked
 from veridical.metrics.robustness.neighbourhood import map_flags, nan_where_any, worst
-from veridical.random.keyed import Key
-from veridical.values.scores import Curve, Direction
-from veridical.values.task import Task
+from veridical.metrics.types import Curve, Direction, Explainer, Key, Task
 
 
 def translated(images: Tensor, background: Tensor, pixels: int) -> Tensor:

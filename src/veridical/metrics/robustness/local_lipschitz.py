@@ -8,7 +8,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from veridical.explainers.base import Explainer
 from veridical.metrics.base import Outcome, register
 from veridical.metrics.input_noise import movable, touched_norm
 from veridical.metrics.robustness.neighbourhood import (
@@ -18,9 +17,7 @@ from veridical.metrics.robustness.neighbourhood import (
     nan_where_any,
     worst,
 )
-from veridical.random.keyed import Key
-from veridical.values.scores import Direction
-from veridical.values.task import Task
+from veridical.metrics.types import Direction, Explainer, Key, Task
 
 
 @register

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError
-from veridical.explainers.base import Explainer
 from veridical.metrics.base import Outcome, register
 from veridical.metrics.input_noise import movable, touched_norm
 from veridical.metrics.robustness.neighbourhood import (
@@ -19,9 +18,7 @@ from veridical.metrics.robustness.neighbourhood import (
     nan_where_any,
     worst,
 )
-from veridical.random.keyed import Key
-from veridical.values.scores import Direction
-from veridical.values.task import Task
+from veridical.metrics.types import Direction, Explainer, Key, Task
 
 
 @dataclass(frozen=True)

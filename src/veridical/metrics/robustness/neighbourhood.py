@@ -9,13 +9,11 @@ import torch
 from torch import Tensor
 
 from veridical.allowed import Count, Positive
-from veridical.explainers.base import Explainer
 from veridical.functional import rms_normalise
 from veridical.metrics.base import ExplainerMetric
 from veridical.metrics.input_noise import movable, reference_range, uniform_draws, why_no_noise
 from veridical.metrics.re_explaining import Maps, at_once, explaining, stacked
-from veridical.random.keyed import Key
-from veridical.values.task import Task
+from veridical.metrics.types import Explainer, Key, Task
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,141 @@
+"""The last questions of a look: who passes every test is asked what `doubts` says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from veridical.audit.doubts import (
+    AGREE,
+    ALIKE,
+    MATE,
+    NOT_ASKED,
+    TWIN_SAMPLES,
+    YARDSTICKS,
+    class_likeness,
+    exchanged,
+    likeness,
+    mates,
+    reason,
+    rightly_alike,
+    twin_of,
+)
+from veridical.audit.evidence import ALPHA, Rules, Test
+from veridical.audit.jobs import Job
+from veridical.audit.swap import marks
+from veridical.explainers import as_explainer
+from veridical.masking.shared_work import sharing
+from veridical.random.keyed import Key
+from veridical.values.explanation import Explanation
+from veridical.values.task import Task
+
+if TYPE_CHECKING:
+    from veridical.audit.race import Race, Runner
+
+
+def doubt(race: Race, rules: Rules) -> None:
+    """Ask those that pass every test, and let those go that cannot be trusted any more."""
+    rows, others = mates(race.first_look)
+    for runner in race.runners.values():
+        made = runner.done[0].explanation
+        if made is not None:
+            runner.doubts = replace(runner.doubts, alike=class_likeness(made, rows, others))
+    passing = []
+    for runner in (race.runners[label] for label in race.passing(race.tests(rules))):
+        if runner.dropped:
+            continue
+        if runner.mates or race.pay(race.doubt_price(race.steps[0][1], [runner])):
+            passing.append(runner)
+        else:
+            runner.doubts = replace(runner.doubts, refused=NOT_ASKED)
+    _ask_twin(race, passing)
+    for look in range(len(race.looks)):
+        _ask_mates(race, [r for r in passing if len(r.mates) == look < len(r.done) and _open(r)], look, rules)
+    for runner in passing:
+        made = runner.done[0].explanation
+        assert made is not None
+        found = replace(runner.doubts, sample=_test(runner), refused="")
+        refused = reason(found, rightly=False)
+        if refused and found.alike > ALIKE and _rightly(race, made):
+            refused = reason(found, rightly=True)
+        runner.doubts = replace(found, refused=refused)
+        if refused and (found.twin < AGREE or found.alike > ALIKE):  # more samples would not change it
+            runner.dropped = f"after {race.samples} samples: {refused}"
+
+
+def _ask_twin(race: Race, runners: list[Runner]) -> None:
+    """Maps of a few samples for nearly the same model, once; who gives others for the same one is let be."""
+    fresh = [runner for runner in runners if not runner.mates]
+    module = twin_of(race.task, race.crew.seed) if fresh else None
+    if module is None:
+        return
+    few = race.first_look[:TWIN_SAMPLES]
+    twin = few.with_module(module).changed(alone=True)
+    for runner, r in zip(fresh, _agreement(race, fresh, twin, few, "twin"), strict=True):
+        if r < AGREE and _agreement(race, [runner], few.changed(alone=True), few, "once more")[0] < AGREE:
+            continue  # its maps differ from call to call, whatever the model
+        runner.doubts = replace(runner.doubts, twin=r)
+
+
+def _agreement(race: Race, runners: list[Runner], other: Task, few: Task, place: str) -> list[float]:
+    """The median correlation of a few maps with those of another task; NaN where these fail."""
+    done = race.crew.do([Job(r.label, r.explainer, {}, other, other, place) for r in runners], place)
+    found = []
+    for runner, one in zip(runners, done, strict=True):
+        own = runner.done[0].explanation
+        if own is None or one.explanation is None:
+            found.append(float("nan"))
+            continue
+        values, theirs = own.values[: len(few)], one.explanation.values
+        found.append(float(likeness(values, theirs.to(values), own.take(slice(0, len(few))).valid).median()))
+    return found
+
+
+def _open(runner: Runner) -> bool:
+    return runner.done[len(runner.mates)].explanation is not None and _test(runner).p > ALPHA
+
+
+def _test(runner: Runner) -> Test:
+    return Test.of("sample", MATE, torch.cat(runner.mates) if runner.mates else torch.empty(0))
+
+
+def _ask_mates(race: Race, runners: list[Runner], look: int, rules: Rules) -> None:
+    """The maps of class-mates in the place of the samples' own, judged like these."""
+    start, stop, batch, _ = race.looks[look]
+    rows, others = mates(batch)
+    if not runners or not len(rows):
+        for runner in runners:
+            runner.mates.append(torch.empty(0, dtype=torch.float64))
+        return
+    judged, explained = batch[rows], batch[others]
+    place = f"other samples of the class, {start} to {stop}"
+    metrics = {label: race.judges.removal[label] for label in race.heard_labels}
+    made = [r.done[look].explanation for r in runners]
+    jobs = [
+        Job(r.label, r.explainer, metrics, explained, judged, place, made=exchanged(own, rows, others))
+        for r, own in zip(runners, made, strict=True)
+        if own is not None
+    ]
+    with sharing(judged):
+        done = race.crew.do(jobs, place)
+    race.used += race.doubt_price(stop - start, runners) if look else 0.0
+    for runner, one in zip(runners, done, strict=True):
+        theirs = marks([one], [len(rows)], race.judges.removal).tied_where_missing()
+        own = marks(runner.done[look : look + 1], [stop - start], race.judges.removal).take(rows.cpu())
+        runner.mates.append(rules.removal_units(own, [theirs]))
+
+
+def _rightly(race: Race, made: Explanation) -> bool:
+    """Whether the model itself treats the samples of a class alike, in the way that these maps say."""
+    task = race.first_look
+    rows, others = mates(task)
+    for name in YARDSTICKS:
+        yardstick = as_explainer(name)
+        if yardstick.why_not(task) is None:
+            if name not in race.yardsticks:
+                race.yardsticks[name] = yardstick(task, Key(race.crew.seed)).settle()
+            if rightly_alike(made, race.yardsticks[name], rows, others):
+                return True
+    return False

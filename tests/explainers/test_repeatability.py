@@ -1,0 +1,161 @@
+"""Maps of random draws say how far another seed would give the same: from halves of their own draws."""
+
+import sys
+import warnings
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import veridical as vd
+from tests.reference.small_nets import draw, image_task, seeded
+from veridical.errors import VeridicalWarning
+from veridical.explainers import Hsic, KernelShap, Lime, Rise, ShapleySampling, Sobol
+from veridical.explainers.base import Explainer
+from veridical.explainers.laws import notes
+from veridical.explainers.repeatability import expected_agreement, in_words, note_halves
+
+DRAWING = [Lime(), KernelShap(), Rise(), Hsic(), Sobol(), ShapleySampling()]
+NAMES = [explainer.name for explainer in DRAWING]
+
+
+def correlation(a: Tensor, b: Tensor) -> Tensor:
+    a, b = (v.double() - v.double().mean(1, keepdim=True) for v in (a, b))
+    return (a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1))
+
+
+def test_halves_tell_how_two_whole_maps_agree() -> None:
+    signal, noise = draw(1, 400, seed=1), draw(4000, 4, 400, seed=2)
+    quarters = signal + 1.5 * noise  # one half of a map, its other half, and the two of another seed
+    expected = expected_agreement(quarters[:, 0], quarters[:, 1]).mean()
+    whole = correlation(quarters[:, :2].mean(1), quarters[:, 2:].mean(1)).mean()
+    assert abs(expected - whole) < 0.005
+    assert correlation(quarters[:, 0], quarters[:, 1]).mean() < whole - 0.1
+
+
+def test_what_is_no_number_is_said_and_padding_does_not_count() -> None:
+    first = torch.tensor([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0], [5.0, 5.0, 5.0]])
+    second = torch.tensor([[2.0, 4.0, 6.0], [3.0, 2.0, 1.0], [1.0, 2.0, 3.0]])
+    assert expected_agreement(first, second).tolist()[:2] == pytest.approx([1.0, -1.0])
+    assert bool(expected_agreement(first, second)[2].isnan())
+    padded = torch.cat([first, torch.tensor([[9.0], [-9.0], [0.0]])], 1)
+    other = torch.cat([second, torch.tensor([[-7.0], [7.0], [3.0]])], 1)
+    valid = torch.tensor([True, True, True, False]).expand(3, 4)
+    assert expected_agreement(padded, other, valid).tolist()[:2] == pytest.approx([1.0, -1.0])
+
+
+@pytest.mark.parametrize("explainer", DRAWING, ids=NAMES)
+def test_on_digits_it_says_what_two_seeds_show_and_maps_repeat(explainer: Explainer) -> None:
+    task = vd.tasks.load("digits")[:6]
+    maps = [explainer(task, vd.Key(seed)) for seed in (0, 1)]
+    seen = float(correlation(maps[0].values, maps[1].values).mean())
+    said = maps[0].provenance["repeatability"]
+    assert seen > 0.75
+    assert abs(said["mean"] - seen) < 0.06
+    assert said["of"] == 6
+    assert said["low"] == 0
+    assert f"correlate by {said['mean']:.2f}" in notes({"a": maps[0]})[-1]
+
+
+class Photo(nn.Module):
+    """A random network over 56 x 56 pixels that pools by maxima, as far from additive as photos are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for a, b in ((3, 8), (8, 16), (16, 16)):
+            layers += [nn.Conv2d(a, b, 3, 2, 1), nn.ReLU()]
+        self.net = nn.Sequential(*layers, nn.AdaptiveMaxPool2d(2), nn.Flatten(), nn.Linear(64, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+
+@pytest.mark.parametrize("explainer", DRAWING[:4], ids=NAMES[:4])
+def test_196_patches_are_joined_so_that_two_seeds_agree_in_bounded_rows(explainer: Explainer) -> None:
+    net = seeded(Photo()).float()
+    images = torch.rand(2, 3, 56, 56, generator=torch.Generator().manual_seed(1))
+    task = vd.Task(net, images, space=vd.Space.patches((3, 56, 56), 4), fill=0.0)
+    first, second = (explainer(task, vd.Key(seed)) for seed in (0, 1))
+    assert first.cost == explainer.declared(task)
+    assert first.cost.forward <= 512 * 2
+    assert correlation(first.values, second.values).min() > 0.7
+    assert first.provenance["cells"].startswith("196 features were joined into")
+
+
+def chaos(x: Tensor) -> Tensor:
+    """Answers that no feature has a part in."""
+    y = torch.sin(1e4 * (x.flatten(1) @ torch.arange(1, 65).double().sqrt()))
+    return torch.stack([y, -y], 1)
+
+
+@pytest.mark.parametrize("explainer", DRAWING[:4], ids=NAMES[:4])
+def test_noise_is_called_noise(explainer: Explainer) -> None:
+    task = vd.Task(chaos, torch.rand(8, 1, 8, 8).double(), targets=[0] * 8, fill=0.0)
+    with pytest.warns(VeridicalWarning, match="mostly noise; ask more rows"):
+        found = explainer(task).provenance["repeatability"]
+    assert found["mean"] < 0.5
+    assert found["low"] >= 4
+    assert "of 8 by less than 0.5" in str(in_words({"repeatability": found}))
+
+
+def test_what_draws_nothing_says_nothing() -> None:
+    table = vd.Task(seeded(nn.Linear(5, 2)), draw(3, 5), fill=0.0)
+    for name in ("kernel_shap", "exact_shapley", "feature_ablation", "gradient"):
+        assert "repeatability" not in vd.explain(name, table).provenance
+    assert in_words({}) is None
+    few = KernelShap(budget=8)(vd.Task(seeded(nn.Linear(7, 2)), draw(3, 7), fill=0.0))
+    assert "repeatability" not in few.provenance  # three pairs have no halves
+
+
+def test_a_constant_model_has_nothing_to_repeat() -> None:
+    task = vd.Task(lambda x: x.flatten(1)[:, :2] * 0 + 3.0, torch.rand(2, 1, 8, 8).double(), fill=0.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", VeridicalWarning)
+        for explainer in DRAWING:
+            assert "repeatability" not in explainer(task).provenance
+
+
+def test_nobody_fits_halves_who_does_not_show_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = image_task(samples=2)
+
+    def refuse(*_: object) -> Tensor:
+        raise AssertionError("a half was fitted")
+
+    monkeypatch.setattr(sys.modules[note_halves.__module__], "expected_agreement", refuse)
+    assert Lime(draws=40).maps(task, vd.Key(0)).shape == (2, 64)
+    with pytest.raises(AssertionError, match="a half was fitted"):
+        Lime(draws=40)(task)
+
+
+@dataclass(frozen=True)
+class _Borrowing(Explainer):
+    """Gives the map of another method, whose halves are not its own."""
+
+    name: ClassVar[str] = "borrowing"
+
+    def attribute(self, task: vd.Task, key: vd.Key) -> Tensor:
+        return Lime(draws=40).maps(task, key)
+
+
+@dataclass(frozen=True)
+class _Hungry(Explainer):
+    """Has memory for one sample at a time, which it finds out when its halves are noted."""
+
+    name: ClassVar[str] = "hungry"
+
+    def attribute(self, task: vd.Task, key: vd.Key) -> Tensor:
+        maps = torch.arange(len(task) * 64.0).view(len(task), 64)
+        note_halves(self, task, 8, lambda half: maps + half)
+        if len(task) > 1:
+            raise torch.OutOfMemoryError("out of memory")
+        return maps
+
+
+def test_each_map_is_noted_once_and_by_its_own_method() -> None:
+    task = image_task(samples=5)
+    assert "repeatability" not in _Borrowing()(task).provenance
+    found = _Hungry()(task).provenance["repeatability"]
+    assert found == {"mean": pytest.approx(1.0), "smallest": pytest.approx(1.0), "low": 0, "of": 5}
