@@ -182,6 +182,16 @@ def test_atoms_leave_what_the_dictionary_does_not_tell():
     torch.testing.assert_close(switched.with_inputs(gates).outputs, want)
 
 
+@pytest.mark.parametrize("kind", [vd.Heads, vd.Mlps, vd.Blocks, vd.Channels])
+def test_no_layers_are_not_all_layers_and_units_are_given_once(kind):
+    for nothing in ((), [], ""):
+        with pytest.raises(InputError, match="names no layer"):
+            kind(nothing)
+    if kind is not vd.Channels:
+        with pytest.raises(InputError, match="given twice"):
+            vd.switch(prompt(), [kind(), kind()])
+
+
 def test_what_cannot_be_switched_is_refused():
     net, x, other = network()
     task = vd.Task(net, x)

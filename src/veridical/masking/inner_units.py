@@ -27,6 +27,8 @@ class InnerUnits:
         if isinstance(self.layers, list):
             object.__setattr__(self, "layers", tuple(self.layers))
         check_settings(self)
+        if self.layers is not None and not self.layers:
+            raise InputError(f"{type(self).__name__}(layers={self.layers!r}) names no layer; None is all")
 
     def sites(self, model: nn.Module) -> list[Site]:
         """The layers whose states are switched, their units not yet counted."""

@@ -109,6 +109,8 @@ def version(tensor: Tensor) -> int:
 
 def plain(value: Any, walk: Walk, depth: int = 0) -> Any:
     """A value that is equal again just if the attribute still says the same."""
+    if id(value) in walk.followed:  # first: to ask what kind a configuration is takes it long
+        return type(value), walk.identity(value)
     if isinstance(value, PLAIN):
         return value
     if isinstance(value, float | np.generic):
@@ -117,7 +119,7 @@ def plain(value: Any, walk: Walk, depth: int = 0) -> Any:
         return "tensor", walk.identity(value), version(value)
     if isinstance(value, np.ndarray):
         return "array", value.shape, value.dtype.str, hash(_some(value).tobytes())
-    if id(value) in walk.followed or depth >= DEEPEST or isinstance(value, OPAQUE):
+    if depth >= DEEPEST or isinstance(value, OPAQUE):
         return type(value), walk.identity(value)
     deeper = depth + 1
     if isinstance(value, nn.Module):

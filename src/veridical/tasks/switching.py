@@ -110,6 +110,8 @@ def _counted(task: Task, kinds: list[InnerUnits]) -> tuple[tuple[Site, ...], lis
         for kind in kinds:
             for number, site in enumerate(kind.sites(module)):
                 sized, own = kind.sized(site, _state(task, module, site), number)
+                if replace(sized, first=0) in [replace(known, first=0) for known in sites]:
+                    raise InputError(f"the units of '{site.layer}' are given twice; give each kind once")
                 sites.append(replace(sized, first=len(names)))
                 names += own
     return tuple(sites), names
