@@ -93,30 +93,15 @@ def self_expression_by_descent(
     return whole
 
 
-def self_expression_by_lasso(rows: Tensor, which: Tensor, enough: float, gamma: float = 50.0) -> Tensor:
-    """Some rows in all others by scikit-learn, at the loosest tolerance whose mean loss is `enough`.
-
-    Tolerances that do not get there are tried by a warm start, so that their work is not lost.
-    """
+def self_expression_by_lasso(rows: Tensor, which: Tensor, tolerance: float, gamma: float = 50.0) -> Tensor:
+    """Some rows in all others, one by one, by scikit-learn."""
     unit = torch.nn.functional.normalize(rows, dim=-1)
-    others = [torch.arange(len(rows)) != j for j in which]
-    penalties = [
-        float((unit[own] @ unit[j]).abs().max()) / gamma for own, j in zip(others, which, strict=True)
-    ]
-    fits = [
-        Lasso(p / rows.shape[1], fit_intercept=False, warm_start=True, max_iter=10_000) for p in penalties
-    ]
     whole = torch.zeros(len(which), len(rows), dtype=rows.dtype)
-    for tolerance in (1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 1e-5, 1e-6):
-        total = 0.0
-        for k, (fit, own, j) in enumerate(zip(fits, others, which, strict=True)):
-            fit.set_params(tol=tolerance).fit(unit[own].T.numpy(), unit[j].numpy())
-            whole[k, own] = torch.from_numpy(fit.coef_).to(rows.dtype)
-            total += float(
-                (unit[j] - whole[k] @ unit).square().sum() / 2 + penalties[k] * whole[k].abs().sum()
-            )
-        if total / len(which) <= enough:
-            break
+    for found, j in zip(whole, which, strict=True):
+        others = torch.arange(len(rows)) != j
+        penalty = float((unit[others] @ unit[j]).abs().max()) / gamma
+        fit = Lasso(penalty / rows.shape[1], fit_intercept=False, tol=tolerance, max_iter=10_000)
+        found[others] = torch.from_numpy(fit.fit(unit[others].T.numpy(), unit[j].numpy()).coef_)
     return whole
 
 
