@@ -1,12 +1,14 @@
 """The slow forms that SURF's solvers are timed against: `python -m benchmarks.surf --solvers`.
 
 They are what was here before: non-negative least squares that adds one concept at a time, which gives the
-same answers, and self-expression in at most 64 others by sweeps of coordinate descent, which gives worse.
+same answers, and self-expression in at most 64 others by sweeps of coordinate descent, which gives worse
+unless it gets more others and more sweeps. scikit-learn's Lasso is the rival for one row at a time.
 """
 
 from __future__ import annotations
 
 import torch
+from sklearn.linear_model import Lasso
 from torch import Tensor
 
 
@@ -44,19 +46,31 @@ def nnls_one_by_one(gram: Tensor, seen: Tensor) -> Tensor:
 
 
 def self_expression_by_descent(
-    rows: Tensor, gamma: float = 50.0, active: int = 64, rounds: int = 3
+    rows: Tensor,
+    gamma: float = 50.0,
+    active: int = 64,
+    rounds: int = 3,
+    which: Tensor | None = None,
+    enough: float = 0.0,
 ) -> Tensor:
-    """Every row in `active` others, which change after each round, by up to 100 sweeps over coordinates."""
+    """Every row, or those of `which`, in `active` others, by up to 100 sweeps over coordinates a round.
+
+    Which others they are changes after each round. It ends where the mean loss is `enough`.
+    """
     unit = torch.nn.functional.normalize(rows, dim=-1)
+    own = torch.arange(len(rows)) if which is None else which
     gram = unit @ unit.T
-    off = gram.clone().fill_diagonal_(0)
-    penalty = off.abs().amax(-1) / gamma
-    chosen = off.abs().fill_diagonal_(-1).topk(active, -1).indices
+    off = gram[own].scatter_(1, own[:, None], 0.0)
+    penalty = off.abs().amax(-1)
+    penalty /= gamma
+    chosen = off.abs().scatter_(1, own[:, None], -1.0).topk(active, -1).indices
     now = torch.zeros_like(chosen, dtype=rows.dtype)
-    whole = torch.zeros_like(gram)
+    whole = torch.zeros_like(off)
     for turn in range(rounds):
         systems = gram[chosen[:, :, None], chosen[:, None, :]]
-        left = off.gather(1, chosen) - torch.einsum("bij,bj->bi", systems, now)
+        seen = off.gather(1, chosen)
+        left = seen - torch.einsum("bij,bj->bi", systems, now)
+        loss = torch.inf
         for sweep in range(100):
             before = now.clone()
             for k in range(active):
@@ -64,14 +78,30 @@ def self_expression_by_descent(
                 after = rest.sign() * (rest.abs() - penalty).clamp(min=0)
                 left -= (after - now[:, k])[:, None] * systems[:, k]
                 now[:, k] = after
-            if sweep % 10 == 9 and float((now - before).abs().max()) < 1e-4:
-                break
-        whole = torch.zeros_like(gram).scatter_(1, chosen, now)
-        unexplained = (off - whole @ gram).abs().fill_diagonal_(0)
-        if turn < rounds - 1:
-            kept = torch.where(now != 0, torch.inf, unexplained.gather(1, chosen))
-            chosen = unexplained.scatter(1, chosen, kept).fill_diagonal_(-1).topk(active, -1).indices
-            now = whole.gather(1, chosen)
+            if sweep % 10 == 9:
+                loss = float((0.5 - (now * (seen + left)).sum(-1) / 2 + penalty * now.abs().sum(-1)).mean())
+                if loss <= enough or float((now - before).abs().max()) < 1e-4:
+                    break
+        whole = torch.zeros_like(off).scatter_(1, chosen, now)
+        if loss <= enough or turn == rounds - 1:
+            break
+        unexplained = (off - whole @ gram).abs()
+        kept = torch.where(now != 0, torch.inf, unexplained.gather(1, chosen))
+        wanted = unexplained.scatter(1, chosen, kept).scatter_(1, own[:, None], -1.0)
+        chosen = wanted.topk(active, -1).indices
+        now = whole.gather(1, chosen)
+    return whole
+
+
+def self_expression_by_lasso(rows: Tensor, which: Tensor, tolerance: float, gamma: float = 50.0) -> Tensor:
+    """Some rows in all others, one by one, by scikit-learn."""
+    unit = torch.nn.functional.normalize(rows, dim=-1)
+    whole = torch.zeros(len(which), len(rows), dtype=rows.dtype)
+    for found, j in zip(whole, which, strict=True):
+        others = torch.arange(len(rows)) != j
+        penalty = float((unit[others] @ unit[j]).abs().max()) / gamma
+        fit = Lasso(penalty / rows.shape[1], fit_intercept=False, tol=tolerance, max_iter=10_000)
+        found[others] = torch.from_numpy(fit.fit(unit[others].T.numpy(), unit[j].numpy()).coef_)
     return whole
 
 

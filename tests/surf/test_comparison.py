@@ -182,6 +182,29 @@ def test_paired_intervals_cover_samples_and_seeds():
         check_gap(lambda larger, smaller, key: gap(larger.flip(-1), smaller, key))
 
 
+def test_few_samples_decide_nothing(head, train, test):
+    """One sample gave an interval of no width, and so a verdict that was sure."""
+    small = draw(0, 1, 5).abs()
+    assert not gap(small + 9, small, Key(0)).sure
+    assert gap(torch.cat([small, small[:, :1]], 1) + 9, torch.cat([small, small[:, :1]], 1), Key(0)).sure
+    found = surf.compare_on(train, test.take(slice(0, 1)), head, [PCA(12)])
+    assert found.verdict.best is None
+    assert "Fewer than 6 samples" in repr(found.verdict)
+    assert "no interval" in str(found.verdict.places[0].error)
+
+
+def test_outputs_that_do_not_vary_leave_nothing_to_explain(head, train):
+    same = surf.Embeddings.of(train.values[:1].expand(20, -1), head)
+    found = surf.compare_on(same, same, head, [PCA(2)])
+    assert "do not vary" in repr(found.verdict)
+
+
+def test_nothing_to_compare_is_refused(head, train, test):
+    for nothing in ([], {}, ()):
+        with pytest.raises(InputError, match="at least one concept method"):
+            surf.compare_on(train, test, head, nothing)
+
+
 def test_stability_tells_the_same_concepts_from_others(head, train):
     one = PCA(2).fit(train, head)
     order = torch.tensor([1, 0])
@@ -192,6 +215,8 @@ def test_stability_tells_the_same_concepts_from_others(head, train):
     other = stability([one, Concepts.of(draw(5, 4, 2, 12), draw(6, 4, 2))])
     assert other.concepts < 0.9
     assert stability([one]) is None
+    with pytest.raises(InputError, match="fits of one method"):
+        stability([one, PCA(2, shared=True).fit(train, head)])
     found = surf.compare_on(train, train, head, [KMeans(3), PCA(2)], seeds=3)
     assert found.stability["kmeans"].concepts <= 1
     assert found.stability["pca"] is None  # it draws nothing

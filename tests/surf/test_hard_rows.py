@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 from tests.surf.conftest import draw
 from veridical import surf
-from veridical.errors import InputError
+from veridical.errors import InputError, ShapeError, VeridicalError
 from veridical.surf import Embeddings, Head
 from veridical.surf.methods import METHODS
 
@@ -125,3 +126,73 @@ def test_planted_parts_are_found_whatever_their_order_and_ties():
             unit = torch.nn.functional.normalize(concepts.vectors[0], dim=-1)
             assert torch.allclose(unit[:, :4].amax(0), torch.ones(4, dtype=torch.float64), atol=1e-6)
             assert surf.judge(concepts, Embeddings.of(rows, only), only).mae < 1e-6
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_rows_that_are_all_zero_hold_no_concepts(name):
+    given = Embeddings.of(torch.zeros(30, 12), head())
+    for shared in (False, True):
+        if name == "c-shap" and shared:
+            continue
+        with pytest.raises(InputError, match="all embeddings are zero"):
+            METHODS[name](n_concepts=2, shared=shared, **QUICK.get(name, {})).fit(given, head())
+
+
+def test_a_ridge_that_outweighs_the_embeddings_is_said():
+    """CRAFT shrank every part to nothing, and an index ran out of bounds."""
+    small = Embeddings.of(1e-14 * grouped(draw(7, 45, 12).abs()), head())
+    for shared in (False, True):
+        with pytest.raises(InputError, match="scale the embeddings"):
+            METHODS["craft"](n_concepts=2, shared=shared, ridge=1.0).fit(small, head())
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e-30, 1e30, 1e200])
+def test_numbers_whose_products_cannot_be_held_are_refused(scale):
+    """SAE and C-SHAP trained to NaN on them, PCA failed in LAPACK, CDISCO and MCD on an empty axis."""
+    with pytest.raises(InputError, match="scale the embeddings"):
+        Embeddings.of(scale * grouped(draw(7, 45, 12).abs()), head())
+
+
+def test_answers_that_are_not_the_heads_are_refused():
+    rows = grouped(draw(3, 9, 12).abs())
+    good = Embeddings.of(rows, head())
+    concepts = surf.PCA(2).fit(Embeddings.of(grouped(draw(8, 30, 12).abs()), head()), head())
+    nothing = good.outputs.clone()
+    nothing[1, 1] = math.nan
+    with pytest.raises(InputError, match="outputs have NaN"):
+        Embeddings(rows, nothing, good.ids)
+    with pytest.raises(ShapeError, match=r"expected \(samples, outputs\)"):
+        Embeddings(rows, good.outputs[:, 0], good.ids)
+    with pytest.raises(ShapeError, match="what the head sees"):
+        Embeddings(rows[:, None], good.outputs, good.ids, seen=rows[:, :3])
+    narrow = Embeddings(rows, good.outputs[:, :2], good.ids)
+    with pytest.raises(ShapeError, match="2 outputs each, the head has 3"):
+        surf.PCA(2).fit(narrow, head())
+    with pytest.raises(ShapeError, match="2 outputs each, the head has 3"):
+        surf.judge(concepts, narrow, replace(head(), exact=False))
+    for labels in (torch.full((9,), 3), torch.full((9,), -1), torch.rand(9), torch.zeros(9, 3).long()):
+        with pytest.raises(InputError, match="class number each, from 0 to 2"):
+            surf.judge(concepts, Embeddings(rows, good.outputs, good.ids, labels), head())
+    with pytest.raises(InputError, match="complex"):
+        Embeddings.of(rows.to(torch.complex64), head())
+
+
+def test_heads_that_cannot_be_are_refused():
+    weight = draw(1, 3, 12)
+    for kind, outputs in (("multiclass", 1), ("binary", 1), ("binary", 3)):
+        with pytest.raises(InputError, match=f"a {kind} head cannot have {outputs} outputs"):
+            Head(weight[:outputs], torch.zeros(outputs), kind)
+    with pytest.raises(VeridicalError, match="regresion"):
+        Head(weight, torch.zeros(3), "regresion")
+    with pytest.raises(InputError, match="complex"):
+        Head(weight.to(torch.complex64), torch.zeros(3))
+    with pytest.raises(ShapeError, match="weights"):
+        Head(weight[:0], torch.zeros(0))
+
+
+def test_c_shap_refuses_what_it_would_ignore():
+    with pytest.raises(InputError, match="not shared"):
+        surf.ConceptSHAP(2, shared=True)
+    few = Embeddings.of(grouped(draw(8, 5, 12).abs()), head())
+    with pytest.raises(InputError, match="more train rows"):
+        surf.ConceptSHAP(5, **QUICK["c-shap"]).fit(few, head())

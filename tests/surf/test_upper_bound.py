@@ -139,6 +139,9 @@ def test_the_plateau_is_where_more_concepts_stop_paying():
         check_plateau(lambda counts, errors: counts[errors.index(min(errors))])
     with pytest.raises(InputError, match="one error per count"):
         plateau([1], [])
+    for bad in (float("nan"), float("inf")):
+        with pytest.raises(InputError, match="finite numbers"):
+            plateau([1, 2, 3], [bad, 1.0, 0.5])
 
 
 def test_parsimony_curves(head, train, test):

@@ -143,6 +143,8 @@ def _compare(
     if seeds < 1:
         raise InputError(f"seeds is at least 1, got {seeds}")
     chosen = entries(methods)
+    if not chosen:
+        raise InputError("give at least one concept method, the name of one, or ready concepts")
     key = as_key(seed)
     keys = [key, *(key / "seed" / i for i in range(1, seeds))]
     judgements: dict[str, Judgement] = {}

@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError, ShapeError
-from veridical.surf.head import Head
+from veridical.surf.head import Head, real
+
+_LEAST, _MOST = 1e-15, 1e15
+"""What the largest value of a set may be: products of such numbers are still numbers in float32."""
 
 Kind = Literal["pooled", "positions", "crops", "segments"]
 """What a row is the embedding of: a whole sample, a position of its map, a crop, a segment."""
@@ -35,8 +38,8 @@ class Embeddings:
     def __post_init__(self) -> None:
         for name in ("values", "outputs", "ids", "labels", "seen"):
             given = getattr(self, name)
-            if given is not None and not isinstance(given, Tensor):
-                object.__setattr__(self, name, torch.as_tensor(given))
+            if given is not None:
+                object.__setattr__(self, name, real(given, name))
         if self.values.dim() not in (2, 3) or not len(self.values):
             raise ShapeError(
                 f"embeddings have shape {tuple(self.values.shape)}; expected (samples, dimensions) or "
@@ -47,15 +50,29 @@ class Embeddings:
         for what, tensor in (("outputs", self.outputs), ("ids", self.ids), ("labels", self.labels)):
             if tensor is not None and len(tensor) != len(self.values):
                 raise ShapeError(f"{len(tensor)} {what} for {len(self.values)} embeddings")
-        if not bool(torch.isfinite(self.values).all()):
-            raise InputError("embeddings have NaN or infinite values; leave those rows out")
+        if self.outputs.dim() != 2:
+            raise ShapeError(f"outputs have shape {tuple(self.outputs.shape)}; expected (samples, outputs)")
+        if self.seen is not None and self.seen.shape != (len(self), self.dimension):
+            raise ShapeError(
+                f"what the head sees has shape {tuple(self.seen.shape)}; expected "
+                f"{(len(self), self.dimension)}"
+            )
+        for what, tensor in (("embeddings", self.values), ("outputs", self.outputs), ("seen", self.seen)):
+            if tensor is not None and not bool(torch.isfinite(tensor).all()):
+                raise InputError(f"{what} have NaN or infinite values; leave those rows out")
+        largest = float(torch.stack(self.values.aminmax()).abs().max())
+        if largest and not _LEAST <= largest <= _MOST:
+            raise InputError(
+                f"the largest value of the embeddings is {largest:.3g}, and products of such numbers cannot "
+                "be held; scale the embeddings, and the head's weights the other way"
+            )
 
     @classmethod
     def of(
         cls, values: Any, head: Head, labels: Any = None, ids: Any = None, kind: Kind | None = None
     ) -> Embeddings:
         """Embeddings given as they are; their outputs are the head's."""
-        values = torch.as_tensor(values).detach()
+        values = real(values, "embeddings")
         if values.dim() in (2, 3) and values.shape[-1] != head.dimension:
             raise ShapeError(
                 f"embeddings have {values.shape[-1]} dimensions, the head expects {head.dimension}"
@@ -67,6 +84,13 @@ class Embeddings:
 
     def __len__(self) -> int:
         return len(self.values)
+
+    def check_outputs(self, head: Head) -> None:
+        """Refuse answers of another model than the head's."""
+        if self.outputs.shape[1] != head.n_outputs:
+            raise ShapeError(
+                f"embeddings come with {self.outputs.shape[1]} outputs each, the head has {head.n_outputs}"
+            )
 
     @property
     def dimension(self) -> int:

@@ -88,10 +88,8 @@ def expand(task: Task, layer: str | None = None, read: Read | None = None, at: W
     read, last = _reading(seen, calls[layer].module, layer, read)
     width = as_positions(seen, last).shape[2] if read != "each" else seen[0].numel()
     place = seen.device
-    unknown = Head(
-        torch.zeros(task.n_outputs, width, device=place), torch.zeros(task.n_outputs, device=place)
-    )
-    unknown = replace(unknown, kind=task.head, layer=layer, exact=False)
+    nothing = torch.zeros(task.n_outputs, width, device=place)
+    unknown = Head(nothing, nothing[:, 0], task.head, layer, exact=False)
     parts = Split(task, unknown, layer, end, read=read, channels_last=last)
     rows, side = (task.inputs, task.side) if task.train is None else (task.train, task.train_side)
     mean = (parts.test() if task.train is None else parts.train()).values.double().mean(0)

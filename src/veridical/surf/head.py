@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
-from veridical.errors import InputError, ShapeError
+from veridical.errors import InputError, ShapeError, unknown_name
 from veridical.model.output_heads import Head as HeadKind
+
+
+def real(values: Any, what: str) -> Tensor:
+    """As a tensor without a graph; complex numbers would lose half of themselves."""
+    given = torch.as_tensor(values).detach()
+    if given.is_complex():
+        raise InputError(f"{what} are complex numbers; expected real ones")
+    return given
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,15 +37,21 @@ class Head:
     exact: bool = True
 
     def __post_init__(self) -> None:
-        weight = torch.as_tensor(self.weight).detach().double()
-        bias = torch.as_tensor(self.bias).detach().double()
-        if weight.dim() != 2 or tuple(bias.shape) != (len(weight),):
+        weight, bias = (real(given, "a head's weights").double() for given in (self.weight, self.bias))
+        if weight.dim() != 2 or not weight.numel() or tuple(bias.shape) != (len(weight),):
             raise ShapeError(
                 "a head has weights (outputs, dimensions) and one bias per output; got "
                 f"{tuple(weight.shape)} and {tuple(bias.shape)}"
             )
         if not bool(torch.isfinite(weight).all() & torch.isfinite(bias).all()):
             raise InputError("the head has NaN or infinite weights")
+        if self.kind not in get_args(HeadKind):
+            raise unknown_name("kind of head", self.kind, get_args(HeadKind))
+        if self.classifies and (len(weight) < 2 or (self.kind == "binary" and len(weight) > 2)):
+            raise InputError(
+                f"a {self.kind} head cannot have {len(weight)} outputs: several compete in 'multiclass', the "
+                "columns (-z, z) of one logit z in 'binary'; a single number is 'regression'"
+            )
         object.__setattr__(self, "weight", weight)
         object.__setattr__(self, "bias", bias)
 

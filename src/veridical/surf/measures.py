@@ -184,3 +184,14 @@ def _check(concepts: Concepts, embeddings: Embeddings, head: Head, positions: st
             f"concepts have {concepts.vectors.shape[-1]} dimensions and embeddings {embeddings.dimension}, "
             f"the head expects {head.dimension}"
         )
+    if not head.exact:  # otherwise the head's own answers are taken, whatever those are
+        embeddings.check_outputs(head)
+    labels = embeddings.labels
+    if labels is None or not head.classifies:
+        return
+    least, most = float(labels.min()), float(labels.max())
+    if labels.dim() != 1 or labels.is_floating_point() or not 0 <= least <= most < head.n_outputs:
+        raise InputError(
+            f"labels are one class number each, from 0 to {head.n_outputs - 1}; got {labels.dtype} of shape "
+            f"{tuple(labels.shape)} from {least:g} to {most:g}"
+        )

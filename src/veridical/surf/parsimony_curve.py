@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -33,6 +34,8 @@ def plateau(counts: Sequence[int], errors: Sequence[float], tolerance: float = 0
     """
     if len(counts) != len(errors) or not counts:
         raise InputError(f"one error per count is needed, got {len(errors)} for {len(counts)}")
+    if not all(math.isfinite(error) for error in errors):
+        raise InputError(f"errors of a curve are finite numbers, got {list(errors)}")
     best = min(errors)
     enough = best + tolerance * max(0.0, errors[0] - best)
     found = next(k for k, error in zip(counts, errors, strict=True) if error <= enough + 1e-12)

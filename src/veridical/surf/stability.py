@@ -9,6 +9,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
+from veridical.errors import InputError
 from veridical.functional import pearson
 from veridical.surf.concepts import Concepts
 
@@ -29,6 +30,9 @@ def stability(fits: Sequence[Concepts]) -> Stability | None:
     """Compare fits in pairs; None for fewer than two."""
     if len(fits) < 2:
         return None
+    shapes = {(len(fit.vectors), fit.n_outputs, fit.vectors.shape[-1]) for fit in fits}
+    if len(shapes) > 1:
+        raise InputError(f"fits of one method and head are compared, these have shapes {sorted(shapes)}")
     found = [_alike(a, b) for one, other in combinations(fits, 2) for a, b in ((one, other), (other, one))]
     cosines, importances = torch.tensor(found, dtype=torch.float64).T
     return Stability(float(cosines.mean()), float(importances.nanmean()))

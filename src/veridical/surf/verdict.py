@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,6 +13,8 @@ from veridical.random.keyed import Key, integers
 from veridical.surf.stability import Stability
 
 _RESAMPLES = 1000
+_FEWEST = 6
+"""Samples that an interval needs: of fewer, all lie on one side by chance in more than 2.5% of cases."""
 _STABLE = 0.8
 """Mean cosine between seeds below which concepts are called unstable."""
 
@@ -30,15 +33,20 @@ class Gap:
         return self.low > 0
 
     def __str__(self) -> str:
-        return f"{self.mean:.3g} [{self.low:.3g}, {self.high:.3g}]"
+        open_end = "" if math.isfinite(self.low) else " [no interval: too few samples]"
+        return f"{self.mean:.3g}" + (open_end or f" [{self.low:.3g}, {self.high:.3g}]")
 
 
 def gap(larger: Tensor, smaller: Tensor, key: Key) -> Gap:
     """The paired difference of errors (seeds, N) and its bootstrap interval over samples and seeds.
 
-    Samples are drawn together for both; seeds are drawn for each by itself, since they have no pairs.
+    Samples are drawn together for both; seeds are drawn for each by itself, since they have no pairs. Fewer
+    than six samples leave everything open: no interval is given.
     """
     count = larger.shape[-1]
+    mean = float(larger.double().mean() - smaller.double().mean())
+    if count < _FEWEST:
+        return Gap(mean, -math.inf, math.inf)
     ids = torch.arange(_RESAMPLES, device=larger.device)
     samples = integers(key / "samples", ids, 0, count, count)
     weights = torch.zeros(_RESAMPLES, count, dtype=torch.float64, device=larger.device)
@@ -50,7 +58,7 @@ def gap(larger: Tensor, smaller: Tensor, key: Key) -> Gap:
 
     found = drawn(larger, "larger") - drawn(smaller, "smaller")
     low, high = found.quantile(torch.tensor([0.025, 0.975], dtype=found.dtype, device=found.device)).tolist()
-    return Gap(float(larger.double().mean() - smaller.double().mean()), low, high)
+    return Gap(mean, low, high)
 
 
 @dataclass(frozen=True)
@@ -142,6 +150,10 @@ def _sentences(places: tuple[Place, ...]) -> list[str]:
             said.append(
                 f"Its concepts change with the seed: their mean cosine is {best.stability.concepts:.2f}."
             )
+    elif not math.isfinite(places[0].error.low):
+        said = [f"Fewer than {_FEWEST} samples say nothing for sure: no concept method is recommended."]
+    elif "Constant" in places[0].above and places[0].above["Constant"].mean + places[0].error.mean <= 1e-12:
+        said = ["The outputs do not vary over these samples: there is nothing for concepts to explain."]
     else:
         said = ["No concept method is surely better than the controls: none of them explains this head."]
     poor = [p.method for p in places if not p.trusted and p not in good]

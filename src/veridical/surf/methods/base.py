@@ -67,9 +67,9 @@ class ConceptMethod(Settings):
                 raise InputError(
                     f"{len(rows)} embeddings are fewer than the {self.n_concepts} concepts asked for"
                 )
-            return assemble(
-                self.name, [self.find(rows, head.weight, key)], head, self.reading, {}, shared=True
-            )
+            one = self.find(rows, head.weight, key)
+            refuse_if_none(not len(one.vectors), self.n_concepts, len(rows))
+            return assemble(self.name, [one], head, self.reading, {}, shared=True)
         members = head.membership(embeddings.outputs)
         lively = embeddings.values.abs().flatten(1).amax(1) > 0
         found: list[Found | None] = []
@@ -84,8 +84,11 @@ class ConceptMethod(Settings):
                 found.append(None)
                 continue
             rows = embeddings.values[members[:, output]].reshape(-1, embeddings.dimension).double()
-            found.append(self.find(rows, head.weight[output], key / output))
-        refuse_if_none(found, self.n_concepts, len(embeddings))
+            one = self.find(rows, head.weight[output], key / output)
+            if not len(one.vectors):
+                flags[output] = "no concept was found in its embeddings"
+            found.append(one if len(one.vectors) else None)
+        refuse_if_none(len(flags) == head.n_outputs, self.n_concepts, len(embeddings))
         return assemble(self.name, found, head, self.reading, flags)
 
 
@@ -97,6 +100,9 @@ def check_embeddings(method: ConceptMethod, embeddings: Embeddings, head: Head, 
         raise ShapeError(
             f"embeddings have {embeddings.dimension} dimensions, the head expects {head.dimension}"
         )
+    embeddings.check_outputs(head)
+    if not bool(embeddings.values.any()):
+        raise InputError("all embeddings are zero: there is nothing to find concepts in")
     if method.n_concepts > head.dimension:
         raise InputError(
             f"{method.n_concepts} concepts were asked for in {head.dimension} dimensions, which hold at most "
@@ -126,12 +132,13 @@ def too_few(count: int, wanted: int) -> str:
     return "never predicted" if count == 0 else f"{count} samples for {wanted} concepts"
 
 
-def refuse_if_none(found: list[Found | None], wanted: int, rows: int) -> None:
+def refuse_if_none(none: bool, wanted: int, rows: int) -> None:
     """All outputs without concepts is a mistake, not a result."""
-    if all(item is None for item in found):
+    if none:
         raise InputError(
             f"no output has the {wanted} samples that {wanted} concepts need ({rows} embeddings in all), or "
-            "they are all zero; give more train rows, lower n_concepts, or use shared=True"
+            "they are zero or too small for this method to find anything in; give more train rows, lower "
+            "n_concepts, scale the embeddings, or use shared=True"
         )
 
 

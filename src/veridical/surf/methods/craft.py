@@ -111,6 +111,8 @@ class CRAFT(ConceptMethod):
 
     def find(self, rows: Tensor, weight: Tensor, key: Key) -> Found:
         parts = _living(nmf(rows, self.n_concepts, self.steps, self.ridge)[1])
+        if not len(parts):  # the ridge outweighs embeddings as small as these
+            return Found(parts)
         codes = nnls((parts @ parts.T)[None], (rows @ parts.T)[None])[0]
         weights = weight if weight.dim() == 2 else weight[None]
         found = [sobol_total(codes * pull, self.designs).mean(0) for pull in weights @ parts.T]

@@ -16,7 +16,7 @@ from veridical.surf.concepts import Concepts
 from veridical.surf.cshap_network import Network
 from veridical.surf.embeddings import Embeddings
 from veridical.surf.head import Head
-from veridical.surf.methods.base import ConceptMethod, check_embeddings, too_few
+from veridical.surf.methods.base import ConceptMethod, check_embeddings, refuse_if_none, too_few
 from veridical.surf.projection import Linear
 from veridical.values.task import Task
 
@@ -58,6 +58,10 @@ class ConceptSHAP(ConceptMethod):
         super().__post_init__()
         if self.pool < self.n_concepts:
             raise InputError(f"a pool of {self.pool} vectors is smaller than {self.n_concepts} concepts")
+        if self.shared:
+            raise InputError(
+                "c-shap learns one pool for all outputs, of which each keeps its own: not shared"
+            )
 
     def fit(self, embeddings: Embeddings, head: Head, seed: int | Key = 0) -> Concepts:
         """Learn the vectors, then weigh them for every output."""
@@ -68,7 +72,9 @@ class ConceptSHAP(ConceptMethod):
             )
         key = as_key(seed) / self.name
         if head.classifies:
-            return self._fit_one(embeddings, head, self.pool, key)
+            found = self._fit_one(embeddings, head, self.pool, key)
+            refuse_if_none(len(found.flags) == head.n_outputs, self.n_concepts, len(embeddings))
+            return found
         parts = []
         for output in range(head.n_outputs):
             weight, bias = head.weight[output : output + 1], head.bias[output : output + 1]
@@ -82,6 +88,7 @@ class ConceptSHAP(ConceptMethod):
         importances = torch.cat([part.importances[-1:] for part in parts])
         last = parts[0].n_outputs - 1
         flags = {i: part.flags[last] for i, part in enumerate(parts) if last in part.flags}
+        refuse_if_none(len(flags) == head.n_outputs, self.n_concepts, len(embeddings))
         offset = torch.zeros_like(head.bias)
         return Concepts(self.name, vectors, importances, Linear(vectors), offset, None, flags)
 

@@ -27,17 +27,20 @@ class Together:
         size, axes = torch.linalg.eigh(unit.T @ unit)
         self.turned, self.size, self.weight = unit @ axes, size.clamp(min=0), penalty[:, None] / BOUND
 
-    def dual(self, state: Tensor, rows: Tensor) -> Tensor:
-        """What of a state is the dual."""
-        own = rows[:, None]  # no row is written in itself
-        return state.clamp(-BOUND, BOUND).scatter_(1, own, state.gather(1, own))
+    def coefficients(self, state: Tensor, rows: Tensor) -> Tensor:
+        """What of a state is the coefficients: no row is written in itself."""
+        return torch.nn.functional.softshrink(state, BOUND).scatter_(1, rows[:, None], 0.0)
+
+    def start(self, rows: Tensor) -> Tensor:
+        """The state (B, n) after one step from nothing."""
+        return _RELAX * (self.turned[rows] / (self.size + self.weight[rows])) @ self.turned.T
 
     def step(self, state: Tensor, rows: Tensor) -> None:
         """One step, in place."""
-        dual = self.dual(state, rows)
-        left = self.turned[rows] - torch.sub(state, dual, alpha=2) @ self.turned
+        now = self.coefficients(state, rows)
+        left = torch.addmm(self.turned[rows], torch.sub(state, now, alpha=2), self.turned)
         left /= self.size + self.weight[rows]
-        state.sub_(dual, alpha=_RELAX).addmm_(left, self.turned.T, alpha=_RELAX)
+        state.addmm_(left, self.turned.T, beta=1 - _RELAX, alpha=_RELAX).add_(now, alpha=_RELAX)
 
     def run(self, rows: Tensor, state: Tensor, few: int, tolerance: float) -> tuple[Tensor, Tensor]:
         """Step until coefficients move by no more than a share of their length, or are few and not zero.
@@ -51,7 +54,7 @@ class Together:
                 self.step(state, rows)
             before = state.clone()
             self.step(state, rows)
-            now = state - self.dual(state, rows)
+            now = self.coefficients(state, rows)
             rest = (state - before).norm(dim=-1) <= tolerance * now.norm(dim=-1)
             found[which], rested[which] = state, rest
             go = (~rest & ((now != 0).sum(-1) > few)).nonzero()[:, 0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from scipy.linalg import eigh
 from scipy.sparse import csr_array
@@ -14,7 +15,7 @@ from veridical.surf.methods.kmeans import kmeans
 from veridical.surf.methods.lasso import lasso, violation
 from veridical.surf.methods.lasso_together import Together
 
-_ROWS = 256
+_ROWS = 512
 """Rows that step together: a cache holds them."""
 _AT_REST = 0.03
 """Share of their length by which the coefficients of rows that need many others may still move."""
@@ -26,6 +27,8 @@ _BLOCK = 2**20
 """Numbers of the small systems that are solved at a time."""
 _DENSE = 1000
 """Rows from which on leading eigenvectors are searched for alone."""
+_NEAR = 1e-6
+"""How near their eigenvalues come, relatively."""
 
 
 def self_expression(rows: Tensor, gamma: float = 50.0, tolerance: float = 1e-3) -> Tensor:
@@ -42,10 +45,10 @@ def self_expression(rows: Tensor, gamma: float = 50.0, tolerance: float = 1e-3) 
     together = Together(unit, penalty)
     every = torch.arange(len(rows), device=rows.device)
     few, most = (min(width, len(rows) - 1) for width in (_FEW, _MOST))
-    state, done = torch.zeros_like(gram), torch.zeros_like(every, dtype=torch.bool)
+    state, done = torch.empty_like(gram), torch.empty_like(every, dtype=torch.bool)
     for part in every.split(_ROWS):
-        state[part], done[part] = together.run(part, state[part], most, _AT_REST)
-    whole = state - together.dual(state, every)
+        state[part], done[part] = together.run(part, together.start(part), most, _AT_REST)
+    whole = together.coefficients(state, every)
     order, wrong = state.abs().fill_diagonal_(-1.0), torch.zeros_like(penalty)
     going, wide = every[~done], done[~done]
     for _ in range(_ROUNDS):
@@ -57,7 +60,7 @@ def self_expression(rows: Tensor, gamma: float = 50.0, tolerance: float = 1e-3) 
         crowded = (used > 0.75 * most) & (most < len(rows) - 1)
         for part in going[crowded].split(_ROWS):
             found, _ = together.run(part, state[part], 0, _AT_REST)
-            whole[part] = found - together.dual(found, part)
+            whole[part] = together.coefficients(found, part)
         going, wide = going[~crowded], used[~crowded] > 0.75 * few
         if not len(going):
             break
@@ -91,18 +94,18 @@ def inliers(coefficients: Tensor, share: float) -> Tensor:
 
 def spectral(coefficients: Tensor, count: int, key: Key) -> Tensor:
     """The cluster of each row, from the leading eigenvectors of the normalised affinity `|C| + |C|^T`."""
-    size = coefficients.abs()
-    affinity = size + size.T
-    scale = affinity.sum(-1).clamp(min=1e-12).rsqrt()
-    matrix = csr_array((scale[:, None] * affinity * scale).cpu().numpy())
-    one = torch.zeros(1, dtype=torch.int64)
-    start = normal(key / "start", one, 0, len(size), torch.float64)[0].numpy()
-    if len(size) < _DENSE or connected_components(matrix, directed=False)[0] > 1:
+    own = csr_array(coefficients.abs().cpu().numpy())
+    affinity = own + own.T
+    scale = np.maximum(affinity.sum(axis=1), 1e-12) ** -0.5
+    matrix = affinity.multiply(scale[:, None]).multiply(scale).tocsr()
+    rows = len(scale)
+    if rows < _DENSE or connected_components(matrix, directed=False)[0] > 1:
         # where clusters do not touch, eigenvalues are equal, and one start does not lead to all their vectors
-        last = len(size) - 1
-        found = eigh(matrix.toarray(), subset_by_index=[last - count + 1, last])[1]
+        found = eigh(matrix.toarray(), subset_by_index=[rows - count, rows - 1])[1]
     else:
-        found = eigsh(matrix, count, which="LA", v0=start)[1]
+        one = torch.zeros(1, dtype=torch.int64)
+        start = normal(key / "start", one, 0, rows, torch.float64)[0].numpy()
+        found = eigsh(matrix, count, which="LA", v0=start, tol=_NEAR)[1]
     leading = torch.nn.functional.normalize(torch.from_numpy(found).to(coefficients), dim=-1)
     return kmeans(leading, count, key, starts=8)[1]
 
