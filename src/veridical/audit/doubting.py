@@ -14,9 +14,9 @@ from veridical.audit.doubts import (
     NOT_ASKED,
     TWIN_SAMPLES,
     YARDSTICKS,
+    agreement,
     class_likeness,
     exchanged,
-    likeness,
     mates,
     nearly_the_same,
     reason,
@@ -83,7 +83,7 @@ def _ask_twin(race: Race, runners: list[Runner]) -> None:
 
 
 def _agreement(race: Race, runners: list[Runner], other: Task, few: Task, place: str) -> list[float]:
-    """The median correlation of a few maps with those of another task; NaN where these fail."""
+    """The median agreement of a few maps with those of another task; NaN where these fail."""
     done = race.crew.do([Job(r.label, r.explainer, {}, other, other, place) for r in runners], place)
     found = []
     for runner, one in zip(runners, done, strict=True):
@@ -92,7 +92,8 @@ def _agreement(race: Race, runners: list[Runner], other: Task, few: Task, place:
             found.append(float("nan"))
             continue
         values, theirs = own.values[: len(few)], one.explanation.values
-        found.append(float(likeness(values, theirs.to(values), own.take(slice(0, len(few))).valid).median()))
+        valid = own.take(slice(0, len(few))).valid
+        found.append(float(agreement(values, theirs.to(values), valid).median()))
     return found
 
 

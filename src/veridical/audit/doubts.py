@@ -30,12 +30,12 @@ ALIKE = 0.99
 HARDLY = 0.95
 """The correlation between samples of a class from which on the verdict says so in words."""
 TWIN_NOISE = 1e-3
-"""By how much the weights of the twin differ, relatively; registered methods agree to .95 and more."""
+"""By how much the weights of the twin differ, relatively; registered methods agree to .99 and more."""
 TWIN_SAMPLES = 4
 TWIN_MOVES = 0.05
 """By how much a twin's answers may move, relative to the largest, to count as nearly the same model."""
-AGREE = 0.9
-"""The correlation below which maps of twins differ."""
+AGREE = 0.95
+"""The agreement below which maps of twins differ."""
 YARDSTICKS = ("gradient", "occlusion")
 """Maps that tell whether the model itself treats samples alike: a linear model has one gradient."""
 NOT_ASKED = "the budget ended before it was asked whether its maps are of this sample and hold for a twin"
@@ -52,7 +52,7 @@ class Doubts:
     sample: Test | None = None
     """Its maps against those of another sample of the class, where that was asked."""
     twin: float = math.nan
-    """How alike its maps are to those of nearly the same model: the median correlation."""
+    """How alike its maps are to those of nearly the same model: the median agreement."""
 
 
 def likeness(first: Tensor, other: Tensor, where: Tensor | None = None) -> Tensor:
@@ -60,6 +60,16 @@ def likeness(first: Tensor, other: Tensor, where: Tensor | None = None) -> Tenso
     flat = ~has_spread(first, where) & ~has_spread(other, where)
     r = pearson(first.double(), other.double(), where)
     return torch.where(flat, 1.0, r.nan_to_num(0.0))
+
+
+def agreement(first: Tensor, other: Tensor, where: Tensor | None = None) -> Tensor:
+    """The correlation of maps (N,), or 1 less their relative difference where that is more.
+
+    Maps that are nearly flat do not correlate, and are nearly the same.
+    """
+    a, b = (maps.double() if where is None else maps.double() * where for maps in (first, other))
+    apart = (a - b).norm(dim=-1) / a.norm(dim=-1).clamp(min=1e-300)
+    return torch.maximum(likeness(first, other, where), 1 - apart)
 
 
 def mates(task: Task) -> tuple[Tensor, Tensor]:
