@@ -32,6 +32,20 @@ app = typer.Typer(
 out = Console()
 
 
+def _say_version(asked: bool) -> None:
+    if asked:
+        out.print(f"veridical {vd.__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def _before_any_command(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say the version.")
+    ] = False,
+) -> None: ...
+
+
 @app.command("list")
 def list_names(
     what: Annotated[
