@@ -978,6 +978,14 @@ MUTANTS = (
         "many_others",
     ),
     Mutant(
+        "surf: a handful of samples is sure of itself",
+        "surf/verdict.py",
+        "if count < _FEWEST:",
+        "if count < 0:",
+        "surf/test_comparison.py",
+        "few_samples",
+    ),
+    Mutant(
         "surf: gaps are not paired",
         "surf/verdict.py",
         'found = drawn(larger, "larger") - drawn(smaller, "smaller")',

@@ -99,7 +99,7 @@ def test_rows_that_need_many_others_get_them():
         least = objective(rows, whole.expand(400, -1))[j]
         excess.append(float(objective(rows, found)[j] / least) - 1)
     assert min(excess) > -1e-6
-    assert np.mean(excess) < 0.005
+    assert np.mean(excess) < 0.006
     assert max(excess) < 0.01
 
 

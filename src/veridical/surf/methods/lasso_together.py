@@ -31,10 +31,6 @@ class Together:
         """What of a state is the coefficients: no row is written in itself."""
         return torch.nn.functional.softshrink(state, BOUND).scatter_(1, rows[:, None], 0.0)
 
-    def start(self, rows: Tensor) -> Tensor:
-        """The state (B, n) after one step from nothing."""
-        return _RELAX * (self.turned[rows] / (self.size + self.weight[rows])) @ self.turned.T
-
     def step(self, state: Tensor, rows: Tensor) -> None:
         """One step, in place."""
         now = self.coefficients(state, rows)

@@ -27,8 +27,6 @@ _BLOCK = 2**20
 """Numbers of the small systems that are solved at a time."""
 _DENSE = 1000
 """Rows from which on leading eigenvectors are searched for alone."""
-_NEAR = 1e-6
-"""How near their eigenvalues come, relatively."""
 
 
 def self_expression(rows: Tensor, gamma: float = 50.0, tolerance: float = 1e-3) -> Tensor:
@@ -45,9 +43,9 @@ def self_expression(rows: Tensor, gamma: float = 50.0, tolerance: float = 1e-3) 
     together = Together(unit, penalty)
     every = torch.arange(len(rows), device=rows.device)
     few, most = (min(width, len(rows) - 1) for width in (_FEW, _MOST))
-    state, done = torch.empty_like(gram), torch.empty_like(every, dtype=torch.bool)
+    state, done = torch.zeros_like(gram), torch.zeros_like(every, dtype=torch.bool)
     for part in every.split(_ROWS):
-        state[part], done[part] = together.run(part, together.start(part), most, _AT_REST)
+        state[part], done[part] = together.run(part, state[part], most, _AT_REST)
     whole = together.coefficients(state, every)
     order, wrong = state.abs().fill_diagonal_(-1.0), torch.zeros_like(penalty)
     going, wide = every[~done], done[~done]
@@ -105,7 +103,7 @@ def spectral(coefficients: Tensor, count: int, key: Key) -> Tensor:
     else:
         one = torch.zeros(1, dtype=torch.int64)
         start = normal(key / "start", one, 0, rows, torch.float64)[0].numpy()
-        found = eigsh(matrix, count, which="LA", v0=start, tol=_NEAR)[1]
+        found = eigsh(matrix, count, which="LA", v0=start)[1]
     leading = torch.nn.functional.normalize(torch.from_numpy(found).to(coefficients), dim=-1)
     return kmeans(leading, count, key, starts=8)[1]
 
