@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,8 @@ Fact = tuple[Any, ...]
 LateLook = tuple[torch.device, Callable[[], None]]
 """What raises if something is wrong, and the device that it would wait for."""
 PLAIN = (bool, int, str, bytes, type(None), complex, torch.dtype, torch.device, torch.Size, type)
+COMMON = frozenset({bool, int, str, type(None)})
+"""What most attributes are, told by one look."""
 BARE = len(nn.Module().__dict__)
 INTERNAL = frozenset({*nn.Module().__dict__, "_compiled_call_impl"})
 OPAQUE = (types.ModuleType, logging.Logger, logging.Handler, random.Random, Meter)
@@ -98,7 +101,7 @@ def facts(model: nn.Module, walk: Walk | None = None) -> list[Fact]:
             out.append((place, name, plain(own[name], walk)))
         if not type(module).__module__.startswith("torch."):
             out.append((place, "forward", read_by(module.forward, walk)))
-    out.sort(key=lambda fact: fact[:2])
+    out.sort(key=itemgetter(0, 1))
     return out
 
 
@@ -109,6 +112,9 @@ def version(tensor: Tensor) -> int:
 
 def plain(value: Any, walk: Walk, depth: int = 0) -> Any:
     """A value that is equal again just if the attribute still says the same."""
+    kind: type = type(value)
+    if kind in COMMON or (kind is tuple and COMMON.issuperset(map(type, value))):
+        return value
     if id(value) in walk.followed:  # first: to ask what kind a configuration is takes it long
         return type(value), walk.identity(value)
     if isinstance(value, PLAIN):
@@ -140,7 +146,6 @@ def plain(value: Any, walk: Walk, depth: int = 0) -> Any:
     about = type(value), walk.identity(value)
     if hasattr(value, "iloc"):  # a data frame: what is in its dictionary changes by mere use
         return *about, value.shape, hash(str(value.iloc[:LONGEST].to_numpy().tolist()))
-    kind: type = type(value)
     slots = {name: getattr(value, name, None) for name in _slots(kind)}
     return *about, plain({**getattr(value, "__dict__", {}), **slots}, walk, depth)
 
