@@ -51,10 +51,7 @@ def grid_cells(space: Space, across: int) -> Cells | None:
 
 
 def few_cells(space: Space, most: int) -> Cells | None:
-    """Blocks of as few whole features as leave `most` cells at most, as alike in size as can be.
-
-    None where nothing has to be joined.
-    """
+    """Blocks of few features, of like size, that leave `most` cells; None where that takes no joining."""
     if space.n_features <= most:
         return None
 

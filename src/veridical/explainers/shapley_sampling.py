@@ -74,11 +74,7 @@ class ShapleySampling(Explainer):
         ranks = self._ranks(task, key)
         answers = probe(task, Leaving(ranks), response="logit", key=FILL_KEY, with_clean=True)
         clean, steps, empty = answers[:, :1], answers[:, 1:-1], answers[:, -1:]
-        steps = (
-            steps.unflatten(1, (self.orders, -1))
-            if steps.shape[1]
-            else steps.new_empty(len(task), self.orders, 0)
-        )
+        steps = steps.unflatten(1, (self.orders, ranks.shape[-1] - 1))
         ends = [end[:, None].expand(-1, self.orders, -1) for end in (clean, empty)]
         curve = torch.cat([ends[0], steps, ends[1]], -1)
         lost = (curve[..., :-1] - curve[..., 1:]).gather(-1, ranks)
