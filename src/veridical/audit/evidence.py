@@ -40,7 +40,9 @@ wherever it finds such a model would win all else.
 def of_head(rival: str, head: str) -> str:
     """A rival's name for this head: one without classes has the same answer, or output, in both models."""
     asked = {"generation": "same answer", "regression": "same output"}.get(head)
-    return rival if asked is None else rival.replace("same class", asked).replace("its own class", asked)
+    if asked is None:
+        return rival
+    return rival.replace("same class", asked).replace("its own class", asked).replace(" of the class", "")
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,8 @@ class Place:
     @property
     def asked(self) -> tuple[Test, ...]:
         """All tests, and that against its own map of another sample of the class, where it came to that."""
-        return self.tests if self.doubts.sample is None else (*self.tests, self.doubts.sample)
+        mate = self.doubts.sample
+        return (*self.tests, mate) if mate is not None and mate.samples else self.tests
 
     @property
     def not_passed(self) -> tuple[Test, ...]:
