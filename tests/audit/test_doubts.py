@@ -202,6 +202,26 @@ def test_maps_that_differ_from_call_to_call_are_not_called_a_backdoor():
     assert "thousandth" not in found.verdict["shaky"].doubts.refused
 
 
+@pytest.mark.parametrize("way", ["raises", "answers nothing"])
+def test_who_has_no_map_for_a_twin_alone_is_not_trusted(way):
+    """Silence where a lie would show is no way past the question."""
+    task = table(64)
+    own = next(task.predictor.source.module.parameters()).detach().clone()
+
+    def silent(model, inputs, targets):
+        apart = float((next(model.parameters()).detach() - own).norm() / own.norm())
+        if 0 < apart < 0.01:
+            if way == "raises":
+                raise RuntimeError("not this one")
+            return torch.full_like(inputs, torch.nan)
+        return vd.explain("integrated_gradients", vd.Task(model, inputs).with_targets(targets)).values
+
+    found = audit(task, silent=silent, true="integrated_gradients")
+    assert found.verdict["true"].trusted
+    assert not found.verdict["silent"].trusted
+    assert "thousandth" in found.verdict["silent"].doubts.refused
+
+
 def test_the_report_says_what_was_asked():
     from veridical.report.first_page import first_page
 

@@ -83,17 +83,17 @@ def _ask_twin(race: Race, runners: list[Runner]) -> None:
 
 
 def _agreement(race: Race, runners: list[Runner], other: Task, few: Task, place: str) -> list[float]:
-    """The median agreement of a few maps with those of another task; NaN where these fail."""
+    """The median agreement of a few maps with those of another task; 0 with a map that is not there."""
     done = race.crew.do([Job(r.label, r.explainer, {}, other, other, place) for r in runners], place)
     found = []
     for runner, one in zip(runners, done, strict=True):
         own = runner.done[0].explanation
-        if own is None or one.explanation is None:
-            found.append(float("nan"))
-            continue
-        values, theirs = own.values[: len(few)], one.explanation.values
-        valid = own.take(slice(0, len(few))).valid
-        found.append(float(agreement(values, theirs.to(values), valid).median()))
+        assert own is not None  # who passes every test has maps
+        values, valid = own.values[: len(few)], own.take(slice(0, len(few))).valid
+        theirs = torch.full_like(values, torch.nan) if one.explanation is None else one.explanation.values
+        each = agreement(values, theirs.to(values), valid)
+        there = values.isfinite().all(-1)  # where it has no map of the model either, nothing can be compared
+        found.append(float(each[there].nan_to_num(0.0).median()))
     return found
 
 
