@@ -12,7 +12,7 @@ from torch import Tensor
 from veridical.errors import NotApplicableError, unknown_name
 from veridical.explainers.base import Explainer, register, selected
 from veridical.explainers.cam_layer import LastMaps
-from veridical.explainers.cam_places import _place, _watched, layer_shapes
+from veridical.explainers.cam_places import Looked, _place, _watched, layer_shapes, looked_at
 from veridical.explainers.grid import as_features, resized, spatial_axes, spatial_size
 from veridical.model.predictor import call
 from veridical.random.keyed import Key
@@ -75,16 +75,20 @@ class Cam(Explainer):
 class GradientCam(Cam):
     """Base of those that weigh activations A (n, channels, *grid) by the gradient g = dy_c/dA."""
 
+    def prepared(self, task: Task) -> Task:
+        return looked_at(task) if self.layer is None else task
+
     def coarse(self, task: Task, key: Key) -> Tensor:
         targets = task.targets  # before the watching begins: they may need the model without it
-        x = task.inputs.detach().clone().requires_grad_(True)
+        x = task.inputs.detach()
         with task.session(grad=True) as model:
             if self.layer is None:
-                with LastMaps(x, spatial_axes(task)) as seen:
-                    total = selected(call(model, x, task.side), targets).sum()
-                return self.weigh(*_through_last(seen, total, self.name))
-            with _watched(task, self.layer) as outputs:
                 total = selected(call(model, x, task.side), targets).sum()
+                looked = task.predictor.model
+                assert isinstance(looked, Looked)
+                return self.weigh(*_through_last(looked.seen, total, self.name))
+            with _watched(task, self.layer) as outputs:
+                total = selected(call(model, x.requires_grad_(True), task.side), targets).sum()
             slopes = _slopes(total, outputs[:1])[0]
         if slopes is None:
             raise _independent(self.name, f"layer '{self.layer}'")

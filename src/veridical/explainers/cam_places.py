@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from veridical.explainers.cam_layer import LastMaps
+from veridical.explainers.graph.followed import Followed
 from veridical.explainers.grid import spatial_axes
-from veridical.model.predictor import call, take_side
+from veridical.model.predictor import call, plain_output, take_side
 from veridical.values.task import Task
 
 
@@ -55,6 +56,24 @@ def last_maps(task: Task) -> LastMaps:
 
     found: LastMaps = task.reference.cached("last maps", lambda: task.uncounted(ask))
     return found
+
+
+class Looked(Followed):
+    """A model whose last maps are known after it was asked: found as it runs, or by a run written down."""
+
+    seen: LastMaps
+
+    def forward(self, x: Tensor, /, *side: Any, **named: Any) -> Tensor:
+        self.seen = self._follower(x)
+        return self.followed(self.seen, x, side, named)
+
+
+def looked_at(task: Task) -> Task:
+    """The task whose model tells its last maps; what was written down of its runs is kept for the task."""
+    inner, axes = task.predictor, spatial_axes(task)
+    model = Looked(inner.model, inner.output, lambda x: LastMaps(x, axes))
+    model.plans = task.reference.cached("plans of the last maps", dict)
+    return task.changed(predictor=inner.with_model(model, plain_output))
 
 
 def _place(task: Task) -> str:
