@@ -12,7 +12,7 @@ from torch import Tensor
 from veridical.errors import NotApplicableError, unknown_name
 from veridical.explainers.base import Explainer, register, selected
 from veridical.explainers.cam_layer import LastMaps
-from veridical.explainers.cam_places import Looked, _place, _watched, layer_shapes, looked_at
+from veridical.explainers.cam_places import Looked, _place, _watched, last_maps, layer_shapes, looked_at
 from veridical.explainers.grid import as_features, resized, spatial_axes, spatial_size
 from veridical.model.predictor import call
 from veridical.random.keyed import Key
@@ -63,6 +63,11 @@ class Cam(Explainer):
         raise NotApplicableError(f"explainer '{self.name}' does not say how it weighs channels")
 
     def _no_maps(self, task: Task) -> str | None:
+        if last_maps(task).astray:
+            return (
+                "the model answers otherwise when its operations are followed one by one: it changes a part "
+                "of a tensor in place; name a layer with layer=..."
+            )
         if _place(task):
             return None
         return (
@@ -86,7 +91,7 @@ class GradientCam(Cam):
                 total = selected(call(model, x, task.side), targets).sum()
                 looked = task.predictor.model
                 assert isinstance(looked, Looked)
-                return self.weigh(*_through_last(looked.seen, total, self.name))
+                return self.weigh(*_through_last(looked.kept["last maps"], total, self.name))
             with _watched(task, self.layer) as outputs:
                 total = selected(call(model, x.requires_grad_(True), task.side), targets).sum()
             slopes = _slopes(total, outputs[:1])[0]
@@ -116,9 +121,11 @@ def _through_last(seen: LastMaps, total: Tensor, name: str) -> tuple[Tensor, Ten
 
 def _slopes(total: Tensor, places: Sequence[Tensor]) -> Sequence[Tensor | None]:
     """The gradient at each of these places, None where none comes back."""
-    if not total.requires_grad:
+    asked = [place for place in places if place.requires_grad]
+    if not total.requires_grad or not asked:
         return [None] * len(places)
-    return torch.autograd.grad(total, places, allow_unused=True)
+    found = iter(torch.autograd.grad(total, asked, allow_unused=True))
+    return [next(found) if place.requires_grad else None for place in places]
 
 
 def _independent(name: str, what: str) -> NotApplicableError:

@@ -53,6 +53,8 @@ class LastMaps(Follower):
         self.place = ""
         self.last: Tensor | None = None
         self.tokens: list[Tensor] = []
+        self.astray = False
+        """Whether the model is known to answer otherwise when it is followed."""
         self._convolutions, self._patches = 0, False
         self._makers: WeakIdKeyDictionary = WeakIdKeyDictionary({x: None})
 
@@ -70,12 +72,11 @@ class LastMaps(Follower):
         """The values of which one is looked at: the last maps, or the tokens of a transformer."""
         return self.tokens if self.transformer else [] if self.last is None else [self.last]
 
-    def __enter__(self) -> LastMaps:
+    def __enter__(self) -> Any:
         if self._with_gradients:
             # by which is known what depends on the input behind what cannot be followed
             self.x.requires_grad_(True)
-        super().__enter__()
-        return self
+        return super().__enter__()  # type: ignore[no-untyped-call]
 
     def answered(self, answer: Tensor) -> Tensor:
         answer = self._current(answer)
@@ -107,7 +108,8 @@ class LastMaps(Follower):
                 if self.plan is not None:
                     # one that answers what it was given, such as a dropout at rest, has not made it
                     self._makers.setdefault(made, func)
-                self._look(name, made, args, kwargs)
+                if name not in ("detach", "data"):  # no gradient comes back to a copy that is cut off
+                    self._look(name, made, args, kwargs)
         return value
 
     def _look(self, name: str, made: Tensor, args: Any, kwargs: Any) -> None:

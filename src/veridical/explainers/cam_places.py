@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from veridical.explainers.cam_layer import LastMaps
-from veridical.explainers.graph.followed import Followed
+from veridical.explainers.graph.followed import Followed, alike
 from veridical.explainers.grid import spatial_axes
 from veridical.model.predictor import call, plain_output, take_side
 from veridical.values.task import Task
@@ -48,10 +49,15 @@ def last_maps(task: Task) -> LastMaps:
     """What one row shows of the model's last maps; asked once, and not counted."""
 
     def ask() -> LastMaps:
-        row = task.reference.inputs[:1]
+        row, side = task.reference.inputs[:1], take_side(task.reference.side, slice(0, 1))
         seen = LastMaps(row, spatial_axes(task))
-        with task.reference.session() as model, seen:
-            call(model, row, take_side(task.reference.side, slice(0, 1)))
+        with task.reference.session() as model:
+            with seen:
+                # through one operation more, which reads what was written in place
+                found = call(model, row, side).clone()
+            own = call(model, row, side)
+            # unless it answers otherwise whenever it is asked
+            seen.astray = not alike(found, own) and alike(own, call(model, row, side))
         return seen
 
     found: LastMaps = task.reference.cached("last maps", lambda: task.uncounted(ask))
@@ -61,17 +67,15 @@ def last_maps(task: Task) -> LastMaps:
 class Looked(Followed):
     """A model whose last maps are known after it was asked: found as it runs, or by a run written down."""
 
-    seen: LastMaps
-
     def forward(self, x: Tensor, /, *side: Any, **named: Any) -> Tensor:
-        self.seen = self._follower(x)
-        return self.followed(self.seen, x, side, named)
+        follower = self.kept["last maps"] = self._follower(x)
+        return self.followed(follower, x, side, named)
 
 
 def looked_at(task: Task) -> Task:
     """The task whose model tells its last maps; what was written down of its runs is kept for the task."""
-    inner, axes = task.predictor, spatial_axes(task)
-    model = Looked(inner.model, inner.output, lambda x: LastMaps(x, axes))
+    inner = task.predictor
+    model = Looked(inner.model, inner.output, partial(LastMaps, axes=spatial_axes(task)))
     model.plans = task.reference.cached("plans of the last maps", dict)
     return task.changed(predictor=inner.with_model(model, plain_output))
 

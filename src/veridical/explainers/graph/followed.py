@@ -65,3 +65,10 @@ class Followed(nn.Module):
                 raise follower.refusal from None
             raise
         return follower.answered(answer)
+
+
+def alike(ours: Tensor, theirs: Tensor) -> bool:
+    """Whether a followed model answers as the model itself does."""
+    ours, theirs = ours.detach(), theirs.detach()
+    near = max(1e-3, 8 * torch.finfo(theirs.dtype).eps)
+    return bool(((ours - theirs).abs() <= near * theirs.abs().max().clamp(min=1e-6)).all())
