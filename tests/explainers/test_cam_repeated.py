@@ -427,3 +427,29 @@ def test_no_graph_is_kept_before_the_last_maps() -> None:
     assert prepared.predictor.model.kept["last maps"].last.is_leaf
     assert outputs.requires_grad
     assert not any(p.grad is not None for p in task.predictor.model.parameters())
+
+
+@pytest.mark.parametrize("name", [*METHODS, "guided_backprop", "deconvolution"])
+@pytest.mark.parametrize("rows", [8, 64])
+def test_a_world_of_noise_is_told_its_outputs(name: str, rows: int) -> None:
+    task, explainer = image_task(samples=18).with_plan(Plan(rows=rows)), registry.make(name)
+    for seed in range(3):
+        world = task.with_noise(0.3, vd.Key(seed))
+        explainer.maps(world, vd.Key(0))
+        told = world.known("outputs")
+        own = task.with_noise(0.3, vd.Key(seed)).outputs
+        torch.testing.assert_close(told, own, rtol=0, atol=1e-12)
+        assert not torch.allclose(own, task.outputs)
+    metric = vd.FastGEF(draws=2, path=(0.05, 0.1, 0.2))
+    cost = vd.score(metric, task, explainer).cost
+    assert cost == vd.Cost(7 * explainer.declared(task).forward, 7 * explainer.declared(task).backward)
+
+
+def test_a_world_of_sentences_is_told_its_outputs() -> None:
+    net = seeded(
+        nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 5), nn.ReLU(), nn.Flatten(), nn.Linear(30, 3))
+    )
+    ids = torch.arange(24).reshape(4, 6) % 9
+    world, again = (vd.Task(net, ids, plan=Plan(rows=8)).with_noise(0.3, vd.Key(1)) for _ in range(2))
+    registry.make("guided_backprop").maps(world, vd.Key(0))
+    torch.testing.assert_close(world.known("outputs"), again.outputs, rtol=0, atol=1e-12)

@@ -80,6 +80,10 @@ class Explainer(Settings):
         """The pieces that `attribute` gets: each fills one chunk, unless a method cuts its own."""
         return task.chunks(self.rows_per_sample(task))
 
+    def tells_outputs(self, task: Task) -> bool:
+        """Whether the answers that it leaves with its pieces are those of the task's own model."""
+        return type(self).prepared is Explainer.prepared
+
     def space_of(self, task: Task) -> Space:
         """The features its maps are over: the task's, unless it explains by others, such as sparse codes."""
         return task.space
@@ -163,7 +167,7 @@ class Explainer(Settings):
         # asked before anything hooks into the model
         _ = task.targets
         own = key / self.name
-        noisy = task.reference is not task and type(self).prepared is Explainer.prepared
+        noisy = task.reference is not task and self.tells_outputs(task)
         parts: list[Tensor] = []
         outputs: list[Any] = []
         # whoever is told of maps is told of these, not of those that another method makes on their behalf

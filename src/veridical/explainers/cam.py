@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from veridical.errors import NotApplicableError, unknown_name
-from veridical.explainers.base import Explainer, register, selected
+from veridical.explainers.base import Explainer, hand_along, register, selected
 from veridical.explainers.cam_layer import LastMaps
 from veridical.explainers.cam_places import Looked, _place, _watched, last_maps, layer_shapes, looked_at
 from veridical.explainers.grid import as_features, resized, spatial_axes, spatial_size
@@ -80,6 +80,9 @@ class Cam(Explainer):
 class GradientCam(Cam):
     """Base of those that weigh activations A (n, channels, *grid) by the gradient g = dy_c/dA."""
 
+    def tells_outputs(self, task: Task) -> bool:
+        return True
+
     def prepared(self, task: Task) -> Task:
         return looked_at(task) if self.layer is None else task
 
@@ -88,16 +91,19 @@ class GradientCam(Cam):
         x = task.inputs.detach()
         with task.session(grad=True) as model:
             if self.layer is None:
-                total = selected(call(model, x, task.side), targets).sum()
+                outputs = call(model, x, task.side)
                 looked = task.predictor.model
                 assert isinstance(looked, Looked)
-                return self.weigh(*_through_last(looked.kept["last maps"], total, self.name))
-            with _watched(task, self.layer) as outputs:
-                total = selected(call(model, x.requires_grad_(True), task.side), targets).sum()
-            slopes = _slopes(total, outputs[:1])[0]
-        if slopes is None:
-            raise _independent(self.name, f"layer '{self.layer}'")
-        return self.weigh(outputs[0].detach(), slopes.detach())
+                found = _through_last(looked.kept["last maps"], selected(outputs, targets).sum(), self.name)
+            else:
+                with _watched(task, self.layer) as seen:
+                    outputs = call(model, x.requires_grad_(True), task.side)
+                slopes = _slopes(selected(outputs, targets).sum(), seen[:1])[0]
+                if slopes is None:
+                    raise _independent(self.name, f"layer '{self.layer}'")
+                found = seen[0].detach(), slopes
+        hand_along(task, outputs)
+        return self.weigh(*found)
 
     def weigh(self, activations: Tensor, slopes: Tensor) -> Tensor:
         """The map of the activations and their gradients."""

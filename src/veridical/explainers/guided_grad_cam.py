@@ -46,6 +46,9 @@ class GuidedGradCam(Explainer):
     def rows_per_sample(self, task: Task) -> int:
         return 2
 
+    def tells_outputs(self, task: Task) -> bool:
+        return True
+
     def prepared(self, task: Task) -> Task:
         guided = GuidedBackprop().prepared(task)
         model = guided.predictor.model
