@@ -1100,8 +1100,8 @@ MUTANTS = (
     Mutant(
         "class activation maps: a model that cannot be followed is believed",
         "explainers/cam_places.py",
-        "seen.astray = not alike(found, own)",
-        "seen.astray = False",
+        "astray = not alike(followed, own)",
+        "astray = False",
         "explainers/test_cam_repeated.py",
         "cannot_be_followed_is_refused",
     ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +16,7 @@ from torch.nn import functional as F
 import veridical as vd
 from tests.reference.architectures import CONVOLUTIONAL, HUGGING_FACE, made
 from tests.reference.cam_maps import enlarged
-from tests.reference.small_nets import draw, image_task, noisy_copy, seeded
+from tests.reference.small_nets import conv_net, draw, image_task, noisy_copy, seeded
 from veridical.errors import ModelChangedError, NotApplicableError
 from veridical.explainers import registry
 from veridical.explainers.graph.follow import Follower
@@ -427,6 +429,35 @@ def test_no_graph_is_kept_before_the_last_maps() -> None:
     assert prepared.predictor.model.kept["last maps"].last.is_leaf
     assert outputs.requires_grad
     assert not any(p.grad is not None for p in task.predictor.model.parameters())
+
+
+@pytest.mark.parametrize("name", [*METHODS, "scorecam", "deconvolution", "deeplift", "lrp_epsilon"])
+def test_a_task_is_sent_to_others_after_it_was_explained(name: str) -> None:
+    task, explainer = image_task(), registry.make(name)
+    for _ in range(3):
+        own = explainer(task).values
+    for other in (pickle.loads(pickle.dumps(task)), copy.deepcopy(task)):
+        for _ in range(3):
+            assert torch.equal(explainer(other).values, own)
+
+
+@pytest.mark.parametrize("name", [*METHODS, "gradient", "lrp_epsilon"])
+def test_inputs_made_in_inference_mode_are_explained(name: str) -> None:
+    with torch.inference_mode():
+        x = draw(6, 2, 8, 8)
+    task = image_task()
+    found = vd.explain(name, vd.Task(task.model, x, plan=Plan(rows=64), train=task.train))
+    assert torch.equal(found.values, vd.explain(name, task).values)
+
+
+def test_a_script_with_buffers_is_explained() -> None:
+    net = conv_net()
+    script = image_task(torch.jit.script(net))
+    torch.testing.assert_close(
+        vd.explain("gradient", script).values, vd.explain("gradient", image_task(net)).values
+    )
+    with pytest.raises(NotApplicableError, match="no convolution layer"):
+        vd.explain("gradcam", script)
 
 
 @pytest.mark.parametrize("name", [*METHODS, "guided_backprop", "deconvolution"])

@@ -12,7 +12,7 @@ from torch import Tensor
 from veridical.errors import NotApplicableError, unknown_name
 from veridical.explainers.base import Explainer, hand_along, register, selected
 from veridical.explainers.cam_layer import LastMaps
-from veridical.explainers.cam_places import Looked, _place, _watched, last_maps, layer_shapes, looked_at
+from veridical.explainers.cam_places import Looked, _watched, last_maps, layer_shapes, looked_at
 from veridical.explainers.grid import as_features, resized, spatial_axes, spatial_size
 from veridical.model.predictor import call
 from veridical.random.keyed import Key
@@ -52,7 +52,7 @@ class Cam(Explainer):
         return None
 
     def stated(self, task: Task) -> dict[str, Any]:
-        return {"layer": self.layer or _place(task)}
+        return {"layer": self.layer or last_maps(task).words}
 
     def attribute(self, task: Task, key: Key) -> Tensor:
         small = self.coarse(task, key)
@@ -68,7 +68,7 @@ class Cam(Explainer):
                 "the model answers otherwise when its operations are followed one by one: it changes a part "
                 "of a tensor in place; name a layer with layer=..."
             )
-        if _place(task):
+        if last_maps(task).words:
             return None
         return (
             f"no convolution layer of the model answers rows, channels and {spatial_axes(task)} axes of more "

@@ -53,8 +53,6 @@ class LastMaps(Follower):
         self.place = ""
         self.last: Tensor | None = None
         self.tokens: list[Tensor] = []
-        self.astray = False
-        """Whether the model is known to answer otherwise when it is followed."""
         self._convolutions, self._patches = 0, False
         self._makers: WeakIdKeyDictionary = WeakIdKeyDictionary({x: None})
 

@@ -34,7 +34,7 @@ class GuidedGradCam(Explainer):
     needs: ClassVar[frozenset[str]] = frozenset({"gradient", "convolution"})
 
     def why_not(self, task: Task) -> str | None:
-        return super().why_not(task) or GradCam(self.layer).why_not(task) or GuidedBackprop().why_not(task)
+        return GradCam(self.layer).why_not(task) or GuidedBackprop().why_not(task)
 
     def stated(self, task: Task) -> dict[str, Any]:
         return GradCam(self.layer).stated(task)

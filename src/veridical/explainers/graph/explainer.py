@@ -11,7 +11,7 @@ from torch.jit import ScriptModule
 from veridical.errors import NotApplicableError, ShapeError, VeridicalError
 from veridical.explainers.base import Explainer
 from veridical.explainers.graph.follow import Follower
-from veridical.explainers.graph.followed import Followed, alike
+from veridical.explainers.graph.followed import Followed, Plans, alike
 from veridical.explainers.prompts import at_logits
 from veridical.model.adapters import ArrayModel, FunctionModel
 from veridical.model.predictor import call, out_of_memory, plain_output, take_side
@@ -57,7 +57,7 @@ class FollowingExplainer(Explainer):
             return self.follower(task, model, x, side, named)
 
         followed = Followed(inner.model, inner.output, follower)
-        followed.plans = task.reference.cached(f"plans of {self}", dict)
+        followed.plans = task.reference.cached(f"plans of {self}", Plans)
         return task.changed(predictor=inner.with_model(followed, plain_output))
 
     def _refusal(self, task: Task) -> str | None:

@@ -13,8 +13,14 @@ from veridical.explainers.graph.operations import tensors
 from veridical.explainers.graph.plan import Plan, fits
 from veridical.model.predictor import Output
 
-Plans = dict[Any, Plan | None]
-"""Plans by what they hold for; None until it is seen again."""
+
+class Plans(dict[Any, Plan | None]):
+    """Plans by what they hold for; None until it is seen again. A copy has none: its model is another."""
+
+    def __reduce__(self) -> Any:
+        return Plans, ()
+
+
 MOST_PLANS = 16
 
 
@@ -26,7 +32,7 @@ class Followed(nn.Module):
         self.model = model
         self._output = output
         self._follower = follower
-        self.plans: Plans = {}
+        self.plans = Plans()
         self.kept: dict[Any, Any] = {}
         """What a method keeps between the runs of one call."""
 
