@@ -220,8 +220,13 @@ class Explainer(Settings):
 
 def _quantised(task: Task) -> str | None:
     """The first layer that computes in quantised numbers."""
-    layers = task.predictor.source.module.named_modules()
-    return next((name for name, layer in layers if ".quantized." in type(layer).__module__), None)
+
+    def look() -> str | None:
+        layers = task.predictor.source.module.named_modules()
+        return next((name for name, layer in layers if ".quantized." in type(layer).__module__), None)
+
+    found: str | None = task.reference.cached("a quantised layer", look)
+    return found
 
 
 def _embeds(task: Task) -> bool:
