@@ -1106,6 +1106,14 @@ MUTANTS = (
         "cannot_be_followed_is_refused",
     ),
     Mutant(
+        "plans: the size of what a mask chooses is taken as fixed",
+        "explainers/graph/operations.py",
+        "return any(index.dtype in (torch.bool, torch.uint8) for index in given[1:])",
+        "return False",
+        "explainers/test_plan.py",
+        "shapes_that_follow",
+    ),
+    Mutant(
         "plans: autocast that the model opens itself is lost",
         "explainers/graph/follow.py",
         "if _cast_by(self.x) != self._cast:",

@@ -19,8 +19,16 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from veridical.errors import NotApplicableError
 from veridical.explainers.graph.handwritten import Signs
-from veridical.explainers.graph.operations import FACTS, NEW, mapped, overwritten, plain_name, tensors
-from veridical.explainers.graph.plan import UNSTEADY, Plan
+from veridical.explainers.graph.operations import (
+    FACTS,
+    NEW,
+    mapped,
+    overwritten,
+    plain_name,
+    tensors,
+    unsteady,
+)
+from veridical.explainers.graph.plan import Plan
 from veridical.explainers.graph.routes import Routed, ungraded
 
 _UNSEEN = (
@@ -121,7 +129,7 @@ class Follower(TorchFunctionMode):
         if name in NEW:
             return self.do(_new, func, tuple(args), dict(kwargs or {}))
         if self.plan is not None:
-            if name in UNSTEADY:
+            if unsteady(name, func, args, kwargs or {}):
                 self.plan.stop(f"the model calls '{name}'")
             if _cast_by(self.x) != self._cast:
                 self.plan.stop("the model switches autocast")

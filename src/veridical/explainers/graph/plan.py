@@ -17,10 +17,6 @@ from torch import Tensor, nn
 from veridical.explainers.graph.tape import Key, Tape, taped
 
 PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
-_UNSTEADY = """item tolist numpy nonzero argwhere unique unique_consecutive masked_select bincount is_nonzero
-equal allclose rand_like randn_like"""
-UNSTEADY = frozenset(_UNSTEADY.split())
-"""Operations whose answer has no fixed shape, or is no tensor."""
 
 
 class Inner:
