@@ -1116,7 +1116,7 @@ MUTANTS = (
     Mutant(
         "plans: autocast that the model opens itself is lost",
         "explainers/graph/follow.py",
-        "if _cast_by(self.x) != self._cast:",
+        "if _cast_by(self.x) != self.cast:",
         "if False:",
         "explainers/test_cam_repeated.py",
         "autocast",

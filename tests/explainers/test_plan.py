@@ -168,6 +168,24 @@ def test_shapes_that_follow_values_are_values(reads: str, name: str) -> None:
     assert not torch.equal(found, 3 * vd.explain(name, task).values)
 
 
+def test_a_plan_holds_for_one_precision() -> None:
+    class Asks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.relu(self.layer(x) + 5) * (-1 if torch.is_autocast_enabled("cpu") else 1)
+
+    net, x, half = Asks(), torch.rand(4, 4), vd.Plan(rows=8, autocast="bfloat16")
+    task, other = (vd.Task(net, x, targets=torch.zeros(4, dtype=torch.int64)) for _ in range(2))
+    for name in ("guided_backprop", "lrp_epsilon"):
+        for _ in range(3):
+            vd.explain(name, task)
+        found = vd.explain(name, task.with_plan(half)).values
+        assert torch.equal(found, vd.explain(name, other.with_plan(half)).values)
+
+
 def test_what_a_model_is_given_beside_its_input_is_read_anew(counted: list[str]) -> None:
     class Weighed(nn.Module):
         def __init__(self) -> None:

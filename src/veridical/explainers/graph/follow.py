@@ -80,7 +80,7 @@ class Follower(TorchFunctionMode):
         self.signs = Signs()
         self.plan: Plan | None = None
         """Where the steps of this run are written down, to be repeated."""
-        self._with_gradients, self._cast = torch.is_grad_enabled(), _cast_by(x)
+        self._with_gradients, self.cast = torch.is_grad_enabled(), _cast_by(x)
 
     @property
     def decides(self) -> tuple[Any, ...]:
@@ -131,7 +131,7 @@ class Follower(TorchFunctionMode):
         if self.plan is not None:
             if unsteady(name, func, args, kwargs or {}):
                 self.plan.stop(f"the model calls '{name}'")
-            if _cast_by(self.x) != self._cast:
+            if _cast_by(self.x) != self.cast:
                 self.plan.stop("the model switches autocast")
         args, kwargs = mapped(self._current, tuple(args)), mapped(self._current, dict(kwargs or {}))
         given = list(tensors((args, kwargs)))

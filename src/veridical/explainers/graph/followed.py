@@ -50,6 +50,7 @@ class Followed(nn.Module):
             type(follower),
             *follower.decides,
             torch.is_grad_enabled(),
+            follower.cast,
             fits((x, side, named)),
         )
         plan = self.plans.get(about)
