@@ -186,6 +186,22 @@ def test_a_plan_holds_for_one_precision() -> None:
         assert torch.equal(found, vd.explain(name, other.with_plan(half)).values)
 
 
+@pytest.mark.parametrize("name", ["guided_backprop", "lrp_epsilon", "gradcam"])
+def test_a_hook_on_the_private_copy_is_heeded(name: str) -> None:
+    # the caller's own module is watched by its task; under other weights a task lends its copy
+    task, explainer = image_task(conv_net()), registry.make(name)
+    world, again = (each.with_noise(0.1, vd.Key(3)) for each in (task, image_task(conv_net())))
+    plain = [explainer.maps(world, vd.Key(0)) for _ in range(3)]
+    found = []
+    for each in (world, again):
+        hook = each.model[4].register_forward_hook(lambda _module, _given, made: 1 - made)
+        found.append(explainer.maps(each, vd.Key(0)))
+        hook.remove()
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], plain[0])
+    assert torch.equal(explainer.maps(world, vd.Key(0)), plain[0])
+
+
 def test_what_a_model_is_given_beside_its_input_is_read_anew(counted: list[str]) -> None:
     class Weighed(nn.Module):
         def __init__(self) -> None:
