@@ -203,7 +203,7 @@ class Backgrounds:
             if not task.predictor.differentiable:  # where a missing value is not changed into itself
                 differs &= ~((own != own) & (other != other))
             changes.append(differs.any(1))
-        matters = task.space.pool(torch.cat(changes).to(torch.float32), "max") > 0
+        matters = task.space.anywhere(torch.cat(changes))
         return matters if task.space.valid is None else matters & task.space.valid
 
 
