@@ -12,7 +12,7 @@ from torch import Tensor
 from veridical.allowed import MANY, Within
 from veridical.explainers.base import register
 from veridical.explainers.coalitions import SharesOut
-from veridical.explainers.halving_tree import Beside, handed_down, paths_of, rows_of_tree
+from veridical.explainers.halving_tree import Beside, depth_of, handed_down, paths_of, rows_of_tree
 from veridical.masking.probe import probe
 from veridical.masking.rules import Given, MaskRule
 from veridical.random.keyed import Key
@@ -20,6 +20,7 @@ from veridical.values.task import Task
 
 TOGETHER = 10
 """Masks that one sample is asked about at a time; the next ones follow the answers."""
+_NUMBERS_KEPT = 2**25  # of the trees of all samples that are explained together: 256 MB
 
 
 @register
@@ -40,12 +41,11 @@ class PartitionShap(SharesOut):
     paper: ClassVar[str] = "Owen 1977; Lundberg and Lee 2017"
 
     def pieces(self, task: Task) -> Iterator[Task]:
-        most = max(1, task.predictor.rows // TOGETHER)
-        # alike in size: a small rest would be asked about as often as all others
-        size = -(-len(task) // -(-len(task) // most))
-        return (
-            iter([task]) if size == len(task) else (task[at : at + size] for at in range(0, len(task), size))
-        )
+        # not as many as fill a chunk: what is left over of each sample's masks shares chunks with the others'
+        each = 8 * _room(_sizes(task), self.budget) + (2 << depth_of(task.space.n_features))
+        count = -(-len(task) // max(1, _NUMBERS_KEPT // each))
+        size = -(-len(task) // count)
+        return iter([task]) if count == 1 else (task[at : at + size] for at in range(0, len(task), size))
 
     def masks(self, task: Task) -> Tensor:
         most = 2 * ((self.budget - 1) // 2)
@@ -81,6 +81,11 @@ def _sizes(task: Task) -> list[int]:
     return counts
 
 
+def _room(sizes: list[int], budget: int) -> int:
+    """How many branches a sample may come to have."""
+    return 1 + 2 * min(2 * ((budget - 1) // 2), max(map(rows_of_tree, sizes)))
+
+
 class _Branches:
     """The branches of all samples that wait to be halved, those that move the output most first.
 
@@ -90,7 +95,7 @@ class _Branches:
     """
 
     def __init__(self, low: Tensor, high: Tensor, size: Tensor, sizes: list[int], budget: int) -> None:
-        room = 1 + 2 * min(2 * ((budget - 1) // 2), max(map(rows_of_tree, sizes)))
+        room = _room(sizes, budget)
         self._left, self._halved = [budget - 2] * len(sizes), 0
         self._filled = torch.ones_like(size)
         self._branch = size.new_zeros(len(size), room, 4)
