@@ -1,5 +1,6 @@
 """PartitionSHAP: Owen values on small games, parity with the shap package, few calls of the model."""
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from veridical.errors import InputError
 from veridical.explainers import ExactShapley, PartitionShap
 from veridical.explainers.halving_tree import Beside, halving_paths, rows_of_tree
 from veridical.explainers.partition_shap import TOGETHER
+from veridical.model.plan import Plan
 from veridical.random.keyed import Key
 from veridical.values.space import Space
 from veridical.values.task import Task
@@ -115,6 +117,25 @@ def test_samples_and_masks_share_calls() -> None:
     found = explainer(task)
     assert found.cost.forward == explainer.declared(task).forward == 30 * 101
     assert own.calls <= 5 + 100 / TOGETHER
+
+
+def test_chunks_that_are_no_multiple_of_ten_are_full() -> None:
+    net = Counted(nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 3)).double())
+    task = images(4, net).with_plan(Plan(rows=8))
+    _ = task.outputs
+    own = task.predictor.unwrapped
+    own.calls = 0
+    rows = PartitionShap(102)(task).cost.forward
+    assert own.calls <= 1 + rows / 8 + 1
+
+
+def test_many_samples_are_explained_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = images(5)
+    whole = PartitionShap(30)(task).values
+    # a tree of 64 features has 127 branches, and each sample of 30 rows keeps 57 of them
+    monkeypatch.setattr(sys.modules[PartitionShap.__module__], "_NUMBERS_KEPT", 2 * (8 * 57 + 128))
+    assert [len(piece) for piece in PartitionShap(30).pieces(task)] == [2, 2, 1]
+    torch.testing.assert_close(PartitionShap(30)(task).values, whole, rtol=0, atol=1e-9)
 
 
 def test_a_sample_alone_and_among_others_is_explained_alike() -> None:
