@@ -1156,8 +1156,8 @@ MUTANTS = (
     Mutant(
         "HSIC: outputs that are not centred",
         "explainers/sensitivity_indices.py",
-        "centred = middle - middle.mean(2, keepdim=True)",
-        "centred = alike",
+        "alike.sub_(alike.mean(1, keepdim=True))",
+        "alike.sub_(0.0)",
         "explainers/test_more_shapley.py",
         "slow_loops",
     ),
