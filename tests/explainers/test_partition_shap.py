@@ -213,20 +213,35 @@ def test_agrees_with_the_slow_one(kind: str, budget: int) -> None:
     assert found.cost == PartitionShap(budget).declared(task)
 
 
-@pytest.mark.parametrize("budget", [12, 40, 90])
-def test_of_equals_the_first_comes_first(budget: int) -> None:
-    # whole numbers, and few of them: many branches move the output by the same
-    def stairs(x: Tensor) -> Tensor:
-        steps = x.flatten(1)
-        total = (steps[:, 1:] * steps[:, :-1]).sum(-1)
-        return torch.stack([total, -total], 1)
+def stairs(x: Tensor) -> Tensor:
+    """Whole numbers, and few of them: many branches move the output by the same."""
+    steps = x.flatten(1)
+    total = (steps[:, 1:] * steps[:, :-1]).sum(-1)
+    return torch.stack([total, -total], 1)
 
+
+def tied() -> Task:
     # 64 neighbours, or 16 of which each counts 4: with so round a sum no answer is moved to a grid
     image = torch.ones(3, 1, 5, 13).double()
     image[1] = 0.0
     image[1].view(-1)[20:37] = 2.0
-    task = Task(stairs, image, targets=[0, 0, 1], fill=0.0)
+    return Task(stairs, image, targets=[0, 0, 1], fill=0.0)
+
+
+@pytest.mark.parametrize("budget", [12, 40, 90])
+def test_of_equals_the_first_comes_first(budget: int) -> None:
+    task = tied()
     torch.testing.assert_close(PartitionShap(budget)(task).values, slowly(task, budget), rtol=0, atol=1e-7)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("task", [tied(), images(3)], ids=["ties", "network"])
+def test_a_gpu_gives_the_maps_of_a_cpu_again_and_again(task: Task) -> None:
+    there = task.to("cuda")
+    expected, *found = (PartitionShap(90)(each).values.cpu() for each in (task, there, there))
+    torch.testing.assert_close(found[0], expected, rtol=0, atol=1e-6)
+    assert torch.equal(*found)
 
 
 @pytest.mark.parametrize("features", [40_000, 70_000])
