@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from veridical.errors import NotApplicableError, unknown_name
-from veridical.explainers.base import Explainer, register, selected
+from veridical.explainers.base import Explainer, register, selected, slopes_at
 from veridical.explainers.cam_layer import LastMaps
 from veridical.explainers.cam_places import _place, _watched, layer_shapes
 from veridical.explainers.grid import as_features, resized, spatial_axes, spatial_size
@@ -85,7 +84,7 @@ class GradientCam(Cam):
                 return self.weigh(*_through_last(seen, total, self.name))
             with _watched(task, self.layer) as outputs:
                 total = selected(call(model, x, task.side), targets).sum()
-            slopes = _slopes(total, outputs[:1])[0]
+            slopes = slopes_at(total, outputs[:1])[0]
         if slopes is None:
             raise _independent(self.name, f"layer '{self.layer}'")
         return self.weigh(outputs[0].detach(), slopes.detach())
@@ -98,23 +97,16 @@ class GradientCam(Cam):
 def _through_last(seen: LastMaps, total: Tensor, name: str) -> tuple[Tensor, Tensor]:
     """The last maps of a run and the gradient of the output with respect to them."""
     if seen.transformer:
-        every = _slopes(total, seen.tokens)
+        every = slopes_at(total, seen.tokens)
         for tokens, slopes in zip(reversed(seen.tokens), reversed(every), strict=True):
             if slopes is not None and bool(seen.as_maps(slopes).any()):
                 return seen.as_maps(tokens.detach()), seen.as_maps(slopes)
         raise _independent(name, "the tokens of its patches")
     assert seen.last is not None
-    slopes = _slopes(total, [seen.last])[0]
+    slopes = slopes_at(total, [seen.last])[0]
     if slopes is None:
         raise _independent(name, f"its last maps ({seen.place})")
     return seen.last.detach(), slopes
-
-
-def _slopes(total: Tensor, places: Sequence[Tensor]) -> Sequence[Tensor | None]:
-    """The gradient at each of these places, None where none comes back."""
-    if not total.requires_grad:
-        return [None] * len(places)
-    return torch.autograd.grad(total, places, allow_unused=True)
 
 
 def _independent(name: str, what: str) -> NotApplicableError:

@@ -119,7 +119,9 @@ class Follower(TorchFunctionMode):
         if name in FACTS:
             return func(*args, **(kwargs or {}))
         if name in NEW:
-            return self.do(_new, func, tuple(args), dict(kwargs or {}))
+            value = self.do(_new, func, tuple(args), dict(kwargs or {}))
+            self.note_constant(name, [], value)
+            return value
         if self.plan is not None and name in UNSTEADY:
             self.plan.stop(f"the model calls '{name}'")
         args, kwargs = mapped(self._current, tuple(args)), mapped(self._current, dict(kwargs or {}))
@@ -128,8 +130,7 @@ class Follower(TorchFunctionMode):
         if not carrying and not any(v in self.held for v in given):
             self._look_for_unseen(given)
             value = self.do(func, *args, **kwargs)
-            if any(v in self.free for v in given):
-                self.free.add(tensors(value))
+            self.note_constant(name, given, value)
             return value
         self._look_for_unseen(given)
         target = overwritten(func, args, kwargs)
@@ -169,6 +170,11 @@ class Follower(TorchFunctionMode):
             else:
                 self.held[made] = Held(f"it is chosen by '{name}' of an activation", choice=True, role="gate")
         return value
+
+    def note_constant(self, name: str, given: list[Tensor], value: Any) -> None:
+        """Remember what an operation answers that was given nothing of what depends on the input."""
+        if any(v in self.free for v in given):
+            self.free.add(tensors(value))
 
     def rule_of_held(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """An operation on held values alone: its answer is held for the same reason."""
