@@ -71,5 +71,5 @@ class Pooled(nn.Module):
 @pytest.mark.parametrize("by", ["mean", "sum", "amax", "max"])
 def test_what_mixes_the_samples_of_a_batch_is_refused(by: str, name: str) -> None:
     task = vd.Task(seeded(Pooled(by)).eval(), draw(4, 6))
-    with pytest.raises(NotApplicableError, match=r"neither linear|mixes samples"):
+    with pytest.raises(NotApplicableError, match="mixes samples"):
         registry.make(name)(task)

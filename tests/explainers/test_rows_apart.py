@@ -88,3 +88,28 @@ def test_a_row_alone_has_the_map_that_it_has_beside_others(kind: str, name: str)
     together = explainer(task).values
     alone = torch.cat([explainer(task[at : at + 1]).values for at in range(len(task))])
     torch.testing.assert_close(alone, together, rtol=1e-9, atol=1e-12)
+
+
+class TimeFirst(nn.Module):
+    """Lays all steps of all rows along one axis, time first or rows first."""
+
+    def __init__(self, rows_first: bool) -> None:
+        super().__init__()
+        self.a, self.last, self.rows_first = nn.Linear(3, 4), nn.Linear(4, 3), rows_first
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x if self.rows_first else x.transpose(0, 1)
+        flat = torch.relu(self.a(h.reshape(-1, 3))).reshape(*h.shape[:2], 4)
+        steps = flat.transpose(0, 1) if self.rows_first else flat
+        return self.last(steps[0] + 2 * steps[1:].mean(0))
+
+
+@pytest.mark.parametrize("name", ["deeplift", "deeplift_shap"])
+def test_rows_behind_time_on_one_axis_are_refused(name: str) -> None:
+    rows, reference = draw(4, 5, 3), draw(3, 5, 3, seed=4)
+    explainer = registry.make(name)
+    task = vd.Task(seeded(TimeFirst(True)).eval(), rows, train=reference)
+    assert explainer(task).provenance["law"]["largest_residual"] < 1e-9
+    behind = vd.Task(seeded(TimeFirst(False)).eval(), rows, train=reference)
+    torch.testing.assert_close(behind.outputs, task.outputs)
+    assert "lay rows first" in str(explainer.why_not(behind))
