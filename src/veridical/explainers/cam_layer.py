@@ -9,9 +9,12 @@ still reach the answer: behind it only the class token counts.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from veridical.explainers.graph.follow import Follower
 from veridical.explainers.graph.operations import tensors
@@ -22,8 +25,26 @@ _EXTRA = 2
 """The most class and distillation tokens that stand before those of the patches."""
 
 
+class _Operation:
+    """An operation of a run that is repeated, and whether the graph begins with what it answers."""
+
+    def __init__(self, func: Callable[..., Any]) -> None:
+        self.func, self.begins = func, False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        value = self.func(*args, **kwargs)
+        if self.begins:
+            for made in tensors(value):
+                if made.is_floating_point() and not made.requires_grad:
+                    made.requires_grad_(True)
+        return value
+
+
 class LastMaps(Follower):
-    """Notes while a model runs which values lie on a grid of `axes` axes."""
+    """Notes while a model runs which values lie on a grid of `axes` axes.
+
+    A repeated run is given an input without a gradient: its graph begins where the last maps are made.
+    """
 
     def __init__(self, x: Tensor, axes: int) -> None:
         super().__init__(x)
@@ -33,27 +54,65 @@ class LastMaps(Follower):
         self.last: Tensor | None = None
         self.tokens: list[Tensor] = []
         self._convolutions, self._patches = 0, False
+        self._makers: WeakIdKeyDictionary = WeakIdKeyDictionary({x: None})
+
+    @property
+    def decides(self) -> tuple[Any, ...]:
+        return (self.axes,)
 
     @property
     def transformer(self) -> bool:
         """Whether the only convolution cuts the input into patches, and tokens follow."""
         return self._convolutions == 1 and self._patches and bool(self.tokens)
 
+    @property
+    def found(self) -> list[Tensor]:
+        """The values of which one is looked at: the last maps, or the tokens of a transformer."""
+        return self.tokens if self.transformer else [] if self.last is None else [self.last]
+
+    def __enter__(self) -> Any:
+        if self._with_gradients:
+            # by which is known what depends on the input behind what cannot be followed
+            self.x.requires_grad_(True)
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def answered(self, answer: Tensor) -> Tensor:
+        answer = self._current(answer)
+        if self.plan is not None:
+            for value in self.found:
+                maker = self._makers.get(value)
+                if maker is None or not value.requires_grad:
+                    self.plan.stop("the last maps are the input, or cut off from it")
+                else:
+                    maker.begins = True
+            facts = (self.grid, self.place, self._convolutions, self._patches)
+            self.do(_know, self, self.last, self.tokens, facts)
+            self.plan.finish(answer)
+        return answer
+
     def _look_for_unseen(self, given: list[Tensor]) -> None:
         # a gradient passes what cannot be followed
         self.carried.add(v for v in given if v.requires_grad and not v.is_leaf)
 
     def _follow(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any, carrying: bool) -> Any:
-        value = func(*args, **kwargs)
+        if self.plan is not None:
+            if torch.is_grad_enabled() != self._with_gradients:
+                self.plan.stop("the model switches gradients on or off")
+            func = _Operation(func)
+        value = self.do(func, *args, **kwargs)
         for made in tensors(value):
             if made.is_floating_point():
                 self.carried.add([made])
-                self._look(name, made, args, kwargs)
+                if self.plan is not None:
+                    # one that answers what it was given, such as a dropout at rest, has not made it
+                    self._makers.setdefault(made, func)
+                if name not in ("detach", "data"):  # no gradient comes back to a copy that is cut off
+                    self._look(name, made, args, kwargs)
         return value
 
     def _look(self, name: str, made: Tensor, args: Any, kwargs: Any) -> None:
         shape = tuple(made.shape)
-        fits = len(shape) == 2 + self.axes and shape[0] == self.rows and made[0, 0].numel() > 1
+        fits = len(shape) == 2 + self.axes and shape[0] == self.rows and prod(shape[2:]) > 1
         if name in _CONVOLUTIONS and fits:
             self.grid, self.tokens = shape[2:], []
             self._convolutions += 1
@@ -86,3 +145,9 @@ class LastMaps(Follower):
         assert laid is not None
         grid, extra = laid
         return tokens.flatten(1, -2)[:, extra:].transpose(1, 2).unflatten(2, grid)
+
+
+def _know(run: LastMaps, last: Tensor | None, tokens: list[Tensor], facts: tuple[Any, ...]) -> None:
+    """At the end of a repeated run: what following it would have found."""
+    run.last, run.tokens = last, tokens
+    run.grid, run.place, run._convolutions, run._patches = facts

@@ -66,8 +66,7 @@ class _Buffer:
 
     def state(self) -> tuple[int, int]:
         """Which tensor is there now, and how often it was written to."""
-        # the table of a script has no .get
-        now = self._table[self._name] if self._name in self._table else None  # noqa: SIM401
+        now = self._table[self._name] if self._name in self._table else None  # noqa: SIM401 (a script has no get)
         return id(now), -1 if now is None else version(now)
 
     def restore(self) -> None:

@@ -72,7 +72,7 @@ class Follower(TorchFunctionMode):
         self.signs = Signs()
         self.plan: Plan | None = None
         """Where the steps of this run are written down, to be repeated."""
-        self._with_gradients = torch.is_grad_enabled()
+        self._with_gradients, self._cast = torch.is_grad_enabled(), _cast_by(x)
 
     @property
     def decides(self) -> tuple[Any, ...]:
@@ -122,8 +122,11 @@ class Follower(TorchFunctionMode):
             value = self.do(_new, func, tuple(args), dict(kwargs or {}))
             self.note_constant(name, [], value)
             return value
-        if self.plan is not None and name in UNSTEADY:
-            self.plan.stop(f"the model calls '{name}'")
+        if self.plan is not None:
+            if name in UNSTEADY:
+                self.plan.stop(f"the model calls '{name}'")
+            if _cast_by(self.x) != self._cast:
+                self.plan.stop("the model switches autocast")
         args, kwargs = mapped(self._current, tuple(args)), mapped(self._current, dict(kwargs or {}))
         given = list(tensors((args, kwargs)))
         carrying = any(v in self.carried for v in given)
@@ -234,6 +237,12 @@ def _on_a_copy(func: Callable[..., Any]) -> Callable[..., Any]:
         return own if value is None else value
 
     return run
+
+
+def _cast_by(x: Tensor) -> torch.dtype | None:
+    """What autocast makes of numbers where x lies; None where it is off."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
 
 def _new(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:

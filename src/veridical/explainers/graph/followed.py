@@ -13,8 +13,14 @@ from veridical.explainers.graph.operations import tensors
 from veridical.explainers.graph.plan import Plan, fits
 from veridical.model.predictor import Output
 
-Plans = dict[Any, Plan | None]
-"""Plans by what they hold for; None until it is seen again."""
+
+class Plans(dict[Any, Plan | None]):
+    """Plans by what they hold for; None until it is seen again. A copy has none: its model is another."""
+
+    def __reduce__(self) -> Any:
+        return Plans, ()
+
+
 MOST_PLANS = 16
 
 
@@ -26,7 +32,7 @@ class Followed(nn.Module):
         self.model = model
         self._output = output
         self._follower = follower
-        self.plans: Plans = {}
+        self.plans = Plans()
         self.kept: dict[Any, Any] = {}
         """What a method keeps between the runs of one call."""
 
@@ -65,3 +71,10 @@ class Followed(nn.Module):
                 raise follower.refusal from None
             raise
         return follower.answered(answer)
+
+
+def alike(ours: Tensor, theirs: Tensor) -> bool:
+    """Whether a followed model answers as the model itself does."""
+    ours, theirs = ours.detach(), theirs.detach()
+    near = max(1e-3, 8 * torch.finfo(theirs.dtype).eps)
+    return bool(((ours - theirs).abs() <= near * theirs.abs().max().clamp(min=1e-6)).all())

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.utils.weak import WeakIdKeyDictionary
 
 from veridical.errors import NotApplicableError
@@ -22,6 +23,7 @@ from veridical.explainers.graph.batch_norm import BatchNorm
 from veridical.explainers.graph.follow import Follower, Held, Marks
 from veridical.explainers.graph.linear_maps import Linear, convolution, dense, product, summed
 from veridical.explainers.graph.operations import POSITIVE, RESHAPING, TURNING, bound, kind_of, tensors
+from veridical.explainers.graph.pools import maximum
 from veridical.explainers.graph.relevance_flow import (
     as_relevance,
     halves,
@@ -142,7 +144,9 @@ class Relevance(Follower):
         if self.plan is not None:
             given = list(tensors((args, kwargs)))
             places = tuple(at for at, v in enumerate(given) if v.requires_grad)
-            step = reshaped if name in RESHAPING and places == (0,) else alone
+            step = alone
+            if places == (0,):
+                step = reshaped if name in RESHAPING else maximum if func is F.max_pool2d else alone
             self.plan.note(step, (func, args, kwargs, places), {}, value, [given[at] for at in places])
         return value
 
