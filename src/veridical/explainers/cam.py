@@ -67,6 +67,11 @@ class Cam(Explainer):
                 "the model answers otherwise when its operations are followed one by one: it changes a part "
                 "of a tensor in place; name a layer with layer=..."
             )
+        if last_maps(task).lost or (last_maps(task).transformer and last_maps(task).behind):
+            return (
+                "its tokens are not laid as rows x (at most 2 others, then the patches) x size (are there "
+                "registers, a class token behind, or places before rows?), so that their grid cannot be told"
+            )
         if last_maps(task).words:
             return None
         return (
