@@ -22,6 +22,7 @@ from veridical.explainers.graph.handwritten import Signs
 from veridical.explainers.graph.operations import FACTS, NEW, mapped, overwritten, plain_name, tensors
 from veridical.explainers.graph.plan import UNSTEADY, Plan
 from veridical.explainers.graph.routes import Routed, ungraded
+from veridical.explainers.graph.sizes import sized_by_values
 
 _UNSEEN = (
     "the model runs something whose inside cannot be followed (its own autograd function, or a compiled or "
@@ -118,6 +119,8 @@ class Follower(TorchFunctionMode):
         name = plain_name(func)
         if name in FACTS:
             return func(*args, **(kwargs or {}))
+        if self.plan is not None and sized_by_values(name, args, kwargs or {}):
+            self.plan.stop(f"how much '{name}' answers is read from a tensor")
         if name in NEW:
             value = self.do(_new, func, tuple(args), dict(kwargs or {}))
             self.note_constant(name, [], value)
