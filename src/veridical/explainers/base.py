@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from veridical.errors import InputError, NotApplicableError
+from veridical.errors import InputError, NotApplicableError, VeridicalError
 from veridical.explainers.first_maps import WATCHER
 from veridical.explainers.laws import certificate
 from veridical.explainers.repeatability import measured, noted, noting
@@ -286,6 +286,24 @@ def hand_along(task: Task, outputs: Tensor) -> None:
     """
     if task.reference is not task and task.known("outputs") is None:
         task.keep("outputs", outputs.detach().clone())
+
+
+def slopes_at(total: Tensor, places: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    """The gradient at each of these places, None where none comes back; what torch cannot do is refused."""
+    asked = [place for place in places if place.requires_grad]
+    if not total.requires_grad or not asked:
+        return [None] * len(places)
+    try:
+        found = iter(torch.autograd.grad(total, asked, allow_unused=True))
+    except RuntimeError as error:
+        if isinstance(error, VeridicalError) or out_of_memory(error):
+            raise
+        told = str(error).strip().splitlines()[0]
+        raise NotApplicableError(
+            f"torch cannot go back through this model ({type(error).__name__}: {told}). A checkpoint or "
+            "autocast inside it may stand in the way; methods that need no gradient apply, such as occlusion"
+        ) from error
+    return [next(found) if place.requires_grad else None for place in places]
 
 
 def selected(outputs: Tensor, targets: Tensor) -> Tensor:

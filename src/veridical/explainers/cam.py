@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from veridical.errors import NotApplicableError, unknown_name
-from veridical.explainers.base import Explainer, hand_along, register, selected
+from veridical.explainers.base import Explainer, hand_along, register, selected, slopes_at
 from veridical.explainers.cam_layer import LastMaps
 from veridical.explainers.cam_places import Looked, _watched, last_maps, layer_shapes, looked_at
 from veridical.explainers.grid import as_features, resized, spatial_axes, spatial_size
@@ -68,6 +67,11 @@ class Cam(Explainer):
                 "the model answers otherwise when its operations are followed one by one: it changes a part "
                 "of a tensor in place; name a layer with layer=..."
             )
+        if last_maps(task).lost or (last_maps(task).transformer and last_maps(task).behind):
+            return (
+                "its tokens are not laid as rows x (at most 2 others, then the patches) x size (are there "
+                "registers, a class token behind, or places before rows?), so that their grid cannot be told"
+            )
         if last_maps(task).words:
             return None
         return (
@@ -98,7 +102,7 @@ class GradientCam(Cam):
             else:
                 with _watched(task, self.layer) as seen:
                     outputs = call(model, x.requires_grad_(True), task.side)
-                slopes = _slopes(selected(outputs, targets).sum(), seen[:1])[0]
+                slopes = slopes_at(selected(outputs, targets).sum(), seen[:1])[0]
                 if slopes is None:
                     raise _independent(self.name, f"layer '{self.layer}'")
                 found = seen[0].detach(), slopes
@@ -113,24 +117,15 @@ class GradientCam(Cam):
 def _through_last(seen: LastMaps, total: Tensor, name: str) -> tuple[Tensor, Tensor]:
     """The last maps of a run and the gradient of the output with respect to them."""
     if seen.transformer:
-        every = _slopes(total, seen.tokens)
+        every = slopes_at(total, seen.tokens)
         for tokens, slopes in zip(reversed(seen.tokens), reversed(every), strict=True):
             if slopes is not None and bool(seen.as_maps(slopes).any()):
                 return seen.as_maps(tokens.detach()), seen.as_maps(slopes)
         raise _independent(name, "the tokens of its patches")
-    slopes = None if seen.last is None else _slopes(total, [seen.last])[0]
+    slopes = None if seen.last is None else slopes_at(total, [seen.last])[0]
     if seen.last is None or slopes is None:
         raise _independent(name, f"its last maps ({seen.place or 'none'})")
     return seen.last.detach(), slopes
-
-
-def _slopes(total: Tensor, places: Sequence[Tensor]) -> Sequence[Tensor | None]:
-    """The gradient at each of these places, None where none comes back."""
-    asked = [place for place in places if place.requires_grad]
-    if not total.requires_grad or not asked:
-        return [None] * len(places)
-    found = iter(torch.autograd.grad(total, asked, allow_unused=True))
-    return [next(found) if place.requires_grad else None for place in places]
 
 
 def _independent(name: str, what: str) -> NotApplicableError:

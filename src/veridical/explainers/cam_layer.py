@@ -21,6 +21,7 @@ from veridical.explainers.graph.operations import tensors
 
 _CONVOLUTIONS = frozenset(f"conv{kind}{axes}d" for kind in ("", "_transpose") for axes in (1, 2, 3))
 _SUMS = frozenset({"add", "iadd", "radd"})
+_JOINS = frozenset({"cat", "concat", "concatenate"})
 _EXTRA = 2
 """The most class and distillation tokens that stand before those of the patches."""
 
@@ -53,7 +54,9 @@ class LastMaps(Follower):
         self.place = ""
         self.last: Tensor | None = None
         self.tokens: list[Tensor] = []
-        self._convolutions, self._patches = 0, False
+        self._convolutions, self._patches, self._lost = 0, False, False
+        self.behind = False
+        """Whether tokens of the model's own stand behind those of the patches."""
         self._makers: WeakIdKeyDictionary = WeakIdKeyDictionary({x: None})
 
     @property
@@ -64,6 +67,11 @@ class LastMaps(Follower):
     def transformer(self) -> bool:
         """Whether the only convolution cuts the input into patches, and tokens follow."""
         return self._convolutions == 1 and self._patches and bool(self.tokens)
+
+    @property
+    def lost(self) -> bool:
+        """Whether tokens follow the patches that cannot be laid on their grid: registers, or rows behind."""
+        return self._convolutions == 1 and self._patches and self._lost
 
     @property
     def found(self) -> list[Tensor]:
@@ -112,6 +120,10 @@ class LastMaps(Follower):
 
     def _look(self, name: str, made: Tensor, args: Any, kwargs: Any) -> None:
         shape = tuple(made.shape)
+        if name in _JOINS and self._patches and self.last is not None and shape[2:] == self.last.shape[1:2]:
+            parts = args[0] if args else kwargs["tensors"]
+            # a token for each row is laid beside the patches: made of the model's own weights alone
+            self.behind |= parts[-1] not in self.carried and parts[-1].shape[1] <= _EXTRA
         fits = len(shape) == 2 + self.axes and shape[0] == self.rows and prod(shape[2:]) > 1
         if name in _CONVOLUTIONS and fits:
             self.grid, self.tokens = shape[2:], []
@@ -124,6 +136,9 @@ class LastMaps(Follower):
             self.last, self.place = made, f"{name}, {shape[1]} x {' x '.join(map(str, self.grid))}"
         elif name in _SUMS and self.grid and shape[0] == self.rows and self._laid(made) is not None:
             self.tokens.append(made)
+        elif name in _SUMS and self._patches and self.last is not None and len(shape) == 3:
+            many = prod(shape[:2]) >= self.rows * prod(self.grid)
+            self._lost |= many and shape[2] == self.last.shape[1]
 
     def _laid(self, tokens: Tensor) -> tuple[tuple[int, ...], int] | None:
         """The grid of tokens (rows, places, size) or (rows, *grid, size), and how many stand before it."""

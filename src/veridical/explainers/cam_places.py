@@ -58,6 +58,10 @@ class Place:
     """Whether they are tokens."""
     astray: bool
     """Whether the model answers otherwise when it is followed."""
+    lost: bool
+    """Whether its tokens cannot be laid on the grid of its patches."""
+    behind: bool
+    """Whether tokens of its own stand behind those of its patches."""
 
 
 def last_maps(task: Task) -> Place:
@@ -78,7 +82,7 @@ def _ask(task: Task) -> Place:
     tokens = "the last residual sum of tokens by which patches reach the output"
     words = tokens if seen.transformer else seen.place
     channels = 0 if seen.last is None else seen.last.shape[1]
-    return Place(words, seen.grid, channels, seen.transformer, astray)
+    return Place(words, seen.grid, channels, seen.transformer, astray, seen.lost, seen.behind)
 
 
 class Looked(Followed):

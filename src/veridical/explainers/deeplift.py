@@ -22,6 +22,7 @@ from veridical.random.keyed import Key
 from veridical.values.task import Task
 
 _START = "the baseline that differences are taken from"
+_BEHIND = "rows lie behind other things on its first axis (time first, say); lay rows first"
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,24 @@ class _FromBaselines(FollowingExplainer):
         if not known[1]:
             known[1].append(_recorded(task, model, start, side, named))
         return Differences(x, known[1][0])
+
+    def _tried(self, task: Task) -> None:
+        super()._tried(task)
+        if not task.side:
+            task.uncounted(lambda: self._look_for_rows_behind(task))
+
+    def _look_for_rows_behind(self, task: Task) -> None:
+        """Refuse rows that lie behind other things on one axis: there one baseline cannot stand for each."""
+        model, row = self.prepared(task).predictor.model, task.inputs[:1].detach()
+        assert isinstance(model, Followed)
+        with task.session(), torch.no_grad():
+            one, two = Differences(row), Differences(row.expand(2, *row.shape[1:]))
+            for run in (one, two):
+                model.followed(run, run.x, (), {})
+        for (name, single), (_, double) in zip(one.record, two.record, strict=True):
+            for z0, z in zip(single, double, strict=True):
+                if not torch.allclose(two._laid(name, z0, z), z, rtol=1e-2, atol=1e-3, equal_nan=True):
+                    raise two.refused(f"operation '{name}'", _BEHIND)
 
     def between(self, task: Task, start: Tensor) -> Tensor:
         """The contribution of each element's difference to `start` (1 or n rows)."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from veridical.allowed import Count, Value
 from veridical.errors import InputError
-from veridical.explainers.base import Explainer, hand_along, register
+from veridical.explainers.base import Explainer, hand_along, register, slopes_at
 from veridical.explainers.laws import change_from
 from veridical.model.predictor import call, repeat_side
 from veridical.model.sessions import Session
@@ -30,7 +30,7 @@ def gradient(task: Task, x: Tensor | None = None) -> Tensor:
     with Session(task.predictor, grad=True) as model:
         outputs = call(model, rows, side)
         total = outputs.gather(1, targets[:, None]).sum()
-        slope = torch.autograd.grad(total, rows, allow_unused=True)[0] if total.requires_grad else None
+        (slope,) = slopes_at(total, [rows])
     if slope is None:
         raise InputError(
             "no gradient comes back from the model's outputs to its inputs: something between them is "

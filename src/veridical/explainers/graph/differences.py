@@ -98,9 +98,8 @@ class Differences(Follower):
             return self.do(Differences._maximum, self, name, func, args, kwargs)
         if kind in ("norm", "spread", "attention", "recurrent"):
             return self._block(name, args, kwargs)
-        raise self.refused(
-            f"operation '{name}'", "it is neither linear nor one that differences have a stated rule for"
-        )
+        why = "it is neither linear nor one that differences have a stated rule for"
+        raise self.refused(f"operation '{name}'", kind if "mixes" in kind else why)
 
     def _block(self, name: str, args: Any, kwargs: Any) -> Any:
         try:

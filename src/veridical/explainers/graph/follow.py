@@ -30,6 +30,7 @@ from veridical.explainers.graph.operations import (
 )
 from veridical.explainers.graph.plan import Plan
 from veridical.explainers.graph.routes import Routed, ungraded
+from veridical.explainers.graph.sizes import sized_by_values
 
 _UNSEEN = (
     "the model runs something whose inside cannot be followed (its own autograd function, or a compiled or "
@@ -126,8 +127,12 @@ class Follower(TorchFunctionMode):
         name = plain_name(func)
         if name in FACTS:
             return func(*args, **(kwargs or {}))
+        if self.plan is not None and sized_by_values(name, args, kwargs or {}):
+            self.plan.stop(f"how much '{name}' answers is read from a tensor")
         if name in NEW:
-            return self.do(_new, func, tuple(args), dict(kwargs or {}))
+            value = self.do(_new, func, tuple(args), dict(kwargs or {}))
+            self.note_constant(name, [], value)
+            return value
         if self.plan is not None:
             if unsteady(name, func, args, kwargs or {}):
                 self.plan.stop(f"the model calls '{name}'")
@@ -139,8 +144,7 @@ class Follower(TorchFunctionMode):
         if not carrying and not any(v in self.held for v in given):
             self._look_for_unseen(given)
             value = self.do(func, *args, **kwargs)
-            if any(v in self.free for v in given):
-                self.free.add(tensors(value))
+            self.note_constant(name, given, value)
             return value
         self._look_for_unseen(given)
         target = overwritten(func, args, kwargs)
@@ -180,6 +184,11 @@ class Follower(TorchFunctionMode):
             else:
                 self.held[made] = Held(f"it is chosen by '{name}' of an activation", choice=True, role="gate")
         return value
+
+    def note_constant(self, name: str, given: list[Tensor], value: Any) -> None:
+        """Remember what an operation answers that was given nothing of what depends on the input."""
+        if any(v in self.free for v in given):
+            self.free.add(tensors(value))
 
     def rule_of_held(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """An operation on held values alone: its answer is held for the same reason."""

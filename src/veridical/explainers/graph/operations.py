@@ -43,6 +43,7 @@ KINDS: dict[str, str] = {
     }.items()
     for name in names.split()
 }
+_REDUCING = frozenset({"max", "amax", "mean", "sum"})
 NO_RULE = "this operation has no stated rule"
 POSITIVE = frozenset({"relu", "relu6", "sigmoid", "hardsigmoid", "softplus"})
 """Functions whose values are at least 0 whatever goes in."""
@@ -128,8 +129,8 @@ def kind_of(name: str, args: Any = (), kwargs: Any = None) -> str:
     """The kind of an operation by its plain name, or the reason why there is none."""
     if name == "masked_fill" and args and args[2:] not in ((0,), (0.0,)):
         return "only masked_fill with 0 has a stated rule"
-    if name == "max" and len(args) == 1 and "dim" not in (kwargs or {}):
-        return "a maximum over the whole batch mixes samples"
+    if name in _REDUCING and len(args) == 1 and (kwargs or {}).get("dim") is None:
+        return f"a {name} over the whole batch mixes samples"
     if name == "max" and len(args) == 2 and isinstance(args[1], Tensor):
         return NO_RULE
     return KINDS.get(name, NO_RULE)
