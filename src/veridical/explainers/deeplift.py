@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from veridical.allowed import Count, Value
+from veridical.errors import NotApplicableError
 from veridical.explainers.base import register
 from veridical.explainers.gradients import baseline_row, explained, no_baseline, slope
-from veridical.explainers.graph.differences import Differences, Record, apart
+from veridical.explainers.graph.differences import Differences, Record, apart, scattered
 from veridical.explainers.graph.explainer import FollowingExplainer
 from veridical.explainers.graph.followed import Followed
 from veridical.explainers.laws import change_from
@@ -54,6 +55,25 @@ class _FromBaselines(FollowingExplainer):
         run = Differences(x, next(records))
         model.kept[_RUN] = run, records
         return run
+
+    def _tried(self, task: Task) -> None:
+        super()._tried(task)
+        if task.side:
+            return  # a baseline has as many rows as there are samples, so each lies as the sample does
+        model, one = self.prepared(task).predictor.model, task.inputs[:1].detach()
+        assert isinstance(model, Followed)
+
+        def ask() -> str | None:
+            with task.session():
+                pair = _recorded(task, model, torch.cat([one, one * 0.5]))
+                return scattered(pair, _recorded(task, model, one))
+
+        name = task.uncounted(ask)
+        if name is not None:
+            raise NotApplicableError(
+                f"{Differences.method} has no rule for operation '{name}': several things of each row lie "
+                "along one axis, and those of a row not side by side"
+            )
 
     def attribute(self, task: Task, key: Key) -> Tensor:
         model = task.predictor.model

@@ -322,6 +322,16 @@ def apart(together: Record, first: Record, count: int) -> list[Record]:
     return out
 
 
+def scattered(pair: Record, first: Record) -> str | None:
+    """The first operation of two rows that sees several things of each, and not those of a row together."""
+    for (name, (z, *_)), (_, (one, *_)) in zip(pair, first, strict=False):
+        parts = _rows(z, one, 2)
+        several = parts and max(m for n, m in zip(z.shape, one.shape, strict=True) if n != m) > 1
+        if several and bool(((parts[0] - one).abs() > 1e-3 * one.abs().max()).any()):
+            return name
+    return None
+
+
 def _rows(many: Tensor, one: Tensor, count: int) -> tuple[Tensor, ...]:
     """What belongs to each row, along the only axis where many are `count` times one; nothing if none is."""
     axes = [i for i, (n, m) in enumerate(zip(many.shape, one.shape, strict=False)) if n != m]
