@@ -1332,7 +1332,7 @@ MUTANTS = (
     Mutant(
         "DeepLIFT SHAP: things of one row are taken for rows",
         "explainers/graph/differences.py",
-        "return many.split(one.shape[axes[0]], axes[0])",
+        "return tuple(many.chunk(count, axes[0]))",
         "return many.unflatten(axes[0], (-1, count)).unbind(axes[0] + 1)",
         "explainers/test_deeplift_shap.py",
         "mean_over_single_baselines",

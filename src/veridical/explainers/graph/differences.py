@@ -337,4 +337,4 @@ def _rows(many: Tensor, one: Tensor, count: int) -> tuple[Tensor, ...]:
     axes = [i for i, (n, m) in enumerate(zip(many.shape, one.shape, strict=False)) if n != m]
     if many.dim() != one.dim() or len(axes) != 1 or many.shape[axes[0]] != count * one.shape[axes[0]]:
         return ()
-    return many.split(one.shape[axes[0]], axes[0])
+    return tuple(many.chunk(count, axes[0]))
