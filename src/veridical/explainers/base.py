@@ -288,13 +288,16 @@ def hand_along(task: Task, outputs: Tensor) -> None:
         task.keep("outputs", outputs.detach().clone())
 
 
-def slopes_at(total: Tensor, places: Sequence[Tensor]) -> Sequence[Tensor | None]:
-    """The gradient at each of these places, None where none comes back; what torch cannot do is refused."""
+def slopes_at(total: Tensor, places: Sequence[Tensor], again: bool = False) -> Sequence[Tensor | None]:
+    """The gradient at each of these places, None where none comes back; what torch cannot do is refused.
+
+    To be asked for once, unless `again`.
+    """
     asked = [place for place in places if place.requires_grad]
     if not total.requires_grad or not asked:
         return [None] * len(places)
     try:
-        found = iter(torch.autograd.grad(total, asked, allow_unused=True))
+        found = iter(torch.autograd.grad(total, asked, retain_graph=again, allow_unused=True))
     except RuntimeError as error:
         if isinstance(error, VeridicalError) or out_of_memory(error):
             raise

@@ -70,6 +70,8 @@ class Follower(TorchFunctionMode):
     method = "this method"
     taped = False
     """Whether a repeated run goes back by the rules' own ways alone, without autograd."""
+    again = False
+    """Whether this run is gone back once more, so that nothing may be left behind on the way."""
 
     def __init__(self, x: Tensor) -> None:
         super().__init__()
