@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from veridical.allowed import Count, Value
 from veridical.errors import InputError
-from veridical.explainers.base import Explainer, hand_along, register, slopes_at
+from veridical.explainers.base import Explainer, going_back, hand_along, register, slopes_at
 from veridical.explainers.laws import change_from
 from veridical.model.predictor import call, repeat_side
 from veridical.model.sessions import Session
@@ -45,7 +45,8 @@ def slope(total: Tensor, rows: Tensor, again: bool = False, only: bool = False) 
     `only` if nothing but the rows has one, as in a followed model: then rules may ask single operations.
     """
     if total.requires_grad and only:
-        total.backward(retain_graph=again)
+        with going_back():
+            total.backward(retain_graph=again)
         found, rows.grad = rows.grad, None
     else:
         (found,) = slopes_at(total, [rows], again)

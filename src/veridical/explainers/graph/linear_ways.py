@@ -77,7 +77,8 @@ def normed(
 def norm(a: Tensor, weight: Tensor | None, bias: Tensor | None, *at: Any) -> Routed:
     """The same with its way back."""
     mean, var, eps = at
-    fixed = (weight, mean, var, None, None, False, eps, _FIRST)
+    empty = mean.new_empty(0)  # the statistics of a batch, which a GPU wants to be there
+    fixed = (weight, mean, var, empty, empty, False, eps, _FIRST)
     # of its input only the shape is asked for, which what arrives has too
     back = lambda R: (_norm_backward(R, R, *fixed)[0],)  # noqa: E731
     return Routed(normed(without_graph(a), weight, bias, *at), back, a)
