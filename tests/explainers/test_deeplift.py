@@ -11,7 +11,7 @@ from torch.nn import functional as F
 import veridical as vd
 from tests.reference.small_nets import conv_net, draw, image_task, linear_task, seeded, series_task
 from veridical.errors import InputError, NotApplicableError
-from veridical.explainers import DeepLift, DeepLiftShap, IntegratedGradients
+from veridical.explainers import DeepLift, DeepLiftShap, IntegratedGradients, LrpEpsilon
 from veridical.explainers.graph.difference_steps import through_softmax
 from veridical.model.predictor import Plan
 
@@ -390,5 +390,7 @@ class OfTwo(nn.Module):
 def test_a_setting_that_follows_the_input_is_refused_by_name_too(
     join: Callable[[Tensor, Tensor], Tensor],
 ) -> None:
-    with pytest.raises(NotApplicableError, match="has no rule for operation"):
-        DeepLift()(vd.Task(seeded(OfTwo(join)), draw(4, 4), targets=0))
+    task = vd.Task(seeded(OfTwo(join)), draw(4, 4), targets=0)
+    for explainer in (DeepLift(), LrpEpsilon()):
+        with pytest.raises(NotApplicableError, match="has no rule for"):
+            explainer(task)
