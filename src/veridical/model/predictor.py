@@ -307,7 +307,7 @@ def call(model: nn.Module, x: Tensor, side: Side = ()) -> Tensor:
 
 def check_finite(outputs: Tensor) -> None:
     """Refuse NaN and infinite answers: no score could be made of them."""
-    if not outputs.numel() or math.isfinite(float(outputs.abs().amax())):
+    if not outputs.numel() or math.isfinite(float(outputs.detach().abs().amax())):
         return
     bad = ~torch.isfinite(outputs).reshape(len(outputs), -1).all(-1)
     rows = bad.nonzero().reshape(-1)[:5].tolist()
