@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.utils.weak import WeakIdKeyDictionary
 
 from veridical.errors import NotApplicableError
@@ -23,7 +22,6 @@ from veridical.explainers.graph.batch_norm import BatchNorm
 from veridical.explainers.graph.follow import Follower, Held, Marks
 from veridical.explainers.graph.linear_maps import Linear, convolution, dense, product, summed
 from veridical.explainers.graph.operations import POSITIVE, TURNING, bound, kind_of, tensors
-from veridical.explainers.graph.pools import maximum
 from veridical.explainers.graph.relevance_flow import (
     as_relevance,
     halves,
@@ -145,7 +143,7 @@ class Relevance(Follower):
 
     def _moved(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """What only moves or chooses numbers: autograd knows the way back."""
-        return by_autograd(self.plan, name, func, args, kwargs, maximum if func is F.max_pool2d else None)
+        return by_autograd(self.plan, name, func, args, kwargs)
 
     def _unruled(self, value: Any, name: str, why: str) -> Any:
         """Go on without relevance, and refuse if that reaches the answer: it may only go into a softmax."""

@@ -130,18 +130,12 @@ def _fitting(part: Tensor | None, leaf: Tensor) -> Tensor | None:
     return part.sum_to_size(leaf.shape).to(leaf.dtype)
 
 
-def by_autograd(
-    plan: Any, name: str, func: Callable[..., Any], args: Any, kwargs: Any, known: Any = None
-) -> Any:
-    """What an operation answers, with the way back that autograd finds; written down if a plan is made.
-
-    `known` is the step that a plan takes instead, where there is a quicker one than to ask autograd.
-    """
+def by_autograd(plan: Any, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """What an operation answers, with the way back that autograd finds; written down if a plan is made."""
     value = func(*args, **kwargs)
     if plan is not None:
         given = list(tensors((args, kwargs)))
         places = tuple(at for at, v in enumerate(given) if v.requires_grad)
-        quick = reshaped if name in RESHAPING else known
-        step = quick if quick is not None and places == (0,) else alone
+        step = reshaped if name in RESHAPING and places == (0,) else alone
         plan.note(step, (func, args, kwargs, places), {}, value, [given[at] for at in places])
     return value
