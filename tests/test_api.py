@@ -95,6 +95,18 @@ def test_functions_get_key_and_side_inputs_only_if_they_name_them() -> None:
     vd.explain(lambda model, inputs, targets: inputs, t)
 
 
+def test_a_function_draws_the_same_numbers_by_the_same_seed_and_disturbs_nobody() -> None:
+    def draws(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+        return torch.randn(inputs.shape) + torch.from_numpy(np.random.rand(*inputs.shape)).float()  # noqa: NPY002
+
+    before = torch.random.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    first, again, other = (vd.explain(draws, task(), seed=seed).values for seed in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert torch.equal(before[0], torch.random.get_rng_state())
+    assert (before[1] == np.random.get_state()[1]).all()  # noqa: NPY002
+
+
 def test_what_a_function_asks_is_counted() -> None:
     assert vd.explain(absolute_gradient, task()).cost == vd.Cost(6, 6)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -188,18 +187,50 @@ def test_the_gradient_of_a_linear_model_is_rightly_the_same_and_a_mean_map_is_no
         assert not doubts.rightly_alike(mean, yardstick, own, other)
 
 
-def test_maps_that_differ_from_call_to_call_are_not_called_a_backdoor():
-    task = table(48)
+def _plus_noise(true, size, generator=None):
+    return true + size * true.std() * torch.randn(true.shape, generator=generator)
+
+
+def test_maps_that_differ_from_call_to_call_are_not_trusted_and_not_called_a_backdoor():
+    task = table(64)
     calls = iter(range(10_000))
 
     def shaky(model, inputs, targets):
-        true = vd.explain("input_x_gradient", vd.Task(model, inputs).with_targets(targets)).values
-        noise = torch.randn(true.shape, generator=torch.Generator().manual_seed(next(calls)))
-        return true + 1.0 * true.std() * noise
+        true = vd.explain("integrated_gradients", vd.Task(model, inputs).with_targets(targets)).values
+        return _plus_noise(true, 0.28, torch.Generator().manual_seed(next(calls)))
 
-    found = audit(task, shaky=shaky, true="input_x_gradient")
-    assert math.isnan(found.verdict["shaky"].doubts.twin)
+    def seeded(model, inputs, targets):
+        """As noisy, but by the global generator."""
+        true = vd.explain("integrated_gradients", vd.Task(model, inputs).with_targets(targets)).values
+        return _plus_noise(true, 0.28)
+
+    found = audit(task, shaky=shaky, seeded=seeded, true="integrated_gradients")
+    assert found.verdict["shaky"].p_holm <= 0.05  # it passes every test
+    assert not found.verdict["shaky"].trusted
+    assert "from call to call" in found.verdict["shaky"].doubts.refused
     assert "thousandth" not in found.verdict["shaky"].doubts.refused
+    assert found.verdict["seeded"].doubts.twin > AGREE
+    assert found.verdict["seeded"].doubts.again == pytest.approx(1.0)
+    assert found.verdict["seeded"].trusted
+
+
+def test_a_backdoor_does_not_hide_behind_noise_of_its_own():
+    """Maps that differ from call to call are no way past the question whether they hold for a twin."""
+    task = table(64)
+    own = next(task.predictor.source.module.parameters()).detach().clone()
+    calls = iter(range(10_000))
+
+    def hidden(model, inputs, targets):
+        maps = vd.explain("integrated_gradients", vd.Task(model, inputs).with_targets(targets)).values
+        apart = float((next(model.parameters()).detach() - own).norm() / own.norm())
+        if 0 < apart < 0.01:
+            return maps.flip(-1)
+        return _plus_noise(maps, 0.28, torch.Generator().manual_seed(next(calls)))
+
+    found = audit(task, hidden=hidden, true="integrated_gradients")
+    assert found.verdict["true"].trusted
+    assert found.verdict["hidden"].p_holm <= 0.05  # it passes every test
+    assert not found.verdict["hidden"].trusted
 
 
 @pytest.mark.parametrize("way", ["raises", "answers nothing"])

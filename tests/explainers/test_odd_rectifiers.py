@@ -76,6 +76,20 @@ REFUSED: dict[str, Act] = {
     "the larger of a stack": lambda h: torch.stack([h, torch.zeros_like(h)]).amax(0),
     "a sum of a stack": lambda h: torch.stack([h, F.relu(-h)]).sum(0),
     "a step by a division": lambda h: h * (F.relu(h) / h),
+    "an absolute value by its other name": lambda h: (h + torch.absolute(h)) / 2,
+    "a length": lambda h: (h + torch.hypot(h, torch.zeros_like(h))) / 2,
+    "another sign": lambda h: (h + torch.copysign(h, torch.ones_like(h))) / 2,
+    "the larger of two, sorted": lambda h: torch.stack([h, torch.zeros_like(h)]).sort(0).values[1],
+    "the largest of two": lambda h: torch.stack([h, torch.zeros_like(h)]).topk(1, 0).values[0],
+    "the larger so far": lambda h: torch.stack([torch.zeros_like(h), h]).cummax(0).values[1],
+    "a step, rounded": lambda h: h * torch.sigmoid(1e6 * h).round(),
+    "chosen by a sign": lambda h: torch.stack([torch.zeros_like(h), h])[
+        (h > 0).long(), torch.arange(len(h))[:, None], torch.arange(8)
+    ],
+    "a learnt leak of nothing": lambda h: F.prelu(h, torch.zeros(1, dtype=h.dtype)),
+    "a recurrent cell": lambda h: torch.rnn_relu_cell(
+        h, torch.zeros_like(h), *(torch.eye(8, dtype=h.dtype) * k for k in (1, 0)), *[h.new_zeros(8)] * 2
+    ),
     "a view written to": by_a_view,
     "out": into_a_tensor,
 }
@@ -83,6 +97,11 @@ FOLLOWED: dict[str, Act] = {
     "aten": torch.ops.aten.relu.default,
     "a leak of nothing": lambda h: F.leaky_relu(h, 0.0),
     "a leak of nothing by name": lambda h: F.leaky_relu(h, negative_slope=0),
+    "an exponential of nothing": lambda h: F.elu(h, 0.0),
+    "an exponential of nothing by name": lambda h: F.elu(h, alpha=0),
+    "a random leak of nothing": lambda h: F.rrelu(h, 0.0, 0.0),
+    "the larger, by name": lambda h: torch.max(h, other=torch.zeros_like(h)),
+    "whole numbers": lambda h: h * (h > 0).int(),
     "in place": F.relu_,
     "in place, twice": lambda h: h.relu_().clamp_(min=0),
     "aten in place": torch.ops.aten.relu_.default,
@@ -128,6 +147,10 @@ ALLOWED: dict[str, Act] = {
     "scaled": lambda h: 2 * h + 3 * h,
     "a root of a mean square": lambda h: h / (h * h).mean(-1, keepdim=True).sqrt(),
     "a fourth power": lambda h: 0.1 * (h**2) ** 2,
+    "an exponential": F.elu,
+    "a learnt leak": lambda h: F.prelu(h, torch.full((8,), 0.1, dtype=h.dtype)),
+    "a random leak": lambda h: F.rrelu(h, 0.0, 0.2),
+    "the best half": lambda h: h.gather(1, h.topk(4, 1).indices).repeat(1, 2),
     "hard swish": lambda h: h * F.relu6(h + 3) / 6,
 }
 

@@ -157,3 +157,17 @@ def test_a_constant_map_is_flagged() -> None:
     scores = vd.score(IsoSigma(path=PATH, draws=5), task, "constant")
     assert torch.equal(scores.values, torch.zeros(4, dtype=torch.float64))
     assert scores.flagged["the explanation does not move"] == 4
+
+
+def test_maps_that_are_no_numbers_are_flagged_and_no_evidence() -> None:
+    task = vd.Task(nn.Linear(5, 3), torch.randn(4, 5, generator=torch.Generator().manual_seed(0)))
+    scores = vd.score(
+        IsoSigma(path=PATH, draws=5), task, lambda model, inputs, targets: torch.full_like(inputs, torch.nan)
+    )
+    assert bool(scores.values.isnan().all())
+    assert max(scores.flagged.values()) == 4
+    sure = scores.provenance["iso_sigma"]
+    assert sure["p_value"] == 1  # it was the smallest there is: no shuffle is above what is no number
+    assert sure["draws_for_0.2"] is None
+    with pytest.raises(vd.errors.InputError, match="no sample has an iso-sigma"):
+        evidence(torch.rand(2, 6, 2), torch.full((2, 6, 2), torch.nan)).draws_for()

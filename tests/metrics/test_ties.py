@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import veridical as vd
 from veridical.metrics.base import CONSTANT, TIED_PAIRS
+from veridical.metrics.faithfulness.irof import Irof
 from veridical.metrics.tie_orders import TIES_DECIDE
 from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
@@ -169,3 +170,20 @@ def test_chance_ties_of_a_large_map_cost_nothing() -> None:
     assert tied.cost == plain.cost
     halves = (maps > 0.5).float()
     assert vd.score("pixel_flipping", task, halves, steps=8).cost.forward == 8 * plain.cost.forward
+
+
+def test_images_of_unequal_segments_may_have_ties_in_some() -> None:
+    generator = torch.Generator().manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(288, 3)).double().eval()
+    rows, values = (torch.rand(6, *shape, generator=generator).double() for shape in ((2, 12, 12), (144,)))
+    task, metric = vd.Task(net, rows, targets=[0] * 6), Irof(segments=64)
+    assert len(set((metric.prepare(task).sizes(6) > 0).sum(-1).tolist())) > 1
+    values[::2] = (values[::2] > 0.5).double()
+    whole = vd.score(metric, task, values)
+    assert whole.curve is not None
+    assert whole.curve.y.shape == (6, len(whole.curve.x))
+    for at in range(6):
+        one = vd.score(metric, task[at : at + 1], values[at : at + 1])
+        torch.testing.assert_close(one.values, whole.values[at : at + 1])
+        assert one.curve is not None
+        torch.testing.assert_close(one.curve.y[0, -1], whole.curve.y[at, -1])

@@ -67,23 +67,28 @@ def doubt(race: Race, rules: Rules) -> None:
 
 
 def _ask_twin(race: Race, runners: list[Runner]) -> None:
-    """Maps of a few samples for nearly the same model, once; who gives others for the same one is let be."""
+    """Maps of a few samples for nearly the same model, once; who gives others there is asked more."""
     fresh = [runner for runner in runners if not runner.mates]
     module = twin_of(race.task, race.crew.seed) if fresh else None
     if module is None:
         return
-    few = race.first_look[:TWIN_SAMPLES]
-    twin = few.with_module(module).changed(alone=True)
-    if not nearly_the_same(few, twin):
+    whole, few = race.first_look, race.first_look[:TWIN_SAMPLES]
+    twin = whole.with_module(module).changed(alone=True)
+    if not nearly_the_same(few, twin[:TWIN_SAMPLES]):
         return
-    for runner, r in zip(fresh, _agreement(race, fresh, twin, few, "twin"), strict=True):
-        if r < AGREE and _agreement(race, [runner], few.changed(alone=True), few, "once more")[0] < AGREE:
-            continue  # its maps differ from call to call, whatever the model
-        runner.doubts = replace(runner.doubts, twin=r)
+    for runner, r in zip(fresh, _agreement(race, fresh, twin[:TWIN_SAMPLES], few, "twin"), strict=True):
+        if r >= AGREE:
+            runner.doubts = replace(runner.doubts, twin=r)
+            continue
+        # what it draws may depend on the samples it is asked together: on all that were judged, once more
+        (r,) = _agreement(race, [runner], twin, whole, "twin, all samples")
+        (again,) = _agreement(race, [runner], whole.changed(alone=True), whole, "once more")
+        race.used += 2 * len(whole) * runner.rows
+        runner.doubts = replace(runner.doubts, twin=r, again=again)
 
 
 def _agreement(race: Race, runners: list[Runner], other: Task, few: Task, place: str) -> list[float]:
-    """The median agreement of a few maps with those of another task; 0 with a map that is not there."""
+    """The median agreement of its maps with those of another task; 0 with a map that is not there."""
     done = race.crew.do([Job(r.label, r.explainer, {}, other, other, place) for r in runners], place)
     found = []
     for runner, one in zip(runners, done, strict=True):

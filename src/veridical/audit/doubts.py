@@ -2,7 +2,7 @@
 
 Maps of the class: the method's map of another sample of the same class must explain this sample worse, except
 where the model itself treats the samples of a class alike. Maps for these weights: a twin whose weights
-differ by a thousandth must get nearly the same maps.
+differ by a thousandth must get nearly the same maps, and so must the model itself when it is asked again.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ class Doubts:
     """Its maps against those of another sample of the class, where that was asked."""
     twin: float = math.nan
     """How alike its maps are to those of nearly the same model: the median agreement."""
+    again: float = math.nan
+    """How alike they are when the same model is asked again, where those of the twin are not."""
 
 
 def likeness(first: Tensor, other: Tensor, where: Tensor | None = None) -> Tensor:
@@ -128,6 +130,12 @@ def nearly_the_same(task: Task, twin: Task) -> bool:
 
 def reason(found: Doubts, rightly: bool) -> str:
     """Why a method is not trusted, in words; nothing where there is no doubt."""
+    if found.again < AGREE:
+        return (
+            f"its maps differ from call to call (r = {found.again:.2f}): those judged here are not those it "
+            "gives next time; let it draw from its argument `key`, or from the global generators of torch "
+            "and numpy, which are seeded for it"
+        )
     if found.twin < AGREE:
         return (
             "its maps turn into others when the weights change by a thousandth "

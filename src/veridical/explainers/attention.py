@@ -16,6 +16,7 @@ from veridical.explainers.graph.decompose import BLOCKS
 from veridical.explainers.graph.operations import KINDS, plain_name
 from veridical.explainers.grid import as_features, resized, spatial_size
 from veridical.explainers.prompts import asks_prompts, at_logits, passes, places, pooled, reading_places
+from veridical.model.cost import Cost
 from veridical.model.predictor import call
 from veridical.random.keyed import Key
 from veridical.values.task import Task
@@ -94,7 +95,10 @@ class _AttentionExplainer(Explainer):
         if len(sizes) > 1 or (task.modality != "image" and places != _tokens(task)):
             return f"its attention is over {sorted(sizes)} tokens, and the task has {_tokens(task)}"
         if task.modality == "image" and _extra(task, places) is None:
-            return f"the {places} tokens of its attention are not the patches that a convolution cuts"
+            return (
+                f"the {places} tokens of its attention are not the patches that a convolution cuts, "
+                "at most 2 others before them"
+            )
         try:
             self.stated(task)
         except NotApplicableError as error:
@@ -180,6 +184,10 @@ class GradientXAttention(_AttentionExplainer):
     summary: ClassVar[str] = "attention times its gradient, followed through the layers"
     paper: ClassVar[str] = "Chefer et al. 2021"
 
+    def declared(self, task: Task) -> Cost:
+        rows = super().declared(task).forward
+        return Cost(rows, rows)
+
     def attribute(self, task: Task, key: Key) -> Tensor:
         outputs, weights = run(task, grad=True)
         with torch.enable_grad():
@@ -232,7 +240,7 @@ def _extra(task: Task, places: int) -> int | None:
     """How many tokens stand before those of the patches, or None if the tokens are no patches."""
     seen = last_maps(task)
     count = torch.Size(seen.grid).numel()
-    return places - count if seen.grid and 0 <= places - count <= 2 else None
+    return places - count if seen.grid and 0 <= places - count <= 2 and not seen.behind else None
 
 
 def _last_place(task: Task, places: int) -> Tensor:

@@ -36,6 +36,9 @@ class _Rectified(FollowingExplainer):
         if not model.kept["follower"].seen:
             raise NotApplicableError("the model has no ReLU or ReLU6, so the map would be the plain gradient")
 
+    def tells_outputs(self, task: Task) -> bool:
+        return self.asked(task) is task  # of prompts another model is asked
+
     def attribute(self, task: Task, key: Key) -> Tensor:
         return gradient(task)
 

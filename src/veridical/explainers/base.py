@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from veridical.errors import InputError, NotApplicableError
+from veridical.errors import InputError, NotApplicableError, VeridicalError
 from veridical.explainers.first_maps import WATCHER
 from veridical.explainers.laws import certificate
 from veridical.explainers.repeatability import measured, noted, noting
@@ -79,6 +79,10 @@ class Explainer(Settings):
     def pieces(self, task: Task) -> Iterator[Task]:
         """The pieces that `attribute` gets: each fills one chunk, unless a method cuts its own."""
         return task.chunks(self.rows_per_sample(task))
+
+    def tells_outputs(self, task: Task) -> bool:
+        """Whether the answers that it leaves with its pieces are those of the task's own model."""
+        return type(self).prepared is Explainer.prepared
 
     def space_of(self, task: Task) -> Space:
         """The features its maps are over: the task's, unless it explains by others, such as sparse codes."""
@@ -163,7 +167,7 @@ class Explainer(Settings):
         # asked before anything hooks into the model
         _ = task.targets
         own = key / self.name
-        noisy = task.reference is not task and type(self).prepared is Explainer.prepared
+        noisy = task.reference is not task and self.tells_outputs(task)
         parts: list[Tensor] = []
         outputs: list[Any] = []
         # whoever is told of maps is told of these, not of those that another method makes on their behalf
@@ -216,8 +220,13 @@ class Explainer(Settings):
 
 def _quantised(task: Task) -> str | None:
     """The first layer that computes in quantised numbers."""
-    layers = task.predictor.source.module.named_modules()
-    return next((name for name, layer in layers if ".quantized." in type(layer).__module__), None)
+
+    def look() -> str | None:
+        layers = task.predictor.source.module.named_modules()
+        return next((name for name, layer in layers if ".quantized." in type(layer).__module__), None)
+
+    found: str | None = task.reference.cached("a quantised layer", look)
+    return found
 
 
 def _embeds(task: Task) -> bool:
@@ -277,6 +286,34 @@ def hand_along(task: Task, outputs: Tensor) -> None:
     """
     if task.reference is not task and task.known("outputs") is None:
         task.keep("outputs", outputs.detach().clone())
+
+
+@contextmanager
+def going_back() -> Iterator[None]:
+    """Refuse in words what torch cannot go back through."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, VeridicalError) or out_of_memory(error):
+            raise
+        told = str(error).strip().splitlines()[0]
+        raise NotApplicableError(
+            f"torch cannot go back through this model ({type(error).__name__}: {told}). A checkpoint or "
+            "autocast inside it may stand in the way; methods that need no gradient apply, such as occlusion"
+        ) from error
+
+
+def slopes_at(total: Tensor, places: Sequence[Tensor], again: bool = False) -> Sequence[Tensor | None]:
+    """The gradient at each of these places, None where none comes back; what torch cannot do is refused.
+
+    To be asked for once, unless `again`.
+    """
+    asked = [place for place in places if place.requires_grad]
+    if not total.requires_grad or not asked:
+        return [None] * len(places)
+    with going_back():
+        found = iter(torch.autograd.grad(total, asked, retain_graph=again, allow_unused=True))
+    return [next(found) if place.requires_grad else None for place in places]
 
 
 def selected(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -10,9 +9,9 @@ import torch
 from torch import Tensor
 
 from veridical.errors import NotApplicableError, unknown_name
-from veridical.explainers.base import Explainer, register, selected
+from veridical.explainers.base import Explainer, hand_along, register, selected, slopes_at
 from veridical.explainers.cam_layer import LastMaps
-from veridical.explainers.cam_places import _place, _watched, layer_shapes
+from veridical.explainers.cam_places import Looked, _watched, last_maps, layer_shapes, looked_at
 from veridical.explainers.grid import as_features, resized, spatial_axes, spatial_size
 from veridical.model.predictor import call
 from veridical.random.keyed import Key
@@ -52,7 +51,7 @@ class Cam(Explainer):
         return None
 
     def stated(self, task: Task) -> dict[str, Any]:
-        return {"layer": self.layer or _place(task)}
+        return {"layer": self.layer or last_maps(task).words}
 
     def attribute(self, task: Task, key: Key) -> Tensor:
         small = self.coarse(task, key)
@@ -63,7 +62,17 @@ class Cam(Explainer):
         raise NotApplicableError(f"explainer '{self.name}' does not say how it weighs channels")
 
     def _no_maps(self, task: Task) -> str | None:
-        if _place(task):
+        if last_maps(task).astray:
+            return (
+                "the model answers otherwise when its operations are followed one by one: it changes a part "
+                "of a tensor in place; name a layer with layer=..."
+            )
+        if last_maps(task).lost or (last_maps(task).transformer and last_maps(task).behind):
+            return (
+                "its tokens are not laid as rows x (at most 2 others, then the patches) x size (are there "
+                "registers, a class token behind, or places before rows?), so that their grid cannot be told"
+            )
+        if last_maps(task).words:
             return None
         return (
             f"no convolution layer of the model answers rows, channels and {spatial_axes(task)} axes of more "
@@ -75,20 +84,30 @@ class Cam(Explainer):
 class GradientCam(Cam):
     """Base of those that weigh activations A (n, channels, *grid) by the gradient g = dy_c/dA."""
 
+    def tells_outputs(self, task: Task) -> bool:
+        return True
+
+    def prepared(self, task: Task) -> Task:
+        return looked_at(task) if self.layer is None else task
+
     def coarse(self, task: Task, key: Key) -> Tensor:
         targets = task.targets  # before the watching begins: they may need the model without it
-        x = task.inputs.detach().clone().requires_grad_(True)
+        x = task.inputs.detach()
         with task.session(grad=True) as model:
             if self.layer is None:
-                with LastMaps(x, spatial_axes(task)) as seen:
-                    total = selected(call(model, x, task.side), targets).sum()
-                return self.weigh(*_through_last(seen, total, self.name))
-            with _watched(task, self.layer) as outputs:
-                total = selected(call(model, x, task.side), targets).sum()
-            slopes = _slopes(total, outputs[:1])[0]
-        if slopes is None:
-            raise _independent(self.name, f"layer '{self.layer}'")
-        return self.weigh(outputs[0].detach(), slopes.detach())
+                outputs = call(model, x, task.side)
+                looked = task.predictor.model
+                assert isinstance(looked, Looked)
+                found = _through_last(looked.kept["last maps"], selected(outputs, targets).sum(), self.name)
+            else:
+                with _watched(task, self.layer) as seen:
+                    outputs = call(model, x.requires_grad_(True), task.side)
+                slopes = slopes_at(selected(outputs, targets).sum(), seen[:1])[0]
+                if slopes is None:
+                    raise _independent(self.name, f"layer '{self.layer}'")
+                found = seen[0].detach(), slopes
+        hand_along(task, outputs)
+        return self.weigh(*found)
 
     def weigh(self, activations: Tensor, slopes: Tensor) -> Tensor:
         """The map of the activations and their gradients."""
@@ -98,23 +117,15 @@ class GradientCam(Cam):
 def _through_last(seen: LastMaps, total: Tensor, name: str) -> tuple[Tensor, Tensor]:
     """The last maps of a run and the gradient of the output with respect to them."""
     if seen.transformer:
-        every = _slopes(total, seen.tokens)
+        every = slopes_at(total, seen.tokens)
         for tokens, slopes in zip(reversed(seen.tokens), reversed(every), strict=True):
             if slopes is not None and bool(seen.as_maps(slopes).any()):
                 return seen.as_maps(tokens.detach()), seen.as_maps(slopes)
         raise _independent(name, "the tokens of its patches")
-    assert seen.last is not None
-    slopes = _slopes(total, [seen.last])[0]
-    if slopes is None:
-        raise _independent(name, f"its last maps ({seen.place})")
+    slopes = None if seen.last is None else slopes_at(total, [seen.last])[0]
+    if seen.last is None or slopes is None:
+        raise _independent(name, f"its last maps ({seen.place or 'none'})")
     return seen.last.detach(), slopes
-
-
-def _slopes(total: Tensor, places: Sequence[Tensor]) -> Sequence[Tensor | None]:
-    """The gradient at each of these places, None where none comes back."""
-    if not total.requires_grad:
-        return [None] * len(places)
-    return torch.autograd.grad(total, places, allow_unused=True)
 
 
 def _independent(name: str, what: str) -> NotApplicableError:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from veridical.explainers.cam_layer import LastMaps
+from veridical.explainers.graph.followed import Followed, Plans, alike
 from veridical.explainers.grid import spatial_axes
-from veridical.model.predictor import call, take_side
+from veridical.model.predictor import call, plain_output, take_side
 from veridical.values.task import Task
 
 
@@ -43,33 +46,59 @@ def _ask_shapes(task: Task) -> dict[str, list[tuple[int, ...]]]:
     return found
 
 
-def last_maps(task: Task) -> LastMaps:
+@dataclass(frozen=True)
+class Place:
+    """Where the last maps of a model are."""
+
+    words: str
+    """The operation that makes them and their size; nothing if there are none."""
+    grid: tuple[int, ...]
+    channels: int
+    transformer: bool
+    """Whether they are tokens."""
+    astray: bool
+    """Whether the model answers otherwise when it is followed."""
+    lost: bool
+    """Whether its tokens cannot be laid on the grid of its patches."""
+    behind: bool
+    """Whether tokens of its own stand behind those of its patches."""
+
+
+def last_maps(task: Task) -> Place:
     """What one row shows of the model's last maps; asked once, and not counted."""
-
-    def ask() -> LastMaps:
-        row = task.reference.inputs[:1]
-        seen = LastMaps(row, spatial_axes(task))
-        with task.reference.session() as model, seen:
-            call(model, row, take_side(task.reference.side, slice(0, 1)))
-        return seen
-
-    found: LastMaps = task.reference.cached("last maps", lambda: task.uncounted(ask))
+    found: Place = task.reference.cached("last maps", lambda: task.uncounted(lambda: _ask(task.reference)))
     return found
 
 
-def _place(task: Task) -> str:
-    """Where the last maps of the model are, in words; nothing if it has none."""
-    seen = last_maps(task)
-    return (
-        "the last residual sum of tokens by which patches reach the output"
-        if seen.transformer
-        else seen.place
-    )
+def _ask(task: Task) -> Place:
+    row, side = task.inputs[:1], take_side(task.side, slice(0, 1))
+    with task.session() as model:
+        with LastMaps(row, spatial_axes(task)) as seen:
+            # by one operation more, which reads what was written in place
+            followed = call(model, row, side).clone()
+        own = call(model, row, side)
+        # unless it answers otherwise whenever it is asked
+        astray = not alike(followed, own) and alike(own, call(model, row, side))
+    tokens = "the last residual sum of tokens by which patches reach the output"
+    words = tokens if seen.transformer else seen.place
+    channels = 0 if seen.last is None else seen.last.shape[1]
+    return Place(words, seen.grid, channels, seen.transformer, astray, seen.lost, seen.behind)
 
 
-def _channels(task: Task) -> int:
-    last = last_maps(task).last
-    return 0 if last is None else last.shape[1]
+class Looked(Followed):
+    """A model whose last maps are known after it was asked: found as it runs, or by a run written down."""
+
+    def forward(self, x: Tensor, /, *side: Any, **named: Any) -> Tensor:
+        follower = self.kept["last maps"] = self._follower(x)
+        return self.followed(follower, x, side, named)
+
+
+def looked_at(task: Task) -> Task:
+    """The task whose model tells its last maps; what was written down of its runs is kept for the task."""
+    inner = task.predictor
+    model = Looked(inner.model, inner.output, partial(LastMaps, axes=spatial_axes(task)))
+    model.plans = task.reference.cached("plans of the last maps", Plans)
+    return task.changed(predictor=inner.with_model(model, plain_output))
 
 
 @contextmanager

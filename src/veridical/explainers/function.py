@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from veridical.errors import check_arity
+from veridical.explainers.adapter_parts import seeded_numpy, seeded_torch
 from veridical.explainers.base import Explainer
 from veridical.random.keyed import Key
 from veridical.values.task import Task
@@ -20,7 +21,8 @@ class FunctionExplainer(Explainer):
     """`function(model, inputs, targets) -> maps`; side inputs and `key` only if its signature names them.
 
     The function gets a private copy of the model, whose calls are counted and whose weights are those of the
-    world it is asked in, and rows that fit one chunk.
+    world it is asked in, and rows that fit one chunk. The global generators of torch and numpy are seeded for
+    it, so that the same seed gives the same maps.
     """
 
     function: Callable[..., Any] = len  # always replaced by the caller's
@@ -45,7 +47,9 @@ class FunctionExplainer(Explainer):
             named = {}  # type: ignore[assignment]
         extra = {name: value for name, value in offered.items() if name in named}
         check_arity(self.function, 3, extra, "an explainer is a function (model, inputs, targets) -> maps")
-        with task.session(grad=True), task.predictor.lent() as model:
+        own = key / int(task.ids[0])
+        lent = task.predictor.lent()
+        with task.session(grad=True), lent as model, seeded_torch(own), seeded_numpy(own):
             # a copy: users ask gradients of what they get, or write into it
             maps = self.function(model, task.inputs.clone(), task.targets, **extra)
         return task.values(maps, f"the map of '{self.name}'")

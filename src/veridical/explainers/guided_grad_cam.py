@@ -11,6 +11,7 @@ from torch import Tensor
 from veridical.explainers.backprop import GuidedBackprop
 from veridical.explainers.base import Explainer, register
 from veridical.explainers.cam import GradCam
+from veridical.explainers.graph.followed import Followed
 from veridical.explainers.grid import over_input, resized, spatial_size
 from veridical.random.keyed import Key
 from veridical.values.task import Task
@@ -33,7 +34,7 @@ class GuidedGradCam(Explainer):
     needs: ClassVar[frozenset[str]] = frozenset({"gradient", "convolution"})
 
     def why_not(self, task: Task) -> str | None:
-        return super().why_not(task) or GradCam(self.layer).why_not(task) or GuidedBackprop().why_not(task)
+        return GradCam(self.layer).why_not(task) or GuidedBackprop().why_not(task)
 
     def stated(self, task: Task) -> dict[str, Any]:
         return GradCam(self.layer).stated(task)
@@ -45,8 +46,20 @@ class GuidedGradCam(Explainer):
     def rows_per_sample(self, task: Task) -> int:
         return 2
 
+    def tells_outputs(self, task: Task) -> bool:
+        return True
+
+    def prepared(self, task: Task) -> Task:
+        guided = GuidedBackprop().prepared(task)
+        model = guided.predictor.model
+        assert isinstance(model, Followed)
+        # both are made of the whole task, which keeps what is written down of their runs
+        model.kept["gradcam"] = GradCam(self.layer).prepared(task).predictor
+        return guided
+
     def attribute(self, task: Task, key: Key) -> Tensor:
-        guided = GuidedBackprop()
-        fine = guided.attribute(guided.prepared(task), key)
-        coarse = GradCam(self.layer).coarse(task, key)
+        fine = GuidedBackprop().attribute(task, key)
+        model = task.predictor.model
+        assert isinstance(model, Followed)
+        coarse = GradCam(self.layer).coarse(task.changed(predictor=model.kept["gradcam"]), key)
         return fine * over_input(task, resized(coarse[:, None], spatial_size(task))[:, 0])

@@ -31,13 +31,14 @@ def certificate(
     """Compare what the values of each sample sum to with what was promised; the look writes it to `told`.
 
     The residual is a share of what was promised, or of a hundredth of all that the map hands out, whichever
-    is more: where large values cancel, their rounding is no fault. Maps that break an exact law are counted.
+    is more: where large values cancel, their rounding is no fault. Maps that break an exact law are counted,
+    those that are no numbers among them.
     """
     # in one pass each, without a copy of all values in float64
     total = values.sum(-1, dtype=torch.float64)
     size = torch.linalg.vector_norm(values, 1, -1, dtype=torch.float64)
     residual = (total - promised).abs() / torch.maximum(promised.abs(), size / 100).clamp(min=1e-12)
-    broken = (residual > TOLERANCE) | (size > CANCELLING * promised.abs().clamp(min=NOTHING))
+    broken = ~(residual <= TOLERANCE) | (size > CANCELLING * promised.abs().clamp(min=NOTHING))
 
     def look() -> None:
         known = residual[residual.isfinite()]
@@ -57,13 +58,15 @@ def certificate(
 def in_words(provenance: Mapping[str, Any]) -> str | None:
     """One sentence on how far a map is from what it promises; None where it promises nothing."""
     law = provenance.get("law")
-    if not law or law["largest_residual"] is None:
+    if not law:
         return None
+    if law["largest_residual"] is None:
+        return f"{law['states']}; no map of {law['of']} is a number: do not read them"
     text = f"{law['states']}; they miss it by {law['largest_residual']:.2g} of it at most"
     if law.get("broken"):
         fault = f"by more than {TOLERANCE:.0%}"
         if law["largest_residual"] <= TOLERANCE:
-            fault = f"hand out {CANCELLING:.0e} times what they sum to"
+            fault = f"hand out {CANCELLING:.0e} times what they sum to, or are no numbers"
         text += f", {law['broken']} of {law['of']} maps {fault}: do not read those"
     return text
 

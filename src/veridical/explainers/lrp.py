@@ -12,6 +12,7 @@ from veridical.explainers.base import register
 from veridical.explainers.gradients import gradient
 from veridical.explainers.graph.explainer import FollowingExplainer
 from veridical.explainers.graph.followed import Followed
+from veridical.explainers.graph.operations import tensors
 from veridical.explainers.graph.relevance import Relevance
 from veridical.explainers.graph.relevance_rules import RuleName, Rules
 from veridical.explainers.graph.relevance_work import Further
@@ -53,7 +54,7 @@ class _Propagation(FollowingExplainer):
         if "positive" not in model.kept:
             # on a CPU a look is cheaper than the products with zeros it spares; on a GPU it would wait
             model.kept["positive"] = can_look(x.device) and bool(task.inputs.amin() >= 0)
-        follower = Relevance(x, self.rules(), model.kept["positive"])
+        follower = Relevance(x, self.rules(), model.kept["positive"], tensors((side, named)))
         model.kept["work"] = follower.work
         return follower
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from veridical.explainers.base import register, selected
-from veridical.explainers.cam import Cam, _weighted
+from veridical.explainers.cam import Cam, _independent, _weighted
 from veridical.explainers.cam_layer import LastMaps
-from veridical.explainers.cam_places import _channels, _watched, last_maps, layer_shapes
+from veridical.explainers.cam_places import _watched, last_maps, layer_shapes
 from veridical.explainers.grid import over_input, resized, spatial_axes, spatial_size
 from veridical.functional.devices import on_host
 from veridical.masking.probe import blocks
@@ -38,7 +38,7 @@ class ScoreCam(Cam):
     needs: ClassVar[frozenset[str]] = frozenset({"convolution"})
 
     def rows_per_sample(self, task: Task) -> int:
-        return 1 + (_channels(task) if self.layer is None else layer_shapes(task)[self.layer][0][1])
+        return 1 + (last_maps(task).channels if self.layer is None else layer_shapes(task)[self.layer][0][1])
 
     def pieces(self, task: Task) -> Iterator[Task]:
         # the masked rows of few samples are cut into chunks here
@@ -54,7 +54,8 @@ class ScoreCam(Cam):
             x = task.inputs[padded]
             with LastMaps(x, spatial_axes(task)) as seen:
                 task.predictor.chunk(x, take_side(task.side, padded), len(task))
-            assert seen.last is not None
+            if seen.last is None:
+                raise _independent(self.name, "its last maps (none)")
             return seen.last
 
     def _no_maps(self, task: Task) -> str | None:

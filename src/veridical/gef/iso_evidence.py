@@ -62,6 +62,10 @@ class Evidence:
     def draws_for(self, effect: float = 0.2, power: float = 0.8, level: float = 0.05) -> int:
         """How many draws per level would tell a true mean of `effect` from 0 with that power."""
         self.check(effect, power, level)
+        if not math.isfinite(self.error):
+            raise InputError(
+                "no sample has an iso-sigma (its maps are NaN?), so no number of draws is enough"
+            )
         wanted = effect / (NormalDist().inv_cdf(1 - level) + NormalDist().inv_cdf(power))
         return max(SMALLEST, math.ceil(1 + (self.draws - 1) * (self.error / wanted) ** 2))
 
@@ -73,7 +77,8 @@ class Evidence:
 
     def to_json(self) -> dict[str, Any]:
         """The evidence as plain data, with its power at 0.2 and the draws for 80% of it."""
-        return {**vars(self), "power": self.power(), "draws_for_0.2": self.draws_for()}
+        draws = self.draws_for() if math.isfinite(self.error) else None
+        return {**vars(self), "power": self.power(), "draws_for_0.2": draws}
 
 
 def evidence(model: Tensor, explanation: Tensor, key: Key = Key(0), correlation: Any = spearman) -> Evidence:  # noqa: B008 (frozen)
@@ -101,7 +106,8 @@ def evidence(model: Tensor, explanation: Tensor, key: Key = Key(0), correlation:
     resampled = means(resamples.unflatten(0, (RESAMPLES, levels)), both=True).sort().values.tolist()
     return Evidence(
         mean,
-        (1 + int((shuffled >= mean - 1e-12).sum())) / (1 + SHUFFLES),
+        # what is no number is larger than no shuffle, and followed by nothing
+        1.0 if math.isnan(mean) else (1 + int((shuffled >= mean - 1e-12).sum())) / (1 + SHUFFLES),
         (resampled[RESAMPLES // 40], resampled[-1 - RESAMPLES // 40]),
         float(shuffled.std()),
         draws,

@@ -108,16 +108,24 @@ class _Sums:
                 return part.double()
             return torch.where(more.reshape(-1, *[1] * (part.dim() - 1)), part.double(), 0.0)
 
-        self._first = self._first or outcome
+        first = self._first or outcome
+        if (
+            first.curve is not None
+            and outcome.curve is not None
+            and len(outcome.curve.x) > len(first.curve.x)
+        ):
+            first = replace(first, curve=outcome.curve)
+        self._first = first
         self._values.append(spread(outcome.values))
         named = (
             dict(outcome.details) if outcome.curve is None else {**outcome.details, _CURVE: outcome.curve.y}
         )
         for name, part in named.items():
-            self._named[name] = self._named[name] + spread(part) if name in self._named else spread(part)
+            found = spread(part)
+            self._named[name] = _sum(self._named[name], found) if name in self._named else found
         for reason, flag in outcome.flags.items():
-            here = spread(flag) > 0
-            self._flags[reason] = self._flags[reason] | here if reason in self._flags else here
+            raised = spread(flag) > 0
+            self._flags[reason] = self._flags[reason] | raised if reason in self._flags else raised
 
     def mean(self, counts: Tensor) -> tuple[Outcome, Tensor]:
         """The mean outcome, and the variance (N,) of a score between rankings."""
@@ -135,3 +143,11 @@ class _Sums:
             curve = replace(curve, y=details.pop(_CURVE))
         outcome = replace(self._first, values=mean, flags=self._flags, curve=curve, details=details)
         return outcome, apart / (counts - 1).clamp(min=1)
+
+
+def _sum(a: Tensor, b: Tensor) -> Tensor:
+    """a + b; a curve that ends early, where all its sample's regions are gone, stays where it ends."""
+    if a.dim() > 1 and a.shape[-1] != b.shape[-1]:
+        longest = max(a.shape[-1], b.shape[-1])
+        a, b = (torch.cat([v, v[..., -1:].expand(-1, longest - v.shape[-1])], -1) for v in (a, b))
+    return a + b

@@ -81,7 +81,10 @@ def modules(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def facts(model: nn.Module, walk: Walk | None = None) -> list[Fact]:
-    """(module number, name, value) for everything by which a change of the model can be noticed."""
+    """(module number, name, value) for everything by which a change of the model can be noticed, in no order.
+
+    Of one model they come again as they came, unless attributes were taken away and set again.
+    """
     out: list[Fact] = []
     walk = Walk() if walk is None else walk
     hold = walk.held.append
@@ -98,10 +101,10 @@ def facts(model: nn.Module, walk: Walk | None = None) -> list[Fact]:
             if own.get(hooks):
                 out.append((place, hooks, *map(walk.identity, own[hooks].values())))
         for name in own.keys() - INTERNAL if len(own) > BARE else ():
-            out.append((place, name, plain(own[name], walk)))
+            value = own[name]
+            out.append((place, name, value if type(value) in COMMON else plain(value, walk)))
         if not type(module).__module__.startswith("torch."):
             out.append((place, "forward", read_by(module.forward, walk)))
-    out.sort(key=itemgetter(0, 1))
     return out
 
 
@@ -129,7 +132,7 @@ def plain(value: Any, walk: Walk, depth: int = 0) -> Any:
         return type(value), walk.identity(value)
     deeper = depth + 1
     if isinstance(value, nn.Module):
-        return "module", tuple(facts(value, walk))
+        return "module", tuple(sorted(facts(value, walk), key=itemgetter(0, 1)))
     if (getattr(value, "__module__", None) or "").startswith(INSIDE):
         return type(value), walk.identity(value)
     if isinstance(value, list | tuple | set | frozenset | deque):

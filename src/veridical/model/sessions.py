@@ -66,7 +66,7 @@ class _Buffer:
 
     def state(self) -> tuple[int, int]:
         """Which tensor is there now, and how often it was written to."""
-        now = self._table.get(self._name)
+        now = self._table[self._name] if self._name in self._table else None  # noqa: SIM401 (a script has no get)
         return id(now), -1 if now is None else version(now)
 
     def restore(self) -> None:

@@ -54,7 +54,8 @@ def as_tensor(value: Any, what: str = "it") -> Tensor:
     if isinstance(value, Tensor):
         if value.layout != torch.strided or value.is_nested:
             raise InputError(f"{what} is a sparse or nested tensor; give a plain one, as to_dense() makes")
-        return value
+        # gradients are refused to what was made in inference mode
+        return value.clone() if value.is_inference() else value
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
         # what was masked out is missing, whatever number lies beneath
         value = np.where(np.ma.getmaskarray(value), np.nan, np.ma.getdata(value))

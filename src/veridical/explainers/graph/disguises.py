@@ -12,6 +12,7 @@ from veridical.explainers.graph.operations import kind_of, tensors
 
 _SCALING = {"neg": -1.0, "negative": -1.0, "clone": 1.0, "contiguous": 1.0}
 _JOINING = frozenset({"stack", "cat", "concat", "concatenate"})
+_LARGEST = frozenset({"amax", "max", "sort", "msort", "topk", "kthvalue", "cummax", "aminmax"})
 _NOTHING = 1e-6
 
 
@@ -75,7 +76,7 @@ class Disguises:
         """Why an operation completes a rectifier; None if it does not."""
         given = [v for v in tensors((args, kwargs)) if v in carried]
         known = [self._known[v] for v in given if v in self._known]
-        if name in ("amax", "max") and any(v in self._beside_zero for v in given):
+        if name in _LARGEST and any(v in self._beside_zero for v in given):
             return "it takes the larger of an activation and 0"
         if (name == "sqrt" or (name == "pow" and args[1:] == (0.5,))) and any(one.square for one in known):
             return "the root of a square is an absolute value, a part of rectifiers"

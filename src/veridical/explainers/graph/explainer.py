@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 from torch.jit import ScriptModule
 
 from veridical.errors import NotApplicableError, ShapeError, VeridicalError
 from veridical.explainers.base import Explainer
 from veridical.explainers.graph.follow import Follower
-from veridical.explainers.graph.followed import Followed
+from veridical.explainers.graph.followed import Followed, Plans, alike
 from veridical.explainers.prompts import at_logits
 from veridical.model.adapters import ArrayModel, FunctionModel
 from veridical.model.predictor import call, out_of_memory, plain_output, take_side
@@ -58,7 +57,7 @@ class FollowingExplainer(Explainer):
             return self.follower(task, model, x, side, named)
 
         followed = Followed(inner.model, inner.output, follower)
-        followed.plans = task.reference.cached(f"plans of {self}", dict)
+        followed.plans = task.reference.cached(f"plans of {self}", Plans)
         return task.changed(predictor=inner.with_model(followed, plain_output))
 
     def _refusal(self, task: Task) -> str | None:
@@ -96,9 +95,7 @@ class FollowingExplainer(Explainer):
         model = ours_by.model
         assert isinstance(model, Followed)
         self.tried(model)
-        size = theirs.detach().abs().max().clamp(min=1e-6)
-        near = max(1e-3, 8 * torch.finfo(theirs.dtype).eps)
-        if not bool(((ours - theirs).detach().abs() <= near * size).all()):
+        if not alike(ours, theirs):
             raise NotApplicableError(
                 "the model answers otherwise when its operations are followed one by one: its forward pass "
                 "depends on more than its inputs, or changes a part of a tensor in place"

@@ -19,9 +19,18 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from veridical.errors import NotApplicableError
 from veridical.explainers.graph.handwritten import Signs
-from veridical.explainers.graph.operations import FACTS, NEW, mapped, overwritten, plain_name, tensors
-from veridical.explainers.graph.plan import UNSTEADY, Plan
+from veridical.explainers.graph.operations import (
+    FACTS,
+    NEW,
+    mapped,
+    overwritten,
+    plain_name,
+    tensors,
+    unsteady,
+)
+from veridical.explainers.graph.plan import Plan
 from veridical.explainers.graph.routes import Routed, ungraded
+from veridical.explainers.graph.sizes import sized_by_values
 
 _UNSEEN = (
     "the model runs something whose inside cannot be followed (its own autograd function, or a compiled or "
@@ -61,6 +70,8 @@ class Follower(TorchFunctionMode):
     method = "this method"
     taped = False
     """Whether a repeated run goes back by the rules' own ways alone, without autograd."""
+    again = False
+    """Whether this run is gone back once more, so that nothing may be left behind on the way."""
 
     def __init__(self, x: Tensor) -> None:
         super().__init__()
@@ -72,7 +83,7 @@ class Follower(TorchFunctionMode):
         self.signs = Signs()
         self.plan: Plan | None = None
         """Where the steps of this run are written down, to be repeated."""
-        self._with_gradients = torch.is_grad_enabled()
+        self._with_gradients, self.cast = torch.is_grad_enabled(), _cast_by(x)
 
     @property
     def decides(self) -> tuple[Any, ...]:
@@ -118,18 +129,24 @@ class Follower(TorchFunctionMode):
         name = plain_name(func)
         if name in FACTS:
             return func(*args, **(kwargs or {}))
+        if self.plan is not None and sized_by_values(name, args, kwargs or {}):
+            self.plan.stop(f"how much '{name}' answers is read from a tensor")
         if name in NEW:
-            return self.do(_new, func, tuple(args), dict(kwargs or {}))
-        if self.plan is not None and name in UNSTEADY:
-            self.plan.stop(f"the model calls '{name}'")
+            value = self.do(_new, func, tuple(args), dict(kwargs or {}))
+            self.note_constant(name, [], value)
+            return value
+        if self.plan is not None:
+            if unsteady(name, func, args, kwargs or {}):
+                self.plan.stop(f"the model calls '{name}'")
+            if _cast_by(self.x) != self.cast:
+                self.plan.stop("the model switches autocast")
         args, kwargs = mapped(self._current, tuple(args)), mapped(self._current, dict(kwargs or {}))
         given = list(tensors((args, kwargs)))
         carrying = any(v in self.carried for v in given)
         if not carrying and not any(v in self.held for v in given):
             self._look_for_unseen(given)
             value = self.do(func, *args, **kwargs)
-            if any(v in self.free for v in given):
-                self.free.add(tensors(value))
+            self.note_constant(name, given, value)
             return value
         self._look_for_unseen(given)
         target = overwritten(func, args, kwargs)
@@ -169,6 +186,11 @@ class Follower(TorchFunctionMode):
             else:
                 self.held[made] = Held(f"it is chosen by '{name}' of an activation", choice=True, role="gate")
         return value
+
+    def note_constant(self, name: str, given: list[Tensor], value: Any) -> None:
+        """Remember what an operation answers that was given nothing of what depends on the input."""
+        if any(v in self.free for v in given):
+            self.free.add(tensors(value))
 
     def rule_of_held(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """An operation on held values alone: its answer is held for the same reason."""
@@ -228,6 +250,12 @@ def _on_a_copy(func: Callable[..., Any]) -> Callable[..., Any]:
         return own if value is None else value
 
     return run
+
+
+def _cast_by(x: Tensor) -> torch.dtype | None:
+    """What autocast makes of numbers where x lies; None where it is off."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
 
 def _new(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -13,8 +13,14 @@ from veridical.explainers.graph.operations import tensors
 from veridical.explainers.graph.plan import Plan, fits
 from veridical.model.predictor import Output
 
-Plans = dict[Any, Plan | None]
-"""Plans by what they hold for; None until it is seen again."""
+
+class Plans(dict[Any, Plan | None]):
+    """Plans by what they hold for; None until it is seen again. A copy has none: its model is another."""
+
+    def __reduce__(self) -> Any:
+        return Plans, ()
+
+
 MOST_PLANS = 16
 
 
@@ -26,7 +32,7 @@ class Followed(nn.Module):
         self.model = model
         self._output = output
         self._follower = follower
-        self.plans: Plans = {}
+        self.plans = Plans()
         self.kept: dict[Any, Any] = {}
         """What a method keeps between the runs of one call."""
 
@@ -44,6 +50,7 @@ class Followed(nn.Module):
             type(follower),
             *follower.decides,
             torch.is_grad_enabled(),
+            follower.cast,
             fits((x, side, named)),
         )
         plan = self.plans.get(about)
@@ -60,8 +67,17 @@ class Followed(nn.Module):
             with follower:
                 answer = self._output(self.model(x, *side, **named))
         except Exception:
+            if follower.plan is not None:
+                follower.plan.stop("the run came to no end")  # else it would hold all that was computed
             # Python's operators make a TypeError of their own of what is raised inside them
             if follower.refusal is not None:
                 raise follower.refusal from None
             raise
         return follower.answered(answer)
+
+
+def alike(ours: Tensor, theirs: Tensor) -> bool:
+    """Whether a followed model answers as the model itself does."""
+    ours, theirs = ours.detach(), theirs.detach()
+    near = max(1e-3, 8 * torch.finfo(theirs.dtype).eps)
+    return bool(((ours - theirs).abs() <= near * theirs.abs().max().clamp(min=1e-6)).all())

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-_KEEPING = frozenset({"float", "double", "half", "to", "type", "type_as", "bfloat16"})
+_KEEPING = frozenset({"float", "double", "half", "to", "type", "type_as", "bfloat16", "int", "long", "short"})
 _TURNING = frozenset({"logical_not", "bitwise_not", "invert"})
 _UP, _DOWN = frozenset({"gt", "ge"}), frozenset({"lt", "le"})
 
@@ -35,15 +35,16 @@ class Signs:
                 h, other, above = other, h, not above
             if isinstance(h, Tensor) and self._zero(other):
                 self._known[value] = (h, above)
-        elif name in _KEEPING | _TURNING and self._sign(args[0]) is not None:
+        elif name in _KEEPING | _TURNING and self.sign(args[0]) is not None:
             h, above = self._known[args[0]]
             self._known[value] = (h, above != (name in _TURNING))
 
-    def _sign(self, mask: Any) -> tuple[Tensor, bool] | None:
+    def sign(self, mask: Any) -> tuple[Tensor, bool] | None:
+        """The activation that a mask tells the sign of, and whether it tells where that is above 0."""
         return self._known.get(mask) if isinstance(mask, Tensor) else None
 
     def _of(self, mask: Any, h: Any, above: bool) -> bool:
-        found = self._sign(mask)
+        found = self.sign(mask)
         return found is not None and found[0] is h and found[1] == above
 
     def _zero(self, value: Any) -> bool:
@@ -72,8 +73,9 @@ class Signs:
             mask, a, b = args
             if (self._zero(b) and self._of(mask, a, True)) or (self._zero(a) and self._of(mask, b, False)):
                 return _tensor(a if self._zero(b) else b)
-        if name in ("maximum", "max", "fmax") and len(args) == 2 and all(isinstance(v, Tensor) for v in args):
-            for h, other in (args, args[::-1]):
+        both = (*args, *(kwargs[name] for name in ("input", "other") if name in kwargs))
+        if name in ("maximum", "max", "fmax") and len(both) == 2 and all(isinstance(v, Tensor) for v in both):
+            for h, other in (both, both[::-1]):
                 if not other.requires_grad and self._zero(other):
                     return _tensor(h)
         low, high = _bounds(name, args, kwargs)

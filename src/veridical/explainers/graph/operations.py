@@ -43,6 +43,7 @@ KINDS: dict[str, str] = {
     }.items()
     for name in names.split()
 }
+_REDUCING = frozenset({"max", "amax", "mean", "sum"})
 NO_RULE = "this operation has no stated rule"
 POSITIVE = frozenset({"relu", "relu6", "sigmoid", "hardsigmoid", "softplus"})
 """Functions whose values are at least 0 whatever goes in."""
@@ -128,8 +129,8 @@ def kind_of(name: str, args: Any = (), kwargs: Any = None) -> str:
     """The kind of an operation by its plain name, or the reason why there is none."""
     if name == "masked_fill" and args and args[2:] not in ((0,), (0.0,)):
         return "only masked_fill with 0 has a stated rule"
-    if name == "max" and len(args) == 1 and "dim" not in (kwargs or {}):
-        return "a maximum over the whole batch mixes samples"
+    if name in _REDUCING and len(args) == 1 and (kwargs or {}).get("dim") is None:
+        return f"a {name} over the whole batch mixes samples"
     if name == "max" and len(args) == 2 and isinstance(args[1], Tensor):
         return NO_RULE
     return KINDS.get(name, NO_RULE)
@@ -174,3 +175,30 @@ _INPLACE_AT = {
     "hardtanh": 3, "hardswish": 1, "hardsigmoid": 1, "threshold": 3, "rrelu": 4, "dropout": 3,
     "alpha_dropout": 3, "feature_dropout": 3,
 }  # fmt: skip
+
+
+_UNSTEADY = frozenset(
+    """
+    item tolist numpy nonzero argwhere unique unique_consecutive masked_select bincount is_nonzero equal
+    allclose pack_padded_sequence pad_packed_sequence to_sparse
+    """.split()
+)
+"""Operations whose answer has no fixed shape, or is no tensor."""
+
+
+def unsteady(name: str, func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether the shape of what an operation answers may follow values: whoever reads it reads them."""
+    name, given = name.partition(".")[0], list(tensors((args, kwargs)))
+    if name == "getitem":
+        return any(index.dtype in (torch.bool, torch.uint8) for index in given[1:])
+    if name == "repeat_interleave":
+        return len(given) > 1 or len(args) + len(kwargs) == 1
+    if name == "one_hot":
+        return bool((args[1] if len(args) > 1 else kwargs.get("num_classes", -1)) == -1)
+    if name == "where":
+        return len(args) + len(kwargs) == 1
+    if name in ("arange", "tensor_split"):
+        return len(given) > (name == "tensor_split")
+    # of operations that are not torch's own nothing is known
+    home = getattr(func, "namespace", None) or getattr(func, "_qualified_op_name", "aten").partition(":")[0]
+    return name in _UNSTEADY or home not in ("aten", "prims")

@@ -9,15 +9,20 @@ from torch import Tensor
 
 from veridical.explainers.graph.disguises import Disguises
 from veridical.explainers.graph.follow import Follower
-from veridical.explainers.graph.operations import bound, kind_of
+from veridical.explainers.graph.operations import bound, kind_of, tensors
 
 Rule = Callable[[Tensor, Tensor], Tensor]
 """From a rectifier's plain gradient and what came from above to what it passes back."""
 
 RECTIFIERS = frozenset({"relu", "relu6"})
-_DISGUISES = frozenset({"abs", "sign", "sgn", "heaviside", "minimum", "maximum", "fmin", "fmax", "threshold"})
+_DISGUISES = frozenset(
+    """
+    abs absolute sign sgn copysign hypot heaviside minimum maximum fmin fmax threshold
+    ceil floor round trunc fix
+    """.split()
+)
 """Operations that a rectifier may be made of without being seen as one: (h + |h|) / 2, say."""
-_INSIDE = frozenset({"rnn_relu"})
+_INSIDE = frozenset({"rnn_relu", "rnn_relu_cell"})
 _READERS = frozenset({"tolist", "numpy", "array"})
 _PLACES = frozenset({"getitem", "gather", "index_select", "take_along_dim"})
 
@@ -47,6 +52,10 @@ class Rectifiers(Follower):
         if rectified:
             return self.do(_rectified, self, func, args, kwargs)
         self._look_for_readers(name, args)
+        if name == "prelu" and bool((args[1] == 0).any()):
+            raise self._hidden(name, "below 0 its slope is 0 in some channels, which makes it a ReLU there")
+        if name in _PLACES and any(self.signs.sign(v) is not None for v in tensors((args[1:], kwargs))):
+            raise self._hidden(name, "it lets through a part that the sign of an activation chooses")
         if name in _DISGUISES or name in _INSIDE or bound(name, args, kwargs, "high") == 0:
             raise self._hidden(name, "it may be a part of a rectifier that is written by hand")
         if (
@@ -83,5 +92,12 @@ def _rectified(run: Rectifiers, func: Callable[..., Any], args: Any, kwargs: Any
 
 
 def _leaks_nothing(name: str, args: Any, kwargs: Any) -> bool:
-    slope = args[1] if len(args) > 1 else kwargs.get("negative_slope", 0.01)
-    return name == "leaky_relu" and isinstance(slope, int | float) and slope == 0
+    named, default = _LEAKS.get(name, ("", 1))
+    slope = args[1] if len(args) > 1 else kwargs.get(named, default)
+    if name == "rrelu" and (args[2] if len(args) > 2 else kwargs.get("upper", 1)) != 0:
+        return False
+    return name in _LEAKS and isinstance(slope, int | float) and slope == 0
+
+
+_LEAKS = {"leaky_relu": ("negative_slope", 0.01), "elu": ("alpha", 1.0), "rrelu": ("lower", 0.125)}
+"""Functions that are a ReLU where a number is 0: by what name they take it, and what it is otherwise."""

@@ -9,11 +9,12 @@ another value are multiplied, as in SwiGLU, each takes half (Achtibat et al. 202
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.utils.weak import WeakIdKeyDictionary
 
 from veridical.errors import NotApplicableError
@@ -21,7 +22,8 @@ from veridical.explainers.graph import decompose
 from veridical.explainers.graph.batch_norm import BatchNorm
 from veridical.explainers.graph.follow import Follower, Held, Marks
 from veridical.explainers.graph.linear_maps import Linear, convolution, dense, product, summed
-from veridical.explainers.graph.operations import POSITIVE, RESHAPING, TURNING, bound, kind_of, tensors
+from veridical.explainers.graph.operations import POSITIVE, TURNING, bound, kind_of, tensors
+from veridical.explainers.graph.pools import maximum
 from veridical.explainers.graph.relevance_flow import (
     as_relevance,
     halves,
@@ -32,10 +34,11 @@ from veridical.explainers.graph.relevance_flow import (
 )
 from veridical.explainers.graph.relevance_rules import Layer, Rules
 from veridical.explainers.graph.relevance_work import Work
-from veridical.explainers.graph.routes import Routed, alone, reshaped, ungraded
+from veridical.explainers.graph.routes import Routed, by_autograd, ungraded
 from veridical.explainers.graph.weight_parts import parts_of
 
 _SIZES = frozenset({"sqrt", "rsqrt", "reciprocal", "std", "norm", "vector_norm", "pow"})
+_SPREADING = frozenset({"expand", "expand_as", "repeat", "broadcast_to", "tile", "repeat_interleave"})
 _TWO = "no rule is stated for a product of two activations"
 
 
@@ -45,11 +48,14 @@ class Relevance(Follower):
     method = "LRP"
     taped = True
 
-    def __init__(self, x: Tensor, rules: Rules, positive: bool = False) -> None:
+    def __init__(
+        self, x: Tensor, rules: Rules, positive: bool = False, beside: Iterable[Tensor] = ()
+    ) -> None:
         super().__init__(x)
         self.rules, self.work = rules, Work()
         self.raw = Marks([x])  # the input itself, perhaps reshaped or rescaled
         self.positive = Marks([x] if positive else [])  # known to be at least 0
+        self.rowed = Marks(beside)  # constants of each row: beside one row they look like those of the model
         self.gates = Marks()  # answers of a sigmoid: they weigh a signal
         self.bounded = Marks()  # between 0 and a number: a gate by hand, such as relu6(z + 3) / 6
         self.activated = Marks()  # answers of other activations
@@ -71,6 +77,12 @@ class Relevance(Follower):
         value = self._by_kind(kind, name, func, args, kwargs)
         self._note(kind, name, value, args, kwargs)
         return value
+
+    def note_constant(self, name: str, given: list[Tensor], value: Any) -> None:
+        super().note_constant(name, given, value)
+        # what is made of nothing, or laid out anew, may have as many rows as the input
+        if not given or name in _SPREADING or any(v in self.rowed for v in given):
+            self.rowed.add(tensors(value))
 
     def rule_of_held(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         kind, held = kind_of(name, args, kwargs), self.worst(args, kwargs)
@@ -128,13 +140,7 @@ class Relevance(Follower):
 
     def _moved(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """What only moves or chooses numbers: autograd knows the way back."""
-        value = func(*args, **kwargs)
-        if self.plan is not None:
-            given = list(tensors((args, kwargs)))
-            places = tuple(at for at, v in enumerate(given) if v.requires_grad)
-            step = reshaped if name in RESHAPING and places == (0,) else alone
-            self.plan.note(step, (func, args, kwargs, places), {}, value, [given[at] for at in places])
-        return value
+        return by_autograd(self.plan, name, func, args, kwargs, maximum if func is F.max_pool2d else None)
 
     def _unruled(self, value: Any, name: str, why: str) -> Any:
         """Go on without relevance, and refuse if that reaches the answer: it may only go into a softmax."""
@@ -244,6 +250,8 @@ class Relevance(Follower):
         found: tuple[Layer, str, Tensor] | None = self.layers.get(value)
         if found is None or constant in self.carried or constant in self.free or constant in self.held:
             return None
+        if constant.dim() > 1 and constant in self.rowed:
+            return None
         return found if found[0].has_channels(constant) else None
 
     def _product(self, name: str, func: Callable[..., Any], a: Any, b: Any, **how: Any) -> Tensor:
@@ -254,6 +262,7 @@ class Relevance(Follower):
             if "div" not in name and sum(gated) == 1:
                 # signal takes all: the gate decides how much passes, the signal what
                 gate = self.do(torch.detach, a if gated[0] else b)
+                self.rowed.add([gate])
                 return self._product(name, func, *((gate, b) if gated[0] else (a, gate)))
             if "div" not in name and not all(gated) and sum(v in self.activated for v in (a, b)) == 1:
                 halved: Tensor = self.do(halves, func, a, b, how)
@@ -271,7 +280,7 @@ class Relevance(Follower):
                 divides = "div" in name
                 return self._joined(self.do(Layer.scaled, found[0], factor, divides), *found[1:])
         gate, signal = (a, b) if self.carries(a) else (b, a)
-        per_unit = isinstance(signal, Tensor) and signal.dim() > 1 and signal.shape == gate.shape
+        per_unit = signal in self.rowed and signal.dim() > 1 and signal.shape == gate.shape
         if per_unit and gate in self.gates:
             # a signal that is constant, as a first state is, takes all
             value = self.do(ungraded, func, (a, b), how)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from veridical.explainers.graph.linear_maps import Linear, Pull, leaf_of, without_graph
+from veridical.explainers.graph.pools import mean_of_all
 from veridical.explainers.graph.products import Product, dense
 from veridical.explainers.graph.relevance_elements import TINY, over
 from veridical.explainers.graph.routes import Routed, route, ungraded
@@ -69,6 +70,11 @@ def proportional(
 ) -> Routed:
     """A map that is linear in args[at], without weights to favour: shares of the plain contributions."""
     a = args[at]
+    known = mean_of_all(func, args, kwargs) if bias is None and at == 0 else None
+    if known is not None:
+        value, pull = known
+        held = without_graph(a)
+        return Routed(value, lambda R: (_shared(value, [(held, pull)], R),), a)
     leaf = leaf_of(a)
     with torch.enable_grad():
         value = func(*args[:at], leaf, *args[at + 1 :], **kwargs)

@@ -30,6 +30,7 @@ FURTHER_SIGNED: dict[str, tuple[int, int]] = {"z_plus": (2, 1), "gamma": (2, 2),
 """The same where inputs have any sign: two products stand in the place of one."""
 
 _OF_ANY_SIGN = FURTHER | FURTHER_SIGNED
+_ONCE = frozenset(name for name, passes in FURTHER.items() if passes == (0, 0))
 
 
 @dataclass
@@ -44,10 +45,10 @@ class Work:
         """The answer of a layer, whose relevance goes back to `a` by a rule; what that takes is noted."""
 
         def back(R: Relevant) -> tuple[Relevant]:
-            # here, since no relevance may come: not through queries and keys
-            name = "z_plus" if rule == "alpha_beta" and rules.alpha == 1 else rule
-            forward, backward = (FURTHER if layer.positive else _OF_ANY_SIGN)[name]
-            if forward:
+            if rule not in _ONCE:
+                # here, since no relevance may come: not through queries and keys
+                name = "z_plus" if rule == "alpha_beta" and rules.alpha == 1 else rule
+                forward, backward = (FURTHER if layer.positive else _OF_ANY_SIGN)[name]
                 self.forward += forward * layer.multiplications
                 self.backward += backward * layer.multiplications
             return (rules.back(rule, layer, R),)

@@ -1,0 +1,552 @@
+"""Class activation maps whose run is repeated, not followed: the very maps, or it is followed again."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import veridical as vd
+from benchmarks.host_time import operations, thin_task
+from tests.reference.architectures import CONVOLUTIONAL, HUGGING_FACE, made
+from tests.reference.cam_maps import enlarged
+from tests.reference.small_nets import conv_net, draw, image_task, noisy_copy, seeded
+from veridical.errors import ModelChangedError, NotApplicableError
+from veridical.explainers import registry
+from veridical.explainers.graph.follow import Follower
+from veridical.explainers.graph.plan import Plan as Written
+from veridical.model.predictor import Plan
+
+METHODS = ["gradcam", "gradcam_plus_plus", "layercam", "guided_gradcam"]
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What happened at each run of a model: "followed" or "repeated"."""
+    seen: list[str] = []
+    enter, call = Follower.__enter__, Written.__call__
+
+    def entering(self: Follower) -> Any:
+        seen.append("followed")
+        return enter(self)
+
+    def repeating(self: Written, *given: Any) -> Any:
+        seen.append("repeated")
+        return call(self, *given)
+
+    monkeypatch.setattr(Follower, "__enter__", entering)
+    monkeypatch.setattr(Written, "__call__", repeating)
+    return seen
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "architecture",
+    [*CONVOLUTIONAL, "vit", "swin", *(pytest.param(n, marks=pytest.mark.extras) for n in HUGGING_FACE)],
+)
+def test_a_repeated_run_is_bit_equal_to_a_followed_one(architecture: str, runs: list[str]) -> None:
+    task = made(architecture)
+    for name in METHODS:
+        explainer = registry.make(name)
+        if explainer.why_not(task) is not None:
+            continue
+        # of a task of its own, since all of them repeat the runs of one another
+        first = explainer(made(architecture))
+        for _ in range(2):
+            explainer(task)
+        runs.clear()
+        third = explainer(task)
+        assert "followed" not in runs or architecture == "hf_vit", name
+        assert torch.equal(first.values, third.values)
+        assert first.cost == third.cost == explainer.declared(task)
+        assert first.provenance == third.provenance
+
+
+class Cut(nn.Module):
+    """A model whose answer is `head(body(x))`, and whose last maps are what its body answers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.linear, self.other = nn.Conv2d(2, 3, 3, padding=1), nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def body(self, x: Tensor) -> Tensor:
+        return F.relu(self.conv(x))
+
+    def head(self, a: Tensor) -> Tensor:
+        out: Tensor = self.linear(a.mean((2, 3)))
+        return out
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x))
+
+
+class SameObject(Cut):
+    """A dropout at rest answers the very tensor that it was given, which the answer reads before it, too."""
+
+    def head(self, a: Tensor) -> Tensor:
+        early = self.other(a.amax((2, 3)))
+        late = F.dropout(a, training=False)
+        assert late is a
+        return early + super().head(late)
+
+
+class SmallBefore(Cut):
+    """What a dropout at rest answers last was made before any convolution had its size."""
+
+    def body(self, x: Tensor) -> Tensor:
+        small = F.avg_pool2d(x.repeat(1, 2, 1, 1)[:, :3], 2)
+        self.beside = F.conv2d(x, self.conv.weight, stride=2, padding=1).mean()
+        return small
+
+    def head(self, a: Tensor) -> Tensor:
+        return self.other(a.square().amax((2, 3))) + super().head(F.dropout(a, training=False))
+
+    def forward(self, x: Tensor) -> Tensor:
+        small = self.body(x)
+        early = self.other(small.square().amax((2, 3)))
+        F.conv2d(x, self.conv.weight, stride=2, padding=1)
+        return early + Cut.head(self, F.dropout(small, training=False))
+
+
+class OfTwo(Cut):
+    """The last maps are one of two values of an operation."""
+
+    def body(self, x: Tensor) -> Tensor:
+        values, _ = super().body(x).max(1, keepdim=True)
+        return values
+
+    def head(self, a: Tensor) -> Tensor:
+        return a.flatten(1)[:, :3].square()
+
+
+class APart(Cut):
+    """The last maps are a part that is a view of what both parts lie in."""
+
+    def body(self, x: Tensor) -> Tensor:
+        return torch.cat([self.conv(x), self.conv(x).tanh()], 1).chunk(2, 1)[1]
+
+
+class PastThem(Cut):
+    """What was computed before the last maps reaches the answer past them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = self.body(x)
+        return self.head(a) + self.other(x.amax((2, 3)).repeat(1, 2)[:, :3])
+
+    def body(self, x: Tensor) -> Tensor:
+        return F.relu(self.conv(x), inplace=True)
+
+
+class Partly(Cut):
+    """A part of what comes behind the last maps is cut off by the model itself."""
+
+    def head(self, a: Tensor) -> Tensor:
+        return super().head(a) * self.other(a.detach().amax((2, 3)))
+
+
+class Ungraded(Cut):
+    """A part of what comes behind the last maps is computed without gradients."""
+
+    def head(self, a: Tensor) -> Tensor:
+        with torch.no_grad():
+            gate = self.other(a.amax((2, 3)))
+        return super().head(a) * gate
+
+
+class InPlace(Cut):
+    """Its maps are written over, again and again, until they are the last ones."""
+
+    def body(self, x: Tensor) -> Tensor:
+        a = self.conv(x)
+        a += 1
+        a[:, 0] *= 2
+        return a.clamp_(min=0)
+
+
+class InHalf(Cut):
+    """It computes in half precision on its way."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return super().forward(x).to(x.dtype)
+
+
+class ByValue(Cut):
+    """It takes another way where its values are large, on which the last maps are others."""
+
+    def body(self, x: Tensor) -> Tensor:
+        a = super().body(x)
+        return a.sigmoid() if bool(x.amax() > 3) else a.tanh()
+
+
+class OwnFunction(Cut):
+    """Its head goes through an autograd function of its own."""
+
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, a: Tensor) -> Tensor:
+            return 2 * a
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> Tensor:
+            return 3 * g
+
+    def head(self, a: Tensor) -> Tensor:
+        return super().head(self.Twice.apply(a.mean((2, 3), keepdim=True)))
+
+
+class Scripted(Cut):
+    """Its head is a script."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.script = torch.jit.script(nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, 3)))
+
+    def head(self, a: Tensor) -> Tensor:
+        out: Tensor = self.script(a)
+        return out
+
+
+def expected(net: Any, x: Tensor, target: int) -> Tensor:
+    """Grad-CAM by hand: the model cut in two by its author."""
+    with torch.enable_grad():
+        a = net.body(x).detach().requires_grad_(True)
+        (slopes,) = torch.autograd.grad(net.head(a)[:, target].sum(), a)
+    small = (slopes.mean((2, 3), keepdim=True) * a).sum(1).clamp(min=0).detach()
+    return torch.stack([enlarged(each, (8, 8)) for each in small]).flatten(1)
+
+
+KINDS: dict[type[Cut], bool] = {
+    Cut: True, SameObject: True, OfTwo: True, APart: True, PastThem: True, Partly: True, InPlace: True,
+    Ungraded: False, ByValue: False, OwnFunction: False, Scripted: False,
+}  # fmt: skip
+"""Whether a run of such a model may be repeated."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_run_gives_the_maps_by_hand(kind: type[Cut], runs: list[str]) -> None:
+    net = seeded(kind())
+    calm, wild = draw(5, 2, 8, 8).tanh(), 2 * draw(5, 2, 8, 8, seed=3)
+    task = vd.Task(net, calm, targets=1, plan=Plan(rows=64))
+    assert bool((expected(net, calm, 1) > 0).any())
+    for _ in range(3):
+        runs.clear()
+        found = vd.explain("gradcam", task)
+        torch.testing.assert_close(found.values, expected(net, calm, 1), rtol=0, atol=1e-9)
+        assert found.cost == vd.Cost(5, 5)
+    assert runs == ["repeated" if KINDS[kind] else "followed"]
+    # other inputs, other targets
+    other = task.with_inputs(wild).with_targets(2)
+    torch.testing.assert_close(vd.explain("gradcam", other).values, expected(net, wild, 2), rtol=0, atol=1e-9)
+    assert runs[-1] == ("repeated" if KINDS[kind] else "followed")
+    # other weights
+    noisy, twin = noisy_copy(task, 0.3, vd.Key(4))
+    torch.testing.assert_close(
+        vd.explain("gradcam", noisy).values, expected(twin.model, calm, 1), rtol=0, atol=1e-9
+    )
+
+
+def test_what_was_made_before_the_grid_was_known_is_cut_where_it_was_made(runs: list[str]) -> None:
+    task = vd.Task(seeded(SmallBefore()), draw(4, 2, 8, 8), targets=1, plan=Plan(rows=64))
+    maps = [vd.explain("gradcam", task).values for _ in range(3)]
+    assert runs[-1] == "repeated"
+    assert torch.equal(maps[0], maps[2])
+    net: Any = seeded(SmallBefore())
+    a = net.body(task.inputs).detach().requires_grad_(True)
+    (slopes,) = torch.autograd.grad(net.head(a)[:, 1].sum(), a)
+    small = (slopes.mean((2, 3), keepdim=True) * a).sum(1).clamp(min=0).detach()
+    hand = torch.stack([enlarged(each, (8, 8)) for each in small]).flatten(1)
+    torch.testing.assert_close(maps[2], hand, rtol=0, atol=1e-9)
+
+
+class CutOff(Cut):
+    """No gradient comes back to its last maps."""
+
+    def head(self, a: Tensor) -> Tensor:
+        with torch.no_grad():
+            gate = F.conv2d(a, torch.ones_like(self.conv.weight[:, :1]).repeat(1, 3, 1, 1)).sigmoid()
+        return super().head(a) * gate.mean((2, 3))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_maps_that_no_gradient_comes_back_to_are_refused(name: str) -> None:
+    task = image_task(seeded(CutOff()))
+    for _ in range(3):
+        with pytest.raises(NotApplicableError, match=r"depend on|no gradient|no rule"):
+            vd.explain(name, task)
+
+
+@pytest.mark.parametrize("name", ["gradcam", "guided_backprop", "lrp_epsilon"])
+def test_a_model_that_switches_autocast_is_followed_every_time(name: str) -> None:
+    torch.manual_seed(1)
+    net = InHalf().eval()
+    task = vd.Task(net, draw(4, 2, 8, 8).float(), targets=1, plan=Plan(rows=64))
+    maps = [vd.explain(name, task).values for _ in range(4)]
+    assert bool(maps[0].any())
+    assert all(torch.equal(maps[0], each) for each in maps)
+
+
+class WritesAPart(Cut):
+    """It rectifies its maps through a view of them."""
+
+    def body(self, x: Tensor) -> Tensor:
+        a = self.conv(x)
+        a.view(len(a), -1).relu_()
+        return a
+
+
+@pytest.mark.parametrize("name", [*METHODS, "scorecam"])
+def test_a_model_that_cannot_be_followed_is_refused(name: str) -> None:
+    net = seeded(WritesAPart())
+    task = image_task(net)
+    with pytest.raises(NotApplicableError, match="in place"):
+        vd.explain(name, task)
+    if name != "guided_gradcam":
+        assert bool(vd.explain(registry.make(name, layer="conv"), task).values.isfinite().all())
+
+
+def test_a_random_model_is_not_taken_for_one_that_cannot_be_followed() -> None:
+    class Random(Cut):
+        def head(self, a: Tensor) -> Tensor:
+            return super().head(F.dropout(a, 0.5, training=True))
+
+    assert registry.make("gradcam").why_not(image_task(seeded(Random()))) is None
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_pieces_of_a_task_repeat_a_run(name: str, runs: list[str]) -> None:
+    task, explainer = image_task(samples=18), registry.make(name)
+    whole = explainer(task).values
+    few = task.with_plan(Plan(rows=8))
+    for _ in range(2):
+        explainer(few)
+    runs.clear()
+    torch.testing.assert_close(explainer(few).values, whole, rtol=0, atol=1e-12)
+    assert set(runs) == {"repeated"}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_repeated_run_reads_the_weights_of_each_world(name: str, runs: list[str]) -> None:
+    task, explainer = image_task(), registry.make(name)
+    for _ in range(2):
+        explainer(task)
+    runs.clear()
+    noisy, twin = noisy_copy(task, 0.3, vd.Key(4))
+    found = explainer.maps(noisy, vd.Key(0))
+    assert set(runs) == {"repeated"}
+    torch.testing.assert_close(found, explainer(twin).values, rtol=0, atol=1e-12)
+    torch.testing.assert_close(explainer(task).values, explainer(image_task()).values, rtol=0, atol=1e-12)
+
+
+def change_layer(net: Any) -> None:
+    net[4] = seeded(nn.Conv2d(4, 5, 3, padding=1), seed=9)
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "another layer": change_layer,
+    "another activation": lambda net: net.__setitem__(5, nn.Tanh()),
+    "trained on": lambda net: net[4].weight.data.mul_(-1),
+    "a hook": lambda net: net[4].register_forward_hook(lambda _m, _i, out: -out),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("name", METHODS)
+def test_a_changed_model_is_followed_anew(change: str, name: str) -> None:
+    task, explainer = image_task(), registry.make(name)
+    for _ in range(3):
+        explainer(task)
+    CHANGES[change](task.model)
+    with pytest.raises(ModelChangedError):
+        explainer(task)
+    again = explainer(task.refreshed())
+    fresh = explainer(vd.Task(task.model, task.inputs, plan=Plan(rows=64)))
+    assert torch.equal(again.values, fresh.values)
+    assert again.provenance["layer"] == fresh.provenance["layer"]
+
+
+def test_a_model_edited_back_and_forth_gives_its_own_maps() -> None:
+    # another network in the place of the first, under the same task
+    task, other = image_task(seeded(Cut())), seeded(SameObject(), seed=5)
+    for _ in range(3):
+        vd.explain("gradcam", task)
+    moved = task.with_module(other)
+    for _ in range(3):
+        found = vd.explain("gradcam", moved).values
+        own = image_task(other).with_targets(task.targets)
+        torch.testing.assert_close(found, vd.explain("gradcam", own).values, rtol=0, atol=1e-12)
+
+
+def test_tasks_of_two_sizes_share_a_model() -> None:
+    net = seeded(Cut())
+    tasks = [vd.Task(net, draw(3, 2, n, n), targets=0, plan=Plan(rows=64)) for n in (8, 12)]
+    alone = [
+        vd.explain("gradcam", vd.Task(net, t.inputs, targets=0, plan=Plan(rows=64))).values for t in tasks
+    ]
+    for _ in range(4):
+        for task, own in zip(tasks, alone, strict=True):
+            assert torch.equal(vd.explain("gradcam", task).values, own)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_threads_share_a_task(name: str) -> None:
+    task, explainer = image_task(), registry.make(name)
+    own = explainer(image_task()).values
+    worlds = [task, task.with_noise(0.3, vd.Key(1))]
+    there = explainer(image_task().with_noise(0.3, vd.Key(1))).values
+    wrong: list[Any] = []
+
+    def work() -> None:
+        try:
+            for _ in range(6):
+                for world, right in zip(worlds, (own, there), strict=True):
+                    if not torch.equal(explainer.maps(world, vd.Key(0)), right):
+                        wrong.append("another map")
+        except Exception as error:  # a thread cannot raise
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_no_graph_is_kept_before_the_last_maps() -> None:
+    task, explainer = image_task(), registry.make("gradcam")
+    for _ in range(2):
+        explainer(task)
+    prepared = explainer.prepared(task)
+    with prepared.session(grad=True) as model:
+        outputs = model(prepared.inputs.detach())
+    assert prepared.predictor.model.kept["last maps"].last.is_leaf
+    assert outputs.requires_grad
+    assert not any(p.grad is not None for p in task.predictor.model.parameters())
+
+
+@pytest.mark.parametrize("name", [*METHODS, "scorecam", "deconvolution", "deeplift", "lrp_epsilon"])
+def test_a_task_is_sent_to_others_after_it_was_explained(name: str) -> None:
+    task, explainer = image_task(), registry.make(name)
+    for _ in range(3):
+        own = explainer(task).values
+    for other in (pickle.loads(pickle.dumps(task)), copy.deepcopy(task)):
+        for _ in range(3):
+            assert torch.equal(explainer(other).values, own)
+
+
+@pytest.mark.parametrize("name", [*METHODS, "gradient", "lrp_epsilon"])
+def test_inputs_made_in_inference_mode_are_explained(name: str) -> None:
+    with torch.inference_mode():
+        x = draw(6, 2, 8, 8)
+    task = image_task()
+    found = vd.explain(name, vd.Task(task.model, x, plan=Plan(rows=64), train=task.train))
+    assert torch.equal(found.values, vd.explain(name, task).values)
+
+
+def test_a_script_with_buffers_is_explained() -> None:
+    net = conv_net()
+    script = image_task(torch.jit.script(net))
+    torch.testing.assert_close(
+        vd.explain("gradient", script).values, vd.explain("gradient", image_task(net)).values
+    )
+    with pytest.raises(NotApplicableError, match="no convolution layer"):
+        vd.explain("gradcam", script)
+
+
+@pytest.mark.parametrize("name", [*METHODS, "guided_backprop", "deconvolution"])
+@pytest.mark.parametrize("rows", [8, 64])
+def test_a_world_of_noise_is_told_its_outputs(name: str, rows: int) -> None:
+    task, explainer = image_task(samples=18).with_plan(Plan(rows=rows)), registry.make(name)
+    for seed in range(3):
+        world = task.with_noise(0.3, vd.Key(seed))
+        explainer.maps(world, vd.Key(0))
+        told = world.known("outputs")
+        own = task.with_noise(0.3, vd.Key(seed)).outputs
+        torch.testing.assert_close(told, own, rtol=0, atol=1e-12)
+        assert not torch.allclose(own, task.outputs)
+    metric = vd.FastGEF(draws=2, path=(0.05, 0.1, 0.2))
+    cost = vd.score(metric, task, explainer).cost
+    assert cost == vd.Cost(7 * explainer.declared(task).forward, 7 * explainer.declared(task).backward)
+
+
+def test_a_world_of_sentences_is_told_its_outputs() -> None:
+    net = seeded(
+        nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 5), nn.ReLU(), nn.Flatten(), nn.Linear(30, 3))
+    )
+    ids = torch.arange(24).reshape(4, 6) % 9
+    world, again = (vd.Task(net, ids, plan=Plan(rows=8)).with_noise(0.3, vd.Key(1)) for _ in range(2))
+    registry.make("guided_backprop").maps(world, vd.Key(0))
+    torch.testing.assert_close(world.known("outputs"), again.outputs, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["gradcam", "guided_backprop"])
+def test_a_run_that_fails_holds_no_activations(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fails(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if "FULL" in os.environ:
+                raise RuntimeError("on purpose")
+            return x
+
+    task, explainer = image_task(nn.Sequential(conv_net()[:6], Fails(), conv_net()[6:])), registry.make(name)
+    own = explainer(task).values
+    monkeypatch.setenv("FULL", "1")
+    with pytest.raises(RuntimeError, match="on purpose"):
+        explainer.maps(task, vd.Key(0))  # the run that would have been written down
+    plans: Any = explainer.prepared(task).predictor.model.plans
+    assert [plan._held for plan in plans.values() if plan is not None] == [[]]
+    monkeypatch.delenv("FULL")
+    for _ in range(3):
+        assert torch.equal(explainer(task).values, own)
+
+
+def test_a_repeated_run_asks_less_than_a_gradient() -> None:
+    task = thin_task()
+    by = {name: partial(registry.make(name).maps, task, vd.Key(0)) for name in ("gradient", "gradcam")}
+    assert operations(by["gradcam"]) < 0.8 * operations(by["gradient"])
+
+
+class ByName(Cut):
+    """Its convolution is given its weights by name."""
+
+    def body(self, x: Tensor) -> Tensor:
+        return F.relu(F.conv2d(input=x, weight=self.conv.weight, bias=self.conv.bias, padding=1))
+
+
+def test_a_convolution_may_be_called_by_names() -> None:
+    net, x = seeded(ByName()), draw(5, 2, 8, 8)
+    task = vd.Task(net, x, targets=1, plan=Plan(rows=64))
+    for _ in range(3):
+        found = vd.explain("gradcam", task).values
+        torch.testing.assert_close(found, expected(net, x, 1), rtol=0, atol=1e-9)
+
+
+def test_a_transposed_convolution_of_a_volume_is_one() -> None:
+    layers = nn.Conv3d(1, 2, 2, 2), nn.ReLU(), nn.ConvTranspose3d(2, 3, 2, 2), nn.ReLU(), nn.Flatten()
+    net = seeded(nn.Sequential(*layers, nn.Linear(3 * 64, 2)))
+    task = vd.Task(net, draw(2, 1, 4, 4, 4), targets=0, plan=Plan(rows=8))
+    assert vd.explain("gradcam", task).provenance["layer"] == "relu, 3 x 4 x 4 x 4"
+
+
+def test_a_way_without_maps_is_refused() -> None:
+    class Sometimes(Cut):
+        def forward(self, x: Tensor) -> Tensor:
+            if bool(x.amax() > 3):
+                return self.linear(x.amax((2, 3)).repeat(1, 2)[:, :3])
+            return super().forward(x)
+
+    task = vd.Task(seeded(Sometimes()), draw(5, 2, 8, 8).tanh(), targets=1, plan=Plan(rows=64))
+    assert bool(vd.explain("gradcam", task).values.any())
+    wild = task.with_inputs(9 * task.inputs)
+    for name in ("gradcam", "layercam", "scorecam"):
+        with pytest.raises(NotApplicableError, match="maps"):
+            vd.explain(name, wild)
