@@ -24,7 +24,14 @@ from veridical.model import sessions
 WAITS = {
     f"aten.{name}.default"
     for name in ("_local_scalar_dense", "_unique2", "equal", "is_nonzero", "masked_select", "nonzero")
-} | {"aten.unique_consecutive.default", "aten.unique_dim.default", "host.tensor", "host.tolist", "host.cpu"}
+} | {
+    "aten.unique_consecutive.default",
+    "aten.unique_dim.default",
+    "host.tensor",
+    "host.number",
+    "host.tolist",
+    "host.cpu",
+}
 """Operations whose result the host must have before it goes on, and copies between it and the device."""
 _TRIPS = {torch.tensor: "host.tensor", torch.Tensor.tolist: "host.tolist", torch.Tensor.cpu: "host.cpu"}
 
@@ -63,6 +70,12 @@ class _Trips(TorchFunctionMode):
         """Count, then do as asked."""
         if func in _TRIPS and (func is not torch.tensor or "device" in (kwargs or {})):
             self.seen[_TRIPS[func]] += 1
+        elif func is torch.as_tensor and "device" in (kwargs or {}):
+            self.seen["host.number"] += not isinstance(args[0], torch.Tensor)
+        elif func is torch.Tensor.__setitem__ and not isinstance(args[2], torch.Tensor):
+            # a number that is written to chosen places is sent there; one written to slices is not
+            chosen = args[1] if isinstance(args[1], tuple) else (args[1],)
+            self.seen["host.number"] += any(isinstance(each, torch.Tensor) for each in chosen)
         return func(*args, **(kwargs or {}))
 
 

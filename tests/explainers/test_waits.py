@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -68,6 +69,19 @@ def test_one_that_waits_is_found() -> None:
         return inputs * float(inputs.amax())
 
     assert waits(as_explainer(looks), tiny_task("image")) > 0
+
+
+def test_a_number_that_is_sent_to_the_device_is_found() -> None:
+    x, places = torch.zeros(5), torch.tensor([1, 3])
+
+    def write(where: Any, what: Any) -> None:
+        x[where] = what
+
+    assert counted(lambda: write(places, 1.0)).waits == 1
+    assert counted(lambda: write((places,), 1.0)).waits == 1
+    assert counted(lambda: torch.as_tensor(0.5, device=x.device)).waits == 1
+    assert counted(lambda: write(slice(2, 4), 1.0)).waits == 0
+    assert counted(lambda: write(places, torch.ones(2))).waits == 0
 
 
 @pytest.mark.parametrize("name", ["lime", "kernel_shap", "rise", "feature_ablation"])

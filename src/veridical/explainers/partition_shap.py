@@ -103,7 +103,8 @@ class _Branches:
         self._value = low.new_zeros(len(size), room, 3)
         self._value[:, 0] = torch.stack([low, high, torch.ones_like(low)], -1)
         # what changes hands; below 0 where nothing waits
-        self._worth = low.new_full((len(size), room), -1.0)
+        self._none = low.new_full((), -1.0)  # a number of Python's would be sent to a GPU, which waits
+        self._worth = self._none.repeat(len(size), room)
         self._worth[:, 0] = torch.where(size > 1, (high - low).abs(), -1.0)
         # of the 16 branches at depth 2 twelve are halved to the end before fewer than 5 branches wait
         self._plenty = min(sizes) >= 8 and budget <= 10 + 12 * rows_of_tree(min(sizes) // 4)
@@ -130,7 +131,7 @@ class _Branches:
             chosen.append(worth.argmax(-1, keepdim=True))
             worth.scatter_(-1, chosen[-1], -1.0)
         self._open = samples[:, None], torch.cat(chosen, -1)
-        self._worth[self._open] = -1.0
+        self._worth[self._open] = self._none
         depth, path, there, _ = self._branch[self._open].unbind(-1)
         side = 1 << depth
         # with the first half there the path goes on into the second
@@ -142,7 +143,7 @@ class _Branches:
         left, right = found.unflatten(-1, (-1, 2)).unbind(-1)
         low, high, weight = self._value[rows, at].unbind(-1)
         depth, path, there, size = self._branch[rows, at].unbind(-1)
-        self._value[rows, at] = 0.0
+        self._value[rows, at] = self._value.new_zeros(3)
         second, both, half, less = path | (1 << depth), there | (1 << depth), size // 2, weight / 2
         branch = _columns(
             [depth + 1] * 4, [path, second] * 2, [there, there, both, both], [half, size - half] * 2

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from veridical.errors import InputError, ShapeError
 from veridical.functional import round_to_grid
+from veridical.functional.devices import at_a_time
 from veridical.masking import answer_table, subset_table
 from veridical.masking.backgrounds import Backgrounds
 from veridical.masking.deduplication import ask_once, one_hides_all
@@ -57,8 +58,10 @@ def probe(
     if task.space.valid is not None or task.space.n_features <= subset_table.FEW:
         few = subset_table.has_few(task, behind.fill)
     if few is not None:
-        at_once = max(1, answer_table.KEPT_BYTES // (32 * 3 * task.n_outputs * rule.count))
-        if not bool(few.all()) or len(task.inputs) > at_once:
+        # in few parts on a GPU, which waits several times for each
+        room = at_a_time(task.inputs, 1, 4) * answer_table.KEPT_BYTES
+        at_once = max(1, room // (32 * 3 * task.n_outputs * rule.count))
+        if len(task.inputs) > at_once or (task.space.valid is not None and not bool(few.all())):
             asking = partial(probe, response=response, fill=fill, key=key, with_clean=with_clean)
             asking = partial(asking, all_outputs=all_outputs, predictions=predictions)
             cut = [*few.nonzero()[:, 0].split(at_once), *(~few).nonzero()[:, 0].split(at_once)]

@@ -185,7 +185,11 @@ def smallest(values: Tensor, counts: int | Tensor, spare: Tensor | None = None) 
 def coins(key: Key, ids: Tensor, draws: Tensor, size: int, chance: float | Tensor) -> Tensor:
     """Toss (N, K, size) independent coins that fall True with `chance`: one number, or one a (N, K)."""
     factor, shift = halves(key, ids, draws)
-    share = torch.as_tensor(chance, dtype=torch.float64, device=ids.device).expand(factor.shape)
+    if isinstance(chance, float):
+        chance = torch.full(
+            (), chance, device=ids.device, dtype=torch.float64
+        )  # made there: sending it waits
+    share = chance.to(ids.device, torch.float64).expand(factor.shape)
     limit = ((share * 2.0**32).round() - (2.0**31 + 1)).clamp(min=-(2.0**31)).to(torch.int32)
     out = torch.empty(*factor.shape, size, dtype=torch.bool, device=ids.device)
     flat, limit = out.flatten(0, 1), limit.flatten()[:, None]
