@@ -1580,8 +1580,8 @@ MUTANTS = (
     Mutant(
         "a plan that holds wherever the weights lie",
         "explainers/graph/plan.py",
-        "return self.finished and [",
-        "return self.finished or [",
+        "return [t.data_ptr() for t in self._known] == self._places",
+        "return True",
         "explainers/test_plan.py",
         "lies_elsewhere",
     ),
