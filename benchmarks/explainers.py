@@ -37,7 +37,8 @@ def left_out(size: str, on_cpu: bool) -> set[str]:
     """One feature at a time where there are 50,000, and one channel at a time where 512 take a minute."""
     if size == "lenet":
         return set()
-    return {"feature_ablation"} | ({"scorecam"} if on_cpu else set())
+    one_by_one = {"feature_ablation", "permutation_importance", "shapley_sampling"}
+    return one_by_one | ({"scorecam"} if on_cpu else set())
 
 
 def measure(

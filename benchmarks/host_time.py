@@ -5,8 +5,9 @@ python -m benchmarks.host_time [EXPLAINER ...]
 On a GPU the host asks for kernels and the device runs them; where the host is the slower of the two, a map
 takes the host's time. This needs no GPU: a network of ResNet-18's depth, so thin that its arithmetic is next
 to nothing, on one small image. Operations are counted as a GPU would be asked for them (what is one kernel
-there counts once). Bare: the model's forward pass, one output, its gradient, nothing around it; LRP's rules
-go through layers again, so their bare rows are as many as the meter counted, further ones without a gradient.
+there counts once). Bare: the model's forward pass, one output, its gradient, nothing around it. Bare rows are
+as many as the meter counted: those of baselines without a gradient, in one call, and the gradient as often as
+it was asked for; LRP's rules go through layers again, and further rows of theirs are asked one by one.
 """
 
 from __future__ import annotations
@@ -26,27 +27,31 @@ from benchmarks.networks import resnet18
 from veridical.explainers import Explainer, as_explainer
 from veridical.model.sessions import Session
 
-NAMES = ["gradient", "lrp", "lrp_epsilon", "lrp_gamma", "lrp_z_plus", "deeplift", "guided_backprop"]
+NAMES = ["gradient", "lrp", "lrp_epsilon", "lrp_gamma", "lrp_z_plus", "deeplift", "deeplift_shap"]
+NAMES += ["guided_backprop"]
 THIN = (4, 4, 6, 8, 10)
 Run = Callable[[], object]
 
 
 def thin_task() -> vd.Task:
-    """One small image and a network of ResNet-18's depth."""
-    x = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    return vd.Task(resnet18(THIN), x, plan=vd.Plan(rows=1))
+    """One small image, a network of ResNet-18's depth, and eight reference rows."""
+    x, *rows = torch.rand(9, 3, 32, 32, generator=torch.Generator().manual_seed(0)).split(1)
+    return vd.Task(resnet18(THIN), x, train=torch.cat(rows), plan=vd.Plan(rows=8))
 
 
-def bare(task: vd.Task, rows: int = 1) -> Run:
-    """The gradient of the model itself, and `rows` less one further forward passes."""
+def bare(task: vd.Task, rows: int = 1, backs: int = 1, at_once: bool = False) -> Run:
+    """The model's gradient, gone back so often, and `rows` less one further rows forward, perhaps at once."""
     model, x, target = task.predictor.unwrapped, task.inputs, task.targets
+    further = [x.repeat(rows - 1, 1, 1, 1)] if at_once and rows > 1 else [x] * (rows - 1)
 
     def run() -> Tensor:
         leaf = x.detach().requires_grad_(True)
-        (slope,) = torch.autograd.grad(model(leaf).gather(1, target[:, None]).sum(), leaf)
+        total = model(leaf).gather(1, target[:, None]).sum()
+        for left in reversed(range(backs)):
+            (slope,) = torch.autograd.grad(total, leaf, retain_graph=left > 0)
         with torch.no_grad():
-            for _ in range(rows - 1):
-                model(x)
+            for batch in further:
+                model(batch)
         return slope
 
     return run
@@ -86,9 +91,11 @@ def main() -> None:
     print(f"{'explainer':<18}  host ms  bare ms  ratio  operations  bare  ratio")
     for name in sys.argv[1:] or NAMES:
         explainer = as_explainer(name)
-        rows = math.ceil(explainer(task[[0] * 10]).cost.forward / 10)
+        many = 10 if name.startswith("lrp") else 1
+        cost = explainer(task[[0] * many]).cost
+        rows, backs = math.ceil(cost.forward / many), 1 if many > 1 else cost.backward
         with Session(task.predictor, grad=True):
-            runs = {"bare": bare(task, rows), "map": mapped(explainer, task)}
+            runs = {"bare": bare(task, rows, backs, many == 1), "map": mapped(explainer, task)}
             took = milliseconds(runs)
             done = {who: operations(run) for who, run in runs.items()}
         ratios = took["map"] / took["bare"], done["map"] / done["bare"]

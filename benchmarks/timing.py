@@ -59,17 +59,20 @@ def bare(task: vd.Task, cost: vd.Cost, batch: int | None = None) -> Callable[[],
     """The same number of rows through the model, in chunks of the task's plan, from batches that are ready.
 
     The model is called as its user would, in the plan's precision and at the batch size that suits it best.
-    `batch` bounds the rows of one call, where no more than that have their weights in common.
+    `batch` bounds the rows of one call, where no more than that have their weights in common. Where more rows
+    go back than forward, each sample goes forward once and back as often as it must.
     """
     rows = min(best_rows(task), batch or task.predictor.rows)
-    ready = _repeated(task, min(rows, max(1, cost.forward - cost.backward))).inputs
-    few = min(rows, max(1, cost.backward))
+    backs = max(1, cost.backward // len(task)) if cost.backward > cost.forward else 1
+    graded = cost.backward // backs
+    ready = _repeated(task, min(rows, max(1, cost.forward - graded))).inputs
+    few = min(rows, max(1, graded))
     piece = _repeated(task, few)
-    whole, rest = divmod(cost.backward, few)
+    whole, rest = divmod(graded, few)
     batches = [piece] * whole + ([piece[:rest]] if rest else [])
 
     def run() -> None:
-        left = cost.forward - cost.backward
+        left = cost.forward - graded
         with task.session() as model:
             while left > 0:
                 model(ready[: min(rows, left)])
@@ -77,7 +80,9 @@ def bare(task: vd.Task, cost: vd.Cost, batch: int | None = None) -> Callable[[],
         for each in batches:
             with task.session(grad=True) as model:
                 x = each.inputs.detach().requires_grad_(True)
-                torch.autograd.grad(call(model, x, each.side).gather(1, each.targets[:, None]).sum(), x)
+                total = call(model, x, each.side).gather(1, each.targets[:, None]).sum()
+                for more in reversed(range(backs)):
+                    torch.autograd.grad(total, x, retain_graph=more > 0)
 
     return run
 

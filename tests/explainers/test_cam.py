@@ -287,5 +287,6 @@ def test_maps_by_products_are_the_maps(kind: type[Cam], monkeypatch: pytest.Monk
 @pytest.mark.parametrize("kind", ALL)
 def test_a_gpu_gives_the_maps_of_a_cpu(kind: type[Cam]) -> None:
     task = image_task()
-    found = kind()(task.to("cuda")).values.cpu()
-    torch.testing.assert_close(found, kind()(task).values, rtol=0, atol=1e-9)
+    there, own = task.to("cuda"), kind()(task).values
+    for _ in range(3):  # the third run is repeated, not followed
+        torch.testing.assert_close(kind()(there).values.cpu(), own, rtol=0, atol=1e-9)

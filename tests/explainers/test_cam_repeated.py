@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import veridical as vd
+from benchmarks.host_time import operations, thin_task
 from tests.reference.architectures import CONVOLUTIONAL, HUGGING_FACE, made
 from tests.reference.cam_maps import enlarged
 from tests.reference.small_nets import conv_net, draw, image_task, noisy_copy, seeded
@@ -484,3 +487,66 @@ def test_a_world_of_sentences_is_told_its_outputs() -> None:
     world, again = (vd.Task(net, ids, plan=Plan(rows=8)).with_noise(0.3, vd.Key(1)) for _ in range(2))
     registry.make("guided_backprop").maps(world, vd.Key(0))
     torch.testing.assert_close(world.known("outputs"), again.outputs, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["gradcam", "guided_backprop"])
+def test_a_run_that_fails_holds_no_activations(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fails(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if "FULL" in os.environ:
+                raise RuntimeError("on purpose")
+            return x
+
+    task, explainer = image_task(nn.Sequential(conv_net()[:6], Fails(), conv_net()[6:])), registry.make(name)
+    own = explainer(task).values
+    monkeypatch.setenv("FULL", "1")
+    with pytest.raises(RuntimeError, match="on purpose"):
+        explainer.maps(task, vd.Key(0))  # the run that would have been written down
+    plans: Any = explainer.prepared(task).predictor.model.plans
+    assert [plan._held for plan in plans.values() if plan is not None] == [[]]
+    monkeypatch.delenv("FULL")
+    for _ in range(3):
+        assert torch.equal(explainer(task).values, own)
+
+
+def test_a_repeated_run_asks_less_than_a_gradient() -> None:
+    task = thin_task()
+    by = {name: partial(registry.make(name).maps, task, vd.Key(0)) for name in ("gradient", "gradcam")}
+    assert operations(by["gradcam"]) < 0.8 * operations(by["gradient"])
+
+
+class ByName(Cut):
+    """Its convolution is given its weights by name."""
+
+    def body(self, x: Tensor) -> Tensor:
+        return F.relu(F.conv2d(input=x, weight=self.conv.weight, bias=self.conv.bias, padding=1))
+
+
+def test_a_convolution_may_be_called_by_names() -> None:
+    net, x = seeded(ByName()), draw(5, 2, 8, 8)
+    task = vd.Task(net, x, targets=1, plan=Plan(rows=64))
+    for _ in range(3):
+        found = vd.explain("gradcam", task).values
+        torch.testing.assert_close(found, expected(net, x, 1), rtol=0, atol=1e-9)
+
+
+def test_a_transposed_convolution_of_a_volume_is_one() -> None:
+    layers = nn.Conv3d(1, 2, 2, 2), nn.ReLU(), nn.ConvTranspose3d(2, 3, 2, 2), nn.ReLU(), nn.Flatten()
+    net = seeded(nn.Sequential(*layers, nn.Linear(3 * 64, 2)))
+    task = vd.Task(net, draw(2, 1, 4, 4, 4), targets=0, plan=Plan(rows=8))
+    assert vd.explain("gradcam", task).provenance["layer"] == "relu, 3 x 4 x 4 x 4"
+
+
+def test_a_way_without_maps_is_refused() -> None:
+    class Sometimes(Cut):
+        def forward(self, x: Tensor) -> Tensor:
+            if bool(x.amax() > 3):
+                return self.linear(x.amax((2, 3)).repeat(1, 2)[:, :3])
+            return super().forward(x)
+
+    task = vd.Task(seeded(Sometimes()), draw(5, 2, 8, 8).tanh(), targets=1, plan=Plan(rows=64))
+    assert bool(vd.explain("gradcam", task).values.any())
+    wild = task.with_inputs(9 * task.inputs)
+    for name in ("gradcam", "layercam", "scorecam"):
+        with pytest.raises(NotApplicableError, match="maps"):
+            vd.explain(name, wild)

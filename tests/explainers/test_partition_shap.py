@@ -1,5 +1,6 @@
 """PartitionSHAP: Owen values on small games, parity with the shap package, few calls of the model."""
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -7,20 +8,45 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from benchmarks.launches import counted
+from tests.reference.partition import halving_order, owen_values
 from veridical.errors import InputError
 from veridical.explainers import ExactShapley, PartitionShap
-from veridical.explainers.partition_shap import TOGETHER, halving_order, rows_of_tree
+from veridical.explainers.halving_tree import Beside, halving_paths, rows_of_tree
+from veridical.explainers.partition_shap import TOGETHER
+from veridical.model.plan import Plan
 from veridical.random.keyed import Key
 from veridical.values.space import Space
 from veridical.values.task import Task
 
 
+def order_of(paths: Tensor) -> list[int]:
+    """Features in the order of their tree, told by their paths: the first half before the second."""
+    read = [format(path, "020b")[::-1] for path in paths.tolist()]
+    return sorted(range(len(read)), key=lambda i: read[i])
+
+
 def test_the_tree_halves_the_longer_side() -> None:
-    assert halving_order(np.array([[0.0, 3.0], [0.0, 1.0], [0.0, 2.0], [0.0, 0.0]])).tolist() == [3, 1, 2, 0]
+    row = torch.tensor([[0.0, 3.0], [0.0, 1.0], [0.0, 2.0], [0.0, 0.0]])
+    assert order_of(halving_paths(row[None])[0]) == [3, 1, 2, 0]
     # two rows of four: first left and right, then up and down or left and right again
-    grid = np.array([[i, j] for i in range(2) for j in range(4)], dtype=float)
-    assert halving_order(grid).tolist() == [0, 1, 4, 5, 2, 3, 6, 7]
-    assert halving_order(np.zeros((1, 1))).tolist() == [0]
+    grid = torch.tensor([[[i, j] for i in range(2) for j in range(4)]], dtype=torch.float64)
+    assert order_of(halving_paths(grid)[0]) == [0, 1, 4, 5, 2, 3, 6, 7]
+    assert halving_paths(torch.zeros(1, 1, 1)).tolist() == [[0]]
+
+
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_trees_of_many_samples_at_once_are_those_of_each(axes: int) -> None:
+    drawn = torch.Generator().manual_seed(axes)
+    # places that are often level, so that the order of what is level counts
+    places = torch.randint(0, 6, (5, 41, axes), generator=drawn).double()
+    valid = torch.rand(5, 41, generator=drawn) < 0.8
+    valid[0], valid[1, 1:] = True, False
+    paths = halving_paths(places, valid)
+    for own, where, there in zip(paths, places, valid, strict=True):
+        expected = halving_order(where[there].numpy())
+        assert order_of(own[there]) == expected
+        assert len(set(own[there].tolist())) == len(expected)
 
 
 def test_rows_of_a_whole_tree() -> None:
@@ -93,6 +119,25 @@ def test_samples_and_masks_share_calls() -> None:
     assert own.calls <= 5 + 100 / TOGETHER
 
 
+def test_chunks_that_are_no_multiple_of_ten_are_full() -> None:
+    net = Counted(nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 3)).double())
+    task = images(4, net).with_plan(Plan(rows=8))
+    _ = task.outputs
+    own = task.predictor.unwrapped
+    own.calls = 0
+    rows = PartitionShap(102)(task).cost.forward
+    assert own.calls <= 1 + rows / 8 + 1
+
+
+def test_many_samples_are_explained_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = images(5)
+    whole = PartitionShap(30)(task).values
+    # a tree of 64 features has 127 branches, and each sample of 30 rows keeps 57 of them
+    monkeypatch.setattr(sys.modules[PartitionShap.__module__], "_NUMBERS_KEPT", 2 * (8 * 57 + 128))
+    assert [len(piece) for piece in PartitionShap(30).pieces(task)] == [2, 2, 1]
+    torch.testing.assert_close(PartitionShap(30)(task).values, whole, rtol=0, atol=1e-9)
+
+
 def test_a_sample_alone_and_among_others_is_explained_alike() -> None:
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(9, 8), nn.Tanh(), nn.Linear(8, 2)).double()
@@ -107,6 +152,117 @@ def test_a_sample_alone_and_among_others_is_explained_alike() -> None:
     for i in range(4):
         assert torch.allclose(PartitionShap(20)(task[[i]], Key(0)).values[0], whole[i], atol=1e-9)
     assert (whole[~valid] == 0).all()
+
+
+def slowly(task: Task, budget: int) -> Tensor:
+    """The maps by sets and lists, one row at a time."""
+    space = task.space
+    out = torch.zeros(len(task), space.n_features, dtype=torch.float64)
+    sides = [torch.arange(n).double() for n in space.input_shape[1:]]
+    for i, x in enumerate(task.inputs):
+        own, target = space.take(slice(i, i + 1)), int(task.targets[i])
+        features = torch.arange(space.n_features)
+        features = features if own.valid is None else features[own.valid[0]]
+        if task.modality == "image":
+            maps = [m.expand(1, *space.input_shape) for m in torch.meshgrid(*sides, indexing="ij")]
+            places = torch.stack([own.pool(m, "mean")[0] for m in maps], -1)[features]
+        else:
+            places = features[:, None].double()
+        everyone = set(features.tolist())
+
+        def ask(there: frozenset[int], x: Tensor = x, own: Any = own, everyone: Any = everyone) -> float:
+            gone = torch.zeros(1, own.n_features, dtype=torch.bool)
+            gone[0, list(everyone - there)] = True
+            with torch.no_grad():
+                row = torch.where(own.expand(gone), torch.zeros_like(x), x)
+                return float(task.predictor.outputs(row)[0, target])  # noqa: B023 (asked within this turn)
+
+        order = [int(features[j]) for j in halving_order(places.numpy())]
+        for feature, value in owen_values(order, ask, ask(frozenset(everyone)), budget).items():
+            out[i, feature] = value
+    return out
+
+
+def odd_tasks() -> dict[str, Task]:
+    """Features that differ in number from sample to sample, and lie anywhere."""
+    torch.manual_seed(3)
+    deep = nn.Sequential(nn.Flatten(), nn.Linear(48, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    image = torch.rand(4, 1, 6, 8).double()
+    labels = torch.randint(0, 20, (4, 1, 6, 8))
+    held = torch.stack([torch.bincount(each.flatten(), minlength=20) > 0 for each in labels])
+    held[2, 3:] = False
+    labels[2][labels[2] > 2] = -1
+    pieces = Space("superpixel", (1, 6, 8), 20, labels, per_sample=True, valid=held)
+    flat = nn.Sequential(nn.Linear(14, 8), nn.Tanh(), nn.Linear(8, 2)).double()
+    valid = torch.arange(14) < torch.tensor([14, 1, 9, 3, 13])[:, None]
+    table = Space("column", (14,), 14, torch.arange(14), valid=valid)
+    return {
+        "pixels": Task(deep, image, fill=0.0),
+        "patches": Task(deep, image, fill=0.0, space=Space.patches((1, 6, 8), 2)),
+        "superpixels": Task(deep, image, fill=0.0, space=pieces),
+        "padded": Task(flat, torch.randn(5, 14).double(), fill=0.0, space=table),
+    }
+
+
+@pytest.mark.parametrize("budget", [4, 5, 9, 30, 101, 600])
+@pytest.mark.parametrize("kind", ["pixels", "patches", "superpixels", "padded"])
+def test_agrees_with_the_slow_one(kind: str, budget: int) -> None:
+    task = odd_tasks()[kind]
+    found = PartitionShap(budget)(task)
+    torch.testing.assert_close(found.values, slowly(task, budget), rtol=0, atol=1e-7)
+    assert found.cost == PartitionShap(budget).declared(task)
+
+
+def stairs(x: Tensor) -> Tensor:
+    """Whole numbers, and few of them: many branches move the output by the same."""
+    steps = x.flatten(1)
+    total = (steps[:, 1:] * steps[:, :-1]).sum(-1)
+    return torch.stack([total, -total], 1)
+
+
+def tied() -> Task:
+    # 64 neighbours, or 16 of which each counts 4: with so round a sum no answer is moved to a grid
+    image = torch.ones(3, 1, 5, 13).double()
+    image[1] = 0.0
+    image[1].view(-1)[20:37] = 2.0
+    return Task(stairs, image, targets=[0, 0, 1], fill=0.0)
+
+
+@pytest.mark.parametrize("budget", [12, 40, 90])
+def test_of_equals_the_first_comes_first(budget: int) -> None:
+    task = tied()
+    torch.testing.assert_close(PartitionShap(budget)(task).values, slowly(task, budget), rtol=0, atol=1e-7)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("task", [tied(), images(3)], ids=["ties", "network"])
+def test_a_gpu_gives_the_maps_of_a_cpu_again_and_again(task: Task) -> None:
+    there = task.to("cuda")
+    expected, *found = (PartitionShap(90)(each).values.cpu() for each in (task, there, there))
+    torch.testing.assert_close(found[0], expected, rtol=0, atol=1e-6)
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("features", [40_000, 70_000])
+def test_masks_of_many_features(features: int) -> None:
+    # from 2^15 features on the last bit of a path is the sign of 16
+    paths = halving_paths(torch.arange(features).double()[None, :, None])
+    small = paths.to(torch.int16 if features <= 2**16 else torch.int32)
+    order = order_of(paths[0])
+    assert order == list(range(features))
+    # the branch of feature 12345, where at some depths the other half is there
+    branch, there = paths[:, [12345]], torch.tensor([[0b1001_0110_1101_0011]])
+    kept = ~Beside(small, branch.to(small), there.to(small)).removed(slice(0, 1), slice(0, 1))[0, 0]
+    apart = (paths[0] ^ branch[0]).tolist()
+    expected = [bool(there[0, 0] >> (x & -x).bit_length() - 1 & 1) if x else False for x in apart]
+    assert kept.tolist() == expected
+
+
+def test_nothing_waits_where_branches_never_run_out() -> None:
+    task = images(3)
+    PartitionShap(101)(task)
+    assert counted(lambda: PartitionShap(101)(task)).waits == 0
 
 
 def by_shap(task: Task, budget: int) -> Tensor:

@@ -126,6 +126,82 @@ def test_there_is_no_plan_for_what_may_be_otherwise_the_next_time(kind: Any, cou
     torch.testing.assert_close(found, expected)
 
 
+@torch.library.custom_op("veridical_tests::large", mutates_args=())
+def large(x: Tensor) -> Tensor:
+    """What is above one; nobody says how much that is."""
+    return x[x > 1].clone()
+
+
+READS: dict[str, Any] = {
+    "a mask": lambda x: x[x > 1].numel(),
+    "a mask among indices": lambda x: x[:, (x > 1).any(0)].shape[1],
+    "where": lambda x: len(torch.where(x > 1)[0]),
+    "aten's own name": lambda x: len(torch.ops.aten.nonzero.default(x > 1)),
+    "one_hot": lambda x: F.one_hot((x > 1).any().long()).shape[-1] - 1,
+    "repeats": lambda x: len(torch.arange(len(x)).repeat_interleave((x > 1).any(1).long())),
+    "repeats alone": lambda x: len(torch.repeat_interleave((x > 1).any(1).long())),
+    "arange": lambda x: len(torch.arange((x > 1).sum())),
+    "split": lambda x: len(x.flatten().tensor_split((x > 1).sum()[None])[0]),
+    "an operation of their own": lambda x: len(large(x)),
+}
+
+
+@pytest.mark.parametrize("reads", READS)
+@pytest.mark.parametrize("name", ["guided_backprop", "lrp_epsilon"])
+def test_shapes_that_follow_values_are_values(reads: str, name: str) -> None:
+    class ByShape(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Linear(4, 3), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.relu((self.one if READS[reads](x.detach()) else self.two)(x) + 5)
+
+    torch.manual_seed(0)
+    net, x = ByShape(), torch.rand(4, 4)
+    task = vd.Task(net, x, targets=torch.zeros(4, dtype=torch.int64))
+    for _ in range(3):
+        vd.explain(name, task)
+    found = vd.explain(name, task.with_inputs(3 * x)).values
+    alone = vd.Task(net, 3 * x, targets=torch.zeros(4, dtype=torch.int64))
+    assert torch.equal(found, vd.explain(name, alone).values)
+    assert not torch.equal(found, 3 * vd.explain(name, task).values)
+
+
+def test_a_plan_holds_for_one_precision() -> None:
+    class Asks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.relu(self.layer(x) + 5) * (-1 if torch.is_autocast_enabled("cpu") else 1)
+
+    net, x, half = Asks(), torch.rand(4, 4), vd.Plan(rows=8, autocast="bfloat16")
+    task, other = (vd.Task(net, x, targets=torch.zeros(4, dtype=torch.int64)) for _ in range(2))
+    for name in ("guided_backprop", "lrp_epsilon"):
+        for _ in range(3):
+            vd.explain(name, task)
+        found = vd.explain(name, task.with_plan(half)).values
+        assert torch.equal(found, vd.explain(name, other.with_plan(half)).values)
+
+
+@pytest.mark.parametrize("name", ["guided_backprop", "lrp_epsilon", "gradcam"])
+def test_a_hook_on_the_private_copy_is_heeded(name: str) -> None:
+    # the caller's own module is watched by its task; under other weights a task lends its copy
+    task, explainer = image_task(conv_net()), registry.make(name)
+    world, again = (each.with_noise(0.1, vd.Key(3)) for each in (task, image_task(conv_net())))
+    plain = [explainer.maps(world, vd.Key(0)) for _ in range(3)]
+    found = []
+    for each in (world, again):
+        hook = each.model[4].register_forward_hook(lambda _module, _given, made: 1 - made)
+        found.append(explainer.maps(each, vd.Key(0)))
+        hook.remove()
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], plain[0])
+    assert torch.equal(explainer.maps(world, vd.Key(0)), plain[0])
+
+
 def test_what_a_model_is_given_beside_its_input_is_read_anew(counted: list[str]) -> None:
     class Weighed(nn.Module):
         def __init__(self) -> None:

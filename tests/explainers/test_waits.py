@@ -22,7 +22,9 @@ FEW: dict[str, dict[str, int]] = {
     "kernel_shap": {"budget": 40},
 }
 WAITING = {
-    ("partition_shap", kind): "which branch is halved next follows the answers" for kind in MODALITIES
+    ("partition_shap", kind): "of few features the branches run out: it must know when"
+    for kind in MODALITIES
+    if kind != "image"
 } | {
     (
         "kernel_shap",

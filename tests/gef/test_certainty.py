@@ -154,8 +154,11 @@ def test_a_function_that_takes_a_key_is_found_to_draw() -> None:
 
 def test_randomness_that_no_key_decides_is_flagged() -> None:
     task = vd.Task(mlp().eval(), torch.randn(6, 4))
-    scores = vd.score(FastGEF(path=PATH), task, lambda model, inputs, targets: torch.rand(len(inputs), 4))
-    assert scores.flagged["the same call gives another map"] == 6
+    own = torch.Generator().manual_seed(0)
+    draws = lambda model, inputs, targets: torch.rand(len(inputs), 4, generator=own)  # noqa: E731
+    assert vd.score(FastGEF(path=PATH), task, draws).flagged["the same call gives another map"] == 6
+    seeded = vd.score(FastGEF(path=PATH), task, lambda model, inputs, targets: torch.rand(len(inputs), 4))
+    assert "the same call gives another map" not in seeded.flagged
 
 
 # --- the receipt ------------------------------------------------------------------------------------------

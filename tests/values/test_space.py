@@ -90,6 +90,14 @@ def test_pool_collects_the_elements_of_every_feature(name: str, reduce: str) -> 
 
 
 @pytest.mark.parametrize("name", SPACES)
+def test_what_holds_of_any_element_holds_of_its_feature(name: str) -> None:
+    space = SPACES[name]
+    for limit in (0.0, 1.2, 9.0):
+        truths = torch.randn(2, *space.input_shape, generator=torch.Generator().manual_seed(3)) > limit
+        assert torch.equal(space.anywhere(truths), naive_pool(space, truths.float(), "max") > 0)
+
+
+@pytest.mark.parametrize("name", SPACES)
 def test_the_mean_over_an_expanded_map_gives_it_back(name: str) -> None:
     space = SPACES[name]
     features = torch.randn(2, space.n_features, generator=torch.Generator().manual_seed(3))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
@@ -288,13 +288,11 @@ def hand_along(task: Task, outputs: Tensor) -> None:
         task.keep("outputs", outputs.detach().clone())
 
 
-def slopes_at(total: Tensor, places: Sequence[Tensor]) -> Sequence[Tensor | None]:
-    """The gradient at each of these places, None where none comes back; what torch cannot do is refused."""
-    asked = [place for place in places if place.requires_grad]
-    if not total.requires_grad or not asked:
-        return [None] * len(places)
+@contextmanager
+def going_back() -> Iterator[None]:
+    """Refuse in words what torch cannot go back through."""
     try:
-        found = iter(torch.autograd.grad(total, asked, allow_unused=True))
+        yield
     except RuntimeError as error:
         if isinstance(error, VeridicalError) or out_of_memory(error):
             raise
@@ -303,6 +301,18 @@ def slopes_at(total: Tensor, places: Sequence[Tensor]) -> Sequence[Tensor | None
             f"torch cannot go back through this model ({type(error).__name__}: {told}). A checkpoint or "
             "autocast inside it may stand in the way; methods that need no gradient apply, such as occlusion"
         ) from error
+
+
+def slopes_at(total: Tensor, places: Sequence[Tensor], again: bool = False) -> Sequence[Tensor | None]:
+    """The gradient at each of these places, None where none comes back; what torch cannot do is refused.
+
+    To be asked for once, unless `again`.
+    """
+    asked = [place for place in places if place.requires_grad]
+    if not total.requires_grad or not asked:
+        return [None] * len(places)
+    with going_back():
+        found = iter(torch.autograd.grad(total, asked, retain_graph=again, allow_unused=True))
     return [next(found) if place.requires_grad else None for place in places]
 
 

@@ -122,10 +122,9 @@ def _through_last(seen: LastMaps, total: Tensor, name: str) -> tuple[Tensor, Ten
             if slopes is not None and bool(seen.as_maps(slopes).any()):
                 return seen.as_maps(tokens.detach()), seen.as_maps(slopes)
         raise _independent(name, "the tokens of its patches")
-    assert seen.last is not None
-    slopes = slopes_at(total, [seen.last])[0]
-    if slopes is None:
-        raise _independent(name, f"its last maps ({seen.place})")
+    slopes = None if seen.last is None else slopes_at(total, [seen.last])[0]
+    if seen.last is None or slopes is None:
+        raise _independent(name, f"its last maps ({seen.place or 'none'})")
     return seen.last.detach(), slopes
 
 

@@ -19,7 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from veridical.explainers.graph.follow import Follower
 from veridical.explainers.graph.operations import tensors
 
-_CONVOLUTIONS = frozenset({"conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d"})
+_CONVOLUTIONS = frozenset(f"conv{kind}{axes}d" for kind in ("", "_transpose") for axes in (1, 2, 3))
 _SUMS = frozenset({"add", "iadd", "radd"})
 _JOINS = frozenset({"cat", "concat", "concatenate"})
 _EXTRA = 2
@@ -128,7 +128,8 @@ class LastMaps(Follower):
         if name in _CONVOLUTIONS and fits:
             self.grid, self.tokens = shape[2:], []
             self._convolutions += 1
-            kernel, stride = args[1].shape[2:], args[3] if len(args) > 3 else kwargs.get("stride", 1)
+            kernel = (args[1] if len(args) > 1 else kwargs["weight"]).shape[2:]
+            stride = args[3] if len(args) > 3 else kwargs.get("stride", 1)
             stride = (stride,) * self.axes if isinstance(stride, int) else tuple(stride)
             self._patches = tuple(kernel) == stride and max(kernel) > 1
         if fits and shape[2:] == self.grid:
@@ -145,10 +146,7 @@ class LastMaps(Follower):
         while all(length > 1 for length in grid):
             if tuple(tokens.shape[1:-1]) == grid:
                 return grid, 0
-            count = 1
-            for length in grid:
-                count *= length
-            extra = tokens.shape[1] - count
+            extra = tokens.shape[1] - prod(grid)
             if tokens.dim() == 3 and 0 <= extra <= _EXTRA:
                 return grid, extra
             grid = tuple(length // 2 for length in grid)  # a stage may merge neighbouring patches

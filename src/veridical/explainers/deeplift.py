@@ -9,74 +9,111 @@ import torch
 from torch import Tensor
 
 from veridical.allowed import Count, Value
+from veridical.errors import NotApplicableError
 from veridical.explainers.base import register
-from veridical.explainers.gradients import baseline_row, gradient, no_baseline
-from veridical.explainers.graph.differences import Differences, Step
+from veridical.explainers.gradients import baseline_row, explained, no_baseline, slope
+from veridical.explainers.graph.differences import Differences, Record, apart, scattered
 from veridical.explainers.graph.explainer import FollowingExplainer
 from veridical.explainers.graph.followed import Followed
 from veridical.explainers.laws import change_from
 from veridical.explainers.prompts import at_response
 from veridical.model.cost import Cost
+from veridical.model.sessions import Session
 from veridical.random import keyed
 from veridical.random.keyed import Key
 from veridical.values.task import Task
 
-_START = "the baseline that differences are taken from"
-_BEHIND = "rows lie behind other things on its first axis (time first, say); lay rows first"
+_STARTS, _RECORDS, _RUN = "baselines", "what the model does at each of them", "the run of x"
 
 
 @dataclass(frozen=True)
 class _FromBaselines(FollowingExplainer):
-    """Base: differences to a baseline row, which is set before each run."""
+    """Base: the mean, over baselines, of the contributions of differences to them. x runs once for all."""
 
     def asked(self, task: Task) -> Task:
         return at_response(task)
 
+    def starts(self, task: Task, key: Key) -> Tensor:
+        """The baselines (k, *input shape)."""
+        raise NotImplementedError
+
+    def promised(self, task: Task, key: Key) -> Tensor:
+        return change_from(task, lambda at: self.starts(at, key))
+
     def follower(
         self, task: Task, model: Followed, x: Tensor, side: tuple[Any, ...], named: dict[str, Any]
     ) -> Differences:
-        start: Tensor = model.kept.get(_START, x[:1].detach() * 0)
+        starts: Tensor = model.kept[_STARTS] if _STARTS in model.kept else x[:1].detach() * 0
         if side or named:
-            return Differences(x, _recorded(task, model, start.expand_as(x), side, named))
-        # one run of the baseline serves all samples of the call
-        known = model.kept.setdefault(id(start), (start, []))
-        if not known[1]:
-            known[1].append(_recorded(task, model, start, side, named))
-        return Differences(x, known[1][0])
+            # each as a sample's own: one at a time, when it is its turn
+            records = (_recorded(task, model, start.expand_as(x), side, named) for start in starts.split(1))
+        else:
+            # made once for all samples of the call
+            if _RECORDS not in model.kept:
+                model.kept[_RECORDS] = _each(task, model, starts, max(len(x), task.predictor.padded_to))
+            records = iter(model.kept[_RECORDS])
+        run = Differences(x, next(records))
+        model.kept[_RUN] = run, records
+        return run
 
     def _tried(self, task: Task) -> None:
         super()._tried(task)
-        if not task.side:
-            task.uncounted(lambda: self._look_for_rows_behind(task))
-
-    def _look_for_rows_behind(self, task: Task) -> None:
-        """Refuse rows that lie behind other things on one axis: there one baseline cannot stand for each."""
-        model, row = self.prepared(task).predictor.model, task.inputs[:1].detach()
+        if task.side:
+            return  # a baseline has as many rows as there are samples, so each lies as the sample does
+        model, one = self.prepared(task).predictor.model, task.inputs[:1].detach()
         assert isinstance(model, Followed)
-        with task.session(), torch.no_grad():
-            one, two = Differences(row), Differences(row.expand(2, *row.shape[1:]))
-            for run in (one, two):
-                model.followed(run, run.x, (), {})
-        for (name, single), (_, double) in zip(one.record, two.record, strict=True):
-            for z0, z in zip(single, double, strict=True):
-                if not torch.allclose(two._laid(name, z0, z), z, rtol=1e-2, atol=1e-3, equal_nan=True):
-                    raise two.refused(f"operation '{name}'", _BEHIND)
 
-    def between(self, task: Task, start: Tensor) -> Tensor:
-        """The contribution of each element's difference to `start` (1 or n rows)."""
+        def ask() -> str | None:
+            with task.session():
+                pair = _recorded(task, model, torch.cat([one, one * 0.5]))
+                return scattered(pair, _recorded(task, model, one))
+
+        name = task.uncounted(ask)
+        if name is not None:
+            raise NotApplicableError(
+                f"{Differences.method} has no rule for operation '{name}': several things of each row lie "
+                "along one axis, and those of a row not side by side (time first, say); lay rows first"
+            )
+
+    def attribute(self, task: Task, key: Key) -> Tensor:
         model = task.predictor.model
         assert isinstance(model, Followed)
-        model.kept[_START] = start
-        return (task.inputs - start).mul_(gradient(task))
+        if _STARTS not in model.kept:
+            model.kept[_STARTS] = self.starts(task, key)
+        starts = model.kept[_STARTS].split(1)
+        with Session(task.predictor, grad=True) as asked:
+            way = explained(asked, task)
+            run, records = model.kept.pop(_RUN)
+            total = torch.zeros_like(task.inputs)
+            for at, start in enumerate(starts):
+                if at:
+                    run.before = next(records)
+                run.again = at + 1 < len(starts)
+                total += (task.inputs - start).mul_(slope(*way, run.again, only=True))
+        return total / len(starts)
+
+
+def _each(task: Task, model: Followed, starts: Tensor, most: int) -> list[Record]:
+    """What the model does at each baseline, asked `most` at a time; the first, alone, tells how rows lie."""
+    first = _recorded(task, model, starts[:1])
+    out = [first]
+    for rows in starts[1:].split(most) if len(starts) > 1 else ():
+        together = _recorded(task, model, rows)
+        out += apart(together, first, len(rows)) if len(rows) > 1 else [together]
+    return out
 
 
 def _recorded(
-    task: Task, model: Followed, start: Tensor, side: tuple[Any, ...], named: dict[str, Any]
-) -> list[Step]:
-    """What the model does at the baseline; its rows are counted."""
+    task: Task,
+    model: Followed,
+    start: Tensor,
+    side: tuple[Any, ...] = (),
+    named: dict[str, Any] | None = None,
+) -> Record:
+    """What the model does at baselines; their rows are counted."""
     with torch.no_grad():
         follower = Differences(start)
-        model.followed(follower, start, side, named)
+        model.followed(follower, start, side, named or {})
     task.predictor.meter.here.forward += len(start)
     return follower.record
 
@@ -114,16 +151,11 @@ class DeepLift(_FromBaselines):
         ready = super().prepared(task)
         model = ready.predictor.model
         assert isinstance(model, Followed)
-        model.kept[_START] = baseline_row(ready, self.baseline)
+        model.kept[_STARTS] = baseline_row(ready, self.baseline)
         return ready
 
-    def promised(self, task: Task, key: Key) -> Tensor:
-        return change_from(task, lambda at: baseline_row(at, self.baseline))
-
-    def attribute(self, task: Task, key: Key) -> Tensor:
-        model = task.predictor.model
-        assert isinstance(model, Followed)
-        return self.between(task, model.kept[_START])
+    def starts(self, task: Task, key: Key) -> Tensor:
+        return baseline_row(task, self.baseline)
 
 
 @register
@@ -133,7 +165,7 @@ class DeepLiftShap(_FromBaselines):
 
     The contributions of a sample sum to y_c(x) less the mean of y_c over the baselines. All reference rows
     are used where there are no more than `baselines`, else as many drawn without replacement, the same for
-    all samples. Side inputs stay the sample's own. Rows: each x forward and backward once per baseline, and
+    all samples. Side inputs stay the sample's own. Rows: each x forward once, and backward once per baseline;
     each baseline forward once per call, or once per sample where samples have side inputs.
     """
 
@@ -154,25 +186,12 @@ class DeepLiftShap(_FromBaselines):
         assert task.train is not None
         starts = min(self.baselines, len(task.train))
         each = len(task) if task.at_embeddings().side else 1
-        return Cost(starts * (len(task) + each), starts * len(task))
+        return Cost(len(task) + starts * each, starts * len(task))
 
-    def promised(self, task: Task, key: Key) -> Tensor:
-        return change_from(task, lambda at: self.rows_of(at, key))
-
-    def rows_of(self, task: Task, key: Key) -> Tensor:
-        """The baselines (k, *input shape)."""
+    def starts(self, task: Task, key: Key) -> Tensor:
         assert task.train is not None
         if not self.draws_on(task):
             return task.train
         once = torch.zeros(1, dtype=torch.int64, device=task.device)
         order = keyed.uniform(key / "baselines", once, once, len(task.train))[0, 0].argsort()
         return task.train[order[: self.baselines].sort().values]
-
-    def attribute(self, task: Task, key: Key) -> Tensor:
-        model = task.predictor.model
-        assert isinstance(model, Followed)
-        rows = model.kept.setdefault("rows", self.rows_of(task, key).split(1))
-        total = torch.zeros_like(task.inputs)
-        for start in rows:
-            total += self.between(task, start)
-        return total / len(rows)

@@ -8,11 +8,11 @@ from functools import lru_cache
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from veridical.allowed import Count, Value
 from veridical.errors import InputError
-from veridical.explainers.base import Explainer, hand_along, register, slopes_at
+from veridical.explainers.base import Explainer, going_back, hand_along, register, slopes_at
 from veridical.explainers.laws import change_from
 from veridical.model.predictor import call, repeat_side
 from veridical.model.sessions import Session
@@ -22,23 +22,40 @@ from veridical.values.task import Task
 
 def gradient(task: Task, x: Tensor | None = None) -> Tensor:
     """d y_c / d x at the task's inputs, or at rows x that repeat each sample equally often in a row."""
+    with Session(task.predictor, grad=True) as model:
+        return slope(*explained(model, task, x))
+
+
+def explained(model: nn.Module, task: Task, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The sum of the explained outputs of such rows, and the rows, from which it has a gradient."""
     rows = (task.inputs if x is None else x).detach().requires_grad_(True)
     times = len(rows) // len(task.inputs)
     side, targets = task.side, task.targets
     if times > 1:
         side, targets = repeat_side(side, times), targets.repeat_interleave(times)
-    with Session(task.predictor, grad=True) as model:
-        outputs = call(model, rows, side)
-        total = outputs.gather(1, targets[:, None]).sum()
-        (slope,) = slopes_at(total, [rows])
-    if slope is None:
+    outputs = call(model, rows, side)
+    if x is None and task.reference is not task:
+        hand_along(task, outputs)
+    return outputs.gather(1, targets[:, None]).sum(), rows
+
+
+def slope(total: Tensor, rows: Tensor, again: bool = False, only: bool = False) -> Tensor:
+    """The gradient of a total with respect to rows, to be asked for once unless `again`.
+
+    `only` if nothing but the rows has one, as in a followed model: then rules may ask single operations.
+    """
+    if total.requires_grad and only:
+        with going_back():
+            total.backward(retain_graph=again)
+        found, rows.grad = rows.grad, None
+    else:
+        (found,) = slopes_at(total, [rows], again)
+    if found is None:
         raise InputError(
             "no gradient comes back from the model's outputs to its inputs: something between them is "
             "detached, or no torch operation; methods that ask by answers alone, such as occlusion, apply"
         )
-    if x is None and task.reference is not task:
-        hand_along(task, outputs)
-    return slope.detach()
+    return found.detach()
 
 
 @register

@@ -59,21 +59,21 @@ class Occlusion(MaskingExplainer):
         """(windows, V): the features each window removes."""
         kind, shape = task.space.kind, task.space.input_shape
         if kind in ("pixel", "voxel"):
-            windows = torch.ones(1, 1, dtype=torch.bool)
+            windows = torch.ones(1, 1, dtype=torch.bool, device=task.device)
             for size in shape[1:]:
-                along = _spans(size, self.window, self.stride)
+                along = _spans(size, self.window, self.stride, task.device)
                 windows = (windows[:, None, :, None] & along[None, :, None, :]).flatten(2).flatten(0, 1)
-            return windows.to(task.device)
+            return windows
         if kind == "step":
-            return _spans(task.space.n_features, self.window, self.stride).to(task.device)
+            return _spans(task.space.n_features, self.window, self.stride, task.device)
         return torch.eye(task.space.n_features, dtype=torch.bool, device=task.device)
 
 
-def _spans(size: int, window: int, stride: int) -> Tensor:
+def _spans(size: int, window: int, stride: int, device: torch.device) -> Tensor:
     """(windows, size): which places each window covers; the last ones are cut off at the edge.
 
     Windows start at multiples of the stride whatever the size, so padding behind an input moves none.
     """
-    places = torch.arange(size)
-    first = torch.arange(0, max(1, size - window + stride), stride)[:, None]
+    places = torch.arange(size, device=device)
+    first = torch.arange(0, max(1, size - window + stride), stride, device=device)[:, None]
     return (places >= first) & (places < first + window)

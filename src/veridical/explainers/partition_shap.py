@@ -4,25 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
-from heapq import heappop, heappush
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from veridical.allowed import MANY, Within
 from veridical.explainers.base import register
 from veridical.explainers.coalitions import SharesOut
+from veridical.explainers.halving_tree import Beside, depth_of, handed_down, paths_of, rows_of_tree
 from veridical.masking.probe import probe
-from veridical.masking.rules import Given
+from veridical.masking.rules import Given, MaskRule
 from veridical.random.keyed import Key
 from veridical.values.task import Task
 
-Array = np.ndarray[Any, Any]
 TOGETHER = 10
 """Masks that one sample is asked about at a time; the next ones follow the answers."""
+_NUMBERS_KEPT = 2**25  # of the trees of all samples that are explained together: 256 MB
 
 
 @register
@@ -43,141 +41,126 @@ class PartitionShap(SharesOut):
     paper: ClassVar[str] = "Owen 1977; Lundberg and Lee 2017"
 
     def pieces(self, task: Task) -> Iterator[Task]:
-        return task.chunks(TOGETHER)
+        # not as many as fill a chunk: what is left over of each sample's masks shares chunks with the others'
+        each = 8 * _room(_sizes(task), self.budget) + (2 << depth_of(task.space.n_features))
+        count = -(-len(task) // max(1, _NUMBERS_KEPT // each))
+        size = -(-len(task) // count)
+        return iter([task]) if count == 1 else (task[at : at + size] for at in range(0, len(task), size))
 
     def masks(self, task: Task) -> Tensor:
         most = 2 * ((self.budget - 1) // 2)
-        counts = task.space.counts(len(task)).tolist()
-        return torch.tensor([1 + min(most, rows_of_tree(count)) for count in counts])
+        return torch.tensor([1 + min(most, rows_of_tree(count)) for count in _sizes(task)])
 
     def attribute(self, task: Task, key: Key) -> Tensor:
         everything = torch.ones(1, task.space.n_features, dtype=torch.bool, device=task.device)
-        low = self._asked(task, Given(everything), key)[:, 0].tolist()
-        high = task.clean_response("logit")[:, 0].tolist()
-        orders = _orders(task)
-        games = [_Game(*given, self.budget - 2) for given in zip(orders, low, high, strict=True)]
-        while any(asked := [game.questions() for game in games]):
-            for count in sorted({len(masks) for masks in asked} - {0}):
-                index = [i for i, masks in enumerate(asked) if len(masks) == count]
-                kept = torch.zeros(len(index), count, task.space.n_features, dtype=torch.bool)
-                for row, i in zip(kept, index, strict=True):
-                    row[:, orders[i]] = torch.from_numpy(np.stack(asked[i]))
-                part = task if len(index) == len(task) else task[torch.tensor(index, device=task.device)]
-                answers = self._asked(part, Given(~kept.to(task.device)), key).tolist()
-                for i, found in zip(index, answers, strict=True):
-                    games[i].answer(found)
-        out = torch.zeros(len(task), task.space.n_features, dtype=torch.float64)
-        for row, order, game in zip(out, orders, games, strict=True):
-            row[order] = torch.from_numpy(game.credit)
-        return out.to(task.device, task.outputs.dtype)
+        low = self._asked(task, Given(everything), key)[:, 0]
+        features, high = paths_of(task), task.clean_response("logit")[:, 0].to(low)
+        branches = _Branches(low, high, task.space.counts(len(task)), _sizes(task), self.budget)
+        rows = torch.arange(len(task), device=task.device)
+        while any(counts := branches.next_ones()):
+            for count in sorted(set(counts) - {0}):
+                index, part, own = rows, task, features
+                if len(set(counts)) > 1:
+                    alike = [i for i, each in enumerate(counts) if each == count]
+                    index = torch.tensor(alike, device=task.device)
+                    part, own = task[index], features if len(features) == 1 else features[index]
+                paths, there = branches.halve(index, count)
+                rule = Beside(own, paths.to(own.dtype), there.to(own.dtype))
+                branches.answer(self._asked(part, rule, key))
+        return branches.shares(features).to(task.outputs.dtype)
 
-    def _asked(self, task: Task, rule: Given, key: Key) -> Tensor:
+    def _asked(self, task: Task, rule: MaskRule, key: Key) -> Tensor:
         return probe(task, rule, response="logit", key=self.fill_key(key))
 
 
-class _Game:
-    """One sample: nodes of the tree that wait to be halved, those that move the output most first.
+def _sizes(task: Task) -> list[int]:
+    """How many features each sample has; where all have all, that is known without a look."""
+    if task.space.valid is None:
+        return [task.space.n_features] * len(task)
+    counts: list[int] = task.space.valid.sum(-1).tolist()
+    return counts
 
-    A node is a stretch of the features in the order of the tree, together with other features that are
-    there (its context), the outputs without and with it, and its weight.
+
+def _room(sizes: list[int], budget: int) -> int:
+    """How many branches a sample may come to have."""
+    return 1 + 2 * min(2 * ((budget - 1) // 2), max(map(rows_of_tree, sizes)))
+
+
+class _Branches:
+    """The branches of all samples that wait to be halved, those that move the output most first.
+
+    Each has a place (sample, k), earlier ones before later ones: its depth, its path, what is there beside it
+    (`halving_tree`), how many features it has, the outputs without and with it, and its weight. All of it
+    lies on the device, and nothing looks there unless branches may run out.
     """
 
-    def __init__(self, order: Array, low: float, high: float, budget: int) -> None:
-        self.credit = np.zeros(len(order))
-        self._left, self._count = budget, 0
-        self._waiting: list[Any] = []
-        self._open: list[Any] = []
-        self._wait(np.zeros(len(order), dtype=bool), low, high, 0, len(order), 1.0)
+    def __init__(self, low: Tensor, high: Tensor, size: Tensor, sizes: list[int], budget: int) -> None:
+        room = _room(sizes, budget)
+        self._left, self._halved = [budget - 2] * len(sizes), 0
+        self._filled = torch.ones_like(size)
+        self._branch = size.new_zeros(len(size), room, 4)
+        self._branch[:, 0, 3] = size
+        self._value = low.new_zeros(len(size), room, 3)
+        self._value[:, 0] = torch.stack([low, high, torch.ones_like(low)], -1)
+        # what changes hands; below 0 where nothing waits
+        self._worth = low.new_full((len(size), room), -1.0)
+        self._worth[:, 0] = torch.where(size > 1, (high - low).abs(), -1.0)
+        # of the 16 branches at depth 2 twelve are halved to the end before fewer than 5 branches wait
+        self._plenty = min(sizes) >= 8 and budget <= 10 + 12 * rows_of_tree(min(sizes) // 4)
 
-    def _wait(self, context: Array, low: float, high: float, start: int, stop: int, weight: float) -> None:
-        self._count += 1  # of equals the first comes first
-        node = (context, low, high, start, stop, weight)
-        heappush(self._waiting, (-abs(high - low) * weight, self._count, node))
+    def next_ones(self) -> list[int]:
+        """How many branches of each sample to halve next."""
+        if self._plenty:
+            waiting = [1 + 3 * self._halved] * len(self._left)
+        else:
+            waiting = (self._worth >= 0).sum(-1).tolist()
+        may = [max(0, -(-min(TOGETHER, left) // 2)) for left in self._left]
+        counts = [min(each) for each in zip(may, waiting, strict=True)]
+        self._left = [left - 2 * count for left, count in zip(self._left, counts, strict=True)]
+        self._halved += max(counts)
+        return counts
 
-    def _share(self, low: float, high: float, start: int, stop: int, weight: float) -> None:
-        self.credit[start:stop] += (high - low) * weight / (stop - start)
+    def halve(self, samples: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """The masks (n, 2 * count) to ask these samples about: each branch with its first, its second half.
 
-    def questions(self) -> list[Array]:
-        """The features that are there in each mask to ask about next; none when all is shared out."""
-        self._open = []
-        while self._waiting and 2 * len(self._open) < min(TOGETHER, self._left):
-            node = heappop(self._waiting)[2]
-            if node[4] - node[3] == 1:
-                self._share(*node[1:])
-            else:
-                self._open.append(node)
-        if self._left <= 0:
-            while self._waiting:
-                self._share(*heappop(self._waiting)[2][1:])
-        return [mask for node in self._open for mask in _halves(node)]
+        Of equals the first comes first.
+        """
+        worth, chosen = self._worth[samples, : 1 + 4 * self._halved], []
+        for _ in range(count):
+            chosen.append(worth.argmax(-1, keepdim=True))
+            worth.scatter_(-1, chosen[-1], -1.0)
+        self._open = samples[:, None], torch.cat(chosen, -1)
+        self._worth[self._open] = -1.0
+        depth, path, there, _ = self._branch[self._open].unbind(-1)
+        side = 1 << depth
+        # with the first half there the path goes on into the second
+        return torch.stack([path | side, path], -1).flatten(1), (there | side).repeat_interleave(2, -1)
 
-    def answer(self, found: list[float]) -> None:
+    def answer(self, found: Tensor) -> None:
         """Hand what was found to the halves, each without and with the other one."""
-        self._left -= len(found)
-        for at, node in enumerate(self._open):
-            context, low, high, start, stop, weight = node
-            middle, (with_left, with_right) = (start + stop) // 2, _halves(node)
-            left, right = found[2 * at : 2 * at + 2]
-            self._wait(context, low, left, start, middle, weight / 2)
-            self._wait(context, low, right, middle, stop, weight / 2)
-            self._wait(with_right, right, high, start, middle, weight / 2)
-            self._wait(with_left, left, high, middle, stop, weight / 2)
+        rows, at = self._open
+        left, right = found.unflatten(-1, (-1, 2)).unbind(-1)
+        low, high, weight = self._value[rows, at].unbind(-1)
+        depth, path, there, size = self._branch[rows, at].unbind(-1)
+        self._value[rows, at] = 0.0
+        second, both, half, less = path | (1 << depth), there | (1 << depth), size // 2, weight / 2
+        branch = _columns(
+            [depth + 1] * 4, [path, second] * 2, [there, there, both, both], [half, size - half] * 2
+        )
+        value = _columns([low, low, right, left], [left, right, high, high], [less] * 4)
+        new = rows, self._filled[rows] + torch.arange(branch.shape[1], device=at.device)
+        self._filled[rows] += branch.shape[1]
+        self._branch[new], self._value[new] = branch, value
+        worth = (value[..., 1] - value[..., 0]).abs() * value[..., 2]
+        self._worth[new] = torch.where(branch[..., 3] > 1, worth, -1.0)
+
+    def shares(self, features: Tensor) -> Tensor:
+        """What each feature gets: equal shares of all branches that were not halved."""
+        low, high, weight = self._value.unbind(-1)
+        depth, path, _, size = self._branch.unbind(-1)
+        return handed_down((high - low) * weight / size.clamp(min=1), depth, path, features)
 
 
-def _halves(node: Any) -> tuple[Array, Array]:
-    context, start, stop = node[0], node[3], node[4]
-    left, right, middle = context.copy(), context.copy(), (start + stop) // 2
-    left[start:middle] = True
-    right[middle:stop] = True
-    return left, right
-
-
-@lru_cache(maxsize=4096)
-def rows_of_tree(features: int) -> int:
-    """Masks that halve everything down to single features: each half is asked in two contexts."""
-    if features < 2:
-        return 0
-    return 2 + 2 * (rows_of_tree(features // 2) + rows_of_tree(features - features // 2))
-
-
-def halving_order(places: Array) -> Array:
-    """The features at these places (D, axes), so that what is halved together lies together."""
-    out: list[int] = []
-
-    def halve(members: Array) -> None:
-        if len(members) == 1:
-            out.append(int(members[0]))
-            return
-        spans = np.ptp(places[members], axis=0)
-        ordered = members[np.argsort(places[members, spans.argmax()], kind="stable")]
-        halve(ordered[: len(ordered) // 2])
-        halve(ordered[len(ordered) // 2 :])
-
-    if len(places):
-        halve(np.arange(len(places)))
-    return np.array(out, dtype=np.int64)
-
-
-def _orders(task: Task) -> list[Array]:
-    """The features that each sample has, in the order of its tree."""
-    places, valid, known = _places(task), task.space.valid, {}
-    out = []
-    for i in range(len(task)):
-        there = np.arange(places.shape[1]) if valid is None else valid[i].cpu().numpy().nonzero()[0]
-        where = places[i, there]
-        name = where.tobytes()
-        if name not in known:
-            known[name] = halving_order(where)
-        out.append(there[known[name]])
-    return out
-
-
-def _places(task: Task) -> Array:
-    """(N, V, axes): where each feature lies; the middle of its pixels in an image, else its number."""
-    space = task.space
-    if task.modality == "image":
-        sides = [torch.arange(n, dtype=torch.float64, device=task.device) for n in space.input_shape[1:]]
-        maps = [m.expand(len(task), *space.input_shape) for m in torch.meshgrid(*sides, indexing="ij")]
-        return torch.stack([space.pool(m, "mean") for m in maps], -1).cpu().numpy()
-    numbers = np.arange(space.n_features, dtype=np.float64)[None, :, None]
-    return np.broadcast_to(numbers, (len(task), space.n_features, 1))
+def _columns(*facts: list[Tensor]) -> Tensor:
+    """(n, halves, facts): what is known of each half, those of one branch together."""
+    return torch.stack([torch.stack(each, -1) for each in facts], -1).flatten(1, 2)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from veridical.explainers.base import register, selected
-from veridical.explainers.cam import Cam, _weighted
+from veridical.explainers.cam import Cam, _independent, _weighted
 from veridical.explainers.cam_layer import LastMaps
 from veridical.explainers.cam_places import _watched, last_maps, layer_shapes
 from veridical.explainers.grid import over_input, resized, spatial_axes, spatial_size
@@ -54,7 +54,8 @@ class ScoreCam(Cam):
             x = task.inputs[padded]
             with LastMaps(x, spatial_axes(task)) as seen:
                 task.predictor.chunk(x, take_side(task.side, padded), len(task))
-            assert seen.last is not None
+            if seen.last is None:
+                raise _independent(self.name, "its last maps (none)")
             return seen.last
 
     def _no_maps(self, task: Task) -> str | None:

@@ -14,6 +14,7 @@ from veridical.explainers.base import FILL_KEY, Explainer, register
 from veridical.explainers.cells import Cells, few_cells, grid_cells
 from veridical.explainers.mask_rules import IndependentCoins, mask_pieces, written_out
 from veridical.explainers.repeatability import note_halves
+from veridical.functional.devices import at_a_time
 from veridical.masking.probe import probe
 from veridical.random.keyed import Key
 from veridical.values.task import Task
@@ -151,12 +152,31 @@ class Hsic(_RandomMasks):
 
 def dependence(masks: Tensor, answers: Tensor) -> Tensor:
     """HSIC (n, V) between masks (n, m, V) and answers (n, m)."""
-    apart = (answers[:, :, None] - answers[:, None]).abs()
-    width = apart.flatten(1).median(1).values.clamp(min=torch.finfo(apart.dtype).tiny)
-    alike = torch.exp(-((apart / width[:, None, None]) ** 2) / 2)
-    middle = alike - alike.mean(1, keepdim=True)
-    centred = middle - middle.mean(2, keepdim=True)
+    # on a CPU one sample at a time stays in its cache
+    few = at_a_time(answers, 1, len(answers))
+    found = [_dependence(*pair) for pair in zip(masks.split(few), answers.split(few), strict=True)]
+    return found[0] if len(found) == 1 else torch.cat(found)
+
+
+def _dependence(masks: Tensor, answers: Tensor) -> Tensor:
+    apart = (answers[:, :, None] - answers[:, None]).abs_()
+    width = _median(apart).clamp(min=torch.finfo(apart.dtype).tiny)
+    moves = apart.amax((1, 2))[:, None] > 0
+    # all in one and the same memory: new memory costs as much as what is computed
+    alike = apart.div_(width[:, None, None]).square_().neg_().div_(2).exp_()
+    alike.sub_(alike.mean(1, keepdim=True))
+    alike.sub_(alike.mean(2, keepdim=True))
     # K_i = s_i s_i' / 2 + a constant that centring takes away, with s_i = 1 kept, -1 removed
     signs = 1.0 - 2.0 * masks.double()
-    found: Tensor = (signs * (centred @ signs)).sum(1) / 2 / (answers.shape[1] - 1) ** 2
-    return torch.where(apart.amax((1, 2))[:, None] > 0, found, 0.0)
+    found: Tensor = (signs * (alike @ signs)).sum(1) / 2 / (answers.shape[1] - 1) ** 2
+    return torch.where(moves, found, 0.0)
+
+
+def _median(apart: Tensor) -> Tensor:
+    """The lower median (n,) of all distances (n, m, m): zeros from each to itself, all others twice."""
+    many = apart.shape[-1]
+    behind = (many**2 - 1) // 2 - many
+    if behind < 0:
+        return torch.zeros_like(apart[:, 0, 0])
+    row, column = torch.triu_indices(many, many, 1, device=apart.device)
+    return apart.flatten(1).index_select(1, row * many + column).kthvalue(behind // 2 + 1).values

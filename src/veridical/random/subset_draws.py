@@ -134,9 +134,6 @@ def subsets_of(drawn: Halves, size: int, counts: int | Tensor, valid: Tensor | N
         counts = (counts[:, None] if counts.dim() == 2 else counts).expand(*shape, -1).flatten(0, 1)
     width = 1 if isinstance(counts, int) else counts.shape[-1]
     out = torch.empty(len(factor), width, size, dtype=torch.bool, device=device)
-    if isinstance(counts, int) and 0 < counts < size and valid is None and _alone(factor):
-        _equal_subsets(factor.numpy(), shift.numpy(), counts, out.numpy()[:, 0])
-        return out.view(shape[0], -1, size)
     step = _step(len(factor), size, device)
     room = _room(step, size, device)
     for at in range(0, len(factor), step):
@@ -154,28 +151,6 @@ def subsets_of(drawn: Halves, size: int, counts: int | Tensor, valid: Tensor | N
         if inside is not None:
             out[rows].logical_and_(inside[:, None])
     return out.view(shape[0], -1, size)
-
-
-def _equal_subsets(factor: Array, shift: Array, count: int, out: Array) -> None:
-    """Subsets of one size among all features, in as few calls as can be: it is what most metrics draw."""
-    cpu = torch.device("cpu")
-    many, size = out.shape
-    step = _step(many, size, cpu)
-    places = _places(size, cpu).numpy()
-    small = step * size <= _CELLS_AT_ONCE
-    x, ordered = _room_kept(step, size) if small else np.empty((2, step, size), np.int32)
-    # numpy copies short rows through a buffer when it stretches one number over each: twice the time
-    usual = np.setbufsize(16)
-    try:
-        for at in range(0, len(factor), step):
-            rows = slice(at, at + step)
-            few = len(factor[rows])
-            _tickets_alone(places, factor[rows], shift[rows], x[:few], ordered[:few])
-            np.copyto(ordered[:few], x[:few])
-            ordered[:few].partition(count - 1)
-            np.less_equal(x[:few], ordered[:few, count - 1 : count], out=out[rows])
-    finally:
-        np.setbufsize(usual)
 
 
 def _alone(x: Tensor) -> bool:

@@ -57,6 +57,7 @@ class Space:
     valid: Tensor | None = None
     names: tuple[Any, ...] | None = None
     _direct: bool = field(default=False, init=False)
+    _gaps: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -87,6 +88,7 @@ class Space:
             flat.cpu(), torch.arange(self.n_features, dtype=flat.dtype)
         )
         object.__setattr__(self, "_direct", counts_through)
+        object.__setattr__(self, "_gaps", bool((flat < 0).any()))
 
     @property
     def covers_inputs(self) -> bool:
@@ -259,9 +261,8 @@ class Space:
         laid = self._blank(features.gather(-1, index), flat)
         return laid.reshape(*lead, *labels.shape[1:])
 
-    @staticmethod
-    def _blank(laid: Tensor, flat_labels: Tensor) -> Tensor:
-        return laid.masked_fill(flat_labels < 0, 0)
+    def _blank(self, laid: Tensor, flat_labels: Tensor) -> Tensor:
+        return laid.masked_fill(flat_labels < 0, 0) if self._gaps else laid
 
     def pool(self, maps: Tensor, reduce: Reduction = "sum") -> Tensor:
         """Gather a map over the inputs (N, *input_shape) into one value per feature (N, V)."""
@@ -288,6 +289,18 @@ class Space:
         source = flat.abs() if reduce == "abs_max" else flat
         out.scatter_reduce_(1, index, source, mode, include_self=False)
         return out[:, :-1]
+
+    def anywhere(self, truths: Tensor) -> Tensor:
+        """Whether it holds (N, *input_shape) of any element of each feature: (N, V)."""
+        labels = self.labels if self.per_sample else self.labels[None]
+        over = [i for i in range(1, truths.dim()) if labels.shape[i] != truths.shape[i]]
+        held = truths.view(torch.uint8).amax(over, keepdim=True).bool() if over else truths
+        if self._direct:
+            return held.reshape(len(truths), self.n_features)
+        # written, not compared: on a GPU the many elements of few features would wait for one another
+        index = torch.where(held & (labels >= 0), labels, self.n_features).flatten(1)
+        out = index.new_zeros(len(truths), self.n_features + 1, dtype=torch.bool)
+        return out.scatter_(1, index, True)[:, :-1]
 
     def _shared(self, maps: Tensor, reduce: Reduction) -> Tensor:
         """Gather over the axes along which a feature is one, such as the channels of a pixel."""

@@ -1,14 +1,17 @@
-"""What non-linear operations pass back of differences: rectifiers, softmax, maxima, other functions."""
+"""What non-linear operations pass back of differences: rectifiers, products, softmax, maxima, functions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from veridical.explainers.graph.relevance_elements import constant
+from veridical.explainers.graph.routes import pulling
 from veridical.random.hash_kernels import at_once
 
 RESCALED = """
@@ -26,32 +29,56 @@ def rescaled_steps(above: Tensor, z: Tensor, z0: Tensor, y: Tensor, y0: Tensor, 
     )
 
 
-def _through_rectifier(z: Tensor, z0: Tensor, y: Tensor, y0: Tensor) -> Callable[[Tensor], tuple[Tensor]]:
+def rescaled(above: Tensor, z: Tensor, y: Tensor, z0: Tensor, y0: Tensor) -> Tensor:
     """What a ReLU passes back: above times its slope, (z+ + z0+) / (|z| + |z0|), 1 or 0 where z is z0.
 
     As |z| = 2 z+ - z that is above / (2 - (z + z0) / (z+ + z0+)). Of two zeros the baseline's is taken for
     the smallest number below 0, which leads to the slope 0 and changes nothing else.
     """
-    tiny = constant(torch.finfo(z.dtype).tiny, z.dtype, z.device)
-    return lambda above: (at_once(RESCALED, rescaled_steps, above, z, z0, y, y0, tiny),)
+    return at_once(RESCALED, rescaled_steps, above, z, z0, y, y0, _smallest(z.dtype, z.device))
 
 
-def _through_softmax(
-    z: Tensor, z0: Tensor, dim: int, logarithm: bool = False
-) -> Callable[[Tensor], tuple[Tensor]]:
+@lru_cache(maxsize=64)
+def _smallest(dtype: torch.dtype, device: torch.device) -> Tensor:
+    return constant(torch.finfo(dtype).tiny, dtype, device)
+
+
+def through_product(
+    name: str,
+    func: Callable[..., Tensor],
+    given: Sequence[Any],
+    places: tuple[int, int],
+    middle: tuple[Tensor, Tensor],
+    above: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """What a product passes back to each of two: what comes from above, by the middle of the other."""
+    a, b = middle
+    if func is torch.mul:
+        return (above * b).sum_to_size(a.shape), (above * a).sum_to_size(b.shape)
+    if name in ("matmul", "bmm") and a.dim() > 2 and a.shape[:-2] == b.shape[:-2] and places == (0, 1):
+        return torch.matmul(above, b.mT), torch.matmul(a.mT, above)
+
+    def through(place: int, leaf: Tensor, other: int, fixed: Tensor) -> Tensor:
+        leaf, now = leaf.detach().requires_grad_(True), list(given)
+        now[place], now[other] = leaf, fixed
+        with torch.enable_grad():
+            answer = func(*now)
+        return pulling([answer], [leaf])([above])[0]
+
+    i, j = places
+    return through(i, a, j, b), through(j, b, i, a)
+
+
+def through_softmax(above: Tensor, z: Tensor, z0: Tensor, dim: int, logarithm: bool = False) -> Tensor:
     """What a softmax passes back, as exp(u) with u = z - log s, s the sum of exp(z); or u, its logarithm."""
     log_s, log_s0 = (v.logsumexp(dim, keepdim=True) for v in (z, z0))
     top = torch.maximum(log_s, log_s0)  # what is exponentiated is at most 1
     sums = _slope((log_s - top).exp(), (log_s0 - top).exp(), log_s, log_s0)
     shares = _slope((z - top).exp(), (z0 - top).exp(), z, z0) / sums
-    u, u0 = z - log_s, z0 - log_s0
-    own = None if logarithm else _slope(u.exp(), u0.exp(), u, u0)
-
-    def back(above: Tensor) -> tuple[Tensor]:
-        given = above if own is None else above * own
-        return (given - shares * given.sum(dim, keepdim=True),)
-
-    return back
+    if not logarithm:
+        u, u0 = z - log_s, z0 - log_s0
+        above = above * _slope(u.exp(), u0.exp(), u, u0)
+    return above - shares * above.sum(dim, keepdim=True)
 
 
 def _slope(e: Tensor, e0: Tensor, z: Tensor, z0: Tensor) -> Tensor:
@@ -62,7 +89,7 @@ def _slope(e: Tensor, e0: Tensor, z: Tensor, z0: Tensor) -> Tensor:
     return torch.where(near, (e + e0) / 2, (e - e0) / torch.where(near, torch.ones_like(away), away))
 
 
-def _over(given: Tensor, away: Tensor, plain: Tensor) -> Tensor:
+def over(given: Tensor, away: Tensor, plain: Tensor) -> Tensor:
     """`given` over the change of the inputs, or the plain gradient where they hardly change."""
     # below this difference a slope would be mostly rounding
     away = F.hardshrink(away, 1e-10 if away.dtype == torch.float64 else 1e-6)
@@ -71,22 +98,17 @@ def _over(given: Tensor, away: Tensor, plain: Tensor) -> Tensor:
     return given.div_(away.add_(near)).lerp_(plain, near)
 
 
-def _through_pool(
-    z: Tensor, z0: Tensor, y: Tensor, y0: Tensor, at: Tensor, at0: Tensor, pooled: int
-) -> Callable[[Tensor], tuple[Tensor]]:
+def through_pool(
+    pooled: int, z: Tensor, y: Tensor, at: Tensor, z0: Tensor, y0: Tensor, at0: Tensor, above: Tensor
+) -> Tensor:
     """What a maximum passes back: its change, to the winner of the side whose maximum is larger.
 
     Of a rise the input's winner gets the share that it rose by, of a fall the baseline's that it fell by. A
-    winner that stays where it was gets all, as in a gradient.
+    winner that stays where it was gets all, as in a gradient. Windows are over the last `pooled` axes.
     """
-    whole = z.shape
-    z, z0, y, y0, at, at0 = (part.flatten(-pooled) for part in (z, z0, y, y0, at, at0))
     share = y - y0
-    place = torch.where(share < 0, at0, at)
-    share = share.div_(z.gather(-1, place).sub_(z0.gather(-1, place))).nan_to_num_(1.0)
-
-    def back(above: Tensor) -> tuple[Tensor]:
-        passed = share * above.reshape(share.shape)
-        return (passed.new_zeros(z.shape).scatter_add_(-1, place, passed).view(whole),)
-
-    return back
+    place = torch.where(share < 0, at0, at).flatten(-pooled)
+    here = z.flatten(-pooled)
+    rise = here.gather(-1, place).sub_(z0.flatten(-pooled).expand_as(here).gather(-1, place))
+    share = share.flatten(-pooled).div_(rise).nan_to_num_(1.0).mul_(above.flatten(-pooled))
+    return here.new_zeros(here.shape).scatter_add_(-1, place, share).view(z.shape)

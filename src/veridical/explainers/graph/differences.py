@@ -24,35 +24,44 @@ from torch import Tensor
 from veridical.errors import NotApplicableError
 from veridical.explainers.graph import decompose
 from veridical.explainers.graph.difference_steps import (
-    _over,
-    _through_pool,
-    _through_rectifier,
-    _through_softmax,
+    over,
+    rescaled,
+    through_pool,
+    through_product,
+    through_softmax,
 )
 from veridical.explainers.graph.follow import Follower
+from veridical.explainers.graph.linear_maps import leaf_of, without_graph
+from veridical.explainers.graph.linear_ways import lean, stated
 from veridical.explainers.graph.operations import kind_of, only_tensors
-from veridical.explainers.graph.routes import route
+from veridical.explainers.graph.routes import Routed, by_autograd, pulling, ungraded
 
-Step = tuple[str, tuple[Tensor, ...]]
-"""What a non-linear operation was given and answered at the baseline."""
+Record = list[tuple[str, tuple[Tensor, ...]]]
+"""What each non-linear operation was given and answered at a baseline."""
+Three = tuple[Tensor, Tensor, Tensor]
+"""What a maximum was given, what it answered, and where that lay."""
 _LINEAR = frozenset({"structure", "linear", "transposed", "average", "sum"})
 _ELEMENTWISE = frozenset({"activation", "gate", "elementwise"})
 
 
 class Differences(Follower):
-    """Records the baseline's run (`record`), then passes differences to it back through another run."""
+    """One run of a model: at a baseline, where all is recorded, or at x, whose differences go back.
+
+    They are taken to the record `before`. It is read on the way back, so that one run of x serves many.
+    """
 
     method = "DeepLIFT"
 
-    def __init__(self, x: Tensor, record: list[Step] | None = None) -> None:
+    def __init__(self, x: Tensor, before: Record | None = None) -> None:
         super().__init__(x)
-        self.record: list[Step] = []
-        self._known = record
-        self._at = 0
+        self.record: Record = []
+        self.before = before
+        self.taped = before is not None
+        self._seen = 0
 
     @property
     def decides(self) -> tuple[Any, ...]:
-        return (self._known is None,)
+        return (self.before is None,)
 
     def rule(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         kind = kind_of(name, args, kwargs)
@@ -79,27 +88,46 @@ class Differences(Follower):
 
     def _by_kind(self, kind: str, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if kind in _LINEAR and not (kind in ("linear", "transposed") and any(map(self.carries, args[1:3]))):
-            return self.do(func, *args, **kwargs)
+            return self._linear(kind, name, func, args, kwargs)
         if name == "masked_fill" and not any(map(self.carries, (*args[1:], *kwargs.values()))):
-            return self.do(func, *args, **kwargs)  # what is put there is the same at the baseline
+            # what is put there is the same at the baseline
+            return self._linear(kind, name, func, args, kwargs)
         if kind in _ELEMENTWISE and self.carries(args[0]) and not any(map(self.carries, args[1:])):
-            return self.do(Differences._elementwise, self, name, func, args, kwargs)
+            if name == "relu":
+                return self._bent(Differences._rectified, name, args[0])
+            return self._bent(Differences._elementwise, name, args[0], func, args[1:], kwargs)
         if kind == "product":
-            return self._product(name, func, *args, **kwargs)
+            return self._product(name, *args, **kwargs)
         if kind == "matmul":
-            return self._bilinear(name, func, args)
+            return self._bilinear(kind, name, func, args)
         if kind == "addmm" and self.carries(args[1]) and not (kwargs or self.carries(args[2])):
-            return self.do(func, *args)
+            return self._linear(kind, name, func, args, {})
         if kind == "batch_norm" and not (args[5] if len(args) > 5 else kwargs.get("training", False)):
-            return self.do(func, *args, **kwargs)
+            return self._linear(kind, name, func, args, kwargs)
         if name in ("softmax", "log_softmax"):
-            return self.do(Differences._softmax, self, name, func, args, kwargs)
+            return self._bent(Differences._softmax, name, args[0], func, args[1:], kwargs)
         if kind == "maximum":
-            return self.do(Differences._maximum, self, name, func, args, kwargs)
+            return self._maximum(name, func, args, kwargs)
         if kind in ("norm", "spread", "attention", "recurrent"):
             return self._block(name, args, kwargs)
         why = "it is neither linear nor one that differences have a stated rule for"
         raise self.refused(f"operation '{name}'", kind if "mixes" in kind else why)
+
+    def _linear(self, kind: str, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """What passes differences on as they are."""
+        if self.before is None:
+            step = lean(func, args, kwargs)
+            return self.do(func, *args, **kwargs) if step is None else self.do(*step)
+        step = stated(kind, name, func, args, kwargs, self.carries)
+        return by_autograd(self.plan, name, func, args, kwargs) if step is None else self.do(*step)
+
+    def _bent(self, step: Callable[..., Any], name: str, a: Tensor, *how: Any) -> Any:
+        """A non-linear operation, known by its number in this run."""
+        if self.before is not None:
+            self.at_baseline(self._seen, name, a, *(v for v in how if isinstance(v, Tensor)))
+        value = self.do(step, self, self._seen, name, a, *how)
+        self._seen += 1
+        return value
 
     def _block(self, name: str, args: Any, kwargs: Any) -> Any:
         try:
@@ -110,16 +138,15 @@ class Differences(Follower):
         except (NotApplicableError, TypeError) as error:
             raise self.refusal or self.refused(f"operation '{name}'", str(error)) from None
 
-    def _baseline(self, name: str, *values: Tensor) -> tuple[Tensor, ...] | None:
-        """What the same operation was given at the baseline, laid out alike; None while that is recorded."""
-        if self._known is None:
-            self.record.append((name, tuple(v.detach() for v in values)))
-            return None
-        before = self._known[self._at] if self._at < len(self._known) else ("", ())
-        self._at += 1
-        if before[0] != name or len(before[1]) != len(values):
+    def at_baseline(self, at: int, name: str, *values: Tensor) -> tuple[Tensor, ...]:
+        """What an operation was given and answered at the baseline, fit to stand beside these values."""
+        assert self.before is not None
+        then, known = self.before[at] if at < len(self.before) else ("", ())
+        if then != name:
             raise self.refused(f"operation '{name}'", "the model takes another way at the baseline than here")
-        return tuple(self._laid(name, z0, z) for z0, z in zip(before[1], values, strict=True))
+        if all(map(_beside, known, values)):
+            return known
+        return tuple(self._laid(name, z0, z) for z0, z in zip(known, values, strict=False))
 
     def _laid(self, name: str, z0: Tensor, z: Tensor) -> Tensor:
         """The baseline's value repeated along the axis that counts rows: the one where the shapes differ."""
@@ -140,27 +167,37 @@ class Differences(Follower):
 
     # --- the rules ------------------------------------------------------------------------------------
 
-    def _elementwise(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Tensor:
-        a = args[0]
-        given = a.detach()
-        leaf = given.clone().requires_grad_(True) if self._known is not None and name != "relu" else given
-        with torch.set_grad_enabled(leaf.requires_grad):
-            answer = func(leaf, *args[1:], **kwargs)
-        y = answer.detach()
-        before = self._baseline(name, given, y)
-        if before is None:
-            return y
-        z0, y0 = before
-        if name == "relu":
-            return route(y, _through_rectifier(given, z0, y, y0), a)
+    def _noted(self, name: str, y: Tensor, *values: Tensor) -> Tensor:
+        self.record.append((name, values))
+        return y
+
+    def _rectified(self, at: int, name: str, a: Tensor) -> Tensor | Routed:
+        z = without_graph(a)
+        y = torch.relu(z)
+        if self.before is None:
+            return self._noted(name, y, z, y)
+        return Routed(y, lambda above: (rescaled(above, z, y, *self.at_baseline(at, name, z, y)),), a)
+
+    def _elementwise(
+        self, at: int, name: str, a: Tensor, func: Callable[..., Any], behind: Any, kwargs: Any
+    ) -> Tensor | Routed:
+        z = without_graph(a)
+        if self.before is None:
+            y = func(z, *behind, **kwargs)
+            return self._noted(name, y, z, y)
+        leaf = leaf_of(a)
+        with torch.enable_grad():
+            answer = func(leaf, *behind, **kwargs)
+        y, pull = answer.detach(), pulling([answer], [leaf])
 
         def back(above: Tensor) -> tuple[Tensor]:
-            (plain,) = torch.autograd.grad(answer, leaf, above)
-            return (_over((y - y0) * above, given - z0, plain),)
+            z0, y0 = self.at_baseline(at, name, z, y)
+            (plain,) = pull([above])
+            return (over((y - y0) * above, z - z0, plain),)
 
-        return route(y, back, a)
+        return Routed(y, back, a)
 
-    def _product(self, name: str, func: Callable[..., Any], a: Any, b: Any, **how: Any) -> Tensor:
+    def _product(self, name: str, a: Any, b: Any, **how: Any) -> Tensor:
         if name in ("rdiv", "rtruediv"):
             a, b = b, a
         divides = "div" in name
@@ -171,78 +208,132 @@ class Differences(Follower):
                 inverse = torch.reciprocal(b)
                 product: Tensor = torch.mul(inverse, a)
             return product
-        if self.carries(a) and self.carries(b):
-            return self._bilinear(name, torch.mul, (a, b))
-        linear: Tensor = self.do(operator.truediv if divides else operator.mul, a, b)
-        return linear
+        if divides:
+            return self._bilinear("product", "div", operator.truediv, (a, b))
+        return self._bilinear("product", "mul", torch.mul, (a, b))
 
-    def _bilinear(self, name: str, func: Callable[..., Any], args: Any) -> Tensor:
+    def _bilinear(self, kind: str, name: str, func: Callable[..., Any], args: Any) -> Tensor:
         """What is linear in each of two: each has the mean of the other at baseline and input."""
-        at = [i for i, v in enumerate(args) if self.carries(v)]
-        if len(at) == 1:
-            once: Tensor = self.do(func, *args)
+        places = [i for i, v in enumerate(args) if self.carries(v)]
+        if len(places) == 1:
+            once: Tensor = self._linear(kind, name, func, args, {})
             return once
-        if len(at) != 2:
+        if len(places) != 2:
             raise self.refused(f"operation '{name}'", "only products of two activations have a stated rule")
-        joint: Tensor = self.do(Differences._joint, self, name, func, args, at[0], at[1])
+        i, j = places
+        joint: Tensor = self._bent(Differences._joint, name, args[i], args[j], func, args, i, j)
         return joint
 
-    def _joint(self, name: str, func: Callable[..., Any], args: Any, i: int, j: int) -> Tensor:
-        values = [v.detach() if isinstance(v, Tensor) else v for v in args]
-        y: Tensor = func(*values)
-        before = self._baseline(name, values[i], values[j])
-        if before is None:
-            return y
-        a, b = values[i], values[j]
-        middle_a, middle_b = (a + before[0]) / 2, (b + before[1]) / 2
+    def _joint(
+        self, at: int, name: str, a: Tensor, b: Tensor, func: Callable[..., Any], args: Any, i: int, j: int
+    ) -> Tensor | Routed:
+        values, given = (without_graph(a), without_graph(b)), list(args)
+        given[i], given[j] = values
+        y: Tensor = func(*given)
+        if self.before is None:
+            return self._noted(name, y, *values)
 
         def back(above: Tensor) -> tuple[Tensor, Tensor]:
-            def through(place: int, leaf: Tensor, other: int, constant: Tensor) -> Tensor:
-                leaf, given = leaf.clone().requires_grad_(True), list(values)
-                given[place], given[other] = leaf, constant
-                with torch.enable_grad():
-                    answer = func(*given)
-                return torch.autograd.grad(answer, leaf, above)[0]
+            z, w = values
+            z0, w0 = self.at_baseline(at, name, z, w)
+            middle = (z + z0) / 2, (w + w0) / 2
+            return through_product(name, func, given, (i, j), middle, above)
 
-            return through(i, a, j, middle_b), through(j, b, i, middle_a)
+        return Routed(y, back, a, b)
 
-        return route(y, back, args[i], args[j])
+    def _softmax(
+        self, at: int, name: str, a: Tensor, func: Callable[..., Any], behind: Any, kwargs: Any
+    ) -> Tensor | Routed:
+        z, dim = without_graph(a), behind[0] if behind else kwargs["dim"]
+        y: Tensor = func(z, *behind, **kwargs)
+        if self.before is None:
+            return self._noted(name, y, z)
 
-    def _softmax(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Tensor:
-        dim = args[1] if len(args) > 1 else kwargs["dim"]
-        z = args[0].detach()
-        y: Tensor = func(z, *args[1:], **kwargs)
-        before = self._baseline(name, z)
-        if before is None:
-            return y
-        return route(y, _through_softmax(z, before[0], dim, name == "log_softmax"), args[0])
+        def back(above: Tensor) -> tuple[Tensor]:
+            (z0,) = self.at_baseline(at, name, z)
+            return (through_softmax(above, z, z0, dim, name == "log_softmax"),)
+
+        return Routed(y, back, a)
 
     def _maximum(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        a, z = args[0], args[0].detach()
         if "pool" in name:
-            y, winners = func(z, *args[1:], **{**kwargs, "return_indices": True})
-            before = self._baseline(name, z, y, winners)
-            return y if before is None else self._won(a, z, y, winners, before, int(name[-2]))
+            return self._bent(Differences._pooled, name, args[0], func, args[1:], kwargs)
         dim = args[1] if len(args) > 1 else kwargs.get("dim")
         if not isinstance(dim, int):
             raise self.refused(f"operation '{name}'", "only a maximum along one axis has a stated rule")
-        # as one window along the last axis
-        a, z = a.transpose(dim, -1), z.transpose(dim, -1)
-        y, winners = z.max(-1, keepdim=True)
-        before = self._baseline(name, z, y, winners)
-        value = y if before is None else self._won(a, z, y, winners, before, 1)
-        value = value.transpose(dim, -1)
         keepdim = args[2] if len(args) > 2 else kwargs.get("keepdim", False)
-        value = value if keepdim else value.squeeze(dim)
+        value = self._bent(Differences._largest, name, args[0], dim, keepdim)
+        if name == "amax":
+            return value
         # torch.max along an axis also says where, which cannot be followed: whoever reads it is refused
-        return (
-            value
-            if name == "amax"
-            else torch.return_types.max((value, func(args[0].detach(), *args[1:], **kwargs)[1]))
-        )
+        where = self.do(ungraded, func, args, kwargs)
+        return torch.return_types.max((value, where[1]))
+
+    def _pooled(
+        self, at: int, name: str, a: Tensor, func: Callable[..., Any], behind: Any, kwargs: Any
+    ) -> Tensor | Routed:
+        z = without_graph(a)
+        y, winners = func(z, *behind, **{**kwargs, "return_indices": True})
+        return self._won(at, name, a, (z, y, winners), int(name[-2]))
+
+    def _largest(self, at: int, name: str, a: Tensor, dim: int, keepdim: bool) -> Tensor | Routed:
+        z = without_graph(a)
+        y, winners = z.max(dim, keepdim=True)
+        return self._won(at, name, a, (z, y, winners), 1, dim, keepdim)
 
     def _won(
-        self, a: Tensor, z: Tensor, y: Tensor, at: Tensor, before: tuple[Tensor, ...], axes: int
-    ) -> Tensor:
-        z0, y0, at0 = before
-        return route(y, _through_pool(z, z0, y, y0, at, at0, axes), a)
+        self, at: int, name: str, a: Tensor, values: Three, axes: int, dim: int = -1, keepdim: bool = True
+    ) -> Tensor | Routed:
+        """A maximum in windows over the last axes, or in one along an axis."""
+        y = values[1] if keepdim else values[1].squeeze(dim)
+        if self.before is None:
+            return self._noted(name, y, *values)
+
+        def back(above: Tensor) -> tuple[Tensor]:
+            above = above if keepdim else above.unsqueeze(dim)
+            parts = (*values, *self.at_baseline(at, name, *values), above)
+            if dim == -1:
+                return (through_pool(axes, *parts),)
+            return (through_pool(axes, *(v.transpose(dim, -1) for v in parts)).transpose(dim, -1),)
+
+        return Routed(y, back, a)
+
+
+def _beside(z0: Tensor, z: Tensor) -> bool:
+    """Whether a baseline's value is of this very shape, or of one row of it, which kernels repeat."""
+    one, here = z0.shape, z.shape
+    return one == here or (len(one) == len(here) and one[0] == 1 and one[1:] == here[1:])
+
+
+def apart(together: Record, first: Record, count: int) -> list[Record]:
+    """The records of single rows in one of `count` of them; `first`, of one row, tells how these lie."""
+    out: list[Record] = [[] for _ in range(count)]
+    for at, (name, values) in enumerate(together):
+        then, known = first[at] if at < len(first) else ("", ())
+        parts = [_rows(z, z0, count) for z, z0 in zip(values, known, strict=False)]
+        if then != name or not all(parts):
+            raise NotApplicableError(
+                f"{Differences.method} has no rule for operation '{name}': it does other things at some "
+                "baselines than at others, or does not keep them apart"
+            )
+        for row, each in zip(out, zip(*parts, strict=True), strict=True):
+            row.append((name, each))
+    return out
+
+
+def scattered(pair: Record, first: Record) -> str | None:
+    """The first operation of two rows that sees several things of each, and not those of a row together."""
+    for (name, (z, *_)), (_, (one, *_)) in zip(pair, first, strict=False):
+        parts = _rows(z, one, 2)
+        several = parts and max(m for n, m in zip(z.shape, one.shape, strict=True) if n != m) > 1
+        if several and bool(((parts[0] - one).abs() > 1e-3 * one.abs().max()).any()):
+            return name
+    return None
+
+
+def _rows(many: Tensor, one: Tensor, count: int) -> tuple[Tensor, ...]:
+    """What belongs to each row, along the only axis where many are `count` times one; nothing if none is."""
+    axes = [i for i, (n, m) in enumerate(zip(many.shape, one.shape, strict=False)) if n != m]
+    if many.dim() != one.dim() or len(axes) != 1 or many.shape[axes[0]] != count * one.shape[axes[0]]:
+        return ()
+    return tuple(many.chunk(count, axes[0]))

@@ -19,8 +19,16 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from veridical.errors import NotApplicableError
 from veridical.explainers.graph.handwritten import Signs
-from veridical.explainers.graph.operations import FACTS, NEW, mapped, overwritten, plain_name, tensors
-from veridical.explainers.graph.plan import UNSTEADY, Plan
+from veridical.explainers.graph.operations import (
+    FACTS,
+    NEW,
+    mapped,
+    overwritten,
+    plain_name,
+    tensors,
+    unsteady,
+)
+from veridical.explainers.graph.plan import Plan
 from veridical.explainers.graph.routes import Routed, ungraded
 from veridical.explainers.graph.sizes import sized_by_values
 
@@ -62,6 +70,8 @@ class Follower(TorchFunctionMode):
     method = "this method"
     taped = False
     """Whether a repeated run goes back by the rules' own ways alone, without autograd."""
+    again = False
+    """Whether this run is gone back once more, so that nothing may be left behind on the way."""
 
     def __init__(self, x: Tensor) -> None:
         super().__init__()
@@ -73,7 +83,7 @@ class Follower(TorchFunctionMode):
         self.signs = Signs()
         self.plan: Plan | None = None
         """Where the steps of this run are written down, to be repeated."""
-        self._with_gradients, self._cast = torch.is_grad_enabled(), _cast_by(x)
+        self._with_gradients, self.cast = torch.is_grad_enabled(), _cast_by(x)
 
     @property
     def decides(self) -> tuple[Any, ...]:
@@ -126,9 +136,9 @@ class Follower(TorchFunctionMode):
             self.note_constant(name, [], value)
             return value
         if self.plan is not None:
-            if name in UNSTEADY:
+            if unsteady(name, func, args, kwargs or {}):
                 self.plan.stop(f"the model calls '{name}'")
-            if _cast_by(self.x) != self._cast:
+            if _cast_by(self.x) != self.cast:
                 self.plan.stop("the model switches autocast")
         args, kwargs = mapped(self._current, tuple(args)), mapped(self._current, dict(kwargs or {}))
         given = list(tensors((args, kwargs)))

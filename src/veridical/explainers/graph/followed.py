@@ -50,6 +50,7 @@ class Followed(nn.Module):
             type(follower),
             *follower.decides,
             torch.is_grad_enabled(),
+            follower.cast,
             fits((x, side, named)),
         )
         plan = self.plans.get(about)
@@ -66,6 +67,8 @@ class Followed(nn.Module):
             with follower:
                 answer = self._output(self.model(x, *side, **named))
         except Exception:
+            if follower.plan is not None:
+                follower.plan.stop("the run came to no end")  # else it would hold all that was computed
             # Python's operators make a TypeError of their own of what is raised inside them
             if follower.refusal is not None:
                 raise follower.refusal from None

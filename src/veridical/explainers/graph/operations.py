@@ -175,3 +175,30 @@ _INPLACE_AT = {
     "hardtanh": 3, "hardswish": 1, "hardsigmoid": 1, "threshold": 3, "rrelu": 4, "dropout": 3,
     "alpha_dropout": 3, "feature_dropout": 3,
 }  # fmt: skip
+
+
+_UNSTEADY = frozenset(
+    """
+    item tolist numpy nonzero argwhere unique unique_consecutive masked_select bincount is_nonzero equal
+    allclose pack_padded_sequence pad_packed_sequence to_sparse
+    """.split()
+)
+"""Operations whose answer has no fixed shape, or is no tensor."""
+
+
+def unsteady(name: str, func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether the shape of what an operation answers may follow values: whoever reads it reads them."""
+    name, given = name.partition(".")[0], list(tensors((args, kwargs)))
+    if name == "getitem":
+        return any(index.dtype in (torch.bool, torch.uint8) for index in given[1:])
+    if name == "repeat_interleave":
+        return len(given) > 1 or len(args) + len(kwargs) == 1
+    if name == "one_hot":
+        return bool((args[1] if len(args) > 1 else kwargs.get("num_classes", -1)) == -1)
+    if name == "where":
+        return len(args) + len(kwargs) == 1
+    if name in ("arange", "tensor_split"):
+        return len(given) > (name == "tensor_split")
+    # of operations that are not torch's own nothing is known
+    home = getattr(func, "namespace", None) or getattr(func, "_qualified_op_name", "aten").partition(":")[0]
+    return name in _UNSTEADY or home not in ("aten", "prims")

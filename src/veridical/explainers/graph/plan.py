@@ -17,10 +17,6 @@ from torch import Tensor, nn
 from veridical.explainers.graph.tape import Key, Tape, taped
 
 PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
-_UNSTEADY = """item tolist numpy nonzero argwhere unique unique_consecutive masked_select bincount is_nonzero
-equal allclose rand_like randn_like"""
-UNSTEADY = frozenset(_UNSTEADY.split())
-"""Operations whose answer has no fixed shape, or is no tensor."""
 
 
 class Inner:
@@ -105,6 +101,9 @@ class Plan:
         self._weights: dict[int, Tensor] = {id(t): t for t in (*model.parameters(), *model.buffers())}
         self._read: dict[int, tuple[Tensor, int]] = {}
         self._known, self._places = list[Tensor](), list[int]()
+        tables = ("_forward_pre_hooks", "_forward_hooks")
+        self._tables = [getattr(part, name) for part in model.modules() for name in tables]
+        self._hooks = self._hooked()
         self._last: dict[int, int] = {}
         self._answer = Slot(0)
         for at, value in enumerate(inputs):
@@ -205,8 +204,14 @@ class Plan:
 
     @property
     def holds(self) -> bool:
-        """Whether there is a plan, and the weights that it reads lie where they lay."""
-        return self.finished and [t.data_ptr() for t in self._known] == self._places
+        """Whether there is a plan, weights that it reads lie where they lay, and hooks are the same."""
+        if not self.finished or self._hooked() != self._hooks:
+            return False
+        return [t.data_ptr() for t in self._known] == self._places
+
+    def _hooked(self) -> list[int]:
+        """The numbers of all hooks that change what layers are given or answer; none has that of another."""
+        return [number for table in self._tables for number in table]
 
     def __call__(self, run: Any, inputs: list[Tensor]) -> Any:
         """Take all steps for another run."""

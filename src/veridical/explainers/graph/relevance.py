@@ -22,7 +22,7 @@ from veridical.explainers.graph import decompose
 from veridical.explainers.graph.batch_norm import BatchNorm
 from veridical.explainers.graph.follow import Follower, Held, Marks
 from veridical.explainers.graph.linear_maps import Linear, convolution, dense, product, summed
-from veridical.explainers.graph.operations import POSITIVE, RESHAPING, TURNING, bound, kind_of, tensors
+from veridical.explainers.graph.operations import POSITIVE, TURNING, bound, kind_of, tensors
 from veridical.explainers.graph.pools import maximum
 from veridical.explainers.graph.relevance_flow import (
     as_relevance,
@@ -34,7 +34,7 @@ from veridical.explainers.graph.relevance_flow import (
 )
 from veridical.explainers.graph.relevance_rules import Layer, Rules
 from veridical.explainers.graph.relevance_work import Work
-from veridical.explainers.graph.routes import Routed, alone, reshaped, ungraded
+from veridical.explainers.graph.routes import Routed, by_autograd, ungraded
 from veridical.explainers.graph.weight_parts import parts_of
 
 _SIZES = frozenset({"sqrt", "rsqrt", "reciprocal", "std", "norm", "vector_norm", "pow"})
@@ -140,15 +140,7 @@ class Relevance(Follower):
 
     def _moved(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """What only moves or chooses numbers: autograd knows the way back."""
-        value = func(*args, **kwargs)
-        if self.plan is not None:
-            given = list(tensors((args, kwargs)))
-            places = tuple(at for at, v in enumerate(given) if v.requires_grad)
-            step = alone
-            if places == (0,):
-                step = reshaped if name in RESHAPING else maximum if func is F.max_pool2d else alone
-            self.plan.note(step, (func, args, kwargs, places), {}, value, [given[at] for at in places])
-        return value
+        return by_autograd(self.plan, name, func, args, kwargs, maximum if func is F.max_pool2d else None)
 
     def _unruled(self, value: Any, name: str, why: str) -> Any:
         """Go on without relevance, and refuse if that reaches the answer: it may only go into a softmax."""

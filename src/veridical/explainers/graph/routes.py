@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from veridical.explainers.graph.operations import mapped, tensors
+from veridical.explainers.graph.operations import RESHAPING, mapped, tensors
 from veridical.explainers.graph.products import dense
 
 Back = Callable[[Any], Sequence[Any]]
@@ -16,6 +16,8 @@ Back = Callable[[Any], Sequence[Any]]
 
 Of a value in several parts, a list arrives, with None for what nothing came to.
 """
+Pulling = Callable[[Sequence[Tensor | None]], Any]
+"""From what arrives at each of some values to what goes to each of their leaves."""
 
 
 def ungraded(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -78,13 +80,68 @@ def alone(func: Callable[..., Any], args: Any, kwargs: Any, places: tuple[int, .
 
     with torch.enable_grad():
         value = func(*mapped(leaf, args), **mapped(leaf, kwargs))
-    made = list(tensors(value))
+    pull = pulling(list(tensors(value)), leaves)
 
     def back(arriving: Any) -> Sequence[Tensor | None]:
-        given = arriving if type(arriving) is list else [arriving]
-        pairs = [(v, dense(R)) for v, R in zip(made, given, strict=True) if R is not None]
-        found, above = zip(*pairs, strict=True)
-        return torch.autograd.grad(found, leaves, above, allow_unused=True)
+        if type(arriving) is list:
+            return pull([None if R is None else dense(R) for R in arriving])
+        return pull([dense(arriving)])
 
     apart = value.detach() if isinstance(value, Tensor) else tuple(part.detach() for part in value)
     return Routed(apart, back)
+
+
+def pulling(made: Sequence[Tensor], leaves: Sequence[Tensor]) -> Pulling:
+    """The way back from values to the leaves of their small graph, which may be gone more than once.
+
+    Where one operation made them, its node is asked directly: to start autograd costs ten times as much.
+    """
+
+    def by_engine(arriving: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+        pairs = [(v, R) for v, R in zip(made, arriving, strict=True) if R is not None]
+        values, above = zip(*pairs, strict=True)
+        return torch.autograd.grad(values, leaves, above, retain_graph=True, allow_unused=True)
+
+    if len(made) == len(leaves) == 1 and made[0] is leaves[0]:
+        return lambda arriving: arriving
+    node: Any = made[0].grad_fn
+    if node is None or any(v.grad_fn is not node or v.output_nr != at for at, v in enumerate(made)):
+        return by_engine
+    ends = [getattr(end, "variable", None) for end, _ in node.next_functions]
+    places = [at for leaf in leaves for at, end in enumerate(ends) if end is leaf]
+    if len(places) != len(leaves):
+        return by_engine  # several operations, one behind the other
+
+    def directly(arriving: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+        found = node(*arriving)
+        parts = found if type(found) is tuple else (found,)
+        if all(parts[at] is None for at in places):
+            # so it answers while `torch.autograd.grad` runs, which asks for other leaves
+            return by_engine(arriving)
+        return [_fitting(parts[at], leaf) for at, leaf in zip(places, leaves, strict=True)]
+
+    return directly
+
+
+def _fitting(part: Tensor | None, leaf: Tensor) -> Tensor | None:
+    """A gradient as autograd hands it over: added up over what was repeated, in the dtype of its leaf."""
+    if part is None or (part.shape == leaf.shape and part.dtype == leaf.dtype):
+        return part
+    return part.sum_to_size(leaf.shape).to(leaf.dtype)
+
+
+def by_autograd(
+    plan: Any, name: str, func: Callable[..., Any], args: Any, kwargs: Any, known: Any = None
+) -> Any:
+    """What an operation answers, with the way back that autograd finds; written down if a plan is made.
+
+    `known` is the step that a plan takes instead, where there is a quicker one than to ask autograd.
+    """
+    value = func(*args, **kwargs)
+    if plan is not None:
+        given = list(tensors((args, kwargs)))
+        places = tuple(at for at, v in enumerate(given) if v.requires_grad)
+        quick = reshaped if name in RESHAPING else known
+        step = quick if quick is not None and places == (0,) else alone
+        plan.note(step, (func, args, kwargs, places), {}, value, [given[at] for at in places])
+    return value

@@ -24,14 +24,15 @@ class _Taped(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, given: tuple[Any, Any, list[Tensor]], x: Tensor) -> Tensor:
         plan, run, inputs = given
-        ctx.ends, ctx.tape = plan.ends, Tape()
+        ctx.run, ctx.ends, ctx.tape = run, plan.ends, Tape()
         answer: Tensor = plan.forward([run, x.detach(), *inputs[1:]], ctx.tape)
         return answer.detach()
 
     @staticmethod
     def backward(ctx: Any, relevance: Tensor) -> tuple[None, Tensor | None]:
         first, last = ctx.ends
-        return None, gone_back(ctx.tape, {first: relevance}).get(last)
+        tape = ctx.tape.copy() if ctx.run.again else ctx.tape
+        return None, gone_back(tape, {first: relevance}).get(last)
 
 
 def taped(plan: Any, run: Any, inputs: list[Tensor]) -> Tensor:
