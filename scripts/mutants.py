@@ -1218,9 +1218,9 @@ MUTANTS = (
     ),
     Mutant(
         "plan: a slice that follows a tensor is repeated",
-        "explainers/graph/sizes.py",
-        "next(tensors(ends), None) is not None or",
-        "False or",
+        "explainers/graph/operations.py",
+        "return next(tensors(ends), None) is not None or",
+        "return False or",
         "explainers/test_plan_sizes.py",
         "slice",
     ),
