@@ -1433,6 +1433,14 @@ MUTANTS = (
         "not_together",
     ),
     Mutant(
+        "DeepLIFT: a setting given by name is taken for a constant",
+        "explainers/graph/differences.py",
+        "settled = not any(map(self.carries, (*args[1:], *kwargs.values())))",
+        "settled = not any(map(self.carries, args[1:]))",
+        "explainers/test_deeplift.py",
+        "by_name_too",
+    ),
+    Mutant(
         "followed models: what was repeated is not added up on the way back",
         "explainers/graph/routes.py",
         "return part.sum_to_size(leaf.shape).to(leaf.dtype)",

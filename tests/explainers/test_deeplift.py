@@ -1,14 +1,17 @@
 """DeepLIFT: closed forms, completeness, captum, and refusals of what the rescale rule does not cover."""
 
+from collections.abc import Callable
+
 import captum.attr as captum
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import veridical as vd
 from tests.reference.small_nets import conv_net, draw, image_task, linear_task, seeded, series_task
 from veridical.errors import InputError, NotApplicableError
-from veridical.explainers import DeepLift, DeepLiftShap, IntegratedGradients
+from veridical.explainers import DeepLift, DeepLiftShap, IntegratedGradients, LrpEpsilon
 from veridical.explainers.graph.difference_steps import through_softmax
 from veridical.model.predictor import Plan
 
@@ -362,3 +365,32 @@ def test_multipliers_of_a_softmax_by_hand() -> None:
     same = through_softmax(torch.tensor([[1.0, 0.0]]).double(), z, z.clone(), -1)
     y = z.softmax(-1)[0]
     torch.testing.assert_close(same[0], torch.stack([y[0] * (1 - y[0]), -y[0] * y[1]]))
+
+
+class OfTwo(nn.Module):
+    """An operation whose setting follows the input too, given by name."""
+
+    def __init__(self, join: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.join, self.first, self.second = join, nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.join(self.first(x), self.second(x))
+
+
+@pytest.mark.parametrize(
+    "join",
+    [
+        lambda a, b: torch.clamp(a, min=b),
+        lambda a, b: F.linear(a, weight=b[:3, :3]),
+        lambda a, b: F.batch_norm(a, torch.zeros(3).double(), torch.ones(3).double(), weight=b[0]),
+    ],
+    ids=["clamp", "linear", "batch norm"],
+)
+def test_a_setting_that_follows_the_input_is_refused_by_name_too(
+    join: Callable[[Tensor, Tensor], Tensor],
+) -> None:
+    task = vd.Task(seeded(OfTwo(join)), draw(4, 4), targets=0)
+    for explainer in (DeepLift(), LrpEpsilon()):
+        with pytest.raises(NotApplicableError, match="has no rule for"):
+            explainer(task)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -204,3 +206,20 @@ def test_an_operation_alone_goes_back_as_in_autograd_however_often(name: str) ->
     total = Within.apply(other).sum()
     torch.autograd.grad(total, other, retain_graph=True)
     total.backward()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", NETS)
+def test_a_gpu_gives_the_maps_of_a_processor(name: str, dtype: torch.dtype) -> None:
+    net, x, train = seeded(NETS[name]()), draw(5, 2, 8), draw(3, 2, 8, seed=9)
+    here = vd.Task(net, x, train=train, targets=[0, 1, 2, 0, 1])
+    there = vd.Task(deepcopy(net).to(dtype), x.to(dtype), train=train.to(dtype), targets=here.targets)
+    there = there.to("cuda")
+    near = 1e-9 if dtype == torch.float64 else 5e-3  # convolutions in tf32
+    for explainer in (DeepLift("mean"), DeepLiftShap()):
+        expected = explainer(here).values
+        for _ in range(3):
+            found = explainer(there).values.cpu().double()
+            torch.testing.assert_close(found, expected, rtol=0, atol=near)

@@ -20,10 +20,13 @@ from veridical.random.keyed import Key
 from veridical.values.task import Task
 
 
-def gradient(task: Task, x: Tensor | None = None) -> Tensor:
-    """d y_c / d x at the task's inputs, or at rows x that repeat each sample equally often in a row."""
+def gradient(task: Task, x: Tensor | None = None, only: bool = False) -> Tensor:
+    """d y_c / d x at the task's inputs, or at rows x that repeat each sample equally often in a row.
+
+    `only` as in `slope`.
+    """
     with Session(task.predictor, grad=True) as model:
-        return slope(*explained(model, task, x))
+        return slope(*explained(model, task, x), only=only)
 
 
 def explained(model: nn.Module, task: Task, x: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -68,7 +68,7 @@ class _Propagation(FollowingExplainer):
         return Cost(len(task), len(task)) + meter.cost
 
     def attribute(self, task: Task, key: Key) -> Tensor:
-        relevance, model = gradient(task), task.predictor.model
+        relevance, model = gradient(task, only=True), task.predictor.model
         assert isinstance(model, Followed)
         further: Further = model.kept.setdefault("further", Further())
         further.count(len(task), model.kept["work"], task.predictor.meter)

@@ -14,15 +14,21 @@ from veridical.explainers.graph.relevance_elements import constant
 from veridical.explainers.graph.routes import pulling
 from veridical.random.hash_kernels import at_once
 
+# a GPU makes the answers of the ReLU again: to read them takes longer
 RESCALED = """
-template <typename T> T rescaled(T above, T z, T z0, T y, T y0, T tiny) {
+template <typename T> T rescaled(T above, T z, T z0, T tiny) {
+    T y = z > 0 ? z : T(0), y0 = z0 > 0 ? z0 : T(0);
     return above / (2 - (z + (z0 - tiny)) / (y + y0));
 }
 """
 
 
-def rescaled_steps(above: Tensor, z: Tensor, z0: Tensor, y: Tensor, y0: Tensor, tiny: Tensor) -> Tensor:
-    """What comes from above times the slope of a ReLU between z0 and z, given its answers."""
+def rescaled_steps(above: Tensor, z: Tensor, z0: Tensor, tiny: Tensor) -> Tensor:
+    """What comes from above times the slope of a ReLU between z0 and z."""
+    return _by_answers(above, z, z0, tiny, torch.relu(z), torch.relu(z0))
+
+
+def _by_answers(above: Tensor, z: Tensor, z0: Tensor, tiny: Tensor, y: Tensor, y0: Tensor) -> Tensor:
     steep = z + (z0 - tiny)
     return torch.div(
         above, torch.addcdiv(constant(2.0, z.dtype, z.device), steep, y + y0, value=-1, out=steep)
@@ -35,7 +41,10 @@ def rescaled(above: Tensor, z: Tensor, y: Tensor, z0: Tensor, y0: Tensor) -> Ten
     As |z| = 2 z+ - z that is above / (2 - (z + z0) / (z+ + z0+)). Of two zeros the baseline's is taken for
     the smallest number below 0, which leads to the slope 0 and changes nothing else.
     """
-    return at_once(RESCALED, rescaled_steps, above, z, z0, y, y0, _smallest(z.dtype, z.device))
+    tiny = _smallest(z.dtype, z.device)
+    if z.is_cuda:
+        return at_once(RESCALED, rescaled_steps, above, z, z0, tiny)
+    return _by_answers(above, z, z0, tiny, y, y0)
 
 
 @lru_cache(maxsize=64)

@@ -87,12 +87,13 @@ class Differences(Follower):
         return value
 
     def _by_kind(self, kind: str, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        if kind in _LINEAR and not (kind in ("linear", "transposed") and any(map(self.carries, args[1:3]))):
+        # weights, bounds and what is put into a mask: the same at the baseline
+        settled = not any(map(self.carries, (*args[1:], *kwargs.values())))
+        if kind in _LINEAR and (settled or kind not in ("linear", "transposed")):
             return self._linear(kind, name, func, args, kwargs)
-        if name == "masked_fill" and not any(map(self.carries, (*args[1:], *kwargs.values()))):
-            # what is put there is the same at the baseline
+        if name == "masked_fill" and settled:
             return self._linear(kind, name, func, args, kwargs)
-        if kind in _ELEMENTWISE and self.carries(args[0]) and not any(map(self.carries, args[1:])):
+        if kind in _ELEMENTWISE and self.carries(args[0]) and settled:
             if name == "relu":
                 return self._bent(Differences._rectified, name, args[0])
             return self._bent(Differences._elementwise, name, args[0], func, args[1:], kwargs)
@@ -102,7 +103,7 @@ class Differences(Follower):
             return self._bilinear(kind, name, func, args)
         if kind == "addmm" and self.carries(args[1]) and not (kwargs or self.carries(args[2])):
             return self._linear(kind, name, func, args, {})
-        if kind == "batch_norm" and not (args[5] if len(args) > 5 else kwargs.get("training", False)):
+        if kind == "batch_norm" and settled and not (args[5:6] == (True,) or kwargs.get("training", False)):
             return self._linear(kind, name, func, args, kwargs)
         if name in ("softmax", "log_softmax"):
             return self._bent(Differences._softmax, name, args[0], func, args[1:], kwargs)

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from veridical.explainers.graph.routes import pulling
+
 Pull = Callable[[Tensor], Tensor]
-"""From something over the answers to its sum over the inputs, each by its weight; to be asked once."""
+"""From something over the answers to its sum over the inputs, each by its weight."""
 Linear = Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Pull]]
 """From inputs, weights and bias to the answer, apart from any graph, and the way back."""
 
@@ -34,7 +36,8 @@ def followed(function: Callable[[Tensor, Tensor, Tensor | None], Tensor]) -> Lin
         leaf = leaf_of(a)
         with torch.enable_grad():
             z = function(leaf, w, b)
-        return z.detach(), lambda g: torch.autograd.grad(z, leaf, g)[0]
+        pull = pulling([z], [leaf])
+        return z.detach(), lambda g: pull([g])[0]
 
     return run
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -41,8 +42,8 @@ def _of_layer(name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> St
     w, b = named.pop("weight"), named.pop("bias", None)
     if name == "linear":
         return (layer, dense, args[0], w, b)
-    if any(isinstance(value, str) for value in (*args[3:], *kwargs.values())) or func.__name__ != name:
-        return None
+    if func.__name__ != name:
+        return None  # of another kind, such as torch.ops
     given = {key: tuple(value) if isinstance(value, list) else value for key, value in named.items()}
     behind = tuple(tuple(value) if isinstance(value, list) else value for value in args[3:])
     return (layer, convolution(func, behind, tuple(given.items())), args[0], w, b)
@@ -77,11 +78,17 @@ def normed(
 def norm(a: Tensor, weight: Tensor | None, bias: Tensor | None, *at: Any) -> Routed:
     """The same with its way back."""
     mean, var, eps = at
-    empty = mean.new_empty(0)  # the statistics of a batch, which a GPU wants to be there
+    empty = _empty(mean.dtype, mean.device)
     fixed = (weight, mean, var, empty, empty, False, eps, _FIRST)
     # of its input only the shape is asked for, which what arrives has too
     back = lambda R: (_norm_backward(R, R, *fixed)[0],)  # noqa: E731
     return Routed(normed(without_graph(a), weight, bias, *at), back, a)
+
+
+@lru_cache(maxsize=64)
+def _empty(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """In the place of a batch's statistics, which a GPU wants to be there."""
+    return torch.empty(0, dtype=dtype, device=device)
 
 
 def added(a: Tensor, b: Tensor) -> Routed:

@@ -41,6 +41,7 @@ _SIZES = frozenset({"sqrt", "rsqrt", "reciprocal", "std", "norm", "vector_norm",
 _SPREADING = frozenset(
     "expand expand_as view_as reshape_as repeat broadcast_to tile repeat_interleave".split()
 )
+_SETTLED = frozenset({"activation", "gate", "batch_norm"})
 _TWO = "no rule is stated for a product of two activations"
 
 
@@ -111,6 +112,10 @@ class Relevance(Follower):
     def _by_kind(self, kind: str, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if kind in ("structure", "maximum"):
             return self._moved(name, func, args, kwargs)
+        if kind in _SETTLED and any(map(self.carries, (*args[1:], *kwargs.values()))):
+            value = self.do(ungraded, func, args, kwargs)
+            self._unruled(value, name, "its bounds or weights depend on the input")
+            return value
         if kind in ("activation", "gate"):
             return self.do(pass_on, func, *args, **kwargs)
         if kind == "average":

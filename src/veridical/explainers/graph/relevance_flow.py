@@ -12,7 +12,7 @@ from veridical.explainers.graph.linear_maps import Linear, Pull, leaf_of, withou
 from veridical.explainers.graph.pools import mean_of_all
 from veridical.explainers.graph.products import Product, dense
 from veridical.explainers.graph.relevance_elements import TINY, over
-from veridical.explainers.graph.routes import Routed, route, ungraded
+from veridical.explainers.graph.routes import Routed, pulling, route, ungraded
 
 Term = tuple[Tensor, Tensor]
 Relevant = Tensor | Product
@@ -79,10 +79,10 @@ def proportional(
     with torch.enable_grad():
         value = func(*args[:at], leaf, *args[at + 1 :], **kwargs)
         value = value if bias is None else value + bias
-    z, held = value.detach(), leaf.detach()
+    z, held, way = value.detach(), leaf.detach(), pulling([value], [leaf])
 
     def back(R: Relevant) -> tuple[Relevant]:
-        return (_shared(z, [(held, lambda g: torch.autograd.grad(value, leaf, g)[0])], R),)
+        return (_shared(z, [(held, lambda g: way([g])[0])], R),)
 
     return Routed(z, back, a)
 
