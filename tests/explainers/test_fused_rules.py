@@ -18,6 +18,7 @@ from veridical.explainers.graph.relevance_elements import (
     OVER_PRODUCT,
     OVER_PRODUCT_SCALED,
     OVER_SCALED,
+    TINY,
     _by_sign_vectorised,
     by_sign,
     favoured_steps,
@@ -92,7 +93,7 @@ def test_gamma_is_the_same_by_choice_and_by_arithmetic() -> None:
 
 
 def _as_on_a_gpu(R: torch.Tensor, z: torch.Tensor, p: torch.Tensor, gamma: float) -> tuple[torch.Tensor, ...]:
-    whole = over_steps(R, z + gamma * favoured_steps(z, p), torch.tensor([1e-9], dtype=z.dtype))
+    whole = over_steps(R, z + gamma * favoured_steps(z, p), torch.tensor([TINY], dtype=z.dtype))
     return tuple(more_steps(whole, z, torch.tensor([factor], dtype=z.dtype)) for factor in (1 + gamma, -1.0))
 
 

@@ -4,13 +4,14 @@ import copy
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 import veridical as vd
 from tests.explainers.test_lrp import EVERY, Residual, explained
+from tests.reference.small_nets import draw, seeded
 from veridical.errors import NotApplicableError
-from veridical.explainers import Lrp, LrpEpsilon
+from veridical.explainers import Lrp, LrpEpsilon, registry
 from veridical.values.space import Space
 from veridical.values.task import Task
 
@@ -232,3 +233,33 @@ def test_text_models_of_hugging_face_keep_their_relevance_at_the_embeddings(name
     assert bool((found[1, 4:] == 0).all())  # padding
     eager = text_model(name, "eager")
     assert torch.allclose(LrpEpsilon(1e-12)(eager).values, found, atol=1e-8)
+
+
+class Pooled(nn.Module):
+    """Convolutions without biases, an average and a residual sum: twice the input, twice the answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.last = (
+            nn.Conv2d(2, 4, 3, bias=False),
+            nn.Conv2d(4, 4, 3, padding=1, bias=False),
+            nn.Linear(4, 3, bias=False),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.avg_pool2d(torch.relu(self.a(x)), 2)
+        return self.last((h + torch.relu(self.b(h))).mean((2, 3)))
+
+
+@pytest.mark.parametrize("name", ["lrp_gamma", "lrp_z_plus", "lrp_alpha_beta"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_relevance_is_kept_however_small_the_activations_are(dtype: torch.dtype, name: str) -> None:
+    net, rows = seeded(Pooled()).to(dtype), draw(3, 2, 10, 10).abs().to(dtype)
+    explainer, first = registry.make(name), None
+    for scale in (1.0, 1e-4, 1e-8):
+        found = explainer(vd.Task(net, rows * scale, targets=[0, 1, 2]))
+        assert found.provenance["law"]["largest_residual"] < (1e-12 if dtype == torch.float64 else 1e-4)
+        first = found.values if first is None else first
+        torch.testing.assert_close(
+            found.values / scale, first, rtol=1e-3, atol=1e-4 * float(first.abs().max())
+        )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -113,3 +115,36 @@ def test_rows_behind_time_on_one_axis_are_refused(name: str) -> None:
     behind = vd.Task(seeded(TimeFirst(False)).eval(), rows, train=reference)
     torch.testing.assert_close(behind.outputs, task.outputs)
     assert "lay rows first" in str(explainer.why_not(behind))
+
+
+class MaskedMean(nn.Module):
+    """The sum over the steps that a mask lets through; the mask is laid out as `like` says."""
+
+    def __init__(self, like: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.a, self.last, self.like = nn.Linear(3, 6), nn.Linear(6, 3), like
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        h = torch.relu(self.a(x))
+        return self.last((h * self.like(mask[..., None], h)).sum(1))
+
+
+LAID: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "to": lambda mask, h: mask.to(h),
+    "type_as": lambda mask, h: mask.type_as(h),
+    "expand_as": lambda mask, h: mask.double().expand_as(h),
+    "view_as": lambda mask, h: mask.double().repeat(1, 1, 6).view_as(h),
+    "reshape_as": lambda mask, h: mask.double().repeat(1, 1, 6).reshape_as(h),
+}
+
+
+@pytest.mark.parametrize("name", [*LRP, "deeplift", "guided_backprop"])
+@pytest.mark.parametrize("kind", LAID)
+def test_a_mask_laid_out_as_an_activation_is_takes_no_part_of_it(kind: str, name: str) -> None:
+    mask = torch.ones(4, 5, dtype=torch.bool)
+    mask[1, 3:] = False
+    maps = []
+    for like in (LAID[kind], lambda mask, h: mask.double()):
+        task = vd.Task(seeded(MaskedMean(like)), draw(4, 5, 3), side=(mask,), targets=[0, 1, 2, 0])
+        maps.append(registry.make(name)(task).values)
+    torch.testing.assert_close(maps[0], maps[1], rtol=1e-9, atol=1e-12)

@@ -298,6 +298,7 @@ def test_outputs_are_found_in_what_models_answer(wrap) -> None:
         (lambda x: x[:, :, None], r"answered shape \(1, 4, 1\) to 1 rows of \(4,\).*Pass output="),
         (lambda x: torch.ones(5, 3), r"answered shape \(5, 3\) to 1 rows"),
         (lambda x: x.sum(), "answered shape"),
+        (lambda x: x[:, :0], r"answered shape \(1, 0\)"),
     ],
 )
 def test_a_wrong_shape_is_refused_with_the_cure(answer, message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 import veridical as vd
 from tests.reference.small_models import mlp
@@ -246,3 +248,37 @@ def test_an_order_that_belongs_to_other_values_is_refused() -> None:
             replace(made, values=-made.values)
         turned = made.with_values(-made.values)
         assert bool((turned.values.gather(1, turned.order).diff() >= 0).all())
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        torch.zeros(2, 3, dtype=torch.int64),  # sorts anything, since one value is above no other
+        torch.zeros(2, 3),
+        torch.arange(3),
+        torch.full((2, 3), 3),
+        torch.tensor([[-3, -2, -1]] * 2),
+        [0, 1, 2],
+    ],
+)
+def test_an_order_names_every_feature_once(order: object) -> None:
+    task = vd.Task(nn.Linear(3, 2), torch.rand(2, 3))
+    values = torch.tensor([[1.0, 2.0, 3.0]] * 2)
+    with pytest.raises(vd.errors.InputError, match="`order`"):
+        vd.Explanation(values, task.space, task.targets, task.ids, order=order)
+
+
+def test_values_written_to_after_they_were_ranked_are_noticed() -> None:
+    task = vd.Task(nn.Linear(3, 2), torch.rand(2, 3))
+    found = vd.explain("gradient", task)
+    before = vd.score("pixel_flipping", task, found).values
+    again = pickle.loads(pickle.dumps(found))
+    torch.testing.assert_close(vd.score("pixel_flipping", task, again).values, before)
+    found.values.neg_()
+    with pytest.raises(vd.errors.InputError, match="written to since"):
+        vd.score("pixel_flipping", task, found)
+    turned = found.with_values(found.values)
+    torch.testing.assert_close(
+        vd.score("pixel_flipping", task, turned).values,
+        vd.score("pixel_flipping", task, found.values.clone()).values,
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -483,3 +485,45 @@ def test_samples_are_selected_backwards_and_by_narrow_numbers() -> None:
     assert task[torch.tensor([-1, 3], dtype=torch.int8)].ids.equal(task.ids[[-1, 3]])
     with pytest.raises(InputError, match=r"\.bool\(\)"):
         task[torch.ones(200, dtype=torch.uint8)]
+
+
+class Steps(nn.Module):
+    """Reads a series of 3 channels by one kind of layer, time first or last."""
+
+    def __init__(self, layer: nn.Module, turned: bool = False) -> None:
+        super().__init__()
+        self.layer, self.turned = layer, turned
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.transpose(1, 2) if self.turned else x
+        if isinstance(self.layer, nn.MultiheadAttention):
+            return self.layer(x, x, x)[0].mean(1)
+        out = self.layer(x)
+        return out[0].mean(1) if isinstance(out, tuple) else out.mean(-1)
+
+
+@pytest.mark.parametrize(
+    "net",
+    [
+        Steps(nn.LSTM(4, 4, batch_first=True)),
+        Steps(nn.GRU(4, 4, batch_first=True)),
+        Steps(nn.MultiheadAttention(4, 2, batch_first=True)),
+        Steps(nn.Conv1d(4, 4, 3), turned=True),
+    ],
+)
+def test_a_series_with_time_first_is_noticed(net: nn.Module) -> None:
+    rows = torch.rand(2, 9, 4)
+    with pytest.warns(VeridicalWarning, match=r"space=vd.Space.steps\(\(9, 4\), time_axis=0\)"):
+        vd.Task(net.eval(), rows)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        task = vd.Task(net.eval(), rows, space=Space.steps((9, 4), time_axis=0))
+    assert task.space.n_features == 9
+
+
+@pytest.mark.parametrize("rows", [torch.rand(2, 4, 9), torch.rand(2, 4, 4)])
+def test_a_series_with_time_last_is_not_doubted(rows: Tensor) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        vd.Task(Steps(nn.Conv1d(4, 4, 3)).eval(), rows)
+        vd.Task(nn.Sequential(nn.Flatten(), nn.Linear(rows[0].numel(), 3)).eval(), rows)

@@ -79,7 +79,7 @@ class CountedModel(nn.Module):
             raise ModelError(
                 f"output=... gave a {type(outputs).__name__}, expected a tensor ({rows}, outputs)"
             )
-        if outputs.dim() != 2 or outputs.shape[0] != rows:
+        if outputs.dim() != 2 or outputs.shape[0] != rows or outputs.shape[1] == 0:
             raise ShapeError(
                 f"the model answered shape {tuple(outputs.shape)} to {rows} rows of {tuple(x.shape[1:])}; "
                 f"expected ({rows}, outputs). Pass output=... to turn its answer into that"

@@ -16,6 +16,7 @@ from veridical.errors import InputError, OutOfRangeError, ShapeError
 from veridical.functional import has_spread, positions, rms_normalise
 from veridical.functional.ranks import ties_along
 from veridical.model.cost import Cost
+from veridical.model.fingerprint import version
 from veridical.model.sessions import AT_ONCE, Look
 from veridical.values import files
 from veridical.values.late_fields import become, unsettled
@@ -83,7 +84,7 @@ class Explanation:
             whole = self.space.valid is None and values.numel() > 0
             whole = whole and math.isfinite(float(values.abs().amax()))
             own["whole"] = whole or self._checked(values)
-            own["_unchecked"] = None
+            own["_unchecked"], own["_ranked"] = None, (id(values), version(values))
             if type(self) is not Explanation:
                 become(self, Explanation)
             try:
@@ -114,6 +115,16 @@ class Explanation:
 
     def _check_order(self) -> None:
         """Raise where the order does not sort the values: it belongs to another map then."""
+        order, (samples, features) = self.order, self.values.shape
+        if not isinstance(order, Tensor) or order.dtype != torch.int64 or order.shape != self.values.shape:
+            given = (
+                f"{order.dtype} {tuple(order.shape)}" if isinstance(order, Tensor) else type(order).__name__
+            )
+            raise InputError(f"`order` ranks all features: int64 {(samples, features)} expected, got {given}")
+        inside = bool(((order >= 0) & (order < features)).all())
+        seen = torch.zeros_like(order, dtype=torch.bool)
+        if not inside or not bool(seen.scatter_(-1, order, True).all()):
+            raise InputError(f"`order` of '{self.explainer}' does not name each of {features} features once")
         ascending = self._existing().gather(-1, self.order)
         wrong = (ascending[:, 1:] < ascending[:, :-1]).any(-1)
         if bool(wrong.any()):
@@ -247,6 +258,12 @@ class Explanation:
     def matching(self, task: Task) -> Explanation:
         """The same on the device of a task, which it must belong to: same samples, same features."""
         own, space = (len(self.ids), self.space.n_features), task.space
+        ranked = self.__dict__.get("_ranked", ())
+        if id(self.values) in ranked[:1] and version(self.values) != ranked[1]:
+            raise InputError(
+                f"the values of '{self.explainer}' were written to since they were ranked; use "
+                "explanation.with_values(values), which ranks anew"
+            )
         if own != (len(task.inputs), space.n_features):
             raise ShapeError(
                 f"explanation has {own[0]} samples x {own[1]} {self.space.kind} features, the task "

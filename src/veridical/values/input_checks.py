@@ -248,3 +248,28 @@ def look_for_channels_last(rows: Tensor) -> None:
             VeridicalWarning,
             stacklevel=4,
         )
+
+
+def look_for_time_first(rows: Tensor, module: nn.Module) -> None:
+    """Warn where a series seems to have its time first: features would be channels instead of steps."""
+    if rows.dim() != 3 or not rows.is_floating_point():
+        return
+    first, last = rows.shape[1:]
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.Conv1d):
+            turned = layer.in_channels == last != first
+        elif isinstance(layer, nn.RNNBase | nn.RNNCellBase):
+            turned = layer.input_size == last
+        elif isinstance(layer, nn.MultiheadAttention):
+            turned = layer.embed_dim == last
+        else:
+            continue
+        if turned:
+            warnings.warn(
+                f"inputs of shape {tuple(rows.shape)} are read as series of {first} channels and {last} "
+                f"steps, but '{name}' ({type(layer).__name__}) takes {last} values at each step; where time "
+                f"comes first, say so: space=vd.Space.steps({(first, last)}, time_axis=0)",
+                VeridicalWarning,
+                stacklevel=4,
+            )
+        return

@@ -37,6 +37,7 @@ from veridical.values.input_checks import (
     ids_of,
     labels_of,
     look_for_channels_last,
+    look_for_time_first,
     masks_of,
     side_of,
     targets_of,
@@ -154,6 +155,7 @@ class Task(Answers):
         if space is None:
             space = Space.columns(rows.shape[1], names) if codec else Space.of(rows)
             look_for_channels_last(rows)
+            look_for_time_first(rows, module)
         put["space"] = checked_space(space, rows).to(place)
         put["fill"] = default_fill(self.space, self.train is not None) if fill is None else as_fill(fill)
         put["ids"] = ids_of(ids, len(rows), place)

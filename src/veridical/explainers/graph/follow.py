@@ -21,6 +21,7 @@ from veridical.errors import NotApplicableError
 from veridical.explainers.graph.handwritten import Signs
 from veridical.explainers.graph.operations import (
     FACTS,
+    LIKE,
     NEW,
     mapped,
     overwritten,
@@ -30,7 +31,6 @@ from veridical.explainers.graph.operations import (
 )
 from veridical.explainers.graph.plan import Plan
 from veridical.explainers.graph.routes import Routed, ungraded
-from veridical.explainers.graph.sizes import sized_by_values
 
 _UNSEEN = (
     "the model runs something whose inside cannot be followed (its own autograd function, or a compiled or "
@@ -129,19 +129,18 @@ class Follower(TorchFunctionMode):
         name = plain_name(func)
         if name in FACTS:
             return func(*args, **(kwargs or {}))
-        if self.plan is not None and sized_by_values(name, args, kwargs or {}):
-            self.plan.stop(f"how much '{name}' answers is read from a tensor")
+        if self.plan is not None and unsteady(name, func, args, kwargs or {}):
+            self.plan.stop(f"the model calls '{name}'")
         if name in NEW:
             value = self.do(_new, func, tuple(args), dict(kwargs or {}))
             self.note_constant(name, [], value)
             return value
-        if self.plan is not None:
-            if unsteady(name, func, args, kwargs or {}):
-                self.plan.stop(f"the model calls '{name}'")
-            if _cast_by(self.x) != self.cast:
-                self.plan.stop("the model switches autocast")
+        if self.plan is not None and _cast_by(self.x) != self.cast:
+            self.plan.stop("the model switches autocast")
         args, kwargs = mapped(self._current, tuple(args)), mapped(self._current, dict(kwargs or {}))
         given = list(tensors((args, kwargs)))
+        if name in LIKE:
+            given = given[:1]
         carrying = any(v in self.carried for v in given)
         if not carrying and not any(v in self.held for v in given):
             self._look_for_unseen(given)

@@ -70,6 +70,8 @@ NEW = frozenset(
     """.split()
 )
 """What makes a tensor like another without reading its values."""
+LIKE = frozenset({"to", "type_as", "expand_as", "view_as", "reshape_as"})
+"""What lays out its first tensor as another one is: a mask beside an activation stays a constant."""
 
 # pooling functions that choose between two bodies at run time all carry the same name
 _POOLS: dict[Any, str] = {
@@ -186,11 +188,21 @@ _UNSTEADY = frozenset(
 """Operations whose answer has no fixed shape, or is no tensor."""
 
 
+_SIZED = frozenset(
+    "narrow expand view reshape repeat tile unflatten split linspace zeros ones full empty "
+    "new_zeros new_ones new_full new_empty".split()
+)
+"""What may read from a tensor how large its answer is, as in `x.narrow(1, 0, lengths.max())`."""
+
+
 def unsteady(name: str, func: Any, args: Any, kwargs: Any) -> bool:
     """Whether the shape of what an operation answers may follow values: whoever reads it reads them."""
     name, given = name.partition(".")[0], list(tensors((args, kwargs)))
-    if name == "getitem":
-        return any(index.dtype in (torch.bool, torch.uint8) for index in given[1:])
+    if name in ("getitem", "setitem"):
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        ends = [(part.start, part.stop, part.step) for part in index if isinstance(part, slice)]
+        masks = [one.dtype for one in given[1:] if one.dtype in (torch.bool, torch.uint8)]
+        return next(tensors(ends), None) is not None or (name == "getitem" and bool(masks))
     if name == "repeat_interleave":
         return len(given) > 1 or len(args) + len(kwargs) == 1
     if name == "one_hot":
@@ -199,6 +211,8 @@ def unsteady(name: str, func: Any, args: Any, kwargs: Any) -> bool:
         return len(args) + len(kwargs) == 1
     if name in ("arange", "tensor_split"):
         return len(given) > (name == "tensor_split")
+    if name in _SIZED:
+        return len(given) > bool(args and isinstance(args[0], Tensor))
     # of operations that are not torch's own nothing is known
     home = getattr(func, "namespace", None) or getattr(func, "_qualified_op_name", "aten").partition(":")[0]
     return name in _UNSTEADY or home not in ("aten", "prims")

@@ -36,7 +36,9 @@ from veridical.explainers.graph.routes import Routed, by_autograd, ungraded
 from veridical.explainers.graph.weight_parts import parts_of
 
 _SIZES = frozenset({"sqrt", "rsqrt", "reciprocal", "std", "norm", "vector_norm", "pow"})
-_SPREADING = frozenset({"expand", "expand_as", "repeat", "broadcast_to", "tile", "repeat_interleave"})
+_SPREADING = frozenset(
+    "expand expand_as view_as reshape_as repeat broadcast_to tile repeat_interleave".split()
+)
 _SETTLED = frozenset({"activation", "gate", "batch_norm"})
 _TWO = "no rule is stated for a product of two activations"
 

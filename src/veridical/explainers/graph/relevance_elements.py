@@ -11,7 +11,8 @@ from veridical.explainers.graph.products import Product
 from veridical.functional.devices import on_host
 from veridical.random.hash_kernels import at_once
 
-TINY = 1e-9
+TINY = 1e-30
+"""Keeps a denominator of 0 from being one; far below any activation, so that it takes nothing of others."""
 
 
 def _over(name: str, given: str, scaled: bool) -> str:
