@@ -1633,6 +1633,14 @@ MUTANTS = (
         "read_twice",
     ),
     Mutant(
+        "answers of a repeated run are not compared with the model's own",
+        "explainers/graph/followed.py",
+        "if alike(ours, known, 1e-2):",
+        "if True:",
+        "explainers/test_repeated_runs.py",
+        "another_way",
+    ),
+    Mutant(
         "a plan that holds wherever the weights lie",
         "explainers/graph/plan.py",
         "return [t.data_ptr() for t in self._known] == self._places",

@@ -162,10 +162,10 @@ class Explainer(Settings):
 
     def maps(self, task: Task, key: Key) -> Tensor:
         """The values (N, V) alone, unchecked: for callers that explain a task in many worlds."""
-        space, worked_on = self.space_of(task), self.prepared(task)
-        pieces = self.pieces(worked_on)
         # asked before anything hooks into the model
         _ = task.targets
+        space, worked_on = self.space_of(task), self.prepared(task)
+        pieces = self.pieces(worked_on)
         own = key / self.name
         noisy = task.reference is not task and self.tells_outputs(task)
         parts: list[Tensor] = []

@@ -98,6 +98,7 @@ class GradientCam(Cam):
                 outputs = call(model, x, task.side)
                 looked = task.predictor.model
                 assert isinstance(looked, Looked)
+                looked.confirm(outputs, task.known("outputs"))
                 found = _through_last(looked.kept["last maps"], selected(outputs, targets).sum(), self.name)
             else:
                 with _watched(task, self.layer) as seen:

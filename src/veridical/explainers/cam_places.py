@@ -98,7 +98,7 @@ def looked_at(task: Task) -> Task:
     inner = task.predictor
     model = Looked(inner.model, inner.output, partial(LastMaps, axes=spatial_axes(task)))
     model.plans = task.reference.cached("plans of the last maps", Plans)
-    return task.changed(predictor=inner.with_model(model, plain_output))
+    return task.changed(predictor=inner.with_model(model, plain_output), outputs=task.known("outputs"))
 
 
 @contextmanager

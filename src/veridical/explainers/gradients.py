@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from veridical.allowed import Count, Value
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer, going_back, hand_along, register, slopes_at
+from veridical.explainers.graph.followed import Followed
 from veridical.explainers.laws import change_from
 from veridical.model.predictor import call, repeat_side
 from veridical.model.sessions import Session
@@ -37,6 +38,8 @@ def explained(model: nn.Module, task: Task, x: Tensor | None = None) -> tuple[Te
     if times > 1:
         side, targets = repeat_side(side, times), targets.repeat_interleave(times)
     outputs = call(model, rows, side)
+    if x is None and isinstance(task.predictor.model, Followed):
+        task.predictor.model.confirm(outputs, task.known("outputs"))
     if x is None and task.reference is not task:
         hand_along(task, outputs)
     return outputs.gather(1, targets[:, None]).sum(), rows

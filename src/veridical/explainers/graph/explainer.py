@@ -58,7 +58,7 @@ class FollowingExplainer(Explainer):
 
         followed = Followed(inner.model, inner.output, follower)
         followed.plans = task.reference.cached(f"plans of {self}", Plans)
-        return task.changed(predictor=inner.with_model(followed, plain_output))
+        return task.changed(predictor=inner.with_model(followed, plain_output), outputs=task.known("outputs"))
 
     def _refusal(self, task: Task) -> str | None:
         own = _innermost(task.predictor.model)

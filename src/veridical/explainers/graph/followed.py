@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from veridical.errors import NotApplicableError
 from veridical.explainers.graph.follow import Follower
 from veridical.explainers.graph.operations import tensors
 from veridical.explainers.graph.plan import Plan, fits
 from veridical.model.predictor import Output
+from veridical.model.sessions import look_later
 
 
 class Plans(dict[Any, Plan | None]):
@@ -41,6 +43,29 @@ class Followed(nn.Module):
         if not (x.requires_grad and torch.is_grad_enabled()):
             return self._output(self.model(x, *side, **named))
         return self.followed(self._follower(self, x, side, named), x, side, named)
+
+    def confirm(self, outputs: Tensor, known: Tensor | None) -> None:
+        """Refuse answers that are not the model's own: then a run was repeated that takes another way now.
+
+        No other look is as sure: a plan is stopped where a model is seen to read values, and code can read
+        them unseen.
+        """
+        if known is None or not any(plan is not None and plan.finished for plan in self.plans.values()):
+            return
+        plans, ours = list(self.plans.values()), outputs.detach()
+
+        def look() -> None:
+            if alike(ours, known, 1e-2):
+                return
+            for plan in plans:
+                if plan is not None:
+                    plan.stop("the model took another way")
+            raise NotApplicableError(
+                "the model answers these samples otherwise than before: its way depends on values that it "
+                "reads unseen, or on more than its inputs. Asked again, it is followed step by step"
+            )
+
+        look_later(ours.device, look)
 
     def followed(self, follower: Follower, x: Tensor, side: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
         """The model's answer to x under a follower: by its plan where there is one."""
@@ -76,8 +101,8 @@ class Followed(nn.Module):
         return follower.answered(answer)
 
 
-def alike(ours: Tensor, theirs: Tensor) -> bool:
+def alike(ours: Tensor, theirs: Tensor, near: float = 1e-3) -> bool:
     """Whether a followed model answers as the model itself does."""
     ours, theirs = ours.detach(), theirs.detach()
-    near = max(1e-3, 8 * torch.finfo(theirs.dtype).eps)
+    near = max(near, 8 * torch.finfo(theirs.dtype).eps)
     return bool(((ours - theirs).abs() <= near * theirs.abs().max().clamp(min=1e-6)).all())

@@ -148,9 +148,9 @@ class Plan:
         return self._weights.get(id(value))
 
     def stop(self, why: str) -> None:
-        """Let there be no plan."""
-        self.why_not = why
-        self._held, self._slots, self._steps = [], {}, []
+        """Let there be no plan, and none again."""
+        self.why_not, self.finished = why, False
+        self._held, self._slots, self._steps, self._ready = [], {}, [], []
 
     def finish(self, answer: Tensor) -> None:
         """The model's answer is known: from here on the plan can be run."""
