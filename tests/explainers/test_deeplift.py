@@ -112,7 +112,7 @@ def test_activation_behind_max_pooling_is_rescaled_too() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Setting forward, backward hooks")
-@pytest.mark.parametrize("act", [nn.ELU, nn.LeakyReLU, nn.Sigmoid, nn.Tanh, nn.Softplus])
+@pytest.mark.parametrize("act", [nn.ELU, nn.LeakyReLU, nn.Sigmoid, nn.Tanh, nn.Softplus, nn.LogSigmoid])
 def test_agrees_with_captum_on_other_activations(act: type[nn.Module]) -> None:
     net = seeded(nn.Sequential(nn.Linear(5, 7), act(), nn.Linear(7, 6), act(), nn.Linear(6, 3)))
     task = vd.Task(net, draw(4, 5), plan=Plan(rows=64))

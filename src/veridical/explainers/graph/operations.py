@@ -20,7 +20,7 @@ KINDS: dict[str, str] = {
         "recurrent": "lstm gru rnn_tanh rnn_relu",
         "gate": "sigmoid hardsigmoid",
         "activation": "relu relu6 leaky_relu prelu elu selu celu gelu silu mish tanh hardtanh hardswish "
-        "softplus softsign tanhshrink logsigmoid clamp clamp_min clamp_max threshold rrelu",
+        "softplus softsign tanhshrink logsigmoid log_sigmoid clamp clamp_min clamp_max threshold rrelu",
         "structure": "flatten view reshape permute transpose squeeze unsqueeze contiguous cat concat "
         "stack chunk split tensor_split unbind getitem narrow select index_select expand expand_as repeat "
         "clone concatenate to float double half bfloat16 t swapaxes movedim roll flip unflatten view_as "
