@@ -112,7 +112,7 @@ def test_activation_behind_max_pooling_is_rescaled_too() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Setting forward, backward hooks")
-@pytest.mark.parametrize("act", [nn.ELU, nn.LeakyReLU, nn.Sigmoid, nn.Tanh, nn.Softplus, nn.LogSigmoid])
+@pytest.mark.parametrize("act", [nn.ELU, nn.LeakyReLU, nn.Sigmoid, nn.Tanh, nn.Softplus])
 def test_agrees_with_captum_on_other_activations(act: type[nn.Module]) -> None:
     net = seeded(nn.Sequential(nn.Linear(5, 7), act(), nn.Linear(7, 6), act(), nn.Linear(6, 3)))
     task = vd.Task(net, draw(4, 5), plan=Plan(rows=64))
@@ -394,3 +394,11 @@ def test_a_setting_that_follows_the_input_is_refused_by_name_too(
     for explainer in (DeepLift(), LrpEpsilon()):
         with pytest.raises(NotApplicableError, match="has no rule for"):
             explainer(task)
+
+
+def test_log_sigmoid_has_a_slope_as_other_functions_do() -> None:
+    net = seeded(nn.Sequential(nn.Linear(4, 6), nn.LogSigmoid(), nn.Linear(6, 3)))
+    task = vd.Task(net, draw(3, 4))
+    change = (net(task.inputs) - net(torch.zeros(1, 4).double())).gather(1, task.targets[:, None])[:, 0]
+    torch.testing.assert_close(vd.explain("deeplift", task).values.sum(1), change.detach())
+    assert vd.explain("lrp", task).values.abs().sum() > 0
