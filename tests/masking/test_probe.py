@@ -18,7 +18,7 @@ from tests.reference.small_models import Convolution, Text, mlp
 from veridical.errors import InputError, ShapeError
 from veridical.functional import round_to_grid
 from veridical.masking import fills
-from veridical.masking.backgrounds import _WORTH_IT, _shown
+from veridical.masking.backgrounds import _WORTH_IT, _by_bits
 from veridical.masking.mask_aware_fills import NeighbourMean, NoisyLinear
 from veridical.masking.probe import blocks, probe
 from veridical.masking.rules import Given, RandomSubsets, RankThreshold, step_counts
@@ -380,7 +380,7 @@ def test_rows_are_written_bit_for_bit(dtype: torch.dtype, size: int) -> None:
         other[..., 1:3] = torch.tensor([-torch.inf, torch.nan])
     removed = torch.rand(5, 7, 1, size, generator=drawn) < 0.5
     out = torch.empty(5, 7, 2, size, dtype=dtype)
-    _shown(removed, other, own, out)
+    _by_bits(removed, other, own, out)
     expected = torch.where(removed, other, own)
     assert out.view(torch.uint8).equal(expected.view(torch.uint8))
     assert (out.numel() >= _WORTH_IT) == (size == 300)

@@ -40,7 +40,7 @@ class _Rectified(FollowingExplainer):
         return self.asked(task) is task  # of prompts another model is asked
 
     def attribute(self, task: Task, key: Key) -> Tensor:
-        return gradient(task)
+        return gradient(task, only=True)
 
 
 @register

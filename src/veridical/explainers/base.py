@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from veridical.errors import InputError, NotApplicableError, VeridicalError
+from veridical.errors import InputError, NotApplicableError
 from veridical.explainers.first_maps import WATCHER
 from veridical.explainers.laws import certificate
 from veridical.explainers.repeatability import measured, noted, noting
@@ -162,10 +162,10 @@ class Explainer(Settings):
 
     def maps(self, task: Task, key: Key) -> Tensor:
         """The values (N, V) alone, unchecked: for callers that explain a task in many worlds."""
-        # asked before anything hooks into the model
-        _ = task.targets
         space, worked_on = self.space_of(task), self.prepared(task)
         pieces = self.pieces(worked_on)
+        # asked before anything hooks into the model
+        _ = task.targets
         own = key / self.name
         noisy = task.reference is not task and self.tells_outputs(task)
         parts: list[Tensor] = []
@@ -220,13 +220,8 @@ class Explainer(Settings):
 
 def _quantised(task: Task) -> str | None:
     """The first layer that computes in quantised numbers."""
-
-    def look() -> str | None:
-        layers = task.predictor.source.module.named_modules()
-        return next((name for name, layer in layers if ".quantized." in type(layer).__module__), None)
-
-    found: str | None = task.reference.cached("a quantised layer", look)
-    return found
+    layers = task.predictor.source.module.named_modules()
+    return next((name for name, layer in layers if ".quantized." in type(layer).__module__), None)
 
 
 def _embeds(task: Task) -> bool:
@@ -286,34 +281,6 @@ def hand_along(task: Task, outputs: Tensor) -> None:
     """
     if task.reference is not task and task.known("outputs") is None:
         task.keep("outputs", outputs.detach().clone())
-
-
-@contextmanager
-def going_back() -> Iterator[None]:
-    """Refuse in words what torch cannot go back through."""
-    try:
-        yield
-    except RuntimeError as error:
-        if isinstance(error, VeridicalError) or out_of_memory(error):
-            raise
-        told = str(error).strip().splitlines()[0]
-        raise NotApplicableError(
-            f"torch cannot go back through this model ({type(error).__name__}: {told}). A checkpoint or "
-            "autocast inside it may stand in the way; methods that need no gradient apply, such as occlusion"
-        ) from error
-
-
-def slopes_at(total: Tensor, places: Sequence[Tensor], again: bool = False) -> Sequence[Tensor | None]:
-    """The gradient at each of these places, None where none comes back; what torch cannot do is refused.
-
-    To be asked for once, unless `again`.
-    """
-    asked = [place for place in places if place.requires_grad]
-    if not total.requires_grad or not asked:
-        return [None] * len(places)
-    with going_back():
-        found = iter(torch.autograd.grad(total, asked, retain_graph=again, allow_unused=True))
-    return [next(found) if place.requires_grad else None for place in places]
 
 
 def selected(outputs: Tensor, targets: Tensor) -> Tensor:

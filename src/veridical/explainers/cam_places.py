@@ -95,6 +95,7 @@ class Looked(Followed):
 
 def looked_at(task: Task) -> Task:
     """The task whose model tells its last maps; what was written down of its runs is kept for the task."""
+    _ = task.targets  # by which the model's own outputs are known, where they are asked for
     inner = task.predictor
     model = Looked(inner.model, inner.output, partial(LastMaps, axes=spatial_axes(task)))
     model.plans = task.reference.cached("plans of the last maps", Plans)

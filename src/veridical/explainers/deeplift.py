@@ -10,14 +10,15 @@ from torch import Tensor
 
 from veridical.allowed import Count, Value
 from veridical.errors import NotApplicableError
-from veridical.explainers.base import register
-from veridical.explainers.gradients import baseline_row, explained, no_baseline, slope
+from veridical.explainers.base import register, selected
+from veridical.explainers.gradients import baseline_row, no_baseline, slope, told
 from veridical.explainers.graph.differences import Differences, Record, apart, scattered
 from veridical.explainers.graph.explainer import FollowingExplainer
 from veridical.explainers.graph.followed import Followed
 from veridical.explainers.laws import change_from
 from veridical.explainers.prompts import at_response
 from veridical.model.cost import Cost
+from veridical.model.predictor import call
 from veridical.model.sessions import Session
 from veridical.random import keyed
 from veridical.random.keyed import Key
@@ -82,7 +83,10 @@ class _FromBaselines(FollowingExplainer):
             model.kept[_STARTS] = self.starts(task, key)
         starts = model.kept[_STARTS].split(1)
         with Session(task.predictor, grad=True) as asked:
-            way = explained(asked, task)
+            rows = task.inputs.detach().requires_grad_(True)
+            outputs = call(asked, rows, task.side)
+            told(task, outputs)
+            way = selected(outputs, task.targets).sum(), rows
             run, records = model.kept.pop(_RUN)
             total = torch.zeros_like(task.inputs)
             for at, start in enumerate(starts):

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from veridical.allowed import Count, Value
-from veridical.errors import InputError
-from veridical.explainers.base import Explainer, going_back, hand_along, register, slopes_at
+from veridical.errors import InputError, NotApplicableError, VeridicalError
+from veridical.explainers.base import Explainer, hand_along, register
 from veridical.explainers.graph.followed import Followed
 from veridical.explainers.laws import change_from
-from veridical.model.predictor import call, repeat_side
+from veridical.model.predictor import call, out_of_memory, repeat_side
 from veridical.model.sessions import Session
 from veridical.random.keyed import Key
 from veridical.values.task import Task
@@ -26,23 +26,24 @@ def gradient(task: Task, x: Tensor | None = None, only: bool = False) -> Tensor:
 
     `only` as in `slope`.
     """
-    with Session(task.predictor, grad=True) as model:
-        return slope(*explained(model, task, x), only=only)
-
-
-def explained(model: nn.Module, task: Task, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The sum of the explained outputs of such rows, and the rows, from which it has a gradient."""
     rows = (task.inputs if x is None else x).detach().requires_grad_(True)
     times = len(rows) // len(task.inputs)
     side, targets = task.side, task.targets
     if times > 1:
         side, targets = repeat_side(side, times), targets.repeat_interleave(times)
-    outputs = call(model, rows, side)
-    if x is None and isinstance(task.predictor.model, Followed):
+    with Session(task.predictor, grad=True) as model:
+        outputs = call(model, rows, side)
+        if x is None and (only or task.reference is not task):
+            told(task, outputs)
+        return slope(outputs.gather(1, targets[:, None]).sum(), rows, only=only)
+
+
+def told(task: Task, outputs: Tensor) -> None:
+    """Tell what a task's samples were answered on the way: a followed model is held to what is known."""
+    if isinstance(task.predictor.model, Followed):
         task.predictor.model.confirm(outputs, task.known("outputs"))
-    if x is None and task.reference is not task:
+    if task.reference is not task:
         hand_along(task, outputs)
-    return outputs.gather(1, targets[:, None]).sum(), rows
 
 
 def slope(total: Tensor, rows: Tensor, again: bool = False, only: bool = False) -> Tensor:
@@ -51,17 +52,45 @@ def slope(total: Tensor, rows: Tensor, again: bool = False, only: bool = False) 
     `only` if nothing but the rows has one, as in a followed model: then rules may ask single operations.
     """
     if total.requires_grad and only:
-        with going_back():
-            total.backward(retain_graph=again)
+        _gone_back(lambda: total.backward(retain_graph=again))
         found, rows.grad = rows.grad, None
     else:
-        (found,) = slopes_at(total, [rows], again)
+        found = slopes_at(total, [rows], again)[0]
     if found is None:
         raise InputError(
             "no gradient comes back from the model's outputs to its inputs: something between them is "
             "detached, or no torch operation; methods that ask by answers alone, such as occlusion, apply"
         )
     return found.detach()
+
+
+def _gone_back(run: Callable[[], Any]) -> Any:
+    """What a way back gives; what torch cannot go back through is refused in words."""
+    try:
+        return run()
+    except RuntimeError as error:
+        if isinstance(error, VeridicalError) or out_of_memory(error):
+            raise
+        told = str(error).strip().splitlines()[0]
+        raise NotApplicableError(
+            f"torch cannot go back through this model ({type(error).__name__}: {told}). A checkpoint or "
+            "autocast inside it may stand in the way; methods that need no gradient apply, such as occlusion"
+        ) from error
+
+
+def slopes_at(total: Tensor, places: Sequence[Tensor], again: bool = False) -> Sequence[Tensor | None]:
+    """The gradient at each of these places, None where none comes back; what torch cannot do is refused.
+
+    To be asked for once, unless `again`.
+    """
+    asked = [place for place in places if place.requires_grad]
+    if not total.requires_grad or not asked:
+        return [None] * len(places)
+    ways = _gone_back(lambda: torch.autograd.grad(total, asked, retain_graph=again, allow_unused=True))
+    if len(asked) == len(places):
+        return list(ways)
+    found = iter(ways)
+    return [next(found) if place.requires_grad else None for place in places]
 
 
 @register

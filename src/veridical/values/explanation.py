@@ -16,7 +16,6 @@ from veridical.errors import InputError, OutOfRangeError, ShapeError
 from veridical.functional import has_spread, positions, rms_normalise
 from veridical.functional.ranks import ties_along
 from veridical.model.cost import Cost
-from veridical.model.fingerprint import version
 from veridical.model.sessions import AT_ONCE, Look
 from veridical.values import files
 from veridical.values.late_fields import become, unsettled
@@ -84,7 +83,7 @@ class Explanation:
             whole = self.space.valid is None and values.numel() > 0
             whole = whole and math.isfinite(float(values.abs().amax()))
             own["whole"] = whole or self._checked(values)
-            own["_unchecked"], own["_ranked"] = None, (id(values), version(values))
+            own["_unchecked"], own["_ranked"] = None, (id(values), _writes(values))
             if type(self) is not Explanation:
                 become(self, Explanation)
             try:
@@ -259,7 +258,7 @@ class Explanation:
         """The same on the device of a task, which it must belong to: same samples, same features."""
         own, space = (len(self.ids), self.space.n_features), task.space
         ranked = self.__dict__.get("_ranked", ())
-        if id(self.values) in ranked[:1] and version(self.values) != ranked[1]:
+        if id(self.values) in ranked[:1] and _writes(self.values) != ranked[1]:
             raise InputError(
                 f"the values of '{self.explainer}' were written to since they were ranked; use "
                 "explanation.with_values(values), which ranks anew"
@@ -396,3 +395,8 @@ def _computed_when_read(name: str, make: Callable[[Explanation], Tensor]) -> Any
 Explanation.order = _computed_when_read("order", Explanation._sorted)
 Explanation.tied = _computed_when_read("tied", Explanation._ties)
 _Unsettled = unsettled(Explanation, "values", "whole")
+
+
+def _writes(values: Tensor) -> int:
+    """How often values were written to; torch does not count in inference mode."""
+    return -1 if values.is_inference() else values._version

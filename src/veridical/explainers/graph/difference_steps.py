@@ -12,6 +12,7 @@ from torch import Tensor
 
 from veridical.explainers.graph.relevance_elements import constant
 from veridical.explainers.graph.routes import pulling
+from veridical.functional.devices import on_host
 from veridical.random.hash_kernels import at_once
 
 # a GPU makes the answers of the ReLU again: to read them takes longer
@@ -42,9 +43,9 @@ def rescaled(above: Tensor, z: Tensor, y: Tensor, z0: Tensor, y0: Tensor) -> Ten
     the smallest number below 0, which leads to the slope 0 and changes nothing else.
     """
     tiny = _smallest(z.dtype, z.device)
-    if z.is_cuda:
-        return at_once(RESCALED, rescaled_steps, above, z, z0, tiny)
-    return _by_answers(above, z, z0, tiny, y, y0)
+    if on_host(z):
+        return _by_answers(above, z, z0, tiny, y, y0)
+    return at_once(RESCALED, rescaled_steps, above, z, z0, tiny)
 
 
 @lru_cache(maxsize=64)

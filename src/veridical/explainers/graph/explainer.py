@@ -51,6 +51,7 @@ class FollowingExplainer(Explainer):
 
     def prepared(self, task: Task) -> Task:
         task = self.asked(task.at_embeddings())
+        _ = task.targets  # by which the model's own outputs are known, where they are asked for
         inner = task.predictor
 
         def follower(model: Followed, x: Tensor, side: tuple[Any, ...], named: dict[str, Any]) -> Follower:
