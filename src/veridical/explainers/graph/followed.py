@@ -105,4 +105,5 @@ def alike(ours: Tensor, theirs: Tensor, near: float = 1e-3) -> bool:
     """Whether a followed model answers as the model itself does."""
     ours, theirs = ours.detach(), theirs.detach()
     near = max(near, 8 * torch.finfo(theirs.dtype).eps)
-    return bool(((ours - theirs).abs() <= near * theirs.abs().max().clamp(min=1e-6)).all())
+    size = float(torch.linalg.vector_norm(theirs, torch.inf))
+    return float(torch.dist(ours, theirs, torch.inf)) <= near * max(size, 1e-6)
