@@ -145,8 +145,9 @@ def compare(
     evaluations = bare(task, cost, batch)
     least, long = (limits.get(task.device.type, limits["cpu"]) for limits in (LEAST, LONG))
     guess = [warm, seconds(evaluations, task.device)]
-    # how long one call takes is known when all that is prepared once is there
-    for _ in range(2 if task.device.type == "cuda" else int(max(guess) < least)):
+    # how long one call takes is known when all that is prepared once is there: a followed run is written down
+    # by the second call, and what the third does for the first time is compiled
+    for _ in range(3 if task.device.type == "cuda" else int(max(guess) < least)):
         if min(guess) <= long:
             guess = [seconds(run, task.device) for run in (work, evaluations)]
     if min(guess) > long:
