@@ -20,7 +20,7 @@ from veridical.model.sessions import AT_ONCE, Look
 from veridical.values import files
 from veridical.values.late_fields import become, unsettled
 from veridical.values.space import Space
-from veridical.values.weak_orders import reversed_ties, tied_pairs
+from veridical.values.weak_orders import check_order, reversed_ties, tied_pairs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -88,7 +88,7 @@ class Explanation:
                 become(self, Explanation)
             try:
                 if own["order"] is not None:
-                    self._check_order()
+                    check_order(own["order"], self._existing(), self.explainer)
             except InputError:
                 own["_unchecked"] = unchecked  # whoever reads next is told again
                 become(self, _Unsettled)
@@ -111,27 +111,6 @@ class Explanation:
                 "a map must be finite (or NaN throughout, to say that a sample could not be explained)"
             )
         return not bool(missing.any())
-
-    def _check_order(self) -> None:
-        """Raise where the order does not sort the values: it belongs to another map then."""
-        order, (samples, features) = self.order, self.values.shape
-        if not isinstance(order, Tensor) or order.dtype != torch.int64 or order.shape != self.values.shape:
-            given = (
-                f"{order.dtype} {tuple(order.shape)}" if isinstance(order, Tensor) else type(order).__name__
-            )
-            raise InputError(f"`order` ranks all features: int64 {(samples, features)} expected, got {given}")
-        inside = bool(((order >= 0) & (order < features)).all())
-        seen = torch.zeros_like(order, dtype=torch.bool)
-        if not inside or not bool(seen.scatter_(-1, order, True).all()):
-            raise InputError(f"`order` of '{self.explainer}' does not name each of {features} features once")
-        ascending = self._existing().gather(-1, self.order)
-        wrong = (ascending[:, 1:] < ascending[:, :-1]).any(-1)
-        if bool(wrong.any()):
-            bad = wrong.nonzero().reshape(-1)[:5].tolist()
-            raise InputError(
-                f"`order` does not sort the values of '{self.explainer}' in samples {bad}: it is that of "
-                "another map. Use explanation.with_values(values), which ranks anew, or give order=None"
-            )
 
     def _sorted(self) -> Tensor:
         """The order; sorting costs more than many methods do, and not every metric ranks."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from veridical.errors import InputError
 from veridical.random import keyed
 from veridical.random.keyed import Key
 
@@ -165,3 +166,23 @@ def _rankings(
     hardly = tied_pairs(tied, tied.shape[-1]) < FEW_TIES
     kept = torch.where(hardly, 1, counts.clamp(max=MOST_ORDERS))
     return kept, tuple(kept.tolist()), tied, counts <= MOST_ORDERS
+
+
+def check_order(order: Any, values: Tensor, who: str) -> None:
+    """Raise where an order does not rank all features, or does not sort these values."""
+    features = values.shape[-1]
+    if not isinstance(order, Tensor) or order.dtype != torch.int64 or order.shape != values.shape:
+        given = f"{order.dtype} {tuple(order.shape)}" if isinstance(order, Tensor) else type(order).__name__
+        raise InputError(f"`order` ranks all features: int64 {tuple(values.shape)} expected, got {given}")
+    inside = bool(((order >= 0) & (order < features)).all())
+    seen = torch.zeros_like(order, dtype=torch.bool)
+    if not inside or not bool(seen.scatter_(-1, order, True).all()):
+        raise InputError(f"`order` of '{who}' does not name each of {features} features once")
+    ascending = values.gather(-1, order)
+    wrong = (ascending[:, 1:] < ascending[:, :-1]).any(-1)
+    if bool(wrong.any()):
+        bad = wrong.nonzero().reshape(-1)[:5].tolist()
+        raise InputError(
+            f"`order` does not sort the values of '{who}' in samples {bad}: it is that of another map. Use "
+            "explanation.with_values(values), which ranks anew, or give order=None"
+        )
