@@ -1234,7 +1234,7 @@ MUTANTS = (
     ),
     Mutant(
         "explanation: an order that names a feature twice",
-        "values/explanation.py",
+        "values/weak_orders.py",
         "if not inside or not bool(seen.scatter_(-1, order, True).all()):",
         "if not inside:",
         "values/test_explanation.py",
