@@ -15,16 +15,17 @@ from tests.reference.small_nets import draw, seeded
 from veridical.explainers import registry
 from veridical.explainers.graph.products import Product, added, dense
 from veridical.explainers.graph.weight_parts import MOST, Parts, parts_of
-from veridical.model.sessions import Session
+from veridical.model.sessions import Question, Session
 
-MOST_OPERATIONS = {"lrp_epsilon": 1.05, "lrp": 1.22, "lrp_z_plus": 1.22}
+MOST_OPERATIONS = {"lrp_epsilon": 1.05, "lrp": 1.2, "lrp_z_plus": 1.2}
 """Times those of one gradient of the plain model; the rules of the last two go through layers once more."""
 
 
 @pytest.mark.parametrize("name", MOST_OPERATIONS)
 def test_a_map_takes_about_the_operations_of_a_gradient(name: str) -> None:
     task = thin_task()
-    with Session(task.predictor, grad=True):
+    # inside a question, which leaves looks at answers to the reader, as every explanation on a GPU does
+    with Question(task.predictor), Session(task.predictor, grad=True):
         ours, theirs = operations(mapped(registry.make(name), task)), operations(bare(task))
     assert ours <= MOST_OPERATIONS[name] * theirs
     assert ours > 100  # it did run

@@ -36,7 +36,7 @@ class _FromBaselines(FollowingExplainer):
 
     def starts(self, task: Task, key: Key) -> Tensor:
         """The baselines (k, *input shape)."""
-        raise NotImplementedError
+        raise NotApplicableError(f"explainer '{self.name}' does not say what its baselines are")
 
     def promised(self, task: Task, key: Key) -> Tensor:
         return change_from(task, lambda at: self.starts(at, key))
@@ -93,7 +93,7 @@ class _FromBaselines(FollowingExplainer):
                 if at:
                     run.before = next(records)
                 run.again = at + 1 < len(starts)
-                total += (task.inputs - start).mul_(slope(*way, run.again, only=True))
+                total += (task.inputs - start).mul_(slope(*way, run.again))
         return total / len(starts)
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from veridical.values.task import Task
 def gradient(task: Task, x: Tensor | None = None, only: bool = False) -> Tensor:
     """d y_c / d x at the task's inputs, or at rows x that repeat each sample equally often in a row.
 
-    `only` as in `slope`.
+    `only` in a followed model, where nothing but the rows has a gradient (see `slope`).
     """
     rows = (task.inputs if x is None else x).detach().requires_grad_(True)
     times = len(rows) // len(task.inputs)
@@ -35,7 +35,17 @@ def gradient(task: Task, x: Tensor | None = None, only: bool = False) -> Tensor:
         outputs = call(model, rows, side)
         if x is None and (only or task.reference is not task):
             told(task, outputs)
-        return slope(outputs.gather(1, targets[:, None]).sum(), rows, only=only)
+        total, found = outputs.gather(1, targets[:, None]).sum(), None
+        if only:
+            return slope(total, rows)
+        try:
+            if total.requires_grad:
+                (found,) = torch.autograd.grad(total, rows, allow_unused=True)
+        except RuntimeError as error:
+            raise _no_way_back(error) from error
+    if found is None:
+        raise _no_gradient()
+    return found.detach()
 
 
 def told(task: Task, outputs: Tensor) -> None:
@@ -46,51 +56,50 @@ def told(task: Task, outputs: Tensor) -> None:
         hand_along(task, outputs)
 
 
-def slope(total: Tensor, rows: Tensor, again: bool = False, only: bool = False) -> Tensor:
-    """The gradient of a total with respect to rows, to be asked for once unless `again`.
+def slope(total: Tensor, rows: Tensor, again: bool = False) -> Tensor:
+    """What comes back to rows from a total of a followed model, to be asked for once unless `again`.
 
-    `only` if nothing but the rows has one, as in a followed model: then rules may ask single operations.
+    Nothing but the rows has a gradient there, and so its rules may ask single operations.
     """
-    if total.requires_grad and only:
-        _gone_back(lambda: total.backward(retain_graph=again))
-        found, rows.grad = rows.grad, None
-    else:
-        found = slopes_at(total, [rows], again)[0]
+    try:
+        if total.requires_grad:
+            total.backward(retain_graph=again)
+    except RuntimeError as error:
+        raise _no_way_back(error) from error
+    found, rows.grad = rows.grad, None
     if found is None:
-        raise InputError(
-            "no gradient comes back from the model's outputs to its inputs: something between them is "
-            "detached, or no torch operation; methods that ask by answers alone, such as occlusion, apply"
-        )
+        raise _no_gradient()
     return found.detach()
 
 
-def _gone_back(run: Callable[[], Any]) -> Any:
-    """What a way back gives; what torch cannot go back through is refused in words."""
-    try:
-        return run()
-    except RuntimeError as error:
-        if isinstance(error, VeridicalError) or out_of_memory(error):
-            raise
-        told = str(error).strip().splitlines()[0]
-        raise NotApplicableError(
-            f"torch cannot go back through this model ({type(error).__name__}: {told}). A checkpoint or "
-            "autocast inside it may stand in the way; methods that need no gradient apply, such as occlusion"
-        ) from error
-
-
-def slopes_at(total: Tensor, places: Sequence[Tensor], again: bool = False) -> Sequence[Tensor | None]:
-    """The gradient at each of these places, None where none comes back; what torch cannot do is refused.
-
-    To be asked for once, unless `again`.
-    """
+def slopes_at(total: Tensor, places: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    """The gradient at each of these places, None where none comes back; what torch cannot do is refused."""
     asked = [place for place in places if place.requires_grad]
     if not total.requires_grad or not asked:
         return [None] * len(places)
-    ways = _gone_back(lambda: torch.autograd.grad(total, asked, retain_graph=again, allow_unused=True))
-    if len(asked) == len(places):
-        return list(ways)
-    found = iter(ways)
+    try:
+        found = iter(torch.autograd.grad(total, asked, allow_unused=True))
+    except RuntimeError as error:
+        raise _no_way_back(error) from error
     return [next(found) if place.requires_grad else None for place in places]
+
+
+def _no_way_back(error: RuntimeError) -> NotApplicableError:
+    """In words what torch cannot go back through; an error that says more is raised as it is."""
+    if isinstance(error, VeridicalError) or out_of_memory(error):
+        raise error
+    told = str(error).strip().splitlines()[0]
+    return NotApplicableError(
+        f"torch cannot go back through this model ({type(error).__name__}: {told}). A checkpoint or "
+        "autocast inside it may stand in the way; methods that need no gradient apply, such as occlusion"
+    )
+
+
+def _no_gradient() -> InputError:
+    return InputError(
+        "no gradient comes back from the model's outputs to its inputs: something between them is "
+        "detached, or no torch operation; methods that ask by answers alone, such as occlusion, apply"
+    )
 
 
 @register

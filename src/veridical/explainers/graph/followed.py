@@ -103,7 +103,7 @@ class Followed(nn.Module):
 
 def alike(ours: Tensor, theirs: Tensor, near: float = 1e-3) -> bool:
     """Whether a followed model answers as the model itself does."""
-    ours, theirs = ours.detach(), theirs.detach()
     near = max(near, 8 * torch.finfo(theirs.dtype).eps)
-    size = float(torch.linalg.vector_norm(theirs, torch.inf))
-    return float(torch.dist(ours, theirs, torch.inf)) <= near * max(size, 1e-6)
+    with torch.no_grad():
+        size, apart = torch.linalg.vector_norm(theirs, torch.inf), torch.dist(ours, theirs, torch.inf)
+    return float(apart) <= near * max(float(size), 1e-6)
