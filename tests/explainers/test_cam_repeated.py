@@ -22,30 +22,9 @@ from tests.reference.cam_maps import enlarged
 from tests.reference.small_nets import conv_net, draw, image_task, noisy_copy, seeded
 from veridical.errors import ModelChangedError, NotApplicableError
 from veridical.explainers import registry
-from veridical.explainers.graph.follow import Follower
-from veridical.explainers.graph.plan import Plan as Written
 from veridical.model.predictor import Plan
 
 METHODS = ["gradcam", "gradcam_plus_plus", "layercam", "guided_gradcam"]
-
-
-@pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What happened at each run of a model: "followed" or "repeated"."""
-    seen: list[str] = []
-    enter, call = Follower.__enter__, Written.__call__
-
-    def entering(self: Follower) -> Any:
-        seen.append("followed")
-        return enter(self)
-
-    def repeating(self: Written, *given: Any) -> Any:
-        seen.append("repeated")
-        return call(self, *given)
-
-    monkeypatch.setattr(Follower, "__enter__", entering)
-    monkeypatch.setattr(Written, "__call__", repeating)
-    return seen
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -13,30 +13,9 @@ import veridical as vd
 from tests.reference.architectures import CONVOLUTIONAL, HUGGING_FACE, OTHERS, made
 from tests.reference.small_nets import conv_net, image_task
 from veridical.explainers import registry
-from veridical.explainers.graph.follow import Follower
 from veridical.explainers.graph.followed import Followed
-from veridical.explainers.graph.plan import Plan
 
 METHODS = ["guided_backprop", "deconvolution", "deeplift", "lrp", "lrp_epsilon", "lrp_gamma"]
-
-
-@pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What happened at each run of a followed model: "followed" or "repeated"."""
-    seen: list[str] = []
-    enter, call = Follower.__enter__, Plan.__call__
-
-    def entering(self: Follower) -> Any:
-        seen.append("followed")
-        return enter(self)
-
-    def repeating(self: Plan, *given: Any) -> Any:
-        seen.append("repeated")
-        return call(self, *given)
-
-    monkeypatch.setattr(Follower, "__enter__", entering)
-    monkeypatch.setattr(Plan, "__call__", repeating)
-    return seen
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -44,30 +23,30 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     "architecture",
     [*CONVOLUTIONAL, *OTHERS, *(pytest.param(name, marks=pytest.mark.extras) for name in HUGGING_FACE)],
 )
-def test_a_repeated_run_is_bit_equal_to_a_followed_one(architecture: str, counted: list[str]) -> None:
+def test_a_repeated_run_is_bit_equal_to_a_followed_one(architecture: str, runs: list[str]) -> None:
     task = made(architecture)
     for name in METHODS:
         explainer = registry.make(name)
         if explainer.why_not(task) is not None:
             continue
         first, second = (explainer(task).values for _ in range(2))  # the second run is written down
-        counted.clear()
+        runs.clear()
         third = explainer(task).values
         # the embeddings of a text are put before its model anew at every call
-        assert "followed" not in counted or task.modality == "text" or architecture == "hf_vit", name
+        assert "followed" not in runs or task.modality == "text" or architecture == "hf_vit", name
         assert torch.equal(first, second)
         assert torch.equal(first, third)
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_plan_reads_the_weights_of_each_world(name: str, counted: list[str]) -> None:
+def test_a_plan_reads_the_weights_of_each_world(name: str, runs: list[str]) -> None:
     task, explainer = image_task(conv_net()), registry.make(name)
     for _ in range(2):
         explainer(task)
-    counted.clear()
+    runs.clear()
     worlds = [task.with_noise(0.3, vd.Key(seed)) for seed in range(3)]
     found = [explainer.maps(world, vd.Key(0)) for world in worlds]
-    assert "followed" not in counted
+    assert "followed" not in runs
     assert not torch.equal(found[0], found[1])
     again = image_task(conv_net()).with_noise(0.3, vd.Key(1))
     assert torch.equal(found[1], explainer.maps(again, vd.Key(0)))
@@ -110,7 +89,7 @@ class Loose(nn.Module):
 
 
 @pytest.mark.parametrize("kind", [ByValue, Numbers, Loose])
-def test_there_is_no_plan_for_what_may_be_otherwise_the_next_time(kind: Any, counted: list[str]) -> None:
+def test_there_is_no_plan_for_what_may_be_otherwise_the_next_time(kind: Any, runs: list[str]) -> None:
     torch.manual_seed(0)
     net = kind()
     x = torch.randn(4, 4)
@@ -118,9 +97,9 @@ def test_there_is_no_plan_for_what_may_be_otherwise_the_next_time(kind: Any, cou
     explainer = registry.make("guided_backprop")
     for _ in range(3):
         explainer(task)
-    counted.clear()
+    runs.clear()
     found = explainer(task).values
-    assert counted == ["followed"]
+    assert runs == ["followed"]
     rows = x.clone().requires_grad_(True)
     (expected,) = torch.autograd.grad(net(rows)[:, 0].sum(), rows)
     torch.testing.assert_close(found, expected)
@@ -204,7 +183,7 @@ def test_a_hook_on_the_private_copy_is_heeded(name: str) -> None:
     assert torch.equal(explainer.maps(world, vd.Key(0)), plain[0])
 
 
-def test_what_a_model_is_given_beside_its_input_is_read_anew(counted: list[str]) -> None:
+def test_what_a_model_is_given_beside_its_input_is_read_anew(runs: list[str]) -> None:
     class Weighed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
