@@ -16,9 +16,9 @@ from collections.abc import Callable
 
 import torch
 
+from veridical.concepts.dictionary import run as training
+from veridical.core.key import Key
 from veridical.dictionaries import Stream, TopK
-from veridical.random.keyed import Key
-from veridical.surf.dictionary import run as training
 
 
 def timed(run: Callable[[int], None], steps: int, device: str) -> float:

@@ -28,7 +28,7 @@ import torch
 import veridical as vd
 from benchmarks.networks import lenet, resnet18
 from benchmarks.timing import Timing, seconds, table
-from veridical.model.predictor import memory_budget
+from veridical.models.predictor import memory_budget
 
 PATH = (0.001, 0.5, 1.0, 1.5, 2.0)
 FORMS = ("fast", "arc", "reference", "jacobian")

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import veridical as vd
 from benchmarks.metrics import cases, tasks
 from veridical.explainers.graph import difference_steps, products, relevance_elements
-from veridical.model import sessions
+from veridical.models import sessions
 
 WAITS = {
     f"aten.{name}.default"

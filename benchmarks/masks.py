@@ -7,8 +7,8 @@ import torch
 import veridical as vd
 from benchmarks.metrics import tasks
 from benchmarks.timing import Timing, compare
-from veridical.masking.probe import probe
-from veridical.masking.rules import MaskRule, RandomSubsets, RankThreshold
+from veridical.perturb.probe import probe
+from veridical.perturb.rules import MaskRule, RandomSubsets, RankThreshold
 
 
 def rules(task: vd.Task, masks: int) -> dict[str, MaskRule]:

@@ -20,7 +20,7 @@ from torch import nn
 
 import veridical as vd
 from veridical import study
-from veridical.random import keyed
+from veridical.core import key as keyed
 from veridical.study.planning import make_plan
 from veridical.study.study_file import read_study
 

@@ -21,11 +21,11 @@ import numpy as np
 import torch
 
 from benchmarks import surf_reference as reference
-from veridical import surf
-from veridical.random.keyed import Key
-from veridical.surf.methods.kmeans import kmeans
-from veridical.surf.methods.subspaces import self_expression, spectral
-from veridical.surf.nnls import nnls
+from veridical import concepts as surf
+from veridical.concepts.methods.kmeans import kmeans
+from veridical.concepts.methods.subspaces import self_expression, spectral
+from veridical.concepts.nnls import nnls
+from veridical.core.key import Key
 
 _EQUAL = 1e-3
 """How far above ours, relatively, a loss may lie that counts as equal."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import veridical as vd
-from veridical.model.predictor import call
+from veridical.models.predictor import call
 
 LEAST = {"cuda": 0.2, "cpu": 0.05}
 """Seconds that one reading lasts at least: shorter work is repeated within it. On a GPU so often that what

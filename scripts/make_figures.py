@@ -19,12 +19,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import veridical as vd
+from veridical.data.known_tables import TIERS, tier_weights
 from veridical.fidelity.removal import budget, removal_counts
 from veridical.functional import rms_normalise
 from veridical.gef import plot_path
 from veridical.meta.plots import area_chart
 from veridical.plots import COLOURS
-from veridical.tasks.known_tables import TIERS, tier_weights
 
 ASSETS = Path(__file__).resolve().parents[1] / "docs" / "assets" / "understand"
 STYLE = {
@@ -245,7 +245,7 @@ def expected_drop(size: int, alpha: float, most: int) -> float:
 
 def surf() -> None:
     task = vd.tasks.load("digits")
-    table = vd.surf.sanity(task, draws=10, measures=("ICE-Eval", "SURF"))
+    table = vd.concepts.sanity(task, draws=10, measures=("ICE-Eval", "SURF"))
     figure, (left, right) = panels(2)
     settings = ("Perfect", "Rand-Imp", "Full-Rand")
     for place, measure in enumerate(("ICE-Eval", "SURF")):
@@ -256,8 +256,14 @@ def surf() -> None:
     left.set_xticks(range(3), settings)
     left.set_ylabel("error in probabilities (EMD)")
     left.legend(fontsize=8, frameon=False)
-    methods = [vd.surf.PCA(), vd.surf.KMeans(), vd.surf.NMF(), vd.surf.ICE(), vd.surf.SAE(steps=600)]
-    found = vd.surf.compare(task, methods)
+    methods = [
+        vd.concepts.PCA(),
+        vd.concepts.KMeans(),
+        vd.concepts.NMF(),
+        vd.concepts.ICE(),
+        vd.concepts.SAE(steps=600),
+    ]
+    found = vd.concepts.compare(task, methods)
     names = list(found.splits)
     concepts = [found.splits[name].concepts for name in names]
     rest = [found.splits[name].importances for name in names]
@@ -267,11 +273,11 @@ def surf() -> None:
     right.legend(fontsize=8, frameon=False, title="whose fault", title_fontsize=8)
     keep(figure, "surf-sanity")
 
-    parts = vd.surf.split(task)
+    parts = vd.concepts.split(task)
     train, test, head = parts.train(), parts.test(), parts.head
     figure, (ax,) = panels(1, 5.0)
-    for place, method in enumerate((vd.surf.PCA(), vd.surf.NMF())):
-        curve = vd.surf.parsimony(method, train, test, head, counts=(1, 2, 3, 5, 8, 12))
+    for place, method in enumerate((vd.concepts.PCA(), vd.concepts.NMF())):
+        curve = vd.concepts.parsimony(method, train, test, head, counts=(1, 2, 3, 5, 8, 12))
         curve.plot(ax=ax, color=COLOURS[place])
     ax.set_ylim(bottom=0)
     ax.legend(fontsize=8, frameon=False)

@@ -11,7 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from veridical.tasks import shipped
+from veridical.data import shipped
 from veridical.values import files
 
 

@@ -29,7 +29,7 @@ import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
 import veridical as vd  # noqa: E402
-from veridical.audit.effort import effort_of  # noqa: E402
+from veridical.auditing.effort import effort_of  # noqa: E402
 from veridical.study.limits import resident_mib  # noqa: E402
 
 READINGS = 12

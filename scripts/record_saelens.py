@@ -3,7 +3,7 @@
 SAELens brings wandb, datasets and transformer-lens along, too much for a test environment, so it runs once,
 in an environment of its own: `pip install sae-lens==6.54.12 safetensors`. Every architecture is filled with
 random weights and saved by SAELens; the weights, the configuration, some inputs and its own answers to them
-go to `tests/data/saelens.safetensors`, from which `tests/surf/test_saelens.py` reads.
+go to `tests/data/saelens.safetensors`, from which `tests/concepts/test_saelens.py` reads.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ from replications.gef.efficientnet import prepare as prepare_photos
 from replications.gef.minilm import FILE as MINILM
 from replications.gef.minilm import minilm_task
 from replications.gef.minilm import prepare as prepare_minilm
-from veridical.audit import Audit
-from veridical.audit.sampling import some_of
+from veridical.auditing import Audit
+from veridical.auditing.sampling import some_of
 
 CHEAP = ["saliency", "input_x_gradient", "guided_backprop", "gradcam", "lrp"]
 FULL = [*CHEAP, "integrated_gradients", "smoothgrad", "gradient_shap"]
@@ -60,7 +60,7 @@ def task_of(which: str, folder: Path, device: str | None = None) -> vd.Task:
         task = minilm_task(folder / MINILM)
     else:
         task = photos_task(folder / FILE, PHOTOS, None)
-        task = task.with_space(vd.Space.patches(tuple(task.inputs.shape[1:]), 16), vd.fill.Blur(16))
+        task = task.with_space(vd.Space.patches(tuple(task.inputs.shape[1:]), 16), vd.fills.Blur(16))
         task = task.changed(name="EfficientNet-lite0, ImageNet photos")
     return task if device is None else task.to(device)
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import veridical as vd
 from tests.reference.small_models import mlp
 from veridical.api import as_explanation, as_metric, labelled
+from veridical.core.key import Key
 from veridical.errors import InputError, UnknownNameError, VeridicalWarning
 from veridical.explainers import Explainer, Occlusion, Saliency, as_explainer
 from veridical.explainers import registry as explainer_registry
@@ -23,7 +24,6 @@ from veridical.metrics import registry as metric_registry
 from veridical.metrics.base import ExplainerMetric, Metric, Outcome
 from veridical.metrics.complexity import Sparseness
 from veridical.metrics.faithfulness import FaithfulnessCorrelation, PixelFlipping
-from veridical.random.keyed import Key
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 
@@ -333,8 +333,8 @@ def test_register_makes_a_users_classes_known_by_name() -> None:
         def evaluate(self, task: vd.Task, explanation: vd.Explanation, key: Key) -> Outcome:
             return Outcome(explanation.values.amax(-1))
 
-    assert "all alike" in vd.explainers()["ones"]
-    assert "largest" in vd.metrics()
+    assert "all alike" in vd.list_explainers()["ones"]
+    assert "largest" in vd.list_metrics()
     assert vd.score("largest", task(), "ones").values.tolist() == [1.0] * 6
     assert "ones" in vd.applicable(task())
     with pytest.raises(InputError, match="register takes a subclass"):
@@ -342,10 +342,10 @@ def test_register_makes_a_users_classes_known_by_name() -> None:
 
 
 def test_catalogues_say_on_what_each_applies() -> None:
-    assert set(EXPLAINERS) <= set(vd.explainers())
-    assert {"pixel_flipping", "faithfulness_correlation", "sparseness"} <= set(vd.metrics())
-    assert "[" in vd.metrics()["pixel_flipping"]
-    assert "image" in vd.explainers()["saliency"]
+    assert set(EXPLAINERS) <= set(vd.list_explainers())
+    assert {"pixel_flipping", "faithfulness_correlation", "sparseness"} <= set(vd.list_metrics())
+    assert "[" in vd.list_metrics()["pixel_flipping"]
+    assert "image" in vd.list_explainers()["saliency"]
 
 
 def test_metrics_of_methods_ask_for_the_method() -> None:

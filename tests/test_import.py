@@ -108,7 +108,7 @@ from veridical.metrics.faithfulness import PixelFlipping as same, Comprehensiven
 from veridical.explainers import FunctionExplainer, IntegratedGradients, LrpEpsilon, TopK, as_explainer
 from veridical.explainers import degrade, from_captum, from_shap, from_zennit
 from veridical import GEF, QGE, Audit, FastGEF, QRand, audit, meta_evaluate, tasks, visualise
-from veridical.audit import Effort, Verdict, check_model
+from veridical.auditing import Effort, Verdict, check_model
 import veridical as vd
 assert same is PixelFlipping and PixelFlipping().name == "pixel_flipping"
 assert callable(audit) and callable(visualise) and callable(meta_evaluate)
@@ -148,7 +148,7 @@ def test_modules_that_moved_are_the_same_module_under_their_old_name() -> None:
 
 
 def test_a_verb_stays_a_verb_whichever_part_of_its_package_is_imported_first() -> None:
-    parts = "import veridical.audit.run, veridical.explainers.lrp, veridical.metrics.faithfulness.deletion"
+    parts = "import veridical.auditing.run, veridical.explainers.lrp, veridical.metrics.faithfulness.deletion"
     ask = "import veridical as vd; print(vd.audit.__name__, vd.explainers.__name__, vd.metrics.__name__)"
     assert loaded(f"{parts}\n{ask}") == ["audit", "explainers", "metrics"]
     assert loaded(f"{ask}") == ["audit", "explainers", "metrics"]

@@ -20,8 +20,8 @@ from torch import nn
 
 import veridical as vd
 from veridical import study
+from veridical.data import load_task, read_examples
 from veridical.errors import VeridicalError
-from veridical.loading import load_task, read_examples
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 NET = nn.Linear(4, 3)

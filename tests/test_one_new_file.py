@@ -27,7 +27,7 @@ from torch import Tensor
 
 from veridical.explainers.base import Explainer, register
 from veridical.explainers.gradients import gradient
-from veridical.random.keyed import Key
+from veridical.core.key import Key
 from veridical.values.task import Task
 
 
@@ -56,8 +56,9 @@ from veridical.metrics import HalfRemoved
 from veridical.metrics.faithfulness import HalfRemoved as same
 assert same is HalfRemoved
 assert by_name.values.equal(vd.score(HalfRemoved(share=0.25), task, SquaredGradient()).values)
-assert "relevant half" in vd.metrics()["half_removed"] and "How steep" in vd.explainers()["squared_gradient"]
-assert "half_removed" in vd.metrics.__globals__["metric_registry"]
+assert "relevant half" in vd.list_metrics()["half_removed"]
+assert "How steep" in vd.list_explainers()["squared_gradient"]
+assert "half_removed" in vd.list_metrics.__globals__["metric_registry"]
 assert "squared_gradient" in vd.applicable(task)
 assert vd.score("qge:half_removed", task, "inverse:squared_gradient").values.isfinite().all()
 from veridical.testing import check_explainer, check_metric
@@ -72,7 +73,7 @@ EVERYTHING = (
     "tests/metrics/test_operations.py",
     "tests/explainers/test_every.py",
     "tests/report/test_parts.py",
-    "tests/model/test_late_checks.py",
+    "tests/models/test_late_checks.py",
 )
 
 
@@ -94,7 +95,7 @@ def run(folder: Path, path: Path, *command: str) -> str:
 
 
 def test_one_file_is_a_metric_and_one_an_explainer(tmp_path: Path) -> None:
-    assert "half_removed" not in vd.metrics()
+    assert "half_removed" not in vd.list_metrics()
     kinds = run(tmp_path, enlarged(tmp_path), "-c", USE)
     assert [set(each.split()) for each in kinds.split("|")] == [set(MODALITIES)] * 2
 

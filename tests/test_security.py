@@ -190,8 +190,8 @@ def test_every_bound_is_documented_and_can_be_moved(monkeypatch: pytest.MonkeyPa
 def test_arrays_that_unfold_are_refused_by_their_header(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from veridical.loading.weights import read_weights
-    from veridical.tasks.files import read_arrays, read_table
+    from veridical.data.files import read_arrays, read_table
+    from veridical.data.weights import read_weights
 
     monkeypatch.setenv("VERIDICAL_MAX_ARRAY_MIB", "1")
     np.savez_compressed(tmp_path / "a.npz", inputs=np.zeros(2**20))
@@ -216,7 +216,7 @@ def test_arrays_that_unfold_are_refused_by_their_header(
 def test_images_are_bounded_as_they_are_scaled(tmp_path: Path) -> None:
     from PIL import Image
 
-    from veridical.tasks.images import image_rule, read_image
+    from veridical.data.images import image_rule, read_image
 
     Image.new("L", (500_000, 1)).save(tmp_path / "thin.png")
     with pytest.raises(VeridicalError, match="VERIDICAL_MAX_IMAGE_PIXELS"):
@@ -232,7 +232,7 @@ def test_images_are_bounded_as_they_are_scaled(tmp_path: Path) -> None:
 
 
 def test_a_few_of_very_many_rows_are_drawn_without_a_permutation_of_all() -> None:
-    from veridical.loading.examples import some_rows
+    from veridical.data.examples import some_rows
 
     tracemalloc.start()
     rows = some_rows(10**12, 1000, 0)
@@ -286,7 +286,7 @@ def dangerous(path: Path) -> list[str]:
 
 ALLOWED = {
     "battery.py: pickle.loads": "the battery pickles a metric it was given and reads it back",
-    "models.py: joblib.load": "behind --allow-code: tests/loading/test_models.py",
+    "models.py: joblib.load": "behind --allow-code: tests/data_loading/test_models.py",
 }
 
 

@@ -11,7 +11,7 @@ import torch
 
 import veridical as vd
 from veridical import api, progress
-from veridical.progress import track, waiting
+from veridical.core.progress import track, waiting
 
 
 class Terminal(io.StringIO):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import veridical as vd
-from veridical.tasks.networks import DigitsCNN
+from veridical.data.networks import DigitsCNN
 
 SOURCE = Path(vd.__file__).parent
 MOST_FILES, MOST_BORDERS = 22, 96

@@ -1,7 +1,7 @@
 """A Hugging Face text classifier in a folder, and sentences in a file."""
 
 import veridical as vd
-from veridical.loading import load_task
+from veridical.data import load_task
 
 task = load_task("my-classifier", "reviews.jsonl", labels="label", samples=16)
 table = vd.evaluate(task, ["occlusion", "integrated_gradients", "random"], ["comprehensiveness"])

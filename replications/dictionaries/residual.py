@@ -16,8 +16,8 @@ from torch import Tensor
 
 import veridical as vd
 from replications.dictionaries.smollm2 import NextToken, load
+from veridical.data.packages import smollm2_file
 from veridical.dictionaries import MEASURES, Bench, TopK, family, judge
-from veridical.tasks.packages import smollm2_file
 
 LAYERS = (7, 15, 22)
 

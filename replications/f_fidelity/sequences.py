@@ -18,9 +18,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 import data
 
 import veridical as vd
-from veridical.masking.fills import Token
-from veridical.tasks.networks import SeriesCNN, SeriesLSTM, TextTransformer
-from veridical.tasks.training import Recipe, fit
+from veridical.data.networks import SeriesCNN, SeriesLSTM, TextTransformer
+from veridical.data.training import Recipe, fit
+from veridical.perturb.fills import Token
 from veridical.values.space import Space
 
 STEPS = 25
@@ -94,8 +94,8 @@ def make_task(
 
 def prepare(folder: Path) -> None:
     """Write arrays and train the four models."""
-    from veridical.tasks.rotten_tomatoes import rotten_tomatoes_data
-    from veridical.tasks.trained_on_demand import series_data
+    from veridical.data.rotten_tomatoes import rotten_tomatoes_data
+    from veridical.data.trained_on_demand import series_data
 
     place = folder / "sequences"
     place.mkdir(parents=True, exist_ok=True)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import veridical as vd
-from veridical.random import keyed
-from veridical.tasks.networks import LeNet
+from veridical.core import key as keyed
+from veridical.data.networks import LeNet
 
 
 def folder() -> Path:

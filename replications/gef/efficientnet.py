@@ -24,9 +24,9 @@ import numpy as np
 import torch
 
 import veridical as vd
+from veridical.data.efficientnet import EfficientNetLite0
+from veridical.data.photos import DEVIATION, MEAN, SIZE
 from veridical.explainers import as_explainer
-from veridical.tasks.efficientnet import EfficientNetLite0
-from veridical.tasks.photos import DEVIATION, MEAN, SIZE
 
 FILE = "efficientnet.npz"
 PAPER = {
@@ -55,8 +55,8 @@ EXACT = ("GRAD", "SAL", "IXG", "RAN", "INTG")
 
 def prepare(folder: Path) -> Path:
     """Write the photos as bytes and the weights as half floats (vectors stay whole) into one file."""
-    from veridical.tasks.images import read_image
-    from veridical.tasks.photos import efficientnet
+    from veridical.data.images import read_image
+    from veridical.data.photos import efficientnet
 
     given = os.environ.get("VERIDICAL_DATA")
     if not given:

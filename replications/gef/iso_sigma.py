@@ -31,9 +31,9 @@ from torch import Tensor
 import veridical as vd
 from replications.gef import data, efficientnet, minilm
 from replications.gef.tables import TABLES
+from veridical.core import key as keyed
 from veridical.explainers import Explainer
 from veridical.gef import IsoSigma
-from veridical.random import keyed
 
 METHODS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("gradient", {}),

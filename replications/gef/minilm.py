@@ -23,7 +23,7 @@ SENTENCES = 200
 
 def prepare(path: Path) -> None:
     """Write MiniLM in half floats, with the words that the snippets use and no others: the same answers."""
-    from veridical.audit.sampling import some_of
+    from veridical.auditing.sampling import some_of
 
     task: Any = vd.tasks.load("rotten_tomatoes_minilm")
     task = some_of(task, SENTENCES, 0)
@@ -59,7 +59,7 @@ def minilm_task(path: Path) -> vd.Task:
     """The sentence classifier on the prepared snippets."""
     from transformers import BertConfig, BertModel
 
-    from veridical.tasks.rotten_tomatoes import SentenceClassifier
+    from veridical.data.rotten_tomatoes import SentenceClassifier
 
     stored = np.load(path, allow_pickle=False)
     config = BertConfig(**json.loads(str(stored["config"])))
@@ -80,7 +80,7 @@ def minilm_task(path: Path) -> vd.Task:
     labels = torch.from_numpy(stored["labels"])
     model.try_short(tokens)
     name = "MiniLM with a linear head, film snippets"
-    return vd.Task(model, tokens, labels=labels, space=space, fill=vd.fill.Token(pad), name=name)
+    return vd.Task(model, tokens, labels=labels, space=space, fill=vd.fills.Token(pad), name=name)
 
 
 def main() -> None:

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import veridical as vd
+from veridical.core import key as keyed
 from veridical.explainers import IntegratedGradients, PartitionShap, RandomK, TopK
-from veridical.random import keyed
 
 LENGTH, WORDS, WIDTH = 48, 3000, 32
 PAPER = {

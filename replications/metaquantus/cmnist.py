@@ -18,8 +18,8 @@ from torch.nn import functional as F
 import veridical as vd
 from replications.f_fidelity.data import CIFAR_MEAN, CIFAR_STD, cifar
 from replications.metaquantus.data import folder, idx
-from veridical.random import keyed
-from veridical.tasks.networks import Block
+from veridical.core import key as keyed
+from veridical.data.networks import Block
 
 SIDE, DIGIT = 32, 16
 WIDTH = 16

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 import veridical as vd
-from veridical.random import keyed
-from veridical.tasks.networks import LeNet
+from veridical.core import key as keyed
+from veridical.data.networks import LeNet
 
 
 def folder() -> Path:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 import veridical as vd
 from replications.metaquantus.printed import GEF_A1, GEF_A2, QGE_5
+from veridical.core.key import Key
 from veridical.explainers import GradientShap, IntegratedGradients, Occlusion
-from veridical.masking.fills import Fill, UniformNoise, Zero
 from veridical.metrics import (
     EfficientMprt,
     FaithfulnessCorrelation,
@@ -34,7 +34,7 @@ from veridical.metrics import (
     SmoothMprt,
     TopKIntersection,
 )
-from veridical.random.keyed import Key
+from veridical.perturb.fills import Fill, UniformNoise, Zero
 
 SAME_SPREAD = 0.001 * math.sqrt(3)
 """Neighbours are drawn uniformly here; this radius has the spread of the GEF paper's N(0, 0.001)."""

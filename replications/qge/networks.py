@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from replications.qge.models import Recipe, perceptron
-from veridical.tasks.networks import LeNet
+from veridical.data.networks import LeNet
 
 
 class Block(nn.Module):

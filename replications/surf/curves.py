@@ -14,9 +14,9 @@ from typing import Any
 
 from replications.surf import data, prepared
 from replications.surf.run import at_home, here
-from veridical import surf
+from veridical import concepts as surf
+from veridical.concepts.parsimony_curve import plateau
 from veridical.plots import COLOURS
-from veridical.surf.parsimony_curve import plateau
 
 COUNTS = (1, 2, 3, 5, 8, 12, 25)
 METHODS: tuple[surf.ConceptMethod, ...] = (

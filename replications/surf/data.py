@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import veridical as vd
-from veridical.tasks.networks import LeNet
+from veridical.data.networks import LeNet
 
 CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 

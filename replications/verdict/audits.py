@@ -23,8 +23,8 @@ import torch
 
 import veridical as vd
 from replications.verdict import worlds
-from veridical.audit.effort import EFFORTS
-from veridical.audit.evidence import ALPHA, HERE, SIZE, corrected
+from veridical.auditing.effort import EFFORTS
+from veridical.auditing.evidence import ALPHA, HERE, SIZE, corrected
 from veridical.explainers import as_explainer
 from veridical.testing import red_team
 from veridical.testing.cheats import CHEATS

@@ -21,14 +21,14 @@ import torch
 from torch import Tensor, nn
 
 from replications.verdict import worlds
-from veridical.audit.effort import EFFORTS
-from veridical.audit.evidence import Test
-from veridical.audit.jobs import Job, carry_out
-from veridical.audit.panel import choose_judges
-from veridical.audit.swap import marks, on, other_models
-from veridical.audit.units import Grid, units
+from veridical.auditing.effort import EFFORTS
+from veridical.auditing.evidence import Test
+from veridical.auditing.jobs import Job, carry_out
+from veridical.auditing.panel import choose_judges
+from veridical.auditing.swap import marks, on, other_models
+from veridical.auditing.units import Grid, units
+from veridical.core.key import Key
 from veridical.explainers import Explainer, as_explainer
-from veridical.random.keyed import Key
 from veridical.testing import cheats
 from veridical.testing.red_team import RedTeamMember
 from veridical.values.task import Task

@@ -26,10 +26,10 @@ from torch import Tensor, nn
 import veridical as vd
 from replications.verdict import worlds
 from replications.verdict.audits import WITHOUT_DESCRIPTION
-from veridical.audit.effort import EFFORTS
-from veridical.random.keyed import Key
-from veridical.tasks import reviews as writing
-from veridical.tasks.huggingface import from_huggingface
+from veridical.auditing.effort import EFFORTS
+from veridical.core.key import Key
+from veridical.data import reviews as writing
+from veridical.data.huggingface import from_huggingface
 
 ORDER = ("glance", "quick", "standard")
 SAMPLES = 200

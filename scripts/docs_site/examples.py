@@ -42,7 +42,7 @@ masks[:, :, :8] = True
 task = vd.Task(Mosaic(digits.model), x, targets=digits.targets[:24], masks=masks)"""
 TRANSFORMER = """\
 import torch
-from veridical.tasks.networks import TextTransformer
+from veridical.data.networks import TextTransformer
 
 reviews = vd.tasks.load("reviews")[:24]
 torch.manual_seed(0)

@@ -1,20 +1,18 @@
 """veridical: how faithful is this explanation to the model it explains, and can that number be trusted?"""
 
-import sys
-from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from veridical import errors, functional
 from veridical._version import __version__
-from veridical.api import evaluate, explain, explainers, metrics, register, score
-from veridical.audit import audit
+from veridical.api import evaluate, explain, list_explainers, list_metrics, register, score
+from veridical.auditing import audit
+from veridical.core.key import Key
+from veridical.core.name_index import names_on_demand
 from veridical.explainers.base import Explainer, applicable
-from veridical.masking import fills as fill
 from veridical.metrics.base import ExplainerMetric, Metric, Outcome
-from veridical.model.cost import Cost
-from veridical.model.predictor import Plan
-from veridical.name_index import names_on_demand
-from veridical.random.keyed import Key
+from veridical.models.cost import Cost
+from veridical.models.predictor import Plan
+from veridical.perturb import fills
 from veridical.values.evaluation import Evaluation
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Curve, Direction, Scores
@@ -22,33 +20,34 @@ from veridical.values.space import Space
 from veridical.values.task import Task
 
 if TYPE_CHECKING:
-    from veridical import atlas, dictionaries, fidelity, gef, loading, meta, qge, study, surf, tasks
-    from veridical.audit import Audit
+    from veridical import atlas, concepts, data, dictionaries, fidelity, gef, meta, qge, study
+    from veridical import data as tasks
+    from veridical.auditing import Audit
+    from veridical.data.estimate import estimate
+    from veridical.data.generation import Generation
+    from veridical.data.prompt_checks import circular_pairs, prompt_checks
+    from veridical.data.switching import switch
     from veridical.explainers.adapters import from_captum, from_shap, from_zennit
     from veridical.gef import GEF, FastGEF
     from veridical.gef.visualise import visualise
-    from veridical.loading.estimate import estimate
-    from veridical.masking.inner_units import Atoms, Blocks, Channels, Heads, Mlps
-    from veridical.masking.interventions import Counterfactual, MeanOver, Zeroed
     from veridical.meta import meta_evaluate
+    from veridical.perturb.inner_units import Atoms, Blocks, Channels, Heads, Mlps
+    from veridical.perturb.interventions import Counterfactual, MeanOver, Zeroed
     from veridical.qge import QGE, QRand
-    from veridical.tasks.generation import Generation
-    from veridical.tasks.prompt_checks import circular_pairs, prompt_checks
-    from veridical.tasks.switching import switch
 
-__getattr__, __dir__ = names_on_demand(
+_on_demand, __dir__ = names_on_demand(
     __name__,
     {
-        "Audit": "veridical.audit.result",
+        "Audit": "veridical.auditing.result",
         "FastGEF": "veridical.gef.metric",
         "GEF": "veridical.gef.metric",
-        "Generation": "veridical.tasks.generation",
-        "circular_pairs": "veridical.tasks.prompt_checks",
-        "estimate": "veridical.loading.estimate",
-        "prompt_checks": "veridical.tasks.prompt_checks",
-        "switch": "veridical.tasks.switching",
-        **dict.fromkeys(("Atoms", "Blocks", "Channels", "Heads", "Mlps"), "veridical.masking.inner_units"),
-        **dict.fromkeys(("Counterfactual", "MeanOver", "Zeroed"), "veridical.masking.interventions"),
+        "Generation": "veridical.data.generation",
+        "circular_pairs": "veridical.data.prompt_checks",
+        "estimate": "veridical.data.estimate",
+        "prompt_checks": "veridical.data.prompt_checks",
+        "switch": "veridical.data.switching",
+        **dict.fromkeys(("Atoms", "Blocks", "Channels", "Heads", "Mlps"), "veridical.perturb.inner_units"),
+        **dict.fromkeys(("Counterfactual", "MeanOver", "Zeroed"), "veridical.perturb.interventions"),
         "QGE": "veridical.qge.gap",
         "QRand": "veridical.qge.random_baseline",
         "from_captum": "veridical.explainers.adapters",
@@ -59,22 +58,10 @@ __getattr__, __dir__ = names_on_demand(
     },
 )
 
-# Modules that moved into folders: their old names, which stood in the documentation, import the same module
-_MOVED = {
-    "explanation": "values.explanation",
-    "fill": "masking.fills",
-    "imputation": "masking.mask_aware_fills",
-    "lots": "random.subset_draws",
-    "mask_rules": "masking.rules",
-    "predictor": "model.predictor",
-    "probe": "masking.probe",
-    "rng": "random.keyed",
-    "scores": "values.scores",
-    "space": "values.space",
-    "task": "values.task",
-}
-for _old, _new in _MOVED.items():
-    sys.modules[f"{__name__}.{_old}"] = import_module(f"{__name__}.{_new}")
+
+def __getattr__(name: str) -> Any:
+    return _on_demand("data" if name == "tasks" else name)
+
 
 __all__ = [
     "GEF",
@@ -115,24 +102,24 @@ __all__ = [
     "estimate",
     "evaluate",
     "explain",
-    "explainers",
+    "list_explainers",
     "fidelity",
-    "fill",
+    "fills",
     "from_captum",
     "from_shap",
     "from_zennit",
     "functional",
     "gef",
-    "loading",
+    "data",
     "meta",
     "meta_evaluate",
-    "metrics",
+    "list_metrics",
     "prompt_checks",
     "qge",
     "register",
     "score",
     "study",
-    "surf",
+    "concepts",
     "switch",
     "tasks",
     "visualise",

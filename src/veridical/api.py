@@ -13,7 +13,11 @@ from typing import Any, TypeVar
 
 import torch
 
-from veridical.allowed import Count
+from veridical.core.allowed import Count
+from veridical.core.key import Key
+from veridical.core.progress import track, waiting
+from veridical.core.registry import Catalogue
+from veridical.core.settings import checked
 from veridical.errors import InputError, MemoryLimitError, VeridicalError, VeridicalWarning
 from veridical.explainers.base import Explainer, as_explainer
 from veridical.explainers.base import registry as explainer_registry
@@ -21,11 +25,7 @@ from veridical.explainers.cache import ExplanationCache
 from veridical.metrics.base import AnyMetric, ExplainerMetric, Metric
 from veridical.metrics.base import registry as metric_registry
 from veridical.metrics.repeats import with_repeats
-from veridical.model.predictor import out_of_memory
-from veridical.progress import track, waiting
-from veridical.random.keyed import Key
-from veridical.registry import Catalogue
-from veridical.settings import checked
+from veridical.models.predictor import out_of_memory
 from veridical.values.evaluation import Evaluation, Failure
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Scores
@@ -289,12 +289,12 @@ def labelled(given: Any, read: Callable[..., T]) -> dict[str, T]:
     return out
 
 
-def explainers() -> Catalogue:
+def list_explainers() -> Catalogue:
     """All explainers by name, with the kinds of input each applies to."""
     return Catalogue({name: _line(explainer_registry.maker(name)) for name in explainer_registry})
 
 
-def metrics() -> Catalogue:
+def list_metrics() -> Catalogue:
     """All metrics by name, with the kinds of input each applies to."""
     return Catalogue({name: _line(metric_registry.maker(name)) for name in metric_registry})
 

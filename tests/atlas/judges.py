@@ -9,9 +9,9 @@ import torch
 
 import veridical as vd
 from veridical.atlas.bench import nearness
+from veridical.core import key as keyed
+from veridical.core.key import Key
 from veridical.metrics.base import ExplainerMetric, Metric, Outcome
-from veridical.random import keyed
-from veridical.random.keyed import Key
 
 
 @dataclass(frozen=True)

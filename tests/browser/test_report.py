@@ -307,9 +307,9 @@ def test_evaluation_page(browser: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [DESK, PHONE])
 def test_prompts_and_heads_fit_the_screen(browser: Any, tmp_path: Path, size: tuple[int, int]) -> None:
-    from veridical.tasks import known_heads
-    from veridical.tasks.causal_networks import CausalTransformer
-    from veridical.tasks.word_tokens import WordTokenizer
+    from veridical.data import known_heads
+    from veridical.data.causal_networks import CausalTransformer
+    from veridical.data.word_tokens import WordTokenizer
 
     words = ("...", "one ", "two ", ". ", "verylongword" * 12 + " ")
     texts = ["one two . " * 12, words[-1] + "one . two . "]

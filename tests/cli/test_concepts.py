@@ -7,8 +7,8 @@ import torch
 
 import veridical as vd
 from veridical.cli.concepts import concepts_of
+from veridical.concepts import NMF, PCA, Dictionary
 from veridical.errors import VeridicalError
-from veridical.surf import NMF, PCA, Dictionary
 
 
 def test_names_settings_and_none():

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 import veridical as vd
 import veridical.cli.doctor
 from veridical.cli.app import app
+from veridical.data import load_task
+from veridical.data.diagnosis import diagnose
 from veridical.errors import InputError
 from veridical.explainers import applicable
-from veridical.loading import load_task
-from veridical.loading.diagnosis import diagnose
 
 RNG = np.random.default_rng(0)
 X = pd.DataFrame(RNG.normal(size=(40, 3)), columns=["age", "dose", "noise"])
@@ -73,7 +73,7 @@ def test_every_explainer_and_metric_is_told_once_and_costs_what_it_asks(here: Pa
     found = diagnose(task)
     assert sorted(found.rows) == sorted(applicable(task))
     assert not set(found.left_out) & (set(found.rows) | set(found.metrics))
-    assert {*found.left_out, *found.rows, *found.metrics} >= {*vd.explainers(), *vd.metrics()}
+    assert {*found.left_out, *found.rows, *found.metrics} >= {*vd.list_explainers(), *vd.list_metrics()}
     for name in ("occlusion", "exact_shapley", "shapley_sampling"):
         fresh = task.changed(alone=True)
         asked = vd.explain(name, fresh).cost.forward / len(task)

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from tests.reference.dictionaries import permutation_p
 from veridical.cli.app import app
+from veridical.core.key import Key
 from veridical.dictionaries import (
     Bench,
     Superposition,
@@ -29,7 +30,6 @@ from veridical.dictionaries.ladder import jittered
 from veridical.dictionaries.statistics import agreement, concordance, separation, smallest_difference
 from veridical.dictionaries.trust import verdict
 from veridical.errors import InputError
-from veridical.random.keyed import Key
 from veridical.values.scores import Direction
 
 mpl.use("Agg")

@@ -11,10 +11,10 @@ from torch import Tensor
 
 import veridical as vd
 from tests.reference.dictionaries import train_topk
+from veridical.concepts.dictionary import run
+from veridical.core.key import integers, normal
 from veridical.dictionaries import BatchTopK, ReLU, Stream, Superposition, TopK, train
 from veridical.errors import FormatError, InputError, ShapeError
-from veridical.random.keyed import integers, normal
-from veridical.surf.dictionary import run
 
 WORLD = Superposition(features=24, dimensions=12, active=2.0, groups=3)
 SHORT = TopK(24, steps=40, batch=16, rate=5e-3, active=2)

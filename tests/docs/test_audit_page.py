@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from veridical.audit import EFFORTS
-from veridical.audit.effort import ALL, ON_HEAVY
+from veridical.auditing import EFFORTS
+from veridical.auditing.effort import ALL, ON_HEAVY
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "audit.md"
 

@@ -38,6 +38,6 @@ def test_direction_cost_and_warning_are_those_of_the_metric(row: re.Match[str]) 
 
 def test_every_name_exists() -> None:
     text = re.sub(r"^```.*?^```", "", (DOCS / "choose.md").read_text(), flags=re.MULTILINE | re.DOTALL)
-    known = {*vd.metrics(), *vd.explainers(), "ceiling", "partial"}
+    known = {*vd.list_metrics(), *vd.list_explainers(), "ceiling", "partial"}
     names = set(re.findall(r"`([a-z][a-z_]+)`", text))
     assert names <= known, names - known

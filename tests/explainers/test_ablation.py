@@ -4,9 +4,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from veridical.core.key import Key
 from veridical.explainers import FeatureAblation, Occlusion
-from veridical.masking.fills import Constant, Marginal
-from veridical.random.keyed import Key
+from veridical.perturb.fills import Constant, Marginal
 from veridical.values.space import Space
 from veridical.values.task import Task
 

@@ -12,11 +12,11 @@ from torch import nn
 import veridical as vd
 from tests.reference.composite_double import EpsilonPlus
 from tests.reference.epsilon_plus import relevance
+from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.explainers import Lrp, from_captum, from_shap, from_zennit
-from veridical.masking.fills import Constant
-from veridical.model.predictor import Plan
-from veridical.random.keyed import Key
+from veridical.models.predictor import Plan
+from veridical.perturb.fills import Constant
 from veridical.values.space import Space
 from veridical.values.task import Task
 

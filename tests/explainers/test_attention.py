@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from tests.reference.architectures import made
+from veridical.core.key import Key
 from veridical.errors import InputError, NotApplicableError
 from veridical.explainers import AttentionRollout, GradientXAttention, InputXGradient
-from veridical.random.keyed import Key
 from veridical.values.space import Space
 from veridical.values.task import Task
 

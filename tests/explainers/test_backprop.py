@@ -21,7 +21,7 @@ from tests.reference.small_nets import (
 )
 from veridical.errors import NotApplicableError
 from veridical.explainers import Deconvolution, DeepLift, Gradient, GuidedBackprop, LrpEpsilon
-from veridical.model.predictor import Plan
+from veridical.models.predictor import Plan
 
 BOTH = (GuidedBackprop, Deconvolution)
 PEERS = {GuidedBackprop: captum.GuidedBackprop, Deconvolution: captum.Deconvolution}

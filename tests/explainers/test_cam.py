@@ -16,7 +16,7 @@ from veridical.errors import NotApplicableError
 from veridical.explainers import GradCam, GradCamPlusPlus, LayerCam, ScoreCam, cam
 from veridical.explainers.cam import Cam
 from veridical.explainers.grid import by_products
-from veridical.model.predictor import Plan
+from veridical.models.predictor import Plan
 
 ALL = (GradCam, GradCamPlusPlus, LayerCam, ScoreCam)
 LAST = 5  # behind the last convolution of conv_net and its activation

@@ -22,7 +22,7 @@ from tests.reference.cam_maps import enlarged
 from tests.reference.small_nets import conv_net, draw, image_task, noisy_copy, seeded
 from veridical.errors import ModelChangedError, NotApplicableError
 from veridical.explainers import registry
-from veridical.model.predictor import Plan
+from veridical.models.predictor import Plan
 
 METHODS = ["gradcam", "gradcam_plus_plus", "layercam", "guided_gradcam"]
 

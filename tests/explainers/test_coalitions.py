@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import veridical as vd
+from veridical.core.key import Key
 from veridical.explainers import KernelShap, Lime, kernel_shap, least_squares, lime, mask_rules
 from veridical.explainers.least_squares import (
     _in_stretches,
@@ -17,7 +18,6 @@ from veridical.explainers.least_squares import (
     solved,
 )
 from veridical.explainers.mask_rules import SizedSubsets
-from veridical.random.keyed import Key
 
 
 def test_a_system_without_an_answer_is_nan_and_its_neighbours_are_solved() -> None:

@@ -10,7 +10,7 @@ import veridical as vd
 from tests.reference.small_nets import conv_net, draw, image_task, seeded, series_task
 from veridical.errors import InputError
 from veridical.explainers import Constant, Random, RandomK, Sobel
-from veridical.model.predictor import Plan
+from veridical.models.predictor import Plan
 
 KEY = vd.Key(6)
 

@@ -12,7 +12,7 @@ from tests.reference.small_nets import image_task
 from veridical.errors import NotApplicableError
 from veridical.explainers.controls_input import InputMagnitude, MovingNoise
 from veridical.explainers.transforms import OtherClass, explainer_from_json
-from veridical.masking.mask_aware_fills import NeighbourMean
+from veridical.perturb.mask_aware_fills import NeighbourMean
 
 
 def magnitudes(x, fill, train):
@@ -33,7 +33,7 @@ def test_magnitude_agrees_with_a_slow_rewrite():
     np.testing.assert_allclose(found.values, magnitudes(x, train.mean(0), train), rtol=1e-5)
     assert found.cost == vd.Cost(0, 0)
     # the mean over rows stands for a fill by many rows
-    marginal = vd.explain("input_magnitude", task.with_fill(vd.fill.Marginal()))
+    marginal = vd.explain("input_magnitude", task.with_fill(vd.fills.Marginal()))
     torch.testing.assert_close(marginal.values, found.values, rtol=1e-5, atol=1e-6)
 
 

@@ -13,7 +13,7 @@ from tests.reference.small_nets import conv_net, draw, image_task, linear_task, 
 from veridical.errors import InputError, NotApplicableError
 from veridical.explainers import DeepLift, DeepLiftShap, IntegratedGradients, LrpEpsilon
 from veridical.explainers.graph.difference_steps import through_softmax
-from veridical.model.predictor import Plan
+from veridical.models.predictor import Plan
 
 
 def test_linear_model_has_a_closed_form() -> None:

@@ -14,7 +14,7 @@ from tests.reference.small_nets import draw, seeded
 from veridical.errors import NotApplicableError
 from veridical.explainers import DeepLift, DeepLiftShap
 from veridical.explainers.graph.routes import alone
-from veridical.model.predictor import Plan
+from veridical.models.predictor import Plan
 
 
 class Reused(nn.Module):

@@ -21,7 +21,7 @@ from veridical.explainers import (
 )
 from veridical.explainers.coalitions import FitsCells, MaskingExplainer
 from veridical.explainers.laws import certificate
-from veridical.model.predictor import Plan
+from veridical.models.predictor import Plan
 from veridical.testing import tiny_task
 
 EVERY = sorted(registry)

@@ -76,7 +76,7 @@ def test_a_linear_model_gives_its_own_terms() -> None:
 
 
 def test_lengths_may_differ() -> None:
-    from tests.masking.test_subset_table import tokens
+    from tests.perturb.test_subset_table import tokens
 
     task = tokens(3)[torch.tensor([0, 1])]
     both = vd.explain("exact_shapley", task)

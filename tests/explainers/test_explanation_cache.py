@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 import veridical as vd
 from tests.reference.small_models import mlp
+from veridical.core.key import Key
 from veridical.explainers import IntegratedGradients, Occlusion
 from veridical.explainers.cache import ExplanationCache
-from veridical.model.predictor import Plan
-from veridical.random.keyed import Key
+from veridical.models.predictor import Plan
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 

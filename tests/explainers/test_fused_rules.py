@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 import veridical as vd
-from tests.random.test_hash_kernels import compiled
+from tests.core.test_hash_kernels import compiled
 from tests.reference.small_nets import conv_net, image_task
+from veridical.core import hash_kernels
 from veridical.explainers.graph.difference_steps import RESCALED, rescaled_steps
 from veridical.explainers.graph.products import BOTH, FURTHER, both_steps, further_steps
 from veridical.explainers.graph.relevance_elements import (
@@ -28,7 +29,6 @@ from veridical.explainers.graph.relevance_elements import (
     over_scaled_steps,
     over_steps,
 )
-from veridical.random import hash_kernels
 
 CASES = {
     "over": (OVER, over_steps),

@@ -10,7 +10,7 @@ from tests.reference.small_nets import draw, image_task, linear_task, noisy_copy
 from veridical.errors import InputError, NotApplicableError, VeridicalError
 from veridical.explainers import Gradient, InputXGradient, IntegratedGradients, Saliency, registry
 from veridical.explainers.gradients import quadrature
-from veridical.model.predictor import Plan
+from veridical.models.predictor import Plan
 
 RULES = {
     "gauss_legendre": "gausslegendre",

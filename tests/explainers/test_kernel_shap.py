@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from tests.reference.shapley import shapley_values
+from veridical.core.key import Key
 from veridical.errors import InputError, VeridicalWarning
 from veridical.explainers import KernelShap, Lime
 from veridical.explainers.kernel_shap import _deviations, _Paired
-from veridical.masking.fills import Constant, Token
-from veridical.masking.rules import Given
-from veridical.model.predictor import Plan
-from veridical.random.keyed import Key
+from veridical.models.predictor import Plan
+from veridical.perturb.fills import Constant, Token
+from veridical.perturb.rules import Given
 from veridical.values.space import Space
 from veridical.values.task import Task
 

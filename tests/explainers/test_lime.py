@@ -5,14 +5,15 @@ import pytest
 import torch
 from torch import nn
 
+from veridical.core import key as keyed
+from veridical.core import subset_draws
+from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.explainers import Lime
 from veridical.explainers.least_squares import least_squares
 from veridical.explainers.lime import ridge_fit
-from veridical.masking.fills import Token
-from veridical.model.predictor import Plan
-from veridical.random import keyed, subset_draws
-from veridical.random.keyed import Key
+from veridical.models.predictor import Plan
+from veridical.perturb.fills import Token
 from veridical.values.space import Space
 from veridical.values.task import Task
 

@@ -9,10 +9,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from tests.reference.lrp_two_layers import relevance
+from veridical.core.key import Key
 from veridical.errors import InputError, NotApplicableError
 from veridical.explainers import InputXGradient, Lrp, LrpAlphaBeta, LrpEpsilon, LrpGamma, LrpZPlus
 from veridical.explainers.graph.relevance_rules import RULES
-from veridical.random.keyed import Key
 from veridical.values.space import Space
 from veridical.values.task import Task
 

@@ -15,7 +15,7 @@ from tests.reference.small_nets import draw, seeded
 from veridical.explainers import registry
 from veridical.explainers.graph.products import Product, added, dense
 from veridical.explainers.graph.weight_parts import MOST, Parts, parts_of
-from veridical.model.sessions import Question, Session
+from veridical.models.sessions import Question, Session
 
 MOST_OPERATIONS = {"lrp_epsilon": 1.05, "lrp": 1.2, "lrp_z_plus": 1.2}
 """Times those of one gradient of the plain model; the rules of the last two go through layers once more."""

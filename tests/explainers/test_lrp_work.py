@@ -11,9 +11,9 @@ from tests.reference.small_nets import conv_net, draw, image_task, seeded
 from veridical.explainers import Lrp, LrpEpsilon, as_explainer
 from veridical.explainers.graph.relevance_rules import RULES
 from veridical.explainers.graph.relevance_work import FURTHER, FURTHER_SIGNED, Further, Work
-from veridical.model.cost import Meter
-from veridical.model.predictor import Plan
-from veridical.model.sessions import Session
+from veridical.models.cost import Meter
+from veridical.models.predictor import Plan
+from veridical.models.sessions import Session
 
 ROWS = 6
 

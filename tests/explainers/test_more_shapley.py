@@ -21,10 +21,10 @@ from veridical.explainers import (
     Sobol,
     TreeShap,
 )
-from veridical.masking.fills import Constant
-from veridical.masking.probe import probe
-from veridical.masking.rules import Given
-from veridical.model.predictor import Plan
+from veridical.models.predictor import Plan
+from veridical.perturb.fills import Constant
+from veridical.perturb.probe import probe
+from veridical.perturb.rules import Given
 
 
 class Pairs(nn.Module):

@@ -16,13 +16,13 @@ import torch
 
 import veridical as vd
 from tests.reference import gated
+from veridical.data import known_heads, known_prompts
+from veridical.data.causal_networks import HEADS
+from veridical.data.prompt_answers import Answer
+from veridical.data.prompt_texts import Prompt
+from veridical.data.word_tokens import WordTokenizer
 from veridical.errors import NotApplicableError
 from veridical.explainers.base import registry as explainers
-from veridical.tasks import known_heads, known_prompts
-from veridical.tasks.causal_networks import HEADS
-from veridical.tasks.prompt_answers import Answer
-from veridical.tasks.prompt_texts import Prompt
-from veridical.tasks.word_tokens import WordTokenizer
 
 WORDS = ("...", "a ", "b ", "c ", "d ", "e ", ". ", "f ", "g ")
 NOISE = "a unit is on or off"

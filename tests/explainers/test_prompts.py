@@ -5,11 +5,11 @@ import torch
 from torch import nn
 
 import veridical as vd
+from veridical.data import known_heads, known_prompts
+from veridical.data.causal_networks import CausalTransformer
+from veridical.data.word_tokens import WordTokenizer
 from veridical.errors import NotApplicableError, UnknownNameError
 from veridical.explainers.graph.decompose import scaled_dot_product_attention
-from veridical.tasks import known_heads, known_prompts
-from veridical.tasks.causal_networks import CausalTransformer
-from veridical.tasks.word_tokens import WordTokenizer
 
 WORDS = ("...", "a ", "b ", "c ", "d ", "e ", ". ", "f ", "g ")
 PROMPTS = ["a b c . d e . ", "c . b a a . e . d d b . "]

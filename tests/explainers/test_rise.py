@@ -5,12 +5,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.explainers import Rise
 from veridical.explainers.rise import _SmoothMasks
-from veridical.masking.fills import Blur, Custom
-from veridical.model.predictor import Plan
-from veridical.random.keyed import Key
+from veridical.models.predictor import Plan
+from veridical.perturb.fills import Blur, Custom
 from veridical.values.space import Space
 from veridical.values.task import Task
 

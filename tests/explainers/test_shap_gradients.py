@@ -7,10 +7,10 @@ from torch import Tensor, nn
 import veridical as vd
 from tests.reference import gradient_maps as slow
 from tests.reference.small_nets import draw, image_task, linear_task, noisy_copy, seeded
+from veridical.core import key as keyed
 from veridical.errors import InputError, NotApplicableError
 from veridical.explainers import ExpectedGradients, GradientShap, IntegratedGradients
-from veridical.model.predictor import Plan
-from veridical.random import keyed
+from veridical.models.predictor import Plan
 
 KEY = vd.Key(8)
 BOTH = (GradientShap, ExpectedGradients)

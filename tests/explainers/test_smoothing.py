@@ -9,7 +9,7 @@ from tests.reference import gradient_maps as slow
 from tests.reference.small_nets import draw, image_task, linear_task, noisy_copy, seeded
 from veridical.errors import InputError
 from veridical.explainers import Gradient, SmoothGrad, SmoothGradSquared, VarGrad
-from veridical.model.predictor import Plan
+from veridical.models.predictor import Plan
 
 KEY = vd.Key(5)
 ALL = (SmoothGrad, SmoothGradSquared, VarGrad)

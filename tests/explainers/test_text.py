@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from veridical.core.key import Key
 from veridical.explainers import Gradient, InputXGradient, IntegratedGradients, Lrp, LrpEpsilon, Saliency
-from veridical.random.keyed import Key
 from veridical.values.space import Space
 from veridical.values.task import Task
 

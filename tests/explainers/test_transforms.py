@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import veridical as vd
 from tests.reference.small_nets import draw, image_task, linear_task, seeded
+from veridical.core import key as keyed
 from veridical.errors import InputError, NotApplicableError
 from veridical.explainers import (
     Degraded,
@@ -25,8 +26,7 @@ from veridical.explainers import (
     top_k,
 )
 from veridical.explainers.transforms import explainer_from_json
-from veridical.model.predictor import Plan
-from veridical.random import keyed
+from veridical.models.predictor import Plan
 
 KEY = vd.Key(9)
 

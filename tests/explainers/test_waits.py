@@ -14,7 +14,7 @@ from veridical.errors import ModelError
 from veridical.explainers import Explainer, Lime, Rise, as_explainer, mask_rules, registry
 from veridical.explainers.coalitions import FitsCells, MaskingExplainer
 from veridical.explainers.least_squares import _in_stretches, shared_counts, solved
-from veridical.masking.subset_table import has_few
+from veridical.perturb.subset_table import has_few
 from veridical.testing import MODALITIES, tiny_task
 
 FEW: dict[str, dict[str, int]] = {

@@ -11,12 +11,12 @@ from torch import nn
 
 import veridical as vd
 from veridical import testing
+from veridical.core.key import Key
 from veridical.errors import InputError, NotApplicableError, VeridicalWarning
 from veridical.fidelity import FFid, Fid, Finetuned, RFid, finetune
 from veridical.fidelity.training import batches, head_loss, split
 from veridical.fidelity.training_rows import Rows
-from veridical.masking.fills import Zero
-from veridical.random.keyed import Key
+from veridical.perturb.fills import Zero
 
 
 def bars(rows: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -143,8 +143,8 @@ def test_samples_the_judge_answers_otherwise_are_flagged(task: vd.Task, tmp_path
 
 
 def test_agreement_is_that_of_held_out_rows_and_maps_are_compared(task: vd.Task, tmp_path: Path) -> None:
+    from veridical.core.key import Key
     from veridical.fidelity.training import split
-    from veridical.random.keyed import Key
 
     artefact = finetune(task, epochs=6, rate=3e-2, cache=tmp_path)
     _, held = split(600, 0.1, Key(0) / "fine-tuning", torch.device("cpu"))

@@ -11,12 +11,12 @@ from torch import nn
 import veridical as vd
 from tests.reference import fidelity_ranking as reference
 from veridical import testing
+from veridical.core import key as keyed
+from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.fidelity import ROAR, CostComparison, FFid, Fid, RFid, degraded, finetune, ranking_study
 from veridical.fidelity.correlations import PAIRS, Agreement, agreement, micro_ranks
 from veridical.fidelity.ranking import resolves
-from veridical.random import keyed
-from veridical.random.keyed import Key
 
 RATIOS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 import veridical as vd
 from tests.reference import fidelity as reference
 from veridical import testing
+from veridical.core import subset_draws
+from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.fidelity import FFid, Fid, RFid
 from veridical.fidelity.masked_pass import evaluations, measure
@@ -25,8 +27,6 @@ from veridical.fidelity.removal import (
     removal_counts,
 )
 from veridical.metrics.base import CONSTANT
-from veridical.random import subset_draws
-from veridical.random.keyed import Key
 
 
 def linear_task(samples: int = 6, features: int = 20, classes: int = 3, **extra) -> vd.Task:
@@ -430,7 +430,7 @@ def test_names_follow_the_sign_and_settings_survive_json() -> None:
             metric = cls(sign=sign)
             assert metric.name == f"{name}_{sign}"
             assert cls.from_json(metric.to_json()) == metric
-            assert vd.metrics()[metric.name]
+            assert vd.list_metrics()[metric.name]
     assert RFid("minus").better == "lower"
 
 

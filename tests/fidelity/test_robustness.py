@@ -9,6 +9,7 @@ from matplotlib import pyplot
 from torch import nn
 
 import veridical as vd
+from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.fidelity import (
     RobustnessTable,
@@ -19,7 +20,6 @@ from veridical.fidelity import (
     robustness_table,
 )
 from veridical.fidelity.robustness import CONTROL, ORIGINAL, TUNED, masked_answers
-from veridical.random.keyed import Key
 
 
 class Bright(nn.Module):

@@ -8,10 +8,10 @@ from matplotlib import pyplot
 from torch import nn
 
 import veridical as vd
+from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.fidelity import Finetuned, explanation_size, finetune
 from veridical.fidelity.size import _answer, fall_onset, ties_shuffled
-from veridical.random.keyed import Key
 
 N = 100
 

@@ -15,13 +15,13 @@ import torch
 
 import veridical as vd
 from tests.fuzz.calls import Hang, Tally, deadline
+from veridical.data.files import read_arrays, read_table
+from veridical.data.images import image_rule, read_image
+from veridical.data.weights import read_weights
 from veridical.errors import VeridicalError
-from veridical.loading.weights import read_weights
 from veridical.report import rendering
 from veridical.study.study_file import read_study
 from veridical.study.tables import from_parquet, to_parquet
-from veridical.tasks.files import read_arrays, read_table
-from veridical.tasks.images import image_rule, read_image
 from veridical.values import sealed
 
 SECONDS = 20

@@ -136,7 +136,7 @@ def test_sound_maps_are_not_flagged() -> None:
 
 
 def with_key(model: nn.Module, inputs: Tensor, targets: Tensor, key: vd.Key) -> Tensor:
-    from veridical.random import keyed
+    from veridical.core import key as keyed
 
     ids = torch.arange(len(inputs))
     noise = keyed.normal(key, ids, 0, inputs.shape[1], inputs.dtype)
@@ -271,7 +271,7 @@ def test_a_whole_model_has_a_whole_receipt() -> None:
 def test_the_self_check_notices_a_world_that_is_not_what_it_should_be(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from veridical.model.weights import Noisy
+    from veridical.models.weights import Noisy
 
     monkeypatch.setattr(Noisy, "write", lambda self, parameters: None)
     receipt = receipt_of(vd.tasks.load("digits")[:4])

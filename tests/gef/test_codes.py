@@ -11,6 +11,8 @@ from torch import Tensor, nn
 import veridical as vd
 from tests.reference.gef_codes import fast_gef, mean_code, sparse_code
 from tests.reference.weights import noisy
+from veridical.concepts import SAE, Concepts, Dictionary, Head
+from veridical.core import key as keyed
 from veridical.gef import (
     GEF,
     ConceptRelevance,
@@ -20,8 +22,6 @@ from veridical.gef import (
     plot_layers,
     plot_sparsity,
 )
-from veridical.random import keyed
-from veridical.surf import SAE, Concepts, Dictionary, Head
 from veridical.testing import tiny_task
 
 mpl.use("Agg")
@@ -192,8 +192,8 @@ def test_concepts_of_a_perfect_explanation_give_the_logit_back() -> None:
 def test_gef_judges_concepts(relevance: str) -> None:
     task = tiny_task("table", 20)
     head = task.model.get_submodule("2")
-    held = vd.surf.PCA(n_concepts=4).fit(
-        vd.surf.split(task).test(),
+    held = vd.concepts.PCA(n_concepts=4).fit(
+        vd.concepts.split(task).test(),
         Head(head.weight, head.bias),  # type: ignore[arg-type]
     )
     codes = ConceptRelevance(held, "2", relevance=relevance)  # type: ignore[arg-type]

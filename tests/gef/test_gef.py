@@ -173,7 +173,7 @@ def check_reference(task: vd.Task, got: torch.Tensor) -> None:
     from veridical.gef.worlds import Worlds
 
     levels, steps = (0.05, 0.1, 0.2), 3
-    explainer = vd.explainers() and vd.api.as_explainer("gradient")
+    explainer = vd.list_explainers() and vd.api.as_explainer("gradient")
     setting = Setting(task, explainer, vd.Key(0) / "gef", steps=steps)
     clean = setting.explain(task, "clean").numpy()
     for sample in range(len(task)):

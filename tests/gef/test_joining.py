@@ -11,7 +11,7 @@ import torch
 
 import veridical as vd
 from veridical import study as studies
-from veridical.audit import EFFORTS
+from veridical.auditing import EFFORTS
 from veridical.gef import IsoSigma
 from veridical.gef.joining import joined_provenance, joined_scores
 from veridical.report.rendering import render

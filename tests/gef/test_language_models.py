@@ -9,13 +9,13 @@ import torch
 
 import veridical as vd
 from tests.reference import gated
+from veridical.data import known_prompts
+from veridical.data.causal_networks import HEADS
+from veridical.data.word_tokens import WordTokenizer
 from veridical.errors import VeridicalWarning
 from veridical.explainers.gradients import IntegratedGradients
 from veridical.gef.receipt import receipt_of
-from veridical.model import weights as drawing
-from veridical.tasks import known_prompts
-from veridical.tasks.causal_networks import HEADS
-from veridical.tasks.word_tokens import WordTokenizer
+from veridical.models import weights as drawing
 
 PATH, DRAWS = (0.05, 0.1, 0.2), 2
 GRADIENTS = ["gradient", "saliency", "input_x_gradient", "integrated_gradients"]

@@ -16,7 +16,7 @@ import veridical as vd
 from veridical.explainers import Explainer
 from veridical.gef import noise_prefetch as ahead
 from veridical.gef.noise_prefetch import NoiseAhead
-from veridical.model.weights import Noise, NoiseSource
+from veridical.models.weights import Noise, NoiseSource
 from veridical.testing import tiny_task
 
 KEYS = [vd.Key(5) / i for i in range(4)]

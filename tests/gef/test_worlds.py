@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 import veridical as vd
 from tests.reference import weights
+from veridical.core.key import parameter_noise
 from veridical.errors import InputError, ModelError, VeridicalWarning
 from veridical.explainers import Explainer
 from veridical.gef.finite_checks import Watch
 from veridical.gef.receipt import receipt_of
 from veridical.gef.worlds import Worlds
-from veridical.model import weights as drawing
-from veridical.model.weights import NoiseSource
-from veridical.random.keyed import parameter_noise
+from veridical.models import weights as drawing
+from veridical.models.weights import NoiseSource
 from veridical.testing import tiny_task
 
 KEY = vd.Key(3) / "noise"

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import veridical as vd
-from veridical.random import keyed
-from veridical.random.keyed import Key
+from veridical.core import key as keyed
+from veridical.core.key import Key
 from veridical.testing.tasks import tiny_task
 
 

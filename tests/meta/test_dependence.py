@@ -11,11 +11,11 @@ from scipy.stats import spearmanr
 
 import veridical as vd
 from tests.meta.conftest import small_table
+from veridical.core import key as keyed
+from veridical.core.key import Key
 from veridical.meta import MetaEvaluation, PredictionHolds, by_category, explainer_dependence, meta_evaluate
 from veridical.meta.dependence import BLIND, HARDLY, PLACELESS, Dependence, dependence, reach
 from veridical.metrics.base import Metric, Outcome, registry
-from veridical.random import keyed
-from veridical.random.keyed import Key
 
 QUICK = {"draws": 1, "iterations": 1, "resamples": 0, "ar": {"ipt": 1.0, "mpt": 2.0}}
 METHODS = ["gradient", "input_x_gradient", "occlusion"]

@@ -11,6 +11,7 @@ import torch
 
 import veridical as vd
 from tests.meta.conftest import small_table
+from veridical.core.key import Key
 from veridical.errors import InputError, NotApplicableError, UnknownNameError, VeridicalWarning
 from veridical.explainers import as_explainer
 from veridical.meta import Different, PredictionHolds, Same, meta_evaluate
@@ -20,8 +21,7 @@ from veridical.meta.published import Recalled
 from veridical.meta.scoring import _unmoved
 from veridical.meta.worlds import Amount, World, perturbed
 from veridical.metrics import FaithfulnessCorrelation, MaxSensitivity, Metric, Outcome, PixelFlipping
-from veridical.model.predictor import Predictor
-from veridical.random.keyed import Key
+from veridical.models.predictor import Predictor
 from veridical.values.task import Task
 
 METHODS = ["gradient", "input_x_gradient", "occlusion"]

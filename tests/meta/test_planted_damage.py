@@ -14,13 +14,13 @@ from scipy.stats import somersd, ttest_1samp
 import veridical as vd
 from tests.meta.conftest import small_table
 from tests.reference.planted_damage import somers_d
+from veridical.core import key as keyed
+from veridical.core.key import Key
 from veridical.meta.damage import KINDS, LEVELS, damaged_maps, distinct_maps, reference_for
 from veridical.meta.voices import Voice, concordance, interval
 from veridical.metrics.base import Metric, Outcome
-from veridical.model.cost import Cost
+from veridical.models.cost import Cost
 from veridical.qge import QGE
-from veridical.random import keyed
-from veridical.random.keyed import Key
 
 
 @dataclass(frozen=True)

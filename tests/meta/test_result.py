@@ -258,9 +258,9 @@ def test_every_picture_of_mc_shows_the_share_beside_it(made):
 def test_fine_tuned_metrics_keep_one_copy_under_the_same_relative_noise(tmp_path, monkeypatch):
     fidelity = pytest.importorskip("veridical.fidelity")
     from tests.meta.conftest import small_table
+    from veridical.core.key import Key
     from veridical.meta.finetuned import carry
     from veridical.meta.worlds import perturbed
-    from veridical.random.keyed import Key
 
     monkeypatch.setenv("VERIDICAL_CACHE", str(tmp_path))
     rows = small_table(40).inputs

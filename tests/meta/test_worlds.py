@@ -8,12 +8,12 @@ from torch import nn
 
 import veridical as vd
 from tests.meta.conftest import small_table
+from veridical.core.key import Key
 from veridical.errors import InputError, NotApplicableError, UnknownNameError
 from veridical.meta.noise import noisy_inputs, unit_range
 from veridical.meta.prediction_agreement import changes_that_matter, check_head, held
 from veridical.meta.strength import MOST, PUBLISHED, amounts, calibrate, share_changed_by
 from veridical.meta.worlds import Amount, check_tests, perturbed, plan, unperturbed
-from veridical.random.keyed import Key
 from veridical.testing.tasks import tiny_task
 
 KEY = Key(5) / "test"

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 import veridical as vd
 from tests.reference.small_models import Text
+from veridical.core.key import Key
 from veridical.explainers.base import Explainer
 from veridical.explainers.base import registry as explainers
 from veridical.metrics.base import CONSTANT, ExplainerMetric, registry
-from veridical.random.keyed import Key
 from veridical.values.task import Task
 
 
@@ -71,7 +71,7 @@ def test_every_metric_flags_constant_maps(task: vd.Task, name: str, level: float
 def test_metrics_of_texts_flag_them_too() -> None:
     only_text = [name for name in registry if "image" not in registry.make(name).modalities]
     assert only_text
-    task = vd.Task(Text().double().eval(), torch.randint(1, 20, (2, 9)), fill=vd.fill.Token(0))
+    task = vd.Task(Text().double().eval(), torch.randint(1, 20, (2, 9)), fill=vd.fills.Token(0))
     maps = torch.rand(2, 9)
     maps[1] = 0.5
     for name in only_text:

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 import veridical as vd
+from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.explainers import Explainer
 from veridical.metrics.randomisation import smooth_mprt
 from veridical.metrics.re_explaining import at_once, explaining, stacked
-from veridical.random.keyed import Key
 
 
 def task_of(samples: int = 5, rows: int = 32) -> vd.Task:
@@ -43,7 +43,7 @@ class Written(Explainer):
 
 def test_as_many_draws_as_fit_a_chunk_and_one_for_those_that_draw_themselves():
     task = task_of()
-    gradient = vd.explainers()  # names only
+    gradient = vd.list_explainers()  # names only
     assert "gradient" in gradient
     made = {name: vd.api.as_explainer(name) for name in ("gradient", "integrated_gradients", "random")}
     assert at_once(made["gradient"], task, 10) == 6

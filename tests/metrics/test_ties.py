@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 import veridical as vd
+from veridical.core.key import Key
 from veridical.metrics.base import CONSTANT, TIED_PAIRS
 from veridical.metrics.faithfulness.irof import Irof
 from veridical.metrics.tie_orders import TIES_DECIDE
-from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
 from veridical.values.weak_orders import TieOrders
 

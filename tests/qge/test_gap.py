@@ -67,7 +67,7 @@ def test_shared_paths_give_what_two_calls_give(name: str) -> None:
 
 
 def test_random_fills_are_drawn_alike_for_both(small: vd.Task) -> None:
-    task = vd.Task(small.model, small.inputs, train=torch.randn(20, D).double(), fill=vd.fill.Marginal(1))
+    task = vd.Task(small.model, small.inputs, train=torch.randn(20, D).double(), fill=vd.fills.Marginal(1))
     e = vd.explain("gradient", task)
     metric = registry.make("pixel_flipping")
     apart = values(metric, task, e.inverted()) - values(metric, task, e)
@@ -223,7 +223,7 @@ def test_values_matter_where_a_metric_reads_them() -> None:
         vd.QGE("faithfulness_correlation", independent_draws=True),
         vd.QRand("insertion", draws=3),
         vd.QGE(vd.QRand("deletion")),
-        vd.QRand(vd.QGE(registry.make("pixel_flipping", fill=vd.fill.Zero(), steps=3))),
+        vd.QRand(vd.QGE(registry.make("pixel_flipping", fill=vd.fills.Zero(), steps=3))),
         vd.QGE("max_sensitivity"),
     ],
 )

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import veridical as vd
-from veridical.model.predictor import Plan
+from veridical.models.predictor import Plan
 
 SIZE = 16
 

@@ -12,10 +12,10 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from tests.reference import detach_trick
+from veridical.core import key as keyed
+from veridical.core.key import Key
 from veridical.explainers import LrpAlphaBeta, LrpEpsilon, LrpGamma, LrpZPlus, registry
 from veridical.explainers.shap_gradients import baselines
-from veridical.random import keyed
-from veridical.random.keyed import Key
 
 LAW, REFERENCE, RELATION, ANSWERS, ELSEWHERE = (
     "its law holds in this cell: the values sum to what they promise",

@@ -7,8 +7,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from veridical.random import subset_draws
-from veridical.random.keyed import Key
+from veridical.core import subset_draws
+from veridical.core.key import Key
 
 
 def size_of(n: int, level: float) -> int:

@@ -11,8 +11,8 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
+from veridical.core.key import Key, parameter_noise
 from veridical.functional import round_to_grid
-from veridical.random.keyed import Key, parameter_noise
 
 Respond = Callable[[nn.Module, int, Tensor], Tensor]
 """(model, number of the prompt, gates) -> the response, which can be differentiated."""

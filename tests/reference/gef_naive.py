@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 import veridical as vd
 from tests.reference.weights import changed_copy, noisy
+from veridical.core.key import Key
 from veridical.functional import round_to_grid
-from veridical.random.keyed import Key
 
 
 def naive_gef(

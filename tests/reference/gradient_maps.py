@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from veridical.random import keyed
-from veridical.random.keyed import Key
+from veridical.core import key as keyed
+from veridical.core.key import Key
 from veridical.values.task import Task
 
 

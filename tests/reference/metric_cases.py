@@ -4,9 +4,9 @@ import torch
 from torch import Tensor, nn
 
 import veridical as vd
-from veridical.model.predictor import Plan
-from veridical.random import keyed
-from veridical.random.keyed import Key
+from veridical.core import key as keyed
+from veridical.core.key import Key
+from veridical.models.predictor import Plan
 
 
 def numbers(name: str, rows: int, *shape: int) -> Tensor:
@@ -61,7 +61,7 @@ class TokenNet(nn.Module):
 
 def text_task(rows: int = 4) -> vd.Task:
     ids = keyed.integers(Key(1) / "tokens", torch.arange(rows), 0, 6, 12)
-    return vd.Task(seeded(TokenNet()), ids, fill=vd.fill.Token(0), plan=Plan(rows=8))
+    return vd.Task(seeded(TokenNet()), ids, fill=vd.fills.Token(0), plan=Plan(rows=8))
 
 
 def one_gradient(task: vd.Task, x: Tensor, target: int, model: nn.Module | None = None) -> Tensor:

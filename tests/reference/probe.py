@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from veridical.masking.fills import Fill
-from veridical.random.keyed import Key
+from veridical.core.key import Key
+from veridical.perturb.fills import Fill
 from veridical.values.task import Task
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from veridical.random import subset_draws
+from veridical.core import subset_draws
 
 
 def exact_shapley(task_or_game: Any, fill_or_count: float | int) -> Any:

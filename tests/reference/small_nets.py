@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 import veridical as vd
 from tests.reference.weights import changed_copy, noisy
-from veridical.model.predictor import Plan
+from veridical.models.predictor import Plan
 
 
 def seeded(net: nn.Module, seed: int = 0) -> nn.Module:

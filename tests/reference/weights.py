@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from veridical.random.keyed import Key, parameter_noise
+from veridical.core.key import Key, parameter_noise
 
 
 def noisy(

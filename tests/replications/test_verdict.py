@@ -8,7 +8,7 @@ import torch
 
 from replications.common import ROOT
 from replications.verdict import audits, betting, groups, worlds
-from veridical.audit.evidence import SIZE
+from veridical.auditing.evidence import SIZE
 from veridical.functional import betting_p
 from veridical.testing.cheats import CHEATS
 

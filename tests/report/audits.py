@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from veridical.audit import EFFORTS, Audit, audit
+from veridical.auditing import EFFORTS, Audit, audit
 from veridical.testing import tiny_task
 
 SCRIPT = "</script><img src=x onerror=alert(1)>"

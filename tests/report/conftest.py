@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.report.audits import tiny_audit
-from veridical.audit import Audit
+from veridical.auditing import Audit
 from veridical.report.audit import contents
 
 

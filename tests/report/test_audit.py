@@ -15,9 +15,9 @@ import pytest
 
 from tests.report.audits import FORMULA, HOSTILE, SCRIPT, hostile
 from tests.report.pages import Page, dangers
-from veridical.audit import Audit
+from veridical.auditing import Audit
+from veridical.core.key import Key
 from veridical.errors import FormatError, InputError
-from veridical.random.keyed import Key
 from veridical.report.audit import contents, save_contents, write_audit
 from veridical.report.rendering import read, render
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from matplotlib.figure import Figure
 
-from veridical.audit import Audit
-from veridical.audit.plots import plot_ranking
+from veridical.auditing import Audit
+from veridical.auditing.plots import plot_ranking
 from veridical.errors import InputError
 
 

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 import veridical as vd
-from veridical.audit import Audit
+from veridical.auditing import Audit
 from veridical.cli.app import app
 from veridical.report.audit import write_folder
 from veridical.report.chain import verify_report

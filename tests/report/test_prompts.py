@@ -6,9 +6,12 @@ import pytest
 import torch
 
 import veridical as vd
-from veridical.audit import Test
-from veridical.audit.evidence import HERE, THERE
-from veridical.audit.sentences import in_words
+from veridical.auditing import Test
+from veridical.auditing.evidence import HERE, THERE
+from veridical.auditing.sentences import in_words
+from veridical.data import known_heads
+from veridical.data.causal_networks import CausalTransformer
+from veridical.data.word_tokens import WordTokenizer
 from veridical.report.cells import curves
 from veridical.report.first_page import _removed, in_a_sentence
 from veridical.report.gallery import gallery
@@ -16,9 +19,6 @@ from veridical.report.heads import grid, of_heads
 from veridical.report.identity import callers_module
 from veridical.report.page import write_evaluation
 from veridical.report.prompts import coloured, of_prompts
-from veridical.tasks import known_heads
-from veridical.tasks.causal_networks import CausalTransformer
-from veridical.tasks.word_tokens import WordTokenizer
 from veridical.values.space import Space
 
 SCRIPT = "<script>alert(1)</script> "

@@ -12,7 +12,7 @@ from tests.report.audits import hostile
 from tests.report.pages import Page, dangers
 from veridical import study as studies
 from veridical.cli.app import app
-from veridical.model.cost import Cost
+from veridical.models.cost import Cost
 from veridical.report.rendering import render
 from veridical.report.study import contents, over_seeds
 from veridical.values.scores import Curve, Direction, Scores

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 import veridical as vd
 import veridical.cli.study
 from veridical.cli.app import app
+from veridical.data import load_task
 from veridical.errors import InputError
-from veridical.loading import load_task
 from veridical.study.planning import make_plan
 from veridical.study.study_file import parse_study, read_study
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import veridical as vd
-from tests.audit.test_jobs import FAST, METHODS, frame
-from veridical.audit import audit
+from tests.auditing.test_jobs import FAST, METHODS, frame
+from veridical.auditing import audit
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.extras

@@ -12,7 +12,7 @@ import torch
 import veridical as vd
 from veridical import study as studies
 from veridical.errors import FormatError, InputError
-from veridical.model.cost import Cost
+from veridical.models.cost import Cost
 from veridical.study.folder import Folder
 from veridical.study.result import Study
 from veridical.study.tables import COLUMNS, from_parquet, to_parquet

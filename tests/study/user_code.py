@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import veridical as vd
+from veridical.core import key as keyed
 from veridical.metrics.base import Metric, Outcome
-from veridical.random import keyed
 
 FEATURES = 6
 

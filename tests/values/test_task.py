@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 import veridical as vd
 from tests.reference.small_models import Convolution, Text, mlp
+from veridical.core import key as keyed
+from veridical.core.key import Key
 from veridical.errors import InputError, NotApplicableError, ShapeError, VeridicalWarning
 from veridical.explainers.function import FunctionExplainer
-from veridical.masking import fills
-from veridical.model.predictor import Plan
-from veridical.random import keyed
-from veridical.random.keyed import Key
+from veridical.models.predictor import Plan
+from veridical.perturb import fills
 from veridical.values.space import Space
 
 KEY = Key(2)

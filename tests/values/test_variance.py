@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import veridical as vd
+from veridical.core import key as keyed
 from veridical.errors import InputError
 from veridical.metrics.base import Metric, Outcome, registry
-from veridical.random import keyed
 from veridical.values.variance import SOURCES, Variance
 
 SD = {"samples": 3.0, "draws": 1.0, "fill": 3.0, "tie orders": 2.0}
@@ -64,11 +64,11 @@ def test_only_what_draws_varies() -> None:
     still = vd.score("pixel_flipping", table(fill=0.0), maps, repeats=3)
     assert [still.variance().score[source] for source in SOURCES] == [0.0, 0.0, 0.0]
     assert still.variance().shares["samples"] == 1.0
-    rows = vd.score("pixel_flipping", table(fill=vd.fill.Marginal(4)), maps, repeats=3).variance()
+    rows = vd.score("pixel_flipping", table(fill=vd.fills.Marginal(4)), maps, repeats=3).variance()
     assert rows.score["fill"] > 0 == rows.score["draws"] == rows.score["tie orders"]
-    inside = vd.QGE(registry.make("pixel_flipping", fill=vd.fill.Marginal(4)))
+    inside = vd.QGE(registry.make("pixel_flipping", fill=vd.fills.Marginal(4)))
     assert vd.score(inside, table(fill=0.0), maps, repeats=3).variance().score["fill"] > 0
-    few = vd.score("pixel_flipping", table(train=4, fill=vd.fill.Marginal(4)), maps, repeats=3).variance()
+    few = vd.score("pixel_flipping", table(train=4, fill=vd.fills.Marginal(4)), maps, repeats=3).variance()
     assert few.score["fill"] == 0.0  # all reference rows are taken, whatever the seed
     drawn = vd.score("rfid_plus", table(fill=0.0), maps, repeats=3, variant="probability", draws=5).variance()
     assert drawn.score["draws"] > 0 == drawn.score["fill"] == drawn.score["tie orders"]

@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from veridical.allowed import Count, Index
 from veridical.api import as_explanation, labelled
 from veridical.atlas.damaged_methods import Damaged
+from veridical.core.allowed import Count, Index
+from veridical.core.key import Key
+from veridical.core.settings import check_settings
+from veridical.data.catalogue import ENTRIES, known, load
 from veridical.errors import unknown_name
 from veridical.explainers import Explainer, as_explainer
 from veridical.meta.damage import BLENDS, LEVELS, NONE, damaged_maps, reference_for
 from veridical.meta.voices import concordance
-from veridical.random.keyed import Key
-from veridical.settings import check_settings
-from veridical.tasks.catalogue import ENTRIES, known, load
 from veridical.testing.red_team import red_team
 from veridical.values.explanation import Explanation
 from veridical.values.task import Task

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from veridical.atlas import measures
 from veridical.atlas.bench import Bench, Size, modality_of, nearness
+from veridical.core.key import Key
 from veridical.errors import VeridicalError
-from veridical.masking.shared_work import sharing
 from veridical.meta import meta_evaluate
 from veridical.meta.damage import BLENDED, BLENDS, KINDS, NEGATED, NONE, PERMUTED, Step, distinct_maps
 from veridical.meta.voices import concordance, interval, tolerance
 from veridical.metrics.base import AnyMetric, ExplainerMetric, Metric
 from veridical.metrics.input_noise import why_no_noise
-from veridical.random.keyed import Key
+from veridical.perturb.shared_work import sharing
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Scores
 

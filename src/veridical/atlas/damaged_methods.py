@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from veridical.allowed import Share
+from veridical.core import key as keyed
+from veridical.core.allowed import Share
+from veridical.core.key import Key
 from veridical.explainers.transforms import Transform
 from veridical.meta.damage import BLENDS, LEVELS, PERMUTED, damaged_maps
-from veridical.random import keyed
-from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
 
 KEY = Key(0) / "damaged methods"

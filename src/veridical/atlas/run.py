@@ -19,11 +19,11 @@ from veridical.atlas import jobs
 from veridical.atlas.bench import SIZES, Size, modality_of, tasks_of
 from veridical.atlas.jobs import Cell
 from veridical.atlas.result import Atlas
+from veridical.core.progress import track
 from veridical.errors import InputError, VeridicalError, unknown_name
 from veridical.explainers import as_explainer
 from veridical.metrics.base import ExplainerMetric
 from veridical.metrics.base import registry as metric_registry
-from veridical.progress import track
 
 BESIDE = ("qge:pixel_flipping", "qge:faithfulness_correlation")
 """Metrics made of others that are measured as well, unless metrics are named."""

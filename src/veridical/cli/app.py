@@ -53,7 +53,7 @@ def list_names(
     ] = "all",
 ) -> None:
     """What there is: explainers, metrics and embedded tasks, and the kinds of input each applies to."""
-    tables = {"explainers": vd.explainers, "metrics": vd.metrics, "tasks": vd.tasks.names}
+    tables = {"explainers": vd.list_explainers, "metrics": vd.list_metrics, "tasks": vd.tasks.names}
     if what != "all" and what not in tables:
         raise InputError(f"list explainers, metrics, tasks or all; got '{what}'")
     for title in tables if what == "all" else [what]:

@@ -14,10 +14,10 @@ from veridical.api import as_metric
 from veridical.cli.app import app, out
 from veridical.cli.sources import AllowCode, Device, Seed
 from veridical.cli.study import Workers, trust_this_folder
+from veridical.core.registry import Registry
 from veridical.explainers import as_explainer
 from veridical.explainers import registry as explainer_registry
 from veridical.metrics.base import registry as metric_registry
-from veridical.registry import Registry
 from veridical.report.atlas import write_atlas
 from veridical.study.resolve import imported
 

@@ -31,7 +31,7 @@ def concepts_of(words: Sequence[str] | None) -> Any:
 
 def _concept(word: str) -> tuple[str, Any]:
     """The label of a file, and the method or the dictionary itself."""
-    from veridical.surf.methods import METHODS
+    from veridical.concepts.methods import METHODS
 
     place = Path(word)
     if place.suffix == ".safetensors" or place.is_dir():

@@ -12,8 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 
 import veridical as vd
-from veridical.audit.effort import effort_of
-from veridical.audit.panel import choose_explainers, choose_judges, choose_lines
+from veridical.auditing.effort import effort_of
+from veridical.auditing.panel import choose_explainers, choose_judges, choose_lines
 from veridical.cli.app import app, out
 from veridical.cli.sources import (
     AllowCode,
@@ -26,8 +26,8 @@ from veridical.cli.sources import (
     Text,
     Train,
 )
+from veridical.data.diagnosis import FEW_FEATURES, Diagnosis, diagnose, scoring_rows
 from veridical.errors import StorageError
-from veridical.loading.diagnosis import FEW_FEATURES, Diagnosis, diagnose, scoring_rows
 from veridical.values.table_files import check_writable
 
 

@@ -87,7 +87,7 @@ class Source:
 
     def load(self) -> vd.Task:
         """The task these options describe; options that contradict each other are told apart."""
-        from veridical.loading import checked_device, load_task
+        from veridical.data import checked_device, load_task
 
         own = ("data", "arch", "labels", "train", "text", "units", "off", "output")
         given = {name: getattr(self, name) for name in own if getattr(self, name) is not None}

@@ -1,5 +1,7 @@
 """Sparse dictionaries with truth and controls: train them, read them, and learn which metric to believe."""
 
+from veridical.concepts.dictionary import BatchTopK, Dictionary, Recipe, ReLU, Stream, TopK, Trained, train
+from veridical.concepts.methods.saelens import load_saelens
 from veridical.dictionaries.bench import Bench
 from veridical.dictionaries.controls import controls
 from veridical.dictionaries.files import from_overcomplete, load, save
@@ -12,8 +14,6 @@ from veridical.dictionaries.plots import plot_family, plot_trust
 from veridical.dictionaries.subject import Subject
 from veridical.dictionaries.trust import Trust
 from veridical.dictionaries.truth import assign, chance_mcc, mcc, truth_scores
-from veridical.surf.dictionary import BatchTopK, Dictionary, Recipe, ReLU, Stream, TopK, Trained, train
-from veridical.surf.methods.saelens import load_saelens
 
 __all__ = [
     "Superposition",

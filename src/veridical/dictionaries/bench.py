@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from veridical.core.key import Key, permutation
 from veridical.dictionaries.planted import Superposition
 from veridical.errors import InputError, ShapeError
 from veridical.gef import GEF
 from veridical.gef.codes import layer_activations
-from veridical.random.keyed import Key, permutation
 from veridical.values.task import Task
 
 

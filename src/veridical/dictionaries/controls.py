@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from veridical.concepts.dictionary import Dictionary, Recipe, train
+from veridical.concepts.methods.kmeans import kmeans
+from veridical.core.key import Key, permutation
 from veridical.dictionaries.bench import Bench
-from veridical.random.keyed import Key, permutation
-from veridical.surf.dictionary import Dictionary, Recipe, train
-from veridical.surf.methods.kmeans import kmeans
 
 Maker = Callable[[Bench, Recipe, Key], Dictionary]
 """Makes a dictionary of a recipe's width on a bench's train rows."""

@@ -11,10 +11,10 @@ from safetensors import safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
+from veridical.concepts.dictionary import Dictionary
+from veridical.concepts.methods.matching_pursuit import MatchingPursuit
+from veridical.concepts.methods.saelens import load_saelens
 from veridical.errors import FormatError, NotApplicableError
-from veridical.surf.dictionary import Dictionary
-from veridical.surf.methods.matching_pursuit import MatchingPursuit
-from veridical.surf.methods.saelens import load_saelens
 from veridical.values.sealed import put
 
 _ARRAYS = ("encoder", "encoder_bias", "decoder", "decoder_bias", "threshold", "scale")

@@ -8,6 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from veridical.concepts.dictionary import Dictionary, Recipe, TopK
+from veridical.core.key import Key
+from veridical.core.progress import track
 from veridical.dictionaries.bench import Bench
 from veridical.dictionaries.controls import Maker
 from veridical.dictionaries.ladder import damaged, family, jittered
@@ -17,9 +20,6 @@ from veridical.dictionaries.subject import Subject
 from veridical.dictionaries.trust import Trust
 from veridical.dictionaries.truth import chance_mcc, truth_scores
 from veridical.errors import InputError, NotApplicableError, unknown_name
-from veridical.progress import track
-from veridical.random.keyed import Key
-from veridical.surf.dictionary import Dictionary, Recipe, TopK
 
 SHAKEN = ("trained", "1/16 steps", "frozen decoder")
 """Dictionaries that MetaQuantus's scheme perturbs: slightly, and by half of their atoms."""

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from veridical.concepts.dictionary import Dictionary, Recipe, train
+from veridical.core.key import Key, normal, permutation
 from veridical.dictionaries.bench import Bench
 from veridical.dictionaries.controls import Maker, controls, trained
-from veridical.random.keyed import Key, normal, permutation
-from veridical.surf.dictionary import Dictionary, Recipe, train
 
 
 def damaged(dictionary: Dictionary, share: float, key: Key) -> Dictionary:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from veridical.concepts.dictionary import Stream
+from veridical.core.key import Key, permutation
 from veridical.errors import InputError
 from veridical.gef.codes import End, layer_activations
-from veridical.random.keyed import Key, permutation
-from veridical.surf.dictionary import Stream
 from veridical.values.task import Task
 
 

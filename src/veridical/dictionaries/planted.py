@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from veridical.allowed import Count, Index, NotNegative, Positive, Share
+from veridical.core.allowed import Count, Index, NotNegative, Positive, Share
+from veridical.core.key import Key, integers, normal, uniform
+from veridical.core.settings import Settings
 from veridical.errors import InputError
-from veridical.random.keyed import Key, integers, normal, uniform
-from veridical.settings import Settings
 from veridical.values.task import Task
 
 

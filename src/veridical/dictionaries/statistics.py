@@ -9,8 +9,8 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
+from veridical.core.key import Key, integers
 from veridical.functional import spearman
-from veridical.random.keyed import Key, integers
 
 
 def separation(better: Tensor, worse: Tensor) -> tuple[float, float]:

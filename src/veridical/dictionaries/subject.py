@@ -7,8 +7,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from veridical.concepts.dictionary import Dictionary
 from veridical.dictionaries.bench import Bench
-from veridical.surf.dictionary import Dictionary
 
 
 class Subject:

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from veridical.core.key import Key, normal
 from veridical.errors import InputError, ShapeError
-from veridical.random.keyed import Key, normal
 
 NEAR = 0.9
 """A feature is recovered by an atom whose cosine to it is at least this."""

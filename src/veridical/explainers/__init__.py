@@ -5,13 +5,13 @@ Every class and function of these files can be imported from here; only its own 
 
 from typing import TYPE_CHECKING
 
+from veridical.core.name_index import names_on_demand
 from veridical.explainers.base import Explainer as Explainer
 from veridical.explainers.base import applicable as applicable
 from veridical.explainers.base import as_explainer as as_explainer
 from veridical.explainers.base import register as register
 from veridical.explainers.base import registry as registry
 from veridical.explainers.function import FunctionExplainer as FunctionExplainer
-from veridical.name_index import names_on_demand
 
 if TYPE_CHECKING:
     from veridical.explainers.adapters import from_captum as from_captum

@@ -7,11 +7,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from veridical.core.key import Key
 from veridical.explainers.base import register
 from veridical.explainers.coalitions import MaskingExplainer
-from veridical.masking.probe import probe
-from veridical.masking.rules import Groups
-from veridical.random.keyed import Key
+from veridical.perturb.probe import probe
+from veridical.perturb.rules import Groups
 from veridical.values.task import Task
 
 

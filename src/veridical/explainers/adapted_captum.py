@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from veridical.core.key import Key
 from veridical.errors import ShapeError
 from veridical.explainers.adapter_parts import _Adapter, _label, _over_inputs, _short, seeded_torch
-from veridical.random.keyed import Key
 from veridical.values.task import Task
 
 

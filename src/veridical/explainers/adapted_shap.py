@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from veridical.core.key import Key
 from veridical.errors import NotApplicableError, ShapeError
 from veridical.explainers.adapter_parts import _Adapter, _label, _short, seeded_numpy
-from veridical.random.keyed import Key
 from veridical.values.task import Task
 
 

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from veridical.core.key import Key
 from veridical.explainers.base import Explainer
 from veridical.functional.devices import random_states
-from veridical.random.keyed import Key
 from veridical.values.task import Task
 
 

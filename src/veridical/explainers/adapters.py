@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.explainers.adapted_captum import CaptumExplainer
 from veridical.explainers.adapted_shap import ShapExplainer
 from veridical.explainers.adapter_parts import _Adapter, _label
 from veridical.explainers.base import selected
-from veridical.model.embeddings import EmbeddingView
-from veridical.model.predictor import call
-from veridical.random.keyed import Key
+from veridical.models.embeddings import EmbeddingView
+from veridical.models.predictor import call
 from veridical.values.task import Task
 
 

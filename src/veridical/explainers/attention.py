@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from veridical.core.key import Key
 from veridical.errors import InputError, NotApplicableError
 from veridical.explainers.base import Explainer, register, selected
 from veridical.explainers.cam_places import last_maps
@@ -16,9 +17,8 @@ from veridical.explainers.graph.decompose import BLOCKS
 from veridical.explainers.graph.operations import KINDS, plain_name
 from veridical.explainers.grid import as_features, resized, spatial_size
 from veridical.explainers.prompts import asks_prompts, at_logits, passes, places, pooled, reading_places
-from veridical.model.cost import Cost
-from veridical.model.predictor import call
-from veridical.random.keyed import Key
+from veridical.models.cost import Cost
+from veridical.models.predictor import call
 from veridical.values.task import Task
 
 Reading = Literal["auto", "first", "mean", "last"]

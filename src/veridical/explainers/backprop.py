@@ -7,13 +7,13 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from veridical.core.key import Key
 from veridical.errors import NotApplicableError
 from veridical.explainers.base import register
 from veridical.explainers.gradients import gradient
 from veridical.explainers.graph.explainer import FollowingExplainer
 from veridical.explainers.graph.followed import Followed
 from veridical.explainers.graph.rectifiers import Rectifiers
-from veridical.random.keyed import Key
 from veridical.values.task import Task
 
 

@@ -10,16 +10,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from veridical.core.key import Key
+from veridical.core.registry import Registry
+from veridical.core.settings import Settings
 from veridical.errors import InputError, NotApplicableError
 from veridical.explainers.first_maps import WATCHER
 from veridical.explainers.laws import certificate
 from veridical.explainers.repeatability import measured, noted, noting
-from veridical.model.cost import Cost
-from veridical.model.predictor import free_memory, out_of_memory
-from veridical.model.sessions import Question, Session
-from veridical.random.keyed import Key
-from veridical.registry import Registry
-from veridical.settings import Settings
+from veridical.models.cost import Cost
+from veridical.models.predictor import free_memory, out_of_memory
+from veridical.models.sessions import Question, Session
 from veridical.values.explanation import Explanation
 from veridical.values.space import Space
 from veridical.values.task import Task
@@ -225,7 +225,7 @@ def _quantised(task: Task) -> str | None:
 
 
 def _embeds(task: Task) -> bool:
-    from veridical.model.embeddings import embedding_layer
+    from veridical.models.embeddings import embedding_layer
 
     return embedding_layer(task.predictor.model) is not None
 

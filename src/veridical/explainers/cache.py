@@ -9,11 +9,11 @@ import re
 from dataclasses import asdict
 from pathlib import Path
 
+from veridical.core.key import Key
+from veridical.core.settings import holds_code
 from veridical.errors import FormatError
 from veridical.explainers import Explainer
-from veridical.model.adapters import ArrayModel, FunctionModel
-from veridical.random.keyed import Key
-from veridical.settings import holds_code
+from veridical.models.adapters import ArrayModel, FunctionModel
 from veridical.values.explanation import Explanation
 from veridical.values.task import Task
 

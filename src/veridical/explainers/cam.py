@@ -8,14 +8,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from veridical.core.key import Key
 from veridical.errors import NotApplicableError, unknown_name
 from veridical.explainers.base import Explainer, hand_along, register, selected
 from veridical.explainers.cam_layer import LastMaps
 from veridical.explainers.cam_places import Looked, _watched, last_maps, layer_shapes, looked_at
 from veridical.explainers.gradients import slopes_at
 from veridical.explainers.grid import as_features, resized, spatial_axes, spatial_size
-from veridical.model.predictor import call
-from veridical.random.keyed import Key
+from veridical.models.predictor import call
 from veridical.values.task import Task
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from veridical.explainers.cam_layer import LastMaps
 from veridical.explainers.graph.followed import Followed, Plans, alike
 from veridical.explainers.grid import spatial_axes
-from veridical.model.predictor import call, plain_output, take_side
+from veridical.models.predictor import call, plain_output, take_side
 from veridical.values.task import Task
 
 

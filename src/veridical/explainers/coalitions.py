@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from veridical.core.key import Key
 from veridical.errors import VeridicalWarning
 from veridical.explainers.base import Explainer
 from veridical.explainers.cells import Cells, few_cells
 from veridical.explainers.laws import change_from_nothing
-from veridical.model.cost import Cost
-from veridical.random.keyed import Key
+from veridical.models.cost import Cost
 from veridical.values.task import Task
 
 ROWS_PER_FEATURE = 8

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from veridical.allowed import Count
+from veridical.core import key as keyed
+from veridical.core.allowed import Count
+from veridical.core.key import Key
 from veridical.explainers.base import Explainer, register
 from veridical.explainers.grid import as_features, time_axis
-from veridical.random import keyed
-from veridical.random.keyed import Key
 from veridical.values.task import Task
 
 

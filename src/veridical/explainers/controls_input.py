@@ -8,11 +8,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from veridical.core import key as keyed
+from veridical.core.key import Key
 from veridical.explainers.base import FILL_KEY, Explainer, register
 from veridical.explainers.prompts import asks_prompts, lengths
-from veridical.masking.backgrounds import Backgrounds
-from veridical.random import keyed
-from veridical.random.keyed import Key
+from veridical.perturb.backgrounds import Backgrounds
 from veridical.values.task import Task
 
 

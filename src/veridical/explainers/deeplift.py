@@ -8,7 +8,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from veridical.allowed import Count, Value
+from veridical.core import key as keyed
+from veridical.core.allowed import Count, Value
+from veridical.core.key import Key
 from veridical.errors import NotApplicableError
 from veridical.explainers.base import register, selected
 from veridical.explainers.gradients import baseline_row, no_baseline, slope, told
@@ -17,11 +19,9 @@ from veridical.explainers.graph.explainer import FollowingExplainer
 from veridical.explainers.graph.followed import Followed
 from veridical.explainers.laws import change_from
 from veridical.explainers.prompts import at_response
-from veridical.model.cost import Cost
-from veridical.model.predictor import call
-from veridical.model.sessions import Session
-from veridical.random import keyed
-from veridical.random.keyed import Key
+from veridical.models.cost import Cost
+from veridical.models.predictor import call
+from veridical.models.sessions import Session
 from veridical.values.task import Task
 
 _STARTS, _RECORDS, _RUN = "baselines", "what the model does at each of them", "the run of x"

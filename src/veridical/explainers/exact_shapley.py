@@ -10,12 +10,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from veridical.core.key import Key
 from veridical.explainers.base import register
 from veridical.explainers.coalitions import SharesOut
-from veridical.masking.probe import probe
-from veridical.masking.rules import AllSubsets
-from veridical.masking.subset_table import FEW, places_of
-from veridical.random.keyed import Key
+from veridical.perturb.probe import probe
+from veridical.perturb.rules import AllSubsets
+from veridical.perturb.subset_table import FEW, places_of
 from veridical.values.task import Task
 
 

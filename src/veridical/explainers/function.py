@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from veridical.core.key import Key
 from veridical.errors import check_arity
 from veridical.explainers.adapter_parts import seeded_numpy, seeded_torch
 from veridical.explainers.base import Explainer
-from veridical.random.keyed import Key
 from veridical.values.task import Task
 
 

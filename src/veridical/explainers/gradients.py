@@ -10,14 +10,14 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from veridical.allowed import Count, Value
+from veridical.core.allowed import Count, Value
+from veridical.core.key import Key
 from veridical.errors import InputError, NotApplicableError, VeridicalError
 from veridical.explainers.base import Explainer, hand_along, register
 from veridical.explainers.graph.followed import Followed
 from veridical.explainers.laws import change_from
-from veridical.model.predictor import call, out_of_memory, repeat_side
-from veridical.model.sessions import Session
-from veridical.random.keyed import Key
+from veridical.models.predictor import call, out_of_memory, repeat_side
+from veridical.models.sessions import Session
 from veridical.values.task import Task
 
 

@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from veridical.core.key import Key
 from veridical.explainers.backprop import GuidedBackprop
 from veridical.explainers.base import Explainer, register
 from veridical.explainers.cam import GradCam
 from veridical.explainers.graph.followed import Followed
 from veridical.explainers.grid import over_input, resized, spatial_size
-from veridical.random.keyed import Key
 from veridical.values.task import Task
 
 

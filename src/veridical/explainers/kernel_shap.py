@@ -12,16 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from veridical.allowed import MANY, Within
+from veridical.core import key as keyed
+from veridical.core.allowed import MANY, Within
+from veridical.core.key import Key
 from veridical.explainers.base import register
 from veridical.explainers.coalitions import FitsCells, SharesOut
 from veridical.explainers.least_squares import least_squares, sample_blocks, shared_counts, solved
 from veridical.explainers.mask_rules import SizedSubsets, in_words, mask_pieces, written_out
 from veridical.explainers.repeatability import note_halves
-from veridical.masking.probe import probe
-from veridical.masking.rules import AllSubsets, Given, MaskRule
-from veridical.random import keyed
-from veridical.random.keyed import Key
+from veridical.perturb.probe import probe
+from veridical.perturb.rules import AllSubsets, Given, MaskRule
 from veridical.values.task import Task
 
 _SPARE = 8  # pairs beyond one a feature, from which on unknowns for the size of a set can be spared

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from veridical.core.key import Key
 from veridical.errors import VeridicalWarning
 from veridical.explainers import repeatability
-from veridical.masking.probe import probe
-from veridical.masking.rules import Given
-from veridical.model.sessions import Look
-from veridical.random.keyed import Key
+from veridical.models.sessions import Look
+from veridical.perturb.probe import probe
+from veridical.perturb.rules import Given
 from veridical.values.task import Task
 
 TOLERANCE = 0.05

@@ -11,16 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from veridical.allowed import MANY, Positive, Within
+from veridical.core import key as keyed
+from veridical.core.allowed import MANY, Positive, Within
+from veridical.core.key import Key
 from veridical.explainers.base import register
 from veridical.explainers.coalitions import FitsCells
 from veridical.explainers.least_squares import sample_blocks, shared_counts, solved
 from veridical.explainers.mask_rules import IndependentCoins, mask_pieces, written_out
 from veridical.explainers.repeatability import note_halves
-from veridical.masking.probe import probe
-from veridical.model.cost import Cost
-from veridical.random import keyed
-from veridical.random.keyed import Key
+from veridical.models.cost import Cost
+from veridical.perturb.probe import probe
 from veridical.values.task import Task
 
 

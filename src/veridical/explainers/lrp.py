@@ -7,7 +7,8 @@ from typing import Annotated, Any, ClassVar
 
 from torch import Tensor
 
-from veridical.allowed import LARGE, NotNegative, Value, Within
+from veridical.core.allowed import LARGE, NotNegative, Value, Within
+from veridical.core.key import Key
 from veridical.explainers.base import register
 from veridical.explainers.gradients import gradient
 from veridical.explainers.graph.explainer import FollowingExplainer
@@ -18,9 +19,8 @@ from veridical.explainers.graph.relevance_rules import RuleName, Rules
 from veridical.explainers.graph.relevance_work import Further
 from veridical.explainers.laws import explained_output
 from veridical.explainers.prompts import at_logits
-from veridical.model.cost import Cost, Meter
-from veridical.model.sessions import can_look
-from veridical.random.keyed import Key
+from veridical.models.cost import Cost, Meter
+from veridical.models.sessions import can_look
 from veridical.values.task import Task
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from veridical.core import subset_draws
+from veridical.core.key import Key
 from veridical.functional.devices import at_a_time
-from veridical.masking.rules import Given, MaskRule
-from veridical.random import subset_draws
-from veridical.random.keyed import Key
+from veridical.perturb.rules import Given, MaskRule
 from veridical.values.task import Task
 
 _MASKED_FEATURES = 2**22, 2**28  # truth values that are written out at a time: on a CPU, elsewhere

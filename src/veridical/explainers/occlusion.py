@@ -8,13 +8,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from veridical.allowed import Count
+from veridical.core.allowed import Count
+from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.explainers.base import register
 from veridical.explainers.coalitions import MaskingExplainer
-from veridical.masking.probe import probe
-from veridical.masking.rules import Given
-from veridical.random.keyed import Key
+from veridical.perturb.probe import probe
+from veridical.perturb.rules import Given
 from veridical.values.task import Task
 
 

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from veridical.core.key import Key
 from veridical.errors import InputError, NotApplicableError
 from veridical.explainers.adapter_parts import seeded_numpy, seeded_torch
 from veridical.explainers.adapters import from_captum
 from veridical.explainers.base import Explainer
-from veridical.model.dataframes import as_pandas, is_frame
-from veridical.random.keyed import Key
+from veridical.models.dataframes import as_pandas, is_frame
 from veridical.values.task import Task
 
 

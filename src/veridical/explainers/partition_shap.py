@@ -9,13 +9,13 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from veridical.allowed import MANY, Within
+from veridical.core.allowed import MANY, Within
+from veridical.core.key import Key
 from veridical.explainers.base import register
 from veridical.explainers.coalitions import SharesOut
 from veridical.explainers.halving_tree import Beside, depth_of, handed_down, paths_of, rows_of_tree
-from veridical.masking.probe import probe
-from veridical.masking.rules import Given, MaskRule
-from veridical.random.keyed import Key
+from veridical.perturb.probe import probe
+from veridical.perturb.rules import Given, MaskRule
 from veridical.values.task import Task
 
 TOGETHER = 10

@@ -7,12 +7,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from veridical.allowed import Count
+from veridical.core.allowed import Count
+from veridical.core.key import Key
 from veridical.explainers.base import FILL_KEY, Explainer, register
-from veridical.masking.fills import Marginal
-from veridical.masking.probe import probe
-from veridical.masking.rules import Groups
-from veridical.random.keyed import Key
+from veridical.perturb.fills import Marginal
+from veridical.perturb.probe import probe
+from veridical.perturb.rules import Groups
 from veridical.values.task import Task
 
 

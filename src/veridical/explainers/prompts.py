@@ -8,9 +8,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from veridical.model.prompt_logits import PromptLogits
-from veridical.model.prompted import PromptModel
-from veridical.model.switched import Switched
+from veridical.models.prompt_logits import PromptLogits
+from veridical.models.prompted import PromptModel
+from veridical.models.switched import Switched
 from veridical.values.task import Task
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from veridical.errors import VeridicalWarning
-from veridical.model.sessions import Look
+from veridical.models.sessions import Look
 from veridical.values.task import Task
 
 LOW = 0.5

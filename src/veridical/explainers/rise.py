@@ -10,19 +10,19 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from veridical.allowed import MANY, Between, Count, Within
+from veridical.core import key as keyed
+from veridical.core.allowed import MANY, Between, Count, Within
+from veridical.core.key import Key
 from veridical.explainers.base import Explainer, register
 from veridical.explainers.cells import Cells, few_cells
 from veridical.explainers.least_squares import sample_blocks
 from veridical.explainers.mask_rules import IndependentCoins, mask_pieces, written_out
 from veridical.explainers.repeatability import note_halves
-from veridical.masking.backgrounds import fill_state
-from veridical.masking.probe import blocks, probe
-from veridical.model.cost import Cost
-from veridical.model.predictor import check_finite, repeat_side, take_side
-from veridical.model.sessions import look_later
-from veridical.random import keyed
-from veridical.random.keyed import Key
+from veridical.models.cost import Cost
+from veridical.models.predictor import check_finite, repeat_side, take_side
+from veridical.models.sessions import look_later
+from veridical.perturb.backgrounds import fill_state
+from veridical.perturb.probe import blocks, probe
 from veridical.values.task import Task
 
 

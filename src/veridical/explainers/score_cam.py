@@ -9,15 +9,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from veridical.core.key import Key
 from veridical.explainers.base import register, selected
 from veridical.explainers.cam import Cam, _independent, _weighted
 from veridical.explainers.cam_layer import LastMaps
 from veridical.explainers.cam_places import _watched, last_maps, layer_shapes
 from veridical.explainers.grid import over_input, resized, spatial_axes, spatial_size
 from veridical.functional.devices import on_host
-from veridical.masking.probe import blocks
-from veridical.model.predictor import repeat_side, take_side
-from veridical.random.keyed import Key
+from veridical.models.predictor import repeat_side, take_side
+from veridical.perturb.probe import blocks
 from veridical.values.task import Task
 
 

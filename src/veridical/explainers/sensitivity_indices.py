@@ -9,14 +9,14 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from veridical.allowed import MANY, Count, Within
+from veridical.core.allowed import MANY, Count, Within
+from veridical.core.key import Key
 from veridical.explainers.base import FILL_KEY, Explainer, register
 from veridical.explainers.cells import Cells, few_cells, grid_cells
 from veridical.explainers.mask_rules import IndependentCoins, mask_pieces, written_out
 from veridical.explainers.repeatability import note_halves
 from veridical.functional.devices import at_a_time
-from veridical.masking.probe import probe
-from veridical.random.keyed import Key
+from veridical.perturb.probe import probe
 from veridical.values.task import Task
 
 

@@ -8,13 +8,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from veridical.allowed import Count, NotNegative
+from veridical.core import key as keyed
+from veridical.core.allowed import Count, NotNegative
+from veridical.core.key import Key
 from veridical.explainers.base import Explainer, register
 from veridical.explainers.gradients import gradient, parts
 from veridical.explainers.laws import change_from
 from veridical.explainers.smoothing import input_noise
-from veridical.random import keyed
-from veridical.random.keyed import Key
 from veridical.values.task import Task
 
 

@@ -10,14 +10,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from veridical.allowed import Count
+from veridical.core import key as keyed
+from veridical.core.allowed import Count
+from veridical.core.key import Key
 from veridical.explainers.base import FILL_KEY, Explainer, register
 from veridical.explainers.laws import change_from_nothing
 from veridical.explainers.mask_rules import mask_pieces
 from veridical.explainers.repeatability import note_halves
-from veridical.masking.probe import probe
-from veridical.random import keyed
-from veridical.random.keyed import Key
+from veridical.perturb.probe import probe
 from veridical.values.task import Task
 
 

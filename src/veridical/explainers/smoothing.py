@@ -9,11 +9,11 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from veridical.allowed import Count, NotNegative
+from veridical.core import key as keyed
+from veridical.core.allowed import Count, NotNegative
+from veridical.core.key import Key
 from veridical.explainers.base import Explainer, register
 from veridical.explainers.gradients import baseline_row, gradient, integrated, parts
-from veridical.random import keyed
-from veridical.random.keyed import Key
 from veridical.values.task import Task
 
 Base = Literal["gradient", "integrated_gradients"]

@@ -12,15 +12,15 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from veridical.allowed import Count, Index, Share
+from veridical.core import key as keyed
+from veridical.core.allowed import Count, Index, Share
+from veridical.core.key import Key
+from veridical.core.settings import taken_from
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer, as_explainer, registry
 from veridical.explainers.first_maps import WATCHER, watched
 from veridical.explainers.gradients import Gradient
 from veridical.functional import positions
-from veridical.random import keyed
-from veridical.random.keyed import Key
-from veridical.settings import taken_from
 from veridical.values.explanation import Explanation
 from veridical.values.space import Space
 from veridical.values.task import Task

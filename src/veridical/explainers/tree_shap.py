@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from veridical.allowed import Count
+from veridical.core.allowed import Count
+from veridical.core.key import Key
 from veridical.errors import missing_extra
 from veridical.explainers.base import Explainer, register
 from veridical.explainers.laws import change_from
-from veridical.model.estimators import Logits
-from veridical.random.keyed import Key
+from veridical.models.estimators import Logits
 from veridical.values.task import Task
 
 SEVERAL_AS_ONE = ("catboost", "lightgbm.basic")

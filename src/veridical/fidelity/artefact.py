@@ -12,12 +12,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from veridical.core.settings import Settings, revivable
 from veridical.errors import InputError, NotApplicableError
 from veridical.fidelity.certificate import Certificate
 from veridical.fidelity.correctness import own_answers
 from veridical.fidelity.digests import row_digests, state_digest, tensor_bytes
-from veridical.model.cost import Cost
-from veridical.settings import Settings, revivable
+from veridical.models.cost import Cost
 from veridical.values import files
 from veridical.values.space import Space
 from veridical.values.task import Task

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.fidelity.artefact import Finetuned
 from veridical.fidelity.correctness import Reference
@@ -18,7 +19,6 @@ from veridical.fidelity.judged_maps import judged_maps
 from veridical.fidelity.masked_pass import levels_of
 from veridical.fidelity.metrics import LEVELS, Fidelity, Variant
 from veridical.fidelity.ranking import asked, default_metrics
-from veridical.random.keyed import Key
 from veridical.values.task import Task
 
 if TYPE_CHECKING:

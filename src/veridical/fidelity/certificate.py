@@ -19,7 +19,7 @@ from veridical.explainers.base import registry
 from veridical.fidelity.correctness import accuracy, own_answers
 from veridical.fidelity.training_rows import READ_AT_ONCE, Rows
 from veridical.functional import spearman
-from veridical.model.predictor import take_side
+from veridical.models.predictor import take_side
 from veridical.values.task import Task
 
 REFUSED = 0.7

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from veridical.allowed import Between, Count, PartOf
 from veridical.api import as_explanation
+from veridical.core.allowed import Between, Count, PartOf
+from veridical.core.key import Key
+from veridical.core.settings import checked
 from veridical.errors import InputError
 from veridical.fidelity.artefact import Finetuned
 from veridical.fidelity.correctness import Reference, refuse_chance
@@ -17,8 +19,6 @@ from veridical.fidelity.finetuning import finetune
 from veridical.fidelity.judged_maps import right_answers
 from veridical.fidelity.metrics import LEVELS, FFid
 from veridical.fidelity.removal import SIGNS
-from veridical.random.keyed import Key
-from veridical.settings import checked
 from veridical.values.scores import Scores
 from veridical.values.task import Task
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from veridical.core.key import Key
 from veridical.explainers.transforms import degrade
-from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
 
 RATIOS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from veridical.core.key import Key
 from veridical.fidelity.correctness import rightness
 from veridical.fidelity.removal import Removals
 from veridical.functional import round_to_grid
-from veridical.masking.probe import probe
-from veridical.masking.rules import AllSubsets
-from veridical.masking.subset_table import FEW, has_few, places_of
-from veridical.random.keyed import Key
+from veridical.perturb.probe import probe
+from veridical.perturb.rules import AllSubsets
+from veridical.perturb.subset_table import FEW, has_few, places_of
 from veridical.values.task import Task
 
 FEW_OF_MANY_ROWS = 8

@@ -12,7 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from veridical.allowed import Between, Count, PartOf, Positive
+from veridical.core.allowed import Between, Count, PartOf, Positive
+from veridical.core.key import Key
+from veridical.core.settings import checked
+from veridical.data.cached import cache_folder
 from veridical.errors import FormatError, NotApplicableError, VeridicalWarning
 from veridical.fidelity.artefact import KIND, ROW_DIGESTS, Finetuned, space_facts
 from veridical.fidelity.certificate import Certificate, certify
@@ -20,12 +23,9 @@ from veridical.fidelity.datasets import Columns
 from veridical.fidelity.digests import described, state_digest, tensor_bytes
 from veridical.fidelity.training import Loss, Optimiser, Schedule, fit, head_loss, split
 from veridical.fidelity.training_rows import Rows, never_features, training_rows
-from veridical.model.adapters import ArrayModel, FunctionModel
-from veridical.model.cost import Cost
-from veridical.model.predictor import Side
-from veridical.random.keyed import Key
-from veridical.settings import checked
-from veridical.tasks.cached import cache_folder
+from veridical.models.adapters import ArrayModel, FunctionModel
+from veridical.models.cost import Cost
+from veridical.models.predictor import Side
 from veridical.values import files
 from veridical.values.space import Space
 from veridical.values.task import Task

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from veridical.core.key import Key
 from veridical.fidelity.correctness import rightness
 from veridical.fidelity.exact_sums import exact_falls, sizes_asked_whole
 from veridical.fidelity.removal import (
@@ -20,9 +21,8 @@ from veridical.fidelity.removal import (
     sizes_once,
 )
 from veridical.functional import area_under_curve, round_to_grid
-from veridical.masking.probe import probe
-from veridical.masking.subset_table import FEW
-from veridical.random.keyed import Key
+from veridical.perturb.probe import probe
+from veridical.perturb.subset_table import FEW
 from veridical.values.explanation import Explanation
 from veridical.values.task import Task
 

@@ -9,16 +9,16 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from veridical.allowed import Between, Count, PartOf
+from veridical.core.allowed import Between, Count, PartOf
+from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.fidelity.artefact import Finetuned
 from veridical.fidelity.correctness import Reference, judged_answers
 from veridical.fidelity.finetuning import finetune, why_no_finetuning
 from veridical.fidelity.masked_pass import Falls, evaluations, mean_over_sizes, measure
 from veridical.fidelity.removal import Sign, check_levels
-from veridical.masking.subset_table import has_few
 from veridical.metrics.base import Outcome, RankingMetric, register
-from veridical.random.keyed import Key
+from veridical.perturb.subset_table import has_few
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Curve, Direction
 from veridical.values.task import Task

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from veridical.core.key import Key
 from veridical.explainers.base import as_explainer
 from veridical.fidelity.artefact import Finetuned
 from veridical.fidelity.correctness import Reference
 from veridical.fidelity.finetuning import finetune
 from veridical.fidelity.robustness import ORIGINAL, answer_shares, answers_frame, answers_lines, real_shares
 from veridical.functional import spearman
-from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
 from veridical.values.task import Task
 

@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from veridical.allowed import Between, Count, PartOf, Share
 from veridical.api import as_explanation
+from veridical.core.allowed import Between, Count, PartOf, Share
+from veridical.core.key import Key
+from veridical.core.progress import track
+from veridical.core.settings import checked
 from veridical.errors import InputError
 from veridical.fidelity.artefact import Finetuned
 from veridical.fidelity.correctness import Reference, refuse_chance
@@ -24,9 +27,6 @@ from veridical.fidelity.metrics import LEVELS, FFid, Fid, Fidelity, RFid, Varian
 from veridical.fidelity.removal import SIGNS
 from veridical.fidelity.roar import ROAR, Retraining, retrain, train_task
 from veridical.functional import bootstrap_interval
-from veridical.progress import track
-from veridical.random.keyed import Key
-from veridical.settings import checked
 from veridical.values.explanation import Explanation
 from veridical.values.task import Task
 

@@ -14,10 +14,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from veridical.core import key as keyed
+from veridical.core import subset_draws
+from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.functional._rows import numbers_on
-from veridical.random import keyed, subset_draws
-from veridical.random.keyed import Key
 
 Sign = Literal["plus", "minus"]
 SIGNS: tuple[Sign, ...] = ("plus", "minus")

@@ -10,7 +10,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from veridical.allowed import Between, Count, Positive
+from veridical.core.allowed import Between, Count, Positive
+from veridical.core.key import Key
+from veridical.core.progress import track
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer
 from veridical.fidelity.correctness import Reference, rightness
@@ -20,14 +22,12 @@ from veridical.fidelity.masked_pass import mean_over_sizes
 from veridical.fidelity.removal import Sign, check_levels, explanation_sizes
 from veridical.fidelity.training import Schedule, fit, head_loss
 from veridical.fidelity.training_rows import Rows, training_rows
-from veridical.masking.probe import probe
-from veridical.masking.rules import Given
 from veridical.metrics.base import ExplainerMetric, Outcome
-from veridical.model.cost import Cost
-from veridical.model.randomised_layers import randomised
-from veridical.model.weights import layers
-from veridical.progress import track
-from veridical.random.keyed import Key
+from veridical.models.cost import Cost
+from veridical.models.randomised_layers import randomised
+from veridical.models.weights import layers
+from veridical.perturb.probe import probe
+from veridical.perturb.rules import Given
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Curve, Direction
 from veridical.values.task import Task

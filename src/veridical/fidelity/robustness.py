@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.fidelity.artefact import Finetuned
 from veridical.fidelity.certificate import REFUSED
@@ -17,9 +18,8 @@ from veridical.fidelity.correctness import Reference, judged_answers, own_answer
 from veridical.fidelity.finetuning import data_digest, finetune
 from veridical.fidelity.removal import FEW, budget
 from veridical.fidelity.training_rows import training_rows
-from veridical.masking.probe import probe
-from veridical.masking.rules import RandomSubsets
-from veridical.random.keyed import Key
+from veridical.perturb.probe import probe
+from veridical.perturb.rules import RandomSubsets
 from veridical.values.task import Task
 
 if TYPE_CHECKING:

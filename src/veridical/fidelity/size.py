@@ -14,7 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from veridical.allowed import Between, Count, Index, PartOf
+from veridical.core import key as keyed
+from veridical.core.allowed import Between, Count, Index, PartOf
+from veridical.core.key import Key
+from veridical.core.progress import track
+from veridical.core.settings import checked
 from veridical.errors import InputError
 from veridical.fidelity.artefact import Finetuned
 from veridical.fidelity.correctness import Reference
@@ -22,10 +26,6 @@ from veridical.fidelity.finetuning import finetune
 from veridical.fidelity.judged_maps import judged_maps
 from veridical.fidelity.masked_pass import measure
 from veridical.fidelity.removal import budget
-from veridical.progress import track
-from veridical.random import keyed
-from veridical.random.keyed import Key
-from veridical.settings import checked
 from veridical.values.explanation import Explanation
 from veridical.values.task import Task
 

@@ -21,15 +21,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from veridical.allowed import Between, Count, PartOf, Positive
+from veridical.core import key as keyed
+from veridical.core.allowed import Between, Count, PartOf, Positive
+from veridical.core.key import Key
+from veridical.core.progress import track
+from veridical.core.settings import check_settings
 from veridical.errors import InputError
 from veridical.fidelity.training_rows import Rows
 from veridical.functional.devices import random_states
-from veridical.model.predictor import Output, call, take_side
-from veridical.progress import track
-from veridical.random import keyed
-from veridical.random.keyed import Key
-from veridical.settings import check_settings
+from veridical.models.predictor import Output, call, take_side
 
 log = logging.getLogger("veridical")
 

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from veridical.core import key as keyed
+from veridical.core.key import Key
 from veridical.errors import InputError, ShapeError, VeridicalWarning
 from veridical.fidelity.correctness import accuracy, at_chance, check_labels, own_answers
 from veridical.fidelity.datasets import Columns, Streamed, is_dataset
 from veridical.fidelity.digests import row_digests, tensor_bytes
 from veridical.fidelity.removal import budget
-from veridical.masking.fills import Fill
-from veridical.model.predictor import Side, take_side
-from veridical.random import keyed
-from veridical.random.keyed import Key
+from veridical.models.predictor import Side, take_side
+from veridical.perturb.fills import Fill
 from veridical.values.input_checks import side_of, tensor_of
 from veridical.values.space import Space
 from veridical.values.task import Task

@@ -8,8 +8,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from veridical.core.settings import why_not
 from veridical.errors import InputError
-from veridical.settings import why_not
 
 from ._rows import align, nan_where, valid_first
 

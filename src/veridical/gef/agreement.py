@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from veridical.core.key import Key
 from veridical.gef.worlds import Worlds
-from veridical.random.keyed import Key
 from veridical.values.task import Task
 
 

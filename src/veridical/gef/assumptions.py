@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from veridical.core.key import Key
 from veridical.errors import InputError, NotApplicableError
 from veridical.gef.noise_path import NoisePath
 from veridical.gef.path import find_path
 from veridical.gef.watched import Kind, Watched, watch_layers, watch_masking, watch_noise
-from veridical.model.cost import Cost
-from veridical.random.keyed import Key
+from veridical.models.cost import Cost
 from veridical.values.task import Task
 
 if TYPE_CHECKING:

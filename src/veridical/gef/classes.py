@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from veridical.core import key as keyed
+from veridical.core.key import Key
 from veridical.errors import InputError, NotApplicableError
-from veridical.model.predictor import take_side
-from veridical.random import keyed
-from veridical.random.keyed import Key
+from veridical.models.predictor import take_side
 from veridical.values.space import Space
 from veridical.values.task import Task
 

@@ -1,6 +1,6 @@
 """Explanations by what a layer holds: sparse codes and concepts, read anew in every perturbed world.
 
-An encoder is any object with `codes(h)` or `project(h)` (a `vd.surf` dictionary, concepts), or a plain
+An encoder is any object with `codes(h)` or `project(h)` (a `vd.concepts` dictionary, concepts), or a plain
 function of rows h (n, D). Weight noise touches the judged model only, never the encoder.
 """
 
@@ -12,11 +12,11 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from veridical.allowed import Count, Within
+from veridical.core.allowed import Count, Within
+from veridical.core.key import Key
 from veridical.errors import InputError, ShapeError, unknown_name
 from veridical.explainers import Explainer
-from veridical.model.predictor import call
-from veridical.random.keyed import Key
+from veridical.models.predictor import call
 from veridical.values.space import Space
 from veridical.values.task import Task
 
@@ -81,7 +81,7 @@ class LayerCodes(Explainer):
     """
 
     encoder: Any
-    """A dictionary of `vd.surf`, its concepts, or a function of rows (n, D)."""
+    """A dictionary of `vd.concepts`, its concepts, or a function of rows (n, D)."""
     layer: str
     """Name of the layer whose activations are encoded."""
     end: End = "output"
@@ -99,7 +99,7 @@ class LayerCodes(Explainer):
     def __post_init__(self) -> None:
         if not (callable(self.encoder) or hasattr(self.encoder, "codes") or hasattr(self.encoder, "project")):
             raise InputError(
-                f"a {type(self.encoder).__name__} cannot encode; give a dictionary of vd.surf (codes), "
+                f"a {type(self.encoder).__name__} cannot encode; give a dictionary of vd.concepts (codes), "
                 "concepts (project), or a function of rows (n, D)"
             )
         if self.n_codes < 1:

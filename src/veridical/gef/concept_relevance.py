@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.gef.codes import End, LayerCodes, read_layer
-from veridical.random.keyed import Key
 from veridical.values.task import Task
 
 Relevance = Literal["contributions", "projections", "importances"]
@@ -18,7 +18,7 @@ Relevance = Literal["contributions", "projections", "importances"]
 
 @dataclass(frozen=True)
 class ConceptRelevance(LayerCodes):
-    """How much each concept of the explained output matters to a sample, with concepts of `vd.surf`.
+    """How much each concept of the explained output matters to a sample, with concepts of `vd.concepts`.
 
     `layer` is the model's linear head, at whose input concepts are read. `relevance` says what is judged:
     "contributions" alpha_ik P(h; V_i)_k, "projections" P(h; V_i)_k, or "importances" f_i . v_ik with the
@@ -38,7 +38,7 @@ class ConceptRelevance(LayerCodes):
         if not all(
             isinstance(getattr(self.encoder, name, None), Tensor) for name in ("vectors", "importances")
         ):
-            raise InputError("concepts have vectors and importances; fit them with a method of vd.surf")
+            raise InputError("concepts have vectors and importances; fit them with a method of vd.concepts")
 
     def to_json(self) -> dict[str, Any]:
         return {**super().to_json(), "relevance": self.relevance}

@@ -14,14 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from veridical.allowed import Count, NotNegative, PartOf, Positive, Within
+from veridical.core import key as keyed
+from veridical.core.allowed import Count, NotNegative, PartOf, Positive, Within
+from veridical.core.key import Key
 from veridical.errors import NotApplicableError
 from veridical.explainers import Explainer
 from veridical.explainers.base import selected
 from veridical.gef.picture_statistics import blurred, in_colour, mean_magnitude, value_range
-from veridical.model.predictor import call
-from veridical.random import keyed
-from veridical.random.keyed import Key
+from veridical.models.predictor import call
 from veridical.values.task import Task
 
 

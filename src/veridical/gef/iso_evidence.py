@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from veridical.core import key as keyed
+from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.functional import has_spread, spearman
-from veridical.random import keyed
-from veridical.random.keyed import Key
 
 SHUFFLES = 499
 RESAMPLES = 200

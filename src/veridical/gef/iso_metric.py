@@ -7,7 +7,8 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 
-from veridical.allowed import MANY, Within
+from veridical.core.allowed import MANY, Within
+from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.explainers import as_explainer
 from veridical.functional import has_spread, pearson, spearman
@@ -16,7 +17,6 @@ from veridical.gef.iso_evidence import SMALLEST, Evidence, evidence, iso_sigma
 from veridical.gef.metric import GEF
 from veridical.gef.noise_path import NoisePath
 from veridical.metrics.base import Outcome, register
-from veridical.random.keyed import Key
 from veridical.values.task import Task
 
 PILOT = 10

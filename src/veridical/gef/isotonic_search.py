@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from veridical.core import key as keyed
+from veridical.core.key import Key
 from veridical.errors import ModelError
 from veridical.functional import isotonic_fit
 from veridical.gef.agreement import agreements, chance_of
 from veridical.gef.worlds import Worlds
-from veridical.random import keyed
-from veridical.random.keyed import Key
 from veridical.values.task import Task
 
 FIRST, STEP, LAST = 0.2, 0.1, 10.2

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from veridical.core.key import Key
 from veridical.gef.found import Moved
 from veridical.gef.setting import Setting
 from veridical.gef.worlds import Worlds
-from veridical.random.keyed import Key
 from veridical.values.task import Task
 
 SMALL_STEP = 1e-3

@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
+from veridical.core.key import Key
 from veridical.functional import pearson, spearman
 from veridical.gef.iso_evidence import evidence
 from veridical.gef.iso_metric import IsoSigma
-from veridical.random.keyed import Key
 from veridical.values.scores import Scores, joined
 
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from veridical.core.key import Key, as_key
 from veridical.errors import InputError
 from veridical.explainers import Explainer
 from veridical.functional import spearman
 from veridical.gef.codes import LayerCodes
 from veridical.gef.metric import GEF
-from veridical.random.keyed import Key, as_key
 from veridical.values.scores import Scores
 from veridical.values.task import Task
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from veridical.core.key import Key
 from veridical.explainers import Explainer
 from veridical.functional import rms_normalise
-from veridical.random.keyed import Key
 from veridical.values.task import Task
 
 LOOKED_AT = 4

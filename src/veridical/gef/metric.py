@@ -10,7 +10,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from veridical.allowed import Count, NotNegative, Positive
+from veridical.core.allowed import Count, NotNegative, Positive
+from veridical.core.key import Key
 from veridical.errors import InputError, VeridicalWarning
 from veridical.explainers import Explainer
 from veridical.explainers.first_maps import FirstMaps
@@ -25,10 +26,9 @@ from veridical.gef.shared_worlds import Company
 from veridical.gef.walk import Walk
 from veridical.gef.worlds import Perturbation
 from veridical.metrics.base import CONSTANT, ExplainerMetric, Outcome, register
-from veridical.model.cost import Cost
-from veridical.model.embeddings import embedding_layer
-from veridical.model.sessions import Question
-from veridical.random.keyed import Key
+from veridical.models.cost import Cost
+from veridical.models.embeddings import embedding_layer
+from veridical.models.sessions import Question
 from veridical.values.scores import Direction, Scores
 from veridical.values.task import Task
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from veridical.errors import InputError, ShapeError, unknown_name
-from veridical.model.predictor import take_side
+from veridical.models.predictor import take_side
 from veridical.values.task import Task
 
 

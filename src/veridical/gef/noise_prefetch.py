@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 
+from veridical.core.key import Key
 from veridical.functional.devices import on_host
-from veridical.model.weights import Noise, NoiseSource
-from veridical.random.keyed import Key
+from veridical.models.weights import Noise, NoiseSource
 
 SMALLEST = 2**18
 """Parameters from which on the noise of a model on a GPU takes longer to draw than a thread to begin."""

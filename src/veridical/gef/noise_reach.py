@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from veridical.core.key import Key
 from veridical.errors import NotApplicableError
 from veridical.gef.worlds import Worlds
-from veridical.model.predictor import call
-from veridical.model.weights import NoiseSource
-from veridical.random.keyed import Key
+from veridical.models.predictor import call
+from veridical.models.weights import NoiseSource
 from veridical.values.task import Task
 
 SIZE = 0.1

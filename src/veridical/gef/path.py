@@ -7,15 +7,15 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from veridical.allowed import Count
+from veridical.core import key as keyed
+from veridical.core.allowed import Count
+from veridical.core.key import Key
+from veridical.core.settings import checked
 from veridical.errors import InputError
 from veridical.gef.agreement import agreements, chance_of
 from veridical.gef.isotonic_search import FIRST, GRID, STEP, isotonic
 from veridical.gef.noise_path import NoisePath, even_levels
 from veridical.gef.worlds import Perturbation, Worlds
-from veridical.random import keyed
-from veridical.random.keyed import Key
-from veridical.settings import checked
 from veridical.values.task import Task
 
 MAX_SAMPLES = 256

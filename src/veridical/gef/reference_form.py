@@ -7,10 +7,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from veridical.core.key import Key
 from veridical.gef.found import Moved
 from veridical.gef.setting import Setting
 from veridical.gef.worlds import with_output_noise
-from veridical.random.keyed import Key
 from veridical.values.task import Task
 
 LOW = 1e-4

@@ -9,12 +9,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from veridical.core.key import Key
 from veridical.explainers import Explainer
 from veridical.functional import cosine_distance, euclidean, rms_normalise, round_to_grid
 from veridical.gef.finite_checks import Watch
 from veridical.gef.shared_worlds import SharedWorld
 from veridical.gef.worlds import Perturbation
-from veridical.random.keyed import Key
 from veridical.values.space import Space
 from veridical.values.task import Task
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from torch import Tensor
 
+from veridical.core.key import Key
 from veridical.explainers.first_maps import FirstMaps, watched
 from veridical.gef.worlds import Perturbation, Worlds
-from veridical.model.cost import Cost
-from veridical.model.weights import Noise
-from veridical.random.keyed import Key
+from veridical.models.cost import Cost
+from veridical.models.weights import Noise
 from veridical.values.task import Task
 
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from veridical.core.key import Key
 from veridical.errors import unknown_name
 from veridical.gef.classes import class_task
 from veridical.gef.feature_visualisation import METHODS
-from veridical.model.cost import Cost
+from veridical.models.cost import Cost
 from veridical.plots import as_image
-from veridical.random.keyed import Key
 from veridical.values.task import Task
 
 if TYPE_CHECKING:

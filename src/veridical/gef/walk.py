@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from veridical.core.key import Key
 from veridical.gef import noise_prefetch
 from veridical.gef.distortion import arc, fast
 from veridical.gef.found import Found, Moved
@@ -19,9 +20,8 @@ from veridical.gef.noise_path import NoisePath
 from veridical.gef.reference_form import RunningReference, step_key
 from veridical.gef.setting import Setting, noise_key
 from veridical.gef.shared_worlds import Company, SharedWorld
-from veridical.model.plan import memory_budget
-from veridical.model.weights import NoiseSource
-from veridical.random.keyed import Key
+from veridical.models.plan import memory_budget
+from veridical.models.weights import NoiseSource
 from veridical.values.task import Task
 
 if TYPE_CHECKING:

@@ -9,15 +9,15 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from veridical.core import key as keyed
+from veridical.core.key import Key
 from veridical.functional import round_to_grid
 from veridical.gef.noise_path import NoisePath
 from veridical.gef.worlds import Worlds
-from veridical.masking.fills import Fill
-from veridical.masking.probe import probe
-from veridical.masking.rules import RankThreshold, step_counts
-from veridical.model.randomised_layers import cascade, randomised
-from veridical.random import keyed
-from veridical.random.keyed import Key
+from veridical.models.randomised_layers import cascade, randomised
+from veridical.perturb.fills import Fill
+from veridical.perturb.probe import probe
+from veridical.perturb.rules import RankThreshold, step_counts
 from veridical.values.space import Space
 from veridical.values.task import Task
 

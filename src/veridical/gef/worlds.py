@@ -9,11 +9,11 @@ from typing import Literal
 
 from torch import Tensor
 
+from veridical.core import key as keyed
+from veridical.core.key import Key
 from veridical.errors import InputError, NotApplicableError
 from veridical.gef.noise_prefetch import NoiseAhead
-from veridical.model.weights import Noise, NoiseSource, Noisy
-from veridical.random import keyed
-from veridical.random.keyed import Key
+from veridical.models.weights import Noise, NoiseSource, Noisy
 from veridical.values.task import Task
 
 Perturbation = Literal["weights", "input"]

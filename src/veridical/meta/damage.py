@@ -8,11 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from veridical.core import key as keyed
+from veridical.core.key import Key
 from veridical.errors import InputError, NotApplicableError
 from veridical.explainers import registry as explainer_registry
 from veridical.fidelity.degradation import degraded
-from veridical.random import keyed
-from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
 from veridical.values.task import Task
 

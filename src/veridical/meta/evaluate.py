@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from veridical.api import as_metric, labelled
+from veridical.core.key import Key
 from veridical.errors import InputError, unknown_name
 from veridical.explainers import as_explainer
 from veridical.meta.consistency import FEWEST
@@ -16,7 +17,6 @@ from veridical.meta.result import MetaEvaluation
 from veridical.meta.scoring import Visit
 from veridical.meta.strength import Strength, amounts
 from veridical.meta.worlds import check_tests, plan
-from veridical.random.keyed import Key
 from veridical.values.task import Task
 
 

@@ -15,7 +15,7 @@ from veridical.meta.dependence import Dependence
 from veridical.meta.result import MetaEvaluation
 from veridical.meta.scoring import Book, Tally
 from veridical.meta.worlds import Amount, Mode, Test
-from veridical.model.cost import Cost
+from veridical.models.cost import Cost
 from veridical.values import files
 from veridical.values.evaluation import Failure
 from veridical.values.scores import Direction

@@ -16,8 +16,8 @@ import torch
 
 from veridical.fidelity.artefact import Finetuned
 from veridical.fidelity.metrics import FFid, Fidelity
-from veridical.masking.fills import Token
 from veridical.metrics.base import AnyMetric
+from veridical.perturb.fills import Token
 from veridical.values.task import Task
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from veridical.core.key import Key
 from veridical.explainers.grid import time_axis
 from veridical.metrics.input_noise import touched, uniform_noise
-from veridical.random.keyed import Key
 from veridical.values.task import Task
 
 

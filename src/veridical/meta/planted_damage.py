@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from veridical.api import as_explanation, as_metric, labelled
+from veridical.core.key import Key
+from veridical.core.progress import track
 from veridical.errors import InputError
-from veridical.masking.shared_work import sharing
 from veridical.meta.consistency import FEWEST
 from veridical.meta.damage import (
     BLENDS,
@@ -28,9 +29,8 @@ from veridical.meta.damage import (
 )
 from veridical.meta.voices import PlantedDamage, Voice, concordance, tolerance
 from veridical.metrics.base import AnyMetric, Metric
-from veridical.model.cost import Cost
-from veridical.progress import track
-from veridical.random.keyed import Key
+from veridical.models.cost import Cost
+from veridical.perturb.shared_work import sharing
 from veridical.values.task import Task
 
 METHOD = "it judges a method, which it asks for maps of its own; damage is planted on finished maps"

@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 import torch
 
+from veridical.core.key import Key
 from veridical.explainers import Explainer
 from veridical.meta.dependence import FACTS
-from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
 from veridical.values.task import Task
 

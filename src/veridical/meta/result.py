@@ -19,7 +19,7 @@ from veridical.meta.consistency import FEWEST, Consistencies, consistencies, met
 from veridical.meta.resampling import bootstrap_counts, resampled_vectors
 from veridical.meta.scoring import Book, Tally
 from veridical.meta.worlds import MODES, Amount, Mode, Test
-from veridical.model.cost import Cost
+from veridical.models.cost import Cost
 from veridical.values.evaluation import Failure
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from veridical.core import key as keyed
+from veridical.core.key import Key
 from veridical.metrics.base import Metric, Outcome
-from veridical.random import keyed
-from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Direction
 from veridical.values.task import Task

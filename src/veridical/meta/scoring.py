@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from veridical.core.key import Key
+from veridical.core.progress import track
 from veridical.errors import InputError, VeridicalWarning
 from veridical.explainers import Explainer
-from veridical.masking.shared_work import sharing
 from veridical.meta.consistency import FEWEST
 from veridical.meta.dependence import (
     NEGLIGIBLE,
@@ -31,9 +32,8 @@ from veridical.meta.published import Recalled
 from veridical.meta.sanity import UNPERTURBED
 from veridical.meta.worlds import Mode, Test, World, unperturbed
 from veridical.metrics.base import AnyMetric, ExplainerMetric, Metric
-from veridical.model.cost import Cost
-from veridical.progress import track
-from veridical.random.keyed import Key
+from veridical.models.cost import Cost
+from veridical.perturb.shared_work import sharing
 from veridical.values.evaluation import Failure
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Direction

@@ -8,11 +8,11 @@ from typing import Literal
 
 import torch
 
+from veridical.core import key as keyed
+from veridical.core.key import Key
 from veridical.errors import InputError, unknown_name
 from veridical.meta.prediction_agreement import answers, changes_that_matter, held, share_changed
 from veridical.meta.worlds import MODES, Amount, Mode, Test, perturbed
-from veridical.random import keyed
-from veridical.random.keyed import Key
 from veridical.values.task import Task
 
 Strength = Literal["published", "calibrated"] | float | Mapping[str, float]

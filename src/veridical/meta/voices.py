@@ -13,7 +13,7 @@ from torch import Tensor
 from veridical.meta.consistency import FEWEST
 from veridical.meta.damage import NONE, PERMUTED
 from veridical.meta.dependence import PLACELESS
-from veridical.model.cost import Cost
+from veridical.models.cost import Cost
 from veridical.values.task import Task
 
 if TYPE_CHECKING:

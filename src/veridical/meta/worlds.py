@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from veridical.core.key import Key
 from veridical.errors import InputError, NotApplicableError, unknown_name
 from veridical.meta.noise import noisy_inputs
 from veridical.metrics.input_noise import movable, why_no_noise
-from veridical.random.keyed import Key
 from veridical.values.task import Task
 
 Test = Literal["ipt", "mpt", "combined"]

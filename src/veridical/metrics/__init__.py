@@ -3,6 +3,7 @@
 Every metric's class can be imported from here; only its own file is loaded then.
 """
 
+from veridical.core.name_index import names_on_demand
 from veridical.metrics.base import AnyMetric as AnyMetric
 from veridical.metrics.base import ExplainerMetric as ExplainerMetric
 from veridical.metrics.base import Metric as Metric
@@ -10,6 +11,5 @@ from veridical.metrics.base import Outcome as Outcome
 from veridical.metrics.base import applicable as applicable
 from veridical.metrics.base import register as register
 from veridical.metrics.base import registry as registry
-from veridical.name_index import names_on_demand
 
 __getattr__, __dir__ = names_on_demand(__name__)

@@ -9,15 +9,15 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
+from veridical.core.key import Key
+from veridical.core.registry import Registry
+from veridical.core.settings import Settings
 from veridical.errors import NotApplicableError, ShapeError
 from veridical.explainers.base import MODALITIES, Explainer
 from veridical.explainers.first_maps import FirstMaps, watched
-from veridical.masking.backgrounds import Backgrounds, Fill
-from veridical.model.cost import Cost
-from veridical.model.sessions import Question
-from veridical.random.keyed import Key
-from veridical.registry import Registry
-from veridical.settings import Settings
+from veridical.models.cost import Cost
+from veridical.models.sessions import Question
+from veridical.perturb.backgrounds import Backgrounds, Fill
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Curve, Direction, Scores
 from veridical.values.task import Task

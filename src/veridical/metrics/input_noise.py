@@ -8,11 +8,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from veridical.core import key as keyed
+from veridical.core.key import Key
 from veridical.functional.devices import at_a_time
-from veridical.masking.fills import extremes
-from veridical.model.embeddings import embedding_layer
-from veridical.random import keyed
-from veridical.random.keyed import Key
+from veridical.models.embeddings import embedding_layer
+from veridical.perturb.fills import extremes
 from veridical.values.task import Task
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from veridical.errors import InputError
 from veridical.functional._rows import whole_largest
 from veridical.metrics.types import Explainer, Key, Task
-from veridical.model.sessions import look_later
+from veridical.models.sessions import look_later
 
 Explain = Callable[[Task, Key], Tensor]
 

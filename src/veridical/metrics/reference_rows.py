@@ -10,8 +10,8 @@ from torch import Tensor
 
 from veridical.metrics.re_explaining import explaining, one_session, samples_at_once
 from veridical.metrics.types import Explainer, Key, Task
-from veridical.model.predictor import Side, check_finite, take_side
-from veridical.model.sessions import look_later
+from veridical.models.predictor import Side, check_finite, take_side
+from veridical.models.sessions import look_later
 
 
 def why_no_references(task: Task) -> str | None:

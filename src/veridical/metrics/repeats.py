@@ -10,7 +10,7 @@ from torch import Tensor
 
 from veridical.metrics.base import AnyMetric, RankingMetric
 from veridical.metrics.types import Explanation, Key, Scores, Task
-from veridical.model.cost import Cost
+from veridical.models.cost import Cost
 from veridical.values.variance import SOURCES, repeats_of
 
 

@@ -1,9 +1,9 @@
 """The types that nearly every metric speaks of, to be imported from one place."""
 
+from veridical.core.key import Key
 from veridical.explainers.base import Explainer
-from veridical.masking.fills import Fill
-from veridical.model.output_heads import Response
-from veridical.random.keyed import Key
+from veridical.models.output_heads import Response
+from veridical.perturb.fills import Fill
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Curve, Direction, Scores
 from veridical.values.task import Task

@@ -8,10 +8,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from veridical.core import key as keyed
+from veridical.core.key import Key
 from veridical.functional import average_ranks, kendall_tau_b, pearson
 from veridical.functional.devices import at_a_time
-from veridical.random import keyed
-from veridical.random.keyed import Key
 
 STRATA = (0.5, 1.0, 1.5, 2.0, 2.5)
 """Lower edges of the strata, in standard deviations of q above its mean; the last one is open."""

@@ -8,16 +8,16 @@ from typing import Any, ClassVar, overload
 
 import torch
 
+from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer
 from veridical.explainers.transforms import Inverted
-from veridical.masking.rules import removed_share
-from veridical.masking.shared_work import sharing
 from veridical.metrics.base import AnyMetric, ExplainerMetric, Metric, Outcome, RankingMetric, registry
 from veridical.metrics.tie_orders import over_orders
+from veridical.perturb.rules import removed_share
+from veridical.perturb.shared_work import sharing
 from veridical.qge.paths import RankPath, path_of, responses_along
 from veridical.qge.relative import Relative, add_wrapper, joined, undefined, unmoved_by_inversion
-from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Curve, Direction
 from veridical.values.task import Task

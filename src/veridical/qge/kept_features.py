@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from veridical.allowed import Count
-from veridical.masking.fills import Fill
-from veridical.masking.probe import probe
-from veridical.masking.rules import RankThreshold, removed_share, step_counts
+from veridical.core.allowed import Count
+from veridical.core.key import Key
 from veridical.metrics.base import Outcome, RankingMetric, register
-from veridical.model.output_heads import Response
+from veridical.models.output_heads import Response
+from veridical.perturb.fills import Fill
+from veridical.perturb.probe import probe
+from veridical.perturb.rules import RankThreshold, removed_share, step_counts
 from veridical.qge.paths import RankPath
-from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Curve, Direction
 from veridical.values.task import Task

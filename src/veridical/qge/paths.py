@@ -14,16 +14,16 @@ from functools import singledispatch
 import torch
 from torch import Tensor
 
+from veridical.core.key import Key
 from veridical.functional import positions
-from veridical.masking.fills import Fill
-from veridical.masking.probe import probe
-from veridical.masking.rules import put_back, removed_share, step_counts
 from veridical.metrics.base import AnyMetric
 from veridical.metrics.faithfulness.deletion import Deletion
 from veridical.metrics.faithfulness.insertion import Insertion
 from veridical.metrics.faithfulness.pixel_flipping import PixelFlipping
-from veridical.model.output_heads import Response
-from veridical.random.keyed import Key
+from veridical.models.output_heads import Response
+from veridical.perturb.fills import Fill
+from veridical.perturb.probe import probe
+from veridical.perturb.rules import put_back, removed_share, step_counts
 from veridical.values.task import Task
 
 _ENTRIES_AT_ONCE = 2**24

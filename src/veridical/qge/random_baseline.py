@@ -8,17 +8,17 @@ from typing import Any, ClassVar, overload
 import torch
 from torch import Tensor
 
-from veridical.allowed import Count, Index
+from veridical.core.allowed import Count, Index
+from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer
 from veridical.explainers.transforms import Transform
-from veridical.masking.shared_work import sharing
 from veridical.metrics.base import TIED_PAIRS, AnyMetric, ExplainerMetric, Metric, Outcome, registry
 from veridical.metrics.tie_orders import TIE_VARIANCE
+from veridical.perturb.shared_work import sharing
 from veridical.qge.paths import path_of, scores_along
 from veridical.qge.rankings import digest, random_orders
 from veridical.qge.relative import Relative, add_wrapper, joined, undefined
-from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
 from veridical.values.task import Task
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from veridical.random import keyed
-from veridical.random.keyed import Key
+from veridical.core import key as keyed
+from veridical.core.key import Key
 from veridical.values.explanation import Explanation
 
 

@@ -9,11 +9,11 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from veridical.core.key import Key
+from veridical.core.settings import taken_from
 from veridical.metrics.base import AnyMetric, Outcome, registry
 from veridical.metrics.randomisation.mprt import Mprt
 from veridical.metrics.randomisation.random_logit import RandomLogit
-from veridical.random.keyed import Key
-from veridical.settings import taken_from
 from veridical.values.scores import Direction
 from veridical.values.task import Task
 

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from veridical.allowed import Between, Count
 from veridical.api import as_explanation, as_metric
+from veridical.core.allowed import Between, Count
+from veridical.core.key import Key
+from veridical.core.settings import checked
 from veridical.errors import InputError
 from veridical.explainers.base import as_explainer
-from veridical.masking.shared_work import sharing
 from veridical.metrics.base import CONSTANT, AnyMetric, Metric
-from veridical.model.cost import Cost
+from veridical.models.cost import Cost
+from veridical.perturb.shared_work import sharing
 from veridical.qge.rankings import random_orders
 from veridical.qge.relative import IDENTICALLY_ZERO
 from veridical.qge.standing_draws import MapDraws, MethodDraws, interval, mean_places, pairing, tie_tolerance
 from veridical.qge.subsets import LARGEST_COUNT, best_and_worst, sampled_scores, share_below, steps_of
-from veridical.random.keyed import Key
-from veridical.settings import checked
 from veridical.values.task import Task
 
 if TYPE_CHECKING:

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from veridical.core.key import Key
 from veridical.explainers.base import Explainer
 from veridical.explainers.transforms import Inverted
-from veridical.masking.shared_work import sharing
 from veridical.metrics.base import ExplainerMetric, Metric, RankingMetric
+from veridical.perturb.shared_work import sharing
 from veridical.qge.gap import paired
 from veridical.qge.paths import path_of, scores_along
 from veridical.qge.random_baseline import Reshuffled
 from veridical.qge.rankings import random_orders, reversed_orders
-from veridical.random.keyed import Key
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Direction
 from veridical.values.task import Task

@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 import torch
 from torch import Tensor
 
-from veridical.allowed import MANY, Count, Within
 from veridical.api import as_explanation, as_metric
+from veridical.core.allowed import MANY, Count, Within
+from veridical.core.key import Key
+from veridical.core.progress import track
+from veridical.core.settings import checked
 from veridical.errors import InputError
-from veridical.masking.shared_work import sharing
 from veridical.metrics.base import Metric
-from veridical.model.cost import Cost
-from veridical.progress import track
+from veridical.models.cost import Cost
+from veridical.perturb.shared_work import sharing
 from veridical.qge.agreement import STRATA, KeptOrder, above_random, histogram
 from veridical.qge.gap import paired
 from veridical.qge.kept_features import KeptFeatures
 from veridical.qge.paths import path_of, scores_along
 from veridical.qge.rankings import random_orders, reversed_orders
 from veridical.qge.subsets import LARGEST_ENUMERATION, RankingScores, all_rankings, rounded, subset_responses
-from veridical.random.keyed import Key
-from veridical.settings import checked
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Direction
 from veridical.values.task import Task

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from veridical.core.key import Key
 from veridical.functional import round_to_grid
-from veridical.masking.probe import probe
-from veridical.masking.rules import AllSubsets
-from veridical.masking.subset_table import places_of
 from veridical.metrics.base import Metric
+from veridical.perturb.probe import probe
+from veridical.perturb.rules import AllSubsets
+from veridical.perturb.subset_table import places_of
 from veridical.qge.gap import MapGap
 from veridical.qge.paths import RankPath, path_of
-from veridical.random.keyed import Key
 from veridical.values.scores import Direction
 from veridical.values.task import Task
 

@@ -7,11 +7,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from veridical.audit import Audit
-from veridical.audit.evidence import ALPHA
-from veridical.audit.sentences import in_words, why_not
-from veridical.audit.units import Grid
-from veridical.audit.verdict import Place
+from veridical.auditing import Audit
+from veridical.auditing.evidence import ALPHA
+from veridical.auditing.sentences import in_words, why_not
+from veridical.auditing.units import Grid
+from veridical.auditing.verdict import Place
 from veridical.functional.wins import win_units
 from veridical.report import cells, systems
 from veridical.report.chain import PAGES, chain, tables

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from veridical._version import __version__
-from veridical.audit import Audit
+from veridical.auditing import Audit
 from veridical.report.rendering import FORMATS, read, render
 from veridical.values.sealed import get
 from veridical.values.table_files import csv_text

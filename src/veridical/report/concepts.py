@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from veridical.concepts import Comparison, Concepts, Embeddings, split
+from veridical.concepts.comparison import COLUMNS
+from veridical.concepts.judgement import HIGHER, LABELS, Judgement, shown
+from veridical.concepts.plots import patch, strongest
+from veridical.concepts.verdict import Place
 from veridical.errors import VeridicalError
 from veridical.report.numbers import plain
 from veridical.report.png import image_address
-from veridical.surf import Comparison, Concepts, Embeddings, split
-from veridical.surf.comparison import COLUMNS
-from veridical.surf.judgement import HIGHER, LABELS, Judgement, shown
-from veridical.surf.plots import patch, strongest
-from veridical.surf.verdict import Place
 from veridical.values.task import Task
 
 OUTPUTS, MOST, PATCHES = 3, 4, 5

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from veridical.data.prompt_checks import PromptChecks
 from veridical.explainers.laws import notes
 from veridical.functional import average_ranks
 from veridical.plots import slices
 from veridical.report import heads, prompts
 from veridical.report.numbers import plain
 from veridical.report.png import image_address, map_address
-from veridical.tasks.prompt_checks import PromptChecks
 from veridical.values.explanation import Explanation
 from veridical.values.task import Task
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from veridical.audit import Audit
-from veridical.model.prompted import PromptModel
-from veridical.model.switched import Switched
+from veridical.auditing import Audit
+from veridical.models.prompted import PromptModel
+from veridical.models.switched import Switched
 from veridical.values.content_hash import content_digest
 from veridical.values.task import Task
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from veridical.data.generation import Generation
+from veridical.data.prompt_checks import PromptChecks
+from veridical.data.prompt_texts import Prompt
+from veridical.data.prompt_units import parts
 from veridical.report.numbers import plain
-from veridical.tasks.generation import Generation
-from veridical.tasks.prompt_checks import PromptChecks
-from veridical.tasks.prompt_texts import Prompt
-from veridical.tasks.prompt_units import parts
 from veridical.values.task import Task
 
 LONGEST_PIECE = 400

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from veridical.gef.joining import joined_provenance
 from veridical.gef.receipt import incomplete
-from veridical.model.cost import Cost
+from veridical.models.cost import Cost
 from veridical.report import cells
 from veridical.report.citations import bibtex
 from veridical.report.numbers import plain

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from veridical.core.key import Key
 from veridical.explainers import Explainer
 from veridical.gef import GEF
 from veridical.gef.noise_path import even_levels
 from veridical.metrics import AnyMetric, ExplainerMetric, Metric
-from veridical.model.cost import Cost
-from veridical.random.keyed import Key
+from veridical.models.cost import Cost
 from veridical.study.loading import load_task
 from veridical.study.plan import PlannedTask, StudyPlan
 from veridical.study.planning import torch_threads

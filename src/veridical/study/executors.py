@@ -26,9 +26,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from veridical.allowed import Count
+from veridical.core.allowed import Count
+from veridical.core.settings import check_settings
 from veridical.errors import InputError
-from veridical.settings import check_settings
 from veridical.study.cells import Context, Job, Result, Status
 from veridical.study.limits import GRACE_SECONDS, passed
 

@@ -11,14 +11,14 @@ from typing import Any
 
 from torch import nn
 
-from veridical import tasks
+from veridical import data as tasks
+from veridical.core.settings import holds_code
+from veridical.data import KnownAnswer
+from veridical.data import load_task as read_task
 from veridical.errors import InputError
-from veridical.loading import load_task as read_task
-from veridical.model.adapters import ArrayModel, FunctionModel
-from veridical.settings import holds_code
+from veridical.models.adapters import ArrayModel, FunctionModel
 from veridical.study.grid import Choice
 from veridical.study.resolve import imported, source_digest
-from veridical.tasks import KnownAnswer
 from veridical.values.content_hash import content_digest
 from veridical.values.task import Task
 

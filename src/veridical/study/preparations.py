@@ -14,12 +14,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from veridical.core.key import Key
 from veridical.fidelity import FFid, finetune
 from veridical.fidelity.artefact import KIND, Finetuned
 from veridical.gef import GEF
 from veridical.gef.noise_path import NoisePath
 from veridical.metrics import AnyMetric
-from veridical.random.keyed import Key
 from veridical.study.folder import PREPARED, Folder
 from veridical.study.resolve import inside
 from veridical.study.store import PATH_FORMAT, PATH_KIND

@@ -20,9 +20,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from veridical.allowed import Count, Index, NotNegative, Positive
+from veridical.core.allowed import Count, Index, NotNegative, Positive
+from veridical.core.settings import check_settings
 from veridical.errors import StudyError
-from veridical.settings import check_settings
 from veridical.study.cells import Context, Job, Result
 from veridical.study.executors import refuse_scripts
 from veridical.study.folder import EXPLANATIONS, PREPARED, Folder

@@ -11,8 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
-from veridical.allowed import Count, NotNegative
-from veridical.settings import check_settings
+from veridical.core.allowed import Count, NotNegative
+from veridical.core.settings import check_settings
 from veridical.study.ray_setup import connect, environment, import_ray
 from veridical.values.task import Task
 

@@ -12,11 +12,11 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 from veridical.api import as_metric
+from veridical.core.settings import Settings, holds_code, revive
 from veridical.errors import InputError
 from veridical.explainers import Explainer, as_explainer
 from veridical.explainers.function import FunctionExplainer
 from veridical.metrics import AnyMetric
-from veridical.settings import Settings, holds_code, revive
 from veridical.study.grid import Choice
 
 T = TypeVar("T", Explainer, AnyMetric)

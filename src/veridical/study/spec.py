@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from veridical.allowed import LARGE, LARGEST, MANY
+from veridical.core.allowed import LARGE, LARGEST, MANY
 from veridical.values.bounds import refuse_more
 
 FILE_KEYS = ("model", "data", "train", "labels", "text", "arch", "kind", "output")

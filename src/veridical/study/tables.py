@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from veridical.errors import FormatError
-from veridical.model.cost import Cost
+from veridical.models.cost import Cost
 from veridical.values import sealed
 from veridical.values.scores import Curve, Direction, Scores
 

@@ -20,11 +20,11 @@ from pathlib import Path
 
 import torch
 
+from veridical.core.key import Key
 from veridical.errors import FormatError, InputError, VeridicalWarning
 from veridical.explainers import Explainer
 from veridical.metrics import ExplainerMetric, Metric
-from veridical.model.cost import Cost
-from veridical.random.keyed import Key
+from veridical.models.cost import Cost
 from veridical.study.cells import Context, Job, Result
 from veridical.study.folder import EXPLANATIONS, Folder
 from veridical.study.limits import LimitReached, within

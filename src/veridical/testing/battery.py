@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from veridical.core.key import Key
 from veridical.errors import VeridicalError
 from veridical.explainers import Explainer
 from veridical.explainers.controls import Random
 from veridical.explainers.gradients import Gradient
 from veridical.metrics.base import AnyMetric, ExplainerMetric, Metric
-from veridical.model.predictor import Plan
-from veridical.random.keyed import Key
+from veridical.models.predictor import Plan
 from veridical.testing.tasks import MODALITIES, tiny_task
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Scores

@@ -11,12 +11,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from veridical.core import key as keyed
+from veridical.core.key import Key
 from veridical.explainers.base import as_explainer
 from veridical.explainers.controls import image_edges, jumps
 from veridical.explainers.grid import as_features, time_axis
-from veridical.model.predictor import take_side
-from veridical.random import keyed
-from veridical.random.keyed import Key
+from veridical.models.predictor import take_side
 from veridical.testing.class_statistics import is_tokens, unusual, weight_of_evidence
 from veridical.values.task import Task
 

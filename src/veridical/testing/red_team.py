@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from veridical.core.key import Key
 from veridical.errors import unknown_name
 from veridical.explainers.base import Explainer, as_explainer
-from veridical.random.keyed import Key
 from veridical.testing.cheats import CHEATS, weights_digest
 from veridical.testing.class_statistics import is_tokens
 from veridical.values.task import Task

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from veridical.core import key as keyed
+from veridical.core.key import Key
 from veridical.errors import unknown_name
-from veridical.masking.fills import Token
-from veridical.model.predictor import Plan
-from veridical.random import keyed
-from veridical.random.keyed import Key
+from veridical.models.predictor import Plan
+from veridical.perturb.fills import Token
 from veridical.values.space import Space
 from veridical.values.task import Task
 

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from veridical.errors import InputError, ShapeError
-from veridical.model.output_heads import Head, Response
-from veridical.model.predictor import CountedModel, Predictor, Side
+from veridical.models.output_heads import Head, Response
+from veridical.models.predictor import CountedModel, Predictor, Side
 from veridical.values.content_hash import content_digest
 from veridical.values.input_checks import as_tensor
 
 if TYPE_CHECKING:
-    from veridical.masking.fills import Fill
+    from veridical.perturb.fills import Fill
     from veridical.values.space import Space
     from veridical.values.task import Task
 

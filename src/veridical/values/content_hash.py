@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from veridical.model.adapters import ArrayModel
+from veridical.models.adapters import ArrayModel
 
 
 def content_digest(model: nn.Module, tensors: Mapping[str, Tensor | None], about: Any) -> str:

@@ -15,8 +15,8 @@ from torch import Tensor
 from veridical.errors import InputError, OutOfRangeError, ShapeError
 from veridical.functional import has_spread, positions, rms_normalise
 from veridical.functional.ranks import ties_along
-from veridical.model.cost import Cost
-from veridical.model.sessions import AT_ONCE, Look
+from veridical.models.cost import Cost
+from veridical.models.sessions import AT_ONCE, Look
 from veridical.values import files
 from veridical.values.late_fields import become, unsettled
 from veridical.values.space import Space

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from veridical.core.key import name_id
 from veridical.errors import InputError, ShapeError, VeridicalWarning
-from veridical.model.dataframes import FrameCodec, is_frame
-from veridical.model.predictor import Side
-from veridical.random.keyed import name_id
+from veridical.models.dataframes import FrameCodec, is_frame
+from veridical.models.predictor import Side
 from veridical.values.space import Space
 
 

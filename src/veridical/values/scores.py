@@ -17,8 +17,8 @@ from torch import Tensor
 
 from veridical.errors import InputError, ShapeError
 from veridical.functional import bootstrap_interval
-from veridical.model.cost import Cost
-from veridical.model.sessions import AT_ONCE, Look
+from veridical.models.cost import Cost
+from veridical.models.sessions import AT_ONCE, Look
 from veridical.values import files
 from veridical.values.late_fields import become, unsettled
 from veridical.values.variance import Variance, split_variance

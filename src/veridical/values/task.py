@@ -12,20 +12,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from veridical.core.key import Key
+from veridical.core.settings import checked
 from veridical.errors import InputError, NotApplicableError, OutOfRangeError, ShapeError, VeridicalWarning
-from veridical.masking.fills import Fill, as_fill, default_fill
-from veridical.model.adapters import adapt
-from veridical.model.dataframes import FrameCodec, as_pandas, is_frame
-from veridical.model.embeddings import TOKEN_IDS, EmbeddingView, embedding_layer
-from veridical.model.estimators import class_names, one_target
-from veridical.model.fingerprint import trains
-from veridical.model.output_heads import Head, first_answer, two_columns
-from veridical.model.plan import MIN_ROWS, Plan, memory_budget, most_rows
-from veridical.model.predictor import Output, Predictor, Side, call, plain_output, take_side
-from veridical.model.private_copy import Copier, Source
-from veridical.model.weights import NoiseSource, Noisy, Replaced, Weights, fitting
-from veridical.random.keyed import Key
-from veridical.settings import checked
+from veridical.models.adapters import adapt
+from veridical.models.dataframes import FrameCodec, as_pandas, is_frame
+from veridical.models.embeddings import TOKEN_IDS, EmbeddingView, embedding_layer
+from veridical.models.estimators import class_names, one_target
+from veridical.models.fingerprint import trains
+from veridical.models.output_heads import Head, first_answer, two_columns
+from veridical.models.plan import MIN_ROWS, Plan, memory_budget, most_rows
+from veridical.models.predictor import Output, Predictor, Side, call, plain_output, take_side
+from veridical.models.private_copy import Copier, Source
+from veridical.models.weights import NoiseSource, Noisy, Replaced, Weights, fitting
+from veridical.perturb.fills import Fill, as_fill, default_fill
 from veridical.values.answers import Answers
 from veridical.values.input_checks import (
     as_device,

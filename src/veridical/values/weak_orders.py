@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from veridical.core import key as keyed
+from veridical.core.key import Key
 from veridical.errors import InputError
-from veridical.random import keyed
-from veridical.random.keyed import Key
 
 if TYPE_CHECKING:
     from veridical.values.explanation import Explanation

@@ -8,7 +8,7 @@ from tests.reference import robustness
 from tests.reference.metric_cases import image_task, linear_task, mlp_task, text_task
 from veridical.explainers import IntegratedGradients
 from veridical.metrics.axiomatic.input_invariance import shifted
-from veridical.model.predictor import Plan
+from veridical.models.predictor import Plan
 
 
 def test_the_compensated_model_answers_alike() -> None:

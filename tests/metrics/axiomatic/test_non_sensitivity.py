@@ -6,9 +6,9 @@ from torch import nn
 
 import veridical as vd
 from tests.reference.metric_cases import linear_task, numbers, text_task
-from veridical.masking.rules import Groups
 from veridical.metrics.axiomatic.non_sensitivity import disagreements
-from veridical.model.predictor import Plan
+from veridical.models.predictor import Plan
+from veridical.perturb.rules import Groups
 from veridical.values.space import Space
 
 IGNORED = [1, 4]
@@ -63,7 +63,7 @@ def test_a_black_feature_the_model_reads_is_not_taken_for_ignored() -> None:
     x[:, 0] = 0.0
     task = vd.Task(deaf_task().model, x, plan=Plan(rows=8))
     assert vd.score("non_sensitivity", task, "gradient").values.tolist() == [0.0] * 5
-    assert vd.score("non_sensitivity", task, "gradient", fill=vd.fill.Zero()).values.tolist() == [1.0] * 5
+    assert vd.score("non_sensitivity", task, "gradient", fill=vd.fills.Zero()).values.tolist() == [1.0] * 5
 
 
 def test_counts_and_groups() -> None:

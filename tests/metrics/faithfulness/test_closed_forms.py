@@ -56,7 +56,7 @@ def test_exact_contributions_correlate_perfectly(task, exact, metric):
 
 
 def test_monotonicity_correlation_of_exact_contributions_is_one(task, exact):
-    from veridical.masking.fills import Zero
+    from veridical.perturb.fills import Zero
 
     metric = MonotonicityCorrelation(response="logit", fill=Zero())
     close(metric(task, exact).values, torch.ones(len(task), dtype=torch.float64))

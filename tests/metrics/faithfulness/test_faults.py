@@ -13,9 +13,8 @@ from tests.metrics.faithfulness.cases import (
     text_task,
     weights_of,
 )
+from veridical.core.key import Key
 from veridical.errors import InputError, NotApplicableError
-from veridical.masking.fills import UniformNoise
-from veridical.masking.mask_aware_fills import NoisyLinear
 from veridical.metrics import (
     Comprehensiveness,
     FaithfulnessCorrelation,
@@ -30,7 +29,8 @@ from veridical.metrics import (
     SensitivityN,
 )
 from veridical.metrics.base import CONSTANT
-from veridical.random.keyed import Key
+from veridical.perturb.fills import UniformNoise
+from veridical.perturb.mask_aware_fills import NoisyLinear
 from veridical.values.task import Task
 
 

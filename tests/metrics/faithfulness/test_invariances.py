@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from tests.metrics.faithfulness.cases import crooked_task, explained, image_task, random_map, text_task
-from veridical.masking.fills import Zero
 from veridical.metrics import (
     Comprehensiveness,
     Deletion,
@@ -25,7 +24,8 @@ from veridical.metrics import (
     SensitivityN,
     TextSufficiency,
 )
-from veridical.model.predictor import Plan
+from veridical.models.predictor import Plan
+from veridical.perturb.fills import Zero
 from veridical.values.space import Space
 from veridical.values.task import Task
 

@@ -6,8 +6,7 @@ import torch
 
 from tests.metrics.faithfulness.cases import asker, crooked_task, image_task, random_map, vector
 from tests.reference import faithfulness as slow
-from veridical.masking.fills import Zero
-from veridical.masking.rules import RandomSubsets
+from veridical.core.key import Key
 from veridical.metrics import (
     Deletion,
     FaithfulnessCorrelation,
@@ -23,7 +22,8 @@ from veridical.metrics import (
     SensitivityN,
 )
 from veridical.metrics.faithfulness.infidelity import RandomSquares
-from veridical.random.keyed import Key
+from veridical.perturb.fills import Zero
+from veridical.perturb.rules import RandomSubsets
 
 ROW = crooked_task()
 IMAGE = image_task()

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from veridical.model import randomised_layers as weights
-from veridical.random.keyed import Key
+from veridical.core.key import Key
+from veridical.models import randomised_layers as weights
 
 KEY = Key(3) / "fresh"
 

@@ -9,12 +9,12 @@ from torch import nn
 import veridical as vd
 from tests.reference import map_scores, randomisation
 from tests.reference.metric_cases import image_task, linear_task, mlp_task, one_gradient, text_task
+from veridical.core.key import Key
 from veridical.explainers import Gradient
 from veridical.metrics import EfficientMprt, Mprt, SmoothMprt
 from veridical.metrics.input_noise import gaussian_draws
-from veridical.model.predictor import Plan
-from veridical.model.randomised_layers import randomised
-from veridical.random.keyed import Key
+from veridical.models.predictor import Plan
+from veridical.models.randomised_layers import randomised
 
 LAYERS = ["0", "2", "4"]
 ORDERS = ["top_down", "bottom_up", "independent"]

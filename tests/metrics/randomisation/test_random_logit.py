@@ -6,9 +6,9 @@ import torch
 import veridical as vd
 from tests.reference import randomisation
 from tests.reference.metric_cases import image_task, linear_task, mlp_task
+from veridical.core.key import Key
 from veridical.metrics.randomisation.random_logit import other_targets
-from veridical.model.predictor import Plan
-from veridical.random.keyed import Key
+from veridical.models.predictor import Plan
 
 
 def assert_closed_form(shift: int) -> None:

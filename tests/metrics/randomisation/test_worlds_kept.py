@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import veridical as vd
+from veridical.core.key import Key
 from veridical.metrics.randomisation import layerwise
-from veridical.random.keyed import Key
 
 
 def task_of() -> vd.Task:

@@ -10,7 +10,7 @@ from tests.reference.metric_cases import image_task, mlp_task, one_gradient
 from veridical.explainers import Gradient
 from veridical.metrics import Continuity
 from veridical.metrics.robustness.continuity import translated
-from veridical.model.predictor import Plan
+from veridical.models.predictor import Plan
 from veridical.values.space import Space
 
 

@@ -7,6 +7,7 @@ from torch import nn
 import veridical as vd
 from tests.reference import robustness
 from tests.reference.metric_cases import image_task, linear_task, mlp_task, one_gradient, seeded, text_task
+from veridical.core.key import Key
 from veridical.explainers import Gradient
 from veridical.metrics import (
     RelativeInputStability,
@@ -14,8 +15,7 @@ from veridical.metrics import (
     RelativeRepresentationStability,
 )
 from veridical.metrics.robustness.representation import representations
-from veridical.model.predictor import Plan
-from veridical.random.keyed import Key
+from veridical.models.predictor import Plan
 
 KINDS = [RelativeInputStability, RelativeOutputStability, RelativeRepresentationStability]
 NAMES = [kind.name for kind in KINDS]

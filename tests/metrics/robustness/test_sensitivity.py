@@ -6,11 +6,11 @@ import torch
 import veridical as vd
 from tests.reference import robustness
 from tests.reference.metric_cases import image_task, linear_task, mlp_task, numbers, one_gradient, text_task
+from veridical.core.key import Key
 from veridical.explainers import Gradient
 from veridical.metrics import AvgSensitivity, LocalLipschitz, MaxSensitivity
 from veridical.metrics.robustness.neighbourhood import worst
-from veridical.model.predictor import Plan
-from veridical.random.keyed import Key
+from veridical.models.predictor import Plan
 
 NAMES = ["max_sensitivity", "avg_sensitivity", "local_lipschitz"]
 DRAWS = 3

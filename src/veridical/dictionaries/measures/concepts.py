@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from veridical.concepts.measures import judge, least_squares_importances
+from veridical.concepts.splitting import Split, split
+from veridical.core.key import Key
 from veridical.dictionaries.bench import Bench
 from veridical.dictionaries.subject import Subject
 from veridical.errors import NotApplicableError
 from veridical.gef.codes import LayerCodes
-from veridical.random.keyed import Key
-from veridical.surf.measures import judge, least_squares_importances
-from veridical.surf.splitting import Split, split
 
 
 def surf(subject: Subject) -> Tensor:

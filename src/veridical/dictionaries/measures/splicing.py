@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div
 
+from veridical.concepts.layers import first_tensor, with_first
 from veridical.dictionaries.bench import Bench
 from veridical.dictionaries.subject import Subject
 from veridical.errors import NotApplicableError
-from veridical.surf.layers import first_tensor, with_first
 
 Change = Callable[[Tensor], Tensor]
 """Rows (n, D) in the place of rows (n, D)."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from veridical.core.key import Key, permutation
 from veridical.dictionaries.subject import Subject
 from veridical.dictionaries.truth import mcc
 from veridical.errors import NotApplicableError
-from veridical.random.keyed import Key, permutation
 
 MATCHED = 512
 """Atoms that are matched at most: the time of a matching grows with the cube of the width."""

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from veridical.core.hash_kernels import at_once
 from veridical.explainers.graph.relevance_elements import constant
 from veridical.explainers.graph.routes import pulling
 from veridical.functional.devices import on_host
-from veridical.random.hash_kernels import at_once
 
 # a GPU makes the answers of the ReLU again: to read them takes longer
 RESCALED = """

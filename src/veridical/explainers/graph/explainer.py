@@ -13,8 +13,8 @@ from veridical.explainers.base import Explainer
 from veridical.explainers.graph.follow import Follower
 from veridical.explainers.graph.followed import Followed, Plans, alike
 from veridical.explainers.prompts import at_logits
-from veridical.model.adapters import ArrayModel, FunctionModel
-from veridical.model.predictor import call, out_of_memory, plain_output, take_side
+from veridical.models.adapters import ArrayModel, FunctionModel
+from veridical.models.predictor import call, out_of_memory, plain_output, take_side
 from veridical.values.task import Task
 
 

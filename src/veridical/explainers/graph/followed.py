@@ -12,8 +12,8 @@ from veridical.errors import NotApplicableError
 from veridical.explainers.graph.follow import Follower
 from veridical.explainers.graph.operations import tensors
 from veridical.explainers.graph.plan import Plan, fits
-from veridical.model.predictor import Output
-from veridical.model.sessions import look_later
+from veridical.models.predictor import Output
+from veridical.models.sessions import look_later
 
 
 class Plans(dict[Any, Plan | None]):

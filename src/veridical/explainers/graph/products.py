@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from veridical.random.hash_kernels import at_once
+from veridical.core.hash_kernels import at_once
 
 # `+ 0` keeps a compiler from joining a product and a sum, which would round once instead of twice
 BOTH = """

@@ -7,9 +7,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from veridical.core.hash_kernels import at_once
 from veridical.explainers.graph.products import Product
 from veridical.functional.devices import on_host
-from veridical.random.hash_kernels import at_once
 
 TINY = 1e-30
 """Keeps a denominator of 0 from being one; far below any activation, so that it takes nothing of others."""

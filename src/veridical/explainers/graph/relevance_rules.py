@@ -23,7 +23,7 @@ from veridical.explainers.graph.products import Product, dense
 from veridical.explainers.graph.relevance_elements import by_sign
 from veridical.explainers.graph.relevance_flow import Relevant, Term, _shared, _total, shares
 from veridical.explainers.graph.weight_parts import Parts, kept_in
-from veridical.model.sessions import can_look
+from veridical.models.sessions import can_look
 
 RuleName = Literal["epsilon", "gamma", "z_plus", "alpha_beta", "flat", "w_square", "z_box"]
 RULES: tuple[str, ...] = get_args(RuleName)

@@ -14,7 +14,7 @@ from torch import Tensor
 from veridical.explainers.graph.relevance_flow import Relevant
 from veridical.explainers.graph.relevance_rules import Layer, Rules
 from veridical.explainers.graph.routes import Routed
-from veridical.model.cost import Meter
+from veridical.models.cost import Meter
 
 FURTHER: dict[str, tuple[int, int]] = {
     "epsilon": (0, 0),

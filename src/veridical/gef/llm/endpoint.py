@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from veridical.allowed import Count, Index, NotNegative, Positive
+from veridical.core.allowed import Count, Index, NotNegative, Positive
+from veridical.core.settings import check_settings
 from veridical.errors import FormatError, InputError, ModelError
-from veridical.settings import check_settings
 from veridical.values import sealed
 
 log = logging.getLogger("veridical")

@@ -8,9 +8,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from veridical.allowed import Count, Positive
+from veridical.core.allowed import Count, Positive
+from veridical.core.settings import check_settings
 from veridical.errors import InputError, missing_extra
-from veridical.settings import check_settings
 
 
 @dataclass(frozen=True)

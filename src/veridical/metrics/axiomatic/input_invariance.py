@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from veridical.allowed import LARGE, Within
+from veridical.core.allowed import LARGE, Within
 from veridical.explainers.gradients import Gradient, InputXGradient, Saliency
 from veridical.functional import euclidean, rms_normalise
 from veridical.metrics.base import ExplainerMetric, Outcome, register

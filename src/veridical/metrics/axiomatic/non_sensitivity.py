@@ -8,14 +8,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from veridical.allowed import Count, NotNegative
+from veridical.core.allowed import Count, NotNegative
 from veridical.functional import rms_normalise
-from veridical.masking.fills import Fill, UniformNoise
-from veridical.masking.probe import probe
-from veridical.masking.rules import Groups
 from veridical.metrics.base import Metric, Outcome, register
 from veridical.metrics.blocks import in_blocks
 from veridical.metrics.types import Direction, Explanation, Key, Response, Task
+from veridical.perturb.fills import Fill, UniformNoise
+from veridical.perturb.probe import probe
+from veridical.perturb.rules import Groups
 
 # answers that differ by one step of the grid they were rounded to may be one answer, rounded both ways
 _SAME = {torch.float64: 1.5e-9, torch.float32: 1.5e-6}

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from veridical.allowed import NotNegative
+from veridical.core.allowed import NotNegative
 from veridical.functional import rms_normalise
 from veridical.metrics.base import Metric, Outcome, register
 from veridical.metrics.blocks import in_blocks

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from veridical.allowed import Count
+from veridical.core.allowed import Count
 from veridical.metrics.base import Outcome, RankingMetric, register
 from veridical.metrics.faithfulness.pixel_flipping import PixelFlipping
 from veridical.metrics.types import Direction, Explanation, Fill, Key, Response, Task

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from veridical.allowed import MANY, Positive, Within
+from veridical.core.allowed import MANY, Positive, Within
 from veridical.functional import pearson
 from veridical.metrics.base import Metric, Outcome, register
 from veridical.metrics.faithfulness.masks import asked_and_summed, existing_values, sized_subsets

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from veridical.allowed import Count
+from veridical.core.allowed import Count
 from veridical.functional import pearson
-from veridical.masking.probe import probe
-from veridical.masking.rules import check_steps, step_counts
 from veridical.metrics.base import Outcome, RankingMetric, register
 from veridical.metrics.faithfulness.masks import RankBands
 from veridical.metrics.types import Direction, Explanation, Fill, Key, Response, Task
+from veridical.perturb.probe import probe
+from veridical.perturb.rules import check_steps, step_counts
 
 
 @register

@@ -9,19 +9,19 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from veridical.allowed import Count, Positive
+from veridical.core import key as keyed
+from veridical.core.allowed import Count, Positive
 from veridical.errors import InputError, NotApplicableError
 from veridical.functional import round_to_grid
 from veridical.functional._rows import numbers_on
-from veridical.masking.backgrounds import Fill, fill_state
-from veridical.masking.probe import blocks
-from veridical.masking.rules import MaskRule
 from veridical.metrics.base import Metric, Outcome, register
 from veridical.metrics.faithfulness.masks import asked_and_summed, existing_values, sized_subsets
 from veridical.metrics.types import Direction, Explanation, Key, Response, Task
-from veridical.model.predictor import check_finite, repeat_side, take_side
-from veridical.model.sessions import look_later
-from veridical.random import keyed
+from veridical.models.predictor import check_finite, repeat_side, take_side
+from veridical.models.sessions import look_later
+from veridical.perturb.backgrounds import Fill, fill_state
+from veridical.perturb.probe import blocks
+from veridical.perturb.rules import MaskRule
 
 
 def expected_square(predicted: Tensor, change: Tensor, optimal: bool, where: Tensor | None = None) -> Tensor:

@@ -7,13 +7,13 @@ from typing import ClassVar
 
 import torch
 
-from veridical.allowed import Count
+from veridical.core.allowed import Count
 from veridical.functional import area_under_curve
-from veridical.masking.fills import Blur, Fill
-from veridical.masking.probe import probe
-from veridical.masking.rules import RankThreshold, put_back, removed_share, step_counts
 from veridical.metrics.base import Outcome, RankingMetric, register
 from veridical.metrics.types import Curve, Direction, Explanation, Key, Response, Task
+from veridical.perturb.fills import Blur, Fill
+from veridical.perturb.probe import probe
+from veridical.perturb.rules import RankThreshold, put_back, removed_share, step_counts
 
 
 @register

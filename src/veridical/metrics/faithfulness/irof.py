@@ -8,13 +8,13 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from veridical.allowed import MANY, Within
+from veridical.core.allowed import MANY, Within
 from veridical.functional import area_under_curve
-from veridical.masking.fills import Fill, Mean
-from veridical.masking.probe import probe
-from veridical.masking.rules import RankThreshold
 from veridical.metrics.base import Outcome, RankingMetric, register
 from veridical.metrics.types import Curve, Direction, Explanation, Key, Response, Task
+from veridical.perturb.fills import Fill, Mean
+from veridical.perturb.probe import probe
+from veridical.perturb.rules import RankThreshold
 from veridical.values.regions import Regions, each_feature, removal, superpixels
 
 

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from veridical.functional.devices import at_a_time
-from veridical.masking.probe import blocks, probe
-from veridical.masking.rules import Given, MaskRule, RandomSubsets
-from veridical.masking.shared_work import shared
-from veridical.masking.subset_table import FEW, places_of
 from veridical.metrics.types import Explanation, Fill, Key, Response, Task
-from veridical.model.predictor import check_finite
-from veridical.model.sessions import look_later
+from veridical.models.predictor import check_finite
+from veridical.models.sessions import look_later
+from veridical.perturb.probe import blocks, probe
+from veridical.perturb.rules import Given, MaskRule, RandomSubsets
+from veridical.perturb.shared_work import shared
+from veridical.perturb.subset_table import FEW, places_of
 
 _MASKS_KEPT = 2**26  # features of all masks of a task that are kept while several maps meet them: 64 MB
 

@@ -8,12 +8,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from veridical.allowed import Count
+from veridical.core.allowed import Count
 from veridical.functional import has_spread
-from veridical.masking.probe import probe
-from veridical.masking.rules import RankThreshold, check_steps, put_back, removed_share, step_counts
 from veridical.metrics.base import Outcome, RankingMetric, register
 from veridical.metrics.types import Curve, Direction, Explanation, Fill, Key, Response, Task
+from veridical.perturb.probe import probe
+from veridical.perturb.rules import RankThreshold, check_steps, put_back, removed_share, step_counts
 
 
 def rising_share(responses: Tensor, taken: Tensor) -> Tensor:

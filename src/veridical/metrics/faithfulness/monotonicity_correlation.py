@@ -7,14 +7,14 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from veridical.allowed import Count
+from veridical.core.allowed import Count
 from veridical.functional import spearman
-from veridical.masking.fills import Fill, Marginal, UniformNoise
-from veridical.masking.probe import probe
-from veridical.masking.rules import check_steps, step_counts
 from veridical.metrics.base import Outcome, RankingMetric, register
 from veridical.metrics.faithfulness.masks import RankBands
 from veridical.metrics.types import Direction, Explanation, Key, Response, Task
+from veridical.perturb.fills import Fill, Marginal, UniformNoise
+from veridical.perturb.probe import probe
+from veridical.perturb.rules import check_steps, step_counts
 
 
 @register

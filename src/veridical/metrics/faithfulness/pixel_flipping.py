@@ -7,12 +7,12 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from veridical.allowed import Count
+from veridical.core.allowed import Count
 from veridical.functional import area_under_curve
-from veridical.masking.probe import probe
-from veridical.masking.rules import RankThreshold, check_steps, removed_share, step_counts
 from veridical.metrics.base import Outcome, RankingMetric, register
 from veridical.metrics.types import Curve, Direction, Explanation, Fill, Key, Response, Task
+from veridical.perturb.probe import probe
+from veridical.perturb.rules import RankThreshold, check_steps, removed_share, step_counts
 
 
 def flipping_area(responses: Tensor, removed_share: Tensor) -> Tensor:

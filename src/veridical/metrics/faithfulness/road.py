@@ -7,14 +7,14 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from veridical.allowed import Between
+from veridical.core.allowed import Between
 from veridical.errors import InputError
 from veridical.functional._rows import numbers_on
-from veridical.masking.mask_aware_fills import NoisyLinear
-from veridical.masking.probe import probe
-from veridical.masking.rules import RankThreshold
 from veridical.metrics.base import Outcome, RankingMetric, register
 from veridical.metrics.types import Curve, Direction, Explanation, Fill, Key, Task
+from veridical.perturb.mask_aware_fills import NoisyLinear
+from veridical.perturb.probe import probe
+from veridical.perturb.rules import RankThreshold
 
 
 @register

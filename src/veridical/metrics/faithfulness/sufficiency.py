@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from veridical.allowed import Count, Within
+from veridical.core.allowed import Count, Within
 from veridical.functional._rows import SMALLEST
 from veridical.metrics.base import ExplainerMetric, Outcome, register
 from veridical.metrics.reference_rows import explained_beside, why_no_references

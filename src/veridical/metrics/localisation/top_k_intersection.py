@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from veridical.allowed import Positive
+from veridical.core.allowed import Positive
 from veridical.errors import InputError
 from veridical.metrics.base import Outcome, register
 from veridical.metrics.localisation.objects import LocalisationRanking

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from veridical.allowed import MANY, Count, Within
+from veridical.core.allowed import MANY, Count, Within
 from veridical.functional import histogram_entropy
 from veridical.metrics.base import ExplainerMetric, Outcome, register
 from veridical.metrics.randomisation.layerwise import fully_randomised

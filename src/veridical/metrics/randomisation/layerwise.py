@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from veridical.metrics.types import Curve, Key, Task
-from veridical.model.randomised_layers import cascade, drawing
-from veridical.model.weights import Replaced, layers
+from veridical.models.randomised_layers import cascade, drawing
+from veridical.models.weights import Replaced, layers
 
 _WEIGHTS_KEPT = 2**25
 """Numbers of drawn weights that a task keeps: 128 MB."""

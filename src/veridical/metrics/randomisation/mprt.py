@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from veridical.allowed import Count
+from veridical.core.allowed import Count
 from veridical.metrics.base import ExplainerMetric, Outcome, register
 from veridical.metrics.randomisation.layerwise import Order, layer_curve, similarity_by_layer
 from veridical.metrics.randomisation.similarity import (

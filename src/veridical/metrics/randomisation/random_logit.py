@@ -8,12 +8,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from veridical.allowed import Count
+from veridical.core import key as keyed
+from veridical.core.allowed import Count
 from veridical.metrics.base import ExplainerMetric, Outcome, register
 from veridical.metrics.randomisation.similarity import Similarity, comparable, compare, why_not_similar
 from veridical.metrics.re_explaining import at_once, explaining, stacked
 from veridical.metrics.types import Direction, Explainer, Key, Task
-from veridical.random import keyed
 
 
 def other_targets(task: Task, key: Key, draws: int) -> Tensor:

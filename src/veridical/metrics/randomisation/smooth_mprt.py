@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from veridical.allowed import Count, NotNegative
+from veridical.core.allowed import Count, NotNegative
 from veridical.functional.devices import at_a_time
 from veridical.metrics.base import register
 from veridical.metrics.input_noise import gaussian_draws, movable, own_range, why_no_noise

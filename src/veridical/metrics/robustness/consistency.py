@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from veridical.allowed import Count
+from veridical.core.allowed import Count
 from veridical.metrics.base import ExplainerMetric, Outcome, register
 from veridical.metrics.blocks import in_blocks
 from veridical.metrics.reference_rows import explained_beside, why_no_references

@@ -8,13 +8,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from veridical.allowed import Count
+from veridical.core.allowed import Count
 from veridical.functional import rms_normalise
-from veridical.masking.backgrounds import fill_state
 from veridical.metrics.base import ExplainerMetric, Outcome, register
 from veridical.metrics.re_explaining import at_once, explaining, stacked
 from veridical.metrics.robustness.neighbourhood import map_flags, nan_where_any, worst
 from veridical.metrics.types import Curve, Direction, Explainer, Key, Task
+from veridical.perturb.backgrounds import fill_state
 
 
 def translated(images: Tensor, background: Tensor, pixels: int) -> Tensor:

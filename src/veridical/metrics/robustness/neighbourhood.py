@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from veridical.allowed import Count, Positive
+from veridical.core.allowed import Count, Positive
 from veridical.functional import rms_normalise
 from veridical.metrics.base import ExplainerMetric
 from veridical.metrics.input_noise import movable, reference_range, uniform_draws, why_no_noise

@@ -8,13 +8,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from veridical.allowed import Positive
+from veridical.core.allowed import Positive
 from veridical.metrics.base import Outcome
 from veridical.metrics.input_noise import movable, touched
 from veridical.metrics.robustness.neighbourhood import NeighbourMetric, explained_pairs, nan_where_any, worst
 from veridical.metrics.types import Direction, Explainer, Key, Task
-from veridical.model.predictor import check_finite
-from veridical.model.sessions import look_later
+from veridical.models.predictor import check_finite
+from veridical.models.sessions import look_later
 
 
 def relative_change(before: Tensor, after: Tensor, epsilon: float) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from veridical.errors import InputError, ShapeError, unknown_name
-from veridical.model.predictor import Output
+from veridical.models.predictor import Output
 from veridical.values.task import Task
 
 

@@ -1,0 +1,32 @@
+"""Audit: all five systems on one model, and a verdict with its uncertainty."""
+
+from typing import TYPE_CHECKING
+
+from veridical.auditing.api import audit
+from veridical.auditing.effort import EFFORTS, Effort
+from veridical.core.name_index import names_on_demand
+
+if TYPE_CHECKING:
+    from veridical.auditing.checks import Check, Checks, check_model
+    from veridical.auditing.evidence import Test
+    from veridical.auditing.result import Audit
+    from veridical.auditing.verdict import Field, Judge, Pair, Place, Verdict, decide
+
+__getattr__, __dir__ = names_on_demand(__name__)
+
+__all__ = [
+    "Audit",
+    "audit",
+    "Effort",
+    "EFFORTS",
+    "Verdict",
+    "Place",
+    "Judge",
+    "Pair",
+    "Test",
+    "Field",
+    "Check",
+    "Checks",
+    "check_model",
+    "decide",
+]

@@ -1,0 +1,169 @@
+"""What an audit first asks of the model alone: is it right, does it stand masks, do assumptions hold?"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from veridical.auditing.effort import Effort
+from veridical.auditing.sampling import some_of
+from veridical.core.key import Key
+from veridical.errors import NotApplicableError
+from veridical.fidelity.correctness import accuracy, at_chance, chance_level, check_labels, own_answers
+from veridical.fidelity.removal import budget
+from veridical.fidelity.robustness import LITTLE_LOSS, masked_answers
+from veridical.gef import Assumptions, assumptions
+from veridical.values.task import Task
+
+LABELLED = 1000
+"""Samples on which the model is asked whether it is right: a row each."""
+WATCHED = 32
+"""Samples on which the assumptions of metrics are looked at."""
+ROBUST_SHARE = 0.1
+OFTEN = 0.25
+"""A share of failures from which an assumption counts as broken."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One question about the model, what was measured, a sentence; `passed` is None where it only informs."""
+
+    name: str
+    passed: bool | None
+    value: float
+    sentence: str
+
+
+@dataclass(frozen=True, eq=False)
+class Checks:
+    """All checks, and the assumptions they were taken from."""
+
+    checks: tuple[Check, ...]
+    masking_loss: float
+    assumptions: Assumptions | None
+
+    @property
+    def masking_hurts(self) -> bool:
+        """Whether masked inputs disturb the model, so that removal tests need a fine-tuned judge."""
+        return self.masking_loss > LITTLE_LOSS
+
+    @property
+    def failed(self) -> tuple[Check, ...]:
+        return tuple(check for check in self.checks if check.passed is False)
+
+
+def check_model(task: Task, whole: Task, effort: Effort, seed: int) -> Checks:
+    """Watch the model without any explanation; how often it is right on more samples than are explained."""
+    found = [*_accuracy(some_of(whole, LABELLED, seed)), *_variety(task)]
+    loss, masking = _masking(task, Key(seed) / "audit" / "masking")
+    found += masking
+    watched = _assumptions(task, effort, seed)
+    if watched is not None:
+        found += _assumption_checks(watched)
+    return Checks(tuple(found), loss, watched)
+
+
+def _accuracy(task: Task) -> list[Check]:
+    if task.labels is None:
+        return [
+            Check(
+                "accuracy",
+                None,
+                math.nan,
+                "No labels were given, so nobody knows how often the model is right.",
+            )
+        ]
+    labels = check_labels(task.labels, task)
+    if task.head == "regression":
+        return []
+    answers = own_answers(task.outputs, task)
+    value = accuracy(answers, labels, task)
+    reason = at_chance(answers, labels, task)
+    if reason is not None:
+        # a few samples that do not show it are no proof of the contrary
+        worse = value <= chance_level(labels, task)
+        what = "is not better" if worse else "is not shown to be better"
+        return [
+            Check("accuracy", False if worse else None, value, f"The model {what} than chance: {reason}.")
+        ]
+    return [Check("accuracy", True, value, f"The model is right on {value:.1%} of the {len(task)} samples.")]
+
+
+def _variety(task: Task) -> list[Check]:
+    if task.head in ("regression", "generation"):
+        return []
+    if task.head == "multilabel":  # the strongest label alone may well be the same
+        return []
+    share = float(task.predictions.bincount(minlength=task.n_outputs).max()) / len(task)
+    if share < 1:
+        return []
+    return [Check("variety", False, share, f"The model gives all {len(task)} samples the same class.")]
+
+
+def _masking(task: Task, key: Key) -> tuple[float, list[Check]]:
+    """The share of predictions that change when a tenth of the features, or one, is masked at random."""
+    features = task.space.counts(len(task)).median()
+    if task.head in ("regression", "generation") or int(features) < 2:
+        return 0.0, []
+    masked = int(budget(features, ROBUST_SHARE)) / int(features)
+    answers = masked_answers(task, (ROBUST_SHARE,), 5, key)
+    same = answers[:, :, 0] == own_answers(task.outputs, task)[:, None]
+    loss = 1 - float(same.double().mean())
+    if loss <= LITTLE_LOSS:
+        text = "it stands masks."
+    else:
+        text = "removal tests on the original model measure this weakness too."
+    text = f"Masking {masked:.0%} of the features changes {loss:.1%} of its predictions: {text}"
+    return loss, [Check("masking", loss <= LITTLE_LOSS, loss, text)]
+
+
+def _assumptions(task: Task, effort: Effort, seed: int) -> Assumptions | None:
+    try:
+        few = task[:WATCHED]
+        patches = (max(1, _side(task) // 8),)
+        return assumptions(
+            few,
+            levels=5,
+            draws=2,
+            patches=patches,
+            mask_steps=5,
+            seed=seed,
+            search_draws=effort.search_draws,
+            layer_steps=effort.layer_steps,
+        )
+    except NotApplicableError:
+        return None
+
+
+def _side(task: Task) -> int:
+    return int(task.inputs.shape[-1]) if task.modality == "image" else 1
+
+
+def _assumption_checks(watched: Assumptions) -> list[Check]:
+    robust = float(watched.robustness_fails.any(-1).double().mean())
+    same = float(watched.sensitivity_fails.double().mean())
+    masks = max(float(w.not_monotone.double().mean()) for w in watched.masking)
+    odd = max(0.0, same - watched.chance)
+    return [
+        Check(
+            "robustness",
+            robust < OFTEN,
+            robust,
+            f"Slight input noise changes the class of {robust:.1%} of the samples; robustness metrics assume "
+            "that it changes none.",
+        ),
+        Check(
+            "sensitivity",
+            odd < OFTEN,
+            same,
+            f"After all layers were randomised {same:.1%} of the samples keep their class "
+            f"({watched.chance:.1%} by luck); randomisation metrics assume that they lose it.",
+        ),
+        Check(
+            "monotonicity",
+            masks < OFTEN or None,
+            masks,
+            f"Masking more moves the answer back for up to {masks:.1%} of the samples; flipping curves "
+            "assume a steady fall.",
+        ),
+    ]

@@ -1,0 +1,217 @@
+"""Who is audited and by what: explainers, controls and metrics that apply to a task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from veridical.api import as_metric, labelled
+from veridical.auditing.effort import Effort
+from veridical.errors import InputError, unknown_name
+from veridical.explainers import Explainer, as_explainer
+from veridical.explainers import registry as explainer_registry
+from veridical.fidelity import FFid, Finetuned, RFid
+from veridical.fidelity.removal import Sign
+from veridical.gef.iso_evidence import SMALLEST
+from veridical.gef.iso_metric import IsoSigma
+from veridical.metrics import AnyMetric, Metric
+from veridical.metrics import registry as metric_registry
+from veridical.qge import QGE
+from veridical.values.task import Task
+
+FAMILIES = (
+    "saliency",
+    "input_x_gradient",
+    "integrated_gradients",
+    "smoothgrad",
+    "gradient_shap",
+    "guided_backprop",
+    "deeplift",
+    "lrp",
+    "gradcam",
+    "attention_rollout",
+    "gradient_x_attention",
+    "occlusion",
+    "lime",
+    "kernel_shap",
+    "rise",
+    "permutation_importance",
+    "tree_shap",
+)
+"""One explainer per family: what an audit below `thorough` looks at, as far as they apply."""
+CONTROLS = ("random", "input_magnitude", "sobel")
+"""Maps that know nothing of the model; each has to be beaten."""
+LINES = ("removal", "swap", "truth")
+"""The lines of evidence: all that a task offers must hold."""
+DRAWS = 4
+"""How often a control that draws is drawn."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """The explainers and controls of an audit by label, and why others were left out."""
+
+    explainers: Mapping[str, Explainer]
+    controls: Mapping[str, Explainer]
+    skipped: Mapping[str, str]
+
+
+def choose_explainers(
+    task: Task,
+    given: Sequence[Any] | Mapping[str, Any] | None,
+    effort: Effort,
+    controls: Sequence[Any] | Mapping[str, Any] | None = None,
+) -> Panel:
+    """Those the caller names, or one of every family that applies; and what they must beat."""
+    skipped: dict[str, str] = {}
+    rivals = labelled(CONTROLS if controls is None else controls, as_explainer)
+    if controls is None:
+        rivals = {name: control for name, control in rivals.items() if control.why_not(task) is None}
+    if given is not None:
+        named = labelled(given, as_explainer)
+        for explainer in (*named.values(), *rivals.values()):
+            explainer.check(task)
+        rivals |= {label: explainer for label, explainer in named.items() if explainer.control}
+        chosen = {label: explainer for label, explainer in named.items() if not explainer.control}
+    else:
+        chosen = {}
+        for name in explainer_registry:
+            explainer = explainer_registry.make(name)
+            if explainer.control:
+                continue
+            reason = explainer.why_not(task)
+            if reason is None and not effort.variants and name not in FAMILIES:
+                reason = "a variant of others; it joins at effort 'thorough' or when named"
+            if reason is None:
+                chosen[name] = explainer
+            else:
+                skipped[name] = reason
+    rivals = {_own_name(name, chosen): control for name, control in rivals.items()}
+    if not chosen:
+        raise InputError(
+            "there is no explainer to audit besides the controls; "
+            + "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
+        )
+    return Panel(chosen, rivals, skipped)
+
+
+def _own_name(name: str, taken: Mapping[str, Any]) -> str:
+    """The control's name, told apart from an explainer that was given the same."""
+    while name in taken:
+        name += " (control)"
+    return name
+
+
+def choose_lines(given: Sequence[str] | None) -> tuple[str, ...]:
+    """The lines of evidence that are asked for, all by default."""
+    if given is None:
+        return LINES
+    given = [given] if isinstance(given, str) else [str(line) for line in given]
+    for line in given:
+        if line not in LINES:
+            raise unknown_name("line of evidence", line, LINES)
+    if "removal" not in given:
+        raise InputError(
+            "the line 'removal' is where controls are beaten, and no verdict stands without it; "
+            "give lines=('removal', ...)"
+        )
+    return tuple(line for line in LINES if line in given)
+
+
+@dataclass(frozen=True)
+class Judges:
+    """The metrics of an audit by label: those of each line that decide, and those that describe."""
+
+    removal: Mapping[str, Metric]
+    swap: Mapping[str, Metric]
+    truth: Mapping[str, Metric]
+    describing: Mapping[str, tuple[str, AnyMetric]]
+    """With the category each belongs to."""
+    refused: Mapping[str, str]
+    """Why others cannot judge here."""
+
+    @property
+    def scoring(self) -> dict[str, Metric]:
+        """All that score finished maps of the audited model."""
+        return {**self.removal, **self.truth}
+
+
+def choose_judges(
+    task: Task,
+    effort: Effort,
+    finetuned: Finetuned | None,
+    lines: Sequence[str],
+    given: Sequence[Any] | Mapping[str, Any] | None = None,
+) -> Judges:
+    """The metrics that apply here, and why others do not; `given` ones are the removal line's."""
+    make = metric_registry.make
+    describing: dict[str, tuple[str, AnyMetric]] = {}
+    if given is None:
+        removal = _removal(task, effort, finetuned)
+        swap = _removal(task, effort, None)  # no copy has a fine-tuned judge
+    else:
+        named = labelled(given, as_metric)
+        for metric in named.values():
+            metric.check(task)
+        removal = swap = {label: metric for label, metric in named.items() if isinstance(metric, Metric)}
+        if not removal:
+            raise InputError(
+                "none of these metrics judges finished maps, and the removal line needs one that does; add "
+                "'rfid_plus', 'qge:pixel_flipping' or another of vd.list_metrics()"
+            )
+        describing |= {
+            label: (metric.category, metric) for label, metric in named.items() if label not in removal
+        }
+    truth: dict[str, AnyMetric] = {}
+    if task.masks is not None:
+        describing["pointing_game"] = ("localisation", make("pointing_game"))
+        if "truth" in lines:
+            truth["relevance_rank_accuracy"] = make("relevance_rank_accuracy")
+        else:
+            describing["relevance_rank_accuracy"] = ("localisation", make("relevance_rank_accuracy"))
+    if effort.gef_draws >= SMALLEST:  # with fewer draws there is nothing to correlate
+        describing["gef_iso"] = ("GEF", IsoSigma(draws=effort.gef_draws))
+    describing |= {
+        "avg_sensitivity": ("robustness", make("avg_sensitivity", draws=effort.noise_draws)),
+        "efficient_mprt": ("randomisation", make("efficient_mprt")),
+        "sparseness": ("complexity", make("sparseness")),
+        "complexity": ("complexity", make("complexity")),
+    }
+    refused: dict[str, str] = {}
+
+    def applying(metrics: Mapping[str, Any], of: Callable[[Any], AnyMetric] = lambda held: held) -> Any:
+        reasons = {label: of(held).why_not(task) for label, held in metrics.items()}
+        refused.update({label: why for label, why in reasons.items() if why is not None})
+        return {label: held for label, held in metrics.items() if reasons[label] is None}
+
+    kinds = applying(describing, lambda held: held[1])
+    return Judges(applying(removal), applying(swap), applying(truth), kinds, refused)
+
+
+def _removal(task: Task, effort: Effort, finetuned: Finetuned | None) -> dict[str, AnyMetric]:
+    """What decides by default: F-Fidelity both ways, and QGE of flipping and of faithfulness correlation."""
+    settings: dict[str, Any] = {
+        "sizes": effort.removal_sizes,
+        "draws": effort.removal_draws,
+        "variant": "probability",
+        "reference": "prediction",
+    }
+    steps = min(effort.flip_steps, task.space.n_features)
+    metrics: dict[str, AnyMetric] = {}
+    signs: tuple[Sign, ...] = ("plus", "minus")
+    for sign in signs:
+        if finetuned is None:
+            metrics[f"rfid_{sign}"] = RFid(sign=sign, **settings)
+        else:
+            metrics[f"ffid_{sign}"] = FFid(
+                sign=sign,
+                finetuned=finetuned,
+                beta=finetuned.beta,
+                **settings,
+            )
+    make = metric_registry.make
+    return metrics | {
+        "qge:pixel_flipping": QGE(make("pixel_flipping", steps=steps)),
+        "qge:faithfulness_correlation": QGE(make("faithfulness_correlation", runs=effort.subset_runs)),
+    }

@@ -1,0 +1,170 @@
+"""What an audit found: the verdict, and everything it rests on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from veridical.auditing.checks import Checks
+from veridical.auditing.effort import Effort
+from veridical.auditing.evidence import Test
+from veridical.auditing.ranking import HEAD, Ranking
+from veridical.auditing.verdict import Verdict
+from veridical.fidelity import RobustnessTable
+from veridical.meta import MetaEvaluation
+from veridical.meta.voices import PlantedDamage
+from veridical.models.cost import Cost
+from veridical.qge import Standing
+from veridical.values.evaluation import Evaluation
+from veridical.values.task import Task
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+    from veridical.concepts import Comparison
+    from veridical.data.prompt_checks import PromptChecks
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Audit:
+    """The verdict on the explainers of a model; prints it, and writes the whole story with `report`.
+
+    `evaluation` holds all scores and explanations, `reliability` what the metrics are worth here, `checks`
+    what was asked of the model alone. `seconds` by stage and `costs` in rows say what it took.
+    """
+
+    task: Task
+    verdict: Verdict
+    checks: Checks
+    evaluation: Evaluation
+    reliability: MetaEvaluation | None
+    effort: Effort
+    seed: int
+    skipped_explainers: Mapping[str, str]
+    skipped_metrics: Mapping[str, str]
+    robustness: RobustnessTable | None = None
+    standings: Mapping[str, Standing] = field(default_factory=dict)
+    concepts: Comparison | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    costs: Mapping[str, Cost] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    beside: tuple[Test, ...] = ()
+    """How the chosen method does against maps that metrics could mistake for good ones."""
+    damage: PlantedDamage | None = None
+    """What planted damage said of the metrics."""
+    kept: int = 0
+    """Jobs that an earlier, ended run had done already."""
+    call: str = ""
+    """The call that repeats this audit."""
+    prompts: PromptChecks | None = None
+    """Beside the scores of prompts: remembered answers, redundant units, what another "off" would say."""
+
+    @property
+    def best(self) -> str | None:
+        """The explainer to use, or None when none is better than the controls."""
+        return self.verdict.best
+
+    @property
+    def ranking(self) -> Ranking:
+        """The explainers, best first, with intervals; prints as a table. Controls: `verdict.controls`."""
+        return self.verdict.ranking
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """The verdict in words."""
+        return self.verdict.sentences
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per explainer: win rate against the controls, interval, tests, group and verdict."""
+        return self.verdict.to_frame()
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw the ranking with its intervals, controls below."""
+        from veridical.auditing.plots import plot_ranking
+
+        return plot_ranking(self.verdict, ax)
+
+    def report(self, path: str | Path, format: str = "html") -> Path:
+        """Write the report: one self-contained HTML file, or Markdown with `format="md"`."""
+        from veridical.report.audit import write_audit
+
+        return write_audit(self, path, format)
+
+    def to_json(self) -> dict[str, Any]:
+        """Verdict, checks, metrics and cost as plain data; what has no value is None: strict JSON."""
+        from dataclasses import asdict
+
+        verdict = self.verdict
+        return without_nan(
+            {
+                "task": repr(self.task),
+                "effort": asdict(self.effort),
+                "seed": self.seed,
+                "best": self.best,
+                "sentences": list(self.sentences),
+                "why_no_verdict": verdict.why_none,
+                "lines": list(verdict.lines),
+                "absent_lines": dict(verdict.absent),
+                "ranking": [{**asdict(p), "trusted": p.trusted, "status": p.status} for p in verdict.places],
+                "groups": [list(group) for group in verdict.groups],
+                "group_probability": list(verdict.group_probability),
+                "pairs": [asdict(pair) for pair in verdict.pairs],
+                "beside": [asdict(test) for test in self.beside],
+                "metrics": [{**asdict(judge), "heard": judge.heard} for judge in verdict.judges],
+                "checks": [asdict(check) for check in self.checks.checks],
+                "skipped_explainers": dict(self.skipped_explainers),
+                "skipped_metrics": dict(self.skipped_metrics),
+                "failures": [
+                    {"explainer": f.explainer, "metric": f.metric, "message": f.message}
+                    for f in self.evaluation.failures
+                ],
+                "concepts": _concepts(self.concepts),
+                "prompts": None if self.prompts is None else self.prompts.to_json(),
+                "seconds": dict(self.seconds),
+                "costs": {name: asdict(cost) for name, cost in self.costs.items()},
+                "versions": dict(self.versions),
+                "call": self.call,
+                "notes": list(self.notes),
+            }
+        )
+
+    def __repr__(self) -> str:
+        lines = [f"Audit of {self.task.name} ({self.verdict.samples} samples, effort {self.effort.name})", ""]
+        lines += [f"  {sentence}" for sentence in self.sentences]
+        lines += ["", *(f"  {line}" for line in repr(Ranking(self.verdict.places)).splitlines())]
+        if self.evaluation.failures:
+            lines += ["", f"  {len(self.evaluation.failures)} cells failed; see .evaluation.failures"]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        from veridical.plots import html_summary
+
+        return html_summary(" ".join(self.sentences), HEAD, Ranking(self.verdict.places).rows())
+
+
+def without_nan(value: Any) -> Any:
+    """The same plain data with None where a number is NaN or infinite: neither is JSON."""
+    if isinstance(value, Mapping):
+        return {name: without_nan(held) for name, held in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(held) for held in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _concepts(found: Comparison | None) -> dict[str, Any] | None:
+    """The verdict on concept methods as plain data."""
+    from dataclasses import asdict
+
+    if found is None or found.verdict is None:
+        return None
+    return {
+        "best": found.verdict.best,
+        "sentences": list(found.verdict.sentences),
+        "methods": [{**asdict(place), "trusted": place.trusted} for place in found.verdict.places],
+        "refused": dict(found.refused),
+    }

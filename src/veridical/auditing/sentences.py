@@ -1,0 +1,171 @@
+"""The verdict in plain words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from veridical.auditing.checks import Checks
+from veridical.auditing.doubts import HARDLY
+from veridical.auditing.evidence import ALPHA, HERE, NO_BUDGET, Test, of_head
+from veridical.auditing.verdict import Place, Verdict
+
+SURE_SAMPLES = 64
+WORDS = {
+    "random": "noise",
+    "input_magnitude": "the size of the input",
+    "sobel": "edges",
+}
+QUESTIONS = {
+    "removal": "Do the features it names matter to this model?",
+    "swap": "Does it explain this model and not another?",
+    "truth": "Does it find what is known to matter?",
+}
+
+
+def in_words(rival: str, head: str = "multiclass") -> str:
+    """A control, or maps of another model, as a reader knows them."""
+    return WORDS.get(rival, of_head(rival, head))
+
+
+def sentences(
+    verdict: Verdict, checks: Checks, skipped: Mapping[str, str], notes: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """What a reader must know, most important first."""
+    return (
+        *_choice(verdict),
+        *_not_tried(skipped),
+        *_of_the_class(verdict),
+        *_distrust(verdict),
+        *_metrics(verdict),
+        *(check.sentence for check in checks.failed),
+        *_doubts(verdict),
+        *notes,
+    )
+
+
+def _choice(verdict: Verdict) -> Iterator[str]:
+    if verdict.why_none:
+        yield f"No verdict: {verdict.why_none}."
+        return
+    best = verdict.best
+    if best is None:
+        yield (
+            "No method is trusted on this model: none is shown to beat every control in every line of "
+            "evidence. Do not use any of these explanations as evidence."
+        )
+        return
+    place = verdict[best]
+    how = "Use" if not place.provisional else "Use, provisionally,"
+    yield f"{how} {best}: {evidence_of(place)} ({place.samples} samples)."
+    for line, why in verdict.absent.items():
+        yield f"Trust is provisional: the line of evidence '{line}' is absent, since {why}."
+    equals = verdict.equals_of(best)
+    if equals:
+        yield (
+            f"{joined(equals)} cannot be told apart from it on these samples; {best} is named because its "
+            f"maps are the cheapest ({place.rows:,} rows each)."
+        )
+    if verdict.group_probability:
+        what = "it is the best" if not equals else "the best method is one of these"
+        chance = verdict.group_probability[0]
+        yield f"With probability {f'{chance:.0%}' if chance < 0.99 else 'above 99%'} {what}."
+    elif len(verdict.ranking) == 1:
+        yield "It was the only method tried, so nothing is said about others."
+    others = [p.explainer for p in verdict.ranking if p.trusted and p.explainer not in verdict.leading]
+    if others:
+        they = "is trusted too, but loses" if len(others) == 1 else "are trusted too, but lose"
+        yield f"{joined(others)} {they} to those above."
+
+
+def evidence_of(place: Place) -> str:
+    """The tests of a trusted method in a sentence."""
+    removal = [f"{in_words(t.rival)} in {t.rate:.0%}" for t in place.tests if t.line == "removal"]
+    said = f"when features are removed it beats {joined(removal)} of samples"
+    swap = [t.rate for t in place.tests if t.line == "swap"]
+    if swap:
+        said += f", it fits this model better than another in {min(swap):.0%}"
+    asked = place.doubts.sample
+    if asked is not None and asked.p <= ALPHA:
+        said += f", its map beats that of another sample of the class in {asked.rate:.0%}"
+    truth = [t.rate for t in place.tests if t.line == "truth"]
+    if truth:
+        said += f", and it finds what is known to matter better than noise in {min(truth):.0%}"
+    return said
+
+
+def _of_the_class(verdict: Verdict) -> Iterator[str]:
+    """Trusted methods whose maps hardly depend on the sample, rightly so: a reader must know."""
+    alike = [place for place in verdict.ranking if place.trusted and place.doubts.alike > HARDLY]
+    for place in alike:
+        yield (
+            f"The maps of {place.explainer} hardly depend on the sample (r = {place.doubts.alike:.2f} "
+            "between samples of a class): read them as what the model does with the class."
+        )
+
+
+def _not_tried(skipped: Mapping[str, str]) -> Iterator[str]:
+    """Who could not be tried although it might have won."""
+    dear = [name for name, why in skipped.items() if "budget" in why]
+    if dear:
+        yield f"Not tried, for lack of budget: {joined(dear)}. The answer is about the others."
+
+
+def _distrust(verdict: Verdict) -> Iterator[str]:
+    if verdict.why_none or verdict.best is None:
+        return
+    by_reason: dict[str, list[str]] = {}
+    for place in verdict.ranking:
+        if not place.trusted:
+            by_reason.setdefault(why_not(place), []).append(place.explainer)
+    for reason, names in by_reason.items():
+        opening = "Not decided for" if reason == NO_BUDGET else "Do not trust"
+        yield f"{opening} {joined(names)}: {reason}."
+
+
+def why_not(place: Place) -> str:
+    """Why a method is not trusted, by the first line it fails."""
+    if not place.samples:
+        return place.dropped or "it has no map"
+    failed = place.not_passed
+    for line in ("removal", "truth"):
+        here = [test for test in failed if test.line == line]
+        if here:
+            names = joined([in_words(test.rival) for test in here])
+            what = "when features are removed" if line == "removal" else "at finding what is known to matter"
+            return f"no better than {names} {what}"
+    halves = [test for test in failed if test.line == "swap"]
+    if NO_BUDGET in place.dropped:
+        return NO_BUDGET
+    if halves:
+        return swap_reason(halves)
+    if place.doubts.refused:
+        return place.doubts.refused
+    return "the evidence does not hold up for so many methods tried at once"
+
+
+def swap_reason(halves: Sequence[Test]) -> str:
+    """What a lost half of the swap means."""
+    if any(test.rival in HERE for test in halves):
+        return "maps made for another model explain this one as well"
+    return "the maps do not follow when the model is another one"
+
+
+def _metrics(verdict: Verdict) -> Iterator[str]:
+    for judge in verdict.judges:
+        if judge.decides and judge.silent:
+            yield f"{judge.metric} has no voice here: {judge.silent}."
+
+
+def _doubts(verdict: Verdict) -> Iterator[str]:
+    if not verdict.why_none and verdict.samples < SURE_SAMPLES:
+        yield (
+            f"{verdict.samples} samples find only methods that win often; with 64 a method that wins three "
+            "in four is found nearly always."
+        )
+
+
+def joined(names: Sequence[str]) -> str:
+    """Names as a list in a sentence."""
+    if len(names) < 2:
+        return "".join(names)
+    return f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,288 @@
+"""The verdict: which explainers may be used, which one to take, and how sure that is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from veridical.auditing.doubts import Doubts
+from veridical.auditing.evidence import ALPHA, FEWEST, Entry, Rules, Test, corrected, largest_p
+from veridical.auditing.groups import Groups, groups_of, pairwise
+from veridical.auditing.ranking import Ranking
+from veridical.auditing.units import LEVEL, rate
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+NOTHING = (math.nan, math.nan, math.nan)
+"""A score and its interval where there is none."""
+
+
+@dataclass(frozen=True)
+class Judge:
+    """One metric of an audit: its line or kind, whether it decides, and what it can see here.
+
+    `concordance` tells how well its scores follow damage that was planted on known maps, `reliability` is its
+    meta-consistency, a second opinion. `silent` says why it has no voice, and is empty for those that have.
+    """
+
+    metric: str
+    line: str
+    decides: bool
+    concordance: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    silent: str = ""
+    reliability: float = math.nan
+    dependence: float = math.nan
+
+    @property
+    def heard(self) -> bool:
+        """Whether it has a voice in the verdict."""
+        return self.decides and not self.silent
+
+
+@dataclass(frozen=True)
+class Place:
+    """One method: the share of samples in which it beats the controls, its tests, and what they come to."""
+
+    explainer: str
+    control: bool
+    score: float
+    """The mean of its win rates against the controls, on the removal line."""
+    low: float
+    high: float
+    p: float = 1.0
+    """The largest p of its tests: that it fails one of them."""
+    p_holm: float = 1.0
+    """The same, corrected for all methods that started."""
+    tests: tuple[Test, ...] = ()
+    samples: int = 0
+    rows: int = 0
+    """Rows that one map asks."""
+    group: int = 0
+    """1 for the leading group, then 2 and so on; 0 for methods that are in none."""
+    p_best: float = math.nan
+    """How likely its group holds the best method; NaN where no such claim is calibrated."""
+    provisional: bool = False
+    """Whether a line of evidence is absent here, so that trust is provisional."""
+    dropped: str = ""
+    """When and why it left the race."""
+    doubts: Doubts = field(default_factory=Doubts)
+    """Whether its maps are about the sample, and hold for nearly the same weights."""
+
+    @property
+    def trusted(self) -> bool:
+        """Whether it passes every test of every line that there is, and no doubt is left."""
+        passes = bool(self.tests) and self.p_holm <= ALPHA and self.samples >= FEWEST
+        return not self.control and passes and not self.doubts.refused
+
+    @property
+    def status(self) -> str:
+        """In a word."""
+        if self.control:
+            return "control"
+        if self.trusted:
+            return "provisional" if self.provisional else "trusted"
+        return "failed" if not self.samples else "not trusted"
+
+    @property
+    def asked(self) -> tuple[Test, ...]:
+        """All tests, and that against its own map of another sample of the class, where it came to that."""
+        mate = self.doubts.sample
+        return (*self.tests, mate) if mate is not None and mate.samples else self.tests
+
+    @property
+    def not_passed(self) -> tuple[Test, ...]:
+        """The tests in which it is not shown to be better, as they stand alone."""
+        return tuple(test for test in self.tests if test.p > ALPHA)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two methods: the share of samples in which the first is judged better."""
+
+    a: str
+    b: str
+    rate: float
+    low: float
+    high: float
+    samples: int
+
+
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """Who may be used, in groups that cannot be told apart; `sentences` say it in words."""
+
+    places: tuple[Place, ...]
+    judges: tuple[Judge, ...]
+    pairs: tuple[Pair, ...]
+    groups: tuple[tuple[str, ...], ...]
+    group_probability: tuple[float, ...]
+    lines: tuple[str, ...]
+    absent: Mapping[str, str]
+    """Lines of evidence that there are not, and why."""
+    samples: int
+    why_none: str = ""
+    """Why there is no verdict at all, if so."""
+    level: float = LEVEL
+    sentences: tuple[str, ...] = ()
+
+    @property
+    def ranking(self) -> Ranking:
+        """The candidates, best first: trusted ones by group, then the others by win rate."""
+        return Ranking(place for place in self.places if not place.control)
+
+    @property
+    def controls(self) -> tuple[Place, ...]:
+        return tuple(place for place in self.places if place.control)
+
+    @property
+    def leading(self) -> tuple[str, ...]:
+        """The trusted methods that cannot be told from the best."""
+        return self.groups[0] if self.groups else ()
+
+    @property
+    def best(self) -> str | None:
+        """The method to use: the cheapest of the leading group; None when nobody is trusted."""
+        rows = {place.explainer: place.rows for place in self.places}
+        return min(self.leading, key=lambda who: rows[who]) if self.leading else None
+
+    @property
+    def deciding(self) -> tuple[Judge, ...]:
+        """The metrics that had a voice."""
+        return tuple(judge for judge in self.judges if judge.heard)
+
+    def __getitem__(self, explainer: str) -> Place:
+        return next(place for place in self.places if place.explainer == explainer)
+
+    def equals_of(self, explainer: str) -> tuple[str, ...]:
+        """Methods of the same group."""
+        own = next((group for group in self.groups if explainer in group), ())
+        return tuple(name for name in own if name != explainer)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per explainer, controls last."""
+        import pandas as pd
+
+        rows: list[dict[str, Any]] = []
+        for place in self.places:
+            row = {name: value for name, value in vars(place).items() if name not in ("tests", "doubts")}
+            row |= {"trusted": place.trusted, "status": place.status}
+            row |= {name: getattr(place.doubts, name) for name in ("alike", "twin", "refused")}
+            for test in place.asked:
+                row[f"wins: {test.line}, {test.rival}"] = test.rate
+                row[f"p: {test.line}, {test.rival}"] = test.p
+            rows.append(row)
+        return pd.DataFrame(rows)
+
+
+@dataclass(frozen=True, eq=False)
+class Field:
+    """All that a verdict rests on: what the race knows of every method, and facts beside it."""
+
+    entries: Mapping[str, Entry]
+    rules: Rules
+    rows: Mapping[str, int]
+    absent: Mapping[str, str] = field(default_factory=dict)
+    dropped: Mapping[str, str] = field(default_factory=dict)
+    doubts: Mapping[str, Doubts] = field(default_factory=dict)
+
+
+def decide(known: Field, judges: Sequence[Judge], seed: int = 0) -> Verdict:
+    """Test every method, correct for all that started, and put the trusted ones into groups."""
+    rules, entries = known.rules, known.entries
+    samples = max((entry.removal.samples for entry in entries.values()), default=0)
+    why = ""
+    if not rules.controls:
+        why = "no control was scored, so nothing tells whether a method is better than chance"
+    if not why and not rules.heard:
+        why = "no metric sees the damage that was planted on known maps, so nothing tells maps apart"
+    if not why and samples < FEWEST:
+        why = f"{samples} samples are too few; give at least {FEWEST}, better 64"
+    tests = {label: () if why else rules.tests(entry) for label, entry in entries.items()}
+    p = {label: largest_p(found) for label, found in tests.items()}
+    adjusted = corrected(p)
+    doubts = {label: known.doubts.get(label, Doubts()) for label in entries}
+    finalists = [
+        entry
+        for label, entry in entries.items()
+        if not why and adjusted[label] <= ALPHA and label not in known.dropped and not doubts[label].refused
+    ]
+    found = groups_of(rules, finalists, seed) if finalists else Groups((), ())
+    number = {label: i for i, group in enumerate(found.groups) for label in group}
+    chance = dict(enumerate(found.probability))
+    places = [
+        Place(
+            label,
+            False,
+            *(_score(rules, entry) if not why else NOTHING),
+            p=p[label],
+            p_holm=adjusted[label],
+            tests=tests[label],
+            samples=entry.removal.samples if not bool(entry.removal.missing.all()) else 0,
+            rows=known.rows.get(label, 0),
+            group=number[label] + 1 if label in number else 0,
+            p_best=chance.get(number.get(label, -1), math.nan),
+            provisional=bool(known.absent),
+            dropped=known.dropped.get(label, ""),
+            doubts=doubts[label],
+        )
+        for label, entry in entries.items()
+    ]
+    places.sort(key=_order)
+    return Verdict(
+        (*places, *_control_places(rules, bool(why))),
+        tuple(judges),
+        _pairs(rules, list(entries.values())) if rules.heard else (),
+        found.groups,
+        found.probability,
+        rules.lines,
+        known.absent,
+        samples,
+        why,
+    )
+
+
+def _order(place: Place) -> tuple[Any, ...]:
+    """Trusted ones by group, the leading one by cost, then the others by win rate; who has no map is last."""
+    score = 0.0 if math.isnan(place.score) else place.score
+    cost = place.rows if place.group == 1 else 0
+    return not place.trusted, place.group or math.inf, cost, not place.samples, -score
+
+
+def _score(rules: Rules, entry: Entry, but: str = "") -> tuple[float, float, float]:
+    """The mean win rate against the controls, and its interval."""
+    rivals = [draws for name, draws in rules.controls.items() if name != but]
+    if not rivals or not rules.heard:
+        return NOTHING
+    won = torch.stack([rules.removal_units(entry.removal, draws) for draws in rivals]).mean(0)
+    return rate(won)[:3]
+
+
+def _control_places(rules: Rules, silent: bool) -> list[Place]:
+    """How the controls do against each other; without a verdict they show no numbers either."""
+    return [
+        Place(
+            name,
+            True,
+            *(NOTHING if silent else _score(rules, Entry(name, draws[0]), but=name)),
+            samples=draws[0].samples,
+        )
+        for name, draws in rules.controls.items()
+    ]
+
+
+def _pairs(rules: Rules, entries: Sequence[Entry]) -> tuple[Pair, ...]:
+    """Every two methods, over the samples that both have."""
+    found = []
+    for i, a in enumerate(entries):
+        for b in entries[i + 1 :]:
+            won = rate(pairwise(rules, [a, b])[0, 1])
+            found.append(Pair(a.label, b.label, won.rate, won.low, won.high, won.samples))
+    return tuple(found)

@@ -1,0 +1,191 @@
+"""A concept explanation: for every output vectors, importances, and a way to read embeddings."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from veridical.concepts.agreement import LinearSurrogate
+from veridical.concepts.head import Head
+from veridical.concepts.projection import Linear, NonNegative, Projection, dual
+from veridical.errors import InputError, ShapeError, VeridicalWarning
+
+Reading = Literal["project", "coordinates", "nonnegative"]
+
+
+@dataclass(frozen=True, eq=False)
+class Concepts:
+    """What a concept method found.
+
+    `vectors` (G, K, D) has one dictionary per output (G = C) or one for all (G = 1); `importances` (C, K);
+    `offset` (C,) joins the head's bias (what a centred method takes out of h); `centre` (G, D) is added to
+    reconstructions. Outputs without concepts are named in `flags`, with why: their surrogate is the bias.
+    `charged` counts the concepts a reader is shown for each output, which for subspaces is the sum of
+    their dimensions.
+    """
+
+    method: str
+    vectors: Tensor
+    importances: Tensor
+    projection: Projection
+    offset: Tensor
+    centre: Tensor | None = None
+    flags: Mapping[int, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    subspaces: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        groups, count, _ = self.vectors.shape
+        outputs = len(self.importances)
+        if groups not in (1, outputs) or self.importances.shape[1] != count:
+            raise ShapeError(
+                f"vectors {tuple(self.vectors.shape)} and importances {tuple(self.importances.shape)} do not "
+                "belong together; expected (outputs or 1, concepts, dimensions) and (outputs, concepts)"
+            )
+
+    @classmethod
+    def of(
+        cls,
+        vectors: Tensor,
+        importances: Tensor,
+        reading: Reading = "project",
+        method: str = "given",
+    ) -> Concepts:
+        """An explanation of your own: vectors (C, K, D), or (K, D) shared by all outputs, importances (C, K).
+
+        `reading` says how concepts are read: "project" is `h . v`, "coordinates" is `pinv(V) h`,
+        "nonnegative" is non-negative least squares.
+        """
+        vectors = torch.as_tensor(vectors).detach().double()
+        importances = torch.as_tensor(importances).detach().double()
+        vectors = vectors[None] if vectors.dim() == 2 else vectors
+        if vectors.dim() != 3 or importances.dim() != 2:
+            raise ShapeError(
+                f"vectors are (outputs, concepts, dimensions) and importances (outputs, concepts); got "
+                f"{tuple(vectors.shape)} and {tuple(importances.shape)}"
+            )
+        _check_vectors(vectors, reading)
+        projections: dict[str, Projection] = {
+            "project": Linear(vectors),
+            "nonnegative": NonNegative(vectors),
+        }
+        if reading not in ("project", "coordinates", "nonnegative"):
+            raise InputError(f"reading is project, coordinates or nonnegative; got {reading!r}")
+        projection = Linear(dual(vectors)) if reading == "coordinates" else projections[reading]
+        return cls(method, vectors, importances, projection, importances.new_zeros(len(importances)))
+
+    @property
+    def n_outputs(self) -> int:
+        return len(self.importances)
+
+    @property
+    def shared(self) -> bool:
+        """Whether all outputs have one dictionary."""
+        return len(self.vectors) == 1
+
+    @property
+    def present(self) -> Tensor:
+        """Which vectors exist (G, K): dictionaries of unequal size are filled up with zeros."""
+        return self.vectors.abs().amax(-1) > 0
+
+    @property
+    def charged(self) -> float:
+        """Concepts shown for an output, on average; of a sparse code only those that are active."""
+        active = getattr(self.projection, "active", None)
+        if active is not None:
+            return float(active)
+        return float(self.present.sum(-1).double().mean())
+
+    def project(self, h: Tensor) -> Tensor:
+        """P(h; V): codes (N, G, K) of embeddings (N, D)."""
+        return self.projection.codes(h)
+
+    def with_importances(self, importances: Tensor, offset: Tensor | None = None) -> Concepts:
+        """The same concepts weighted otherwise."""
+        return replace(
+            self, importances=importances.double(), offset=self.offset if offset is None else offset
+        )
+
+    def weights_of(self, head: Head) -> Tensor:
+        """`f_i . v_ik` (C, K): the importances under which the surrogate is the head after reconstruction."""
+        if self.shared:
+            return head.weight @ self.vectors[0].T
+        return torch.einsum("cd,ckd->ck", head.weight, self.vectors)
+
+    def reconstructed_offset(self, head: Head) -> Tensor:
+        """What the centre of the reconstruction adds to each output."""
+        if self.centre is None:
+            return torch.zeros_like(head.bias)
+        return (head.weight * self.centre).sum(-1)
+
+    def surrogate(self, h: Tensor, head: Head) -> Tensor:
+        """Eq. 10 with the bias added back: `y_i = sum_k alpha_ik P(h; V_i)_k + offset_i + b_i` (N, C).
+
+        Positions (N, J, D) are read one by one and averaged as the head averages them.
+        """
+        return self.surrogate_of(head)(h)
+
+    def surrogate_of(self, head: Head) -> Callable[[Tensor], Tensor]:
+        """The surrogate as a function of embeddings; where it is linear, one matrix made once."""
+        if isinstance(self.projection, Linear):
+            weight, taken = collapsed(self.projection, self.importances)
+            return LinearSurrogate(weight, head.bias + self.offset - taken)
+
+        def answer(h: Tensor) -> Tensor:
+            if h.dim() == 3:
+                each = answer(h.reshape(-1, h.shape[-1]))
+                return each.reshape(*h.shape[:2], -1).mean(1)
+            return self.answers(self.project(h), head)
+
+        return answer
+
+    def answers(self, codes: Tensor, head: Head) -> Tensor:
+        """The surrogate's outputs (N, C) for codes (N, G, K)."""
+        if self.shared:
+            found = codes[:, 0] @ self.importances.T
+        else:
+            found = torch.einsum("nck,ck->nc", codes, self.importances)
+        return found + head.bias + self.offset
+
+
+def collapsed(projection: Linear, importances: Tensor) -> tuple[Tensor, Tensor]:
+    """A linear surrogate as one matrix (C, D) and what its centre takes away: no codes are needed."""
+    if len(projection.rows) == 1:
+        weight = importances @ projection.rows[0]
+    else:
+        weight = torch.einsum("ck,ckd->cd", importances, projection.rows)
+    if projection.centre is None:
+        return weight, importances.new_zeros(len(importances))
+    return weight, (weight * projection.centre).sum(-1)
+
+
+def _check_vectors(vectors: Tensor, reading: Reading) -> None:
+    lengths = vectors.norm(dim=-1)
+    zero = (lengths == 0).nonzero()
+    if len(zero):
+        output, concept = zero[0].tolist()
+        raise InputError(
+            f"concept {concept} of output {output} is a zero vector ({len(zero)} in all); leave it out or "
+            "give its direction"
+        )
+    if vectors.shape[1] > vectors.shape[2]:
+        warnings.warn(
+            f"{vectors.shape[1]} concepts in {vectors.shape[2]} dimensions: more than can be told apart",
+            VeridicalWarning,
+            stacklevel=3,
+        )
+    unit = vectors / lengths[..., None]
+    alike = (unit @ unit.mT).triu(1) > 1 - 1e-9
+    if bool(alike.any()) and reading == "project":
+        output, first, second = alike.nonzero()[0].tolist()
+        warnings.warn(
+            f"concepts {first} and {second} of output {output} are the same direction, which 'project' "
+            "counts twice; reading='coordinates' shares it between them",
+            VeridicalWarning,
+            stacklevel=3,
+        )

@@ -1,0 +1,185 @@
+"""The protocol of concept methods, and the work they share: rows grouped by output, one fit per group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from veridical.concepts.concepts import Concepts
+from veridical.concepts.embeddings import Embeddings, Kind
+from veridical.concepts.head import Head
+from veridical.concepts.projection import Linear, NonNegative, Projection, dual
+from veridical.core.allowed import Count
+from veridical.core.key import Key, as_key
+from veridical.core.settings import Settings
+from veridical.errors import InputError, NotApplicableError, ShapeError
+
+SIGNED_METHODS = "PCA, KMeans, ICA, CDISCO, ConceptSHAP, MCD and SAE"
+"""Methods that embeddings with negative values do not hinder."""
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What a method found in the rows of one output: vectors (K, D), and what is not `f . v` or 0."""
+
+    vectors: Tensor
+    importances: Tensor | None = None
+    centre: Tensor | None = None
+    subspaces: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class ConceptMethod(Settings):
+    """Finds concepts: `fit(embeddings, head, seed)` -> `Concepts` (`project`, `vectors`, `importances`).
+
+    Rows are grouped by what the model predicts; an output with fewer rows than concepts gets none, and is
+    flagged.
+    """
+
+    n_concepts: Count = 5
+    """Concepts of every output."""
+    shared: bool = False
+    """Whether one dictionary, fitted on all rows, serves every output."""
+    fits_on: ClassVar[Kind] = "pooled"
+    """What the method finds its concepts in: whole samples, positions of maps, crops or segments."""
+    stochastic: ClassVar[bool] = False
+    """Whether another seed may find other concepts."""
+    nonnegative: ClassVar[bool] = False
+    """Whether embeddings must not be negative."""
+    reading: ClassVar[str] = "coordinates"
+    """How concepts are read: `h . v`, coordinates in V, or non-negative ones."""
+
+    def find(self, rows: Tensor, weight: Tensor, key: Key) -> Found:
+        """Concepts of one group of rows (n, D), n >= K; `weight` is the output's (D,), or all (C, D)."""
+        raise TypeError(f"{type(self).__name__} finds no concepts by itself; use one of its subclasses")
+
+    def fit(self, embeddings: Embeddings, head: Head, seed: int | Key = 0) -> Concepts:
+        """Find the concepts of every output."""
+        check_embeddings(self, embeddings, head, self.nonnegative)
+        key = as_key(seed) / self.name
+        if self.shared:
+            rows = embeddings.vectors.double()
+            if len(rows) < self.n_concepts:
+                raise InputError(
+                    f"{len(rows)} embeddings are fewer than the {self.n_concepts} concepts asked for"
+                )
+            one = self.find(rows, head.weight, key)
+            refuse_if_none(not len(one.vectors), self.n_concepts, len(rows))
+            return assemble(self.name, [one], head, self.reading, {}, shared=True)
+        members = head.membership(embeddings.outputs)
+        lively = embeddings.values.abs().flatten(1).amax(1) > 0
+        found: list[Found | None] = []
+        flags: dict[int, str] = {}
+        for output, count in enumerate(members.sum(0).tolist()):
+            if count < self.n_concepts:
+                flags[output] = too_few(count, self.n_concepts)
+                found.append(None)
+                continue
+            if not bool(lively[members[:, output]].any()):
+                flags[output] = "all its embeddings are zero"
+                found.append(None)
+                continue
+            rows = embeddings.values[members[:, output]].reshape(-1, embeddings.dimension).double()
+            one = self.find(rows, head.weight[output], key / output)
+            if not len(one.vectors):
+                flags[output] = "no concept was found in its embeddings"
+            found.append(one if len(one.vectors) else None)
+        refuse_if_none(len(flags) == head.n_outputs, self.n_concepts, len(embeddings))
+        return assemble(self.name, found, head, self.reading, flags)
+
+
+def check_embeddings(method: ConceptMethod, embeddings: Embeddings, head: Head, nonnegative: bool) -> None:
+    """Refuse what no fit could use, and rows of another kind than the method finds its concepts in."""
+    if embeddings.kind is not None and embeddings.kind != method.fits_on and method.fits_on != "pooled":
+        raise NotApplicableError(needed(method, f"these are embeddings of kind '{embeddings.kind}'"))
+    if embeddings.dimension != head.dimension:
+        raise ShapeError(
+            f"embeddings have {embeddings.dimension} dimensions, the head expects {head.dimension}"
+        )
+    embeddings.check_outputs(head)
+    if not bool(embeddings.values.any()):
+        raise InputError("all embeddings are zero: there is nothing to find concepts in")
+    if method.n_concepts > head.dimension:
+        raise InputError(
+            f"{method.n_concepts} concepts were asked for in {head.dimension} dimensions, which hold at most "
+            f"{head.dimension} directions; lower n_concepts"
+        )
+    if nonnegative and bool((embeddings.values < 0).any()):
+        least = float(embeddings.values.min())
+        raise NotApplicableError(
+            f"{method.name} factorises into non-negative parts and these embeddings have negative values "
+            f"(down to {least:.3g}); {SIGNED_METHODS} apply"
+        )
+
+
+def needed(method: ConceptMethod, why: str) -> str:
+    """What a method is fitted on, in words, and where that comes from."""
+    source = {
+        "pooled": "one vector of each sample: Split.train()",
+        "positions": "the vector at every position or token: Split.train(spatial=True)",
+        "crops": "crops of images: crop_embeddings(split, images, size)",
+        "segments": "segments of images: segment_embeddings(split, images)",
+    }[method.fits_on]
+    return f"{method.name} is fitted on {source}; {why}"
+
+
+def too_few(count: int, wanted: int) -> str:
+    """Why an output has no concepts."""
+    return "never predicted" if count == 0 else f"{count} samples for {wanted} concepts"
+
+
+def refuse_if_none(none: bool, wanted: int, rows: int) -> None:
+    """All outputs without concepts is a mistake, not a result."""
+    if none:
+        raise InputError(
+            f"no output has the {wanted} samples that {wanted} concepts need ({rows} embeddings in all), or "
+            "they are zero or too small for this method to find anything in; give more train rows, lower "
+            "n_concepts, scale the embeddings, or use shared=True"
+        )
+
+
+def assemble(
+    name: str,
+    found: list[Found] | list[Found | None],
+    head: Head,
+    reading: str,
+    flags: dict[int, str],
+    shared: bool = False,
+    notes: tuple[str, ...] = (),
+) -> Concepts:
+    """Put the groups into one explanation; smaller dictionaries are filled up with zero vectors."""
+    kept = [item for item in found if item is not None]
+    count = max(len(item.vectors) for item in kept)
+    place = kept[0].vectors.device
+
+    def laid(pick: Callable[[Found], Tensor | None], *tail: int) -> Tensor | None:
+        if all(pick(item) is None for item in kept):
+            return None
+        whole = torch.zeros(len(found), *tail, dtype=torch.float64, device=place)
+        for at, item in enumerate(found):
+            part = None if item is None else pick(item)
+            if part is not None:
+                whole[(at, slice(0, len(part)))] = part.double()
+        return whole
+
+    vectors = laid(lambda f: f.vectors, count, head.dimension)
+    centre = laid(lambda f: f.centre, head.dimension)
+    # a shared dictionary brings the importances of all outputs as they are
+    given = None if shared else laid(lambda f: f.importances, count)
+    subspaces = laid(lambda f: f.subspaces, count)
+    assert vectors is not None
+    projection: Projection
+    if reading == "nonnegative":
+        projection = NonNegative(vectors)
+    else:
+        projection = Linear(vectors if reading == "project" else dual(vectors), centre)
+    if shared:
+        importances = head.weight @ vectors[0].T if kept[0].importances is None else kept[0].importances
+    else:
+        importances = torch.einsum("cd,ckd->ck", head.weight, vectors) if given is None else given
+    offset = torch.zeros_like(head.bias) if centre is None else (head.weight * centre).sum(-1)
+    return Concepts(name, vectors, importances, projection, offset, centre, flags, notes, subspaces)

@@ -1,0 +1,119 @@
+"""CRAFT: parts of image crops, weighted by how much of the logit's variance each can move."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from veridical.concepts.embeddings import Embeddings
+from veridical.concepts.methods.base import ConceptMethod, Found
+from veridical.concepts.methods.nmf import _living, nmf
+from veridical.concepts.nnls import nnls
+from veridical.concepts.splitting import Split
+from veridical.core.allowed import MANY, Count, NotNegative, PartOf, Within
+from veridical.core.key import Key
+from veridical.errors import InputError, NotApplicableError
+
+
+def primes(count: int) -> list[int]:
+    """The first primes."""
+    found: list[int] = []
+    number = 2
+    while len(found) < count:
+        if all(number % p for p in found):
+            found.append(number)
+        number += 1
+    return found
+
+
+def halton(points: int, dimensions: int) -> Tensor:
+    """Halton's sequence from its second point on (the first is the origin), in float64.
+
+    >>> halton(3, 2)[:, 0].tolist()
+    [0.5, 0.25, 0.75]
+    """
+    columns = []
+    for base in primes(dimensions):
+        left = torch.arange(1, points + 1, dtype=torch.int64)
+        value, unit = torch.zeros(points, dtype=torch.float64), 1.0
+        while bool((left > 0).any()):
+            unit /= base
+            value += unit * (left % base)
+            left //= base
+        columns.append(value)
+    return torch.stack(columns, 1)
+
+
+def sobol_total(pull: Tensor, designs: int | None = None) -> Tensor:
+    """Total Sobol indices (N, K) of `y(m) = sum_k m_k pull_k` under masks m ~ U[0, 1]^K.
+
+    `y` is a sum of independent terms, so that the index of each is its share of the variance,
+    `pull_k^2 / sum pull^2`. With designs they are estimated by Jansen on Halton's points,
+    `S_k = sum_j (y(a_j) - y(a_j with k from b_j))^2 / (2 n var y)`: no masked embedding has to be built for
+    that either. Rows without any pull are 0.
+    """
+    if designs is None:
+        moved = pull.square()
+        variance = moved.sum(-1, keepdim=True)
+    else:
+        points = halton(designs, 2 * pull.shape[1]).to(pull.device)
+        a, b = points.chunk(2, 1)
+        moved = (a - b).square().mean(0) / 2 * pull.square()
+        variance = (pull @ a.T).var(-1, correction=0, keepdim=True)
+    return torch.where(variance > 0, moved / variance.clamp(min=1e-300), 0.0)
+
+
+def crop_embeddings(split: Split, inputs: Tensor, size: int, outputs: Tensor | None = None) -> Embeddings:
+    """Embeddings of square crops, 80% of their size apart and each resized to the whole input.
+
+    A crop belongs to the output its image is predicted as: `outputs` are the images' (default: asked).
+    """
+    if inputs.dim() != 4:
+        raise NotApplicableError(f"crops are cut from images (N, C, H, W); inputs are {tuple(inputs.shape)}")
+    if not 1 <= size <= min(inputs.shape[2:]):
+        raise InputError(f"crops of {size} pixels do not fit into images of {tuple(inputs.shape[2:])}")
+    step = max(1, int(0.8 * size))
+    cut = inputs.unfold(2, size, step).unfold(3, size, step)
+    count, channels, high, wide = cut.shape[:4]
+    crops = cut.permute(0, 2, 3, 1, 4, 5).reshape(-1, channels, size, size)
+    whole = interpolate(crops, inputs.shape[2:], mode="bilinear", align_corners=False)
+    found = split.collect(whole)
+    if outputs is None:
+        outputs = split.collect(inputs).outputs
+    ids = torch.arange(count, device=inputs.device)
+    return Embeddings(found.values.reshape(count, high * wide, -1), outputs, ids, kind="crops")
+
+
+@dataclass(frozen=True)
+class CRAFT(ConceptMethod):
+    """CRAFT (Fel et al. 2023): NMF with a ridge, non-negative codes, Sobol total indices as importances.
+
+    Fit it on `crop_embeddings(split, train images, size)`. On a linear head the index is known exactly,
+    `(u_k f . w_k)^2` as a share of its sum; `designs=32` estimates it as the paper does, by Jansen.
+    """
+
+    name = "craft"
+    fits_on = "crops"
+    nonnegative = True
+    reading = "nonnegative"
+    ridge: NotNegative = 1e-2
+    """Weight of the ridge on both factors."""
+    designs: Annotated[int, Within(2, MANY)] | None = None
+    """Points at which the indices are estimated; None takes their exact values."""
+    steps: Count = 1000
+    """Steps of the solver at most."""
+    crop_share: PartOf = 0.5
+    """Side of a crop as a share of the image's shorter side, where no other crops are given."""
+
+    def find(self, rows: Tensor, weight: Tensor, key: Key) -> Found:
+        parts = _living(nmf(rows, self.n_concepts, self.steps, self.ridge)[1])
+        if not len(parts):  # the ridge outweighs embeddings as small as these
+            return Found(parts)
+        codes = nnls((parts @ parts.T)[None], (rows @ parts.T)[None])[0]
+        weights = weight if weight.dim() == 2 else weight[None]
+        found = [sobol_total(codes * pull, self.designs).mean(0) for pull in weights @ parts.T]
+        return Found(parts, torch.stack(found) if weight.dim() == 2 else found[0])

@@ -1,0 +1,197 @@
+"""ConceptSHAP: global directions from which the model's answers can be rebuilt, with Shapley values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from veridical.concepts.concepts import Concepts
+from veridical.concepts.cshap_network import Network
+from veridical.concepts.embeddings import Embeddings
+from veridical.concepts.head import Head
+from veridical.concepts.methods.base import ConceptMethod, check_embeddings, refuse_if_none, too_few
+from veridical.concepts.projection import Linear
+from veridical.core.allowed import Count, Positive
+from veridical.core.key import Key, as_key, integers, normal
+from veridical.errors import InputError
+from veridical.explainers.kernel_shap import KernelShap
+from veridical.functional import pearson
+from veridical.values.task import Task
+
+_FIRST = 2048
+"""Coalitions that every output is asked with at first."""
+_RELIABLE = 0.9
+
+
+@dataclass(frozen=True)
+class ConceptSHAP(ConceptMethod):
+    """C-SHAP (Yeh et al. 2020): `pool` unit vectors, learned with a network that rebuilds h from `h . v`.
+
+    The loss is that of completeness: cross-entropy between the model's probabilities and the head's after
+    rebuilding (squared error for a regression). The Shapley value of a concept for a class is its share of
+    the agreement with the model on that class, by KernelSHAP over sampled coalitions (agreement is a share of
+    rows that keep their class, so there is no closed form; few vectors are enumerated); the K largest in
+    magnitude are the class's concepts, and a note says how reliable the values are. Regressions and
+    attributes learn K vectors only.
+    """
+
+    name = "c-shap"
+    stochastic = True
+    pool: Count = 100
+    """Vectors that are learned, of which each class keeps `n_concepts`."""
+    hidden: Count = 500
+    """Hidden units of the network that rebuilds embeddings."""
+    steps: Count = 1000
+    """Steps of training."""
+    batch: Count = 256
+    """Embeddings in a step."""
+    rate: Positive = 1e-2
+    """Adam's learning rate."""
+    coalitions: Count = 16384
+    """Sets of vectors that are asked for a class at most: from 2,048 on, until two draws agree."""
+    class_rows: Count = 64
+    """Embeddings of a class on which its completeness is measured."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.pool < self.n_concepts:
+            raise InputError(f"a pool of {self.pool} vectors is smaller than {self.n_concepts} concepts")
+        if self.shared:
+            raise InputError(
+                "c-shap learns one pool for all outputs, of which each keeps its own: not shared"
+            )
+
+    def fit(self, embeddings: Embeddings, head: Head, seed: int | Key = 0) -> Concepts:
+        """Learn the vectors, then weigh them for every output."""
+        check_embeddings(self, embeddings, head, False)
+        if len(embeddings) < self.n_concepts:
+            raise InputError(
+                f"{len(embeddings)} embeddings are fewer than the {self.n_concepts} concepts asked for"
+            )
+        key = as_key(seed) / self.name
+        if head.classifies:
+            found = self._fit_one(embeddings, head, self.pool, key)
+            refuse_if_none(len(found.flags) == head.n_outputs, self.n_concepts, len(embeddings))
+            return found
+        parts = []
+        for output in range(head.n_outputs):
+            weight, bias = head.weight[output : output + 1], head.bias[output : output + 1]
+            kind = "regression"
+            if head.kind == "multilabel":
+                weight, bias, kind = torch.cat([-weight, weight]), torch.cat([-bias, bias]), "binary"
+            own = Head(weight, bias, kind)  # type: ignore[arg-type]
+            one = Embeddings.of(embeddings.pooled, own, ids=embeddings.ids)
+            parts.append(self._fit_one(one, own, self.n_concepts, key / output))
+        vectors = torch.cat([part.vectors[-1:] for part in parts])
+        importances = torch.cat([part.importances[-1:] for part in parts])
+        last = parts[0].n_outputs - 1
+        flags = {i: part.flags[last] for i, part in enumerate(parts) if last in part.flags}
+        refuse_if_none(len(flags) == head.n_outputs, self.n_concepts, len(embeddings))
+        offset = torch.zeros_like(head.bias)
+        return Concepts(self.name, vectors, importances, Linear(vectors), offset, None, flags)
+
+    def _fit_one(self, embeddings: Embeddings, head: Head, pool: int, key: Key) -> Concepts:
+        h = embeddings.pooled
+        with torch.enable_grad():
+            vectors, network = self.learn(h, head, pool, key)
+        members = head.membership(embeddings.outputs)
+        chosen = head.weight.new_zeros(head.n_outputs, self.n_concepts, head.dimension)
+        importances = head.weight.new_zeros(head.n_outputs, self.n_concepts)
+        flags: dict[int, str] = {}
+        rows: dict[int, Tensor] = {}
+        for output, count in enumerate(members.sum(0).tolist()):
+            if count < self.n_concepts:
+                flags[output] = too_few(count, self.n_concepts)
+            else:
+                rows[output] = h[members[:, output]][: self.class_rows]
+        notes: tuple[str, ...] = ()
+        if rows:
+            values, reliable = self.shapley(rows, vectors, network, head, key / "shapley")
+            pick = values.abs().topk(self.n_concepts).indices
+            outputs = list(rows)
+            chosen[outputs], importances[outputs] = vectors[pick].double(), values.gather(1, pick)
+            least = float(reliable.min())
+            notes = (f"Shapley values have a reliability of at least {least:.2f}",)
+        offset = torch.zeros_like(head.bias)
+        return Concepts(self.name, chosen, importances, Linear(chosen), offset, None, flags, notes)
+
+    def learn(self, h: Tensor, head: Head, pool: int, key: Key) -> tuple[Tensor, Network]:
+        """Vectors (pool, D) of length 1 and the network that rebuilds embeddings from them."""
+        h = h.float()
+        wanted = head.outputs(h)
+        target = wanted.float() if head.kind == "regression" else head.probabilities(wanted).float()
+        ids = torch.arange(pool, device=h.device)
+        vectors = torch.nn.functional.normalize(normal(key / "vectors", ids, 0, head.dimension), dim=-1)
+        vectors.requires_grad_(True)
+        network = Network(pool, head, self.hidden, key / "network")
+        optimiser = torch.optim.Adam([vectors, *network.parameters], lr=self.rate)
+        one = torch.zeros(1, dtype=torch.int64, device=h.device)
+        scale = 0.5 if head.kind == "binary" else 1.0
+        for step in range(self.steps):
+            rows = integers(key / "batches", one, step, min(self.batch, len(h)), len(h))[0]
+            unit = torch.nn.functional.normalize(vectors, dim=-1)
+            answer = network((h[rows] @ unit.T)[:, None])
+            if head.kind == "regression":
+                loss = (answer - target[rows]).square().mean()
+            else:
+                loss = -(target[rows] * torch.log_softmax(answer * scale, -1)).sum(-1).mean()
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+        return torch.nn.functional.normalize(vectors.detach(), dim=-1), network
+
+    def shapley(
+        self, rows: dict[int, Tensor], vectors: Tensor, network: Network, head: Head, key: Key
+    ) -> tuple[Tensor, Tensor]:
+        """Each vector's share of completeness for some outputs (n, pool), and how reliable they are (n,).
+
+        Two independent halves of the coalitions are averaged; how well they agree, stepped up to the whole
+        (Spearman and Brown), is the reliability. Outputs that do not reach 0.9 are asked with twice as many.
+        """
+        outputs = torch.tensor(list(rows), device=vectors.device)
+        game = Completeness(rows, vectors, network, head)
+        everybody = torch.ones(len(outputs), len(vectors), device=vectors.device)
+        task = Task(game, everybody, side=(outputs[:, None],), ids=outputs, head="regression", fill=0.0)
+        values = torch.zeros(len(outputs), len(vectors), dtype=torch.float64, device=vectors.device)
+        reliable = torch.zeros(len(outputs), dtype=torch.float64, device=vectors.device)
+        left, budget = torch.arange(len(outputs), device=vectors.device), min(_FIRST, self.coalitions)
+        while len(left):
+            some, half = task[left], KernelShap(budget=max(3, budget // 2))
+            one, other = (half(some, key / budget / name).values.double() for name in ("one", "other"))
+            # no spread, or a single vector, leaves nothing that two draws could disagree about
+            alike = pearson(one, other).nan_to_num(1.0)
+            values[left], reliable[left] = (one + other) / 2, 2 * alike / (1 + alike).clamp(min=1e-12)
+            if budget >= self.coalitions:
+                break
+            left, budget = left[reliable[left] < _RELIABLE], min(2 * budget, self.coalitions)
+        return values, reliable
+
+
+class Completeness(nn.Module):
+    """The game: how well the outputs are rebuilt from the concepts that are there.
+
+    Row by row: which concepts are kept (n, pool) and for which output (n, 1). A class is rebuilt on the share
+    of its rows that stay in it; a regression as well as its squared error is small.
+    """
+
+    def __init__(self, rows: dict[int, Tensor], vectors: Tensor, network: Network, head: Head) -> None:
+        super().__init__()
+        self.codes = {output: own.float() @ vectors.T for output, own in rows.items()}
+        self.wanted = {output: head.outputs(own) for output, own in rows.items()}
+        self.network, self.regression = network, head.kind == "regression"
+
+    @torch.no_grad()
+    def forward(self, kept: Tensor, outputs: Tensor) -> Tensor:
+        found = kept.new_zeros(len(kept), 1)
+        for output in outputs.unique().tolist():
+            chosen = (outputs[:, 0] == output).nonzero()[:, 0]
+            masked = self.codes[output] * kept[chosen, None]
+            answers = self.network(masked.reshape(-1, 1, kept.shape[1]))
+            answers = answers.reshape(len(chosen), len(masked[0]), -1)
+            if self.regression:
+                found[chosen, 0] = -(answers - self.wanted[output]).square().mean((1, 2)).to(found)
+            else:
+                found[chosen, 0] = (answers.argmax(-1) == output).to(found).mean(1)
+        return found

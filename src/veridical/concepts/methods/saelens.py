@@ -1,0 +1,142 @@
+"""Dictionaries in SAELens' file layout: a folder with `cfg.json` and `sae_weights.safetensors`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from veridical.concepts.dictionary import Activation, Dictionary
+from veridical.concepts.methods.matching_pursuit import MatchingPursuit
+from veridical.errors import FormatError
+
+_NEEDED = {
+    "standard": ("W_enc", "b_enc"),
+    "topk": ("W_enc", "b_enc"),
+    "abstopk": ("W_enc", "b_enc"),
+    "jumprelu": ("W_enc", "b_enc", "threshold"),
+    "gated": ("W_enc", "b_gate", "b_mag", "r_mag"),
+    "matching_pursuit": (),
+}
+"""Architectures that can be read, with the arrays each needs beside `W_dec` and `b_dec`."""
+
+_REFUSED = {
+    "transcoder": "a transcoder answers another layer than it reads",
+    "skip_transcoder": "a transcoder answers another layer than it reads",
+    "jumprelu_transcoder": "a transcoder answers another layer than it reads",
+    "jumprelu_skip_transcoder": "a transcoder answers another layer than it reads",
+    "temporal": "its codes depend on the texts before, not on one embedding",
+    "batchtopk": "its codes depend on the batch in training; write it with SAELens' save_inference_model",
+    "matryoshka_batchtopk": "its codes depend on the batch in training; write it with SAELens' "
+    "save_inference_model",
+}
+"""Architectures that are no dictionary of one layer by themselves, with why."""
+
+_ACTIVATIONS: dict[str, Activation] = {"relu": "relu", "topk": "topk", "tanh-relu": "tanh_relu"}
+"""Activations that a standard dictionary may name; releases before 6 wrote TopK so."""
+
+
+def load_saelens(folder: str | Path) -> Dictionary | MatchingPursuit:
+    """Read a dictionary that SAELens wrote; `.concepts(head)` makes an explanation of it.
+
+    Standard, TopK, AbsTopK, JumpReLU (which BatchTopK and Matryoshka are saved as), gated and
+    matching-pursuit ones can be read; transcoders, which answer another layer than they read, are refused.
+    Arrays are `W_enc` (D, atoms), `b_enc` (atoms,), `W_dec` (atoms, D), `b_dec` (D,), and others by
+    architecture.
+    """
+    place = Path(folder)
+    for name in ("cfg.json", "sae_weights.safetensors"):
+        if not (place / name).is_file():
+            raise FormatError(f"{place} holds no {name}; expected a folder that SAELens wrote")
+    from safetensors.torch import load_file
+
+    config: dict[str, Any] = json.loads((place / "cfg.json").read_text())
+    tensors = load_file(place / "sae_weights.safetensors")
+    architecture = str(config.get("architecture", "standard"))
+    if architecture not in _NEEDED:
+        why = _REFUSED.get(architecture, "which is not known here")
+        raise FormatError(
+            f"the dictionary's architecture is '{architecture}': {why}; {', '.join(_NEEDED)} can be read"
+        )
+    wanted = ("W_dec", "b_dec", *_NEEDED[architecture])
+    missing = [n for n in wanted if n not in tensors]
+    if missing:
+        raise FormatError(f"{place / 'sae_weights.safetensors'} lacks {', '.join(missing)}")
+    _fold_scales(config, tensors)
+    centred = bool(config.get("apply_b_dec_to_input", True))
+    decoder, decoder_bias = tensors["W_dec"], tensors["b_dec"]
+    if architecture == "matching_pursuit":
+        return MatchingPursuit(
+            decoder,
+            decoder_bias if centred else decoder_bias * 0,  # it is added only where it was taken away
+            float(config.get("residual_threshold", 1e-2)),
+            config.get("max_iterations") or decoder.shape[1],
+            bool(config.get("stop_on_duplicate_support", True)),
+            centred,
+        )
+    encoder, bias, threshold = tensors["W_enc"].T, tensors.get("b_enc"), tensors.get("threshold")
+    activation: Activation = "relu"
+    if architecture == "gated":
+        # open where x W + b_gate > 0: a threshold on what the magnitude's encoder answers
+        stretch = tensors["r_mag"].exp()
+        encoder, bias = encoder * stretch[:, None], tensors["b_mag"]
+        activation, threshold = "jumprelu", bias - tensors["b_gate"] * stretch
+    elif architecture == "standard":
+        named = str(config.get("activation_fn_str") or config.get("activation_fn") or "relu")
+        if named not in _ACTIVATIONS:
+            raise FormatError(f"the activation is '{named}'; {', '.join(_ACTIVATIONS)} can be read")
+        activation = _ACTIVATIONS[named]
+    else:
+        activation = architecture  # type: ignore[assignment]
+    active = config.get("k") or (config.get("activation_fn_kwargs") or {}).get("k")
+    if activation not in ("topk", "abstopk"):
+        active = None
+    elif active is None:
+        raise FormatError(f"a {activation} dictionary must say how many atoms are active: 'k' in cfg.json")
+    assert bias is not None
+    if config.get("rescale_acts_by_decoder_norm") and architecture in ("topk", "abstopk"):
+        # which atoms are largest is decided as if the decoder's had length 1
+        length = decoder.norm(dim=-1).clamp(min=1e-30)
+        encoder, bias, decoder = encoder * length[:, None], bias * length, decoder / length[:, None]
+    return Dictionary(
+        encoder.contiguous(),
+        bias,
+        decoder,
+        decoder_bias,
+        activation,
+        None if active is None else int(active),
+        threshold if activation == "jumprelu" else None,
+        centred,
+        _finetuned(config, tensors),
+    )
+
+
+def _fold_scales(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """Take a fixed scale of the activations into the weights; what follows each activation is refused."""
+    how = config.get("normalize_activations") or "none"
+    how = "expected_average_only_in" if how is True else how  # as releases before 6 wrote it
+    factor = config.get("norm_scaling_factor")
+    if how == "expected_average_only_in" and factor is not None:
+        tensors["W_dec"], tensors["b_dec"] = tensors["W_dec"] / factor, tensors["b_dec"] / factor
+        config["residual_threshold"] = config.get("residual_threshold", 1e-2) / factor
+        if "W_enc" in tensors:
+            tensors["W_enc"] = tensors["W_enc"] * factor
+    elif how != "none":
+        raise FormatError(
+            f"the dictionary expects activations normalised by '{how}'; fold the scale into its weights first"
+        )
+    reshaped = config.get("reshape_activations") or "none"
+    if reshaped != "none":
+        raise FormatError(f"the dictionary reshapes activations by '{reshaped}'; it reads no single layer")
+
+
+def _finetuned(config: dict[str, Any], tensors: dict[str, Tensor]) -> Tensor | None:
+    """What finetuned dictionaries of older releases multiply codes by before they decode."""
+    if not config.get("finetuning_scaling_factor"):
+        return None
+    for name in ("finetuning_scaling_factor", "scaling_factor"):
+        if name in tensors:
+            return tensors[name]
+    raise FormatError("the dictionary is finetuned and its weights lack finetuning_scaling_factor")

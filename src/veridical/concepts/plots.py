@@ -1,0 +1,174 @@
+"""Pictures of concepts: the patches that activate them, their importances, and how far they carry."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from veridical.concepts.concepts import Concepts
+from veridical.concepts.embeddings import Embeddings
+from veridical.concepts.head import Head
+from veridical.concepts.judgement import LABELS
+from veridical.concepts.parsimony_curve import Parsimony
+from veridical.errors import InputError, ShapeError
+from veridical.plots import COLOURS, as_image, axes
+
+SMALL = 48
+"""Pixels below which a patch is smoothed."""
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def plot_parsimony(
+    curve: Parsimony, name: str = "mae", ax: Axes | None = None, color: str | None = None
+) -> Axes:
+    """An error over the number of concepts, the plateau marked with a ring (figure 2).
+
+    Several curves on one `ax` get colours of their own; `ax.legend()` names them.
+    """
+    ax = axes(ax)
+    errors, best = curve.errors(name), curve.suggested(name)
+    color = color or COLOURS[len(ax.get_lines()) // 2 % len(COLOURS)]
+    label = curve.method if best is None else f"{curve.method} (K = {best})"
+    ax.plot(curve.counts, errors, "o-", color=color, markersize=3, label=label)
+    if best is not None:
+        ring = errors[curve.counts.index(best)]
+        ax.plot(best, ring, "o", markersize=10, fillstyle="none", color=color)
+    ax.set_xticks(curve.counts)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.set_xlabel("concepts per output")
+    ax.set_ylabel(LABELS.get(name, name))
+    return ax
+
+
+def strongest(concepts: Concepts, embeddings: Embeddings, output: int, count: int) -> tuple[Tensor, Tensor]:
+    """For each concept of an output (K, count): the samples that activate it most, and where in them."""
+    positions = embeddings.values.shape[1] if embeddings.spatial else 1
+    codes = concepts.project(embeddings.vectors)[:, 0 if concepts.shared else output]
+    best, where = codes.reshape(len(embeddings), positions, -1).max(1)
+    samples = best.argsort(dim=0, descending=True, stable=True)[:count].T
+    return samples, where.T.gather(1, samples)
+
+
+def patch(image: Tensor, where: int, positions: int, size: float = 0.4) -> Tensor:
+    """The part of an image (C, H, W) around a cell of the map; the whole image where there is no map."""
+    side = round(positions**0.5)
+    if positions == 1 or side**2 != positions:
+        return image
+    high, wide = image.shape[1:]
+    tall, broad = max(1, round(size * high)), max(1, round(size * wide))
+    top = round((where // side + 0.5) / side * high - tall / 2)
+    left = round((where % side + 0.5) / side * wide - broad / 2)
+    top, left = min(max(0, top), high - tall), min(max(0, left), wide - broad)
+    return image[:, top : top + tall, left : left + broad]
+
+
+def concept_grid(
+    concepts: Concepts,
+    embeddings: Embeddings,
+    head: Head,
+    inputs: Tensor,
+    output: int = 0,
+    patches: int = 6,
+    most: int = 5,
+    figure: Figure | None = None,
+    names: Sequence[str] | None = None,
+) -> Figure:
+    """One output's concepts: the patches that activate each most, its importance, and its logits.
+
+    Collect `embeddings` with positions to see patches; without them whole images are shown. A row is a
+    concept, the most important by magnitude on top. `names` are those of the outputs.
+    """
+    if not 0 <= output < head.n_outputs:
+        raise InputError(f"the head has outputs 0 to {head.n_outputs - 1}, got {output}")
+    if inputs.dim() != 4 or len(inputs) != len(embeddings):
+        raise ShapeError(
+            f"a grid shows the images of the embeddings: expected ({len(embeddings)}, C, H, W), got "
+            f"{tuple(inputs.shape)}"
+        )
+    from matplotlib import pyplot
+
+    weights = concepts.importances[output]
+    present = concepts.present[0 if concepts.shared else output]
+    order = weights.abs().masked_fill(~present, -1).argsort(dim=-1, descending=True, stable=True)
+    order = order[: min(most, int(present.sum()))]
+    if not len(order):
+        raise InputError(f"output {output} has no concepts: {concepts.flags.get(output, 'none were found')}")
+    shown = min(patches, len(embeddings))
+    if figure is None:
+        figure = pyplot.figure(figsize=(shown + 5.4, len(order) + 0.9), layout="constrained")
+    grid = figure.add_gridspec(len(order), shown + 5)
+    samples, where = strongest(concepts, embeddings, output, shown)
+    positions = embeddings.values.shape[1] if embeddings.spatial else 1
+    for row, k in enumerate(order.tolist()):
+        for column in range(shown):
+            ax = figure.add_subplot(grid[row, column])
+            _show_patch(ax, inputs[int(samples[k, column])], int(where[k, column]), positions)
+            if column == 0:
+                ax.set_ylabel(f"concept {k}", fontsize=8)
+    bars = figure.add_subplot(grid[:, shown : shown + 2])
+    _importance_bars(bars, weights[order].tolist())
+    surrogate_against_model(concepts, embeddings, head, output, figure.add_subplot(grid[:, shown + 2 :]))
+    title = f"output {output}" if names is None else names[output]
+    figure.suptitle(f"{concepts.method}: concepts of {title}", fontsize=10)
+    return figure
+
+
+def _show_patch(ax: Axes, image: Tensor, where: int, positions: int) -> None:
+    """The part of an image that activates a concept, in the colours it has in the image as a whole."""
+    whole = as_image(image)
+    channels = whole[None] if whole.dim() == 2 else whole.movedim(-1, 0)
+    part = patch(channels, where, positions).movedim(0, -1).squeeze(-1)
+    # a dozen pixels are a mosaic that the eye cannot read
+    smooth = "bilinear" if len(part) < SMALL else "antialiased"
+    grey: dict[str, Any] = {"cmap": "gray", "vmin": 0, "vmax": 1} if part.dim() == 2 else {}
+    ax.imshow(part.numpy(), interpolation=smooth, **grey)
+    ax.set_xticks([])
+    ax.set_yticks([])
+    ax.spines[:].set_visible(False)
+
+
+def _importance_bars(ax: Axes, heights: list[float]) -> None:
+    """Importances with their values, each bar beside its row of patches."""
+    drawn = ax.barh(
+        range(len(heights)), heights, 0.6, color=[COLOURS[1] if w >= 0 else COLOURS[0] for w in heights]
+    )
+    ax.bar_label(drawn, [f" {height:.3g} " for height in heights], fontsize=7)
+    ax.set_ylim(len(heights) - 0.5, -0.5)
+    ax.margins(x=0.3)
+    ax.axvline(0, color="0.7", linewidth=0.8)
+    ax.set_yticks([])
+    ax.tick_params(labelsize=7)
+    ax.spines[["top", "right", "left"]].set_visible(False)
+    ax.set_xlabel("importance", fontsize=8)
+
+
+def surrogate_against_model(
+    concepts: Concepts, embeddings: Embeddings, head: Head, output: int, ax: Axes | None = None
+) -> Axes:
+    """The surrogate's logit over the model's, a point per sample; faithful concepts lie on the diagonal."""
+    ax = axes(ax, 3.2, 3.2)
+    h = embeddings.pooled
+    wanted = head.outputs(h)
+    y, guess = wanted[:, output], concepts.surrogate(h, head)[:, output]
+    own = head.membership(wanted)[:, output]
+    yes = {"multilabel": "held true", "regression": "all"}.get(head.kind, "predicted as it")
+    for mask, color, label in ((~own, COLOURS[7], "others"), (own, COLOURS[1], yes)):
+        if bool(mask.any()):
+            ax.plot(y[mask].tolist(), guess[mask].tolist(), ".", markersize=3, color=color, label=label)
+    both = torch.cat([y, guess])
+    ends = [float(both.min()), float(both.max())]
+    ax.plot(ends, ends, color="0.4", linewidth=0.8, zorder=0)
+    ax.set_title(f"MAE {float((y - guess).abs().mean()):.3g}", fontsize=8)
+    ax.set_box_aspect(1)
+    ax.tick_params(labelsize=7)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.set_xlabel("model's output", fontsize=8)
+    ax.set_ylabel("surrogate's", fontsize=8)
+    ax.legend(fontsize=7, frameon=False)
+    return ax

@@ -1,0 +1,300 @@
+"""Split a model at its head: the embeddings before, the linear layer after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from veridical.concepts.embeddings import Embeddings
+from veridical.concepts.head import Head
+from veridical.concepts.layers import Call, End, Tap, as_positions, trace
+from veridical.errors import InputError, NotApplicableError, unknown_name
+from veridical.functional.devices import on_host
+from veridical.models.predictor import Side
+from veridical.values.task import Task
+
+Read = Literal["vector", "mean", "first", "last", "token", "each"]
+"""What the head sees of a layer with positions or tokens: the mean over them, one of them, or all in a row.
+
+"token" is the one that the model's own output comes from, which may be another one in every sample."""
+
+_ROUNDING = {torch.float64: 1e-9, torch.float32: 2e-5, torch.float16: 2**-8, torch.bfloat16: 2**-6}
+"""How far, as a share of `|F| |h| + |b|`, products of a precision may be from the exact ones."""
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """A task's model as `f(g(x))`: `head` is f, and `collect` runs g.
+
+    `layer` and `end` say where embeddings are read, and `read` what becomes one vector of a sample;
+    `map_layer` names the layer whose answer, averaged over positions, is the embedding (None: no layer's is).
+    """
+
+    task: Task
+    head: Head
+    layer: str
+    end: End
+    map_layer: str | None = None
+    read: Read = "vector"
+    channels_last: bool = True
+    product: int = 0
+    map_channels_last: bool = False
+
+    @property
+    def positions(self) -> bool:
+        """Whether there is an embedding at every position or token."""
+        return self.map_layer is not None or self.read not in ("vector", "each")
+
+    def collect(
+        self,
+        inputs: Tensor,
+        side: Side = (),
+        labels: Tensor | None = None,
+        ids: Tensor | None = None,
+        spatial: bool = False,
+    ) -> Embeddings:
+        """Embeddings and outputs of any rows, in the task's chunks; each row is counted once.
+
+        Where the head is said to be linear, every row must bear it out.
+        """
+        if spatial and not self.positions:
+            raise NotApplicableError(
+                f"no layer before '{self.layer}' gives a map whose mean is the embedding, so there is no "
+                "embedding at each position; collect with spatial=False"
+            )
+        at = self
+        if spatial and self.map_layer is not None:
+            at = replace(
+                self, layer=self.map_layer, end="output", read="mean", channels_last=self.map_channels_last
+            )
+        tap = Tap(self.task.predictor.model, at.layer, at.end, at.product)
+        answered = _Answer(self.task.predictor.output, at, spatial)
+        joined = self.task.predictor.with_model(tap, answered).outputs(inputs, side)
+        width = self.head.dimension
+        outputs, flat = joined.split([self.task.n_outputs, joined.shape[1] - self.task.n_outputs], 1)
+        ids = torch.arange(len(inputs), device=inputs.device) if ids is None else ids
+        values, seen = flat, None
+        if spatial:
+            values = flat.reshape(len(flat), -1, width)
+            if at.read != "mean":
+                values, seen = values[:, 1:], values[:, 0]
+        found = Embeddings(values, outputs, ids, labels, "positions" if spatial else "pooled", seen)
+        self._check_linear(found)
+        return found
+
+    def _check_linear(self, found: Embeddings) -> None:
+        if not self.head.exact:
+            return
+        precision = {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(
+            self.task.predictor.plan.autocast or "", found.values.dtype
+        )
+        share = _ROUNDING.get(precision, 2e-5)
+        if not on_host(found.values) and precision == torch.float32:
+            share = 2**-9  # products may be in TF32
+        for at in range(0, len(found), 4096):
+            h, y = found.pooled[at : at + 4096].double(), found.outputs[at : at + 4096].double()
+            bound = share * (h.abs() @ self.head.weight.abs().T + self.head.bias.abs()) + 1e-12
+            wrong = ((self.head.outputs(h) - y).abs() > bound).any(-1)
+            if bool(wrong.any()):
+                first = at + int(wrong.nonzero()[0])
+                raise NotApplicableError(
+                    f"the head is not linear: on row {first} the model's outputs are not what its linear "
+                    f"layer '{self.layer}' answers (largest difference "
+                    f"{float((self.head.outputs(h) - y).abs().max()):.3g}). Give logits, not probabilities "
+                    "(output=...), or use split(task, layer, first_order=True), which expands the head and "
+                    "reports the error of doing so"
+                )
+
+    def test(self, spatial: bool = False) -> Embeddings:
+        """The embeddings of the task's inputs, on which explanations are judged; collected once."""
+        task = self.task
+
+        def make() -> Embeddings:
+            return self.collect(task.inputs, task.side, task.labels, task.ids, spatial)
+
+        return task.cached(self._key("test", spatial), make)
+
+    def train(self, spatial: bool = False) -> Embeddings:
+        """The embeddings of the task's train rows, on which concepts are fitted; collected once."""
+        task = self.task
+        if task.train is None:
+            raise InputError(
+                "concepts are fitted on train rows and this task has none; make it with "
+                "Task(model, inputs, train=...)"
+            )
+        rows = task.train
+        return task.cached(
+            self._key("train", spatial),
+            lambda: self.collect(rows, task.train_side, task.train_labels, None, spatial),
+        )
+
+    def _key(self, part: str, spatial: bool) -> str:
+        return f"surf {part} {self.layer} {self.end} {self.product} {self.read} {spatial} {self.head.exact}"
+
+
+def split(
+    task: Task,
+    layer: str | None = None,
+    first_order: bool = False,
+    read: Read | None = None,
+    at: Literal["mean", "samples", "path"] = "mean",
+) -> Split:
+    """Split a task's model at its last linear layer, which is found by itself.
+
+    A 1x1 convolution before average pooling, a product of functions (`F.linear`, `@`, `einsum`), a bare
+    `nn.Linear` and a layer over tokens of which one is answered are such layers too. All outputs must be what
+    the layer answers, and what is added to all of them alike. With `first_order=True`, `layer` names any
+    layer, whose answer is the embedding (default: the input of the last linear layer); `read` says what
+    becomes one vector of a sample where it has positions or tokens ("mean", "first", "last", or "each": all
+    in a row); and the head is expanded `at` the mean train embedding (`F = J(h0)`, `b = y(h0) - J(h0) h0`),
+    at the samples or along the path between, each averaged.
+    """
+    if not task.predictor.differentiable:
+        raise NotApplicableError(
+            f"{type(task.model).__name__} is not a torch model, so it has no layers to split at"
+        )
+    if first_order:
+        from veridical.concepts.first_order import expand
+
+        return expand(task, layer, read, at)
+    calls, _ = trace(task)
+    named = {name: call for name, call in calls.items() if _linear(call.module)}
+    if layer is not None and layer not in named:
+        raise unknown_name("linear layer", layer, [name for name in named if name])
+    chosen = {layer: named[layer]} if layer is not None else named
+    refusal: NotApplicableError | None = None
+    for parts in _candidates(task, calls, chosen, layer is None):
+        try:
+            parts.test()
+        except NotApplicableError as error:
+            refusal = refusal or error
+            continue
+        return parts
+    if refusal is not None:
+        raise refusal
+    if not named:
+        raise NotApplicableError(
+            "the head is not linear: no nn.Linear runs in this model. "
+            "split(task, layer, first_order=True) expands a head that is not linear"
+        )
+    name, call = next(reversed(chosen.items()))
+    raise NotApplicableError(
+        f"the head is not linear: the model's outputs are not what its linear layer '{name}' ({call.module}) "
+        "answers. Give logits, not probabilities (output=...), or use "
+        "split(task, layer, first_order=True), which expands the head and reports the error of doing so"
+    )
+
+
+def _linear(module: nn.Module | None) -> bool:
+    if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        return set(module.kernel_size) == {1} and set(module.stride) == {1} and module.groups == 1
+    return isinstance(module, nn.Linear)
+
+
+def _candidates(task: Task, calls: dict[str, Call], named: dict[str, Call], unnamed: bool) -> Iterator[Split]:
+    """Layers, the last first, then products without a layer, whose answers on a few rows are the outputs."""
+    truth = task.outputs[:4].double()
+    for name, call in reversed(named.items()):
+        last = isinstance(call.module, nn.Linear)
+        weight, bias = _columns(call, task, truth)
+        read = _fitting(call, weight, bias, truth, last)
+        if read is not None:
+            head = Head(weight, bias, task.head, name)
+            embedding = as_positions(call.input, last).mean(1)
+            where, tokens = _map_layer(calls, embedding) if read in ("vector", "mean") else (None, False)
+            yield Split(task, head, name, "input", where, read, last, map_channels_last=tokens)
+    products = trace(task, with_products=True)[1] if unnamed else []
+    for number in reversed(range(len(products))):
+        call = products[number]
+        weight, bias = _columns(call, task, truth)
+        if len(call.input) == len(truth) and _fitting(call, weight, bias, truth, True) == "vector":
+            where, tokens = _map_layer(calls, call.input)
+            name = f"product {number}"
+            head = Head(weight, bias, task.head, name)
+            yield Split(task, head, name, "product", where, product=number, map_channels_last=tokens)
+
+
+def _fitting(call: Call, weight: Tensor, bias: Tensor, truth: Tensor, channels_last: bool) -> Read | None:
+    """How the outputs come from the layer's answers at each position; None where they do not."""
+    if call.input.dim() < 2 or len(call.input) != len(truth) or len(weight) != truth.shape[1]:
+        return None
+    each = as_positions(call.input, channels_last).double()
+    if each.shape[-1] != weight.shape[1]:
+        return None
+    answers = each @ weight.double().T + bias.double()
+    near = 0.02 * truth.abs().amax().clamp(min=1e-6)  # the rows are checked closely when they are collected
+
+    def fits(y: Tensor) -> bool:
+        return bool(((y - truth).abs() <= near).all())
+
+    if fits(answers.mean(1)):
+        return "vector" if call.input.dim() == 2 else "mean"
+    nearest = (answers - truth[:, None]).abs().amax(-1).argmin(1)
+    return "token" if fits(answers[torch.arange(len(truth)), nearest]) else None
+
+
+def _columns(call: Call, task: Task, truth: Tensor) -> tuple[Tensor, Tensor]:
+    """The layer's weights as the task reads its outputs: a binary head has the two columns (-z, z).
+
+    A layer without a bias may have one that is added later: it is the same for all rows, or the fit fails.
+    """
+    weight = call.weight.flatten(1)
+    bias = weight.new_zeros(len(weight)) if call.bias is None else call.bias.expand(len(weight))
+    if task.head == "binary" and len(weight) <= 2:
+        if len(weight) == 2:
+            weight, bias = weight[1:] - weight[:1], bias[1:] - bias[:1]
+        weight, bias = torch.cat([-weight, weight]), torch.cat([-bias, bias])
+    if call.bias is None and call.input.shape == (len(truth), weight.shape[-1]) and len(truth) > 1:
+        answers = call.input.double() @ weight.double().T
+        if answers.shape == truth.shape and not torch.allclose(answers, truth, rtol=1e-4, atol=1e-6):
+            bias = (truth - answers).mean(0).to(weight)
+    return weight, bias
+
+
+def _map_layer(calls: dict[str, Call], embedding: Tensor) -> tuple[str | None, bool]:
+    """The last layer whose map (N, D, positions...) or tokens (N, T, D: True) average to the embedding."""
+    for name in reversed(calls):
+        for last in (False, True):
+            maps = calls[name].output
+            if maps.dim() < 3 or len(maps) != len(embedding):
+                continue
+            each = as_positions(maps, last)
+            if each.shape[1] < 2 or each.shape[2] != embedding.shape[1]:
+                continue
+            if torch.allclose(each.mean(1), embedding, rtol=1e-3, atol=1e-5):
+                return name, last
+    return None, False
+
+
+class _Answer:
+    """Reads outputs and embedding of a tap as one row: the predictor carries one tensor."""
+
+    def __init__(self, output: Callable[[Any], Tensor], at: Split, spatial: bool) -> None:
+        self.output, self.at, self.spatial = output, at, spatial
+
+    def __call__(self, answer: tuple[Any, Tensor]) -> Tensor:
+        outputs = self.output(answer[0])
+        each = as_positions(answer[1], self.at.channels_last).to(outputs)
+        parts = [outputs]
+        if not (self.spatial and self.at.read == "mean"):
+            parts.append(seen_of(each, self.at, outputs))
+        if self.spatial:
+            parts.append(each.flatten(1))
+        return torch.cat(parts, 1)
+
+
+def seen_of(each: Tensor, at: Split, outputs: Tensor) -> Tensor:
+    """What the head sees (N, D) of vectors (N, J, D)."""
+    if at.read in ("vector", "mean"):
+        return each.mean(1)
+    if at.read in ("first", "last"):
+        return each[:, 0 if at.read == "first" else -1]
+    if at.read == "each":  # as nn.Flatten lays out a map: channels first
+        return each.transpose(1, 2).flatten(1)
+    answers = each.double() @ at.head.weight.T + at.head.bias
+    nearest = (answers - outputs.double()[:, None]).abs().amax(-1).argmin(1)
+    return each[torch.arange(len(each), device=each.device), nearest]

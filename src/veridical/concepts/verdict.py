@@ -1,0 +1,165 @@
+"""The verdict on concept methods: which one to use, against which controls, and how sure that is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from veridical.concepts.stability import Stability
+from veridical.core.key import Key, integers
+
+_RESAMPLES = 1000
+_FEWEST = 6
+"""Samples that an interval needs: of fewer, all lie on one side by chance in more than 2.5% of cases."""
+_STABLE = 0.8
+"""Mean cosine between seeds below which concepts are called unstable."""
+
+
+@dataclass(frozen=True)
+class Gap:
+    """How much larger one error is than another on the same samples, with a 95% interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def sure(self) -> bool:
+        """Whether the interval lies above 0."""
+        return self.low > 0
+
+    def __str__(self) -> str:
+        open_end = "" if math.isfinite(self.low) else " [no interval: too few samples]"
+        return f"{self.mean:.3g}" + (open_end or f" [{self.low:.3g}, {self.high:.3g}]")
+
+
+def gap(larger: Tensor, smaller: Tensor, key: Key) -> Gap:
+    """The paired difference of errors (seeds, N) and its bootstrap interval over samples and seeds.
+
+    Samples are drawn together for both; seeds are drawn for each by itself, since they have no pairs. Fewer
+    than six samples leave everything open: no interval is given.
+    """
+    count = larger.shape[-1]
+    mean = float(larger.double().mean() - smaller.double().mean())
+    if count < _FEWEST:
+        return Gap(mean, -math.inf, math.inf)
+    ids = torch.arange(_RESAMPLES, device=larger.device)
+    samples = integers(key / "samples", ids, 0, count, count)
+    weights = torch.zeros(_RESAMPLES, count, dtype=torch.float64, device=larger.device)
+    weights.scatter_add_(1, samples, torch.ones_like(samples, dtype=torch.float64)).div_(count)
+
+    def drawn(errors: Tensor, name: str) -> Tensor:
+        seeds = integers(key / name, ids, 0, len(errors), len(errors))
+        return (weights @ errors.double().T).gather(1, seeds).mean(1)
+
+    found = drawn(larger, "larger") - drawn(smaller, "smaller")
+    low, high = found.quantile(torch.tensor([0.025, 0.975], dtype=found.dtype, device=found.device)).tolist()
+    return Gap(mean, low, high)
+
+
+@dataclass(frozen=True)
+class Place:
+    """One method in the verdict: its error, its cost to a reader, and what it is worse or better than."""
+
+    method: str
+    error: Gap
+    """SURF_MAE with its interval."""
+    concepts: float
+    """Vectors, or active atoms, that a reader is shown for an output."""
+    above: Mapping[str, Gap]
+    """How much larger the error of each control is."""
+    behind: Gap | None
+    """How much larger its error is than that of the best one; None for the best."""
+    stability: Stability | None
+    affordable: bool
+    """Whether it shows no more concepts than were asked for."""
+
+    @property
+    def trusted(self) -> bool:
+        """Whether it is surely better than every control."""
+        return all(found.sure for found in self.above.values())
+
+
+@dataclass(frozen=True)
+class ConceptVerdict:
+    """Methods, the most faithful first, and the verdict in words."""
+
+    places: tuple[Place, ...]
+    sentences: tuple[str, ...]
+
+    @property
+    def best(self) -> str | None:
+        """The most faithful method at the reader's cost, or None where none is better than the controls."""
+        kept = [p.method for p in self.places if p.affordable and p.trusted]
+        return kept[0] if kept else None
+
+    def __repr__(self) -> str:
+        return "\n".join(self.sentences)
+
+
+def decide(
+    errors: Mapping[str, Tensor],
+    controls: Mapping[str, Tensor],
+    charged: Mapping[str, float],
+    stable: Mapping[str, Stability | None],
+    asked: float,
+    key: Key,
+) -> ConceptVerdict | None:
+    """Order methods by SURF_MAE (seeds, N) at equal cost to a reader; None where there are none."""
+    order = sorted(errors, key=lambda name: (charged[name] > asked + 0.5, float(errors[name].mean())))
+    if not order:
+        return None
+    first = errors[order[0]]
+    nothing = torch.zeros_like(first[:1])
+    places = tuple(
+        Place(
+            name,
+            gap(errors[name], nothing, key / name),
+            charged[name],
+            {
+                control: gap(theirs, errors[name], key / name / control)
+                for control, theirs in controls.items()
+            },
+            None if name == order[0] else gap(errors[name], first, key / name / "best"),
+            stable.get(name),
+            charged[name] <= asked + 0.5,
+        )
+        for name in order
+    )
+    return ConceptVerdict(places, tuple(_sentences(places)))
+
+
+def _sentences(places: tuple[Place, ...]) -> list[str]:
+    good = [p for p in places if p.affordable and p.trusted]
+    if good:
+        best = good[0]
+        weakest = min(best.above, key=lambda name: best.above[name].mean)
+        said = [
+            f"{best.method} is the most faithful of {len(places)} concept methods: SURF_MAE {best.error}, "
+            f"{best.above[weakest]} below the nearest control ({weakest})."
+        ]
+        rivals = [p for p in places if p.affordable and p is not best]
+        near = [p.method for p in rivals if p.behind is not None and not p.behind.sure]
+        if near:
+            said.append(f"It cannot be told apart from {', '.join(near)}.")
+        if best.stability is not None and best.stability.concepts < _STABLE:
+            said.append(
+                f"Its concepts change with the seed: their mean cosine is {best.stability.concepts:.2f}."
+            )
+    elif not math.isfinite(places[0].error.low):
+        said = [f"Fewer than {_FEWEST} samples say nothing for sure: no concept method is recommended."]
+    elif "Constant" in places[0].above and places[0].above["Constant"].mean + places[0].error.mean <= 1e-12:
+        said = ["The outputs do not vary over these samples: there is nothing for concepts to explain."]
+    else:
+        said = ["No concept method is surely better than the controls: none of them explains this head."]
+    poor = [p.method for p in places if not p.trusted and p not in good]
+    if good and poor:
+        said.append(f"Not better than a control: {', '.join(poor)}.")
+    dear = [f"{p.method} ({p.concepts:.0f})" for p in places if not p.affordable]
+    if dear:
+        said.append(f"Set apart, since they show a reader more concepts than asked for: {', '.join(dear)}.")
+    return said

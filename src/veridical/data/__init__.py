@@ -1,0 +1,45 @@
+"""Data and models as tasks: embedded ones, known answers, a user's own files, a hub's folder."""
+
+from veridical.data.catalogue import known, load, names
+from veridical.data.causal_models import causal_model
+from veridical.data.columns import label_column, text_column
+from veridical.data.examples import Examples, read_examples
+from veridical.data.huggingface import from_huggingface
+from veridical.data.images import from_image_folder
+from veridical.data.joint import Part, from_parts, values_by_part
+from veridical.data.known import KnownAnswer
+from veridical.data.models import LoadedModel, checked_device, load_model
+from veridical.data.onnx_models import from_onnx
+from veridical.data.packages import smollm2_file
+from veridical.data.tables import from_arrays, from_table
+from veridical.data.task import load_task
+from veridical.data.trust import import_attribute
+from veridical.data.weights import load_weights, read_weights
+
+__all__ = [
+    "Examples",
+    "KnownAnswer",
+    "LoadedModel",
+    "Part",
+    "causal_model",
+    "checked_device",
+    "from_arrays",
+    "from_huggingface",
+    "from_image_folder",
+    "from_onnx",
+    "from_parts",
+    "from_table",
+    "import_attribute",
+    "known",
+    "label_column",
+    "load",
+    "load_model",
+    "load_task",
+    "load_weights",
+    "names",
+    "read_examples",
+    "read_weights",
+    "smollm2_file",
+    "text_column",
+    "values_by_part",
+]

@@ -1,0 +1,90 @@
+"""The embedded tasks by name: what each is, how good its model is, and which function makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from csv import DictReader
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.resources import files
+from typing import Any
+
+from veridical.core.registry import Catalogue
+from veridical.core.settings import checked
+from veridical.data.known import KnownAnswer
+from veridical.errors import InputError, unknown_name
+from veridical.values.task import Task
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One embedded task: `maker` names the function (samples, seed) -> Task, imported when asked for."""
+
+    maker: str
+    modality: str
+    samples: int
+    quality: str
+    licence: str
+    about: str
+    origin: str
+
+    def line(self) -> str:
+        """One line for the listing."""
+        return (
+            f"{self.modality:<6} {self.samples:>5} samples  {self.quality:<15}  {self.origin:<10}  "
+            f"{self.about}; data: {self.licence}"
+        )
+
+
+def _read() -> dict[str, Entry]:
+    """The table beside this file: one line per task."""
+    table = files("veridical.data").joinpath("catalogue.csv").read_text("utf-8").splitlines()
+    rows: list[dict[str, Any]] = [{**row, "samples": int(row["samples"])} for row in DictReader(table)]
+    return {row.pop("name"): Entry(**row) for row in rows}
+
+
+ENTRIES: dict[str, Entry] = _read()
+
+
+def names() -> Catalogue:
+    """Every embedded task with its modality, evaluated samples, quality, origin and the data's licence."""
+    return Catalogue({name: entry.line() for name, entry in sorted(ENTRIES.items())})
+
+
+@checked
+def load(name: str, samples: int | None = None, seed: int = 0) -> Task:
+    """The embedded task of this name on all of its held-out samples, or on `samples` of them drawn by `seed`.
+
+    The model and the split never depend on `seed`. Sample ids are row numbers of the data set, so that a
+    sample draws the same random numbers in whatever selection it appears.
+
+    >>> load("digits", samples=4)
+    Task: 4 samples of (1, 8, 8), 10 outputs (multiclass), 64 pixel features, on cpu
+    """
+    if samples is not None and samples < 1:
+        raise InputError(f"a task needs at least one sample, got samples={samples}")
+    made: Task | KnownAnswer = _maker(name)(samples, seed)
+    return made.task if isinstance(made, KnownAnswer) else made
+
+
+def known(name: str, samples: int | None = None, seed: int = 0) -> KnownAnswer:
+    """An embedded task together with its true explanation; the 'known/' of its name may be left out.
+
+    >>> known("linear", samples=4).truth.shape
+    torch.Size([4, 12])
+    """
+    if samples is not None and samples < 1:
+        raise InputError(f"a task needs at least one sample, got samples={samples}")
+    full = name if name.startswith("known/") else f"known/{name}"
+    if full not in ENTRIES:
+        raise unknown_name("known answer", name, [n.removeprefix("known/") for n in ENTRIES if "/" in n])
+    answer: KnownAnswer = _maker(full)(samples, seed)
+    return answer
+
+
+def _maker(name: str) -> Callable[..., Any]:
+    if name not in ENTRIES:
+        raise unknown_name("task", name, ENTRIES)
+    module, _, function = ENTRIES[name].maker.partition(":")
+    maker: Callable[..., Any] = getattr(import_module(f"veridical.data.{module}"), function)
+    return maker

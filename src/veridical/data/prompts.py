@@ -1,0 +1,198 @@
+"""A language model on prompts of a .jsonl file: every line is checked before the model is read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from veridical.data.examples import some_rows
+from veridical.data.files import existing_file
+from veridical.data.generation import Generation
+from veridical.data.huggingface import quietly, told
+from veridical.data.models import HUB
+from veridical.data.packages import require
+from veridical.errors import FormatError, InputError
+
+CAUSAL = ("ForCausalLM", "LMHeadModel")
+"""How the architectures of causal language models end."""
+OTHERS = ("arch", "train", "labels", "masks", "text", "classes", "image")
+"""What describes the data of other models."""
+FIELDS = ("prompt", "question", "answer", "foil", "units", "id")
+EXAMPLE = (
+    '{"prompt": "Ann has a cat. Bob has a dog. ", "question": "Ann has a", "answer": " cat", "foil": " dog"}'
+)
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Prompts, and what is known of each; a field that no line has is None."""
+
+    prompt: list[Any]
+    """Texts, or lists of chat messages."""
+    question: list[str] | None
+    """Texts behind the prompts that are never switched off."""
+    answer: list[str] | None
+    """What is answered; None lets the model answer."""
+    foil: list[str] | None
+    """What might have been answered instead."""
+    units: list[list[tuple[int, int]]] | None
+    """Where the units of each prompt begin and end."""
+    id: list[str] | None
+    """A name for each prompt."""
+
+
+def read_prompts(data: Any) -> Prompts:
+    """Prompts from a .jsonl file, or from a list of texts or of mappings with the same fields."""
+    rows = _lines(Path(data)) if isinstance(data, str | Path) else _given(data)
+    if not rows:
+        raise FormatError(f"{data if isinstance(data, str | Path) else 'the data'} holds no prompt")
+    first_where, first = rows[0]
+    for where, row in rows:
+        strange = [name for name in row if name not in FIELDS]
+        if strange:
+            raise FormatError(f"{where} has the field {strange[0]!r}; fields are {', '.join(FIELDS)}")
+        if row.keys() != first.keys():
+            raise FormatError(f"{where} has the fields {list(row)}, {first_where} has {list(first)}")
+        _check(where, row)
+    columns = {name: [row[name] for _, row in rows] if name in first else None for name in FIELDS}
+    if columns["units"] is not None:
+        columns["units"] = [_spans(where, row["prompt"], row["units"]) for where, row in rows]
+    if columns["id"] is not None and len({*map(str, columns["id"])}) < len(rows):
+        raise FormatError("two prompts have the same id; give each its own, or none")
+    return Prompts(**columns)  # type: ignore[arg-type]
+
+
+def _lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    if path.suffix.lower() != ".jsonl":
+        raise InputError(f"prompts are read from a .jsonl file with lines such as {EXAMPLE}; got {path.name}")
+    found = []
+    try:
+        with existing_file(path).open(encoding="utf-8-sig") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    found.append((f"line {number} of {path.name}", _row(line, number, path.name)))
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{path.name} is not written in UTF-8: {error}") from error
+    return found
+
+
+def _row(line: str, number: int, name: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"line {number} of {name} is not JSON: {error}") from error
+    if not isinstance(row, dict):
+        raise FormatError(f"line {number} of {name} is no object such as {EXAMPLE}")
+    return row
+
+
+def _given(data: Any) -> list[tuple[str, dict[str, Any]]]:
+    if not isinstance(data, Sequence):
+        raise InputError(
+            f"a language model takes prompts: a .jsonl file, or a list; got {type(data).__name__}"
+        )
+    return [
+        (f"prompt {number}", dict(row) if isinstance(row, Mapping) else {"prompt": row})
+        for number, row in enumerate(data)
+    ]
+
+
+def _check(where: str, row: Mapping[str, Any]) -> None:
+    if "prompt" not in row:
+        raise FormatError(f"{where} has no 'prompt'; a line is {EXAMPLE}")
+    for name in ("question", "answer", "foil"):
+        value = row.get(name, " ")
+        if not isinstance(value, str) or not value:
+            raise FormatError(f"the {name} of {where} is {value!r:.60}; it is a text that is not empty")
+    prompt = row["prompt"]
+    chat = isinstance(prompt, list) and all(isinstance(said, dict) for said in prompt)
+    if not prompt or not (isinstance(prompt, str) or chat):
+        raise FormatError(
+            f"the prompt of {where} is {prompt!r:.60}; it is a text, or a list of chat messages"
+        )
+
+
+def _spans(where: str, prompt: Any, units: Any) -> list[tuple[int, int]]:
+    """Units given as texts of the prompt, in their order, or as pairs of places in it."""
+    if not isinstance(prompt, str) or not isinstance(units, list) or not units:
+        raise FormatError(f"the units of {where} are a list of its parts, and its prompt is a text")
+    found, at = [], 0
+    for unit in units:
+        if isinstance(unit, str) and unit:
+            start = prompt.find(unit, at)
+            if start < 0:
+                raise FormatError(
+                    f"unit {unit!r:.60} of {where} is not in its prompt, or not behind the unit before it"
+                )
+            at = start + len(unit)
+            found.append((start, at))
+        elif isinstance(unit, list) and len(unit) == 2 and all(type(place) is int for place in unit):
+            found.append((unit[0], unit[1]))
+        else:
+            raise FormatError(f"unit {unit!r:.60} of {where} is neither a text nor a pair [start, end]")
+    return found
+
+
+def is_language_model(model: Any) -> bool:
+    """Whether this is a GGUF file, or a folder (or a name on the hub) of a causal language model."""
+    if not isinstance(model, str | Path):
+        return False
+    if Path(model).suffix.lower() == ".gguf":
+        return True
+    return any(kind.endswith(CAUSAL) for kind in _architectures(model))
+
+
+def _architectures(model: str | Path) -> list[str]:
+    """What a folder's config.json, or one on the hub, says it holds; nothing where there is none."""
+    if isinstance(model, str) and model.startswith(HUB):
+        require("transformers")
+        from transformers import AutoConfig
+
+        name = model.removeprefix(HUB)
+        with quietly(), told(name):
+            config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+        return list(config.architectures or ())
+    try:
+        found = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))["architectures"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []  # whoever reads the folder as a classifier says what is wrong with it
+    return [str(kind) for kind in found or ()]
+
+
+def from_prompts(
+    model: str | Path, data: Any, samples: int | None, seed: int, device: Any, settings: dict[str, Any]
+) -> Generation:
+    """The task of a language model on the prompts of a file."""
+    meant_for_others = [name for name in OTHERS if settings.pop(name, None) is not None]
+    if meant_for_others:
+        raise InputError(
+            f"{Path(model).name} is a language model, which takes prompts; {meant_for_others[0]} goes "
+            "with other models"
+        )
+    held = read_prompts(data)
+    rows = some_rows(len(held.prompt), samples, seed).tolist()
+    fields = {name: None if all_ is None else [all_[i] for i in rows] for name, all_ in vars(held).items()}
+    given = {name: value for name, value in settings.items() if value is not None}
+    source = Path(str(model).removeprefix(HUB))
+    about = f" on {Path(data).stem}" if isinstance(data, str | Path) else ""
+    name = source.name.removesuffix(".gguf") + about
+    settings = {"ids": fields["id"] or rows, "name": name, **given}
+    if fields["units"] is not None:
+        if "units" in settings:
+            raise InputError(
+                f"the prompts have units of their own, and units={settings['units']!r} was asked for; leave "
+                "one of them out"
+            )
+        settings["units"] = fields["units"]
+    return Generation.from_huggingface(
+        model if isinstance(model, Path) else model.removeprefix(HUB),
+        fields["prompt"],
+        fields["answer"],
+        foils=fields["foil"],
+        questions=fields["question"],
+        device=device,
+        **settings,
+    )

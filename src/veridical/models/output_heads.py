@@ -1,0 +1,127 @@
+"""What kind of answer a model gives: one row is asked, and a one-logit head gets its two columns."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Literal, cast, get_args
+
+import torch
+from torch import Tensor
+
+from veridical.errors import InputError, ShapeError, VeridicalError, VeridicalWarning
+from veridical.models.fingerprint import facts
+from veridical.models.first_look import look_for_chance, look_for_probabilities
+from veridical.models.plan import memory_budget
+from veridical.models.predictor import (
+    Output,
+    Plan,
+    Predictor,
+    Side,
+    call,
+    check_finite,
+    measured_rows,
+    plain_output,
+    take_side,
+)
+from veridical.models.private_copy import Source
+
+Head = Literal["multiclass", "binary", "multilabel", "regression", "generation"]
+"""A generation has one output, a log-probability; a second column holds the share of the answer's tokens that
+are predicted as the unperturbed model predicts them, which is all that agreement means of it."""
+Response = Literal["logit", "probability"]
+"""On which scale answers are looked at."""
+
+
+def first_answer(
+    source: Source, raw: Output, two: Tensor, side: Side, plan: Plan | None, head: str | None
+) -> tuple[Head, int, Plan]:
+    """Ask the model one row: its head, how many outputs it has, and how many rows fit a chunk.
+
+    Then the first `two` rows together, where there are two: the first should be answered as it was alone.
+    """
+    plan = plan or Plan()
+    seen: list[Tensor] = []
+    trial = Predictor(source, raw, two.device, plan)
+    # the caller's rows are never lent: a model may write into what it is given
+    one, one_side = two[:1].clone(), take_side(side, slice(0, 1))
+    written = one._version
+    module = source.thread.private.module
+    before = facts(module)
+
+    def ask() -> None:
+        with trial.session() as view:
+            seen.append(call(view, one, one_side))
+            if one._version != written:
+                source.spare_rows()
+
+    budget = plan.budget_mib or memory_budget(one.device)
+    try:
+        rows = measured_rows(module, ask, one, budget)
+    except VeridicalError:
+        raise
+    except Exception as error:
+        hint = "The first axis of inputs must count samples: for a single one pass inputs[None]"
+        if isinstance(error, TypeError) and "positional argument" in str(error):
+            hint = "A model takes one batch of rows; what else it needs per sample goes in side="
+        hint = getattr(module, "hint", "") or hint
+        if not one.is_floating_point():
+            hint += f"; inputs are {one.dtype}: if the model wants numbers, pass inputs.float()"
+        raise ShapeError(
+            f"the model does not run on one row of shape {tuple(one.shape)} "
+            f"({type(error).__name__}: {error}). {hint}"
+        ) from error
+    source.guard.learn_scratch(before, facts(module))
+    check_finite(seen[0])
+    kind = _head(seen[0].shape[1], head)
+    if kind == "multiclass" and raw is plain_output:
+        look_for_probabilities(seen[0], level=5)
+    # a model that takes only one row at a time is told so when it is asked more
+    with suppress(Exception), trial.session() as view:
+        seen.append(call(view, two.clone(), side)[:1])
+    look_for_chance(seen[0], seen[-1], level=5)
+    outputs = {"binary": 2, "generation": 1}.get(kind, seen[0].shape[1])
+    return kind, outputs, plan if plan.rows is not None else replace(plan, rows=rows)
+
+
+def _head(count: int, head: str | None) -> Head:
+    """The head that was named, or the one this number of outputs suggests."""
+    if head is None:
+        if count > 1:
+            return "multiclass"
+        warnings.warn(
+            "the model has one output; it is read as the logit of the second of two classes. "
+            "Say head='binary' to confirm, or head='regression'",
+            VeridicalWarning,
+            stacklevel=5,
+        )
+        return "binary"
+    if head not in get_args(Head):
+        raise InputError(f"head is one of {', '.join(get_args(Head))}; got {head!r}")
+    if head == "multiclass" and count < 2:
+        raise InputError("a multiclass head needs at least two outputs, this model has one")
+    if head == "generation" and count != 2:
+        raise InputError(
+            f"a generation answers a response and a share of tokens kept; this model has {count}"
+        )
+    if head == "binary" and count > 2:
+        raise InputError(f"a binary head has one or two outputs, this model has {count}")
+    return cast(Head, head)
+
+
+def two_columns(raw: Output, head: str) -> Output:
+    """Give a one-logit head its two columns (-z, z), so that column c is the logit of class c."""
+    return _BinaryOutput(raw) if head == "binary" else raw
+
+
+class _BinaryOutput:
+    def __init__(self, raw: Output) -> None:
+        self.raw = raw
+
+    def __call__(self, answer: Any) -> Tensor:
+        outputs = self.raw(answer)
+        if outputs.shape[1] == 1:
+            return torch.cat([-outputs, outputs], 1)
+        margin = outputs[:, 1:] - outputs[:, :1]
+        return torch.cat([-margin, margin], 1)

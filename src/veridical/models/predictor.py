@@ -1,0 +1,370 @@
+"""The only place that runs a model: chunks, device, precision, eval mode, and the count of every row."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from veridical.errors import ModelError, ShapeError, VeridicalError
+from veridical.functional.responses import Rounding
+from veridical.models.cost import Meter, Tally
+from veridical.models.plan import MIN_ROWS as MIN_ROWS
+from veridical.models.plan import Plan as Plan
+from veridical.models.plan import most_rows, uses_tf32
+from veridical.models.private_copy import Source
+from veridical.models.sessions import Private, Session
+from veridical.models.weights import Weights
+
+log = logging.getLogger("veridical")
+
+Side = tuple[Tensor, ...] | dict[str, Tensor]
+Output = Callable[[Any], Tensor]
+Wrap = Callable[[nn.Module], nn.Module]
+After = Callable[[Tensor, Tensor], Tensor]
+
+
+class _CountBackward(torch.autograd.Function):
+    """Identity whose backward pass counts its rows."""
+
+    @staticmethod
+    def forward(ctx: Any, outputs: Tensor, tally: Tally) -> Tensor:
+        ctx.tally = tally
+        return outputs.view_as(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        ctx.tally.backward += len(grad)
+        return grad, None
+
+
+def _count_backward(tally: Tally, gradient: Tensor) -> None:
+    tally.backward += gradient.shape[0]
+
+
+class CountedModel(nn.Module):
+    """A private copy as we ask it: rows in, (rows, outputs) out, each row counted, its weights in place."""
+
+    def __init__(self, module: nn.Module, predictor: Predictor, own: Private) -> None:
+        super().__init__()
+        self.module = module
+        # torch looks for parameters among attributes, which costs more than all the rest of this
+        self.__dict__.update(
+            _output=predictor.output,
+            _after=predictor.after,
+            _weights=predictor.weights,
+            _meter=predictor.meter,
+            _own=own,
+        )
+
+    def forward(self, x: Tensor, /, *side: Any, **named: Any) -> Tensor:
+        own, weights = self.__dict__["_own"], self.__dict__["_weights"]
+        if own.loaded is not weights:
+            own.load(weights)
+        return self.answered(x, self.module(x, *side, **named))
+
+    def answered(self, x: Tensor, answer: Any) -> Tensor:
+        """Turn what the model answered to x into (rows, outputs), and count the rows."""
+        outputs: Tensor = self.__dict__["_output"](answer)
+        rows = x.shape[0]
+        if not isinstance(outputs, Tensor):
+            raise ModelError(
+                f"output=... gave a {type(outputs).__name__}, expected a tensor ({rows}, outputs)"
+            )
+        if outputs.dim() != 2 or outputs.shape[0] != rows or outputs.shape[1] == 0:
+            raise ShapeError(
+                f"the model answered shape {tuple(outputs.shape)} to {rows} rows of {tuple(x.shape[1:])}; "
+                f"expected ({rows}, outputs). Pass output=... to turn its answer into that"
+            )
+        after = self.__dict__["_after"]
+        if after is not None:
+            outputs = after(x, outputs)
+        # of the thread that asks: gradients on a GPU come back in another one
+        tally: Tally = self.__dict__["_meter"].here
+        tally.forward += rows
+        if outputs.grad_fn is not None:
+            outputs.register_hook(partial(_count_backward, tally))
+        elif outputs.requires_grad:
+            # a model that answers with its very input: a hook would stay on the caller's tensor
+            counted: Tensor = _CountBackward.apply(outputs, tally)  # type: ignore[no-untyped-call]
+            return counted
+        return outputs
+
+
+def plain_output(answer: Any) -> Tensor:
+    """Find the (rows, outputs) tensor in what a model answers: a tensor, `.logits`, a dict or a tuple."""
+    if isinstance(answer, Tensor):
+        return answer[:, None] if answer.dim() == 1 else answer
+    if hasattr(answer, "logits"):
+        answer = answer.logits
+    elif isinstance(answer, Mapping) and "logits" in answer:
+        answer = answer["logits"]
+    elif isinstance(answer, tuple | list) and answer:
+        answer = answer[0]
+    if not isinstance(answer, Tensor):
+        raise ModelError(
+            f"the model answered a {type(answer).__name__}; expected a tensor, a tuple that begins with one, "
+            "or an object with .logits. Pass output=... to turn its answer into a (rows, outputs) tensor"
+        )
+    return answer[:, None] if answer.dim() == 1 else answer
+
+
+@dataclass(frozen=True, eq=False)
+class Predictor:
+    """Runs one model, under the weights of one world, in fixed chunks under one plan."""
+
+    source: Source
+    """The caller's model, which is never run itself."""
+    output: Output
+    """Turns what the model answers into (rows, outputs)."""
+    device: torch.device
+    plan: Plan
+    differentiable: bool = True
+    meter: Meter = field(default_factory=Meter)
+    weights: Weights | None = None
+    """What is written over the caller's weights."""
+    wraps: tuple[Wrap, ...] = ()
+    """What is put around the copy, innermost first: each takes a module and gives another."""
+    after: After | None = None
+    """What is done to the outputs (rows, C) of rows x at last: `after(x, outputs)`."""
+    rows: int = field(init=False)
+    """Rows per chunk."""
+    padded_to: int = field(init=False)
+    """The number of rows of which chunks are a multiple: 1 where a row is dear and none is padded."""
+    on_host: bool = field(init=False)
+    """Whether it runs on a CPU."""
+    _here: threading.local = field(default_factory=threading.local, init=False, repr=False)
+    """Each thread's view, which goes with the thread."""
+
+    def __post_init__(self) -> None:
+        rows = self.plan.rows or MIN_ROWS
+        padded_to = MIN_ROWS if rows % MIN_ROWS == 0 else 1
+        vars(self).update(rows=rows, padded_to=padded_to, on_host=self.device.type == "cpu")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_here"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _here=threading.local())
+
+    @property
+    def rounding(self) -> Rounding | None:
+        """The precision in which answers are computed, where their own dtype does not say it."""
+        if self.plan.autocast is not None:
+            lower: torch.dtype = getattr(torch, self.plan.autocast)
+            return lower
+        return "tf32" if self.device.type == "cuda" and uses_tf32(self.unwrapped, self.plan) else None
+
+    @property
+    def model(self) -> nn.Module:
+        """This thread's private copy with this world's weights written into it; never the caller's module."""
+        view = self.view
+        self.source.thread.private.load(self.weights)
+        return view.module
+
+    @property
+    def unwrapped(self) -> nn.Module:
+        """The private copy with this world's weights, nothing around it: names are the caller's."""
+        own = self.source.thread.private
+        own.load(self.weights)
+        return own.module
+
+    @property
+    def view(self) -> CountedModel:
+        """The private copy as it is asked: each row counted."""
+        view: CountedModel | None = getattr(self._here, "view", None)
+        if view is None:
+            own = self.source.thread.private
+            module = own.module
+            for wrap in self.wraps:
+                module = wrap(module)
+            view = self._here.view = CountedModel(module, self, own)
+        return view
+
+    @contextmanager
+    def lent(self) -> Iterator[nn.Module]:
+        """The private copy for code that is not ours: a real module whose calls are counted.
+
+        It answers (rows, outputs); its weights are this world's. What such code changes in it is put back.
+        """
+        view, own = self.view, self.source.thread.private
+        with own.lent():
+
+            def counted(
+                _module: nn.Module, given: tuple[Any, ...], named: dict[str, Any], answer: Any
+            ) -> Tensor:
+                return view.answered(_first(given, named), answer)
+
+            lent = self.model
+            # such code may ask another world in between; what it wrote itself stays
+            again = lent.register_forward_pre_hook(lambda *_: own.load(self.weights))
+            handle = lent.register_forward_hook(counted, with_kwargs=True)
+            try:
+                yield lent
+            finally:
+                again.remove()
+                handle.remove()
+
+    def with_weights(self, weights: Weights) -> Predictor:
+        """The same model under other weights, on the same plan and the same meter."""
+        return replace(self, weights=weights)
+
+    def wrapped(self, wrap: Wrap, output: Output | None = None) -> Predictor:
+        """The same model with something around it: `wrap(module)` is made for every thread's copy."""
+        return replace(self, wraps=(*self.wraps, wrap), output=output or self.output)
+
+    def with_model(self, model: nn.Module, output: Output | None = None) -> Predictor:
+        """This very module, made of this thread's copy, in the place of the copy; for use in this thread."""
+        return replace(self, wraps=(lambda _: model,), output=output or self.output)
+
+    def session(self, grad: bool | None = False) -> Session:
+        """The plan's precision and threads, gradients only if asked, a look whether the model has changed.
+
+        With `grad=None` gradients stay as they are: for a session around many others, be they of this
+        predictor or of those made from it, which find all else in place.
+        """
+        return Session(self, grad)
+
+    def outputs(self, x: Tensor, side: Side = ()) -> Tensor:
+        """All outputs (rows, C) for rows of any number, chunk by chunk, without gradients."""
+        with Session(self):
+            outputs = self.chunk(x, side)
+            check_finite(outputs)
+        return outputs
+
+    def chunk(self, x: Tensor, side: Side = (), count: int | None = None) -> Tensor:
+        """Outputs of one chunk, padded as the plan says, halved and retried when memory runs out.
+
+        More rows than the plan allows are asked in several chunks. Rows of x beyond `count` are padding:
+        asked, but neither counted nor given back. Must run inside `session`. Outputs are not checked here: a
+        check would wait for the device.
+        """
+        rows = x.shape[0]
+        count = rows if count is None else count
+        if count > self.rows:
+            pieces = [slice(at, min(count, at + self.rows)) for at in range(0, count, self.rows)]
+            return torch.cat([self.chunk(x[piece], take_side(side, piece)) for piece in pieces])
+        least = self.padded_to
+        if rows % least:
+            x = x[self.padding(count)]
+            rows = x.shape[0]
+        if side and rows != count:
+            side = take_side(side, self.padding(count))
+        try:
+            outputs = self._call(x, side)
+            self.meter.here.forward -= rows - count
+            # what lies in the model's own memory, perhaps in the very weights, would change with it
+            return outputs[:count].clone()
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error) or count <= least:
+                raise
+        half = -(-count // 2 // least) * least
+        self.meter.here.halvings += 1
+        log.warning("out of memory on %d rows; trying %d at a time", count, half)
+        free_memory(x.device)
+        pieces = [slice(0, half), slice(half, count)]
+        return torch.cat([self.chunk(x[piece], take_side(side, piece)) for piece in pieces])
+
+    def padding(self, count: int) -> Tensor:
+        """Row numbers 0..count-1, the last one repeated until a chunk of them is full enough."""
+        return torch.arange(count + -count % self.padded_to, device=self.device).clamp(max=count - 1)
+
+    def _call(self, x: Tensor, side: Side) -> Tensor:
+        if self.plan.channels_last and x.dim() == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        try:
+            return call(self.view, x, side)
+        except VeridicalError:
+            raise
+        except Exception as error:
+            if out_of_memory(error):
+                raise
+            raise ModelError(
+                f"the model answered one row and raised {type(error).__name__} when asked {len(x)} of shape "
+                f"{tuple(x.shape[1:])}, some of which may be masked: {error}"
+            ) from error
+
+
+def _first(given: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
+    """The explained rows among the arguments of a call."""
+    rows: Tensor = given[0] if given else next(value for value in named.values() if isinstance(value, Tensor))
+    return rows
+
+
+def call(model: nn.Module, x: Tensor, side: Side = ()) -> Tensor:
+    """Call a model with side inputs by position or by name."""
+    answer: Tensor = model(x, **side) if isinstance(side, dict) else model(x, *side)
+    return answer
+
+
+def check_finite(outputs: Tensor) -> None:
+    """Refuse NaN and infinite answers: no score could be made of them."""
+    if not outputs.numel() or math.isfinite(float(outputs.detach().abs().amax())):
+        return
+    bad = ~torch.isfinite(outputs).reshape(len(outputs), -1).all(-1)
+    rows = bad.nonzero().reshape(-1)[:5].tolist()
+    raise ModelError(f"the model answered NaN or infinity in {int(bad.sum())} rows (first: {rows})")
+
+
+def take_side(side: Side, index: Tensor | slice) -> Side:
+    """The side inputs of some of the rows."""
+    if isinstance(side, dict):
+        return {name: value[index] for name, value in side.items()}
+    return tuple(value[index] for value in side)
+
+
+def repeat_side(side: Side, times: int) -> Side:
+    """Repeat each row of the side inputs, as masked variants of one sample share them."""
+    if isinstance(side, dict):
+        return {name: value.repeat_interleave(times, 0) for name, value in side.items()}
+    return tuple(value.repeat_interleave(times, 0) for value in side)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether this is CUDA's out-of-memory error or an allocator's."""
+    text = str(error).lower()
+    return isinstance(error, torch.cuda.OutOfMemoryError | MemoryError) or any(
+        sign in text for sign in ("out of memory", "can't allocate memory", "not enough memory")
+    )
+
+
+def free_memory(device: torch.device) -> None:
+    """Give back what torch holds of a GPU's memory and does not use."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def measured_rows(module: nn.Module, run: Callable[[], Any], row: Tensor, budget_mib: int) -> int:
+    """Choose rows per chunk: the power of two whose activations fit the budget, from one forward pass.
+
+    Activations are the outputs of the leaf modules for one row; what a model computes between its modules
+    is taken as another copy of its input. At least 8, unless the module says that its rows are dear.
+    """
+    seen = [2 * row.numel() * row.element_size()]
+
+    def add(_module: nn.Module, _inputs: Any, output: Any) -> None:
+        for value in output if isinstance(output, tuple | list) else (output,):
+            # padded text may travel between torch's own layers as a nested tensor, which has no sizes
+            if isinstance(value, Tensor) and not value.is_nested:
+                seen.append(value.numel() * value.element_size() // max(1, len(value)) if value.dim() else 0)
+
+    leaves = [m for m in module.modules() if not list(m.children())]
+    hooks = [
+        leaf.register_forward_hook(add) for leaf in leaves if not isinstance(leaf, torch.jit.ScriptModule)
+    ]
+    try:
+        run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    fitting = max(1, budget_mib * 2**20 // max(1, sum(seen)))
+    least = 1 if getattr(module, "dear", False) else MIN_ROWS
+    return max(least, min(most_rows(row.device), 1 << (fitting.bit_length() - 1)))

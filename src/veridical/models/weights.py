@@ -1,0 +1,204 @@
+"""Weights other than the caller's: replaced tensors, and multiplicative noise that is drawn by name.
+
+They are written into a private copy of the model (`private_copy`). Noise is drawn again whenever it is
+written again, so that any number of noisy worlds can be held without holding their weights.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from veridical.core.key import Key, draw_noise
+from veridical.errors import InputError, NotApplicableError, unknown_name
+
+Noise = Mapping[str, Tensor]
+"""N(0, 1) for every perturbed parameter, by its name."""
+WRAPPERS = ("_orig_mod.", "module.")
+"""What compiling and data parallelism put before the names of parameters."""
+THREADED = 2**20
+"""Parameters from which on noise is drawn by several threads: a small draw is over before one has begun."""
+
+
+KEPT_BYTES = 2**31
+"""GPU memory for noise that is drawn once and met by every score of a task."""
+SHARES = 8
+"""Into how many tasks a draw is divided."""
+
+
+class Weights(Protocol):
+    """Something that can be written over the caller's weights."""
+
+    def write(self, parameters: Mapping[str, Tensor]) -> None:
+        """Change these parameters, which hold the caller's own values, in place."""
+
+
+@dataclass(frozen=True, eq=False)
+class Replaced:
+    """Given tensors in the place of some parameters, over other weights if there are any."""
+
+    tensors: Mapping[str, Tensor]
+    under: Weights | None = None
+
+    def write(self, parameters: Mapping[str, Tensor]) -> None:
+        if self.under is not None:
+            self.under.write(parameters)
+        for name, value in self.tensors.items():
+            parameters[name].copy_(value)
+
+
+@dataclass(frozen=True, eq=False)
+class Noisy:
+    """Every parameter times 1 + size * noise, noise ~ N(0, 1), over other weights if there are any."""
+
+    draw: Callable[[Key], Noise]
+    key: Key
+    size: float
+    under: Weights | None = None
+
+    def write(self, parameters: Mapping[str, Tensor]) -> None:
+        if self.under is not None:
+            self.under.write(parameters)
+        noise = self.draw(self.key)
+        own = [parameters[name] for name in noise]
+        # all parameters in one operation each: a GPU would wait for the host that starts hundreds
+        both = zip(noise.values(), own, strict=True)
+        factors = torch._foreach_mul([drawn.to(p.device, p.dtype) for drawn, p in both], self.size)
+        torch._foreach_add_(factors, 1.0)
+        torch._foreach_mul_(own, factors)
+
+
+def floating(model: nn.Module) -> dict[str, Tensor]:
+    """Every floating-point parameter by name, tied ones once; no buffers."""
+    found: dict[str, Tensor] = {n: p for n, p in model.named_parameters() if p.is_floating_point()}
+    if not found:
+        raise NotApplicableError(
+            f"{type(model).__name__} has no floating-point parameters that torch can see, so its weights "
+            "cannot be perturbed; pass an nn.Module, or choose a metric that leaves the weights alone"
+        )
+    return found
+
+
+def fitting(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies of tensors that fit the parameters of these names, or what does not fit."""
+    owners = dict(model.named_parameters())
+    for name, value in tensors.items():
+        if name not in owners:
+            raise unknown_name("parameter", name, owners)
+        if value.shape != owners[name].shape:
+            raise InputError(
+                f"parameter '{name}' has shape {tuple(owners[name].shape)}, got {tuple(value.shape)}"
+            )
+    return {name: value.detach().clone() for name, value in tensors.items()}
+
+
+class NoiseSource:
+    """Draws weight noise for one model, on the CPU by key and parameter name: the same on every device.
+
+    The last draws are kept: two, since one serves every strength and a world and those around it are written
+    in turn; on a GPU as many as `KEPT_BYTES` hold, since all scores of a task meet the same noise and to draw
+    it takes longer there than to ask the model. Noise depends on keys and names alone, so it is never stale.
+    """
+
+    def __init__(self, model: nn.Module, layer: str | None = None) -> None:
+        chosen = floating(model)
+        if layer is not None:
+            chosen = {n: p for n, p in chosen.items() if n == layer or n.startswith(layer + ".")}
+            if not chosen:
+                raise unknown_name("layer with parameters", layer, layers(model))
+        self.shapes = {name: value.shape for name, value in chosen.items()}
+        self.device = next(iter(chosen.values())).device
+        self.size = sum(value.numel() for value in chosen.values())
+        self._keyed_by = _drawn_names(list(chosen))
+        self._kept: dict[Key, Noise] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_kept": {}}  # whoever gets it draws again
+
+    def __call__(self, key: Key) -> Noise:
+        """The noise of a key."""
+        noise = self._kept.get(key)
+        if noise is None:
+            noise = self.begin(key, pool() if self.size >= THREADED else None)()
+        return self.keep(key, noise)
+
+    def keep(self, key: Key, noise: Noise) -> Noise:
+        """Keep this noise as the latest."""
+        others = [(known, drawn) for known, drawn in self._kept.items() if known != key]
+        most = max(1, KEPT_BYTES // (4 * self.size) - 1) if self.device.type == "cuda" else 1
+        self._kept = {**dict(others[-most:]), key: noise}
+        return noise
+
+    def has(self, key: Key) -> bool:
+        """Whether the noise of a key is kept."""
+        return key in self._kept
+
+    def begin(self, key: Key, threads: Executor | None) -> Callable[[], Noise]:
+        """Begin to draw in these threads; the call that comes back waits for the noise."""
+        on_gpu = self.device.type == "cuda"
+        flat = torch.empty(self.size, pin_memory=on_gpu)
+        sizes = [shape.numel() for shape in self.shapes.values()]
+        parts = list(zip(self._keyed_by, flat.split(sizes), strict=True))
+        begun = (
+            [] if threads is None else [threads.submit(draw_noise, key, share) for share in _shares(parts)]
+        )
+
+        def collect() -> Noise:
+            for each in begun:
+                each.result()
+            if threads is None:
+                draw_noise(key, parts)
+            # in one piece: a GPU then fetches once, and waits for nothing
+            there = flat.to(self.device, non_blocking=True) if on_gpu else flat
+            pieces = zip(self.shapes.items(), there.split(sizes), strict=True)
+            return {name: piece.view(shape) for (name, shape), piece in pieces}
+
+        return collect
+
+
+def _shares(parts: list[tuple[str, Tensor]]) -> list[list[tuple[str, Tensor]]]:
+    """Parameters dealt out evenly: as many tasks as there are parameters would cost more than they save."""
+    shares: list[list[tuple[str, Tensor]]] = [[] for _ in range(min(SHARES, len(parts)))]
+    loads = [0] * len(shares)
+    for part in sorted(parts, key=lambda part: -part[1].numel()):
+        least = loads.index(min(loads))
+        shares[least].append(part)
+        loads[least] += part[1].numel()
+    return shares
+
+
+def _drawn_names(names: list[str]) -> list[str]:
+    """The names that key the draws: without what wrappers put before them, unless two would then agree."""
+    short = []
+    for name in names:
+        while (prefix := next((w for w in WRAPPERS if name.startswith(w)), None)) is not None:
+            name = name.removeprefix(prefix)
+        short.append(name)
+    return short if len(set(short)) == len(short) else names
+
+
+@lru_cache(maxsize=1)
+def pool() -> ThreadPoolExecutor:
+    """Threads that draw random numbers."""
+    return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="veridical noise")
+
+
+if hasattr(os, "register_at_fork"):
+    # a thread does not survive a fork, nor does the pool that waits for it
+    os.register_at_fork(after_in_child=pool.cache_clear)
+
+
+def layers(model: nn.Module) -> list[str]:
+    """Submodules that own parameters, in the order they were registered (input to output by custom)."""
+    return [
+        name
+        for name, module in model.named_modules()
+        if any(p.is_floating_point() for p in module.parameters(recurse=False))
+    ]

@@ -1,0 +1,237 @@
+"""Masks in, responses out: the one loop that asks a model about masked variants of its inputs.
+
+A metric describes its masks by a *rule* and gets back one response a (sample, mask). The masked rows are
+built on the device one block (some samples x some masks) at a time, in a buffer that is used again, and are
+never all there at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from veridical.core.key import Key
+from veridical.errors import InputError, ShapeError
+from veridical.functional import round_to_grid
+from veridical.functional.devices import at_a_time
+from veridical.models.output_heads import Response
+from veridical.models.predictor import check_finite, repeat_side, take_side
+from veridical.models.sessions import Session, look_later
+from veridical.perturb import answer_table, subset_table
+from veridical.perturb.backgrounds import Backgrounds
+from veridical.perturb.deduplication import ask_once, one_hides_all
+from veridical.perturb.fills import Fill
+from veridical.perturb.rules import MaskRule, RankThreshold, is_signed, rows_of
+from veridical.perturb.shared_work import SHARED, asks_once
+from veridical.perturb.token_rows import ROWS_AT_ONCE, TokenRows
+
+if TYPE_CHECKING:
+    from veridical.values.task import Task
+
+
+def probe(
+    task: Task,
+    rule: MaskRule,
+    *,
+    response: Response = "probability",
+    fill: Fill | None = None,
+    key: Key = Key(0),  # noqa: B008 (frozen)
+    with_clean: bool = False,
+    all_outputs: bool = False,
+    predictions: bool = False,
+) -> Tensor:
+    """Ask the model about every mask: responses (N, M) of the explained output, in float64.
+
+    `with_clean` puts the response to the unmasked input in front (N, M + 1). Responses are rounded to the
+    grid within which equal inputs tie, and masks that remove only features equal to their fill answer
+    exactly alike. `all_outputs` gives (N, M, C) instead, unrounded; with `predictions` (N, M, 2C), behind the
+    answers how often, over the rows of the fill, each output is the one predicted.
+    """
+    if rule.count < 1:
+        raise InputError("the mask rule makes no masks, so there is nothing to ask")
+    behind = Backgrounds(task, fill or task.fill, key)
+    few = signature = same = None
+    if task.space.valid is not None or task.space.n_features <= subset_table.FEW:
+        few = subset_table.has_few(task, behind.fill)
+    if few is not None:
+        # in few parts on a GPU, which waits several times for each
+        room = at_a_time(task.inputs, 1, 4) * answer_table.KEPT_BYTES
+        at_once = max(1, room // (32 * 3 * task.n_outputs * rule.count))
+        if len(task.inputs) > at_once or (task.space.valid is not None and not bool(few.all())):
+            asking = partial(probe, response=response, fill=fill, key=key, with_clean=with_clean)
+            asking = partial(asking, all_outputs=all_outputs, predictions=predictions)
+            cut = [*few.nonzero()[:, 0].split(at_once), *(~few).nonzero()[:, 0].split(at_once)]
+            return _in_parts(task, rule, cut, asking)
+        asked = _from_table(task, rule, behind, response, all_outputs, predictions)
+    else:
+        matters = None if all_outputs else behind.matters()
+        signature = rule.signature(matters) if matters is not None and is_signed(rule) else None
+        if (
+            matters is not None
+            and signature is not None
+            and isinstance(rule, RankThreshold)
+            and SHARED.work
+            and asks_once(task)
+            and one_hides_all(task, behind(slice(0, 2)))
+        ):
+            name = "without features", repr(behind.fill), key
+            whole = matters.sum(-1, keepdim=True)
+            asked = ask_once(task, rule, behind(slice(0, 2)), response, signature, whole, name)
+        else:
+            unsigned = matters if signature is None else None
+            asked, same = _ask(task, rule, behind, response, all_outputs, predictions, unsigned)
+    # what is wrong with kept answers is found by everyone who reads them
+    look_later(asked.device, partial(check_finite, asked))
+    if all_outputs:
+        return _all_with_clean(task, asked, response, predictions, with_clean)
+    own = task.clean_response(response).to(asked.dtype)
+    if same is not None:
+        asked = torch.where(same, own, asked)
+    elif signature is not None:
+        asked = _tie(asked, own, signature)
+    responses = round_to_grid(torch.cat([own, asked], 1), task.predictor.rounding)
+    return responses if with_clean else responses[:, 1:]
+
+
+def _all_with_clean(
+    task: Task, asked: Tensor, response: Response, predictions: bool, with_clean: bool
+) -> Tensor:
+    """The answers of all outputs, where wanted with those to the untouched input in front."""
+    if with_clean:
+        own = task.respond(task.outputs, response)
+        if predictions:
+            own = torch.cat([own, subset_table.predicted(task, task.outputs)], -1)
+        asked = torch.cat([own[:, None], asked], 1)
+    return asked.double()
+
+
+def _in_parts(
+    task: Task, rule: MaskRule, parts: list[Tensor], ask: Callable[[Task, MaskRule], Tensor]
+) -> Tensor:
+    """The responses of some samples at a time, as those of all."""
+    out: Tensor | None = None
+    for rows in filter(len, parts):
+        part = ask(task[rows], rows_of(rule, rows, len(task.inputs)))
+        out = part.new_empty(len(task.inputs), *part.shape[1:]) if out is None else out
+        out[rows] = part
+    assert out is not None
+    return out
+
+
+def _from_table(
+    task: Task,
+    rule: MaskRule,
+    behind: Backgrounds,
+    response: Response,
+    all_outputs: bool,
+    predictions: bool,
+) -> Tensor:
+    """Answers (N, M, C or none) where samples have few features: each set of them is asked once."""
+    place, answers = subset_table.answers_to(task, subset_table.codes_of(task, rule), behind)
+    which = subset_table.LOGIT if response == "logit" else subset_table.PROBABILITY
+    if not all_outputs:
+        return answers[place, which, task.targets[:, None]]
+    asked = answers[place, which]
+    return torch.cat([asked, answers[place, subset_table.PREDICTED]], -1) if predictions else asked
+
+
+def _tie(asked: Tensor, clean: Tensor, signature: Tensor) -> Tensor:
+    """Give all masks that remove the same set the answer of the first of them, and the clean one to none."""
+    asked = torch.where(signature == 0, clean, asked)
+    if signature.shape[-1] == 1:
+        return asked
+    begins = signature[:, 1:] != signature[:, :-1]
+    leader = (begins * torch.arange(signature.shape[-1], device=asked.device)[1:]).cummax(-1).values
+    return torch.cat([asked[:, :1], asked.gather(-1, leader)], -1)
+
+
+def _ask(
+    task: Task,
+    rule: MaskRule,
+    behind: Backgrounds,
+    response: Response,
+    all_outputs: bool,
+    predictions: bool,
+    matters: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:
+    """Answers (N, M, C or none) and, where it is said which features matter, which masks change nothing."""
+    predictor, shape = task.predictor, task.inputs.shape[1:]
+    samples, masks, repeats = len(task.inputs), rule.count, behind.repeats
+    texts = None if task.inputs.is_floating_point() else TokenRows.of(task)
+    at_once = predictor.rows if texts is None else ROWS_AT_ONCE
+    cut = list(blocks(samples, masks, max(1, at_once // repeats)))
+    targets = None if all_outputs else task.targets
+    width = task.n_outputs * (1 + predictions) if all_outputs else 1
+    found: list[Tensor] = []
+    result = touched = buffer = None
+    if matters is not None:
+        touched = torch.empty(samples, masks, dtype=torch.bool, device=task.inputs.device)
+    with Session(predictor):
+        for rows, columns in cut:
+            x = task.inputs[rows]
+            removed = rule.removed(rows, columns)
+            count, across = x.shape[0], columns.stop - columns.start
+            if removed.shape[-2:] != (across, task.space.n_features):
+                raise ShapeError(
+                    f"masks have shape {tuple(removed.shape)}; expected (samples, masks, features) with "
+                    f"{task.space.n_features} {task.space.kind} features"
+                )
+            if task.space.valid is not None:
+                # padding and special tokens are never removed, whatever a rule says
+                removed = removed & task.space.valid[rows, None]
+            if touched is not None and matters is not None:
+                # the largest of bytes is found many times faster than whether any of truths holds
+                touched[rows, columns] = (removed & matters[rows, None]).view(torch.uint8).amax(-1).bool()
+            removed = task.space.expand(removed.expand(count, -1, -1), rows)[:, :, None]
+            total = count * across * repeats
+            padded = total + (-total % predictor.padded_to)
+            if buffer is None or buffer.shape[0] < padded:
+                # what pads a chunk is asked, too, and should be numbers
+                make = task.inputs.new_empty if padded == total else task.inputs.new_zeros
+                buffer = make((padded, *shape))
+            behind.show(removed, rows, buffer[:total].view(count, across, repeats, *shape))
+            if texts is None:
+                side = repeat_side(take_side(task.side, rows), across * repeats)
+                outputs = predictor.chunk(buffer[:padded], side, total)
+            else:
+                outputs = texts(buffer[:total])
+            answers = task.respond(outputs, response)
+            if predictions:
+                answers = torch.cat([answers, subset_table.predicted(task, outputs)], -1)
+            answers = answers.reshape(count, across, repeats, -1)
+            if targets is not None:
+                answers = answers.gather(3, targets[rows].view(-1, 1, 1, 1).expand(count, across, repeats, 1))
+            answers = answers.mean(2) if repeats > 1 else answers[:, :, 0]
+            if across == masks:
+                found.append(answers)
+                continue
+            if result is None:
+                result = answers.new_empty(samples, masks, width)
+            result[rows, columns] = answers
+    if result is None:
+        result = torch.cat(found) if len(found) > 1 else found[0]
+    return (result if all_outputs else result[..., 0]), None if touched is None else ~touched
+
+
+def blocks(samples: int, masks: int, rows: int) -> Iterator[tuple[slice, slice]]:
+    """Cut samples x masks into rectangles of at most `rows` cells, whole chunks where they fit.
+
+    A sample with more masks than rows fills chunks of its own; what is left over of several samples shares
+    one: as few chunks as can be, of a multiple of 32 rows if that is so, else as full as can be. The cut
+    depends on the shape and the plan only, so the same plan asks in the same blocks.
+    """
+    whole = masks // rows * rows
+    for sample in range(samples if whole else 0):
+        for left in range(0, whole, rows):
+            yield slice(sample, sample + 1), slice(left, left + rows)
+    if whole < masks:
+        most = max(1, rows // (masks - whole))
+        least = -(-samples // -(-samples // most))
+        # kernels for 32 rows take others a sixth more slowly, unless a chunk is nearly full
+        down = next((d for d in range(most, least - 1, -1) if d * (masks - whole) % 32 == 0), most)
+        for top in range(0, samples, down):
+            yield slice(top, min(samples, top + down)), slice(whole, masks)

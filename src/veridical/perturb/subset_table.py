@@ -1,0 +1,194 @@
+"""Few features: the answer to a mask of a sample is asked once and serves whoever asks by masks.
+
+A mask of at most 12 features is a number whose bit i says that the i-th feature is gone. For each (sample,
+mask) the means over the fill's rows are kept of every output's logit and probability and of whether it is the
+class predicted, so that all metrics and explainers of a task, and its subsets, share them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import count
+from threading import local
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from veridical.core import key as keyed
+from veridical.models.predictor import take_side
+from veridical.models.prefix_sharing import sharing_beginnings
+from veridical.models.sessions import Session
+from veridical.perturb.answer_table import AnswerTable
+from veridical.perturb.backgrounds import Backgrounds
+from veridical.perturb.fills import Blur, Constant, Fill, Marginal, Mean, Token, UniformNoise, Zero
+from veridical.perturb.rules import MaskRule
+from veridical.perturb.token_rows import ROWS_AT_ONCE, TokenRows
+
+if TYPE_CHECKING:
+    from veridical.values.task import Task
+
+FEW = 12
+"""The most features a sample may have for its masks to be kept."""
+LOGIT, PROBABILITY, PREDICTED = range(3)
+_BUILT_IN = (Constant, Zero, Token, Mean, Marginal, UniformNoise, Blur)
+_CELLS_AT_ONCE = 2**24  # features of masks that are written out together
+
+
+class _Thread:
+    """Lives as long as its thread."""
+
+
+_HERE, _NUMBERS = local(), count()
+_THREADS: WeakValueDictionary[int, _Thread] = WeakValueDictionary()
+
+
+def _thread() -> int:
+    """A number of this thread that no other gets; Python gives those of ended ones to new ones."""
+    if not hasattr(_HERE, "number"):
+        _HERE.thread, _HERE.number = _Thread(), next(_NUMBERS)
+        _THREADS[_HERE.number] = _HERE.thread
+    number: int = _HERE.number
+    return number
+
+
+@dataclass(eq=False)
+class SubsetTable(AnswerTable):
+    """Answers (K, 3, C) to masks, by which sample and mask they belong to."""
+
+    samples: dict[int, int] = field(default_factory=dict)
+    """The number of each sample by its content."""
+
+    def rows(self, task: Task) -> Tensor:
+        """The number of each sample (N,), by its content: noisy copies of an input share its id."""
+        made: list[int] = task.cached("content of samples", lambda: _contents(task).tolist())
+        return torch.tensor(
+            [self.samples.setdefault(i, len(self.samples)) for i in made], device=task.inputs.device
+        )
+
+
+def _contents(task: Task) -> Tensor:
+    """64 bits for each sample's id, input and side inputs (N,)."""
+    side = task.side.values() if isinstance(task.side, dict) else task.side
+    mixed = keyed.content_ids(task.ids[:, None])
+    for part in (task.inputs, *side):
+        mixed = keyed.content_ids(torch.stack([mixed, keyed.content_ids(part)], -1))
+    return mixed
+
+
+def has_few(task: Task, fill: Fill) -> Tensor | None:
+    """Which samples have so few features that their masks are kept (N,); None where no sample has."""
+    if type(fill) not in _BUILT_IN or task.members is not None:
+        return None
+    if task.space.valid is None:
+        few = task.space.n_features <= FEW
+        return torch.ones(len(task.inputs), dtype=torch.bool, device=task.inputs.device) if few else None
+    few_of: Tensor = task.cached("samples of few features", lambda: task.space.counts(len(task)) <= FEW)
+    few_there: bool = task.cached("any sample of few features", lambda: bool(few_of.any()))
+    return few_of if few_there else None
+
+
+def places_of(task: Task) -> Tensor:
+    """The number of each feature among those its sample has (N, V), -1 for those that do not exist."""
+    valid = task.space.valid
+    if valid is None:
+        return torch.arange(task.space.n_features, device=task.inputs.device).expand(len(task.inputs), -1)
+    return torch.where(valid, valid.cumsum(-1) - 1, -1)
+
+
+def codes_of(task: Task, rule: MaskRule) -> Tensor:
+    """The masks of a rule as numbers (N, M)."""
+    bit = _bits(task)
+    out = torch.empty(len(task.inputs), rule.count, dtype=torch.int64, device=task.inputs.device)
+    few = max(1, _CELLS_AT_ONCE // max(1, rule.count * bit.shape[-1]))
+    for at in range(0, len(task.inputs), few):
+        rows = slice(at, min(len(task.inputs), at + few))
+        removed = rule.removed(rows, slice(0, rule.count))
+        out[rows] = torch.where(removed, bit[rows, None], 0).sum(-1)
+    return out
+
+
+def answers_to(task: Task, codes: Tensor, behind: Backgrounds) -> tuple[Tensor, Tensor]:
+    """Where the answers to masks (N, M) lie in the table, and the table (K, 3, C) itself.
+
+    Masks that differ only in features equal to their fill are one, and the mask of none is the input.
+    """
+    tables: dict[tuple[Fill, object, int], SubsetTable] = task.mask_answers
+    fill = behind.fill
+    drawn = fill.draw_of(behind.key) if fill.follows_seed(task) else None
+    # one per thread: two that number samples at the same time would give two the same number
+    place_of_ours = fill, drawn, _thread()
+    if place_of_ours not in tables:
+        for gone in [place for place in list(tables) if place[2] not in _THREADS]:
+            tables.pop(gone, None)
+    table = tables.setdefault(place_of_ours, SubsetTable())
+    matters = behind.matters()
+    if matters is not None:
+        codes = codes & torch.where(matters, _bits(task), 0).sum(-1, keepdim=True)
+    # a session, though nothing may be left to ask: it looks whether the model is still the one that answered
+    with Session(task.predictor):
+        rows = table.rows(task)
+        keys = (rows[:, None] << FEW) | codes
+        place, known = table.find(keys)
+        if not bool(known.all()):
+            new = keys[~known].unique()
+            if not table.has_room(len(new)):
+                table.held, new = None, keys.unique()
+            _ask(task, table, rows, new, behind)
+            place, _ = table.find(keys)
+    assert table.held is not None
+    return place, table.held[1]
+
+
+def _bits(task: Task) -> Tensor:
+    """The bit of each feature in the number of a mask (N, V), 0 for those that do not exist."""
+    places = places_of(task)
+    return torch.where(places >= 0, 1 << places.clamp(min=0, max=FEW), 0)
+
+
+def _ask(task: Task, table: SubsetTable, rows: Tensor, keys: Tensor, behind: Backgrounds) -> None:
+    """Ask the model about masks of samples, each once; of those that remove nothing its answer is known."""
+    code, ordered = keys & ((1 << FEW) - 1), rows.argsort()
+    who = ordered[torch.searchsorted(rows[ordered], keys >> FEW)]
+    # by sample, so that the backgrounds of a chunk lie together
+    order = who.argsort(stable=True)
+    keys, code, who = keys[order], code[order], who[order]
+    clean = code == 0
+    found = [_means(task, task.outputs[who[clean]], 1)]
+    asked = (~clean).nonzero()[:, 0]
+    places, repeats, shape = places_of(task), behind.repeats, task.inputs.shape[1:]
+    texts = None if task.inputs.is_floating_point() else TokenRows.of(task)
+    with sharing_beginnings(task.predictor, task.side) as predictor:
+        together = max(1, (predictor.rows if texts is None else ROWS_AT_ONCE) // repeats)
+        # read here, once: in the loop a GPU would wait at every chunk
+        firsts, lasts = who[asked[::together]].tolist(), who[asked[together - 1 :: together]].tolist()
+        lasts += who[asked[-1:]].tolist()
+        for chunk, at in enumerate(range(0, len(asked), together)):
+            some = asked[at : at + together]
+            here, first, last = who[some], firsts[chunk], lasts[chunk]
+            gone = ((code[some, None] >> places[here].clamp(min=0)) & 1).bool() & (places[here] >= 0)
+            shown = behind(slice(first, last + 1))
+            shown = shown if len(shown) == 1 else shown[here - first]
+            filled = torch.where(task.space.expand(gone, here)[:, None], shown, task.inputs[here, None])
+            side = take_side(task.side, here.repeat_interleave(repeats))
+            masked = filled.expand(len(here), repeats, *shape).flatten(0, 1)
+            outputs = predictor.chunk(masked, side) if texts is None else texts(masked)
+            found.append(_means(task, outputs, repeats))
+    table.add(torch.cat([keys[clean], keys[asked]]), torch.cat(found))
+
+
+def predicted(task: Task, outputs: Tensor) -> Tensor:
+    """1 for the output that is predicted, or of labels for each that is; else 0 (R, C); of tokens a share."""
+    if task.head == "generation":
+        return outputs[..., 1:]
+    if task.head in ("multiclass", "binary"):
+        return torch.zeros_like(outputs).scatter_(-1, outputs.argmax(-1, keepdim=True), 1.0)
+    return (outputs > 0).to(outputs.dtype)
+
+
+def _means(task: Task, outputs: Tensor, repeats: int) -> Tensor:
+    """Means over the fill's rows of logits, probabilities and predictions: (R * repeats, C) -> (R, 3, C)."""
+    scales = (task.respond(outputs, "logit"), task.respond(outputs), predicted(task, outputs))
+    each = torch.stack(scales, 1)
+    return each if repeats == 1 else each.unflatten(0, (-1, repeats)).mean(1)

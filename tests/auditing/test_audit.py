@@ -1,0 +1,405 @@
+"""The audit end to end: right on tasks with a known answer, honest where there is none."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from sklearn.ensemble import HistGradientBoostingClassifier
+from torch import nn
+
+import veridical as vd
+from veridical.auditing import EFFORTS, audit, check_model, run
+from veridical.auditing.panel import choose_explainers, choose_judges
+from veridical.errors import InputError, NotApplicableError, UnknownNameError
+
+TINY = replace(
+    EFFORTS["glance"],
+    name="tiny",
+    samples=64,
+    search_draws=2,
+    damage=(0.5, 1.0),
+    meta_samples=0,
+    standing_samples=2,
+    standing_draws=50,
+    training_epochs=3,
+)
+FAST = replace(TINY, gef_draws=0, standing_samples=0)
+PLANT = ["saliency", "input_x_gradient", "integrated_gradients"]
+
+
+@pytest.fixture(scope="module")
+def planted():
+    full = replace(TINY, meta_samples=16, training_rows=300)
+    return audit(
+        vd.tasks.load("known/planted_patch"), explainers=[*PLANT, "gradcam"], effort=full, samples=32
+    )
+
+
+def statuses(result):
+    return {place.explainer: place.status for place in result.ranking}
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_methods_that_see_the_plant_are_trusted(seed):
+    result = audit(
+        vd.tasks.load("known/planted_patch"), explainers=PLANT[1:], effort=FAST, samples=40, seed=seed
+    )
+    assert set(statuses(result).values()) == {"trusted"}
+    assert result.best in PLANT
+
+
+def test_controls_given_as_methods_are_called_out():
+    """Noise, the size of the input and noise that moves with the outputs, as if they were explainers."""
+
+    def size(model, inputs, targets):
+        return inputs.abs()
+
+    def noise(model, inputs, targets):
+        return torch.rand(
+            inputs.shape, generator=torch.Generator().manual_seed(int(1e3 * inputs.abs().sum()) % 2**31)
+        )
+
+    def moving(model, inputs, targets):
+        towards = torch.randn(2, 12, generator=torch.Generator().manual_seed(0))
+        return noise(model, inputs, targets) + model(inputs) @ towards
+
+    given = {"honest": "integrated_gradients", "size": size, "noise": noise, "moving": moving}
+    result = audit(vd.tasks.load("known/linear"), explainers=given, effort=TINY, samples=40)
+    assert result.best == "honest"
+    assert statuses(result) == {
+        "honest": "trusted", "size": "not trusted", "noise": "not trusted", "moving": "not trusted",
+    }  # fmt: skip
+    # GEF, which decided once, prefers the noise that moves
+    q = {who: result.evaluation.scores[who, "gef"].mean() for who in ("honest", "moving")}
+    assert q["moving"] > 0.3
+    text = " ".join(result.sentences)
+    assert "Do not trust" in text
+    assert "no better than the size of the input when features are removed" in text
+
+
+def test_nothing_better_than_chance_is_said():
+    def noise(salt):
+        def explain(model, inputs, targets):
+            seed = (salt + int(1e3 * inputs.abs().sum())) % 2**31
+            return torch.rand(inputs.shape, generator=torch.Generator().manual_seed(seed))
+
+        return explain
+
+    result = audit(
+        vd.tasks.load("known/linear"), explainers={"a": noise(1), "b": noise(2)}, effort=FAST, samples=40
+    )
+    assert result.best is None
+    assert result.sentences[0].startswith("No method is trusted on this model")
+
+
+def test_a_model_that_ignores_its_input_gives_no_verdict():
+    torch.manual_seed(0)
+    model = nn.Linear(6, 3)
+    with torch.no_grad():
+        model.weight.zero_()
+    result = audit(vd.Task(model, torch.randn(24, 6)), explainers=["saliency", "occlusion"], effort=FAST)
+    assert result.best is None
+    assert result.sentences[0].startswith("No verdict: no metric sees the damage")
+
+
+def test_the_result_is_complete(planted):
+    assert planted.best in [p.explainer for p in planted.ranking]
+    frame = planted.to_frame()
+    assert {"explainer", "score", "low", "high", "p", "p_holm", "p_best", "trusted"} <= set(frame.columns)
+    assert bool(frame[["score", "low", "high"]].stack().between(0, 1).all())
+    assert planted.best in repr(planted)
+    assert planted.best in planted._repr_html_()
+    assert {j.line for j in planted.verdict.judges} >= {
+        "removal", "truth", "GEF", "robustness", "randomisation", "complexity", "localisation",
+    }  # fmt: skip
+    assert planted.verdict.lines == ("removal", "swap", "truth")
+    assert planted.damage is not None
+    assert set(planted.seconds) >= {"checks", "race", "description", "verdict"}
+    assert planted.costs["race"].forward > 0
+    assert planted.standings
+    assert len(planted.beside) == 3
+    plain = json.loads(json.dumps(planted.to_json(), allow_nan=False))
+    assert plain["best"] == planted.best
+    assert plain["call"].startswith("vd.audit(task, explainers=[")
+
+
+def test_the_same_seed_gives_the_same_verdict(planted):
+    again = audit(
+        vd.tasks.load("known/planted_patch"),
+        explainers=[*PLANT, "gradcam"],
+        effort=replace(TINY, meta_samples=16, training_rows=300),
+        samples=32,
+    )
+    assert again.sentences == planted.sentences
+    assert again.to_frame().equals(planted.to_frame())
+
+
+def test_the_model_and_the_task_are_left_alone():
+    task = vd.tasks.load("known/linear")
+    before = [p.clone() for p in task.model.parameters()], task.inputs.clone()
+    audit(task, explainers=["saliency", "occlusion"], effort=FAST, samples=24)
+    assert all(torch.equal(a, b) for a, b in zip(before[0], task.model.parameters(), strict=True))
+    assert torch.equal(before[1], task.inputs)
+
+
+def test_company_changes_no_number_of_a_method():
+    task = vd.tasks.load("known/interactions")
+    alone = audit(task, explainers=["occlusion", "saliency"], effort=FAST, samples=24)
+    more = audit(task, explainers=["occlusion", "lime", "saliency", "gradient"], effort=FAST, samples=24)
+    for who in ("occlusion", "saliency"):
+        one, other = alone.verdict[who], more.verdict[who]
+        assert (one.score, one.low, one.high, one.samples) == (
+            other.score,
+            other.low,
+            other.high,
+            other.samples,
+        )
+        removal = [[t for t in place.tests if t.line != "swap"] for place in (one, other)]
+        assert removal[0] == removal[1]
+        for what in alone.verdict.deciding:
+            cells = [r.evaluation.scores[who, what.metric].values for r in (alone, more)]
+            assert torch.equal(*cells)
+
+
+@pytest.mark.parametrize("name", ["known/interactions", "known/planted_window", "reviews", "diabetes"])
+def test_every_kind_of_input_can_be_audited(name):
+    task = vd.tasks.load(name)
+    result = audit(task, explainers=["input_x_gradient", "integrated_gradients"], effort=FAST, samples=40)
+    assert len(result.ranking) == 2
+    assert result.verdict.deciding
+    assert result.ranking[0].score > 0.7
+
+
+def test_a_black_box_is_trusted_provisionally():
+    """A boosted table: all methods that ask by masks are tried, and no weights can be swapped."""
+    rows = torch.randn(200, 5, generator=torch.Generator().manual_seed(0))
+    labels = (2 * rows[:, 0] - rows[:, 1] + rows[:, 2] * rows[:, 3] > 0).long()
+    model = HistGradientBoostingClassifier(max_iter=20, random_state=0).fit(rows.numpy(), labels.numpy())
+    task = vd.Task(model, rows[:40], labels=labels[:40], train=(rows[40:], labels[40:]))
+    result = audit(task, effort=FAST)
+    assert {"occlusion", "lime", "kernel_shap", "rise", "permutation_importance"} <= set(statuses(result))
+    assert result.best is not None
+    assert result.verdict[result.best].status == "provisional"
+    assert result.sentences[0].startswith("Use, provisionally, ")
+    assert "no weights" in result.sentences[1]
+    # 2^5 subsets of 40 samples decide everything; each is asked of the fill's 100 rows
+    assert result.costs["race"].forward <= 40 * 2**5 * 100
+
+
+def test_the_user_may_choose_metrics_controls_and_lines():
+    task = vd.tasks.load("known/linear")
+    chosen = {"flips": "pixel_flipping", "coin": "sparseness"}
+    result = audit(
+        task,
+        explainers=["occlusion", "saliency"],
+        metrics=chosen,
+        controls=["random", "constant"],
+        lines=["removal"],
+        effort=FAST,
+        samples=24,
+    )
+    assert [j.metric for j in result.verdict.judges if j.decides] == ["flips", "coin"]
+    assert [j.metric for j in result.verdict.deciding] == ["flips"]
+    assert any(said.startswith("coin has no voice here") for said in result.sentences)
+    assert [p.explainer for p in result.verdict.controls] == ["random", "constant"]
+    assert result.verdict.lines == ("removal",)
+    assert result.best == "occlusion"
+    assert result.verdict["occlusion"].status == "provisional"
+
+
+def test_what_does_not_fit_the_budget_is_named_first():
+    task = vd.tasks.load("known/planted_window")
+    result = audit(task, effort=FAST, samples=24, budget=60_000)
+    dear = [name for name, why in result.skipped_explainers.items() if "budget" in why]
+    assert "kernel_shap" in dear
+    assert any(said.startswith("Not tried, for lack of budget") for said in result.sentences[:4])
+    assert sum(result.costs["race"].__dict__.values()) < 3 * 60_000
+    named = audit(task, explainers=["kernel_shap", "saliency"], effort=FAST, samples=24)
+    assert "kernel_shap" in statuses(named)
+    with pytest.raises(InputError, match="no explainer fits the budget"):
+        audit(task, effort=FAST, samples=24, budget=100)
+
+
+def test_those_that_lose_leave_the_race_early_and_it_is_recorded():
+    def reverse(model, inputs, targets):
+        return -vd.explain("occlusion", vd.Task(model, inputs, targets=targets, fill=0.0)).values
+
+    result = audit(
+        vd.tasks.load("known/linear"),
+        explainers={"reverse": reverse, "good": "occlusion"},
+        effort=FAST,
+        samples=64,
+    )
+    lost = result.verdict["reverse"]
+    assert lost.samples == 24
+    assert lost.dropped.startswith("after 24 samples: it loses to random")
+    assert result.verdict["good"].samples == 64
+
+
+def test_training_rows_make_a_fine_tuned_judge():
+    task = vd.tasks.load("digits")
+    few = replace(FAST, training_rows=64, training_epochs=1)
+    explainers = ["integrated_gradients", "saliency"]
+    bounded = audit(task, explainers=explainers, effort=few, samples=24)
+    if not bounded.checks.masking_hurts:
+        assert "rfid_plus" in {j.metric for j in bounded.verdict.judges}
+        return
+    assert "ffid_plus" in {j.metric for j in bounded.verdict.judges}
+    made = bounded.evaluation.scores["saliency", "ffid_plus"].provenance["finetuned"]
+    # one epoch over 64 rows, of which a tenth is held out
+    assert made["epochs"] == 1
+    assert sum(made["cost"]) < 500
+
+
+def test_an_explainer_that_raises_is_recorded_and_the_rest_goes_on():
+    def broken(model, inputs, targets):
+        raise RuntimeError("out of ideas")
+
+    with pytest.warns(vd.errors.VeridicalWarning, match="out of ideas"):
+        result = audit(
+            vd.tasks.load("known/linear"),
+            explainers={"broken": broken, "x": "saliency", "y": "occlusion"},
+            effort=FAST,
+            samples=24,
+        )
+    assert any(f.explainer == "broken" and "out of ideas" in f.message for f in result.evaluation.failures)
+    assert statuses(result)["broken"] == "failed"
+    assert "Do not trust broken: its map failed: out of ideas." in result.sentences
+
+
+def test_nobody_beats_a_control_that_failed():
+    def broken(model, inputs, targets):
+        raise RuntimeError("no map")
+
+    with pytest.warns(vd.errors.VeridicalWarning, match="no map"):
+        result = audit(
+            vd.tasks.load("known/linear"),
+            explainers=["occlusion"],
+            controls={"random": "random", "broken": broken},
+            effort=FAST,
+            samples=24,
+        )
+    assert {test.rival for test in result.verdict["occlusion"].tests if test.line == "removal"} == {"random"}
+    assert any("Nobody is compared with the control broken" in note for note in result.notes)
+
+
+def test_a_few_samples_do_not_prove_a_model_wrong():
+    """83.3% of 24 rows with a commonest answer of 75% is not shown to be better, nor shown not to be."""
+    labels = torch.tensor([0] * 18 + [1] * 6)
+    answers = labels.clone()
+    answers[:4] = 1 - answers[:4]
+    model = nn.Linear(2, 2)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[-1.0, 0.0], [1.0, 0.0]]))
+        model.bias.zero_()
+    inputs = torch.stack([2.0 * answers - 1, torch.ones(24)], 1)
+    task = vd.Task(model, inputs, labels=labels, fill=0.0)
+    check = next(c for c in check_model(task, task, TINY, 0).checks if c.name == "accuracy")
+    assert check.passed is None
+    assert "is not shown to be better than chance" in check.sentence
+    # more samples than are explained are asked
+    whole = vd.Task(model, inputs.repeat(8, 1), labels=labels.repeat(8), fill=0.0)
+    assert next(c for c in check_model(task, whole, TINY, 0).checks if c.name == "accuracy").passed
+
+
+def test_a_control_keeps_its_name_apart_from_an_explainer_of_the_same():
+    given = {"random": "saliency", "random (control)": "occlusion"}
+    panel = choose_explainers(vd.tasks.load("known/linear")[:8], given, TINY)
+    assert list(panel.explainers) == list(given)
+    assert "random (control) (control)" in panel.controls
+
+
+def test_masked_labels_are_compared_label_by_label():
+    """A multilabel head whose answers no mask can move."""
+    model = nn.Linear(10, 3)
+    with torch.no_grad():
+        model.weight.zero_()
+        model.bias.copy_(torch.tensor([1.0, 2.0, -1.0]))
+    task = vd.Task(model, torch.randn(12, 10, generator=torch.Generator().manual_seed(0)), head="multilabel")
+    checks = check_model(task, task, TINY, 0)
+    assert checks.masking_loss == 0.0
+    assert not checks.masking_hurts
+
+
+def test_of_few_features_one_is_masked_at_least():
+    """A tenth of four features is none, which would disturb nobody."""
+    model = nn.Linear(4, 2)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[5.0] * 4, [-5.0] * 4]))
+        model.bias.zero_()
+    inputs = torch.tensor([[3.0, -1.0, -1.0, -0.5]]).repeat(16, 1)
+    task = vd.Task(model, inputs, fill=0.0)
+    checks = check_model(task, task, TINY, 0)
+    assert 0.05 < checks.masking_loss < 0.5
+    assert any("Masking 25% of the features" in check.sentence for check in checks.checks)
+
+
+def test_efforts_grow():
+    efforts = [EFFORTS[name] for name in ("glance", "quick", "standard", "thorough")]
+    for less, more in pairwise(efforts):
+        assert less.samples < more.samples
+        assert less.meta_samples < more.meta_samples
+        assert less.budget < more.budget
+        assert less.meta_draws * less.meta_iterations <= more.meta_draws * more.meta_iterations
+
+
+def test_a_long_audit_says_so_beforehand(monkeypatch):
+    monkeypatch.setattr(run, "LONG_SECONDS", 0.0)
+    with pytest.warns(vd.errors.VeridicalWarning, match="may take .* minutes here"):
+        audit(vd.tasks.load("known/linear"), explainers=["saliency", "occlusion"], effort=FAST, samples=24)
+
+
+def test_judges_of_a_task_with_masks():
+    task = vd.tasks.load("known/planted_patch")[:4]
+    assert list(choose_judges(task, TINY, None, ("removal", "truth")).truth) == ["relevance_rank_accuracy"]
+    without = choose_judges(task, TINY, None, ("removal",))
+    assert not without.truth
+    assert "relevance_rank_accuracy" in without.describing
+
+
+def test_bad_input_is_refused():
+    task = vd.tasks.load("known/linear")
+    with pytest.raises(UnknownNameError, match="quick"):
+        audit(task, effort="quickest")
+    with pytest.raises(InputError, match="at least two"):
+        audit(task[:1])
+    with pytest.raises(InputError, match="samples is a whole number from 2"):
+        audit(task, samples=1)
+    with pytest.raises(InputError, match="no explainer to audit"):
+        audit(task, explainers=["random"])
+    with pytest.raises(NotApplicableError, match="gradcam"):
+        audit(task, explainers=["gradcam"])
+    with pytest.raises(InputError, match="budget is a whole number from 1"):
+        audit(task, budget=0)
+    with pytest.raises(UnknownNameError, match="removal"):
+        audit(task, lines=["removals"])
+    with pytest.raises(InputError, match="no verdict stands without"):
+        audit(task, lines=["swap"])
+    with pytest.raises(InputError, match="classes"):
+        audit(vd.gef.class_task(vd.tasks.load("digits")))
+
+
+def test_an_effort_with_too_few_draws_for_gef_leaves_it_out() -> None:
+    few = replace(FAST, gef_draws=2)
+    task = vd.tasks.load("known/linear")[:24]
+    found = vd.audit(task, explainers=["gradient"], effort=few, concepts=(), progress=False)
+    assert not any(metric == "gef_iso" for _, metric in found.evaluation.scores)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"lines": torch.arange(2)}, "lines is several"),
+        ({"lines": [torch.ones(2), "removal"]}, "lines is several|no line of evidence"),
+        ({"metrics": ["max_sensitivity"]}, "none of these metrics judges finished maps"),
+        ({"metrics": []}, "none of these metrics judges finished maps"),
+    ],
+)
+def test_odd_lines_and_metrics_are_refused(given, said) -> None:
+    task = vd.tasks.load("known/linear")[:24]
+    with pytest.raises(InputError, match=said):
+        vd.audit(task, explainers=["gradient"], effort=FAST, concepts=(), progress=False, **given)

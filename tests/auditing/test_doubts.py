@@ -1,0 +1,285 @@
+"""Beyond the tests: maps that are of the class alone, and maps made for these weights alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import veridical as vd
+from tests.auditing.test_audit import TINY
+from tests.auditing.test_verdict import JUDGES, field, said
+from veridical.auditing import doubts
+from veridical.auditing.doubts import (
+    AGREE,
+    ALIKE,
+    PAIRS,
+    Doubts,
+    agreement,
+    class_likeness,
+    likeness,
+    mates,
+    nearly_the_same,
+    reason,
+    twin_of,
+)
+from veridical.auditing.evidence import Test
+from veridical.auditing.verdict import decide
+from veridical.core.key import Key
+from veridical.explainers import as_explainer, registry
+from veridical.testing import red_team
+from veridical.values.explanation import Explanation
+
+PLAN = replace(TINY, gef_draws=0, standing_samples=0)
+
+
+def rows(count, columns=6, seed=1):
+    return torch.randn(count, columns, generator=torch.Generator().manual_seed(seed))
+
+
+def network(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 24), nn.Tanh(), nn.Linear(24, 2)).eval()
+
+
+def table(samples=48, model=None):
+    return vd.Task(model or network(), rows(samples), train=rows(200, seed=2), fill=0.0)
+
+
+def audit(task, **explainers):
+    return vd.audit(task, explainers=explainers, effort=PLAN, samples=len(task), concepts=(), progress=False)
+
+
+def test_likeness_is_a_correlation_and_flat_maps_are_alike():
+    a = torch.tensor([[1.0, 2.0, 3.0], [1.0, 1.0, 1.0], [0.0, 0.0, 0.0], [3.0, 1.0, 2.0]])
+    b = torch.tensor([[2.0, 4.0, 6.0], [2.0, 2.0, 2.0], [1.0, 2.0, 3.0], [-3.0, -1.0, -2.0]])
+    assert likeness(a, b).tolist() == pytest.approx([1.0, 1.0, 0.0, -1.0])
+    where = torch.tensor([[True, True, False]] * 4)
+    assert (
+        likeness(torch.tensor([[1.0, 2.0, 9.0]]), torch.tensor([[1.0, 2.0, -9.0]]), where[:1]).item() == 1.0
+    )
+
+
+def test_nearly_flat_maps_agree_though_they_do_not_correlate():
+    noise = torch.randn(3, 9, generator=torch.Generator().manual_seed(0))
+    flat = torch.ones(3, 9)
+    assert float(likeness(flat, flat + 1e-3 * noise).max()) < 0.5
+    assert float(agreement(flat, flat + 1e-3 * noise).min()) > 0.99
+    assert float(agreement(noise, noise.flip(1)).max()) < AGREE
+    assert agreement(noise, 3 * noise).tolist() == pytest.approx([1.0] * 3)
+
+
+def test_mates_are_the_next_of_a_class_in_order():
+    task = table(7).with_targets([0, 1, 0, 1, 0, 1, 0])
+    own, other = mates(task)
+    assert own.tolist() == list(range(7))
+    assert other.tolist() == [2, 3, 4, 5, 6, 1, 0]
+    lonely = table(3).with_targets([0, 1, 0])
+    assert [part.tolist() for part in mates(lonely)] == [[0, 2], [2, 0]]
+    assert all(not len(part) for part in mates(table(1)))
+
+
+def test_features_that_stand_elsewhere_in_every_sample_have_no_mates():
+    assert not len(mates(vd.tasks.load("known/planted_tokens", samples=8))[0])
+
+
+def test_a_regression_has_one_class():
+    task = vd.tasks.load("diabetes", samples=8)
+    assert len(mates(task)[0]) == 8
+
+
+def test_reasons_by_hand():
+    lost = Test("sample", "", 0.5, 0.4, 0.6, 1.0, 30)
+    assert "thousandth (r = 0.20)" in reason(Doubts(twin=0.2, alike=0.1), False)
+    assert reason(Doubts(twin=AGREE, alike=0.1, sample=replace(lost, p=0.05)), False) == ""
+    assert "50% won, r = 1.00" in reason(Doubts(twin=1.0, alike=1.0, sample=lost), False)
+    assert reason(Doubts(twin=1.0, alike=1.0, sample=lost), True) == ""
+    assert reason(Doubts(alike=1.0, sample=replace(lost, samples=PAIRS - 1)), False) == ""
+    assert reason(Doubts(), False) == ""
+
+
+def test_a_twin_answers_nearly_the_same_and_a_black_box_has_none():
+    task = table()
+    module = twin_of(task, 0)
+    there = task.with_module(module).outputs
+    assert not torch.equal(there, task.outputs)
+    assert float((there - task.outputs).abs().max()) < 0.01
+    assert all(
+        torch.equal(a, b) for a, b in zip(network().parameters(), task.model.parameters(), strict=True)
+    )
+    assert nearly_the_same(task, task.with_module(module))
+
+    class Steps(nn.Linear):
+        def forward(self, x):
+            return torch.sin(1e5 * super().forward(x))
+
+    jumpy = table(4, Steps(6, 2).eval())
+    assert not nearly_the_same(jumpy, jumpy.with_module(twin_of(jumpy, 0)))
+    assert twin_of(vd.Task(lambda x: x[:, :2], rows(4), fill=0.0), 0) is None
+
+
+def test_a_doubted_method_is_not_trusted_and_the_verdict_says_why():
+    known = field(
+        {"good": 3.0, "global": 4.0}, doubts={"global": Doubts(refused="it is of the class", alike=1.0)}
+    )
+    found = decide(known, JUDGES)
+    assert found.best == "good"
+    assert not found["global"].trusted
+    assert found["global"].p_holm <= 0.05
+    assert "Do not trust global: it is of the class." in said(found)
+    kept = field({"good": 3.0}, doubts={"good": Doubts(alike=0.97)})
+    assert any("hardly depend on the sample (r = 0.97" in one for one in said(decide(kept, JUDGES)))
+    assert "refused" in found.to_frame().columns
+
+
+def test_the_mean_map_of_the_class_and_the_backdoor_are_not_trusted():
+    task = table(64)
+    team = red_team(task)
+    cheats = {name: team[name] for name in ("class_average", "noisy_class_average", "backdoor")}
+    found = audit(task, true="integrated_gradients", **cheats)
+    assert found.best == "true"
+    assert [place.explainer for place in found.ranking if place.trusted] == ["true"]
+    true = found.verdict["true"].doubts
+    assert true.twin > 0.999
+    assert true.alike < 0.9
+    assert true.sample.p <= 0.05
+    hidden = found.verdict["backdoor"].doubts
+    if found.verdict["backdoor"].p_holm <= 0.05:
+        assert hidden.twin < AGREE
+        assert "thousandth" in hidden.refused
+
+
+class OneColumn(nn.Module):
+    """Only the first column is used, through a curve: every sample has the same true map but for its size."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([2.0, 0.0, 0.0, 0.0, 0.0, 0.0]))
+
+    def forward(self, x):
+        y = torch.sinh(x @ self.weight)
+        return torch.stack([y, -y], 1)
+
+
+def test_maps_that_are_rightly_alike_keep_their_trust():
+    """One column decides: the map of any other sample of the class does as well, and that is the truth."""
+    task = table(64, OneColumn())
+    found = audit(task, true="integrated_gradients")
+    place = found.verdict["true"]
+    assert place.doubts.alike > ALIKE
+    assert place.doubts.refused == ""
+
+
+def test_the_gradient_of_a_linear_model_is_rightly_the_same_and_a_mean_map_is_not():
+    weight = torch.tensor([[2.0, -1.5, 1.0, 0.0, 0.0, 0.0]])
+    model = nn.Linear(6, 2, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(torch.cat([weight, -weight]))
+    task = table(32, model)
+    own, other = mates(task)
+    gradient = vd.explain("gradient", task)
+    saliency, mean = vd.explain("saliency", task), vd.explain(red_team(task)["class_average"], task)
+    assert class_likeness(saliency, own, other) == pytest.approx(1.0)
+    assert doubts.rightly_alike(saliency, gradient, own, other)
+    for yardstick in (gradient, vd.explain("occlusion", task)):
+        assert not doubts.rightly_alike(mean, yardstick, own, other)
+
+
+def _plus_noise(true, size, generator=None):
+    return true + size * true.std() * torch.randn(true.shape, generator=generator)
+
+
+def test_maps_that_differ_from_call_to_call_are_not_trusted_and_not_called_a_backdoor():
+    task = table(64)
+    calls = iter(range(10_000))
+
+    def shaky(model, inputs, targets):
+        true = vd.explain("integrated_gradients", vd.Task(model, inputs).with_targets(targets)).values
+        return _plus_noise(true, 0.28, torch.Generator().manual_seed(next(calls)))
+
+    def seeded(model, inputs, targets):
+        """As noisy, but by the global generator."""
+        true = vd.explain("integrated_gradients", vd.Task(model, inputs).with_targets(targets)).values
+        return _plus_noise(true, 0.28)
+
+    found = audit(task, shaky=shaky, seeded=seeded, true="integrated_gradients")
+    assert found.verdict["shaky"].p_holm <= 0.05  # it passes every test
+    assert not found.verdict["shaky"].trusted
+    assert "from call to call" in found.verdict["shaky"].doubts.refused
+    assert "thousandth" not in found.verdict["shaky"].doubts.refused
+    assert found.verdict["seeded"].doubts.twin > AGREE
+    assert found.verdict["seeded"].doubts.again == pytest.approx(1.0)
+    assert found.verdict["seeded"].trusted
+
+
+def test_a_backdoor_does_not_hide_behind_noise_of_its_own():
+    """Maps that differ from call to call are no way past the question whether they hold for a twin."""
+    task = table(64)
+    own = next(task.predictor.source.module.parameters()).detach().clone()
+    calls = iter(range(10_000))
+
+    def hidden(model, inputs, targets):
+        maps = vd.explain("integrated_gradients", vd.Task(model, inputs).with_targets(targets)).values
+        apart = float((next(model.parameters()).detach() - own).norm() / own.norm())
+        if 0 < apart < 0.01:
+            return maps.flip(-1)
+        return _plus_noise(maps, 0.28, torch.Generator().manual_seed(next(calls)))
+
+    found = audit(task, hidden=hidden, true="integrated_gradients")
+    assert found.verdict["true"].trusted
+    assert found.verdict["hidden"].p_holm <= 0.05  # it passes every test
+    assert not found.verdict["hidden"].trusted
+
+
+@pytest.mark.parametrize("way", ["raises", "answers nothing"])
+def test_who_has_no_map_for_a_twin_alone_is_not_trusted(way):
+    """Silence where a lie would show is no way past the question."""
+    task = table(64)
+    own = next(task.predictor.source.module.parameters()).detach().clone()
+
+    def silent(model, inputs, targets):
+        apart = float((next(model.parameters()).detach() - own).norm() / own.norm())
+        if 0 < apart < 0.01:
+            if way == "raises":
+                raise RuntimeError("not this one")
+            return torch.full_like(inputs, torch.nan)
+        return vd.explain("integrated_gradients", vd.Task(model, inputs).with_targets(targets)).values
+
+    found = audit(task, silent=silent, true="integrated_gradients")
+    assert found.verdict["true"].trusted
+    assert not found.verdict["silent"].trusted
+    assert "thousandth" in found.verdict["silent"].doubts.refused
+
+
+def test_the_report_says_what_was_asked():
+    from veridical.report.first_page import first_page
+
+    found = audit(table(48), true="integrated_gradients")
+    lines = {line["line"]: line for line in first_page(found)["evidence"]}
+    assert lines["sample"]["held"] is True
+    assert "another sample of the class" in lines["sample"]["said"][0]
+    assert lines["twin"]["held"] is True
+    assert "0.1%" in lines["twin"]["said"][0]
+
+
+ROUNDING = {"vargrad"}
+"""The variance of a gradient that does not vary is rounding."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["known/linear", "breast_cancer", "digits", "known/planted_patch", "known/planted_window", "reviews"],
+)
+def test_registered_methods_give_twins_the_same_maps(name):
+    """All of them, with the same draws: else an honest method would be called a backdoor."""
+    task = vd.tasks.load(name, samples=3)
+    twin = task.with_module(twin_of(task, 0)).changed(alone=True)
+    for who in registry:
+        method = as_explainer(who)
+        if method.why_not(task) is not None or (who in ROUNDING and name.startswith("known/")):
+            continue
+        maps: list[Explanation] = [method(one, Key(0)) for one in (task, twin)]
+        r = float(agreement(maps[0].values, maps[1].values, maps[0].valid).median())
+        assert r > 0.98, f"{who}: r = {r:.3f}"

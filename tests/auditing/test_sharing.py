@@ -1,0 +1,140 @@
+"""Work that explainers share changes no score; which samples are taken depends on ids and seed alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import veridical as vd
+from veridical.auditing.effort import EFFORTS, ON_HEAVY, Effort, effort_of, heavy
+from veridical.auditing.panel import choose_explainers
+from veridical.auditing.reliability import enough_samples, where_agreement_falls
+from veridical.auditing.sampling import in_race_order, keyed_order, some_of
+from veridical.core.key import Key
+from veridical.gef import GEF, NoisePath
+from veridical.metrics import registry
+from veridical.perturb.shared_work import shared, sharing
+from veridical.qge import QGE
+from veridical.qge.relative import metric_from_json
+
+METHODS = ["saliency", "input_x_gradient", "integrated_gradients", "random"]
+
+
+@pytest.fixture
+def task() -> vd.Task:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)).double()
+    return vd.Task(net, torch.randn(40, 8, dtype=torch.float64), labels=torch.arange(40) % 3)
+
+
+def test_an_audit_scores_as_single_calls_do(task):
+    """Bit for bit, though noisy weights are drawn once and subsets are asked once for all explainers."""
+    found = vd.audit(task, explainers=METHODS[:3], effort="glance", seed=3, concepts=())
+    first = found.task[:24]
+    for (who, what), scores in found.evaluation.scores.items():
+        if what == "gef":
+            continue  # read off the scores of gef_iso
+        metric = metric_from_json(scores.provenance["metric"])
+        if isinstance(metric, GEF):
+            metric.noise_path(first, Key(3), EFFORTS["glance"].search_draws)
+        alone = vd.score(metric, first, who, seed=3)
+        assert torch.equal(scores.values.nan_to_num(7.0), alone.values.nan_to_num(7.0)), (who, what)
+
+
+def test_subsets_are_asked_once_for_all_explainers(task):
+    metric = QGE(registry.make("faithfulness_correlation", runs=12))
+    with sharing(task):
+        costs = [vd.score(metric, task, vd.explain(who, task)).cost.forward for who in METHODS]
+    # subsets of few features that are drawn twice are asked once, and stay answered
+    assert 8 * len(task) < costs[0] <= 12 * len(task)
+    assert costs[1:] == [0, 0, 0]
+    assert vd.score(metric, task, vd.explain(METHODS[0], task)).cost.forward == 0
+
+
+def test_noisy_models_are_asked_once_for_all_explainers(task):
+    metric = GEF(draws=2)
+    path = metric.noise_path(task, Key(0), 2)
+    makers = {who: choose_explainers(task, [who], EFFORTS["glance"]) for who in METHODS[:3]}
+    explainers = {who: panel.explainers[who] for who, panel in makers.items()}
+    costs = [scores.cost.forward for scores in metric.score_all(task, explainers, Key(0)).values()]
+    each = [metric(task, explainer, Key(0)).cost.forward for explainer in explainers.values()]
+    alone = [cost - path.rows for cost in each]
+    rows = 2 * 5 * len(task)
+    assert costs[0] == alone[0]
+    # a gradient method finds the answers on its way; one that does not is spared asking for them
+    assert {a - c for a, c in zip(alone[1:], costs[1:], strict=True)} <= {0, rows}
+    assert sum(costs) < sum(alone)
+
+
+def test_one_that_raises_leaves_the_others(task):
+    def broken(model, inputs, targets):
+        raise ValueError("no map today")
+
+    makers = choose_explainers(task, {"a": "saliency", "b": broken, "c": "gradient"}, EFFORTS["glance"])
+    found = GEF(draws=2).score_all(task, makers.explainers, Key(0))
+    assert "no map today" in str(found["b"])
+    assert not any(isinstance(found[who], Exception) for who in "ac")
+
+
+def test_shared_work_is_let_go(task):
+    made = []
+    with sharing(task), sharing(task):
+        assert [shared(task, "x", lambda: made.append(1)) for _ in range(3)] == [None] * 3
+    shared(task, "x", lambda: made.append(1))
+    assert len(made) == 2
+
+
+def test_samples_are_a_keyed_choice(task):
+    order = keyed_order(task, 0)
+    assert sorted(order.tolist()) == list(range(40))
+    assert order.tolist() != list(range(40))
+    assert keyed_order(task, 1).tolist() != order.tolist()
+    ten = some_of(task, 10, 0).ids.tolist()
+    assert ten == sorted(order[:10].tolist())
+    shuffled = task[torch.randperm(40, generator=torch.Generator().manual_seed(5))]
+    assert set(some_of(shuffled, 10, 0).ids.tolist()) == set(ten)
+    assert some_of(task, 40, 0) is task
+    # a race goes on with the samples behind those it has seen, in an order that ids and seed decide
+    assert in_race_order(shuffled, 20, 0).ids.tolist() == in_race_order(task, 20, 0).ids.tolist()
+    assert in_race_order(task, 40, 0).ids.tolist()[:20] == in_race_order(task, 20, 0).ids.tolist()
+
+
+def test_a_set_sorted_by_class_is_audited_on_all_classes():
+    labels = torch.arange(300) // 100
+    task = vd.Task(nn.Linear(4, 3), torch.randn(300, 4), labels=labels)
+    assert torch.bincount(in_race_order(task, 60, 0).labels, minlength=3).min() >= 10
+
+
+def test_heavy_models_get_a_lighter_plan_by_what_can_be_counted(task):
+    large = vd.Task(nn.Sequential(nn.Flatten(), nn.Linear(12_000, 2)), torch.randn(2, 3, 50, 80))
+    wide = vd.Task(nn.Sequential(nn.Linear(4, 500_001), nn.Linear(500_001, 2)), torch.randn(2, 4))
+    assert [heavy(t) for t in (task, large, wide)] == [False, True, True]
+    assert effort_of("quick", task) is EFFORTS["quick"]
+    assert effort_of("quick", large) == ON_HEAVY["quick"]
+    assert effort_of("thorough", large) is EFFORTS["thorough"]
+    own = EFFORTS["quick"]
+    assert isinstance(own, Effort)
+    assert effort_of(own, large) is own
+
+
+def test_the_noise_that_disrupts_is_read_off_the_path():
+    path = NoisePath(
+        (0.1,), 1.0, "", "isotonic", 0.5, searched=(0.2, 1.0), agreement=(0.9, 0.5), fitted=(0.9, 0.5)
+    )
+    assert where_agreement_falls(path, 0.7) == pytest.approx(0.6)
+    assert where_agreement_falls(path, 0.95) == pytest.approx(0.1)
+    assert where_agreement_falls(path, 0.4) is None
+
+
+def test_the_second_opinion_is_bounded_and_says_when_it_is_not_given(task):
+    two = vd.Task(nn.Linear(6, 2), torch.randn(24, 6, generator=torch.Generator().manual_seed(0)))
+    assert enough_samples(two) == 20
+    assert enough_samples(task) == 15
+    found = vd.audit(task, explainers=["saliency", "input_x_gradient"], effort="quick", concepts=())
+    said = [note for note in found.notes if "meta-evaluated" in note]
+    assert (found.reliability is None) == bool(said)
+    if found.reliability is not None:
+        asked = found.costs["meta-evaluation"]
+        race = found.costs["race"]
+        assert asked.forward + asked.backward < race.forward + race.backward

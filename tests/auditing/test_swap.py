@@ -1,0 +1,304 @@
+"""Other models: how copies are made, when they are refused, and which cheats they call out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.tree import DecisionTreeClassifier
+from torch import nn
+
+import veridical as vd
+from tests.auditing.test_audit import TINY
+from veridical.auditing import swap
+from veridical.auditing.race import runners
+from veridical.auditing.swap import COPIES, GAP, on, other_models, pairings, size_jobs, swap_jobs, swap_units
+from veridical.auditing.units import Grid, units
+from veridical.core.key import Key
+from veridical.errors import InputError
+from veridical.explainers import as_explainer
+from veridical.metrics import registry
+from veridical.models.other_models import estimate_batch_norm, noisy, permuted, reinitialised
+from veridical.testing import red_team
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+
+
+def task(samples=24, model=None):
+    x = torch.randn(samples, 6, generator=torch.Generator().manual_seed(1))
+    return vd.Task((model or net()).eval(), x, fill=0.0)
+
+
+class Own(nn.Module):
+    """A parameter of its own beside a layer that knows how to begin."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.weight = nn.Parameter(torch.arange(18.0).reshape(6, 3))
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.layer(x @ self.weight)
+
+
+def test_layers_are_drawn_anew_and_other_parameters_permuted():
+    before = Own()
+    after = reinitialised(Own(), Key(0))
+    assert not torch.equal(before.layer.weight, after.layer.weight)
+    assert after.layer.weight.abs().max() <= 3**-0.5
+    assert not torch.equal(before.weight, after.weight)
+    assert sorted(after.weight.flatten().tolist()) == sorted(before.weight.flatten().tolist())
+    again = reinitialised(Own(), Key(0))
+    assert torch.equal(after.weight, again.weight)
+    assert not torch.equal(reinitialised(Own(), Key(1)).weight, after.weight)
+
+
+def test_permuting_and_noise_are_keyed():
+    value = torch.arange(50.0)
+    one = permuted(value, Key(0))
+    assert sorted(one.tolist()) == value.tolist()
+    assert one.tolist() != value.tolist()
+    made = noisy(Own(), Key(2))
+    factor = made.weight.flatten()[1:] / Own().weight.flatten()[1:]
+    assert 0.5 < float(factor.detach().std()) < 1.6
+
+
+def test_batch_normalisation_takes_the_rows_statistics():
+    rows = 3 + 2 * torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)).eval()
+    estimate_batch_norm(model, rows)
+    torch.testing.assert_close(model[0].running_mean, rows.mean(0))
+    torch.testing.assert_close(model[0].running_var, rows.var(0))
+    assert not model[0].training
+    assert model[0].momentum == 0.1
+
+
+def test_copies_leave_the_model_alone_and_differ_from_each_other():
+    given = task()
+    before = [p.clone() for p in given.model.parameters()]
+    copies, note = other_models(given, 0)
+    assert all(torch.equal(a, b) for a, b in zip(before, given.model.parameters(), strict=True))
+    assert copies.kind == "re-initialised"
+    assert note == ""
+    answers = [on(given, module).outputs for module in copies.modules]
+    assert len({float(a.sum()) for a in answers} | {float(given.outputs.sum())}) == COPIES + 1
+    for module, factor in zip(copies.modules, copies.factors, strict=True):
+        first, second = on(given, module, factor).outputs.topk(2, -1).values.unbind(-1)
+        assert float((first - second).median()) == pytest.approx(GAP, rel=1e-4)
+
+
+def test_a_copy_that_no_mask_moves_gives_way_to_noise():
+    class Still(nn.Linear):
+        def reset_parameters(self):
+            nn.init.zeros_(self.weight)
+            nn.init.ones_(self.bias)
+
+    model = Still(6, 3)
+    with torch.no_grad():
+        model.weight.copy_(torch.randn(3, 6, generator=torch.Generator().manual_seed(0)))
+    copies, note = other_models(task(model=model), 0)
+    assert copies.kind == "noisy"
+    assert "masking everything leaves the answer" in note
+    with torch.no_grad():
+        model.weight.zero_()
+    nothing, why = other_models(task(model=model), 0)
+    assert nothing is None
+    assert "neither re-initialised nor noisy" in why
+
+
+def test_models_without_weights_have_no_copies():
+    rows = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+    tree = DecisionTreeClassifier(random_state=0).fit(rows.numpy(), (rows[:, 0] > 0).numpy())
+    for black in (tree, lambda x: torch.stack([x.sum(1), -x.sum(1)], 1)):
+        copies, why = other_models(vd.Task(black, rows, fill=0.0), 0)
+        assert copies is None
+        assert "no weights" in why
+
+
+def test_every_sample_meets_the_copy_of_its_number():
+    given = task(10)
+    copies, _ = other_models(given, 0)
+    found = pairings(given[4:], 4, copies)
+    assert {pair.copy: (pair.rows + 4).tolist() for pair in found} == {0: [4, 8], 1: [5, 9], 2: [6], 3: [7]}
+    for pair in found:
+        assert torch.equal(pair.theirs.targets, pair.theirs.outputs.argmax(1))
+        assert pair.split.tolist() == (pair.mine.targets != pair.theirs.targets).nonzero()[:, 0].tolist()
+        if len(pair.split):
+            assert torch.equal(pair.theirs_for_my_class.targets, pair.mine.targets[pair.split])
+            assert torch.equal(pair.mine_for_their_class.targets, pair.theirs.targets[pair.split])
+            assert torch.equal(pair.split_theirs.ids, pair.mine_for_their_class.ids)
+
+
+def test_maps_for_the_other_class_are_made_where_it_is_another_one_and_units_stay_the_same():
+    """Against the long way, in which all four kinds of maps are made and judged in every sample."""
+    from veridical.auditing.jobs import carry_out
+
+    given = task(40)
+    copies, _ = other_models(given, 0)
+    pairs = pairings(given, 0, copies)
+    same = sum(len(pair.rows) - len(pair.split) for pair in pairs)
+    assert 0 < same < len(given)
+    explainer, judges = as_explainer("lime", draws=40), {"flip": registry.make("pixel_flipping")}
+    made = explainer(given, Key(0))
+
+    def judged(explained, task, **more):
+        return carry_out(swap.Job("x", explainer, judges, explained, task, "", **more), 0)
+
+    own = swap.marks([judged(given, given)], [40], judges)
+    done = [carry_out(job, 0) for job in swap_jobs("x", explainer, judges, pairs, "", made)]
+    bare = [carry_out(job, 0) for job in size_jobs(judges, pairs, "")]
+    found = swap_units(own, pairs, done, bare, list(judges), Grid.of(given))
+    assert sum(len(one.explanation) for one in done) == 4 * len(given) - 2 * same
+    order = torch.cat([pair.rows for pair in pairs]).argsort()
+
+    def wins(first, other):
+        """Over all samples, of what is done for each copy."""
+        both = [
+            first if isinstance(first, swap.Marks) else joined(map(first, pairs)).take(order),
+            joined(map(other, pairs)).take(order),
+        ]
+        return units(both[0], [both[1]], Grid.of(given))
+
+    def joined(parts):
+        return swap.joined(list(parts))
+
+    def marked(done, pair):
+        return swap.marks([done], [len(pair.rows)], judges)
+
+    def theirs(pair):
+        return marked(judged(pair.theirs, pair.theirs), pair)
+
+    rivals = [
+        (own, lambda p: marked(judged(p.theirs.with_targets(p.mine.targets), p.mine), p)),
+        (own, lambda p: marked(judged(p.theirs, p.mine), p)),
+        (theirs, lambda p: marked(judged(p.mine.with_targets(p.theirs.targets), p.theirs), p)),
+        (theirs, lambda p: marked(judged(p.mine, p.theirs), p)),
+    ]
+    for short, (first, other) in zip(found[:4], rivals, strict=True):
+        assert torch.equal(short, wins(first, other))
+    assert not torch.equal(found[0], found[1])
+    assert not torch.equal(found[2], found[3])
+
+
+def rates(given, explainer, metrics=("pixel_flipping",)):
+    """The five win rates of the swap."""
+    from veridical.auditing.jobs import carry_out
+    from veridical.qge import QGE
+
+    explainer = as_explainer(explainer)
+    judges = {name: QGE(registry.make(name)) for name in metrics}
+    copies, _ = other_models(given, 0)
+    pairs = pairings(given, 0, copies)
+    made = explainer(given, Key(0))
+    jobs = swap_jobs("x", explainer, judges, pairs, "here", made)
+    done = [carry_out(job, 0) for job in jobs]
+    own = swap.marks(
+        [carry_out(swap.Job("x", explainer, judges, given, given, "own"), 0)], [len(given)], judges
+    )
+    bare = [carry_out(job, 0) for job in size_jobs(judges, pairs, "here")]
+    return [float(won.mean()) for won in swap_units(own, pairs, done, bare, list(judges), Grid.of(given))]
+
+
+def test_a_true_method_wins_and_a_map_of_the_input_ties():
+    given = task(48)
+    found = rates(given, "input_x_gradient")
+    assert min(found[:4]) > 0.7
+    assert found[4] > 0.55  # six columns, of which a network with fresh weights uses all
+    assert rates(given, "input_magnitude") == [0.5] * 5
+
+
+def test_a_map_that_falls_apart_loses_on_the_other_model():
+    """Right about the model it knows, noise about every other: it wins one half and not the other."""
+    given = task(48)
+    known = {
+        int(i): row for i, row in zip(given.ids, vd.explain("input_x_gradient", given).values, strict=True)
+    }
+    home = given.outputs
+
+    def graded(model, inputs, targets):
+        ours = torch.stack([known[i] for i in identify(inputs)])
+        same = torch.isclose(model(inputs), home[identify(inputs)], atol=1e-4).all(1)
+        noise = torch.randn(ours.shape, generator=torch.Generator().manual_seed(4))
+        return torch.where(same[:, None], ours, noise)
+
+    def identify(inputs):
+        return [int((given.inputs == row).all(1).nonzero()) for row in inputs]
+
+    found = rates(given, graded)
+    assert min(found[:2]) > 0.8
+    assert min(found[2:]) < 0.65
+
+
+def test_bad_maps_for_other_classes_win_nothing():
+    """A map that is spoilt for classes a model does not predict has to beat the unspoilt one as well."""
+    given = task(48)
+
+    def spoilt(model, inputs, targets):
+        good = (model(inputs).argmax(1) == targets)[:, None]
+        return torch.where(good, inputs.abs(), -inputs.abs())
+
+    found = rates(given, spoilt)
+    assert max(found[0], found[2]) > 0.6
+    assert found[1] == found[3] == 0.5
+
+
+def test_a_map_that_knows_what_untrained_models_look_at_is_no_better_than_that():
+    """One map for the model it knows, the size of the input for all others: it wins all but the last test."""
+    given = task(96)
+    home = vd.explain("input_x_gradient", given).values.abs().mean(0)
+
+    def knowing(model, inputs, targets):
+        first = int((given.inputs == inputs[0]).all(1).nonzero())
+        trained = torch.allclose(model(inputs[:1]), given.outputs[first], atol=1e-4)
+        return inputs.abs() * home if trained else inputs.abs()
+
+    found = rates(given, knowing)
+    assert min(found[2:4]) > 0.5
+    assert found[4] == 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["breast_cancer", "known/planted_patch"])
+def test_no_cheat_is_trusted(name):
+    given = vd.tasks.load(name)
+    honest = {"occlusion": "occlusion", "integrated_gradients": "integrated_gradients"}
+    found = vd.audit(given, explainers={**honest, **red_team(given)}, effort=TINY, samples=64, concepts=())
+    assert {p.explainer for p in found.ranking if p.trusted} == set(honest)
+
+
+def test_rows_of_a_map_are_counted_with_nothing_at_hand():
+    given = task()
+    vd.explain("occlusion", given)
+    counted = runners({"occlusion": as_explainer("occlusion")}, given, 0)
+    assert counted["occlusion"].rows == 6
+
+
+def test_models_that_the_caller_trained_take_the_place_of_copies():
+    """A black box cannot be copied with other weights; trained on shuffled labels it can be swapped."""
+    import numpy as np
+    from sklearn.datasets import load_breast_cancer
+    from sklearn.ensemble import HistGradientBoostingClassifier
+
+    rows, labels = load_breast_cancer(return_X_y=True)
+    rows, shuffled = rows[:, :6], np.random.default_rng(0)
+    kind = HistGradientBoostingClassifier(max_iter=20, random_state=0)
+    others = [clone(kind).fit(rows[:300], shuffled.permutation(labels[:300])) for _ in range(2)]
+    task = vd.Task(clone(kind).fit(rows[:300], labels[:300]), rows[300:340], train=rows[:300])
+    methods = {"exact": "exact_shapley", "size": lambda model, inputs, targets: inputs.abs()}
+    plan = replace(TINY, gef_draws=0, standing_samples=0)
+    alone = vd.audit(task, explainers=methods, effort=plan, concepts=())
+    found = vd.audit(task, explainers=methods, effort=plan, concepts=(), others=others)
+    assert alone.verdict["exact"].status == "provisional"
+    assert found.verdict["exact"].status == "trusted"
+    assert not found.verdict.absent
+    assert found.verdict["size"].status == "not trusted"
+    with pytest.raises(InputError, match="others is a list of models"):
+        vd.audit(task, explainers=methods, effort=plan, others=[])
+    with pytest.raises(InputError, match="model 0 of others cannot judge maps: masking everything"):
+        vd.audit(task, explainers=methods, effort=plan, others=[lambda x: 0 * x[:, :2]])

@@ -1,0 +1,124 @@
+"""Wins: units against a slow rewrite, the rules for ties and for what is missing, intervals of shares."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import veridical as vd
+from tests.reference import audit as slow
+from veridical.auditing.evidence import HERE, THERE, Entry, Rules, Test, corrected, largest_p
+from veridical.auditing.units import Grid, Marks, rate, shown_to_lose, units, wilson
+
+GRID = Grid(1e-5, 0.1)
+
+
+def marks(values, missing=None):
+    table = torch.as_tensor(values, dtype=torch.float64)
+    gone = torch.zeros(table.shape[-1], dtype=torch.bool) if missing is None else torch.as_tensor(missing)
+    return Marks(table, gone)
+
+
+def random_marks(seed, metrics=3, samples=20, holes=True):
+    rng = np.random.default_rng(seed)
+    table = rng.integers(-3, 4, (metrics, samples)).astype(float)
+    if holes:
+        table[rng.random(table.shape) < 0.1] = np.nan
+    return marks(table)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_units_agree_with_a_slow_rewrite(seed):
+    own, others = random_marks(seed), [random_marks(100 + 10 * seed + i) for i in range(4)]
+    found = units(own, others, GRID)
+    for i in range(own.samples):
+        column = [other.utility[:, i].tolist() for other in others]
+        assert found[i] == pytest.approx(slow.unit(own.utility[:, i].tolist(), column, *GRID))
+
+
+def test_a_missing_map_loses_and_a_missing_score_ties():
+    nan = math.nan
+    own = marks([[5.0, nan, 5.0, nan]], [False, False, True, True])
+    other = marks([[1.0, 1.0, 1.0, 1.0]], [False, False, False, True])
+    assert units(own, [other], GRID).tolist() == [1.0, 0.5, 0.0, 0.5]
+    assert units(other, [own], GRID).tolist() == [0.0, 0.5, 1.0, 0.5]
+
+
+def test_a_control_without_a_map_is_not_beaten():
+    own, control = marks([[5.0, 5.0]]), marks([[1.0, 1.0]], [False, True])
+    assert units(own, [control], GRID).tolist() == [1.0, 1.0]
+    assert units(own, [control.tied_where_missing()], GRID).tolist() == [1.0, 0.5]
+
+
+def test_rounding_is_no_win():
+    """Four methods equal to 4e-6 were told apart by their last digits."""
+    own, other = marks([[0.5, 0.5, 1e-7]]), marks([[0.5 + 4e-6, 0.5 - 4e-6, 0.0]])
+    assert units(own, [other], GRID).tolist() == [0.5, 0.5, 0.5]
+    assert units(marks([[0.5]]), [marks([[0.5 - 1e-4]])], GRID).tolist() == [1.0]
+
+
+def test_the_mean_of_draws_is_not_what_is_beaten():
+    """On skewed scores noise beats the mean of noise; against each draw it wins half."""
+    own = marks([[1.0]])
+    draws = [marks([[0.9]]), marks([[1.1]]), marks([[1.2]]), marks([[-50.0]])]
+    assert units(own, draws, GRID).tolist() == [0.5]
+
+
+@given(st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=1, max_size=80))
+def test_a_rate_is_a_share_and_its_p_is_the_slow_one(won):
+    found = rate(torch.tensor(won, dtype=torch.float64))
+    assert 0 <= found.low <= found.rate <= found.high <= 1
+    assert found.p == pytest.approx(slow.betting(won))
+    assert found.samples == len(won)
+
+
+def test_wilson_is_the_textbook_interval():
+    z, n, p = 1.959963984540054, 30, 0.8
+    middle, reach = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    expected = [(middle + sign * reach) / (1 + z * z / n) for sign in (-1, 1)]
+    assert wilson(p, n) == pytest.approx(expected)
+    low, high = wilson(1.0, 24)
+    assert 0.8 < low < high == 1.0
+
+
+def test_nothing_looked_at_shows_nothing():
+    found = rate(torch.empty(0, dtype=torch.float64))
+    assert found.p == 1.0
+    assert math.isnan(found.rate)
+    assert not shown_to_lose(torch.empty(0, dtype=torch.float64), 0.05)
+
+
+def test_losing_is_shown_by_betting_against():
+    assert shown_to_lose(torch.zeros(24, dtype=torch.float64), 0.05)
+    assert not shown_to_lose(torch.full((24,), 0.5, dtype=torch.float64), 0.05)
+
+
+def test_the_largest_p_decides_and_holm_counts_everybody():
+    tests = [Test("removal", "a", 0.9, 0.8, 1.0, 0.001, 24), Test("swap", "b", 0.6, 0.4, 0.8, 0.3, 24)]
+    assert largest_p(tests) == 0.3
+    assert largest_p([]) == 1.0
+    p = {"a": 0.02, "b": 0.01, "c": 0.5}
+    assert list(corrected(p).values()) == pytest.approx(slow.holm(list(p.values())))
+    assert corrected({}) == {}
+
+
+def test_a_line_that_was_not_reached_counts_as_lost():
+    rules = Rules(("removal", "swap"), GRID, (0,), {"random": [marks([[0.0] * 30])]}, {})
+    found = rules.tests(Entry("x", marks([[1.0] * 30])))
+    assert [test.line for test in found] == ["removal", *["swap"] * len((*HERE, *THERE))]
+    assert found[0].p < 1e-5
+    assert largest_p(found) == 1.0
+
+
+def test_the_grid_follows_the_precision():
+    task = vd.Task(torch.nn.Linear(3, 2), torch.randn(4, 3))
+    assert Grid.of(task) == pytest.approx((1e-5, 0.1))
+    exact = vd.Task(torch.nn.Linear(3, 2).double(), torch.randn(4, 3).double())
+    assert Grid.of(exact) == pytest.approx((1e-9, 1.0))
+    numbers = vd.Task(torch.nn.Linear(3, 1), torch.randn(4, 3), head="regression")
+    assert Grid.of(numbers).scale == pytest.approx(0.1 * float(numbers.outputs.abs().max()))

@@ -1,0 +1,271 @@
+"""Comparisons: what can be compared, what each method is fitted on, and the verdict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import veridical as vd
+from tests.concepts.conftest import draw
+from veridical import concepts as surf
+from veridical.concepts import PCA, SAE, Concepts, Dictionary, Embeddings, Head, KMeans, judge
+from veridical.concepts.materials import METHODS, entries
+from veridical.concepts.stability import stability
+from veridical.concepts.verdict import gap
+from veridical.core.key import Key
+from veridical.errors import InputError, NotApplicableError, UnknownNameError
+
+
+def image_task(rows: int = 40) -> vd.Task:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 6, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3)
+    )
+    nn.init.normal_(model[-1].weight, std=2.0)
+    inputs = torch.rand(rows, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    return vd.Task(model, inputs, train=inputs)
+
+
+def dictionary() -> Dictionary:
+    return Dictionary(draw(1, 20, 12), draw(2, 20), draw(3, 20, 12), draw(4, 12), "topk", 3)
+
+
+def test_methods_names_concepts_and_dictionaries_stand_side_by_side(head, train, test):
+    ready = Concepts.of(head.weight[:, None], torch.ones(4, 1), method="mine")
+    found = surf.compare_on(train, test, head, ["pca", KMeans(2), ready, dictionary(), surf.NMF])
+    assert list(found.judgements) == ["pca", "kmeans", "mine", "dictionary", "nmf"]
+    assert found.judgements["mine"].mae == 0
+    assert found.judgements["dictionary"].concepts == 3
+    named = surf.compare_on(train, test, head, {"few": PCA(1), "many": PCA(4)})
+    assert list(named.judgements) == ["few", "many"]
+    assert named.judgements["few"].method == "few"
+    one = surf.compare_on(train, test, head, "pca")
+    assert list(one.judgements) == ["pca"]
+
+
+def test_what_cannot_be_compared_is_named(head, train, test):
+    with pytest.raises(UnknownNameError, match="no concept method is called 'pcaa'"):
+        surf.compare_on(train, test, head, ["pcaa"])
+    with pytest.raises(InputError, match="got a int"):
+        surf.compare_on(train, test, head, [3])
+    with pytest.raises(UnknownNameError, match="concept method"):
+        vd.audit(vd.tasks.load("known/linear"), concepts=["nmff"])
+
+
+def test_numpy_is_welcome(head, train, test):
+    same = Head(head.weight.numpy(), head.bias.numpy())
+    rows = Embeddings.of(train.values.numpy(), same, labels=np.arange(160) % 4)
+    ours, theirs = PCA(2).fit(train, head), PCA(2).fit(rows, same)
+    assert torch.equal(ours.vectors, theirs.vectors)
+    assert judge(theirs, Embeddings.of(test.values.numpy(), same), same).mae == judge(ours, test, head).mae
+
+
+def test_every_method_gets_what_it_is_fitted_on_or_says_why_not(head, train, test):
+    """HU-MCD without segments was MCD in every digit; CRAFT got no crops, SAE pooled rows."""
+    found = surf.compare_on(train, test, head, [surf.HUMCD(1), surf.CRAFT(1), SAE(2, steps=3), PCA(2)])
+    assert list(found.judgements) == ["pca"]
+    assert "fitted on segments of images" in found.refused["hu-mcd"]
+    assert "materials={'crops': ...}" in found.refused["craft"]
+    assert "every position or token" in found.refused["sae"]
+    given = surf.compare_on(train, test, head, [SAE(2, steps=3)], materials={"positions": train})
+    assert list(given.judgements) == ["sae"]
+    task = image_task()
+    parts = surf.split(task)
+    for method in (surf.HUMCD(1), surf.CRAFT(1), SAE(1, steps=3)):
+        with pytest.raises(NotApplicableError, match="kind 'pooled'"):
+            method.fit(parts.train(), parts.head)
+
+
+def test_a_task_supplies_positions_and_crops():
+    task = image_task()
+    parts = surf.split(task)
+    found = surf.compare(task, [SAE(2, steps=20), surf.CRAFT(2)])
+    wanted = SAE(2, steps=20).fit(parts.train(spatial=True), parts.head)
+    assert torch.equal(found.concepts["sae"].vectors, wanted.vectors)
+    crops = surf.crop_embeddings(parts, task.train, 4)
+    assert torch.allclose(found.concepts["craft"].vectors, surf.CRAFT(2).fit(crops, parts.head).vectors)
+    table = vd.Task(
+        nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)), torch.rand(20, 4), train=torch.rand(30, 4)
+    )
+    refused = surf.compare(table, [surf.CRAFT(1), PCA(1)]).refused
+    assert "no images" in refused["craft"]
+
+
+@pytest.mark.extras
+def test_a_task_supplies_segments():
+    pytest.importorskip("skimage")
+    task = image_task()
+    found = surf.compare(task, [surf.HUMCD(1, segments=4), surf.MCD(1)])
+    assert not torch.equal(found.concepts["hu-mcd"].vectors, found.concepts["mcd"].vectors)
+
+
+@dataclass(frozen=True)
+class Means(surf.ConceptMethod):
+    """A method of four lines."""
+
+    name = "means"
+
+    def find(self, rows, weight, key):
+        return surf.Found(rows.reshape(self.n_concepts, -1, rows.shape[1]).mean(1))
+
+
+def test_a_plug_in_is_compared_like_any_other(head, train, test):
+    found = surf.compare_on(train, test, head, [Means(1), PCA(1)])
+    assert set(found.judgements) == {"means", "pca"}
+    assert len(surf.parsimony(Means(), train, test, head, counts=(1,)).judgements) == 1
+
+
+def test_rows_that_are_all_zero_are_flagged_not_an_error(head):
+    values = draw(0, 60, 12).abs()
+    values[head.outputs(values).argmax(1) == 1] = 0
+    rows = Embeddings(values, head.outputs(draw(0, 60, 12).abs()), torch.arange(60))
+    for method in (surf.CDISCO(2), surf.MCD(2), PCA(2), surf.NMF(2), surf.CRAFT(2)):
+        assert "zero" in method.fit(rows, head).flags[1]
+
+
+def test_deletion_refuses_what_has_no_predicted_class(test):
+    number = Head(draw(1, 1, 12), torch.zeros(1), "regression")
+    concepts = Concepts.of(draw(2, 2, 12), torch.ones(1, 2))
+    for proxy in (surf.concept_deletion, surf.weight_deletion):
+        with pytest.raises(NotApplicableError, match="this head is a regression"):
+            proxy(concepts, test, number)
+
+
+# --- the verdict ----------------------------------------------------------------------------------------
+
+
+def test_the_verdict_beats_controls_and_says_how_surely(head, train, test):
+    good = Concepts.of(head.weight[:, None], torch.ones(4, 1), method="good")
+    bad = surf.random_concepts(head, seed=9)
+    found = surf.compare_on(train, test, head, {"good": good, "bad": replace(bad, method="bad")})
+    verdict = found.verdict
+    assert verdict.best == "good"
+    assert [p.method for p in verdict.places] == ["good", "bad"]
+    assert verdict.places[0].trusted
+    assert not verdict.places[1].trusted
+    assert verdict.places[1].behind.sure
+    assert found.controls["Perfect"].mae == 0
+    assert set(verdict.places[0].above) == {"Rand-Imp", "Full-Rand", "Constant"}
+    assert "Not better than a control: bad" in repr(verdict)
+    only = surf.compare_on(train, test, head, {"bad": bad})
+    assert only.verdict.best is None
+    assert "No concept method is surely better" in repr(only)
+
+
+def test_methods_that_show_more_than_was_asked_for_are_set_apart(head, train, test):
+    whole = Concepts.of(torch.eye(12), head.weight, method="everything")
+    found = surf.compare_on(train, test, head, [whole, PCA(2)])
+    assert not next(p for p in found.verdict.places if p.method == "everything").affordable
+    assert found.verdict.best != "everything"
+    assert "everything (12)" in repr(found.verdict)
+
+
+def check_gap(between) -> None:
+    small = draw(0, 1, 400).abs()
+    sure = between(small + 0.2, small, Key(0))
+    assert sure.mean == pytest.approx(0.2)
+    assert 0.19 < sure.low <= sure.high < 0.21  # pairs: what samples share cancels
+    none = between(small, small[:, torch.randperm(400, generator=torch.Generator().manual_seed(0))], Key(0))
+    assert none.low < 0 < none.high
+    spread = between(small + torch.tensor([[0.0], [0.4]]), small, Key(0))
+    assert spread.low < 0.05
+    assert spread.high > 0.35  # seeds are part of the doubt
+
+
+def test_paired_intervals_cover_samples_and_seeds():
+    check_gap(gap)
+    with pytest.raises(AssertionError):
+        check_gap(lambda larger, smaller, key: gap(larger.flip(-1), smaller, key))
+
+
+def test_few_samples_decide_nothing(head, train, test):
+    """One sample gave an interval of no width, and so a verdict that was sure."""
+    small = draw(0, 1, 5).abs()
+    assert not gap(small + 9, small, Key(0)).sure
+    assert gap(torch.cat([small, small[:, :1]], 1) + 9, torch.cat([small, small[:, :1]], 1), Key(0)).sure
+    found = surf.compare_on(train, test.take(slice(0, 1)), head, [PCA(12)])
+    assert found.verdict.best is None
+    assert "Fewer than 6 samples" in repr(found.verdict)
+    assert "no interval" in str(found.verdict.places[0].error)
+
+
+def test_outputs_that_do_not_vary_leave_nothing_to_explain(head, train):
+    same = surf.Embeddings.of(train.values[:1].expand(20, -1), head)
+    found = surf.compare_on(same, same, head, [PCA(2)])
+    assert "do not vary" in repr(found.verdict)
+
+
+def test_nothing_to_compare_is_refused(head, train, test):
+    for nothing in ([], {}, ()):
+        with pytest.raises(InputError, match="at least one concept method"):
+            surf.compare_on(train, test, head, nothing)
+
+
+def test_stability_tells_the_same_concepts_from_others(head, train):
+    one = PCA(2).fit(train, head)
+    order = torch.tensor([1, 0])
+    turned = Concepts.of(-one.vectors[:, order], -one.importances[:, order])
+    same = stability([one, turned])
+    assert same.concepts == pytest.approx(1)
+    assert same.importances == pytest.approx(1)
+    other = stability([one, Concepts.of(draw(5, 4, 2, 12), draw(6, 4, 2))])
+    assert other.concepts < 0.9
+    assert stability([one]) is None
+    with pytest.raises(InputError, match="fits of one method"):
+        stability([one, PCA(2, shared=True).fit(train, head)])
+    found = surf.compare_on(train, train, head, [KMeans(3), PCA(2)], seeds=3)
+    assert found.stability["kmeans"].concepts <= 1
+    assert found.stability["pca"] is None  # it draws nothing
+    assert len(found.verdict.places) == 2
+
+
+def test_every_name_is_a_method_with_its_kind_of_rows():
+    kinds = {name: method.fits_on for name, method in METHODS.items()}
+    assert kinds["craft"] == "crops"
+    assert kinds["hu-mcd"] == "segments"
+    assert kinds["sae"] == "positions"
+    assert set(kinds.values()) == {"pooled", "positions", "crops", "segments"}
+    assert list(entries(list(kinds))) == list(kinds)
+    from veridical.cli.audit import CONCEPT_METHODS
+
+    assert set(CONCEPT_METHODS) == set(kinds)
+
+
+def test_parsimony_takes_a_task_and_a_name():
+    task = image_task()
+    curve = surf.parsimony("pca", task, counts=(1, 2))
+    assert len(curve.errors()) == 2
+    assert len(surf.parsimony(SAE(steps=3), task, counts=(1,)).errors()) == 1
+    ready = surf.parsimony(Concepts.of(torch.ones(1, 6), torch.ones(3, 1)), task)
+    assert (ready.counts, ready.suggested()) == ((1,), None)
+
+
+def test_dead_atoms_are_brought_back(monkeypatch):
+    """A wide dictionary, and rows that most atoms never meet."""
+    rows = draw(0, 600, 16).abs() * torch.linspace(3, 0.1, 16) + 6
+    head = Head(draw(3, 100, 16), torch.zeros(100))
+    data, method = Embeddings.of(rows, head), SAE(3, steps=300, batch=128)
+
+    def dead() -> int:
+        note = method.fit(data, head).notes[0]
+        assert note.endswith("of 300 atoms are never active on the train rows")
+        return int(note.split()[0])
+
+    revived = dead()
+    monkeypatch.setattr("veridical.concepts.dictionary.run.revive", lambda *_: None)
+    assert revived < 0.7 * dead()
+
+
+def test_an_audit_judges_concepts_by_itself():
+    task = vd.tasks.load("digits")[:64]
+    found = vd.audit(task, explainers=["saliency"], effort="glance", samples=8)
+    assert found.concepts is not None
+    assert "pca" in found.concepts.judgements
+    assert found.to_json()["concepts"]["sentences"]
+    assert vd.audit(task, explainers=["saliency"], effort="glance", samples=8, concepts=()).concepts is None
+    chosen = vd.audit(task, explainers=["saliency"], effort="glance", samples=8, concepts=["ica"])
+    assert list(chosen.concepts.judgements) == ["ica"]

@@ -1,0 +1,198 @@
+"""Rows that break methods: ties, dead units, too few, too low a rank, all the same, NaN, whole numbers."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.concepts.conftest import draw
+from veridical import concepts as surf
+from veridical.concepts import Embeddings, Head
+from veridical.concepts.methods import METHODS
+from veridical.errors import InputError, ShapeError, VeridicalError
+
+QUICK = {
+    "sae": {"steps": 20},
+    "c-shap": {"steps": 20, "coalitions": 64, "pool": 12},
+    "kmeans": {"starts": 2},
+}
+
+
+def head() -> Head:
+    return Head(draw(1, 3, 12), draw(2, 3))
+
+
+def grouped(rows: torch.Tensor) -> torch.Tensor:
+    """Non-negative rows, each lifted towards one of the classes."""
+    lift = 3 * head().weight.clamp(min=0)
+    return rows + lift[torch.arange(len(rows)) % 3]
+
+
+def parts(rows: int) -> torch.Tensor:
+    return torch.nn.functional.one_hot(torch.arange(rows) % 4, 12).double()
+
+
+ROWS = {
+    "ties": lambda: grouped(draw(3, 6, 12).abs()).repeat(8, 1),
+    "dead units": lambda: grouped(draw(4, 45, 12).abs()) * (torch.arange(12) < 7),
+    "planted parts, exactly": lambda: grouped(parts(48)),
+    "all the same": lambda: grouped(torch.zeros(45, 12, dtype=torch.float64)),
+    "whole numbers": lambda: grouped(draw(5, 45, 12).abs() * 4).round().long(),
+    "float16": lambda: grouped(draw(5, 45, 12).abs()).half(),
+    "huge": lambda: 1e8 * grouped(draw(6, 45, 12).abs()),
+    "tiny": lambda: 1e-8 * grouped(draw(7, 45, 12).abs()),
+}
+
+
+def fitted(name: str, rows: torch.Tensor, count: int, shared: bool = False) -> surf.Judgement:
+    method = METHODS[name](n_concepts=count, shared=shared, **QUICK.get(name, {}))
+    given = Embeddings.of(rows, head())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        concepts = method.fit(given, head(), 0)
+    assert bool(torch.isfinite(concepts.vectors).all())
+    assert bool(torch.isfinite(concepts.importances).all())
+    return surf.judge(concepts, given, head())
+
+
+@pytest.mark.parametrize("kind", ROWS)
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("count", [1, 11])
+def test_every_method_gives_numbers(name, kind, count):
+    found = fitted(name, ROWS[kind](), count)
+    for measure in ("mae", "emd", "rmse", "reconstruction_mse"):
+        assert math.isfinite(found.summary[measure])
+    assert found.concepts >= 0
+
+
+@pytest.mark.parametrize("name", [n for n in METHODS if n not in ("c-shap", "sae")])
+def test_fewer_rows_than_concepts_are_flagged_and_none_at_all_refused(name):
+    rows = torch.cat([grouped(draw(8, 30, 12).abs()), 9 * head().weight[2:].clamp(min=0)])
+    rows = rows[(Embeddings.of(rows, head()).outputs.argmax(1) != 2) | (torch.arange(31) == 30)]
+    concepts = METHODS[name](n_concepts=4).fit(Embeddings.of(rows, head()), head())
+    assert concepts.flags == {2: "1 samples for 4 concepts"}
+    bias = concepts.surrogate(rows, head())[:, 2]
+    assert torch.allclose(bias, head().bias[2].expand_as(bias))
+    with pytest.raises(InputError, match="more train rows"):
+        METHODS[name](n_concepts=4).fit(Embeddings.of(rows[:3], head()), head())
+    with pytest.raises(InputError, match="fewer than the 4"):
+        METHODS[name](n_concepts=4, shared=True).fit(Embeddings.of(rows[:3], head()), head())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_more_concepts_than_dimensions_are_refused(name):
+    more = {"pool": 20} if name == "c-shap" else {}
+    with pytest.raises(InputError, match="12 dimensions"):
+        METHODS[name](n_concepts=13, **more).fit(
+            Embeddings.of(grouped(draw(3, 60, 12).abs()), head()), head()
+        )
+
+
+@pytest.mark.parametrize("name", ["pca", "ica", "cdisco"])
+def test_no_concept_lies_where_there_are_no_rows(name):
+    """Beyond the rank of the rows a direction is arbitrary: it would be shown, and charged, for nothing."""
+    low = draw(9, 45, 3).abs() @ draw(10, 3, 12).abs()
+    head_of_one = Head(draw(1, 1, 12), torch.zeros(1), "regression")
+    method = METHODS[name](n_concepts=8)
+    concepts = method.fit(Embeddings.of(low, head_of_one), head_of_one)
+    assert 1 <= int(concepts.present.sum()) <= 3
+    span = torch.linalg.svd(low, full_matrices=False)[2][:3]
+    outside = concepts.vectors - concepts.vectors @ span.T @ span
+    assert float(outside.abs().max()) < 1e-6 * float(concepts.vectors.abs().max())
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_rows_that_are_not_numbers_are_refused(bad):
+    rows = grouped(draw(3, 9, 12).abs())
+    rows[4, 2] = bad
+    with pytest.raises(InputError, match="NaN or infinite"):
+        Embeddings.of(rows, head())
+    with pytest.raises(InputError, match="NaN or infinite"):
+        Head(np.full((3, 12), bad), np.zeros(3))
+
+
+def test_planted_parts_are_found_whatever_their_order_and_ties():
+    """Four parts, each row one of them: every method of parts finds exactly these."""
+    rows = torch.nn.functional.one_hot(torch.arange(48) % 4, 12).double() * 2
+    only = Head(draw(1, 1, 12), torch.zeros(1), "regression")
+    for name in ("nmf", "ice", "kmeans"):
+        for order in (torch.arange(48), torch.arange(47, -1, -1)):
+            concepts = METHODS[name](n_concepts=4).fit(Embeddings.of(rows[order], only), only)
+            unit = torch.nn.functional.normalize(concepts.vectors[0], dim=-1)
+            assert torch.allclose(unit[:, :4].amax(0), torch.ones(4, dtype=torch.float64), atol=1e-6)
+            assert surf.judge(concepts, Embeddings.of(rows, only), only).mae < 1e-6
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_rows_that_are_all_zero_hold_no_concepts(name):
+    given = Embeddings.of(torch.zeros(30, 12), head())
+    for shared in (False, True):
+        if name == "c-shap" and shared:
+            continue
+        with pytest.raises(InputError, match="all embeddings are zero"):
+            METHODS[name](n_concepts=2, shared=shared, **QUICK.get(name, {})).fit(given, head())
+
+
+def test_a_ridge_that_outweighs_the_embeddings_is_said():
+    """CRAFT shrank every part to nothing, and an index ran out of bounds."""
+    small = Embeddings.of(1e-14 * grouped(draw(7, 45, 12).abs()), head())
+    for shared in (False, True):
+        with pytest.raises(InputError, match="scale the embeddings"):
+            METHODS["craft"](n_concepts=2, shared=shared, ridge=1.0).fit(small, head())
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e-30, 1e30, 1e200])
+def test_numbers_whose_products_cannot_be_held_are_refused(scale):
+    """SAE and C-SHAP trained to NaN on them, PCA failed in LAPACK, CDISCO and MCD on an empty axis."""
+    with pytest.raises(InputError, match="scale the embeddings"):
+        Embeddings.of(scale * grouped(draw(7, 45, 12).abs()), head())
+
+
+def test_answers_that_are_not_the_heads_are_refused():
+    rows = grouped(draw(3, 9, 12).abs())
+    good = Embeddings.of(rows, head())
+    concepts = surf.PCA(2).fit(Embeddings.of(grouped(draw(8, 30, 12).abs()), head()), head())
+    nothing = good.outputs.clone()
+    nothing[1, 1] = math.nan
+    with pytest.raises(InputError, match="outputs have NaN"):
+        Embeddings(rows, nothing, good.ids)
+    with pytest.raises(ShapeError, match=r"expected \(samples, outputs\)"):
+        Embeddings(rows, good.outputs[:, 0], good.ids)
+    with pytest.raises(ShapeError, match="what the head sees"):
+        Embeddings(rows[:, None], good.outputs, good.ids, seen=rows[:, :3])
+    narrow = Embeddings(rows, good.outputs[:, :2], good.ids)
+    with pytest.raises(ShapeError, match="2 outputs each, the head has 3"):
+        surf.PCA(2).fit(narrow, head())
+    with pytest.raises(ShapeError, match="2 outputs each, the head has 3"):
+        surf.judge(concepts, narrow, replace(head(), exact=False))
+    for labels in (torch.full((9,), 3), torch.full((9,), -1), torch.rand(9), torch.zeros(9, 3).long()):
+        with pytest.raises(InputError, match="class number each, from 0 to 2"):
+            surf.judge(concepts, Embeddings(rows, good.outputs, good.ids, labels), head())
+    with pytest.raises(InputError, match="complex"):
+        Embeddings.of(rows.to(torch.complex64), head())
+
+
+def test_heads_that_cannot_be_are_refused():
+    weight = draw(1, 3, 12)
+    for kind, outputs in (("multiclass", 1), ("binary", 1), ("binary", 3)):
+        with pytest.raises(InputError, match=f"a {kind} head cannot have {outputs} outputs"):
+            Head(weight[:outputs], torch.zeros(outputs), kind)
+    with pytest.raises(VeridicalError, match="regresion"):
+        Head(weight, torch.zeros(3), "regresion")
+    with pytest.raises(InputError, match="complex"):
+        Head(weight.to(torch.complex64), torch.zeros(3))
+    with pytest.raises(ShapeError, match="weights"):
+        Head(weight[:0], torch.zeros(0))
+
+
+def test_c_shap_refuses_what_it_would_ignore():
+    with pytest.raises(InputError, match="not shared"):
+        surf.ConceptSHAP(2, shared=True)
+    few = Embeddings.of(grouped(draw(8, 5, 12).abs()), head())
+    with pytest.raises(InputError, match="more train rows"):
+        surf.ConceptSHAP(5, **QUICK["c-shap"]).fit(few, head())

@@ -1,0 +1,298 @@
+"""Where a model can be split: any linear head, tokens, inner layers, and heads that only look linear."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import veridical as vd
+from tests.concepts.conftest import draw
+from veridical import concepts as surf
+from veridical.concepts import PCA, Concepts, judge
+from veridical.errors import NotApplicableError
+
+
+def task_of(model: nn.Module, *shape: int, rows: int = 60, **options) -> vd.Task:
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    inputs = draw(1, rows, *shape).float()
+    return vd.Task(model.eval(), inputs, train=draw(2, rows, *shape).float(), **options)
+
+
+class Functional(nn.Module):
+    """A head without a layer: parameters and a product."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.front = nn.Linear(4, 6)
+        self.weight = nn.Parameter(torch.zeros(3, 6))
+        self.bias = nn.Parameter(torch.zeros(3))
+        self.how = how
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.relu(self.front(x))
+        if self.how == "linear":
+            return F.linear(h, self.weight, self.bias)
+        if self.how == "einsum":
+            return torch.einsum("nd,cd->nc", h, self.weight) + self.bias
+        return h @ self.weight.T + (self.bias if self.how == "added" else 0)
+
+
+class Pointwise(nn.Module):
+    """A 1x1 convolution as a head, before or after the mean over positions."""
+
+    def __init__(self, after: bool) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 5, 3)
+        self.bend = nn.ReLU()
+        self.head = nn.Conv2d(5, 3, 1)
+        self.after = after
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.bend(self.conv(x))
+        return self.head(h.mean((2, 3), keepdim=True)).flatten(1) if self.after else self.head(h).mean((2, 3))
+
+
+class Tokens(nn.Module):
+    """A head at every token, of which one is answered: the last that is not padding."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.block = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.score = nn.Linear(8, 3, bias=False)
+        self.where = where
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        every = self.score(self.block(x))
+        if self.where == "mean":
+            return every.mean(1)
+        if self.where == "last":
+            return every[:, -1]
+        at = (x[:, :, 0] > 0).long().cumsum(1).argmax(1)  # another one in every row
+        return every[torch.arange(len(x)), at]
+
+
+HEADS = {
+    "bare": (lambda: nn.Linear(6, 3), (6,), "vector"),
+    "F.linear": (lambda: Functional("linear"), (4,), "vector"),
+    "matmul": (lambda: Functional("product"), (4,), "vector"),
+    "matmul, then a bias": (lambda: Functional("added"), (4,), "vector"),
+    "einsum": (lambda: Functional("einsum"), (4,), "vector"),
+    "1x1 before pooling": (lambda: Pointwise(False), (1, 8, 8), "mean"),
+    "1x1 after pooling": (lambda: Pointwise(True), (1, 8, 8), "mean"),
+    "mean of tokens": (lambda: Tokens("mean"), (5, 8), "mean"),
+    "last token": (lambda: Tokens("last"), (5, 8), "token"),
+    "some token": (lambda: Tokens("some"), (5, 8), "token"),
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_every_linear_head_is_found_and_exact(name):
+    make, shape, read = HEADS[name]
+    task = task_of(make(), *shape)
+    parts = surf.split(task)
+    assert parts.read == read
+    test = parts.test()
+    assert torch.allclose(parts.head.outputs(test.values).float(), task.outputs, atol=1e-4)
+    assert judge(surf.perfect(parts.head), test, parts.head).mae == 0
+    found = surf.compare(task, ["pca", surf.SAE(2, steps=5)])
+    assert set(found.judgements) == {"pca", "sae"}
+    if parts.positions:
+        each = parts.test(spatial=True)
+        assert each.spatial
+        assert torch.allclose(each.pooled, test.values, atol=1e-5)
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_segments_are_cut_before_a_1x1_convolution_too(after):
+    """It was said that no layer gives a map whose mean is the embedding, though the one before it does."""
+    parts = surf.split(task_of(Pointwise(after), 1, 8, 8))
+    assert parts.map_layer == "bend"
+    images = parts.task.inputs[:5]
+    whole = surf.segment_embeddings(parts, images, lambda x: torch.zeros(len(x), 8, 8, dtype=torch.int64))
+    assert torch.allclose(whole.values, parts.test().values[:5], atol=1e-5)
+    assert parts.test(spatial=True).values.shape == (len(parts.task.inputs), 36, 5)
+
+
+class Clipped(nn.Module):
+    """Logits that are cut at a bound that few rows reach."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.front, self.fc = nn.Linear(4, 6), nn.Linear(6, 1 if kind == "relu" else 3)
+        self.kind = kind
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.fc(torch.relu(self.front(x)))
+        if self.kind == "relu":
+            return torch.relu(y)
+        return y.clamp(-4, 4) if self.kind == "clip" else y + 1e-3 * y.square()
+
+
+@pytest.mark.parametrize("kind", ["relu", "clip", "bent"])
+@pytest.mark.parametrize("seed", range(4))
+def test_heads_that_are_nearly_linear_are_refused(kind, seed):
+    """Four rows were looked at, so clipped heads passed as linear and were judged against `F h + b`."""
+    torch.manual_seed(seed)
+    options = {"head": "regression"} if kind == "relu" else {}
+    model = Clipped(kind)
+    inputs = 3 * draw(seed, 200, 4).float()
+    task = vd.Task(model, inputs, train=inputs, **options)
+    plain = model.fc(torch.relu(model.front(inputs)))
+    bends = float((model(inputs) - plain).detach().abs().max()) > 1e-3
+    if bends:
+        with pytest.raises(NotApplicableError, match="the head is not linear"):
+            surf.split(task)
+    else:
+        assert surf.split(task).head.exact
+
+
+def test_a_train_row_that_is_not_linear_is_noticed_too():
+    torch.manual_seed(0)
+    model, inputs = Clipped("clip"), 0.01 * draw(0, 50, 4).float()
+    task = vd.Task(model, inputs, train=torch.cat([inputs, 100 * draw(1, 50, 4).float()]))
+    parts = surf.split(task)
+    with pytest.raises(NotApplicableError, match="on row"):
+        parts.train()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_precision_is_not_taken_for_a_bend(dtype):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 10)).to(dtype)
+    task = vd.Task(model, draw(0, 300, 20).to(dtype))
+    assert surf.split(task).head.exact
+
+
+# --- first-order heads ----------------------------------------------------------------------------------
+
+
+class InPlace(nn.Module):
+    """An in-place activation after the named layer, which writes over its answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.front, self.act, self.fc = nn.Linear(4, 6), nn.ReLU(inplace=True), nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.act(self.front(x)))
+
+
+def test_layers_that_work_in_place_do_not_disturb():
+    task = task_of(InPlace(), 4)
+    parts = surf.split(task, "front", first_order=True)
+    assert torch.allclose(parts.test().values, task.model.front(task.inputs), atol=1e-6)
+    mean = task.model.front(task.train).mean(0)
+    slope = task.model.fc.weight * (mean > 0)
+    assert torch.allclose(parts.head.weight.float(), slope, atol=1e-5)
+
+
+class Around(nn.Module):
+    """A branch leads around the layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.front, self.side, self.fc = nn.Linear(4, 6), nn.Linear(4, 3), nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(torch.tanh(self.front(x))) + self.side(x)
+
+
+@pytest.mark.parametrize("at", ["mean", "samples", "path"])
+def test_a_branch_around_the_layer_is_averaged_not_taken_from_one_row(at):
+    task = task_of(Around(), 4)
+    turned = vd.Task(task.model, task.inputs.flip(0), train=task.train.flip(0))
+    one, other = (surf.split(t, "front", first_order=True, at=at).head for t in (task, turned))
+    assert torch.allclose(one.bias, other.bias, atol=1e-5)
+    assert torch.allclose(one.weight, other.weight, atol=1e-5)
+    model, h = task.model, task.model.front(task.train)
+    branch = model.side(task.train).mean(0)
+    if at == "mean":
+        wanted = model.fc(torch.tanh(h.mean(0))) + branch
+    else:
+        wanted = model(task.train).mean(0)
+    assert torch.allclose(one.outputs(h.mean(0)[None])[0].float(), wanted, atol=1e-4)
+
+
+def test_expansions_at_samples_and_along_the_path_by_hand():
+    task = task_of(Around(), 4)
+    model, h = task.model, task.model.front(task.train).detach()
+    found = surf.split(task, "front", first_order=True, at="samples").head.weight
+    slopes = (1 - torch.tanh(h).square()).mean(0)
+    assert torch.allclose(found.float(), model.fc.weight * slopes, atol=1e-5)
+    found = surf.split(task, "front", first_order=True, at="path").head.weight
+    base = h.mean(0)
+    along = [(1 - torch.tanh(base + (i + 0.5) / 8 * (h - base)).square()).mean(0) for i in range(8)]
+    assert torch.allclose(found.float(), model.fc.weight * torch.stack(along).mean(0), atol=1e-5)
+
+
+def test_maps_and_tokens_of_inner_layers_are_read_as_asked():
+    task = task_of(Pointwise(False), 1, 8, 8)
+    with pytest.raises(NotApplicableError, match="say what it is: read='mean'"):
+        surf.split(task, "conv", first_order=True)
+    mean = surf.split(task, "conv", first_order=True, read="mean", at="samples")
+    maps = task.model.conv(task.inputs)
+    assert torch.allclose(mean.test().values, maps.mean((2, 3)), atol=1e-6)
+    assert tuple(mean.test(spatial=True).values.shape) == (60, 36, 5)
+    each = surf.split(task, "conv", first_order=True, read="each")
+    assert torch.allclose(each.test().values, maps.flatten(1), atol=1e-6)
+    rows, summed = surf.unflatten(each.train(), each.head, 5)
+    spread = surf.at_positions(PCA(2, shared=True).fit(rows, summed), each.head, 5)
+    assert judge(spread, each.test(), each.head).mae < 10
+    tokens = task_of(Tokens("last"), 5, 8)
+    for read, at in (("first", 0), ("last", -1)):
+        inner = surf.split(tokens, "block", first_order=True, read=read)
+        hidden = tokens.model.block(tokens.inputs)
+        assert torch.allclose(inner.test().values, hidden[:, at], atol=1e-5)
+    assert torch.allclose(inner.head.weight.float(), tokens.model.score.weight, atol=1e-5)
+    assert judge(PCA(2).fit(inner.train(), inner.head), inner.test(), inner.head).linearisation < 1e-5
+
+
+def test_the_split_of_errors_is_against_the_model():
+    """Importances were fitted to the expanded head, which is only near the model."""
+    task = task_of(Around(), 4)
+    parts = surf.split(task, "front", first_order=True)
+    train, vectors = parts.train(), draw(5, 3, 2, 6)
+    found = surf.error_split(Concepts.of(vectors, torch.ones(3, 2)), train, train, parts.head)
+    codes = torch.einsum("nd,ckd->cnk", train.values.double(), vectors)
+    wanted = (train.outputs.double() - parts.head.bias).T[..., None]
+    left = codes @ torch.linalg.lstsq(codes, wanted).solution - wanted
+    assert found.fitted.rmse == pytest.approx(float(left.square().mean().sqrt()), rel=1e-6)
+    assert found.linearisation == pytest.approx(found.own.linearisation)
+    straight = (parts.head.outputs(train.values) - train.outputs.double()).abs().mean()
+    assert found.linearisation == pytest.approx(float(straight), rel=1e-6)
+
+
+@pytest.mark.extras
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_decoders_that_classify_are_split_at_their_last_token(kind):
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    if kind == "gpt2":
+        config = transformers.GPT2Config(
+            vocab_size=50, n_positions=16, n_embd=16, n_layer=2, n_head=2, num_labels=3, pad_token_id=0
+        )
+        model, block = transformers.GPT2ForSequenceClassification(config), "transformer.h.0"
+    else:
+        config = transformers.LlamaConfig(
+            vocab_size=50,
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            num_labels=3,
+            pad_token_id=0,
+        )
+        model, block = transformers.LlamaForSequenceClassification(config), "model.layers.0"
+    tokens = torch.randint(1, 50, (40, 9), generator=torch.Generator().manual_seed(1))
+    tokens[:20, 6:] = 0
+    task = vd.Task(model.eval(), tokens, train=tokens)
+    parts = surf.split(task)
+    assert (parts.layer, parts.read) == ("score", "token")
+    assert judge(surf.perfect(parts.head), parts.test(), parts.head).mae == 0
+    inner = surf.split(task, block, first_order=True, read="last")
+    assert inner.test().dimension == 16

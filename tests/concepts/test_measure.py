@@ -1,0 +1,307 @@
+"""SURF's measure: closed forms, the slow rewrite, rivals, and mutants."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.concepts.conftest import draw
+from tests.reference import surf as slow
+from veridical.concepts import (
+    Concepts,
+    Embeddings,
+    Head,
+    Training,
+    cshap_eval,
+    ice_eval,
+    judge,
+    perfect,
+    random_concepts,
+    random_importances,
+)
+from veridical.concepts.agreement import (
+    LinearSurrogate,
+    _of_head,
+    _side_by_side,
+    absolute_error,
+    moved_mass,
+    settled,
+)
+from veridical.concepts.complexity import cshap_flops, cshap_parameters, ice_flops, surf_flops
+from veridical.concepts.sanity_check import SETTINGS, sanity_of_head
+from veridical.errors import InputError, ShapeError, VeridicalWarning
+
+
+def inner(h, vectors):
+    return [float(h @ v) for v in vectors]
+
+
+def test_measures_equal_the_slow_rewrite(head, test):
+    vectors, importances = draw(5, 4, 3, 12), draw(6, 4, 3)
+    found = judge(Concepts.of(vectors, importances), test, head)
+    h, y = test.values.numpy(), head.outputs(test.values).numpy()
+    guess = slow.surrogate(h, vectors.numpy(), importances.numpy(), head.bias.numpy(), inner)
+    labels = test.labels.tolist()
+    assert found.mae == pytest.approx(slow.surf_mae(y, guess), abs=1e-12)
+    assert found.emd == pytest.approx(slow.surf_emd(y, guess), abs=1e-12)
+    assert found.norm_l1 == pytest.approx(slow.norm_l1(y, guess, labels), rel=1e-9)
+    assert found.top1 == slow.top1(y, guess)
+    assert found.normalised_accuracy == pytest.approx(slow.normalised_accuracy(y, guess, labels))
+    assert found.rmse == pytest.approx(float(np.sqrt(((y - guess) ** 2).mean())))
+    assert found.reconstruction_mse == pytest.approx(slow.rebuild_mse(h, vectors.numpy(), inner), rel=1e-9)
+
+
+def check_total_variation(distance) -> None:
+    p, q = torch.tensor([[0.5, 0.5, 0.0]]), torch.tensor([[0.0, 0.5, 0.5]])
+    assert distance(p, q).item() == pytest.approx(0.5)
+    assert distance(p, p).item() == 0
+
+
+def test_emd_is_total_variation_and_its_mutants_fail():
+    check_total_variation(moved_mass)
+    for mutant in (
+        lambda p, q: (p - q).abs().sum(-1),
+        lambda p, q: (p - q).abs().mean(-1) / 2,
+        lambda p, q: (p - q).sum(-1).abs() / 2,
+    ):
+        with pytest.raises(AssertionError):
+            check_total_variation(mutant)
+
+
+def test_mae_averages_over_all_outputs():
+    y, guess = torch.tensor([[1.0, 2.0, 3.0, 4.0]]), torch.tensor([[1.0, 0.0, 3.0, 8.0]])
+    assert absolute_error(y, guess).item() == 1.5
+
+
+def test_a_perfect_explanation_scores_exactly_zero(head, test):
+    for found in (judge(perfect(head), test, head), ice_eval(perfect(head), test, head)):
+        assert (found.mae, found.emd, found.norm_l1, found.top1, found.rank) == (0, 0, 0, 1, 1)
+        assert found.normalised_accuracy == 1
+
+
+def columns_agree(side_by_side, kind: str) -> bool:
+    """Whether the quick way for few outputs gives what the plain one gives, value by value."""
+    count = 2 if kind == "binary" else 6
+    head = Head(draw(21, count, 9), draw(22, count), kind=kind)
+    y, guess = draw(23, 50, count), draw(24, 50, count)
+    guess[:5] = y[:5] * (1 + 1e-15)
+    guess[5] = y[5]
+    y[6, :], guess[6, :] = 0, 0  # all tie
+    y[7, 0] = y[7, count - 1] = 9  # the first of two largest counts
+    wanted = _of_head(y, settled(guess, y), head, None, companions=False)
+    found = side_by_side(torch.cat([y, guess], 1), head)
+    same = [torch.allclose(found[name], wanted[name], rtol=1e-12, atol=1e-15) for name in wanted]
+    return found.keys() == wanted.keys() and all(same) and not bool(found["mae"][:6].any())
+
+
+@pytest.mark.parametrize("kind", ["multiclass", "binary", "multilabel", "regression"])
+def test_few_outputs_are_compared_in_columns_with_the_same_result(kind):
+    assert columns_agree(_side_by_side, kind)
+
+    def swapped(answers, head):
+        y, guess = answers.chunk(2, 1)
+        return _side_by_side(torch.cat([y, guess.roll(1, 1)], 1), head)
+
+    assert not columns_agree(swapped, kind)
+
+
+def test_narrow_products_of_float32_embeddings_do_not_depend_on_their_pieces(monkeypatch):
+    rows, surrogate = draw(25, 37, 9).float(), LinearSurrogate(draw(26, 5, 9), draw(27, 5))
+    wanted = rows.double() @ surrogate.weight.T + surrogate.constant
+    for cells in (2**17, 90, 1):
+        monkeypatch.setattr("veridical.concepts.agreement._CACHED", cells)
+        torch.testing.assert_close(surrogate(rows), wanted, rtol=1e-13, atol=1e-13)
+
+
+def check_order(answers) -> None:
+    assert all(a < b < c for a, b, c in answers)
+
+
+def test_surf_gets_strictly_worse_with_randomness_in_ten_of_ten_seeds(head):
+    # heads as the sanity check expects them: norms at least 1, embeddings that are activations
+    wide = Head(draw(11, 10, 64) / 8 * 3, draw(12, 10) / 10)
+    assert float(wide.norms.min()) >= 1
+    rows = Embeddings.of(draw(13, 300, 64).abs() + 2 * wide.weight[torch.arange(300) % 10].clamp(min=0), wide)
+    table = sanity_of_head(wide, rows, draws=10, measures=("ICE-Eval", "SURF"))
+    for column in ("mae", "emd"):
+        per_draw = [[s[column] for s in table.draws[setting, "SURF"]] for setting in SETTINGS]
+        check_order(zip(*per_draw, strict=True))
+        with pytest.raises(AssertionError):
+            check_order(zip(*per_draw[::-1], strict=True))
+        assert table.ordered("SURF", column) == 1
+        assert table.ordered("ICE-Eval", column) == 0
+
+
+def test_ice_eval_cannot_tell_random_importances_from_perfect_ones(head, test):
+    one, other = ice_eval(perfect(head), test, head), ice_eval(random_importances(head), test, head)
+    for name, values in one.values.items():
+        assert torch.equal(values, other.values[name])
+    assert judge(random_importances(head), test, head).mae > 0.1
+
+
+@pytest.mark.parametrize("reading", ["project", "coordinates", "nonnegative"])
+def test_surf_is_ice_eval_where_importances_are_the_heads(head, test, reading):
+    vectors = draw(7, 4, 3, 12).abs()
+    weights = torch.einsum("cd,ckd->ck", head.weight, vectors)
+    concepts = Concepts.of(vectors, weights, reading)
+    surf, ice = judge(concepts, test, head), ice_eval(concepts, test, head)
+    assert torch.allclose(surf.values["mae"], ice.values["mae"], atol=1e-12)
+    assert torch.allclose(surf.values["emd"], ice.values["emd"], atol=1e-12)
+    wrong = judge(concepts.with_importances(-weights), test, head)
+    assert not torch.allclose(wrong.values["mae"], ice.values["mae"], atol=1e-6)
+
+
+def test_cshap_eval_sees_no_importances_and_learns(head, test, train):
+    quick = Training(loss="l1", epochs=25, rate=0.02, hidden=24)
+    one = cshap_eval(perfect(head), test, head, train, quick, seed=1)
+    other = cshap_eval(random_importances(head), test, head, train, quick, seed=1)
+    assert torch.equal(one.values["mae"], other.values["mae"])
+    untrained = cshap_eval(
+        perfect(head), test, head, train, Training(loss="l1", epochs=1, rate=1e-9, hidden=24)
+    )
+    assert one.mae < 0.5 * untrained.mae
+    again = cshap_eval(perfect(head), test, head, train, Training(epochs=3, hidden=24), seed=2)
+    assert (
+        again.mae != cshap_eval(perfect(head), test, head, train, Training(epochs=3, hidden=24), seed=3).mae
+    )
+
+
+def test_the_network_seen_through_the_head_is_the_network(head):
+    from veridical.concepts.cshap_network import Network
+    from veridical.core.key import Key
+
+    network = Network(3, head, 7, Key(0))
+    codes = draw(8, 5, 4, 3).float()
+    first, first_bias, second, second_bias = (p.detach() for p in network.parameters)
+    for n in range(5):
+        for i in range(4):
+            rebuilt = second @ torch.relu(first @ codes[n, i] + first_bias) + second_bias
+            expected = head.weight[i].float() @ rebuilt + head.bias[i].float()
+            assert network(codes)[n, i].item() == pytest.approx(expected.item(), abs=1e-4)
+
+
+def test_in_the_heads_coordinates_it_is_still_a_network_that_rebuilds_an_embedding(head):
+    """Its second layer is `pinv(F)` times what is trained; also where outputs depend on each other."""
+    from veridical.concepts.cshap_network import Network, Units
+    from veridical.core.key import Key
+
+    tied = Head(torch.cat([head.weight, -head.weight[:1]]), torch.cat([head.bias, -head.bias[:1]]))
+    for own in (head, tied):
+        codes = draw(8, 5, own.n_outputs, 3).float()
+        units = Units.of_head(own, codes, own.outputs(draw(9, 6, 12)), 7)
+        assert units.read.shape[1] == int(torch.linalg.matrix_rank(own.weight))
+        network = Network(3, own, 7, Key(0), units)
+        first, first_bias, second, second_bias = (p.detach().double() for p in network.parameters)
+        back = torch.linalg.pinv(own.weight) @ units.read.double() * units.answers
+        for n in range(5):
+            for i in range(own.n_outputs):
+                hidden = torch.relu(first @ codes[n, i].double() / units.codes + first_bias)
+                rebuilt = back @ (second @ hidden / 7 + second_bias)
+                expected = own.weight[i] @ rebuilt + own.bias[i]
+                assert network(codes)[n, i].item() == pytest.approx(expected.item(), abs=1e-4)
+
+
+def test_operations_are_the_papers():
+    assert surf_flops(100, 1) == 200
+    assert ice_flops(100, 1, 2048) == 614_400
+    assert round(cshap_flops(100, 1, 2048) / 1e6) == 205
+    assert round(cshap_parameters(1, 2048) / 1e6) == 1
+
+
+def test_streaming_changes_nothing(head, test, monkeypatch):
+    concepts = random_concepts(head)
+    whole = judge(concepts, test, head)
+    monkeypatch.setattr("veridical.concepts.agreement._ELEMENTS", 36)
+    pieces = judge(concepts, test, head)
+    for name, values in whole.values.items():
+        assert torch.allclose(values, pieces.values[name], atol=1e-12)
+
+
+def test_positions_are_averaged_as_the_head_averages_them(head):
+    maps = Embeddings.of(draw(9, 6, 5, 12).abs(), head)
+    flat = Embeddings.of(maps.pooled, head)
+    linear = random_concepts(head)
+    assert judge(linear, maps, head, "each").mae == pytest.approx(judge(linear, flat, head).mae, abs=1e-12)
+    vectors = draw(10, 4, 2, 12).abs()
+    parts = Concepts.of(vectors, torch.ones(4, 2), "nonnegative")
+    each, pooled = judge(parts, maps, head, "each"), judge(parts, maps, head)
+    assert each.mae != pytest.approx(pooled.mae, abs=1e-6)
+    assert "positions: each" in each.notes
+    by_hand = torch.stack([parts.surrogate(maps.values[:, j], head) for j in range(5)]).mean(0)
+    assert torch.allclose(parts.surrogate(maps.values, head), by_hand)
+
+
+def test_other_heads_have_the_measures_that_apply(test):
+    weight = draw(14, 3, 12)
+    labels = judge(
+        random_concepts(Head(weight, torch.zeros(3), "multilabel")),
+        test,
+        Head(weight, torch.zeros(3), "multilabel"),
+    )
+    assert set(labels.values) == {"mae", "squared", "attributes"}
+    one = Head(weight[:1], torch.zeros(1), "regression")
+    number = judge(random_concepts(one), test, one)
+    assert set(number.values) == {"mae", "squared"}
+    with pytest.raises(AttributeError, match="has no 'emd'"):
+        _ = number.emd
+    binary = Head(torch.cat([-weight[:1], weight[:1]]), torch.zeros(2), "binary")
+    z = (test.values @ weight[0]).numpy()
+    assert np.allclose(binary.probabilities(binary.outputs(test.values))[:, 1], 1 / (1 + np.exp(-z)))
+
+
+def test_scores_and_frames(head, test):
+    found = judge(random_concepts(head), test, head)
+    scores = found.scores("mae")
+    assert scores.direction == "lower"
+    assert scores.mean() == pytest.approx(found.mae)
+    assert len(found.to_frame()) == 40
+    assert "SURF_MAE" in repr(found)
+    with pytest.raises(InputError, match="no measure is called"):
+        found.scores("maee")
+
+
+def test_bad_concepts_are_refused_or_warned_about(head, test):
+    with pytest.raises(InputError, match="concept 1 of output 0 is a zero vector"):
+        Concepts.of(torch.stack([torch.ones(1, 12), torch.zeros(1, 12)], 1), torch.ones(1, 2))
+    with pytest.warns(VeridicalWarning, match="same direction"):
+        Concepts.of(torch.ones(4, 2, 12), torch.ones(4, 2))
+    with pytest.warns(VeridicalWarning, match="13 concepts in 12 dimensions"):
+        Concepts.of(draw(0, 4, 13, 12), torch.ones(4, 13))
+    with pytest.raises(ShapeError, match="do not belong together"):
+        Concepts.of(torch.ones(3, 1, 12), torch.ones(4, 1))
+    with pytest.raises(ShapeError, match="the head expects 12"):
+        judge(Concepts.of(torch.ones(4, 1, 11), torch.ones(4, 1)), test, head)
+    with pytest.raises(InputError, match="collect with spatial=True"):
+        judge(perfect(head), test, head, "each")
+    with pytest.raises(ShapeError, match="11 dimensions"):
+        Embeddings.of(torch.ones(2, 11), head)
+    with pytest.raises(InputError, match="NaN"):
+        Embeddings.of(torch.full((2, 12), torch.nan), head)
+
+
+def test_duplicates_share_their_weight_in_coordinates(head, test):
+    once = Concepts.of(head.weight[:, None], torch.ones(4, 1), "coordinates")
+    twice = Concepts.of(head.weight[:, None].repeat(1, 2, 1), torch.ones(4, 2), "coordinates")
+    assert judge(once, test, head).mae == pytest.approx(judge(twice, test, head).mae, abs=1e-9)
+
+
+@pytest.mark.parametrize(("outputs", "kind"), [(5, "multiclass"), (2, "binary"), (70, "multiclass")])
+def test_narrow_and_wide_heads_follow_the_formula(outputs, kind):
+    """Few outputs share one product with the surrogate, many have their own: the numbers are the same."""
+    draw = torch.Generator().manual_seed(outputs)
+    weight = torch.randn(outputs, 9, generator=draw, dtype=torch.float64)
+    weight = torch.stack([-weight[0], weight[0]]) if kind == "binary" else weight
+    head = Head(weight, torch.randn(outputs, generator=draw), kind)
+    vectors = torch.randn(outputs, 3, 9, generator=draw, dtype=torch.float64)
+    importances = torch.randn(outputs, 3, generator=draw, dtype=torch.float64)
+    rows = Embeddings.of(torch.randn(11, 9, generator=draw), head)
+    found = judge(Concepts.of(vectors, importances), rows, head)
+    h = rows.values.double()
+    y = h @ head.weight.T + head.bias
+    guess = torch.einsum("nd,ckd,ck->nc", h, vectors, importances) + head.bias
+    moved = (head.probabilities(y) - head.probabilities(guess)).abs().sum(-1) / 2
+    assert torch.allclose(found.values["mae"], (y - guess).abs().mean(-1))
+    assert torch.allclose(found.values["squared"], (y - guess).square().mean(-1))
+    assert torch.allclose(found.values["emd"], moved)
+    assert torch.equal(found.values["top1"] == 1, y.argmax(-1) == guess.argmax(-1))

@@ -1,0 +1,274 @@
+"""MCD and ConceptSHAP: planted subspaces, exact Shapley values, slow rewrites, mutants."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import Lasso
+
+from tests.concepts.conftest import draw
+from tests.reference import surf as slow
+from veridical.concepts import MCD, ConceptSHAP, Embeddings, Head, ice_eval, judge
+from veridical.concepts.cshap_network import Network
+from veridical.concepts.methods.lasso import lasso, violation
+from veridical.concepts.methods.subspaces import inliers, local_basis, self_expression, spectral
+from veridical.core.key import Key
+from veridical.errors import InputError
+from veridical.functional import pearson
+
+
+def two_planes(rows: int = 40) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of two planes of a six-dimensional space, and which plane each lies in."""
+    owner = torch.arange(rows) % 2
+    planted = torch.zeros(rows, 6, dtype=torch.float64)
+    flat = draw(1, rows, 2)
+    planted[owner == 0, 0:2] = flat[owner == 0]
+    planted[owner == 1, 3:5] = flat[owner == 1]
+    turn = torch.linalg.qr(draw(2, 6, 6))[0]
+    return planted @ turn, owner
+
+
+def objective(rows: torch.Tensor, coefficients: torch.Tensor, gamma: float = 50.0) -> torch.Tensor:
+    """What the self-expression minimises, a number a row."""
+    unit = torch.nn.functional.normalize(rows, dim=-1)
+    penalty = (unit @ unit.T).fill_diagonal_(0).abs().amax(-1) / gamma
+    return (unit - coefficients @ unit).square().sum(-1) / 2 + penalty * coefficients.abs().sum(-1)
+
+
+def check_lasso(solve) -> None:
+    rows = torch.nn.functional.normalize(draw(3, 9, 5), dim=-1)
+    gram = rows @ rows.T
+    off = gram.clone().fill_diagonal_(0)
+    penalty = off.abs().amax(-1) / 50
+    best = [slow.lasso_by_descent(gram.numpy(), off[j].numpy(), float(penalty[j]), j) for j in range(9)]
+    found = solve(rows)
+    assert float(found.diagonal().abs().max()) == 0
+    assert bool((objective(rows, found) <= 1.01 * objective(rows, torch.tensor(np.array(best)))).all())
+
+
+def test_self_expression_is_the_lasso_of_each_row_and_mutants_fail():
+    check_lasso(self_expression)
+    with pytest.raises(AssertionError):
+        check_lasso(lambda rows: self_expression(rows, gamma=5.0))
+    with pytest.raises(AssertionError):
+        check_lasso(lambda rows: -self_expression(rows))
+
+
+def unmet(rows: torch.Tensor, coefficients: torch.Tensor, gamma: float = 50.0) -> torch.Tensor:
+    """How far each row is from the optimality conditions of the lasso, as a share of its penalty."""
+    unit = torch.nn.functional.normalize(rows, dim=-1)
+    penalty = (unit @ unit.T).fill_diagonal_(0).abs().amax(-1, keepdim=True) / gamma
+    slope = ((unit - coefficients @ unit) @ unit.T).fill_diagonal_(0) / penalty
+    used = coefficients != 0
+    return torch.where(used, (slope - coefficients.sign()).abs(), (slope.abs() - 1).clamp(min=0)).amax(-1)
+
+
+def alike(rows: int, width: int, parts: int = 40) -> torch.Tensor:
+    """Sums of a few of many parts that are all positive: every row is much like every other."""
+    weights = draw(12, rows, parts).abs() * (draw(13, rows, parts) > 0.8)
+    return weights @ draw(14, parts, width).abs() + 0.05 * draw(15, rows, width).abs()
+
+
+def test_rows_much_like_each_other_are_solved_to_the_end():
+    """Coordinates that hardly moved were taken for optimal: a loss up to a fifth above the least."""
+    rows = alike(300, 84)
+    found = self_expression(rows)
+    assert float(unmet(rows, found).max()) < 2e-3
+    with pytest.raises(AssertionError):
+        assert float(unmet(rows, 1.01 * found).max()) < 2e-3
+
+
+def test_rows_that_need_many_others_get_them():
+    """No more than 64 others came in: rows of MiniLM need 220, and their loss was half above the least."""
+    rows = draw(16, 400, 160)
+    found = self_expression(rows)
+    assert float((found != 0).sum(-1).double().median()) > 64
+    unit = torch.nn.functional.normalize(rows, dim=-1)
+    excess = []
+    for j in range(0, 400, 50):
+        others = [i for i in range(400) if i != j]
+        penalty = float((unit[others] @ unit[j]).abs().max()) / 50
+        best = Lasso(penalty / 160, fit_intercept=False, tol=1e-8, max_iter=50_000)
+        best.fit(unit[others].T.numpy(), unit[j].numpy())
+        whole = torch.zeros(400, dtype=torch.float64)
+        whole[others] = torch.from_numpy(best.coef_)
+        least = objective(rows, whole.expand(400, -1))[j]
+        excess.append(float(objective(rows, found)[j] / least) - 1)
+    assert min(excess) > -1e-6
+    assert np.mean(excess) < 0.006
+    assert max(excess) < 0.01
+
+
+def test_batched_lasso_meets_the_optimality_conditions():
+    parts = draw(5, 7, 6, 10)
+    parts[3, 1] = parts[3, 0]  # the same row twice: a singular system
+    gram, seen = parts @ parts.mT, (parts @ draw(6, 7, 10, 1))[..., 0]
+    penalty = torch.full((7, 1), 0.5, dtype=torch.float64)
+    for start in (torch.zeros(7, 6, dtype=torch.float64), draw(17, 7, 6)):
+        found = lasso(gram, seen, penalty, start)
+        slope = seen - torch.einsum("bij,bj->bi", gram, found)
+        assert float(violation(slope, penalty, found).max()) < 1e-4
+
+
+def test_optimality_is_asked_of_those_in_use_too():
+    slope, now = (
+        torch.tensor([[0.5, -0.2, 0.9], [0.5, 0.3, 0.1]]),
+        torch.tensor([[2.0, 0.0, 0.0], [1.0, 4.0, 0.0]]),
+    )
+    assert violation(slope, torch.tensor([[0.5], [0.5]]), now).tolist() == pytest.approx([0.4, 0.2])
+    assert violation(-slope, torch.tensor([[0.5], [0.5]]), now).tolist() == pytest.approx([1.0, 1.0])
+
+
+def test_rows_that_exchanges_do_not_settle_go_one_by_one(monkeypatch):
+    parts = torch.nn.functional.normalize(alike(30 * 12, 9).reshape(30, 12, 9), dim=-1)
+    target = torch.nn.functional.normalize(draw(18, 30, 9, 1).abs(), dim=1)
+    gram, seen = parts @ parts.mT, (parts @ target)[..., 0]
+    penalty = torch.full((30, 1), 0.02, dtype=torch.float64)
+    by_blocks = lasso(gram, seen, penalty, torch.zeros_like(seen))
+    monkeypatch.setattr("veridical.concepts.methods.lasso._CHANGES", 0)
+    found = lasso(gram, seen, penalty, torch.zeros_like(seen))
+    slope = seen - torch.einsum("bij,bj->bi", gram, found)
+    assert float(violation(slope, penalty, found).max()) < 1e-3 * 0.02
+    assert torch.allclose(found, by_blocks, atol=1e-3)
+
+
+def test_planes_are_told_apart():
+    rows, owner = two_planes()
+    coefficients = self_expression(rows)
+    across = coefficients[owner == 0][:, owner == 1]
+    assert float(across.abs().sum() / coefficients.abs().sum()) < 1e-6
+    found = spectral(coefficients, 2, Key(0))
+    assert len({(int(a), int(b)) for a, b in zip(owner, found, strict=True)}) == 2
+
+
+def test_outliers_are_those_that_are_hard_to_write():
+    rows, _ = two_planes(60)
+    odd = torch.cat([rows, 5 * draw(8, 6, 6)])
+    kept = inliers(self_expression(odd), 6 / 66)
+    assert len(kept) == 60
+    assert int((kept >= 60).sum()) <= 1
+
+
+def test_the_local_basis_has_the_dimension_of_the_rows():
+    rows = draw(9, 50, 3) @ torch.linalg.qr(draw(10, 8, 8))[0][:3]
+    basis = local_basis(rows)
+    assert tuple(basis.shape) == (3, 8)
+    assert torch.allclose(rows @ basis.T @ basis, rows, atol=1e-9)
+
+
+def test_mcd_recovers_planes_charges_their_dimensions_and_scores_as_ice_eval():
+    rows, _ = two_planes(48)
+    head = Head(draw(11, 1, 6), torch.zeros(1), "regression")
+    data = Embeddings.of(rows, head)
+    concepts = MCD(2, outliers=0.0).fit(data, head)
+    assert concepts.charged == 4
+    assert sorted(concepts.subspaces[0].tolist()) == [0, 0, 1, 1]
+    assert judge(concepts, data, head).mae == pytest.approx(0, abs=1e-9)
+    assert judge(concepts, data, head).mae == pytest.approx(ice_eval(concepts, data, head).mae, abs=1e-12)
+    assert any("SURF is 0 there trivially" in note for note in concepts.notes)
+    one = MCD(1, outliers=0.0, dimension_share=0.9).fit(data, head)
+    assert judge(one, data, head).mae > 0.01
+    assert not one.notes
+
+
+def test_mcd_reads_the_complement_away(head, train, test):
+    concepts = MCD(2, dimension_share=0.5).fit(train, head)
+    vectors = concepts.vectors[1][concepts.present[1]]
+    h = test.values[0]
+    whole = torch.cat([vectors, torch.linalg.svd(vectors)[2][len(vectors) :]])
+    by_hand = torch.linalg.solve(whole.T, h)[: len(vectors)]
+    assert torch.allclose(concepts.project(test.values)[0, 1][: len(vectors)], by_hand, atol=1e-8)
+
+
+def exact_shapley(value, count: int) -> list[float]:
+    out = []
+    for k in range(count):
+        total = 0.0
+        for size in range(count):
+            for rest in combinations([j for j in range(count) if j != k], size):
+                weight = math.factorial(size) * math.factorial(count - size - 1) / math.factorial(count)
+                total += weight * (value({*rest, k}) - value(set(rest)))
+        out.append(total)
+    return out
+
+
+def players(count: int):
+    """Rows of one class, vectors and a network: the game that ConceptSHAP plays."""
+    head = Head(draw(70, 3, 6), torch.zeros(3))
+    vectors = torch.nn.functional.normalize(draw(71, count, 6).float(), dim=-1)
+    network = Network(count, head, 16, Key(3))
+    rows = {1: draw(72, 30, 6), 2: draw(73, 20, 6)}
+    return rows, vectors, network, head
+
+
+def test_shapley_values_of_completeness_are_exact_with_few_vectors():
+    rows, vectors, network, head = players(5)
+    found, reliable = ConceptSHAP(2, pool=5).shapley(rows, vectors, network, head, Key(0))
+    for place, (output, own) in enumerate(rows.items()):
+        codes = own.float() @ vectors.T
+
+        def value(members, codes=codes, output=output):
+            kept = torch.tensor([float(k in members) for k in range(5)])
+            answers = network((codes * kept)[:, None]).argmax(-1)
+            return float((answers == output).double().mean())
+
+        assert np.allclose(found[place], exact_shapley(value, 5), atol=1e-6)
+    assert torch.allclose(reliable, torch.ones(2, dtype=torch.float64))
+
+
+def test_two_draws_of_many_vectors_agree_at_the_default_coalitions():
+    """512 coalitions of 100 vectors gave a correlation of 0.2: noise under the name of Shapley."""
+    head = Head(draw(80, 2, 24), torch.zeros(2))
+    vectors = torch.nn.functional.normalize(draw(81, 100, 24).float(), dim=-1)
+    network = Network(100, head, 24, Key(1))
+    rows = {0: draw(82, 24, 24)}
+    one, reliable = ConceptSHAP().shapley(rows, vectors, network, head, Key(0))
+    other, _ = ConceptSHAP().shapley(rows, vectors, network, head, Key(1))
+    assert float(pearson(one, other)[0]) > 0.85
+    assert float(reliable[0]) > 0.85
+    _, shaky = ConceptSHAP(coalitions=512).shapley(rows, vectors, network, head, Key(0))
+    assert float(shaky[0]) < float(reliable[0])
+
+
+def test_attributes_without_positive_rows_are_flagged():
+    head = Head(draw(74, 2, 6), torch.tensor([0.0, -1e3]), "multilabel")
+    rows = Embeddings.of(draw(75, 40, 6), head)
+    found = ConceptSHAP(2, hidden=8, steps=5, coalitions=8).fit(rows, head)
+    assert found.flags == {1: "never predicted"}
+
+
+def test_concept_shap_learns_complete_vectors_and_picks_by_magnitude(head, train, test):
+    method = ConceptSHAP(2, pool=8, hidden=32, steps=150, coalitions=64)
+    with torch.enable_grad():
+        vectors, network = method.learn(train.pooled, head, 8, Key(0))
+    assert torch.allclose(vectors.norm(dim=-1), torch.ones(8), atol=1e-5)
+    answers = network((train.pooled.float() @ vectors.T)[:, None])
+    agree = (answers.argmax(1) == train.outputs.argmax(1)).double().mean()
+    assert float(agree) > 0.9
+    concepts = method.fit(train, head)
+    assert concepts.vectors.shape == (4, 2, 12)
+    sizes = concepts.importances.abs()
+    assert bool((sizes[:, 0] >= sizes[:, 1]).all())
+    assert torch.allclose(concepts.project(test.values)[:, 1], test.values @ concepts.vectors[1].T)
+    assert torch.equal(method.fit(train, head).importances, concepts.importances)
+    assert not torch.equal(method.fit(train, head, 1).importances, concepts.importances)
+
+
+def test_concept_shap_learns_k_vectors_for_other_heads(train):
+    for kind, outputs in (("regression", 1), ("multilabel", 3)):
+        head = Head(draw(12, outputs, 12), torch.zeros(outputs), kind)
+        data = Embeddings.of(train.values, head)
+        concepts = ConceptSHAP(2, hidden=16, steps=20, coalitions=8).fit(data, head)
+        assert concepts.vectors.shape == (outputs, 2, 12)
+        assert math.isfinite(judge(concepts, data, head).mae)
+
+
+def test_settings_that_cannot_work_are_refused():
+    with pytest.raises(InputError, match="a pool of 3"):
+        ConceptSHAP(5, pool=3)
+    with pytest.raises(InputError, match="gamma is a finite number above 1"):
+        MCD(gamma=0.5)

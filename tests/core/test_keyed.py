@@ -1,0 +1,263 @@
+"""Keyed draws: statistical quality, and that a draw depends on its key, sample and number alone."""
+
+from collections import Counter
+from itertools import permutations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from veridical.core import key as keyed
+from veridical.core import subset_draws
+from veridical.core.key import Key
+from veridical.errors import InputError
+
+KEY = Key(0) / "test"
+IDS = torch.arange(200)
+
+
+# --- quality --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_uniform_lies_in_the_unit_interval_and_fills_it_evenly(dtype: torch.dtype) -> None:
+    draws = keyed.uniform(KEY, IDS, 0, 500, dtype)
+    assert draws.dtype == dtype
+    assert bool(((draws >= 0) & (draws < 1)).all())
+    counts = torch.histc(draws.float(), bins=64, min=0, max=1)
+    assert stats.chisquare(counts.numpy()).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("bit", [0, 1, 7, 31, 32, 52, 62, 63])
+def test_every_bit_is_fair(bit: int) -> None:
+    ones = ((keyed.bits(KEY, IDS, 0, 1000) >> bit) & 1).double().sum()
+    assert abs(float(ones) - 1e5) < 5 * np.sqrt(2e5) / 2
+
+
+def stream(kind: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two long rows of draws that differ by one step in sample, draw, feature or key."""
+    many = torch.arange(50_000)
+    if kind == "sample":
+        return keyed.uniform(KEY, many, 0, 1)[:, 0], keyed.uniform(KEY, many + 1, 0, 1)[:, 0]
+    if kind == "draw":
+        both = keyed.uniform(KEY, torch.tensor([5]), many, 1)[0, :, 0]
+        return both[:-1], both[1:]
+    if kind == "feature":
+        both = keyed.uniform(KEY, torch.tensor([5]), 0, 50_000)[0]
+        return both[:-1], both[1:]
+    if kind == "id equals draw":
+        grid = keyed.uniform(KEY, torch.arange(224), torch.arange(224), 1)[..., 0]
+        return grid.reshape(-1), grid.T.reshape(-1)
+    other = {"key": Key(0) / "tess", "seed": Key(1) / "test", "deeper": KEY / 0}[kind]
+    return keyed.uniform(KEY, many, 0, 1)[:, 0], keyed.uniform(other, many, 0, 1)[:, 0]
+
+
+@pytest.mark.parametrize("kind", ["sample", "draw", "feature", "key", "seed", "deeper", "id equals draw"])
+def test_neighbouring_streams_are_independent(kind: str) -> None:
+    a, b = stream(kind)
+    if kind == "id equals draw":
+        off = ~torch.eye(224, dtype=torch.bool).reshape(-1)
+        a, b = a[off], b[off]
+    assert abs(np.corrcoef(a.numpy(), b.numpy())[0, 1]) < 5 / np.sqrt(len(a))
+    table, _, _ = np.histogram2d(a.numpy(), b.numpy(), bins=8)
+    # each pair (i, j) and (j, i) of the last kind occurs twice, which doubles the statistic
+    scale = 2 if kind == "id equals draw" else 1
+    chi = ((table - table.mean()) ** 2 / table.mean()).sum() / scale
+    assert stats.chi2.sf(chi, 49) > 1e-5
+
+
+def test_equal_streams_would_be_found() -> None:
+    a, _ = stream("sample")
+    assert abs(np.corrcoef(a.numpy(), a.numpy())[0, 1]) > 5 / np.sqrt(len(a))
+
+
+def test_normal_has_the_moments_and_distribution_of_a_normal() -> None:
+    draws = keyed.normal(KEY, IDS, 0, 500, torch.float64).reshape(-1)
+    n = len(draws)
+    assert abs(float(draws.mean())) < 5 / np.sqrt(n)
+    assert abs(float(draws.var()) - 1) < 5 * np.sqrt(2 / n)
+    assert abs(float((draws**3).mean())) < 5 * np.sqrt(15 / n)
+    assert abs(float((draws**4).mean()) - 3) < 5 * np.sqrt(96 / n)
+    assert stats.kstest(draws.numpy(), "norm").pvalue > 1e-4
+    assert bool(torch.isfinite(draws).all())
+
+
+def test_normals_are_independent_between_neighbours() -> None:
+    draws = keyed.normal(KEY, torch.tensor([1]), 0, 20_000, torch.float64)[0]
+    assert abs(np.corrcoef(draws[:-1], draws[1:])[0, 1]) < 5 / np.sqrt(20_000)
+
+
+def test_permutations_of_four_are_uniform_over_all_24() -> None:
+    drawn = keyed.permutation(KEY, torch.arange(240), torch.arange(100), 4).reshape(-1, 4)
+    counts = Counter(map(tuple, drawn.tolist()))
+    assert set(counts) == set(permutations(range(4)))
+    assert stats.chisquare(list(counts.values())).pvalue > 1e-4
+
+
+def test_subsets_include_every_feature_and_pair_equally_often() -> None:
+    chosen = (keyed.random_ranks(KEY, torch.arange(100), torch.arange(100), 10) < 3).reshape(-1, 10).double()
+    n = len(chosen)
+    assert bool((chosen.sum(-1) == 3).all())
+    single = chosen.mean(0)
+    assert float((single - 0.3).abs().max()) < 5 * np.sqrt(0.3 * 0.7 / n)
+    pairs = (chosen.T @ chosen / n)[~torch.eye(10, dtype=torch.bool)]
+    together = 3 * 2 / (10 * 9)
+    assert float((pairs - together).abs().max()) < 5 * np.sqrt(together / n)
+
+
+@pytest.mark.parametrize("below", [1, 2, 7, 1000])
+def test_integers_are_uniform_below_a_bound(below: int) -> None:
+    drawn = keyed.integers(KEY, IDS, 0, 500, below)
+    assert int(drawn.min()) >= 0
+    assert int(drawn.max()) == below - 1
+    counts = np.bincount(drawn.reshape(-1).numpy(), minlength=below)
+    assert below == 1 or stats.chisquare(counts).pvalue > 1e-4
+
+
+def test_integers_may_have_a_bound_a_sample() -> None:
+    drawn = keyed.integers(KEY, IDS[:2], 0, 1000, torch.tensor([[2], [5]]))
+    assert drawn.amax(-1).tolist() == [1, 4]
+
+
+# --- promise 1: a draw is a pure function of (key, id, draw) ----------------------------------------------
+
+
+def draw_all(ids: torch.Tensor) -> list[torch.Tensor]:
+    draws = torch.arange(3)
+    valid = (ids[:, None] + torch.arange(11)) % 4 > 0
+    return [
+        keyed.uniform(KEY, ids, draws, 11),
+        keyed.normal(KEY, ids, draws, 11),
+        keyed.integers(KEY, ids, draws, 11, 17),
+        keyed.permutation(KEY, ids, draws, 11),
+        keyed.random_ranks(KEY, ids, draws, 11, valid),
+        subset_draws.tickets(KEY, ids, draws, 11),
+        subset_draws.subsets(KEY, ids, draws, 11, 4),
+        subset_draws.subsets(KEY, ids, draws, 11, torch.tensor([1, 5]), valid),
+        subset_draws.coins(KEY, ids, draws, 11, 0.3),
+    ]
+
+
+@given(st.permutations(list(range(12))), st.integers(1, 12))
+def test_draws_are_bit_equal_for_any_order_and_shard(order: list[int], size: int) -> None:
+    whole = draw_all(torch.arange(12))
+    index = torch.tensor(order)
+    pieces = [draw_all(part) for part in index.split(size)]
+    for i, expected in enumerate(whole):
+        assert torch.equal(torch.cat([piece[i] for piece in pieces]), expected[index])
+
+
+@pytest.mark.parametrize("draw", [0, 1, 2, 1000, 2**40])
+def test_one_draw_equals_that_draw_among_many(draw: int) -> None:
+    ids = torch.tensor([0, 7, -3, 2**62])
+    for make in (keyed.uniform, keyed.normal, keyed.permutation):
+        assert torch.equal(make(KEY, ids, draw, 5), make(KEY, ids, torch.tensor([draw]), 5)[:, 0])
+
+
+def test_the_first_numbers_do_not_depend_on_how_many_are_drawn() -> None:
+    for make in (keyed.uniform, keyed.normal):
+        assert torch.equal(make(KEY, IDS, 3, 5), make(KEY, IDS, 3, 9)[:, :5])
+
+
+def hashed(key: Key, sample: int, draw: int, place: int) -> int:
+    """The same hash in Python's own integers, reduced modulo 2^64 by hand."""
+    golden, mask = 0x9E3779B97F4A7C15, 2**64 - 1
+
+    def mix(x: int) -> int:
+        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & mask
+        return x ^ (x >> 31)
+
+    x = mix((sample * golden + key.state) & mask)
+    x = mix((x + golden * (draw + 1)) & mask)
+    return mix((x + golden * (place + 1)) & mask)
+
+
+@given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**40), st.integers(0, 20))
+def test_the_hash_is_splitmix_in_wrapping_arithmetic(sample: int, draw: int, place: int) -> None:
+    found = int(keyed.bits(KEY, torch.tensor([sample]), draw, place + 1)[0, place])
+    assert found % 2**64 == hashed(KEY, sample, draw, place)
+
+
+def test_frozen_draws_so_that_a_change_of_stored_results_is_seen() -> None:
+    assert keyed.permutation(Key(7) / "masks", torch.tensor([3]), 2, 6).tolist() == [[0, 5, 3, 1, 4, 2]]
+    drawn = keyed.uniform(Key(0), torch.tensor([0]), 0, 3, torch.float64)[0].tolist()
+    assert drawn == [0.3830503874537946, 0.3351114995824732, 0.09314404439647295]
+    assert subset_draws.tickets(Key(0), torch.tensor([0]), 0, 3).tolist() == [
+        [1302740303, -894205678, 804034460]
+    ]
+
+
+# --- permutations ---------------------------------------------------------------------------------------
+
+
+def test_subsets_of_one_draw_are_nested() -> None:
+    ranks = keyed.random_ranks(KEY, IDS, torch.arange(4), 20)
+    for small, large in ((1, 5), (5, 19), (0, 20)):
+        assert bool(((ranks < small) <= (ranks < large)).all())
+
+
+@given(st.integers(1, 12), st.integers(0, 1000))
+def test_valid_features_come_first_and_permutations_are_permutations(size: int, seed: int) -> None:
+    valid = torch.rand(5, size, generator=torch.Generator().manual_seed(seed)) < 0.6
+    order = keyed.permutation(Key(seed), torch.arange(5), torch.arange(3), size, valid)
+    assert torch.equal(order.sort(-1).values, torch.arange(size).expand(5, 3, size))
+    inside = valid[:, None].expand(5, 3, size).gather(-1, order)
+    assert bool((inside[..., :-1] >= inside[..., 1:]).all())
+    ranks = keyed.random_ranks(Key(seed), torch.arange(5), torch.arange(3), size, valid)
+    assert torch.equal(ranks.gather(-1, order), torch.arange(size).expand(5, 3, size))
+
+
+def test_padding_behind_the_valid_features_does_not_change_their_order() -> None:
+    valid = torch.arange(9)[None] < 6
+    padded = keyed.permutation(KEY, torch.tensor([4]), 0, 9, valid)[0, :6]
+    assert torch.equal(padded, keyed.permutation(KEY, torch.tensor([4]), 0, 6)[0])
+
+
+# --- keys -------------------------------------------------------------------------------------------------
+
+
+def test_keys_derive_and_compare_by_value() -> None:
+    assert Key(0) / "a" / 1 == Key(0, ("a", 1))
+    assert Key(0) / "1" != Key(0) / 1
+    states = {k.state for k in (Key(0), Key(1), Key(0) / 0, Key(0) / "0", Key(0) / 0 / 0, Key(0) / "00")}
+    assert len(states) == 6
+    assert keyed.as_key(3) == Key(3)
+    assert keyed.as_key(Key(3)) == Key(3)
+
+
+def test_numpy_and_torch_integers_make_the_same_key() -> None:
+    assert Key(np.int64(5)).state == Key(5).state
+    assert (Key(5) / np.int32(2)).state == (Key(5) / 2).state
+    assert Key(torch.tensor(5)).state == Key(5).state
+    with pytest.raises(InputError):
+        Key(0.5)  # type: ignore[arg-type]
+
+
+def test_a_name_always_has_the_same_id() -> None:
+    assert keyed.name_id("sample") == keyed.name_id("sample")
+    assert keyed.name_id("sample") != keyed.name_id("sample ")
+    assert -(2**63) <= keyed.name_id("sample") < 2**63
+
+
+# --- weight noise -----------------------------------------------------------------------------------------
+
+
+def test_parameter_noise_depends_on_key_and_name_and_on_no_global_state() -> None:
+    shape = torch.Size((3, 4))
+    torch.manual_seed(1)
+    first = keyed.parameter_noise(KEY, "fc.weight", shape)
+    torch.manual_seed(2)
+    before = torch.random.get_rng_state()
+    assert torch.equal(first, keyed.parameter_noise(KEY, "fc.weight", shape))
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert not torch.equal(first, keyed.parameter_noise(KEY, "fc.bias", shape))
+    assert not torch.equal(first, keyed.parameter_noise(KEY / 1, "fc.weight", shape))
+
+
+def test_parameter_noise_is_normal() -> None:
+    draws = keyed.parameter_noise(KEY, "w", torch.Size((100_000,))).numpy()
+    assert stats.kstest(draws, "norm").pvalue > 1e-4

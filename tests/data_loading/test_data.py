@@ -1,0 +1,307 @@
+"""Data from files: arrays, tables and images, and the messages for those that cannot be read."""
+
+import json
+import struct
+import zlib
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+
+from veridical.data import label_column, read_examples, text_column
+from veridical.data.examples import some_rows
+from veridical.data.files import read_table
+from veridical.data.images import image_rule, open_image, read_image
+from veridical.data.labels import check_labels, class_numbers
+from veridical.errors import FormatError, InputError, MissingExtraError
+
+# --- arrays ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("names", "labels"),
+    [
+        (("inputs", "labels", "train", "train_labels"), None),
+        (("x", "y", "x_train", "y_train"), None),
+        (("X", "Y", "train", "train_labels"), None),
+        (("x_test", "y_test", "x_train", "y_train"), None),
+        (("x", "truth", "train", "train_labels"), "truth"),
+    ],
+)
+def test_arrays_go_by_their_usual_names(tmp_path, names, labels):
+    values = [np.ones((3, 2)), np.arange(3), np.zeros((4, 2)), np.arange(4)]
+    np.savez(tmp_path / "set.npz", **dict(zip(names, values, strict=True)))
+    found = read_examples(tmp_path / "set.npz", labels)
+    assert (found.kind, found.count, found.name) == ("arrays", 3, "set")
+    assert np.array_equal(found.rows, values[0])
+    for name, value in zip(("labels", "train", "train_labels"), values[1:], strict=True):
+        assert np.array_equal(found.arrays[name], value)
+
+
+def test_reference_rows_may_be_called_train(tmp_path):
+    np.savez(tmp_path / "both.npz", x=np.ones((3, 2)), x_train=np.zeros((4, 2)), y_train=np.arange(4))
+    found = read_examples(tmp_path / "both.npz", reference=True)
+    assert np.array_equal(found.rows, np.zeros((4, 2)))
+    assert np.array_equal(found.arrays["labels"], np.arange(4))
+    np.save(tmp_path / "one.npy", np.ones((5, 2)))
+    assert read_examples(tmp_path / "one.npy", "truth", reference=True).count == 5
+
+
+@pytest.mark.parametrize(
+    ("arrays", "labels", "message"),
+    [
+        (
+            {"x": np.ones((2, 2)), "inputs": np.ones((2, 2))},
+            None,
+            "inputs and x, which all may be the inputs",
+        ),
+        ({"x": np.ones((2, 2)), "odd": np.ones(2)}, None, "odd cannot be placed.*labels: labels or y"),
+        ({"y": np.ones(2), "masks": np.ones(2)}, None, "none of them is the inputs"),
+        ({"x": np.ones((2, 2))}, "truth", "no array 'truth'; set.npz has x"),
+        ({"x": np.ones((0, 2))}, None, r"no rows: inputs have shape \(0, 2\)"),
+        ({"x": np.array([{"a": 1}, None], dtype=object)}, None, "without unpickling.*Python objects"),
+    ],
+)
+def test_arrays_that_cannot_be_used_are_told(tmp_path, arrays, labels, message):
+    np.savez(tmp_path / "set.npz", **arrays)
+    with pytest.raises((FormatError, InputError), match=message):
+        read_examples(tmp_path / "set.npz", labels)
+
+
+def test_files_that_are_no_arrays_are_told(tmp_path):
+    (tmp_path / "empty.npz").touch()
+    with pytest.raises(FormatError, match=r"empty\.npz is empty"):
+        read_examples(tmp_path / "empty.npz")
+    (tmp_path / "text.npz").write_text("hello there, no zip")
+    with pytest.raises(FormatError, match="no numpy file or"):
+        read_examples(tmp_path / "text.npz")
+    np.savez(tmp_path / "cut.npz", x=np.ones((50, 2)))
+    whole = (tmp_path / "cut.npz").read_bytes()
+    (tmp_path / "cut.npz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(FormatError, match=r"cut\.npz is not a \.npz file"):
+        read_examples(tmp_path / "cut.npz")
+    with pytest.raises(InputError, match=r"there is no file .*gone\.npz"):
+        read_examples(tmp_path / "gone.npz")
+    with pytest.raises(InputError, match=r"ends in '\.xls', and there is no such file or folder; data is a"):
+        read_examples(tmp_path / "gone.xls")
+
+
+# --- tables ---------------------------------------------------------------------------------------------
+
+
+def write(frame, path):
+    if path.suffix == ".parquet":
+        frame.to_parquet(path)
+    elif path.suffix == ".jsonl":
+        path.write_text("\n".join(json.dumps(row) for row in frame.to_dict("records")) + "\n\n")
+    else:
+        frame.to_csv(path, index=False, sep="\t" if path.suffix == ".tsv" else ",")
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "parquet", "jsonl"])
+def test_all_tables_read_alike(tmp_path, shop, suffix):
+    write(shop, tmp_path / f"shop.{suffix}")
+    found = read_examples(tmp_path / f"shop.{suffix}")
+    assert (found.kind, found.count, found.name) == ("table", 120, "shop")
+    pd.testing.assert_frame_equal(found.rows, shop, check_dtype=False)
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ('{"text": "a"}\n{"text": "b"}\n{text: c}\n', r"line 3 of set\.jsonl is not JSON"),
+        ('{"text": "a"}\n[1, 2]\n', r"line 2 of set\.jsonl is no object"),
+        ('{"text": "a"}\n\n{"words": "b"}\n', r"line 3 of set\.jsonl has the fields \['words'\]"),
+        ('{"text": ["a", "b"]}\n', r"line 1 of set\.jsonl has lists or objects in \['text'\]"),
+        ("\n  \n", "is empty"),
+        ("", "is empty"),
+    ],
+)
+def test_a_bad_line_is_known_by_its_number(tmp_path, lines, message):
+    (tmp_path / "set.jsonl").write_text(lines)
+    with pytest.raises(FormatError, match=message):
+        read_table(tmp_path / "set.jsonl")
+
+
+def test_files_that_are_no_tables_are_told(tmp_path):
+    (tmp_path / "a.csv").write_text("x,y\n1,2\n1,2,3,4\n")
+    with pytest.raises(FormatError, match=r"not a table.*line 3"):
+        read_table(tmp_path / "a.csv")
+    (tmp_path / "b.csv").write_text("x,y\n")
+    with pytest.raises(FormatError, match=r"columns \['x', 'y'\] and no rows"):
+        read_table(tmp_path / "b.csv")
+    (tmp_path / "c.csv").write_bytes("x\nü\n".encode("latin-1"))
+    with pytest.raises(FormatError, match="not written in UTF-8"):
+        read_table(tmp_path / "c.csv")
+    (tmp_path / "d.parquet").write_text("PAR1 hello")
+    with pytest.raises(FormatError, match="not a parquet file"):
+        read_table(tmp_path / "d.parquet")
+    (tmp_path / "e.jsonl").write_bytes('{"text": "ü"}\n'.encode("latin-1"))
+    with pytest.raises(FormatError, match="not written in UTF-8"):
+        read_table(tmp_path / "e.jsonl")
+
+
+# --- which column is which ------------------------------------------------------------------------------
+
+
+def columns(**values):
+    return pd.DataFrame(values)
+
+
+def test_a_label_is_guessed_only_where_one_column_can_be_it():
+    frame = columns(a=[1], Label=[0], b=[2])
+    assert label_column(frame, None) == "Label"
+    assert label_column(frame, "b") == "b"
+    assert label_column(columns(a=[1], b=[2]), None) is None
+    # one column more than the model takes is the label, whatever its name; one it takes is none
+    assert label_column(columns(a=[1], y=[2], truth=[0]), None, ["a", "y"]) == "truth"
+    assert label_column(columns(a=[1], b=[2], c=[0]), None, ["a"]) is None
+    with pytest.raises(InputError, match=r"'label', 'target' may each hold the true classes.*--labels"):
+        label_column(columns(a=[1], label=[0], target=[1]), None)
+    with pytest.raises(InputError, match="no column 'sold'; the table has 'a', 'Label', 'b'"):
+        label_column(frame, "sold")
+
+
+def test_texts_are_guessed_only_where_one_column_can_be_them():
+    assert text_column(columns(words=["a"], label=["b"], n=[1]), "label") == "words"
+    assert text_column(columns(title=["a"], text=["b"]), None) == "text"
+    assert text_column(columns(title=["a"], text=["b"]), None, "title") == "title"
+    with pytest.raises(InputError, match="'title', 'body' may each hold the texts"):
+        text_column(columns(title=["a"], body=["b"], n=[1]), None)
+    with pytest.raises(InputError, match="no column holds texts; the table has 'n'"):
+        text_column(columns(n=[1]), None)
+    with pytest.raises(InputError, match="no column 'body' of texts"):
+        text_column(columns(n=[1]), None, "body")
+
+
+# --- labels ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "classes", "numbers"),
+    [
+        ([2, 0], ["a", "b", "c"], [2, 0]),
+        ([1.0, 0.0], ["a", "b"], [1, 0]),
+        (["b", "a"], ["a", "b"], [1, 0]),
+        (["POS", "neg"], ["Neg", "Pos"], [1, 0]),
+        (["10", "2"], None, [10, 2]),
+        (["10", "2"], ["2", "10"], [1, 0]),
+        (["dog", "cat", "dog"], None, [1, 0, 1]),
+        ([True, False], None, [1, 0]),
+    ],
+)
+def test_labels_become_numbers_of_outputs(values, classes, numbers):
+    assert class_numbers(values, classes).tolist() == numbers
+
+
+def test_labels_that_fit_no_output_are_told():
+    with pytest.raises(InputError, match=r"labels \['c'\] are not among the model's classes \['a', 'b'\]"):
+        class_numbers(["a", "c"], ["a", "b"])
+    # two classes that differ in case alone are told apart, so case is not forgiven
+    with pytest.raises(InputError, match="not among"):
+        class_numbers(["Ab"], ["aB", "AB"])
+    with pytest.raises(
+        InputError, match="labels run from 0 to 3, and the model's outputs are numbered 0 to 2"
+    ):
+        check_labels(torch.tensor([0, 3]), 3, "multiclass")
+    with pytest.raises(InputError, match="name 2 classes and the model has 3 outputs"):
+        check_labels(torch.tensor([0, 1]), 3, "multiclass", named=2)
+    with pytest.raises(InputError, match="have fractions"):
+        check_labels(torch.tensor([0.5]), 3, "multiclass")
+    check_labels(torch.tensor([0.5]), 1, "regression")
+    check_labels(None, 1, "binary")
+
+
+def test_the_rows_drawn_follow_from_the_seed():
+    first, again, other = some_rows(50, 9, 0), some_rows(50, 9, 0), some_rows(50, 9, 1)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert len(first.unique()) == 9
+    assert torch.equal(first, first.sort().values)
+    assert torch.equal(some_rows(5, 9, 0), torch.arange(5))
+
+
+# --- images ---------------------------------------------------------------------------------------------
+
+
+def claim(path, width, height):
+    """A PNG of a few bytes whose header claims an enormous size."""
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + body)
+
+
+@pytest.mark.parametrize("side", [8_000, 10_000, 60_000])
+def test_images_that_would_fill_the_memory_are_refused_by_their_header(tmp_path, side, recwarn):
+    claim(tmp_path / "bomb.png", side, side)
+    with pytest.raises(InputError, match=r"the image bomb\.png .* pixels"):
+        open_image(tmp_path / "bomb.png")
+    assert not recwarn.list
+
+
+def test_files_that_are_no_images_are_told(tmp_path):
+    (tmp_path / "text.png").write_text("hello")
+    with pytest.raises(FormatError, match=r"text\.png is not an image"):
+        open_image(tmp_path / "text.png")
+    claim(tmp_path / "cut.png", 30, 30)
+    with pytest.raises(FormatError, match=r"the image cut\.png is damaged"):
+        open_image(tmp_path / "cut.png")
+    with pytest.raises(InputError, match="there is no file"):
+        open_image(tmp_path / "gone.png")
+
+
+def test_the_missing_extra_is_named(photos, monkeypatch):
+    monkeypatch.setattr("veridical.data.packages.find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'veridical\[vision\]'"):
+        open_image(photos / "dark" / "0.png")
+
+
+def test_a_folder_names_the_class_of_each_image(photos):
+    found = read_examples(photos)
+    assert (found.kind, found.count, found.name) == ("images", 12, "photos")
+    assert found.classes == ["dark"] * 6 + ["light"] * 6
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({"size": {"height": 8, "width": 6}}, {"size": (8, 6), "squash": True, "shorter": None}),
+        ({"size": 8}, {"size": 8, "squash": True}),
+        ({"size": {"shortest_edge": 9}}, {"size": 9, "shorter": 9, "squash": False}),
+        (
+            {"size": {"shortest_edge": 9}, "crop_size": {"height": 8, "width": 8}},
+            {"size": (8, 8), "shorter": 9},
+        ),
+        ({"size": 9, "crop_size": 8, "do_center_crop": True}, {"size": 8, "shorter": 9}),
+        ({"size": {"shortest_edge": 8}, "crop_pct": 0.8}, {"size": 8, "shorter": 10}),
+        ({"do_rescale": False, "image_mean": [51.0], "image_std": [255.0]}, {"channels": 1, "mean": [0.2]}),
+        ({"do_normalize": False}, {"mean": 0.0, "deviation": 1.0}),
+    ],
+)
+def test_rules_for_images_are_read_as_they_are_meant(tmp_path, facts, expected):
+    (tmp_path / "rule.json").write_text(json.dumps(facts))
+    rule = image_rule(tmp_path / "rule.json")
+    assert {name: rule[name] for name in expected} == expected
+
+
+def test_rules_that_say_nothing_are_told(tmp_path):
+    for text in ("{", "[]", '{"size": {"width": 3}}', '{"size": 8, "image_mean": "x"}'):
+        (tmp_path / "rule.json").write_text(text)
+        with pytest.raises(FormatError, match="does not say how images are prepared"):
+            image_rule(tmp_path / "rule.json")
+
+
+def test_a_squashed_image_loses_no_edge(tmp_path):
+    pixels = np.zeros((10, 40), np.uint8)
+    pixels[:, :4] = 255
+    Image.fromarray(pixels).save(tmp_path / "edge.png")
+    squashed = read_image(tmp_path / "edge.png", 10, channels=1, squash=True, resample=4)
+    cut = read_image(tmp_path / "edge.png", 10, channels=1, shorter=10)
+    assert squashed[0, :, 0].tolist() == [1.0] * 10
+    assert float(cut.max()) == 0

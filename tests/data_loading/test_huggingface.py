@@ -1,0 +1,357 @@
+"""Hugging Face classifiers on a user's files: folders the tests make, random and really trained."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+
+import veridical as vd
+from veridical.data import load_task
+from veridical.errors import FormatError, InputError, MissingExtraError, VeridicalWarning
+
+pytestmark = pytest.mark.extras
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+DECISIVE = [["bad", "poor"], ["good", "fine"]]
+NEUTRAL = ["film", "the", "a", "plot"]
+WORDS = [*SPECIAL, *DECISIVE[0], *DECISIVE[1], *NEUTRAL]
+NAMES = {0: "negative", 1: "positive"}
+
+
+def sentences(count, seed):
+    """Sentences of neutral words with one that decides, and their classes."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, 2, count)
+    texts = []
+    for label in labels:
+        words = list(rng.choice(NEUTRAL, rng.integers(2, 6)))
+        words.insert(rng.integers(0, len(words) + 1), str(rng.choice(DECISIVE[label])))
+        texts.append(" ".join(words))
+    return texts, labels
+
+
+@pytest.fixture(scope="module")
+def transformers():
+    return pytest.importorskip("transformers")
+
+
+@pytest.fixture(scope="module")
+def random_bert(tmp_path_factory, transformers):
+    """A folder with a tiny classifier of random weights and its tokenizer."""
+    folder = tmp_path_factory.mktemp("bert")
+    (folder / "vocab.txt").write_text("\n".join(WORDS))
+    transformers.BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
+    config = transformers.BertConfig(
+        vocab_size=len(WORDS),
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=24,
+        id2label=NAMES,
+        label2id={name: number for number, name in NAMES.items()},
+    )
+    torch.manual_seed(0)
+    transformers.BertForSequenceClassification(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained_bert(tmp_path_factory, random_bert, transformers):
+    """The same classifier after some seconds of training on sentences."""
+    folder = tmp_path_factory.mktemp("trained")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(random_bert)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(random_bert).train()
+    texts, labels = sentences(128, 1)
+    batch, truth = tokenizer(texts, padding=True, return_tensors="pt"), torch.tensor(labels)
+    optimiser = torch.optim.Adam(model.parameters(), 1e-2)
+    for _ in range(40):
+        loss = torch.nn.functional.cross_entropy(model(**batch).logits, truth)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def reviews(tmp_path):
+    texts, labels = sentences(60, 2)
+    rows = [{"text": text, "label": NAMES[int(label)]} for text, label in zip(texts, labels, strict=True)]
+    path = tmp_path / "reviews.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    return path, texts, labels
+
+
+def accuracy(task):
+    return float((task.predictions == task.labels).double().mean())
+
+
+# --- texts ----------------------------------------------------------------------------------------------
+
+
+def test_a_trained_text_classifier_on_a_file_of_reviews(trained_bert, reviews):
+    path, texts, labels = reviews
+    task = load_task(trained_bert, path, train=path)
+    assert task.name == f"{trained_bert.name} on reviews"
+    assert task.labels.tolist() == labels.tolist()
+    assert accuracy(task) > 0.9
+    assert task.train.shape == task.inputs.shape
+    assert task.train_labels.tolist() == labels.tolist()
+    # special tokens and padding are no features
+    assert task.space.valid.sum(1).tolist() == [len(text.split()) for text in texts]
+    values = vd.explain("occlusion", task).values.masked_fill(~task.space.valid, -torch.inf)
+    # one class may be what the model answers to no cue at all; wherever a word matters, it is a cue
+    matters = values.amax(1) > 1
+    found = [
+        task.space.feature_name(int(values[row].argmax()), row) for row in matters.nonzero()[:, 0].tolist()
+    ]
+    assert len(found) > 20
+    assert all(word in (*DECISIVE[0], *DECISIVE[1]) for word in found)
+
+
+def test_random_weights_answer_as_transformers_does(random_bert, reviews, transformers):
+    path, texts, _ = reviews
+    task = load_task(random_bert, path, samples=5)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(random_bert).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(random_bert)
+    with torch.no_grad():
+        for row, number in enumerate(task.ids.tolist()):
+            alone = model(**tokenizer(texts[number], return_tensors="pt")).logits[0]
+            assert torch.allclose(task.outputs[row], alone, atol=1e-5)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet", "npz"])
+def test_texts_and_labels_come_in_any_format(random_bert, reviews, tmp_path, suffix):
+    path, texts, labels = reviews
+    other = tmp_path / f"reviews.{suffix}"
+    frame = pd.DataFrame({"words": texts, "truth": labels, "stars": labels * 4.0})
+    if suffix == "npz":
+        np.savez(other, x=np.array(texts), truth=labels)
+    else:
+        frame.to_csv(other, index=False) if suffix == "csv" else frame.to_parquet(other)
+    task, expected = load_task(random_bert, other, labels="truth"), load_task(random_bert, path)
+    assert torch.equal(task.inputs, expected.inputs)
+    assert torch.equal(task.labels, expected.labels)
+
+
+def test_long_texts_are_cut_to_what_the_model_reads(random_bert):
+    frame = pd.DataFrame({"text": ["the film " * 40]})
+    assert load_task(random_bert, frame).inputs.shape == (1, 24)
+    assert load_task(random_bert, frame, length=10).inputs.shape == (1, 10)
+
+
+def test_mistakes_with_texts_are_told(random_bert, tmp_path, reviews):
+    path, texts, _ = reviews
+    with pytest.raises(InputError, match=r"\['odd'\] are not among the model's classes \['negative', 'pos"):
+        load_task(random_bert, pd.DataFrame({"text": texts, "label": "odd"}))
+    with pytest.raises(InputError, match="labels run from 0 to 2"):
+        load_task(random_bert, pd.DataFrame({"text": texts, "label": np.arange(60) % 3}))
+    with pytest.raises(InputError, match=r"the model classifies texts.*not arrays of numbers"):
+        load_task(random_bert, np.ones((2, 3)))
+    with pytest.raises(InputError, match=r"column 'text' is empty in 1 rows \(first: \[0\]\)"):
+        load_task(random_bert, pd.DataFrame({"text": [None, *texts]}), text="text")
+    with pytest.raises(InputError, match=r"1 texts have no word at all \(first: \[0\]\)"):
+        load_task(random_bert, pd.DataFrame({"text": ["", *texts]}))
+    with pytest.raises(InputError, match="no column 'truth'; the table has 'text', 'label'"):
+        load_task(random_bert, path, labels="truth")
+
+
+# --- broken folders -------------------------------------------------------------------------------------
+
+
+def copy(folder, target):
+    target.mkdir()
+    for file in folder.iterdir():
+        (target / file.name).write_bytes(file.read_bytes())
+    return target
+
+
+def test_a_folder_that_lacks_something_says_what(random_bert, tmp_path, reviews, transformers):
+    data = reviews[0]
+    bare = copy(random_bert, tmp_path / "bare")
+    (bare / "config.json").write_text("{")
+    with pytest.raises(FormatError, match="not a classifier that transformers can read"):
+        load_task(bare, data)
+    headless = tmp_path / "headless"
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(random_bert)
+    copy(random_bert, headless)
+    state = {name: value for name, value in model.state_dict().items() if "classifier" not in name}
+    model.save_pretrained(headless, state_dict=state)
+    with pytest.raises(
+        FormatError, match=r"no weights for classifier\.bias, classifier\.weight: it is not a"
+    ):
+        load_task(headless, data)
+    narrow = copy(random_bert, tmp_path / "narrow")
+    config = json.loads((narrow / "config.json").read_text())
+    (narrow / "config.json").write_text(json.dumps({**config, "hidden_size": 8}))
+    with pytest.raises(FormatError, match=r"do not fit its config\.json"):
+        load_task(narrow, data)
+    mute = copy(random_bert, tmp_path / "mute")
+    for file in mute.iterdir():
+        if "token" in file.name or "vocab" in file.name:
+            file.unlink()
+    with pytest.raises(FormatError, match="mute has no tokenizer"):
+        load_task(mute, data)
+
+
+def test_pickled_weights_and_code_in_a_folder_are_refused(random_bert, tmp_path, reviews, transformers):
+    data = reviews[0]
+    folder = copy(random_bert, tmp_path / "pickled")
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    with pytest.raises(FormatError, match=r"no model\.safetensors; other formats can run code"):
+        load_task(folder, data, allow_code=True)
+    coded = copy(random_bert, tmp_path / "coded")
+    witness = tmp_path / "ran"
+    config = json.loads((coded / "config.json").read_text())
+    config |= {"auto_map": {"AutoConfig": "evil.Config"}, "model_type": "evil"}
+    (coded / "config.json").write_text(json.dumps(config))
+    (coded / "evil.py").write_text(f"open({str(witness)!r}, 'w').write('ran')")
+    with pytest.raises(FormatError, match=r"brings Python code of its own.*never run"):
+        load_task(coded, data, allow_code=True)
+    assert not witness.exists()
+
+
+def test_the_missing_extra_is_named(random_bert, reviews, monkeypatch):
+    import veridical.data.packages as packages
+
+    monkeypatch.setattr(packages, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'veridical\[text\]'"):
+        load_task(random_bert, reviews[0])
+
+
+# --- images ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained_vit(tmp_path_factory, transformers):
+    """A small vision transformer that learned which half of a picture is bright."""
+    folder = tmp_path_factory.mktemp("vit")
+    config = transformers.ViTConfig(
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        image_size=16,
+        patch_size=4,
+        id2label={0: "left", 1: "right"},
+        label2id={"left": 0, "right": 1},
+    )
+    torch.manual_seed(0)
+    model = transformers.ViTForImageClassification(config).train()
+    processor = transformers.ViTImageProcessor(size={"height": 16, "width": 16})
+    images, labels = zip(*(picture(seed) for seed in range(64)), strict=True)
+    pixels, truth = processor(list(images), return_tensors="pt")["pixel_values"], torch.tensor(labels)
+    optimiser = torch.optim.Adam(model.parameters(), 1e-2)
+    for _ in range(40):
+        loss = torch.nn.functional.cross_entropy(model(pixel_values=pixels).logits, truth)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return folder
+
+
+def picture(seed):
+    """A noisy picture of no round size with one bright half, and which half that is."""
+    rng = np.random.default_rng(seed)
+    pixels, label = rng.integers(0, 80, (30, 22 + seed % 9, 3)), int(rng.integers(0, 2))
+    half = pixels.shape[1] // 2
+    pixels[:, half * label : half * (label + 1)] += 120
+    return Image.fromarray(pixels.astype(np.uint8)), label
+
+
+@pytest.fixture
+def halves(tmp_path):
+    for seed in range(100, 124):
+        image, label = picture(seed)
+        for place, what in (("halves", image), ("masks", mask_of(image, label))):
+            target = tmp_path / place / ("left", "right")[label]
+            target.mkdir(parents=True, exist_ok=True)
+            what.save(target / f"{seed}.png")
+    return tmp_path / "halves"
+
+
+def mask_of(image, label):
+    pixels = np.zeros((image.height, image.width), np.uint8)
+    half = image.width // 2
+    pixels[:, half * label : half * (label + 1)] = 255
+    return Image.fromarray(pixels)
+
+
+def test_a_trained_image_classifier_on_a_folder(trained_vit, halves, transformers):
+    task = load_task(trained_vit, halves, masks=halves.parent / "masks", train=halves, samples=20)
+    assert task.inputs.shape == (20, 3, 16, 16)
+    assert accuracy(task) > 0.9
+    assert task.train.shape == (24, 3, 16, 16)
+    # the mask went through the same preparation: it is the bright half
+    bright = task.inputs.mean(1).reshape(20, -1) > 0
+    assert float((task.masks == bright).double().mean()) > 0.9
+    files = sorted(halves.rglob("*.png"))
+    processor = transformers.AutoImageProcessor.from_pretrained(trained_vit)
+    rows = processor([Image.open(file) for file in files], return_tensors="pt")["pixel_values"]
+    assert torch.allclose(load_task(trained_vit, halves).inputs, rows, atol=1e-6)
+
+
+def test_our_own_rule_prepares_images_like_the_folder_says(trained_vit, halves, transformers):
+    from veridical.data.images import image_rule, read_image
+
+    file = next(halves.rglob("*.png"))
+    kinds = [
+        transformers.ViTImageProcessor(size={"height": 12, "width": 10}),
+        transformers.CLIPImageProcessor(
+            size={"shortest_edge": 14}, crop_size={"height": 12, "width": 12}, resample=3
+        ),
+        transformers.ViTImageProcessor(
+            size={"height": 12, "width": 10}, do_rescale=False, do_normalize=False
+        ),
+    ]
+    for processor in kinds:
+        processor.save_pretrained(trained_vit / "other")
+        rule = image_rule(trained_vit / "other" / "preprocessor_config.json")
+        expected = processor(Image.open(file), return_tensors="pt")["pixel_values"][0].float()
+        ours = read_image(file, **rule)
+        assert ours.shape == expected.shape
+        assert torch.allclose(ours, expected, atol=0.02 * float(expected.abs().max()))
+
+
+def test_a_random_convolutional_network_on_photos(photos, tmp_path, transformers):
+    config = transformers.ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", num_labels=2
+    )
+    torch.manual_seed(0)
+    transformers.ResNetForImageClassification(config).save_pretrained(tmp_path / "resnet")
+    (tmp_path / "resnet" / "preprocessor_config.json").write_text(
+        json.dumps(
+            {"size": {"shortest_edge": 80}, "crop_pct": 0.9, "image_processor_type": "ConvNextImageProcessor"}
+        )
+    )
+    with pytest.warns(VeridicalWarning, match=r"\['dark', 'light'\] are no classes of the model"):
+        task = load_task(tmp_path / "resnet", photos)
+    assert task.inputs.shape == (12, 3, 80, 80)
+    assert task.labels is None
+    assert task.space.kind == "patch"
+    model = transformers.AutoModelForImageClassification.from_pretrained(tmp_path / "resnet").eval()
+    with torch.no_grad():
+        assert torch.allclose(task.outputs, model(pixel_values=task.inputs).logits, atol=1e-4)
+    numbered = tmp_path / "numbered"
+    numbered.mkdir()
+    for name, number in (("dark", "1"), ("light", "0")):
+        (photos / name).rename(numbered / number)
+    assert load_task(tmp_path / "resnet", numbered).labels.tolist() == [0] * 6 + [1] * 6
+
+
+def test_mistakes_with_images_are_told(trained_vit, halves):
+    with pytest.raises(InputError, match="the model classifies images"):
+        load_task(trained_vit, pd.DataFrame({"text": ["a"]}))
+    Image.new("RGB", (5, 5)).save(halves / "left" / "odd.png")
+    (halves / "left" / "odd.png").write_text("no image")
+    with pytest.raises(FormatError, match=r"odd\.png is not an image"):
+        load_task(trained_vit, halves)

@@ -1,0 +1,276 @@
+"""Whole tasks from files: torch modules, estimators and functions on arrays, tables and images."""
+
+import joblib
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+from sklearn.compose import ColumnTransformer
+from sklearn.linear_model import LinearRegression, LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder
+
+import veridical as vd
+from tests.data_loading.conftest import network
+from veridical.data import load_task
+from veridical.errors import InputError, ShapeError, VeridicalWarning
+
+
+def accuracy(task):
+    return float((task.predictions == task.labels).double().mean())
+
+
+# --- a network and arrays -------------------------------------------------------------------------------
+
+
+def test_a_trained_network_from_two_files(net, arrays):
+    model, folder, _ = net
+    np.savez(folder / "rows.npz", **arrays)
+    arch = f"{folder / 'own_net.py'}:build"
+    task = load_task(folder / "net.safetensors", folder / "rows.npz", arch=arch, allow_code=True)
+    assert task.name == "net on rows"
+    assert accuracy(task) > 0.9
+    assert torch.allclose(task.outputs, model(torch.tensor(arrays["x"])), atol=1e-6)
+    assert task.train.shape == (30, 4)
+    assert task.train_labels.tolist() == arrays["train_labels"].tolist()
+    # the answer depends on the first three columns only, and an explanation says so
+    values = vd.explain("integrated_gradients", task).values.abs().mean(0)
+    assert float(values[:3].min()) > 3 * float(values[3])
+
+
+def test_a_part_of_the_data_keeps_its_row_numbers(net, arrays):
+    _, folder, _ = net
+    np.savez(folder / "rows.npz", **arrays)
+    part = load_task(network(), folder / "rows.npz", samples=7)
+    again = load_task(network(), folder / "rows.npz", samples=7)
+    other = load_task(network(), folder / "rows.npz", samples=7, seed=1)
+    assert torch.equal(part.ids, again.ids)
+    assert not torch.equal(part.ids, other.ids)
+    assert np.array_equal(part.inputs.numpy(), arrays["x"][part.ids.numpy()])
+    assert part.labels.tolist() == arrays["y"][part.ids.numpy()].tolist()
+    with pytest.raises(InputError, match="at least one sample, got samples=0"):
+        load_task(network(), folder / "rows.npz", samples=0)
+
+
+def test_masks_and_targets_come_along(tmp_path, arrays):
+    masks = np.random.default_rng(0).random((40, 4)) > 0.5
+    np.savez(tmp_path / "rows.npz", x=arrays["x"], masks=masks, targets=np.full(40, 2))
+    np.save(tmp_path / "masks.npy", ~masks)
+    task = load_task(network(), tmp_path / "rows.npz", samples=9)
+    assert np.array_equal(task.masks.numpy(), masks[task.ids.numpy()])
+    assert (task.targets == 2).all()
+    for given in (tmp_path / "masks.npy", ~masks):
+        task = load_task(network(), tmp_path / "rows.npz", masks=given, samples=9)
+        assert np.array_equal(task.masks.numpy(), ~masks[task.ids.numpy()])
+
+
+def test_other_reference_rows_take_the_place_of_those_in_the_file(tmp_path, arrays):
+    np.savez(tmp_path / "rows.npz", **arrays)
+    np.savez(tmp_path / "more.npz", x=np.zeros((5, 4)), y=np.ones(5, int))
+    task = load_task(network(), tmp_path / "rows.npz", train=tmp_path / "more.npz")
+    assert task.train.tolist() == torch.zeros(5, 4).tolist()
+    assert task.train_labels.tolist() == [1] * 5
+    pd.DataFrame({"a": [1.0]}).to_csv(tmp_path / "table.csv")
+    with pytest.raises(InputError, match="the data is arrays and the reference rows are a table"):
+        load_task(network(), tmp_path / "rows.npz", train=tmp_path / "table.csv")
+
+
+def test_what_does_not_fit_the_model_is_told(tmp_path, arrays):
+    np.savez(tmp_path / "wide.npz", x=np.ones((5, 9)))
+    with pytest.raises(ShapeError, match=r"does not run on one row of shape \(1, 9\)"):
+        load_task(network(), tmp_path / "wide.npz")
+    np.savez(tmp_path / "short.npz", x=arrays["x"], y=arrays["y"][:7])
+    with pytest.raises(ShapeError, match="7 labels for 40 samples"):
+        load_task(network(), tmp_path / "short.npz")
+    np.savez(tmp_path / "high.npz", x=arrays["x"], y=arrays["y"] + 4)
+    with pytest.raises(InputError, match="labels run from 4 to 6"):
+        load_task(network(), tmp_path / "high.npz")
+    np.savez(tmp_path / "words.npz", x=np.array(["one text", "another"]))
+    with pytest.raises(InputError, match="the model brings no tokenizer"):
+        load_task(network(), tmp_path / "words.npz")
+
+
+def test_names_are_numbered_only_where_that_is_clear(tmp_path, arrays):
+    names = np.array(["ant", "bee", "cat"])[arrays["y"]]
+    np.savez(tmp_path / "rows.npz", x=arrays["x"], y=names)
+    assert load_task(network(), tmp_path / "rows.npz").labels.tolist() == arrays["y"].tolist()
+    swapped = load_task(network(), tmp_path / "rows.npz", classes=["cat", "bee", "ant"])
+    assert swapped.labels.tolist() == (2 - arrays["y"]).tolist()
+    np.savez(tmp_path / "two.npz", x=arrays["x"], y=np.where(names == "cat", "bee", names))
+    with pytest.raises(InputError, match="name 2 classes and the model has 3 outputs"):
+        load_task(network(), tmp_path / "two.npz")
+
+
+def test_fractions_as_labels_make_a_regression(tmp_path, arrays):
+    np.savez(tmp_path / "rows.npz", x=arrays["x"], y=arrays["x"][:, 0])
+    assert load_task(torch.nn.Linear(4, 1), tmp_path / "rows.npz").head == "regression"
+
+
+def test_probabilities_are_not_squeezed_twice(tmp_path, arrays):
+    np.savez(tmp_path / "rows.npz", x=arrays["x"])
+    plain = network()
+    ending = torch.nn.Sequential(plain, torch.nn.Softmax(-1))
+    with pytest.warns(VeridicalWarning, match="the model answers probabilities"):
+        task = load_task(ending, tmp_path / "rows.npz")
+    expected = plain(torch.tensor(arrays["x"])).softmax(-1)
+    assert torch.allclose(task.probabilities(task.outputs), expected, atol=1e-5)
+    assert task.reference is task
+    single = torch.nn.Sequential(torch.nn.Linear(4, 1), torch.nn.Sigmoid())
+    with pytest.warns(VeridicalWarning, match="the model answers probabilities"):
+        task = load_task(single, tmp_path / "rows.npz", head="binary")
+    assert torch.allclose(task.outputs[:, 1:], single[0](torch.tensor(arrays["x"])), atol=1e-4)
+
+
+def test_whole_numbers_are_tokens_only_for_a_model_that_embeds_them(tmp_path):
+    class Words(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = torch.nn.Embedding(20, 3)
+
+        def forward(self, tokens):
+            return self.embed(tokens).mean(1)
+
+    np.savez(tmp_path / "rows.npz", x=np.random.default_rng(0).integers(0, 20, (8, 4)))
+    assert load_task(Words(), tmp_path / "rows.npz").modality == "text"
+    assert load_task(network(), tmp_path / "rows.npz").modality == "table"
+    np.savez(tmp_path / "bytes.npz", x=np.zeros((3, 1, 6, 6), np.uint8))
+    with pytest.warns(VeridicalWarning, match="the numbers 0 to 255"):
+        load_task(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(36, 2)), tmp_path / "bytes.npz")
+
+
+# --- estimators and networks on tables ------------------------------------------------------------------
+
+
+@pytest.fixture
+def pipeline(shop, tmp_path):
+    encode = ColumnTransformer([("one", OneHotEncoder(), ["colour"])], remainder="passthrough")
+    model = make_pipeline(encode, LogisticRegression(max_iter=2000))
+    model.fit(shop.drop(columns="bought"), shop["bought"])
+    joblib.dump(model, tmp_path / "shop.joblib")
+    return model
+
+
+def test_a_trained_pipeline_in_its_raw_columns(pipeline, shop, tmp_path):
+    shop[:60].to_csv(tmp_path / "new.csv", index=False)
+    shop[60:].to_parquet(tmp_path / "old.parquet")
+    task = load_task(
+        tmp_path / "shop.joblib", tmp_path / "new.csv", train=tmp_path / "old.parquet", allow_code=True
+    )
+    # the one column the pipeline was not fitted on is the label
+    assert task.labels.tolist() == [int(b == "yes") for b in shop["bought"][:60]]
+    assert accuracy(task) > 0.9
+    assert [task.space.feature_name(i) for i in range(3)] == ["size", "colour", "age"]
+    assert task.train_labels.tolist() == [int(b == "yes") for b in shop["bought"][60:]]
+    values = vd.explain("occlusion", task).values.abs().mean(0)
+    assert float(values[2]) < float(values[0])
+
+
+def test_columns_are_put_in_the_order_of_the_pipeline(pipeline, shop, tmp_path):
+    shuffled = shop[["bought", "age", "colour", "size"]].assign(shop="north")
+    with pytest.warns(VeridicalWarning, match=r"columns \['shop'\] are left out"):
+        task = load_task(pipeline, shuffled, labels="bought", samples=20)
+    direct = load_task(pipeline, shop, labels="bought", samples=20)
+    assert torch.equal(task.outputs, direct.outputs)
+    assert torch.equal(task.labels, direct.labels)
+
+
+def test_mistakes_with_a_pipeline_are_told(pipeline, shop, tmp_path):
+    with pytest.raises(InputError, match="joblib file is a pickle"):
+        load_task(tmp_path / "shop.joblib", shop)
+    with pytest.raises(InputError, match=r"fitted on columns \['age'\] that are not there"):
+        load_task(pipeline, shop.drop(columns="age"), labels="bought")
+    with pytest.raises(InputError, match="no column 'sold'"):
+        load_task(pipeline, shop, labels="sold")
+    with pytest.raises(InputError, match=r"\['perhaps'\] are not among the model's classes \['no', 'yes'\]"):
+        load_task(pipeline, shop.assign(bought="perhaps"))
+    with pytest.raises(InputError, match="label column 'bought' has missing values"):
+        load_task(pipeline, shop.assign(bought=None), labels="bought")
+
+
+def test_an_estimator_of_plain_arrays(tmp_path, arrays, recwarn):
+    model = LogisticRegression().fit(arrays["x"], np.array(["c", "a", "b"])[arrays["y"]])
+    names = np.array(["c", "a", "b"])[arrays["y"]]
+    np.savez(tmp_path / "rows.npz", x=arrays["x"], y=names)
+    table = pd.DataFrame(arrays["x"], columns=list("pqrs")).assign(label=names)
+    for data in (tmp_path / "rows.npz", table):
+        task = load_task(model, data)
+        assert task.labels.tolist() == [["a", "b", "c"].index(name) for name in names]
+        assert accuracy(task) > 0.9
+    assert not recwarn.list
+    assert task.space.feature_name(1) == "q"
+    with pytest.raises(ShapeError, match="takes 4 columns, the data has 3"):
+        load_task(model, table.drop(columns="p"))
+    line = LinearRegression().fit(arrays["x"], arrays["x"][:, 0])
+    assert load_task(line, table.assign(label=arrays["x"][:, 0])).head == "regression"
+
+
+def test_a_network_sees_every_level_of_a_category(shop):
+    wide = torch.nn.Linear(5, 2)
+    one = load_task(wide, shop, labels="bought", samples=2, seed=3)
+    assert one.inputs.shape == (2, 5)
+    assert one.space.kind == "column_group"
+    whole = load_task(wide, shop, labels="bought")
+    assert torch.equal(whole.inputs[one.ids], one.inputs)
+    with pytest.raises(
+        ShapeError, match=r"The columns are 'size', 'colour', 'age', 'bought'; if one of them"
+    ):
+        load_task(wide, shop)
+
+
+# --- images ---------------------------------------------------------------------------------------------
+
+
+class Brightness(torch.nn.Module):
+    def forward(self, x):
+        mean = x.mean((1, 2, 3))
+        return torch.stack([-mean, mean], 1)
+
+
+RULE = {"size": (12, 16), "mean": 0.5, "deviation": 0.5}
+
+
+def test_a_folder_of_images(photos, tmp_path):
+    for name in ("dark", "light"):
+        (tmp_path / "masks" / name).mkdir(parents=True)
+        for number in range(6):
+            half = np.zeros((20, 24), np.uint8)
+            half[:, 12:] = 255
+            Image.fromarray(half).save(tmp_path / "masks" / name / f"{number}.png")
+    task = load_task(Brightness(), photos, image=RULE, masks=tmp_path / "masks", train=photos, samples=8)
+    assert task.inputs.shape == (8, 3, 12, 16)
+    assert accuracy(task) == 1
+    assert task.train_labels.tolist() == [0] * 6 + [1] * 6
+    assert task.masks.reshape(8, 12, 16)[:, :, 8:].all()
+    assert not task.masks.reshape(8, 12, 16)[:, :, :8].any()
+    large = load_task(Brightness(), photos, image={"size": 112})
+    assert large.space.kind == "patch"
+    assert large.space.n_features == 196
+
+
+def test_a_rule_beside_the_weights_says_how_to_read_images(photos, tmp_path):
+    weights = tmp_path / "weights.pt"
+    torch.save(torch.nn.Conv2d(3, 2, 1).state_dict(), weights)
+
+    def build():
+        return torch.nn.Conv2d(3, 2, 1)
+
+    with pytest.raises(InputError, match=r"put a preprocessor_config\.json beside it"):
+        load_task(weights, photos, arch=build)
+    (tmp_path / "preprocessor_config.json").write_text('{"size": {"height": 10, "width": 14}}')
+    task = load_task(weights, photos, arch=build, output=lambda answer: answer.mean((2, 3)))
+    assert task.inputs.shape == (12, 3, 10, 14)
+
+
+def test_mistakes_with_images_are_told(photos, tmp_path):
+    with pytest.raises(InputError, match="needs at least the size"):
+        load_task(Brightness(), photos, image={"mean": 0.5})
+    with pytest.raises(InputError, match="estimator takes rows of numbers"):
+        load_task(LogisticRegression(), photos, image=RULE)
+    (tmp_path / "masks").mkdir()
+    with pytest.raises(InputError, match=r"no mask for dark/0\.png"):
+        load_task(Brightness(), photos, image=RULE, masks=tmp_path / "masks")
+    (photos / "grey").mkdir()
+    Image.new("L", (9, 9)).save(photos / "grey" / "0.png")
+    with pytest.raises(InputError, match="name 3 classes and the model has 2 outputs"):
+        load_task(Brightness(), photos, image=RULE)

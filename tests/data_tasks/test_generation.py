@@ -1,0 +1,339 @@
+"""Prompts and answers as a task: units, what is off, what is explained, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import veridical as vd
+from tests.reference.small_lm import KeepingLM, Words, small_lm
+from veridical.errors import InputError, NotApplicableError
+from veridical.gef.agreement import agreement
+from veridical.meta.prediction_agreement import held
+from veridical.models import prefix_sharing
+
+PROMPTS = [
+    "Ann has a cat. Bob has a dog. It rains today.",
+    "Tom likes tea. Sue likes cake. Ann has a dog. Bob sings.",
+]
+QUESTIONS = [" Bob has a", " Sue likes"]
+ANSWERS, FOILS = [" dog", " cake"], [" cat", " tea"]
+TOKENS = Words(*PROMPTS, *QUESTIONS, *ANSWERS, *FOILS)
+MODEL = small_lm(TOKENS)
+
+
+def made(**changes):
+    settings = {"answers": ANSWERS, "foils": FOILS, "questions": QUESTIONS, **changes}
+    prompts = settings.pop("prompts", PROMPTS)
+    return vd.Generation(settings.pop("model", MODEL), TOKENS, prompts, **settings)
+
+
+@torch.no_grad()
+def log_probability(ids, answer):
+    """Of an answer's tokens behind those of a prompt, written out."""
+    total = 0.0
+    for token in answer:
+        total += float(MODEL(torch.tensor([ids]))[0, -1].log_softmax(-1)[token])
+        ids = [*ids, token]
+    return total
+
+
+def test_the_response_is_the_answer_less_the_foil():
+    task = made()
+    for place in range(2):
+        ids = TOKENS.encode(PROMPTS[place] + QUESTIONS[place])
+        want = log_probability(ids, TOKENS.encode(ANSWERS[place])) - log_probability(
+            ids, TOKENS.encode(FOILS[place])
+        )
+        assert float(task.outputs[place, 0]) == pytest.approx(want, abs=1e-9)
+    assert task.outputs[:, 1].tolist() == [1, 1]
+    assert task.head == "generation"
+    assert task.modality == "units"
+    assert task.space.feature_name(1, 0) == "Bob has a dog."
+
+
+def test_several_tokens_of_an_answer_are_summed_and_some_may_be_chosen():
+    answers = [" dog. It rains", " cake"]
+    task = made(answers=answers, foils=None)
+    ids = TOKENS.encode(PROMPTS[0] + QUESTIONS[0])
+    assert float(task.outputs[0, 0]) == pytest.approx(
+        log_probability(ids, TOKENS.encode(answers[0])), abs=1e-9
+    )
+    last = made(answers=answers, foils=None, answer_parts=["rains", [0]])
+    ids = TOKENS.encode(PROMPTS[0] + QUESTIONS[0] + " dog. It")
+    assert float(last.outputs[0, 0]) == pytest.approx(log_probability(ids, TOKENS.encode(" rains")), abs=1e-9)
+
+
+@pytest.mark.parametrize("foils", [[" cat", " tea"], [" cat. It rains", " tea"]])
+def test_dropping_a_unit_is_asking_the_shorter_text(foils):
+    task = made(off="drop", foils=foils)
+    for unit, left in ((1, "Ann has a cat. It rains today."), (2, "Ann has a cat. Bob has a dog. ")):
+        gates = task.inputs.clone()
+        gates[0, unit] = 0
+        ids = TOKENS.encode(left.rstrip() + QUESTIONS[0])
+        want = log_probability(ids, TOKENS.encode(" dog")) - log_probability(ids, TOKENS.encode(foils[0]))
+        assert float(task.with_inputs(gates).outputs[0, 0]) == pytest.approx(want, abs=1e-9)
+
+
+def test_filling_a_unit_is_asking_the_text_with_the_neutral_word():
+    task = made(units="word")
+    gates = task.inputs.clone()
+    gates[0, 3] = 0
+    neutral, ids = TOKENS.encode("...")[0], TOKENS.encode(PROMPTS[0] + QUESTIONS[0])
+    assert task.space.feature_name(3, 0) == "cat."
+    ids[3:5] = [neutral] * 2
+    want = log_probability(ids, TOKENS.encode(" dog")) - log_probability(ids, TOKENS.encode(" cat"))
+    assert float(task.with_inputs(gates).outputs[0, 0]) == pytest.approx(want, abs=1e-9)
+
+
+def test_answers_are_generated_where_none_are_given():
+    task = made(answers=None, foils=None, new_tokens=3)
+    ids = TOKENS.encode(PROMPTS[0] + QUESTIONS[0])
+    said = []
+    for _ in range(3):
+        said.append(int(MODEL(torch.tensor([ids + said]))[0, -1].argmax()))
+    assert task.answers[0].tokens == tuple(said)
+    assert task.side["predicted"][0].tolist() == said
+
+
+def test_explainers_and_metrics_work_on_gates():
+    task = made()
+    for name in ("occlusion", "gradient", "integrated_gradients", "kernel_shap", "exact_shapley", "lime"):
+        explanation = vd.explain(name, task)
+        assert explanation.values.shape == (2, 4)
+        assert float(explanation.values[0, 3]) == 0  # the first prompt has three sentences
+    assert vd.score("pixel_flipping", task, explanation).values.shape == (2,)
+
+
+def test_drop_has_no_gradient():
+    with pytest.raises(NotApplicableError, match="off='drop' has no gradient"):
+        vd.explain("gradient", made(off="drop"))
+
+
+def test_a_subset_keeps_its_prompts():
+    task = made()[[1]]
+    assert task.prompts[0].text.startswith("Tom")
+    assert task.answers[0].text == " cake"
+    assert task.space.feature_name(0) == "Tom likes tea."
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"answers": ["", " cake"]}, "answer to prompt 0 is empty"),
+        ({"answers": [" dog"]}, "1 answers for 2 prompts"),
+        ({"foils": [" dog", " tea"]}, "are the same"),
+        ({"length": 12}, "the model reads 12 at most"),
+        ({"units": [[(0, 9), (5, 20)], [(0, 3)]]}, "overlap"),
+        ({"units": [[(0, 5)], [(0, 3)]]}, "inside the token"),
+        ({"units": [[(0, 999)], [(0, 3)]]}, "does not lie within"),
+        ({"units": "turn"}, "messages of a chat"),
+        ({"units": "letter"}, "letter"),
+        ({"off": "mask"}, "no mask token"),
+        ({"neutral": "never seen"}, "single token"),
+        ({"prompts": []}, "no prompt"),
+        ({"prompts": None}, "list of texts"),
+        ({"prompts": ["Zebra.", "Ann."]}, "does not know a word of prompt 0"),
+        ({"prompts": ["", "x"]}, "prompt 0"),
+        ({"answer_parts": ["cow", None]}, "is not in it"),
+        ({"prompts": torch.ones(2, 3)}, "neither a text nor a list of messages"),
+        ({"units": [[(0, 14.5)], [(0, 3)]]}, "pairs .start, stop. of characters"),
+    ],
+)
+def test_what_cannot_be_is_refused(changes, said):
+    with pytest.raises(InputError, match=said):
+        made(**changes)
+
+
+def test_gef_walks_a_path_until_no_token_is_kept():
+    task = made()
+    path = vd.gef.find_path(task)
+    assert path.chance == 0
+    assert path.agreement[0] > path.agreement[-1]
+    scores = vd.score(vd.GEF(path=path.levels), task, "gradient")
+    assert scores.values.isfinite().all()
+    with pytest.raises(NotApplicableError, match="takes no noise"):
+        vd.score(vd.GEF(perturb="input"), task, "gradient")
+
+
+def test_there_is_no_other_class():
+    with pytest.raises(NotApplicableError, match="no other class"):
+        vd.explain("other_class:gradient", made())
+
+
+def test_rows_are_never_padded():
+    task = made(plan=vd.Plan(rows=2))
+    seen = []
+    module = task.predictor.model.model
+    handle = module.register_forward_pre_hook(lambda _m, given: seen.append(len(given[0])))
+    before = task.predictor.meter.cost
+    vd.explain("exact_shapley", task)
+    handle.remove()
+    assert sum(seen) == (task.predictor.meter.cost - before).forward
+    assert max(seen) <= 2
+
+
+def test_predictions_are_the_tokens_of_the_answer():
+    task = made()
+    outputs = torch.tensor([[-3.0, 0.5], [2.0, 1.0]])
+    assert float(agreement(task, outputs)) == 0.75
+    assert held(task, outputs).tolist() == [False, True]
+    noisy = task.with_noise(3.0, vd.Key(1)).outputs
+    assert bool(((noisy[:, 1] == 0) | (noisy[:, 1] == 1)).all())  # answers of one token
+
+
+@pytest.mark.parametrize("off", ["fill", "drop"])
+def test_masks_that_begin_alike_are_asked_together(off, monkeypatch):
+    """The table of all subsets is that of plain passes, and fewer tokens are read for it."""
+
+    def table(most):
+        monkeypatch.setattr(prefix_sharing, "MOST", most)
+        task = made(model=small_lm(TOKENS, kind=KeepingLM), off=off, plan=vd.Plan(rows=2))
+        seen = []
+        inner = task.predictor.model.model
+        handle = inner.embed.register_forward_hook(lambda _m, x, _y: seen.append(x[0].numel()))
+        values = vd.explain("exact_shapley", task).values
+        handle.remove()
+        assert task.predictor.model.shared is None
+        return values, sum(seen), task.predictor.meter.cost.forward
+
+    shared, fewer, rows = table(64)
+    plain, tokens, same = table(0)
+    torch.testing.assert_close(shared, plain, atol=1e-9, rtol=0)
+    assert fewer < 0.8 * tokens
+    assert rows == same
+    torch.testing.assert_close(plain, vd.explain("exact_shapley", made(off=off)).values, atol=1e-9, rtol=0)
+
+
+def test_a_model_that_does_not_share_rightly_is_asked_plainly(monkeypatch):
+    right = prefix_sharing.shared_logits
+    monkeypatch.setattr(prefix_sharing, "shared_logits", lambda *given: right(*given).roll(1, -1))
+    task = made(model=small_lm(TOKENS, kind=KeepingLM), plan=vd.Plan(rows=2))
+    found = vd.explain("exact_shapley", task).values
+    torch.testing.assert_close(found, vd.explain("exact_shapley", made()).values, atol=1e-9, rtol=0)
+    assert task.predictor.model.agrees is False
+
+
+class Looks(TorchDispatchMode):
+    """Counts how often a number is read from a tensor, which on a GPU is to wait for it."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func._schema.name == "aten::_local_scalar_dense"
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_table_of_masks_reads_no_number_between_chunks():
+    counts = []
+    for rows in (1, 2, 8):
+        task = made(plan=vd.Plan(rows=rows))
+        with Looks() as looks:
+            vd.explain("exact_shapley", task)
+        counts.append(looks.count)
+    assert len(set(counts)) == 1, counts
+
+
+def test_answers_are_generated_as_far_as_the_model_reads():
+    """A model with a table of positions breaks, on a GPU beyond repair, where it is asked for more."""
+    length = max(len(TOKENS.encode(p + q)) for p, q in zip(PROMPTS, QUESTIONS, strict=True)) + 2
+    task = vd.Generation(MODEL, TOKENS, PROMPTS, questions=QUESTIONS, new_tokens=9, length=length)
+    assert all(len(p.ids) + len(a.tokens) <= length for p, a in zip(task.prompts, task.answers, strict=True))
+    with pytest.raises(InputError, match="the model reads 12 at most"):
+        vd.Generation(MODEL, TOKENS, PROMPTS, questions=QUESTIONS, length=12)
+
+
+def test_tokens_that_the_model_does_not_know_are_refused():
+    few = small_lm(Words(PROMPTS[0]))
+    few.get_input_embeddings = lambda: few.embed
+    with pytest.raises(InputError, match=f"the model knows {len(Words(PROMPTS[0]).pieces)} of them"):
+        made(model=few)
+    TOKENS.mask_token_id = len(TOKENS.pieces)
+    try:
+        with pytest.raises(InputError, match="to stand in for units that are off"):
+            made(off="mask")
+    finally:
+        del TOKENS.mask_token_id
+
+
+class ReadsAhead(torch.nn.Module):
+    """A masked language model, say: every token sees all others."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = torch.nn.Embedding(len(TOKENS.pieces), 8)
+        self.head = torch.nn.Linear(8, len(TOKENS.pieces))
+
+    def forward(self, tokens, attention_mask=None, position_ids=None):
+        states = self.embed(tokens)
+        if attention_mask is None:
+            return self.head(states + states.mean(1, keepdim=True))
+        there = attention_mask[..., None].to(states)
+        return self.head(states + (states * there).sum(1, keepdim=True) / there.sum(1, keepdim=True))
+
+
+@pytest.mark.parametrize("off", ["fill", "drop"])
+def test_a_model_that_reads_ahead_is_refused(off):
+    with pytest.raises(InputError, match="no causal language model"):
+        made(model=ReadsAhead().double().eval(), off=off)
+
+
+class TwoTables(torch.nn.Module):
+    """Its first table of embeddings is none of words, and it does not say which is."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.places = torch.nn.Embedding(99, 8)
+        self.words = torch.nn.Embedding(len(TOKENS.pieces), 8)
+        self.head = torch.nn.Linear(8, len(TOKENS.pieces))
+
+    def forward(self, tokens, attention_mask, position_ids):
+        states = self.words(tokens) * attention_mask[..., None]
+        return self.head(states.cumsum(1) + self.places(position_ids))
+
+
+def test_a_fill_that_is_not_the_neutral_word_is_refused():
+    model = TwoTables().double().eval()
+    assert made(model=model, off="drop").off == "drop"
+    with pytest.raises(InputError, match="with units that are off is another prompt"):
+        made(model=model, off="fill")
+
+
+def test_an_answer_follows_the_last_token_that_is_left():
+    """Without a question the unit before the answer may be dropped: it is read behind what is left."""
+    text = "Ann has a cat. Bob has a dog It rains"
+    ids = TOKENS.encode(text)
+    units = [[(5, 9), (9, 11)]]
+    task = vd.Generation(MODEL, TOKENS, [text], [" dog. Bob"], units=units, spans="token", off="drop")
+    answer = list(task.answers[0].tokens)
+    for gates in ([1, 0], [0, 1], [0, 0], [1, 1]):
+        kept = [*ids[:5], *(ids[5:9] if gates[0] else []), *(ids[9:] if gates[1] else [])]
+        found = task.with_inputs(torch.tensor([gates]).double()).outputs[0, 0]
+        assert float(found) == pytest.approx(log_probability(kept, answer), abs=1e-6), gates
+    shared = vd.Generation(
+        small_lm(TOKENS, kind=KeepingLM),
+        TOKENS,
+        [text],
+        [" dog. Bob"],
+        units=units,
+        spans="token",
+        off="drop",
+        plan=vd.Plan(rows=2),
+    )
+    torch.testing.assert_close(*(vd.explain("exact_shapley", each).values for each in (shared, task)))
+
+
+def test_nothing_is_left_for_an_answer_to_follow():
+    with pytest.raises(InputError, match="nothing is left of prompt 0"):
+        made(questions=None, off="drop")
+    # single units may be dropped, unless there is but one
+    assert vd.prompt_checks(made(questions=None)).compared == "off='fill' and off='drop'"
+    alone = made(prompts=["Ann has a cat."] * 2, questions=None)
+    assert vd.prompt_checks(alone).compared.startswith("only off='fill' works here")
+    with pytest.raises(InputError, match="nothing"):
+        made().with_off("nothing")
