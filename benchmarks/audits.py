@@ -79,10 +79,10 @@ def measure(results: Results, name: str, task: vd.Task, effort: str) -> None:
     if task.device.type == "cuda":
         torch.cuda.synchronize()
     wall, busy = time.perf_counter() - wall, time.process_time() - busy
-    cost = sum(found.costs.values(), vd.Cost())
+    cost = sum(found.costs.values(), vd.models.Cost())
     once = bare_seconds(task, cost)
     title = f"{name}, {len(task)} samples, {effort}"
-    stages: dict[str, tuple[float, vd.Cost]] = {
+    stages: dict[str, tuple[float, vd.models.Cost]] = {
         stage: (seconds, found.costs[stage]) for stage, seconds in found.seconds.items()
     }
     for stage, (seconds, asked) in stages.items():
@@ -103,20 +103,20 @@ def measure(results: Results, name: str, task: vd.Task, effort: str) -> None:
     )
 
 
-def _row(what: str, cost: vd.Cost, seconds: float) -> dict[str, Any]:
+def _row(what: str, cost: vd.models.Cost, seconds: float) -> dict[str, Any]:
     rows = {"rows forward": cost.forward, "rows backward": cost.backward}
     return {"what": what, **rows, "seconds": seconds}
 
 
-def bare_seconds(task: vd.Task, cost: vd.Cost) -> float:
+def bare_seconds(task: vd.Task, cost: vd.models.Cost) -> float:
     """Seconds of as many rows through the model, forward and backward, from some of them."""
     total = 0.0
-    for asked in (vd.Cost(cost.forward - cost.backward), vd.Cost(cost.backward, cost.backward)):
+    for asked in (vd.models.Cost(cost.forward - cost.backward), vd.models.Cost(cost.backward, cost.backward)):
         if not asked.forward:
             continue
         some = min(asked.forward, TIMED_ROWS if task.predictor.differentiable else 100_000)
         where = task.at_embeddings() if asked.backward else task  # token ids have no gradient
-        run = bare(where, vd.Cost(some, min(some, asked.backward)))
+        run = bare(where, vd.models.Cost(some, min(some, asked.backward)))
         run()
         start = time.perf_counter()
         run()

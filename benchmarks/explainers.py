@@ -61,7 +61,7 @@ def measure(
     for name in names or [name for name in applicable(task) if name not in skipped]:
         explainer = registry.make(name, **chosen.get(name, {}))
 
-        def work(explainer: Explainer = explainer) -> vd.Cost:
+        def work(explainer: Explainer = explainer) -> vd.models.Cost:
             return vd.explain(explainer, task).cost
 
         batch = len(task) if name.startswith("lrp") else None

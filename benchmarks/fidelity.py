@@ -41,7 +41,7 @@ def overheads(task: vd.Task, draws: int, rounds: int, clock: str) -> list[Timing
     truth = task.predictions
     levels = vd.fidelity.RFid().sizes
 
-    def both() -> vd.Cost:
+    def both() -> vd.models.Cost:
         before = task.predictor.meter.cost
         vd.fidelity.measure(task, explanation, truth, levels=levels, beta=0.1, draws=draws, signs=SIGNS)
         return task.predictor.meter.cost - before

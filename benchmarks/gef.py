@@ -56,7 +56,7 @@ READY = 25
 """Models that stand ready for the bare evaluations, used in turn: as many as Fast-GEF has worlds."""
 
 
-def bare(task: vd.Task, cost: vd.Cost) -> Callable[[], None]:
+def bare(task: vd.Task, cost: vd.models.Cost) -> Callable[[], None]:
     """As many explanations and answers as `cost` counts, each by a model of its own, in plain torch."""
     ready = READY if sum(p.numel() for p in task.model.parameters()) < 2**20 else 4
     models = [copy.deepcopy(task.model) for _ in range(ready)]
@@ -97,7 +97,7 @@ def overheads(network: str, samples: int, rounds: int, device: str) -> list[Timi
     for form in FORMS:
         # one draw and step of the costliest form are 105 worlds, work enough to time
         size = {"draws": 1, "steps": 1} if form == "jacobian" else {}
-        metric = vd.GEF(form=form, path=PATH, **size)  # type: ignore[arg-type]
+        metric = vd.gef.GEF(form=form, path=PATH, **size)  # type: ignore[arg-type]
         cost = vd.score(metric, task, "gradient").cost
         evaluations = bare(task, cost)
         evaluations()
@@ -123,7 +123,7 @@ def published(folder: Path, rounds: int) -> list[dict[str, Any]]:
     task = mnist(16)
     out: list[dict[str, Any]] = []
     for form, printed in (("fast", 11.0), ("reference", 325.0), ("arc", 325.0)):
-        metric = vd.GEF(form=form)  # type: ignore[arg-type]
+        metric = vd.gef.GEF(form=form)  # type: ignore[arg-type]
         search = seconds(lambda m=metric: m.noise_path(task), task.device)
         vd.score(metric, task, "gradient")
         each = [seconds(lambda m=metric: vd.score(m, task, "gradient"), task.device) for _ in range(rounds)]
@@ -145,10 +145,12 @@ def growth(sizes: list[int], device: str, rounds: int = 1) -> list[dict[str, Any
     for samples in sizes:
         task = lenet_task(samples, device)
         for draws in DRAWS:
-            metric = vd.FastGEF(path=PATH, draws=draws)
-            costs: list[vd.Cost] = []
+            metric = vd.gef.FastGEF(path=PATH, draws=draws)
+            costs: list[vd.models.Cost] = []
 
-            def work(metric: vd.GEF = metric, task: vd.Task = task, costs: list[vd.Cost] = costs) -> None:
+            def work(
+                metric: vd.gef.GEF = metric, task: vd.Task = task, costs: list[vd.models.Cost] = costs
+            ) -> None:
                 costs.append(vd.score(metric, task, "gradient").cost)
 
             work()
@@ -184,7 +186,7 @@ def _status(name: str) -> int:
 
 def memory(sizes: list[int], device: str) -> list[dict[str, Any]]:
     """Peak memory of Fast-GEF over samples, with maps held in blocks of 256."""
-    metric = vd.FastGEF(path=PATH[:3], draws=1)
+    metric = vd.gef.FastGEF(path=PATH[:3], draws=1)
     out = []
     for samples in sizes:
         task = lenet_task(samples, device).with_plan(vd.Plan(rows=BLOCK))
@@ -202,14 +204,14 @@ def first_score(network: str, samples: int, device: str) -> dict[str, Any]:
     Rows of the search are compared with bare evaluations of their own: a search explains nothing.
     """
     task = NETWORKS[network](samples, device)
-    bare(task, vd.Cost(forward=samples, backward=samples))()  # what torch does once is nobody's
-    metric, found = vd.FastGEF(), []
+    bare(task, vd.models.Cost(forward=samples, backward=samples))()  # what torch does once is nobody's
+    metric, found = vd.gef.FastGEF(), []
     search = taken(lambda: found.append(metric.noise_path(task)), task.device)
-    given = vd.FastGEF(path=found[0].levels)
+    given = vd.gef.FastGEF(path=found[0].levels)
     first, later = (taken(lambda: vd.score(given, task, "gradient"), task.device) for _ in range(2))
     cost = vd.score(given, task, "gradient").cost
     plain = taken(bare(task, cost), task.device)
-    plain_search = taken(bare(task, vd.Cost(forward=found[0].rows)), task.device)
+    plain_search = taken(bare(task, vd.models.Cost(forward=found[0].rows)), task.device)
     return {
         "what": f"fast, {network}, {samples} samples",
         "rows of the search": found[0].rows,

@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    metric = vd.FastGEF(path=PATH, draws=DRAWS)
+    metric = vd.gef.FastGEF(path=PATH, draws=DRAWS)
     digits = vd.tasks.load("digits")
     shown = {"digits, 64": digits[:64], "digits, 256": digits[:256], "LeNet, 64": lenet_task(64)}
     for name, task in shown.items():

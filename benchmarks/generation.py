@@ -55,7 +55,7 @@ def language_model(weights: str, device: str, dtype: torch.dtype, shape: dict[st
     return LlamaForCausalLM(LlamaConfig(**shape)).eval().to(device, dtype)
 
 
-def prompts(model: nn.Module, count: int, tokens: int, units: int, off: str) -> vd.Generation:
+def prompts(model: nn.Module, count: int, tokens: int, units: int, off: str) -> vd.models.Generation:
     """Random prompts of so many tokens, cut into units of about the same length behind a question."""
     drawn = torch.Generator().manual_seed(1)
     words, most = Numbers(), int(model.config.vocab_size)
@@ -63,7 +63,7 @@ def prompts(model: nn.Module, count: int, tokens: int, units: int, off: str) -> 
     question = tokens // 10
     edges = [round((tokens - question) * place / units) for place in range(units + 1)]
     spans = [list(pairwise(edges))] * count
-    return vd.Generation(
+    return vd.models.Generation(
         model,
         words,
         [words.decode(row[:tokens]) for row in ids],
@@ -89,7 +89,9 @@ def timed(run: Callable[[], Any]) -> float:
     return clock() - begin
 
 
-def bare(task: vd.Generation, model: nn.Module, cost: vd.Cost, batches: tuple[int, ...]) -> dict[str, float]:
+def bare(
+    task: vd.models.Generation, model: nn.Module, cost: vd.models.Cost, batches: tuple[int, ...]
+) -> dict[str, float]:
     """Seconds of as many rows forward, and forward and backward, on the model itself at its best batch."""
     tokens = task.side["tokens"]
 
@@ -156,8 +158,8 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         start = meter.cost
         names = ("gradient", "input_x_gradient")
         # together: each noisy world is made once for both, and drawn on the host
-        found["gef_path_seconds"] = timed(lambda: vd.GEF().noise_path(task))
-        found["gef_seconds"] = timed(lambda: vd.evaluate(task, names, vd.GEF(), progress=False))
+        found["gef_path_seconds"] = timed(lambda: vd.gef.GEF().noise_path(task))
+        found["gef_seconds"] = timed(lambda: vd.evaluate(task, names, vd.gef.GEF(), progress=False))
         spent = meter.cost - start
         found |= {"gef_rows_forward": spent.forward, "gef_rows_backward": spent.backward}
     if given.device == "cuda":

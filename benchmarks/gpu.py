@@ -112,7 +112,7 @@ def explaining(results: Results, device: str) -> None:
                 return
 
 
-def _cost_of(explainer: Explainer, task: vd.Task) -> vd.Cost:
+def _cost_of(explainer: Explainer, task: vd.Task) -> vd.models.Cost:
     return vd.explain(explainer, task).cost
 
 

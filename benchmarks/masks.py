@@ -14,13 +14,15 @@ from veridical.perturb.rules import MaskRule, RandomSubsets, RankThreshold
 def rules(task: vd.Task, masks: int) -> dict[str, MaskRule]:
     """Ranks, subsets of one size, and subsets of twenty sizes a draw, about as many masks of each."""
     count = task.space.n_features
-    ranks = vd.rng.random_ranks(vd.Key(0), task.ids, 0, count)
+    ranks = vd.rng.random_ranks(vd.core.Key(0), task.ids, 0, count)
     steps = torch.linspace(1, count - 1, masks).long()
     sizes = torch.linspace(1, count - 1, 20).long()
     return {
         "rank thresholds": RankThreshold(ranks, steps),
-        "subsets of one size": RandomSubsets(vd.Key(0), task.ids, count, masks, torch.tensor([count // 5])),
-        "subsets of 20 sizes": RandomSubsets(vd.Key(0), task.ids, count, max(1, masks // 20), sizes),
+        "subsets of one size": RandomSubsets(
+            vd.core.Key(0), task.ids, count, masks, torch.tensor([count // 5])
+        ),
+        "subsets of 20 sizes": RandomSubsets(vd.core.Key(0), task.ids, count, max(1, masks // 20), sizes),
     }
 
 
@@ -30,7 +32,7 @@ def measure(device: str, size: str, rounds: int = 3, samples: int | None = None)
     out = []
     for name, rule in rules(task, 100 if size == "lenet" else 20).items():
 
-        def work(rule: MaskRule = rule) -> vd.Cost:
+        def work(rule: MaskRule = rule) -> vd.models.Cost:
             before = task.predictor.meter.cost
             probe(task, rule)
             return task.predictor.meter.cost - before

@@ -38,7 +38,7 @@ SHARED = {True: 1 + 2 * DRAWS, False: 1 + 2 * 2 * DRAWS}
 
 def evaluated(task: vd.Task, metrics: list[Metric], published: bool) -> vd.meta.MetaEvaluation:
     """One meta-evaluation at the published strengths."""
-    result = vd.meta_evaluate(
+    result = vd.meta.meta_evaluate(
         task,
         metrics,
         EXPLAINERS,
@@ -55,7 +55,7 @@ def evaluated(task: vd.Task, metrics: list[Metric], published: bool) -> vd.meta.
 def measured(task: vd.Task, metrics: list[Metric], published: bool, rounds: int) -> Timing:
     """Time it against the rows it asked of the model."""
 
-    def work() -> vd.Cost:
+    def work() -> vd.models.Cost:
         before = task.predictor.meter.cost
         evaluated(task, metrics, published)
         return task.predictor.meter.cost - before

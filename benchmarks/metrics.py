@@ -105,7 +105,7 @@ class Case:
     task: vd.Task
     subject: object
 
-    def __call__(self) -> vd.Cost:
+    def __call__(self) -> vd.models.Cost:
         """Score once."""
         return vd.score(self.metric, self.task, self.subject).cost
 
@@ -123,7 +123,7 @@ def cases(task: vd.Task, size: str, names: list[str] | None = None, brief: bool 
     chosen = settings(size, brief)
     for name in names or [name for name in applicable(task) if name not in FINE_TUNED]:
         metric = registry.make(name, **chosen.get(name, {}))
-        if isinstance(metric, vd.GEF):
+        if isinstance(metric, vd.gef.GEF):
             # the search is the task's and made once: `benchmarks.gef` times it apart from the scores
             metric = replace(metric, path=metric.noise_path(task).levels)
         yield Case(metric, task, "gradient" if isinstance(metric, ExplainerMetric) else maps)

@@ -152,7 +152,7 @@ def main() -> None:
     maps = vd.explain("gradient", task)
     results = Results(given.out, "cpu")
     for pair in [*by_captum(model, x, task.targets), *by_quantus(model, x, task.targets)]:
-        subject = "gradient" if isinstance(pair.ours, vd.ExplainerMetric) else maps
+        subject = "gradient" if isinstance(pair.ours, vd.metrics.ExplainerMetric) else maps
         cost = vd.score(pair.ours, task, subject).cost
         spent = []
         for run in (bare(task, cost), lambda p=pair, s=subject: vd.score(p.ours, task, s)):

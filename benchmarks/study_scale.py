@@ -33,7 +33,7 @@ def maps(start: int, stop: int) -> vd.Task:
     with torch.no_grad():
         model.weight.copy_(torch.arange(4.0 * FEATURES).reshape(4, FEATURES) % 7 - 3)
         model.bias.zero_()
-    rows = keyed.normal(vd.Key(0) / "a million", torch.arange(start, stop), 0, FEATURES)
+    rows = keyed.normal(vd.core.Key(0) / "a million", torch.arange(start, stop), 0, FEATURES)
     return vd.Task(model, rows, ids=torch.arange(start, stop), name="simulated")
 
 

@@ -55,7 +55,7 @@ def seconds(run: Callable[[], object], device: torch.device, times: int = 1, clo
     return (read() - start) / times
 
 
-def bare(task: vd.Task, cost: vd.Cost, batch: int | None = None) -> Callable[[], None]:
+def bare(task: vd.Task, cost: vd.models.Cost, batch: int | None = None) -> Callable[[], None]:
     """The same number of rows through the model, in chunks of the task's plan, from batches that are ready.
 
     The model is called as its user would, in the plan's precision and at the batch size that suits it best.
@@ -124,14 +124,14 @@ def _rows_through(task: vd.Task) -> Iterator[list[int]]:
 
 def compare(
     name: str,
-    work: Callable[[], vd.Cost],
+    work: Callable[[], vd.models.Cost],
     task: vd.Task,
     rounds: int = 3,
     batch: int | None = None,
     clock: str = "wall",
 ) -> Timing:
     """Time the work and its bare evaluations in turn; the median ratio is what noise touches least."""
-    cost = vd.Cost()
+    cost = vd.models.Cost()
 
     def first() -> None:
         nonlocal cost

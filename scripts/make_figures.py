@@ -61,7 +61,7 @@ def gef() -> None:
 
 
 def gef_path(task: vd.Task) -> None:
-    found = vd.FastGEF().noise_path(task)
+    found = vd.gef.FastGEF().noise_path(task)
     figure, (ax,) = panels(1, 5.0)
     ax.plot(found.searched, found.agreement, "o", color=COLOURS[5], markersize=4, label="mean of 20 draws")
     ax.plot(found.searched, found.fitted, color=COLOURS[0], label="falling fit")
@@ -102,7 +102,7 @@ def gef_moves(task: vd.Task) -> None:
     keep(figure, "gef-moves")
 
 
-def walked(task: vd.Task, sigma: float, key: vd.Key, steps: int) -> torch.Tensor:
+def walked(task: vd.Task, sigma: float, key: vd.core.Key, steps: int) -> torch.Tensor:
     """The gradient map of one sample (steps + 1, V) while the weights walk straight to noisy ones."""
     worlds = [task.with_noise(sigma, key, step=t / steps) for t in range(1, steps + 1)]
     maps = [rms_normalise(vd.explain("gradient", world).values.double())[0] for world in [task, *worlds]]
@@ -111,7 +111,7 @@ def walked(task: vd.Task, sigma: float, key: vd.Key, steps: int) -> torch.Tensor
 
 def gef_arc(task: vd.Task) -> None:
     """A map's way through its own space, and its length by the number of steps, for two kinds of model."""
-    sigma, key, fine = 1.2, vd.Key(4) / "walk", 64
+    sigma, key, fine = 1.2, vd.core.Key(4) / "walk", 64
     walk = walked(task, sigma, key, fine)
     _, _, directions = torch.linalg.svd(walk - walk.mean(0), full_matrices=False)
     seen = ((walk - walk[0]) @ directions[:2].T).numpy()
@@ -291,7 +291,7 @@ def meta() -> None:
     task = vd.tasks.load("digits")[:64]
     metrics = ["sparseness", "pixel_flipping", "max_sensitivity", vd.meta.PredictionHolds()]
     explainers = ["gradient", "saliency", "input_x_gradient"]
-    result = vd.meta_evaluate(task, metrics, explainers, draws=3, iterations=2)
+    result = vd.meta.meta_evaluate(task, metrics, explainers, draws=3, iterations=2)
     figure, axes = panels(4, 2.5, 2.7)
     for ax, name in zip(axes, result.metrics, strict=True):
         area_chart(result, name, ax)
@@ -307,7 +307,7 @@ def meta() -> None:
     figure, (ax,) = panels(1, 5.0)
     changed = []
     for strength in strengths:
-        worlds = [task.with_noise(strength, vd.Key(draw) / "strength") for draw in range(10)]
+        worlds = [task.with_noise(strength, vd.core.Key(draw) / "strength") for draw in range(10)]
         moved = [float((task.predictions != world.predictions).double().mean()) for world in worlds]
         changed.append(sum(moved) / len(moved))
     ax.plot(strengths, changed, "o-", color=COLOURS[0])

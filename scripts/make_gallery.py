@@ -62,7 +62,7 @@ def label(task: vd.Task, task_name: str) -> str:
 def maps_of(task: vd.Task, stored: Path | None) -> dict[str, Tensor]:
     """The values of all maps, those of one family together."""
     known = {} if stored is None else torch.load(stored, weights_only=True)
-    fit = set(known) or set(vd.applicable(task)) - set(DEAR.get(task.name, ()))
+    fit = set(known) or set(vd.explainers.applicable(task)) - set(DEAR.get(task.name, ()))
     out = {}
     for name in [name for names in families().values() for name in names if name in fit]:
         print(name, flush=True)

@@ -72,7 +72,7 @@ def groups(task: vd.Task, wanted: list[str] | None) -> list[list[str]]:
 
 def measured(task: vd.Task, label: str, names: list[str]) -> Cards:
     """The cards' figures of some metrics: MC with its spread, and whether the map is read at all."""
-    result = vd.meta_evaluate(
+    result = vd.meta.meta_evaluate(
         task, names, EXPLAINERS, draws=DRAWS, iterations=ITERATIONS, resamples=0, progress=False
     )
     for failure in result.failures:

@@ -108,7 +108,7 @@ def test_a_function_draws_the_same_numbers_by_the_same_seed_and_disturbs_nobody(
 
 
 def test_what_a_function_asks_is_counted() -> None:
-    assert vd.explain(absolute_gradient, task()).cost == vd.Cost(6, 6)
+    assert vd.explain(absolute_gradient, task()).cost == vd.models.Cost(6, 6)
 
 
 def test_seeds_may_come_from_numpy() -> None:
@@ -279,7 +279,7 @@ def test_a_cache_folder_serves_the_second_run(tmp_path: Path) -> None:
     assert again.predictor.meter.forward == 0
     for cell in first.scores:
         assert torch.equal(first[cell].values, second[cell].values)
-    assert vd.score("sparseness", again, "saliency", cache=tmp_path).cost == vd.Cost(0, 0)
+    assert vd.score("sparseness", again, "saliency", cache=tmp_path).cost == vd.models.Cost(0, 0)
 
 
 def test_labels_tell_duplicates_apart_or_are_the_callers() -> None:
@@ -336,7 +336,7 @@ def test_register_makes_a_users_classes_known_by_name() -> None:
     assert "all alike" in vd.list_explainers()["ones"]
     assert "largest" in vd.list_metrics()
     assert vd.score("largest", task(), "ones").values.tolist() == [1.0] * 6
-    assert "ones" in vd.applicable(task())
+    assert "ones" in vd.explainers.applicable(task())
     with pytest.raises(InputError, match="register takes a subclass"):
         vd.register(int)
 

@@ -21,7 +21,9 @@ def task_of(samples: int = 5, rows: int = 8) -> vd.Task:
     return vd.Task(model, torch.rand(samples, 1, 6, 6), plan=vd.Plan(rows=rows))
 
 
-@pytest.mark.parametrize("cost", [vd.Cost(20, 0), vd.Cost(20, 20), vd.Cost(33, 13), vd.Cost(3, 1)])
+@pytest.mark.parametrize(
+    "cost", [vd.models.Cost(20, 0), vd.models.Cost(20, 20), vd.models.Cost(33, 13), vd.models.Cost(3, 1)]
+)
 @pytest.mark.parametrize("batch", [None, 5])
 def test_bare_evaluations_ask_as_many_rows_as_the_metric_did(cost, batch):
     task = task_of()
@@ -35,7 +37,7 @@ def test_a_comparison_has_the_cost_of_one_score():
     task = task_of()
     calls = []
 
-    def work() -> vd.Cost:
+    def work() -> vd.models.Cost:
         calls.append(1)
         return vd.score("max_sensitivity", task, "gradient", draws=2).cost
 
@@ -43,7 +45,7 @@ def test_a_comparison_has_the_cost_of_one_score():
     assert (timing.forward, timing.backward, timing.computed) == (15, 15, 15)
     assert len(calls) >= 2
     assert timing.overhead > 0
-    assert compare("sparseness", lambda: vd.Cost(), task, rounds=1).forward == 0
+    assert compare("sparseness", lambda: vd.models.Cost(), task, rounds=1).forward == 0
 
 
 def test_rows_that_fill_up_a_chunk_are_shown_beside_those_asked():

@@ -169,7 +169,7 @@ MISTAKES: dict[str, Callable[[], Any]] = {
     "targets none list": lambda: vd.Task(NET, X, targets=[None] * 6),
     "masks shape": lambda: vd.Task(NET, X, masks=np.ones((6, 9))),
     "register fn": lambda: vd.register(lambda: 1),
-    "from_captum str": lambda: vd.from_captum("x"),
+    "from_captum str": lambda: vd.explainers.from_captum("x"),
     "device none model": lambda: T.to("nowhere"),
     "with_inputs": lambda: T.with_inputs(X[:2]),
     "with_weights": lambda: T.with_weights({"nope": X}),

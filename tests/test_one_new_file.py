@@ -59,7 +59,7 @@ assert by_name.values.equal(vd.score(HalfRemoved(share=0.25), task, SquaredGradi
 assert "relevant half" in vd.list_metrics()["half_removed"]
 assert "How steep" in vd.list_explainers()["squared_gradient"]
 assert "half_removed" in vd.list_metrics.__globals__["metric_registry"]
-assert "squared_gradient" in vd.applicable(task)
+assert "squared_gradient" in vd.explainers.applicable(task)
 assert vd.score("qge:half_removed", task, "inverse:squared_gradient").values.isfinite().all()
 from veridical.testing import check_explainer, check_metric
 print(*check_metric(HalfRemoved()), "|", *check_explainer(SquaredGradient()))

@@ -61,12 +61,12 @@ def test_every_line_names_a_test_that_exists() -> None:
 def test_a_pickle_in_the_cache_is_not_run(tmp_path: Path) -> None:
     task, explainer = small_task(), as_explainer("gradient")
     cache = ExplanationCache(tmp_path / "cache")
-    place = cache.path(explainer, task, vd.Key(0))
+    place = cache.path(explainer, task, vd.core.Key(0))
     place.parent.mkdir()
     place.write_bytes(pickle.dumps(Trap(tmp_path / "ran")))
-    found = cache.get(explainer, task, vd.Key(0))
+    found = cache.get(explainer, task, vd.core.Key(0))
     assert not (tmp_path / "ran").exists()
-    assert found.values.equal(explainer(task, vd.Key(0)).values)
+    assert found.values.equal(explainer(task, vd.core.Key(0)).values)
     # made again in the right format, and read from there
     assert vd.Explanation.load(place).values.equal(found.values)
     pickle.loads(pickle.dumps(Trap(tmp_path / "ran"))).close()

@@ -70,9 +70,9 @@ def test_a_border_counts_when_it_is_crossed() -> None:
     walk = Walk()
     sys.setprofile(walk)
     try:
-        vd.Key(0) / "one"
+        vd.core.Key(0) / "one"
         vd.functional.positions(torch.tensor([1, 0]))
-        vd.Key(0) / "two"
+        vd.core.Key(0) / "two"
     finally:
         sys.setprofile(None)
     assert (len(walk.files), walk.borders) == (2, 3)

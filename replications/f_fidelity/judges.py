@@ -80,7 +80,7 @@ def tuned(model: nn.Module, rows: Rows, learn: Tensor, rate: float, epochs: int 
     for epoch in range(epochs):
         for index in learn[torch.randperm(len(learn))].split(64):
             steps.zero_grad()
-            x = rows.masked(index, BETA, vd.Key(0), epoch + 1)
+            x = rows.masked(index, BETA, vd.core.Key(0), epoch + 1)
             nn.functional.cross_entropy(net(x), rows.targets[index]).backward()
             steps.step()
     return net.eval()
@@ -116,7 +116,7 @@ def study(name: str, x: np.ndarray, y: np.ndarray, image: bool, seed: int, sampl
     task = vd.Task(model, data[:samples], labels=labels[:samples], train=train, fill="zero", name=name)
     task = task.with_targets(task.labels)
     rows = training_rows(task)
-    learn, held = split(len(rows.inputs), 0.1, vd.Key(seed) / "fine-tuning", task.device)
+    learn, held = split(len(rows.inputs), 0.1, vd.core.Key(seed) / "fine-tuning", task.device)
     judges = [("rate", rate, tuned(model, rows, learn, rate)) for rate in RATES]
     judges += [("noise", scale, noisy(model, scale)) for scale in NOISE]
     judges.append(("another seed", 0.0, trained(network(*size, 1000 + seed), *train)))

@@ -33,7 +33,7 @@ def _idx(path: Path) -> np.ndarray:
 
 def some(count: int, of: int, name: str, seed: int = 0) -> Tensor:
     """A keyed choice of rows: the sets are sorted by class."""
-    return keyed.permutation(vd.Key(seed) / name, torch.zeros(1, dtype=torch.int64), 0, of)[0, :count]
+    return keyed.permutation(vd.core.Key(seed) / name, torch.zeros(1, dtype=torch.int64), 0, of)[0, :count]
 
 
 def mnist(samples: int, seed: int = 0) -> vd.Task:

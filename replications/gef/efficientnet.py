@@ -101,7 +101,7 @@ def photos_task(path: Path, samples: int, device: str | None) -> vd.Task:
     return task if device is None else task.to(device)
 
 
-def cell(task: vd.Task, metric: vd.GEF, label: str) -> dict[str, Any]:
+def cell(task: vd.Task, metric: vd.gef.GEF, label: str) -> dict[str, Any]:
     """Score one explainer: mean, standard error, ceiling, seconds, rows, and the most memory held."""
     name, settings = METHODS[label]
     on_gpu = task.device.type == "cuda"
@@ -166,7 +166,7 @@ def main() -> None:
         task = task.with_plan(vd.Plan(rows=given.rows))
     accuracy = float((task.predictions == task.labels).double().mean())
     start = time.perf_counter()
-    path = vd.FastGEF(path=given.path).noise_path(task)
+    path = vd.gef.FastGEF(path=given.path).noise_path(task)
     head = {
         "task": repr(task),
         "accuracy": accuracy,
@@ -182,7 +182,7 @@ def main() -> None:
             print(f"out of time before {form} of {label}", flush=True)
             break
         try:
-            cells.append(cell(task, vd.GEF(form=form, path=given.path, draws=given.draws), label))  # type: ignore[arg-type]
+            cells.append(cell(task, vd.gef.GEF(form=form, path=given.path, draws=given.draws), label))  # type: ignore[arg-type]
         except vd.errors.VeridicalError as error:
             cells.append({"explainer": label, "form": form, "error message": str(error)})
         print(json.dumps(cells[-1]), flush=True)

@@ -62,8 +62,8 @@ class Level(Explainer):
     name: ClassVar[str] = "level"
     stochastic: ClassVar[bool] = True
 
-    def attribute(self, task: vd.Task, key: vd.Key) -> Tensor:
-        fixed = keyed.normal(vd.Key(0) / "fixed", task.ids, 0, task.space.n_features, torch.float64)
+    def attribute(self, task: vd.Task, key: vd.core.Key) -> Tensor:
+        fixed = keyed.normal(vd.core.Key(0) / "fixed", task.ids, 0, task.space.n_features, torch.float64)
         return fixed + task.noise_share * keyed.normal(key, task.ids, 0, task.space.n_features, torch.float64)
 
 
@@ -73,9 +73,10 @@ class Output(Explainer):
 
     name: ClassVar[str] = "output"
 
-    def attribute(self, task: vd.Task, key: vd.Key) -> Tensor:
+    def attribute(self, task: vd.Task, key: vd.core.Key) -> Tensor:
         one, two = (
-            keyed.normal(vd.Key(0) / what, task.ids, 0, task.space.n_features, torch.float64) for what in "ab"
+            keyed.normal(vd.core.Key(0) / what, task.ids, 0, task.space.n_features, torch.float64)
+            for what in "ab"
         )
         place = task.targets[:, None]
         moved = task.predictor.outputs(task.inputs, task.side) - task.reference.outputs
@@ -115,7 +116,7 @@ def explainers(task: vd.Task) -> dict[str, Explainer]:
 def one_seed(task: vd.Task, metric: IsoSigma, seed: int) -> list[dict[str, Any]]:
     """A row per explainer: q, iso-sigma, and how sure the latter is."""
     rows = []
-    for who, found in metric.score_all(task, explainers(task), vd.Key(seed)).items():
+    for who, found in metric.score_all(task, explainers(task), vd.core.Key(seed)).items():
         if isinstance(found, Exception):
             rows.append({"explainer": who, "failed": f"{type(found).__name__}: {found}"[:200]})
             continue
@@ -198,7 +199,7 @@ def main() -> None:
                 print(f"{title}: out of time before seed {seed}", flush=True)
                 break
             task = TASKS[title](given.samples, seed).to(given.device)
-            paths.append(metric.noise_path(task, vd.Key(seed)).to_json())
+            paths.append(metric.noise_path(task, vd.core.Key(seed)).to_json())
             rows += one_seed(task, metric, seed)
             found = over_seeds(rows)
             name = f"iso_sigma_{title.lower().replace(' ', '_')}.json"

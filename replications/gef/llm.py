@@ -88,7 +88,7 @@ def main() -> None:
         str(file.parent), file.name, given.new_tokens, begin=BEGIN, stop="}", repetition_penalty=1.15
     )
     said = Remembered(model, given.out / "llm_replies.json", 60 * given.minutes)
-    metric = vd.FastGEF(levels=given.levels, draws=given.draws)
+    metric = vd.gef.FastGEF(levels=given.levels, draws=given.draws)
     explainers = {
         "LLM-X": LLMx(said, about="tell spam from wanted text messages", labels=("ham", "spam"), k=given.k),
         "L-INTG": TopK(IntegratedGradients(steps=10), k=given.k),

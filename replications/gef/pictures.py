@@ -44,7 +44,7 @@ def pictures(task: vd.Task, method: str, steps: int, **settings: Any) -> tuple[n
     """Bytes (n, 224, 224, 3) of the shown classes, and what the model says to them."""
     known = set(task.predictions.tolist())
     start = time.perf_counter()
-    seen = vd.visualise(task, [c for c in SHOWN if c in known], method, steps, **settings)
+    seen = vd.gef.visualise(task, [c for c in SHOWN if c in known], method, steps, **settings)
     images = (seen.images * DEVIATION + MEAN).clamp(0, 1).movedim(1, -1)
     about = {
         "classes": list(seen.classes),
@@ -59,7 +59,7 @@ def faithfulness(task: vd.Task, method: str, steps: int, classes: int, draws: in
     """Fast-GEF on the published path, classes as samples."""
     own = sorted(set(task.predictions.tolist()))[:: max(1, 250 // classes)][:classes]
     on = class_task(task, own)
-    metric = vd.FastGEF(path="published", draws=draws)
+    metric = vd.gef.FastGEF(path="published", draws=draws)
     start = time.perf_counter()
     explainer = METHODS[method](steps=steps)
     scores = vd.score(metric, on, explainer)

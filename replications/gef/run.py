@@ -61,7 +61,7 @@ def row(scores: vd.Scores) -> dict[str, Any]:
     }
 
 
-def table(task: vd.Task, metric: vd.GEF, labels: tuple[str, ...], seed: int = 0) -> dict[str, Any]:
+def table(task: vd.Task, metric: vd.gef.GEF, labels: tuple[str, ...], seed: int = 0) -> dict[str, Any]:
     """A row per method; scores under all seeds rest on the path of the first."""
     if seed:
         metric = replace(metric, path=metric.noise_path(task).levels)
@@ -81,9 +81,9 @@ def table(task: vd.Task, metric: vd.GEF, labels: tuple[str, ...], seed: int = 0)
 def vision(samples: int) -> dict[str, Any]:
     """Table A.5, MNIST column: Fast-GEF on the published path."""
     task = mnist(samples)
-    metric = vd.FastGEF(path="published")
+    metric = vd.gef.FastGEF(path="published")
     found = table(task, metric, tuple(METHODS))
-    ours = vd.FastGEF().noise_path(task)
+    ours = vd.gef.FastGEF().noise_path(task)
     return {
         "accuracy": accuracy(task),
         "published path": str(metric.noise_path(task)),
@@ -95,8 +95,8 @@ def vision(samples: int) -> dict[str, Any]:
 def forms(samples: int) -> dict[str, Any]:
     """Rank agreement of fast and arc over eight explainers, and all forms on three."""
     task = mnist(samples)
-    out: dict[str, Any] = {"fast": table(task, vd.FastGEF(), (*EIGHT, "RAN"))}
-    out["arc"] = table(task, vd.GEF(form="arc"), (*EIGHT, "RAN"))
+    out: dict[str, Any] = {"fast": table(task, vd.gef.FastGEF(), (*EIGHT, "RAN"))}
+    out["arc"] = table(task, vd.gef.GEF(form="arc"), (*EIGHT, "RAN"))
     fast, arc = (
         torch.tensor([out[form][label]["mean"] for label in EIGHT], dtype=torch.float64)
         for form in ("fast", "arc")
@@ -105,8 +105,8 @@ def forms(samples: int) -> dict[str, Any]:
     out["kendall of fast and arc"] = float(kendall_tau_b(fast, arc))
     few = task[: min(32, samples)]
     # K = 2C explanations a step: one draw is enough to see what it does to random maps
-    out["jacobian"] = table(few, vd.GEF(form="jacobian", draws=1), ("GRAD", "RAN"))
-    out["reference"] = table(task, vd.GEF(form="reference"), (*EIGHT, "RAN"))
+    out["jacobian"] = table(few, vd.gef.GEF(form="jacobian", draws=1), ("GRAD", "RAN"))
+    out["reference"] = table(task, vd.gef.GEF(form="reference"), (*EIGHT, "RAN"))
     out["agreement"] = agreements({form: out[form] for form in ("fast", "arc", "reference")}, EIGHT)
     return out
 
@@ -134,9 +134,9 @@ def controls(samples: int) -> dict[str, Any]:
     """Table A.3 on MNIST: three controls and one method under five metrics."""
     task = mnist(samples)
     metrics: dict[str, Any] = {
-        "GEF (arc)": vd.GEF(form="arc"),
-        "GEF (reference)": vd.GEF(form="reference"),
-        "Fast-GEF": vd.FastGEF(),
+        "GEF (arc)": vd.gef.GEF(form="arc"),
+        "GEF (reference)": vd.gef.GEF(form="reference"),
+        "Fast-GEF": vd.gef.FastGEF(),
         "FC": "faithfulness_correlation",
         "MPRT": "mprt",
         "RIS": "relative_input_stability",
@@ -163,10 +163,10 @@ def global_methods(samples: int) -> dict[str, Any]:
     out = {}
     for kind, label in ((DeepViz, "DV"), (Fourier, "FO"), (Maco, "MACO")):
         for steps in (50, 100, 250):
-            scores = vd.score(vd.FastGEF(path="published"), task, kind(steps=steps))
+            scores = vd.score(vd.gef.FastGEF(path="published"), task, kind(steps=steps))
             out[f"{label}-{steps}"] = row(scores)
             print(f"  {label}-{steps}: {out[f'{label}-{steps}']['mean']:.3f}", flush=True)
-    out["RAN"] = row(vd.score(vd.FastGEF(path="published"), task, "random"))
+    out["RAN"] = row(vd.score(vd.gef.FastGEF(path="published"), task, "random"))
     return out
 
 
@@ -181,7 +181,7 @@ ABLATION: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
 def ablation(samples: int) -> dict[str, Any]:
     """Figures A.1 and A.8: score, spread and seconds over Z, M, T and K, the others at 5."""
     tasks = {"Avila": avila(samples), "MNIST": mnist(samples)}
-    ends = {name: vd.FastGEF().noise_path(task).sigma_max for name, task in tasks.items()}
+    ends = {name: vd.gef.FastGEF().noise_path(task).sigma_max for name, task in tasks.items()}
     out: dict[str, Any] = {"sigma_max": ends}
     for label, (who, forms_of) in ABLATION.items():
         where = label.split(", ")[1]
@@ -191,7 +191,7 @@ def ablation(samples: int) -> dict[str, Any]:
                     continue
                 path = even_levels(ends[where], value if what == "levels" else 5)
                 other = {} if what == "levels" else {what: value}
-                metric = vd.GEF(form=form, path=path, **other)
+                metric = vd.gef.GEF(form=form, path=path, **other)
                 start = time.perf_counter()
                 scores = vd.score(metric, tasks[where], explainer(who))
                 cell = {

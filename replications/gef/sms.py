@@ -108,7 +108,7 @@ def fitted(net: nn.Module, ids: Tensor, keep: Tensor, labels: Tensor, epochs: in
 def tasks(samples: int) -> Iterator[tuple[str, vd.Task, float]]:
     """Both classifiers on the same held-out messages, half of them spam, with their accuracy."""
     ids, keep, labels, words = messages()
-    order = keyed.permutation(vd.Key(0) / "sms", torch.zeros(1, dtype=torch.int64), 0, len(ids))[0]
+    order = keyed.permutation(vd.core.Key(0) / "sms", torch.zeros(1, dtype=torch.int64), 0, len(ids))[0]
     test, train = order[:1000], order[1000:]
     spam, ham = test[labels[test] == 1], test[labels[test] == 0]
     chosen = torch.cat([spam[: samples // 2], ham[: samples - samples // 2]]).sort().values
@@ -132,7 +132,7 @@ def explainers() -> dict[str, vd.Explainer]:
     return out
 
 
-def cell(task: vd.Task, metric: vd.GEF, explainer: vd.Explainer) -> dict[str, Any]:
+def cell(task: vd.Task, metric: vd.gef.GEF, explainer: vd.Explainer) -> dict[str, Any]:
     start = time.perf_counter()
     scores = vd.score(metric, task, explainer)
     kept = scores.values[~scores.values.isnan()]
@@ -157,10 +157,10 @@ def main() -> None:
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     metrics = {
-        "Fast-GEF": vd.FastGEF(path="published", draws=given.draws),
-        "Fast-GEF, Pearson": vd.FastGEF(path="published", draws=given.draws, correlation="pearson"),
-        "Fast-GEF, input noise": vd.FastGEF(perturb="input", draws=given.draws),
-        "GEF (reference, M = 3)": vd.GEF(form="reference", path="published", draws=3),
+        "Fast-GEF": vd.gef.FastGEF(path="published", draws=given.draws),
+        "Fast-GEF, Pearson": vd.gef.FastGEF(path="published", draws=given.draws, correlation="pearson"),
+        "Fast-GEF, input noise": vd.gef.FastGEF(perturb="input", draws=given.draws),
+        "GEF (reference, M = 3)": vd.gef.GEF(form="reference", path="published", draws=3),
     }
     found: dict[str, Any] = {"paper": PAPER}
     for name, task, accuracy in tasks(given.samples):

@@ -20,21 +20,21 @@ from replications.gef.tables import TABLES
 from veridical.gef import IsoSigma
 
 ORDERED = tuple(label for label in METHODS if label != "RAN")
-FORMS: dict[str, vd.GEF] = {
-    "reference": vd.GEF(form="reference", path="published"),
-    "fast": vd.FastGEF(path="published"),
-    "arc": vd.GEF(form="arc", path="published"),
+FORMS: dict[str, vd.gef.GEF] = {
+    "reference": vd.gef.GEF(form="reference", path="published"),
+    "fast": vd.gef.FastGEF(path="published"),
+    "arc": vd.gef.GEF(form="arc", path="published"),
     "iso": IsoSigma(path="published"),
 }
-SINGLE: dict[str, vd.GEF] = {
-    form: vd.GEF(form=form, path="published", draws=1)  # type: ignore[arg-type]
+SINGLE: dict[str, vd.gef.GEF] = {
+    form: vd.gef.GEF(form=form, path="published", draws=1)  # type: ignore[arg-type]
     for form in ("reference", "fast")
 }
 """As figure A.9 was made: one draw."""
 AGAIN = " again"
 
 
-def both_seeds(task: vd.Task, metrics: dict[str, vd.GEF]) -> dict[str, Any]:
+def both_seeds(task: vd.Task, metrics: dict[str, vd.gef.GEF]) -> dict[str, Any]:
     """Each metric's table, and the same under other noise on the same path."""
     out: dict[str, Any] = {}
     for name, metric in metrics.items():

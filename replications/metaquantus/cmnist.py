@@ -62,7 +62,7 @@ def samples(count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Test images, labels, boxes and ids, all drawn by key."""
     digit, labels = digits("test")
     photograph = photographs("test")
-    key, one = vd.Key(0) / "cmnist", torch.zeros(1, dtype=torch.int64)
+    key, one = vd.core.Key(0) / "cmnist", torch.zeros(1, dtype=torch.int64)
     ids = keyed.permutation(key / "digit", one, 0, len(digit))[0][:count]
     behind = keyed.integers(key / "photograph", ids, 0, 1, len(photograph))[:, 0]
     places = keyed.integers(key / "place", ids, 0, 2, SIDE - DIGIT + 1)

@@ -59,7 +59,9 @@ def mnist(samples: int) -> vd.Task:
     here = folder() / "mnist"
     images = torch.tensor(idx(here / "t10k-images-idx3-ubyte.gz")).float()[:, None] / 255
     labels = torch.tensor(idx(here / "t10k-labels-idx1-ubyte.gz")).long()
-    order = keyed.permutation(vd.Key(0) / "metaquantus", torch.zeros(1, dtype=torch.int64), 0, len(images))[0]
+    order = keyed.permutation(
+        vd.core.Key(0) / "metaquantus", torch.zeros(1, dtype=torch.int64), 0, len(images)
+    )[0]
     rows = order[:samples]
     x = images[rows]
     return vd.Task(lenet(), x, labels=labels[rows], masks=bounding_boxes(x), ids=rows, name="MNIST LeNet")

@@ -139,13 +139,13 @@ def gef_sets(quick: bool) -> dict[str, list[Any]]:
 def gef_a1(quick: bool, neighbours: int) -> Table:
     """GEF paper, Table A.1: unified and faithfulness metrics."""
     cheap = {
-        "Fast-GEF": vd.FastGEF(path="published"),
+        "Fast-GEF": vd.gef.FastGEF(path="published"),
         "PF": PixelFlipping(per_step=28),
         "FC": FaithfulnessCorrelation(runs=5, subset_size=28),
         "RP": RegionPerturbation(patch=7),
     }
     # K matters only to SHAP-G, which draws anew; the program's output noise reaches no explainer
-    dear = {"GEF": vd.GEF(form="reference", path="published", output_draws=1)}
+    dear = {"GEF": vd.gef.GEF(form="reference", path="published", output_draws=1)}
     return Table((cheap, dear), gef_sets(quick), GEF_A1)
 
 
@@ -172,7 +172,7 @@ def qge_5(quick: bool, neighbours: int) -> Table:
     }
     rows: dict[str, Any] = dict(plain)
     for name, metric in plain.items():
-        rows |= {f"QRAND-1 {name}": vd.QRand(metric, draws=1), f"QGE {name}": vd.QGE(metric)}
+        rows |= {f"QRAND-1 {name}": vd.qge.QRand(metric, draws=1), f"QGE {name}": vd.qge.QGE(metric)}
     return Table((rows,), {"six methods": six(quick)}, QGE_5)
 
 

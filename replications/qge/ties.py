@@ -44,7 +44,7 @@ def row(task: vd.Task, name: str) -> dict[str, float]:
     explainer, how = MAPS[name]
     explanation = tied(vd.explain(explainer, task), how)
     scores = {
-        ties: vd.QGE(vd.qge.KeptFeatures(levels=20, ties=ties))(task, explanation)  # type: ignore[arg-type]
+        ties: vd.qge.QGE(vd.qge.KeptFeatures(levels=20, ties=ties))(task, explanation)  # type: ignore[arg-type]
         for ties in ("stable", "average")
     }
     stable, average = (scores[ties].values for ties in ("stable", "average"))

@@ -78,7 +78,7 @@ def sample_task() -> vd.Task:
     return vd.Task(task.model, task.inputs, masks=masks, train=task.train, ids=task.ids)
 
 
-def cost_line(cost: vd.Cost, samples: int) -> str:
+def cost_line(cost: vd.models.Cost, samples: int) -> str:
     """Rows per sample in words."""
     if not cost.forward and not cost.backward:
         return "none"

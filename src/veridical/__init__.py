@@ -1,126 +1,73 @@
-"""veridical: how faithful is this explanation to the model it explains, and can that number be trusted?"""
+"""veridical: how faithful is this explanation to the model it explains, and can that number be trusted?
 
-from typing import TYPE_CHECKING, Any
+The verbs are `explain`, `score`, `evaluate`, `audit` and `check`; what flows between them are `Task`,
+`Explanation`, `Scores` and `Evaluation`. Everything else lies one step below (`vd.gef.FastGEF`,
+`vd.models.Generation`, `vd.explainers.from_captum`, `vd.study`) and is imported when it is first used.
+"""
 
-from veridical import errors, functional
-from veridical._version import __version__
+from typing import TYPE_CHECKING
+
+from veridical._version import __version__ as __version__
 from veridical.api import evaluate, explain, list_explainers, list_metrics, register, score
-from veridical.auditing import audit
-from veridical.core.key import Key
-from veridical.core.name_index import names_on_demand
-from veridical.explainers.base import Explainer, applicable
-from veridical.metrics.base import ExplainerMetric, Metric, Outcome
-from veridical.models.cost import Cost
+from veridical.core.lazy import lazy_names
+from veridical.explainers.base import Explainer
+from veridical.metrics.base import Metric
 from veridical.models.predictor import Plan
 from veridical.perturb import fills
 from veridical.values.evaluation import Evaluation
 from veridical.values.explanation import Explanation
-from veridical.values.scores import Curve, Direction, Scores
+from veridical.values.scores import Scores
 from veridical.values.space import Space
 from veridical.values.task import Task
 
 if TYPE_CHECKING:
-    from veridical import atlas, concepts, data, dictionaries, fidelity, gef, meta, qge, study
+    from veridical import atlas as atlas
+    from veridical import auditing as auditing
+    from veridical import concepts, dictionaries, fidelity, gef, meta, qge
+    from veridical import core as core
+    from veridical import data as data
     from veridical import data as tasks
-    from veridical.auditing import Audit
-    from veridical.data.estimate import estimate
-    from veridical.data.generation import Generation
-    from veridical.data.prompt_checks import circular_pairs, prompt_checks
-    from veridical.data.switching import switch
-    from veridical.explainers.adapters import from_captum, from_shap, from_zennit
-    from veridical.gef import GEF, FastGEF
-    from veridical.gef.visualise import visualise
-    from veridical.meta import meta_evaluate
-    from veridical.perturb.inner_units import Atoms, Blocks, Channels, Heads, Mlps
-    from veridical.perturb.interventions import Counterfactual, MeanOver, Zeroed
-    from veridical.qge import QGE, QRand
+    from veridical import errors as errors
+    from veridical import explainers as explainers
+    from veridical import functional as functional
+    from veridical import metrics as metrics
+    from veridical import models as models
+    from veridical import perturb as perturb
+    from veridical import report as report
+    from veridical import study as study
+    from veridical import testing as testing
+    from veridical import values as values
+    from veridical.auditing.api import audit
+    from veridical.auditing.check import check
 
-_on_demand, __dir__ = names_on_demand(
+__getattr__, __dir__ = lazy_names(
     __name__,
-    {
-        "Audit": "veridical.auditing.result",
-        "FastGEF": "veridical.gef.metric",
-        "GEF": "veridical.gef.metric",
-        "Generation": "veridical.data.generation",
-        "circular_pairs": "veridical.data.prompt_checks",
-        "estimate": "veridical.data.estimate",
-        "prompt_checks": "veridical.data.prompt_checks",
-        "switch": "veridical.data.switching",
-        **dict.fromkeys(("Atoms", "Blocks", "Channels", "Heads", "Mlps"), "veridical.perturb.inner_units"),
-        **dict.fromkeys(("Counterfactual", "MeanOver", "Zeroed"), "veridical.perturb.interventions"),
-        "QGE": "veridical.qge.gap",
-        "QRand": "veridical.qge.random_baseline",
-        "from_captum": "veridical.explainers.adapters",
-        "from_shap": "veridical.explainers.adapters",
-        "from_zennit": "veridical.explainers.adapters",
-        "meta_evaluate": "veridical.meta.evaluate",
-        "visualise": "veridical.gef.visualise",
-    },
+    {"audit": "veridical.auditing.api", "check": "veridical.auditing.check", "tasks": "veridical.data"},
 )
 
-
-def __getattr__(name: str) -> Any:
-    return _on_demand("data" if name == "tasks" else name)
-
-
 __all__ = [
-    "GEF",
-    "Atoms",
-    "Audit",
-    "Blocks",
-    "Channels",
-    "Cost",
-    "Counterfactual",
-    "Curve",
-    "Direction",
     "Evaluation",
     "Explainer",
-    "ExplainerMetric",
     "Explanation",
-    "FastGEF",
-    "Generation",
-    "Heads",
-    "Key",
-    "MeanOver",
     "Metric",
-    "Mlps",
-    "Outcome",
     "Plan",
-    "QGE",
-    "QRand",
     "Scores",
     "Space",
     "Task",
-    "Zeroed",
-    "__version__",
-    "applicable",
-    "atlas",
     "audit",
-    "circular_pairs",
+    "check",
+    "concepts",
     "dictionaries",
-    "errors",
-    "estimate",
     "evaluate",
     "explain",
-    "list_explainers",
     "fidelity",
     "fills",
-    "from_captum",
-    "from_shap",
-    "from_zennit",
-    "functional",
     "gef",
-    "data",
-    "meta",
-    "meta_evaluate",
+    "list_explainers",
     "list_metrics",
-    "prompt_checks",
+    "meta",
     "qge",
     "register",
     "score",
-    "study",
-    "concepts",
-    "switch",
     "tasks",
-    "visualise",
 ]

@@ -99,7 +99,9 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
     hint = f"; did you mean '{near[0]}'?" if near else "."
     if ELSEWHERE.get(name) in names:
-        hint = f"; here it is '{ELSEWHERE[name]}' on a task of switches (vd.Generation, vd.switch)."
+        hint = (
+            f"; here it is '{ELSEWHERE[name]}' on a task of switches (vd.models.Generation, vd.data.switch)."
+        )
     return UnknownNameError(f"no {kind} is called '{name}'{hint} Known: {', '.join(names)}")
 
 

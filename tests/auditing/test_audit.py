@@ -12,7 +12,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from torch import nn
 
 import veridical as vd
-from veridical.auditing import EFFORTS, audit, check_model, run
+from veridical.auditing import EFFORTS, audit, run
 from veridical.auditing.panel import choose_explainers, choose_judges
 from veridical.errors import InputError, NotApplicableError, UnknownNameError
 
@@ -298,12 +298,12 @@ def test_a_few_samples_do_not_prove_a_model_wrong():
         model.bias.zero_()
     inputs = torch.stack([2.0 * answers - 1, torch.ones(24)], 1)
     task = vd.Task(model, inputs, labels=labels, fill=0.0)
-    check = next(c for c in check_model(task, task, TINY, 0).checks if c.name == "accuracy")
+    check = next(c for c in vd.check(task, task, TINY, 0).checks if c.name == "accuracy")
     assert check.passed is None
     assert "is not shown to be better than chance" in check.sentence
     # more samples than are explained are asked
     whole = vd.Task(model, inputs.repeat(8, 1), labels=labels.repeat(8), fill=0.0)
-    assert next(c for c in check_model(task, whole, TINY, 0).checks if c.name == "accuracy").passed
+    assert next(c for c in vd.check(task, whole, TINY, 0).checks if c.name == "accuracy").passed
 
 
 def test_a_control_keeps_its_name_apart_from_an_explainer_of_the_same():
@@ -320,7 +320,7 @@ def test_masked_labels_are_compared_label_by_label():
         model.weight.zero_()
         model.bias.copy_(torch.tensor([1.0, 2.0, -1.0]))
     task = vd.Task(model, torch.randn(12, 10, generator=torch.Generator().manual_seed(0)), head="multilabel")
-    checks = check_model(task, task, TINY, 0)
+    checks = vd.check(task, task, TINY, 0)
     assert checks.masking_loss == 0.0
     assert not checks.masking_hurts
 
@@ -333,7 +333,7 @@ def test_of_few_features_one_is_masked_at_least():
         model.bias.zero_()
     inputs = torch.tensor([[3.0, -1.0, -1.0, -0.5]]).repeat(16, 1)
     task = vd.Task(model, inputs, fill=0.0)
-    checks = check_model(task, task, TINY, 0)
+    checks = vd.check(task, task, TINY, 0)
     assert 0.05 < checks.masking_loss < 0.5
     assert any("Masking 25% of the features" in check.sentence for check in checks.checks)
 

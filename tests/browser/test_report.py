@@ -314,7 +314,7 @@ def test_prompts_and_heads_fit_the_screen(browser: Any, tmp_path: Path, size: tu
     words = ("...", "one ", "two ", ". ", "verylongword" * 12 + " ")
     texts = ["one two . " * 12, words[-1] + "one . two . "]
     model = CausalTransformer(len(words), 64, 8, 2, 1).eval()
-    prompts = vd.Generation(
+    prompts = vd.models.Generation(
         model, WordTokenizer(words), texts, ["one "] * 2, foils=["two "] * 2, units="word"
     )
     for task, part in ((prompts, ".prompt .sentence"), (known_heads.induction_heads(3).task, "table.heads")):

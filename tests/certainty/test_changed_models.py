@@ -76,7 +76,7 @@ def test_whatever_changes_is_noticed_at_the_next_question(change: str) -> None:
     with pytest.raises(ModelChangedError):
         vd.explain("gradient", task)
     with pytest.raises(ModelChangedError):
-        vd.score(vd.FastGEF(path=(0.1, 0.5, 1.0), draws=1), task, "gradient")
+        vd.score(vd.gef.FastGEF(path=(0.1, 0.5, 1.0), draws=1), task, "gradient")
     fresh, again = vd.Task(model, task.inputs), task.refreshed()
     assert torch.equal(again.outputs, fresh.outputs)
     assert torch.equal(again.targets, fresh.targets)

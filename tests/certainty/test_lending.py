@@ -55,7 +55,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_whatever_a_lent_copy_reaches_is_put_back(change: str, raises: bool) -> None:
     task = vd.Task(Reaching(), X)
-    world = task.with_noise(0.3, vd.Key(1))
+    world = task.with_noise(0.3, vd.core.Key(1))
     before, noisy = task.outputs, world.outputs
 
     def meddling(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ def test_whatever_a_lent_copy_reaches_is_put_back(change: str, raises: bool) -> 
 
 def test_another_world_asked_by_an_explainer_leaves_it_in_its_own() -> None:
     task = vd.Task(mlp(), X)
-    world = task.with_noise(0.5, vd.Key(1))
+    world = task.with_noise(0.5, vd.core.Key(1))
 
     def curious(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
         task.predictor.outputs(X)
@@ -89,7 +89,7 @@ def test_another_world_asked_by_an_explainer_leaves_it_in_its_own() -> None:
 
 def test_a_module_that_somebody_kept_and_writes_to_later_changes_no_answer() -> None:
     task = vd.Task(mlp(), X)
-    world, kept = task.with_noise(0.5, vd.Key(0)), []
+    world, kept = task.with_noise(0.5, vd.core.Key(0)), []
     vd.explain(lambda model, inputs, targets: (kept.append(model), inputs)[1], world)
     expected = world.outputs
     for module in (kept[0], world.model):
@@ -117,10 +117,10 @@ def test_answers_do_not_lie_in_the_memory_of_the_copy(how: str) -> None:
             return {"detach": self.weight.detach(), "data": self.weight.data, "view": self.weight[:]}[how]
 
     task = vd.Task(Alias(), X)
-    outputs = task.with_noise(0.5, vd.Key(1)).outputs
+    outputs = task.with_noise(0.5, vd.core.Key(1)).outputs
     before = outputs.clone()
     task.predictor.outputs(2 * X)
-    _ = task.with_noise(0.3, vd.Key(2)).outputs
+    _ = task.with_noise(0.3, vd.core.Key(2)).outputs
     assert torch.equal(outputs, before)
 
 
@@ -149,7 +149,7 @@ def test_a_copy_with_its_layers_in_another_order_answers_alike(loads: bool) -> N
         return made
 
     task, plain = vd.Task(model, X, copy=flipped), vd.Task(model, X)
-    key = vd.Key(0)
+    key = vd.core.Key(0)
     assert torch.equal(task.with_noise(0.5, key).outputs, plain.with_noise(0.5, key).outputs)
     assert torch.equal(task.predictor.outputs(X), plain.outputs)
 
@@ -180,7 +180,7 @@ def test_a_copy_that_cannot_be_used_is_refused(model: nn.Module, copier: Any, wh
 
 
 def test_what_a_score_costs_does_not_depend_on_threads_that_ended() -> None:
-    def cost(task: vd.Task, out: list[vd.Cost]) -> None:
+    def cost(task: vd.Task, out: list[vd.models.Cost]) -> None:
         out.append(vd.score("pixel_flipping", task, "gradient").cost)
 
     model, costs = mlp(), []

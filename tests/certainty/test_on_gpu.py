@@ -62,7 +62,7 @@ def test_gef_is_that_of_a_cpu(name: str, form: Any) -> None:
     model = MODELS[name]().eval()
     x = torch.randn(64, 12, 4, generator=torch.Generator().manual_seed(1))
     plan = vd.Plan(rows=64, precision="float32")
-    metric = vd.GEF(form=form, path=PATH)
+    metric = vd.gef.GEF(form=form, path=PATH)
     here = vd.score(metric, vd.Task(model, x, plan=plan), "gradient")
     there = vd.score(metric, vd.Task(model.cuda(), x.cuda(), plan=plan), "gradient")
     print(f"{name} {form}: cpu {here.mean():.4f} cuda {there.mean():.4f}")
@@ -81,7 +81,7 @@ def test_noise_paths_end_where_they_do_on_a_cpu(name: str) -> None:
     ends = []
     for device in ("cpu", "cuda"):
         task = vd.Task(model.to(device), x.to(device), plan=vd.Plan(rows=64, precision="float32"))
-        ends.append(vd.FastGEF().noise_path(task).sigma_max)
+        ends.append(vd.gef.FastGEF().noise_path(task).sigma_max)
     print(name, ends)
     assert abs(ends[0] - ends[1]) <= 0.2
 
@@ -91,7 +91,7 @@ def test_threads_share_a_model_on_a_gpu() -> None:
     task = vd.Task(model, torch.randn(32, 12, 4).cuda())
     before = {name: value.clone() for name, value in model.state_dict().items()}
     names = ["gradient", "saliency", "input_x_gradient"]
-    metric = vd.FastGEF(path=PATH, draws=2)
+    metric = vd.gef.FastGEF(path=PATH, draws=2)
     alone = [vd.score(metric, task, name).values for name in names]
     with ThreadPoolExecutor(3) as pool:
         together = list(pool.map(lambda name: vd.score(metric, task, name).values, names))

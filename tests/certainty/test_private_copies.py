@@ -16,7 +16,7 @@ from tests.reference.small_models import Convolution, Recurrent, mlp
 from veridical.errors import NotApplicableError
 
 PATH = (0.1, 0.4, 0.8, 1.6)
-GEF = vd.FastGEF(path=PATH, draws=2)
+GEF = vd.gef.FastGEF(path=PATH, draws=2)
 
 
 def seeded(make: Any, *shape: int) -> tuple[nn.Module, Tensor]:
@@ -81,7 +81,7 @@ def test_an_explainer_that_reads_weights_scores_as_the_gradient_does() -> None:
     torch.manual_seed(0)
     task = vd.Task(nn.Linear(6, 3), torch.randn(8, 6))
     for form in ("fast", "arc", "reference", "jacobian"):
-        metric = vd.GEF(form=form, path=PATH, draws=2, steps=2, normalise=False)  # type: ignore[arg-type]
+        metric = vd.gef.GEF(form=form, path=PATH, draws=2, steps=2, normalise=False)  # type: ignore[arg-type]
         read, slope = (vd.score(metric, task, method) for method in (weights_of, "gradient"))
         torch.testing.assert_close(read.values, slope.values)
         assert float(read.mean()) > 0.3
@@ -108,7 +108,7 @@ def test_explainers_get_a_real_module_with_its_attributes() -> None:
         return given.linear.weight.detach()[targets]  # type: ignore[union-attr]
 
     explained = vd.explain(through_attribute, task)
-    assert explained.cost == vd.Cost(4, 0)
+    assert explained.cost == vd.models.Cost(4, 0)
     assert seen[0] is not model
     assert torch.equal(explained.values, model.linear.weight.detach()[task.targets])
 
@@ -130,7 +130,7 @@ def test_one_logit_and_named_answers_arrive_as_rows_of_outputs() -> None:
 
     task = vd.Task(Answer(), torch.randn(4, 6), head="binary")
     assert torch.equal(vd.explain(slope, task).values, vd.explain("gradient", task).values)
-    assert vd.explain(slope, task).cost == vd.Cost(4, 4)
+    assert vd.explain(slope, task).cost == vd.models.Cost(4, 4)
 
 
 def vandal(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -153,12 +153,12 @@ def vandal(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
 def test_a_vandal_harms_neither_the_caller_nor_the_next_question() -> None:
     model, x = seeded(Convolution, 6, 1, 8, 8)
     task, before = vd.Task(model, x), held(model)
-    expected = vd.explain("gradient", task.with_noise(0.3, vd.Key(0))).values
-    for world in (task, task.with_noise(0.3, vd.Key(0))):
+    expected = vd.explain("gradient", task.with_noise(0.3, vd.core.Key(0))).values
+    for world in (task, task.with_noise(0.3, vd.core.Key(0))):
         vd.explain(vandal, world)
         assert held(model) == before
         assert torch.equal(task.predictor.outputs(x), task.outputs)
-        assert torch.equal(vd.explain("gradient", task.with_noise(0.3, vd.Key(0))).values, expected)
+        assert torch.equal(vd.explain("gradient", task.with_noise(0.3, vd.core.Key(0))).values, expected)
     vd.score(GEF, task, vandal)
     assert held(model) == before
 
@@ -177,7 +177,7 @@ class Checkpointed(nn.Module):
         return self.second(checkpoint(inner, x, use_reentrant=False) if self.saves else inner(x))
 
 
-@pytest.mark.parametrize("metric", [GEF, vd.GEF(form="arc", path=PATH, draws=2, steps=2), "mprt"])
+@pytest.mark.parametrize("metric", [GEF, vd.gef.GEF(form="arc", path=PATH, draws=2, steps=2), "mprt"])
 def test_gradient_checkpointing_changes_nothing(metric: Any) -> None:
     x = torch.randn(8, 6, generator=torch.Generator().manual_seed(1))
     plain, saving = (vd.Task(Checkpointed(saves), x) for saves in (False, True))
@@ -238,7 +238,7 @@ def test_a_model_that_cannot_be_copied_is_refused_with_the_way_out() -> None:
 
 def test_one_copy_serves_any_number_of_worlds() -> None:
     task = vd.Task(mlp(), torch.rand(5, 4))
-    worlds = [task.with_noise(0.1 * i, vd.Key(i)) for i in range(1, 6)]
+    worlds = [task.with_noise(0.1 * i, vd.core.Key(i)) for i in range(1, 6)]
     expected = [world.outputs for world in worlds]
     assert len({id(world.predictor.model) for world in [task, *worlds]}) == 1
     for world, outputs in zip(reversed(worlds), reversed(expected), strict=True):
@@ -251,7 +251,7 @@ def test_one_copy_serves_any_number_of_worlds() -> None:
 @pytest.mark.parametrize("form", ["fast", "arc", "jacobian"])
 def test_a_world_is_asked_once_by_gradient_methods(form: str) -> None:
     task = vd.Task(mlp(), torch.rand(5, 4))
-    metric = vd.GEF(form=form, path=PATH, draws=2, steps=2)  # type: ignore[arg-type]
+    metric = vd.gef.GEF(form=form, path=PATH, draws=2, steps=2)  # type: ignore[arg-type]
     cost = vd.score(metric, task, "gradient").cost
     assert cost.forward == cost.backward
     worlds = {"fast": 8, "arc": 16, "jacobian": 16 * 7}[form]

@@ -76,7 +76,7 @@ def test_binary_heads_have_two_mirrored_columns():
 
 def test_noisy_weights_give_the_noisy_head():
     task = task_of(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)), 4)
-    noisy = task.with_noise(0.3, vd.Key(0))
+    noisy = task.with_noise(0.3, vd.core.Key(0))
     parts = surf.split(noisy)
     assert torch.allclose(parts.head.outputs(parts.test().values).float(), noisy.outputs, atol=1e-5)
     assert not torch.allclose(parts.head.weight, surf.split(task).head.weight)

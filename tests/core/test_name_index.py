@@ -118,7 +118,7 @@ def test_a_file_that_fails_says_so_each_time_it_is_needed(package: Path) -> None
 
 def test_names_are_found_in_a_zip_file_too(tmp_path: Path) -> None:
     folder = Path(vd.__file__).parents[1]
-    code = "import veridical as vd; print(len(vd.list_metrics()), vd.metrics.__module__); vd.GEF"
+    code = "import veridical as vd; print(len(vd.list_metrics()), vd.metrics.__module__); vd.gef.GEF"
     with zipfile.ZipFile(tmp_path / "all.zip", "w") as file:
         for path in sorted((folder / "veridical").rglob("*")):
             if path.suffix in (".py", ".csv"):

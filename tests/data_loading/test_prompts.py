@@ -110,7 +110,7 @@ def test_a_folder_and_a_file_become_a_task(folder, tmp_path):
     lines = [{**GOOD, "id": f"n{i}"} for i in range(5)]
     path = written(tmp_path / "p.jsonl", *lines)
     task = load_task(folder, path)
-    assert isinstance(task, vd.Generation)
+    assert isinstance(task, vd.models.Generation)
     assert task.name == f"{folder.name} on p"
     assert task.prompts[0].units == ("Ann has a cat.", "Bob has a dog.")
     few = load_task(str(folder), path, samples=2, units="word", off="drop")

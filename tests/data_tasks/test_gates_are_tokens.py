@@ -37,7 +37,9 @@ class TokenTask(nn.Module):
 def both() -> tuple[vd.Task, vd.Task]:
     model: SmallLM = small_lm(TOKENS, dtype=torch.float32)
     answers, foils = [" dog", " cat", " a", " has"], [" cat", " dog", " has", " a"]
-    gates = vd.Generation(model, TOKENS, TEXTS, answers, foils=foils, units="token", plan=vd.Plan(rows=8))
+    gates = vd.models.Generation(
+        model, TOKENS, TEXTS, answers, foils=foils, units="token", plan=vd.Plan(rows=8)
+    )
     side = gates.side
     assert isinstance(side, dict)
     tokens = vd.Task(
@@ -66,7 +68,7 @@ def test_metrics_give_the_same_bits():
         assert torch.equal(vd.explain(name, gates).values, vd.explain(name, tokens).values), name
     maps = vd.explain("kernel_shap", gates), vd.explain("kernel_shap", tokens)
     judges = ("pixel_flipping", "insertion", "fid_plus", "fid_minus", "rfid_plus", "faithfulness_correlation")
-    for metric in (*judges, vd.QGE("pixel_flipping")):
+    for metric in (*judges, vd.qge.QGE("pixel_flipping")):
         ours, theirs = (
             vd.score(metric, task, each) for task, each in zip((gates, tokens), maps, strict=True)
         )
@@ -76,7 +78,7 @@ def test_metrics_give_the_same_bits():
 def test_gef_gives_the_same_bits():
     """Of a method that asks by masks; weights are those of one model under other names of its parts."""
     gates, tokens = both()
-    metric = vd.GEF(levels=2, draws=2, path=(0.2, 0.4, 0.6))
+    metric = vd.gef.GEF(levels=2, draws=2, path=(0.2, 0.4, 0.6))
     ours, theirs = (vd.score(metric, task, "occlusion") for task in (gates, tokens))
     assert torch.equal(ours.values, theirs.values)
 

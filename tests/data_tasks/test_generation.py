@@ -26,7 +26,7 @@ MODEL = small_lm(TOKENS)
 def made(**changes):
     settings = {"answers": ANSWERS, "foils": FOILS, "questions": QUESTIONS, **changes}
     prompts = settings.pop("prompts", PROMPTS)
-    return vd.Generation(settings.pop("model", MODEL), TOKENS, prompts, **settings)
+    return vd.models.Generation(settings.pop("model", MODEL), TOKENS, prompts, **settings)
 
 
 @torch.no_grad()
@@ -151,10 +151,10 @@ def test_gef_walks_a_path_until_no_token_is_kept():
     path = vd.gef.find_path(task)
     assert path.chance == 0
     assert path.agreement[0] > path.agreement[-1]
-    scores = vd.score(vd.GEF(path=path.levels), task, "gradient")
+    scores = vd.score(vd.gef.GEF(path=path.levels), task, "gradient")
     assert scores.values.isfinite().all()
     with pytest.raises(NotApplicableError, match="takes no noise"):
-        vd.score(vd.GEF(perturb="input"), task, "gradient")
+        vd.score(vd.gef.GEF(perturb="input"), task, "gradient")
 
 
 def test_there_is_no_other_class():
@@ -179,7 +179,7 @@ def test_predictions_are_the_tokens_of_the_answer():
     outputs = torch.tensor([[-3.0, 0.5], [2.0, 1.0]])
     assert float(agreement(task, outputs)) == 0.75
     assert held(task, outputs).tolist() == [False, True]
-    noisy = task.with_noise(3.0, vd.Key(1)).outputs
+    noisy = task.with_noise(3.0, vd.core.Key(1)).outputs
     assert bool(((noisy[:, 1] == 0) | (noisy[:, 1] == 1)).all())  # answers of one token
 
 
@@ -240,10 +240,10 @@ def test_a_table_of_masks_reads_no_number_between_chunks():
 def test_answers_are_generated_as_far_as_the_model_reads():
     """A model with a table of positions breaks, on a GPU beyond repair, where it is asked for more."""
     length = max(len(TOKENS.encode(p + q)) for p, q in zip(PROMPTS, QUESTIONS, strict=True)) + 2
-    task = vd.Generation(MODEL, TOKENS, PROMPTS, questions=QUESTIONS, new_tokens=9, length=length)
+    task = vd.models.Generation(MODEL, TOKENS, PROMPTS, questions=QUESTIONS, new_tokens=9, length=length)
     assert all(len(p.ids) + len(a.tokens) <= length for p, a in zip(task.prompts, task.answers, strict=True))
     with pytest.raises(InputError, match="the model reads 12 at most"):
-        vd.Generation(MODEL, TOKENS, PROMPTS, questions=QUESTIONS, length=12)
+        vd.models.Generation(MODEL, TOKENS, PROMPTS, questions=QUESTIONS, length=12)
 
 
 def test_tokens_that_the_model_does_not_know_are_refused():
@@ -309,13 +309,13 @@ def test_an_answer_follows_the_last_token_that_is_left():
     text = "Ann has a cat. Bob has a dog It rains"
     ids = TOKENS.encode(text)
     units = [[(5, 9), (9, 11)]]
-    task = vd.Generation(MODEL, TOKENS, [text], [" dog. Bob"], units=units, spans="token", off="drop")
+    task = vd.models.Generation(MODEL, TOKENS, [text], [" dog. Bob"], units=units, spans="token", off="drop")
     answer = list(task.answers[0].tokens)
     for gates in ([1, 0], [0, 1], [0, 0], [1, 1]):
         kept = [*ids[:5], *(ids[5:9] if gates[0] else []), *(ids[9:] if gates[1] else [])]
         found = task.with_inputs(torch.tensor([gates]).double()).outputs[0, 0]
         assert float(found) == pytest.approx(log_probability(kept, answer), abs=1e-6), gates
-    shared = vd.Generation(
+    shared = vd.models.Generation(
         small_lm(TOKENS, kind=KeepingLM),
         TOKENS,
         [text],
@@ -332,8 +332,8 @@ def test_nothing_is_left_for_an_answer_to_follow():
     with pytest.raises(InputError, match="nothing is left of prompt 0"):
         made(questions=None, off="drop")
     # single units may be dropped, unless there is but one
-    assert vd.prompt_checks(made(questions=None)).compared == "off='fill' and off='drop'"
+    assert vd.data.prompt_checks(made(questions=None)).compared == "off='fill' and off='drop'"
     alone = made(prompts=["Ann has a cat."] * 2, questions=None)
-    assert vd.prompt_checks(alone).compared.startswith("only off='fill' works here")
+    assert vd.data.prompt_checks(alone).compared.startswith("only off='fill' works here")
     with pytest.raises(InputError, match="nothing"):
         made().with_off("nothing")

@@ -78,7 +78,7 @@ def log_probability(net, ids, answer):
 
 def test_padding_and_foils_change_nothing(both):
     net, words = both
-    task = vd.Generation(
+    task = vd.models.Generation(
         net, words, TEXTS, [" dog and cat", " cake"], foils=[" cat", " tea"], questions=QUESTIONS
     )
     assert not bool(task.side["attended"].all())
@@ -92,7 +92,7 @@ def test_padding_and_foils_change_nothing(both):
 
 def test_hidden_slots_with_renumbered_positions_are_the_shorter_text(both):
     net, words = both
-    task = vd.Generation(
+    task = vd.models.Generation(
         net, words, TEXTS, [" dog", " cake"], foils=[" cat", " tea"], questions=QUESTIONS, off="drop"
     )
     for unit in range(3):
@@ -126,27 +126,27 @@ def test_a_window_over_slots_is_no_window_over_the_shorter_text():
     )
     net = transformers.MistralForCausalLM(config).double().eval()
     answers = [" dog", " cake"]
-    task = vd.Generation(net, words, TEXTS, answers, questions=QUESTIONS, off="fill")
+    task = vd.models.Generation(net, words, TEXTS, answers, questions=QUESTIONS, off="fill")
     with pytest.raises(InputError, match="with units that are off is another prompt"):
         task.with_off("drop")
     with pytest.raises(InputError, match="look back 6 tokens"):
-        vd.Generation(net.bfloat16(), words, TEXTS, answers, questions=QUESTIONS, off="drop")
+        vd.models.Generation(net.bfloat16(), words, TEXTS, answers, questions=QUESTIONS, off="drop")
     # a prompt within the window has nothing beyond it
     config.sliding_window = 64
     wide = transformers.MistralForCausalLM(config).double().eval()
-    assert vd.Generation(wide, words, TEXTS, answers, questions=QUESTIONS, off="drop").off == "drop"
+    assert vd.models.Generation(wide, words, TEXTS, answers, questions=QUESTIONS, off="drop").off == "drop"
 
 
 def test_heads_of_transformers_are_found(both):
     net, words = both
-    task = vd.Generation(net, words, TEXTS[:1], [" dog"], foils=[" cat"], questions=QUESTIONS[:1])
-    switched = vd.switch(task, vd.Heads())
+    task = vd.models.Generation(net, words, TEXTS[:1], [" dog"], foils=[" cat"], questions=QUESTIONS[:1])
+    switched = vd.data.switch(task, vd.models.Heads())
     assert switched.space.n_features == 8
     assert torch.equal(switched.predictor.outputs(switched.inputs, switched.side), task.outputs)
     falls = vd.explain("occlusion", switched).values
     assert bool((falls != 0).all())
-    assert vd.switch(task, vd.Blocks()).space.n_features == 2
-    assert vd.switch(task, vd.Mlps()).space.n_features == 2
+    assert vd.data.switch(task, vd.models.Blocks()).space.n_features == 2
+    assert vd.data.switch(task, vd.models.Mlps()).space.n_features == 2
 
 
 def test_chats_switch_messages_and_never_markers(both):
@@ -155,21 +155,21 @@ def test_chats_switch_messages_and_never_markers(both):
         {"role": "system", "content": "Tom likes tea."},
         {"role": "user", "content": "Ann has a cat. Bob has a dog."},
     ]
-    turns = vd.Generation(net, words, [chat], [" dog"], units="turn")
+    turns = vd.models.Generation(net, words, [chat], [" dog"], units="turn")
     assert turns.prompts[0].units == ("Tom likes tea.", "Ann has a cat. Bob has a dog.")
-    sentences = vd.Generation(net, words, [chat], [" dog"], questions=[" Bob has a"], units="sentence")
+    sentences = vd.models.Generation(net, words, [chat], [" dog"], questions=[" Bob has a"], units="sentence")
     assert sentences.prompts[0].units == ("Tom likes tea.", "Ann has a cat.", "Bob has a dog.")
     marks = [i for i, t in enumerate(turns.prompts[0].ids) if t in words.all_special_ids]
     assert {turns.prompts[0].unit[i] for i in marks} == {-1}
     bare = tokenizer()
     bare.chat_template = None
     with pytest.raises(InputError, match="no chat template"):
-        vd.Generation(net, bare, [chat], [" dog"])
+        vd.models.Generation(net, bare, [chat], [" dog"])
 
 
 def test_answers_are_generated(both):
     net, words = both
-    task = vd.Generation(net, words, TEXTS, questions=QUESTIONS, new_tokens=4)
+    task = vd.models.Generation(net, words, TEXTS, questions=QUESTIONS, new_tokens=4)
     said = task.side["predicted"] == task.side["answer"]
     assert bool(said[task.side["answered"]].all())
 
@@ -178,27 +178,29 @@ def test_folders_are_read_and_others_refused(both, tmp_path):
     net, words = both
     net.float().save_pretrained(tmp_path / "lm")
     words.save_pretrained(tmp_path / "lm")
-    task = vd.Generation.from_huggingface(tmp_path / "lm", TEXTS, [" dog", " cake"], questions=QUESTIONS)
+    task = vd.models.Generation.from_huggingface(
+        tmp_path / "lm", TEXTS, [" dog", " cake"], questions=QUESTIONS
+    )
     net.double()
     assert task.name == "lm"
     assert task.inputs.dtype == torch.float32
     with pytest.raises(InputError, match="the model reads 96 at most"):
-        vd.Generation.from_huggingface(tmp_path / "lm", [TEXTS[0] * 9], [" dog"])
+        vd.models.Generation.from_huggingface(tmp_path / "lm", [TEXTS[0] * 9], [" dog"])
     with pytest.raises(InputError, match="no folder"):
-        vd.Generation.from_huggingface(tmp_path / "nowhere", TEXTS, [" dog", " cake"])
+        vd.models.Generation.from_huggingface(tmp_path / "nowhere", TEXTS, [" dog", " cake"])
     with pytest.raises(InputError, match="no file"):
-        vd.Generation.from_huggingface(tmp_path / "nowhere.gguf", TEXTS, [" dog", " cake"])
+        vd.models.Generation.from_huggingface(tmp_path / "nowhere.gguf", TEXTS, [" dog", " cake"])
     (tmp_path / "lm" / "tokenizer.json").rename(tmp_path / "elsewhere.json")
     with pytest.raises(FormatError, match="tokenizer"):
-        vd.Generation.from_huggingface(tmp_path / "lm", TEXTS, [" dog", " cake"])
+        vd.models.Generation.from_huggingface(tmp_path / "lm", TEXTS, [" dog", " cake"])
     config = (tmp_path / "lm" / "config.json").read_text()
     kind = type(net).__name__
     (tmp_path / "lm" / "config.json").write_text(config.replace(kind, "BertForSequenceClassification"))
     with pytest.raises(NotApplicableError, match=r"expected \.\.\.ForCausalLM"):
-        vd.Generation.from_huggingface(tmp_path / "lm", TEXTS, [" dog", " cake"])
+        vd.models.Generation.from_huggingface(tmp_path / "lm", TEXTS, [" dog", " cake"])
     (tmp_path / "lm" / "config.json").write_text("{}")
     with pytest.raises(FormatError):
-        vd.Generation.from_huggingface(tmp_path / "lm", TEXTS, [" dog", " cake"])
+        vd.models.Generation.from_huggingface(tmp_path / "lm", TEXTS, [" dog", " cake"])
 
 
 def test_tokens_that_do_not_give_the_text_back_are_refused(both):
@@ -208,12 +210,12 @@ def test_tokens_that_do_not_give_the_text_back_are_refused(both):
 
     words.backend_tokenizer.normalizer = normalizers.Lowercase()
     with pytest.raises(InputError, match="do not give its text back"):
-        vd.Generation(net, words, TEXTS, [" dog", " cake"])
+        vd.models.Generation(net, words, TEXTS, [" dog", " cake"])
 
 
 @pytest.mark.slow
 def test_smollm2_reads_the_sentence_that_answers():
-    task = vd.Generation.from_huggingface(
+    task = vd.models.Generation.from_huggingface(
         vd.tasks.smollm2_file(),
         ["Anna lives in Paris. Bob lives in Rome. Carol likes tea."],
         [" Rome"],
@@ -232,7 +234,7 @@ def test_masks_that_begin_alike_are_asked_together(both, off, monkeypatch):
 
     def table(most):
         monkeypatch.setattr(prefix_sharing, "MOST", most)
-        task = vd.Generation(net, words, TEXTS, **settings, off=off, plan=vd.Plan(rows=2))
+        task = vd.models.Generation(net, words, TEXTS, **settings, off=off, plan=vd.Plan(rows=2))
         seen = []
         inner = task.predictor.model.model
         handle = inner.get_input_embeddings().register_forward_hook(
@@ -258,16 +260,20 @@ def test_an_end_token_behind_the_prompt_is_refused(both):
         single="$A <end>", special_tokens=[("<end>", words.eos_token_id)]
     )
     with pytest.raises(InputError, match="ends prompt 0 with '<end>'"):
-        vd.Generation(net, words, TEXTS, [" dog", " cake"])
+        vd.models.Generation(net, words, TEXTS, [" dog", " cake"])
 
 
 def test_an_answer_ends_with_any_of_the_models_end_tokens(both):
     net, words = both
-    free = vd.Generation(net, words, TEXTS, questions=QUESTIONS, new_tokens=6).answers[0].tokens
+    free = vd.models.Generation(net, words, TEXTS, questions=QUESTIONS, new_tokens=6).answers[0].tokens
     old = net.generation_config.eos_token_id
     try:
         net.generation_config.eos_token_id = [words.eos_token_id, free[3]]
-        found = vd.Generation(net, words, TEXTS[:1], questions=QUESTIONS[:1], new_tokens=6).answers[0].tokens
+        found = (
+            vd.models.Generation(net, words, TEXTS[:1], questions=QUESTIONS[:1], new_tokens=6)
+            .answers[0]
+            .tokens
+        )
     finally:
         net.generation_config.eos_token_id = old
     assert found == free[: free.index(free[3])]

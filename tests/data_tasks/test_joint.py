@@ -138,7 +138,7 @@ def test_tokens_beside_fractions_reach_the_model_as_whole_numbers() -> None:
     task = from_parts(Mixed(), {"tokens": PREMISE, "table": COLUMNS})
     assert bool(torch.isfinite(vd.score("pixel_flipping", task, "occlusion").values).all())
     assert set(seen) == {torch.int64}
-    assert "gradient" not in vd.applicable(task)
+    assert "gradient" not in vd.explainers.applicable(task)
     with pytest.raises(InputError, match="not exact"):
         from_parts(Mixed(), {"tokens": PREMISE + 2**25, "table": COLUMNS})
 

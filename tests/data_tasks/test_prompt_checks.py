@@ -33,11 +33,13 @@ class Counts(nn.Module):
 
 
 def task(**changes):
-    return vd.Generation(Counts(), TOKENS, TEXTS, [" b", " a", " a"], foils=[" a", " b", " b"], **changes)
+    return vd.models.Generation(
+        Counts(), TOKENS, TEXTS, [" b", " a", " a"], foils=[" a", " b", " b"], **changes
+    )
 
 
 def test_redundant_units_are_flagged():
-    found = vd.prompt_checks(task())
+    found = vd.data.prompt_checks(task())
     assert found.redundant.tolist() == [True, False, False]
     assert found.sufficient[0].tolist() == [True, False, True, False]
     assert found.sufficient[1].tolist() == [True, False, False, False]
@@ -45,7 +47,7 @@ def test_redundant_units_are_flagged():
 
 
 def test_an_answer_that_needs_no_context_is_flagged():
-    found = vd.prompt_checks(task())
+    found = vd.data.prompt_checks(task())
     # the third prompt says nothing of the answer, which is as likely without it
     assert found.remembered.tolist() == [False, False, True]
     assert float(found.response[1]) == pytest.approx(4)
@@ -58,34 +60,36 @@ def test_an_answer_that_needs_no_context_is_flagged():
 
 
 def test_fill_and_drop_are_compared():
-    found = vd.prompt_checks(task())
+    found = vd.data.prompt_checks(task())
     assert found.compared == "off='fill' and off='drop'"
     assert bool(found.same_first[1])
     assert float(found.off_agreement[1]) == pytest.approx(1)
     asked = task(off="drop", questions=[" foo"] * 3)
-    assert vd.prompt_checks(asked).compared == "off='drop' and off='fill'"
+    assert vd.data.prompt_checks(asked).compared == "off='drop' and off='fill'"
 
 
 def test_random_spans_as_long_as_the_first_unit():
-    found = vd.prompt_checks(task(), spans=64)
+    found = vd.data.prompt_checks(task(), spans=64)
     # of twelve tokens in threes only spans with the key word cost as much: one of nine
     assert float(found.random_spans[1]) == pytest.approx(1 / 9, abs=0.12)
     assert float(found.random_spans[2]) == 1  # nothing matters, so anything does as much
-    same = vd.prompt_checks(task(), spans=64)
+    same = vd.data.prompt_checks(task(), spans=64)
     assert torch.equal(found.random_spans, same.random_spans)
     assert "random spans" in str(found)
     assert found.to_json()["flags"][0]
 
 
 def test_circular_pairs():
-    found = vd.prompt_checks(task(), explainers=["occlusion"], metrics=["faithfulness_estimate", "insertion"])
+    found = vd.data.prompt_checks(
+        task(), explainers=["occlusion"], metrics=["faithfulness_estimate", "insertion"]
+    )
     assert found.circular == (("occlusion", "faithfulness_estimate"),)
 
 
 def test_the_estimate_is_no_less_than_what_is_asked():
     names = ["occlusion", "exact_shapley", "kernel_shap", "lime", "gradient", "integrated_gradients"]
     prompts = made()
-    told = vd.estimate(prompts, names)
+    told = vd.data.estimate(prompts, names)
     before = prompts.predictor.meter.cost
     for name in names:
         explanation = vd.explain(name, prompts)
@@ -95,7 +99,7 @@ def test_the_estimate_is_no_less_than_what_is_asked():
     assert spent.forward <= told.cost.forward
     assert spent.backward == told.cost.backward
     assert told.minutes > 0
-    assert "too many" in str(vd.estimate(made(units="token"), names))
+    assert "too many" in str(vd.data.estimate(made(units="token"), names))
 
 
 def test_token_scores_pool_upwards():

@@ -60,25 +60,25 @@ MODEL = small_lm(TOKENS)
 
 def test_spans_of_tokens_and_examples():
     spans = [[(0, 2), (4, 6)], [(1, 3)]]
-    task = vd.Generation(MODEL, TOKENS, TEXTS, [" a", " dog"], units=spans, spans="token")
+    task = vd.models.Generation(MODEL, TOKENS, TEXTS, [" a", " dog"], units=spans, spans="token")
     assert [p.units for p in task.prompts][1] == ("has a",)
     assert task.prompts[0].unit[:6] == (0, 0, -1, -1, 1, 1)
     assert task.units == "span"
     with pytest.raises(InputError, match="overlap"):
-        vd.Generation(MODEL, TOKENS, TEXTS[:1], [" a"], units=[[(0, 2), (1, 3)]], spans="token")
-    shots = vd.Generation(MODEL, TOKENS, TEXTS, [" a", " dog"], units="example")
+        vd.models.Generation(MODEL, TOKENS, TEXTS[:1], [" a"], units=[[(0, 2), (1, 3)]], spans="token")
+    shots = vd.models.Generation(MODEL, TOKENS, TEXTS, [" a", " dog"], units="example")
     assert [len(p.units) for p in shots.prompts] == [1, 1]
-    asked = vd.Generation(
+    asked = vd.models.Generation(
         MODEL, TOKENS, TEXTS, [" a", " dog"], units="example", questions=[" Bob has", " Ann has"]
     )
     assert [len(p.units) for p in asked.prompts] == [2, 2]
     with pytest.raises(InputError, match="no example"):
-        vd.Generation(MODEL, TOKENS, ["Ann sings."], [" a"], units="example")
+        vd.models.Generation(MODEL, TOKENS, ["Ann sings."], [" a"], units="example")
 
 
 @pytest.mark.parametrize("off", ["pad", "zero"])
 def test_other_embeddings_stand_in(off):
-    task = vd.Generation(MODEL, TOKENS, TEXTS, [" a", " dog"], off=off)
+    task = vd.models.Generation(MODEL, TOKENS, TEXTS, [" a", " dog"], off=off)
     gates = torch.zeros_like(task.inputs)
     made = task.with_inputs(gates).outputs[0, 0]
     ids = TOKENS.encode(TEXTS[0])
@@ -124,6 +124,6 @@ def test_messages_that_a_template_changes_or_that_are_no_texts_are_refused():
 
 
 def test_a_foil_that_needs_its_own_pass_is_refused_for_heads():
-    task = vd.Generation(MODEL, TOKENS, TEXTS, [" Ann has", " a"], foils=[" dog", " dog a"])
+    task = vd.models.Generation(MODEL, TOKENS, TEXTS, [" Ann has", " a"], foils=[" dog", " dog a"])
     with pytest.raises(NotApplicableError, match="reads the prompt twice"):
-        vd.switch(task, vd.Heads())
+        vd.data.switch(task, vd.models.Heads())

@@ -23,9 +23,9 @@ METHODS = ["occlusion", "exact_shapley", "gradient", "integrated_gradients", "ke
 
 def switched(off):
     if off == "zero":
-        return vd.switch(prompt(), vd.Heads(("blocks.1.attn",)))
-    how = vd.MeanOver(prompt((1, 1))) if off == "mean" else vd.Counterfactual(prompt((1, 0)))
-    return vd.switch(prompt(), vd.Heads(("blocks.1.attn",)), how)
+        return vd.data.switch(prompt(), vd.models.Heads(("blocks.1.attn",)))
+    how = vd.models.MeanOver(prompt((1, 1))) if off == "mean" else vd.models.Counterfactual(prompt((1, 0)))
+    return vd.data.switch(prompt(), vd.models.Heads(("blocks.1.attn",)), how)
 
 
 @pytest.mark.parametrize("off", ["zero", "mean", "paired"])
@@ -59,7 +59,7 @@ def test_counts_reach_copies_and_other_processes():
 
 
 def test_an_estimate_has_them_too():
-    with_mean, without = (vd.estimate(switched(off), ["gradient"]).cost for off in ("mean", "zero"))
+    with_mean, without = (vd.data.estimate(switched(off), ["gradient"]).cost for off in ("mean", "zero"))
     assert with_mean.forward - without.forward == 2
 
 
@@ -70,7 +70,7 @@ def test_padding_has_no_part_in_a_mean(answers):
     The last token of an answer is judged, not read, whether or not another answer is longer.
     """
     texts = ["Ann has a", TEXTS[0]]
-    both = vd.Generation(small_lm(TOKENS), TOKENS, texts, answers)
+    both = vd.models.Generation(small_lm(TOKENS), TOKENS, texts, answers)
     seen = []
     for text, answer in zip(texts, answers, strict=True):
         model = small_lm(TOKENS)
@@ -78,7 +78,7 @@ def test_padding_has_no_part_in_a_mean(answers):
         with torch.no_grad():
             model(torch.tensor([TOKENS.encode(text + answer)[:-1]]))
     want = torch.cat(seen).mean(0)
-    task = vd.switch(both, vd.Heads(("blocks.0.attn",)), vd.MeanOver(both))
+    task = vd.data.switch(both, vd.models.Heads(("blocks.0.attn",)), vd.models.MeanOver(both))
     with task.session() as model:
         model(task.inputs, **task.side)
     (found,) = task.predictor.unwrapped._known["mean"]
@@ -89,24 +89,24 @@ def test_pairs_of_other_lengths_are_refused_though_the_sets_are_as_long():
     """Two prompts each, padded to the same length, but the short one stands at another place."""
     words = Words(*TEXTS)
     one, two = (
-        vd.Generation(small_lm(words), words, texts, [" dog", " cat"])
+        vd.models.Generation(small_lm(words), words, texts, [" dog", " cat"])
         for texts in (["Ann has a", TEXTS[1]], [TEXTS[1], "Ann has a"])
     )
     with pytest.raises(ShapeError, match=r"^prompt 0 .* equally many tokens"):
-        vd.switch(one, vd.Heads(), vd.Counterfactual(two))
+        vd.data.switch(one, vd.models.Heads(), vd.models.Counterfactual(two))
 
 
 def test_answers_of_other_lengths_are_no_pair():
     model = small_lm(TOKENS)
     one, two = (
-        vd.Generation(model, TOKENS, TEXTS, answers)
+        vd.models.Generation(model, TOKENS, TEXTS, answers)
         for answers in ([" dog", " cat. Bob"], [" dog. Bob", " cat"])
     )
     with pytest.raises(ShapeError, match=r"the answer to prompt 0 has 1 tokens and its pair 3"):
-        vd.switch(one, vd.Heads(), vd.Counterfactual(two))
+        vd.data.switch(one, vd.models.Heads(), vd.models.Counterfactual(two))
 
 
 def test_channels_of_pictures_count_their_pairs():
     net, x, other = network()
-    task = vd.switch(vd.Task(net, x), vd.Channels("0"), vd.Counterfactual(other))
-    assert vd.explain("gradient", task).cost == vd.Cost(2 * len(x), len(x))
+    task = vd.data.switch(vd.Task(net, x), vd.models.Channels("0"), vd.models.Counterfactual(other))
+    assert vd.explain("gradient", task).cost == vd.models.Cost(2 * len(x), len(x))

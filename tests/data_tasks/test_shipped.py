@@ -116,7 +116,7 @@ def opinion_by_rule(words):
 
 
 def test_reviews_follow_their_own_grammar():
-    written = reviews.write_reviews(300, vd.Key(3))
+    written = reviews.write_reviews(300, vd.core.Key(3))
     words = reviews.words_of(written.tokens)
     assert [opinion_by_rule(row) for row in words] == written.labels.tolist()
     carriers = {*reviews.GOOD, *reviews.BAD, *reviews.NEGATION}
@@ -126,7 +126,7 @@ def test_reviews_follow_their_own_grammar():
 
 def test_single_words_do_not_settle_a_review():
     """A reading without negation must fail often, or the task would be a bag of words."""
-    written = reviews.write_reviews(300, vd.Key(3))
+    written = reviews.write_reviews(300, vd.core.Key(3))
     words = reviews.words_of(written.tokens)
     naive = [int(sum((w in reviews.GOOD) - (w in reviews.BAD) for w in row) > 0) for row in words]
     agree = sum(a == b for a, b in zip(naive, written.labels.tolist(), strict=True)) / 300
@@ -134,7 +134,7 @@ def test_single_words_do_not_settle_a_review():
 
 
 def test_a_review_does_not_depend_on_how_many_are_written():
-    few, many = reviews.write_reviews(5, vd.Key(0)), reviews.write_reviews(50, vd.Key(0))
+    few, many = reviews.write_reviews(5, vd.core.Key(0)), reviews.write_reviews(50, vd.core.Key(0))
     assert torch.equal(few.tokens, many.tokens[:5])
 
 

@@ -63,8 +63,11 @@ def tasks():
     net, x, other = network()
     yield "prompts", made(**SIX)
     yield "shorter prompts", made(**SIX, off="drop")
-    yield "channels", vd.switch(vd.Task(net, x), vd.Channels("0"), vd.Counterfactual(other))
-    yield "heads", vd.switch(made(**SIX), vd.Heads(), vd.Zeroed())
+    yield (
+        "channels",
+        vd.data.switch(vd.Task(net, x), vd.models.Channels("0"), vd.models.Counterfactual(other)),
+    )
+    yield "heads", vd.data.switch(made(**SIX), vd.models.Heads(), vd.models.Zeroed())
 
 
 TASKS = dict(tasks())

@@ -33,7 +33,7 @@ def same(one: vd.dictionaries.Dictionary, other: vd.dictionaries.Dictionary) -> 
 
 @pytest.mark.parametrize("active", [2, 18])  # of so many some are not positive, and count for nothing
 def test_topk_matches_gradients_by_hand(active: int) -> None:
-    recipe, given, key = replace(SHORT, steps=12, revive=False, active=active), rows(60), vd.Key(3)
+    recipe, given, key = replace(SHORT, steps=12, revive=False, active=active), rows(60), vd.core.Key(3)
     found = train(given, recipe, key)
     atoms = torch.nn.functional.normalize(normal(key / "atoms", torch.arange(24), 0, 12), dim=-1)
     one = torch.zeros(1, dtype=torch.int64)
@@ -71,7 +71,7 @@ def test_a_stopped_run_goes_on_with_the_same_bits(tmp_path: Path, recipe: vd.dic
     stream = Stream(read)
     plain = stream.batch
 
-    def batch(key: vd.Key, step: int, size: int) -> Tensor:
+    def batch(key: vd.core.Key, step: int, size: int) -> Tensor:
         nonlocal reads
         reads += 1
         if reads == 28:
@@ -129,7 +129,7 @@ def test_batch_topk_is_read_row_by_row_with_about_as_many_active() -> None:
 
 
 def test_frozen_halves_stay_as_drawn() -> None:
-    start = torch.nn.functional.normalize(normal(vd.Key(0) / "atoms", torch.arange(24), 0, 12), dim=-1)
+    start = torch.nn.functional.normalize(normal(vd.core.Key(0) / "atoms", torch.arange(24), 0, 12), dim=-1)
     for half, other in (("encoder", "decoder"), ("decoder", "encoder")):
         held = train(rows(), replace(SHORT, frozen=half)).dictionary
         assert torch.equal(getattr(held, half), start)

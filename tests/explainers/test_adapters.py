@@ -141,7 +141,7 @@ def test_zennit_composites_by_their_interface():
     found = theirs(task)
     assert torch.allclose(found.values, by_loops(task, model), atol=1e-10)
     assert torch.allclose(found.values[0], torch.tensor(RECORDED, dtype=torch.float64).flatten(), atol=1e-8)
-    assert found.cost == vd.Cost(3, 3)
+    assert found.cost == vd.models.Cost(3, 3)
     # the rules exchange parameters: the caller's own objects are there again, and no hook is left
     assert all(a is b for a, b in zip(kept, model.parameters(), strict=True))
     assert all(torch.equal(a, b) for a, b in zip(values, model.parameters(), strict=True))

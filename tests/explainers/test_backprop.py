@@ -90,7 +90,7 @@ def test_rectifier_with_a_ceiling(kind: type[vd.Explainer]) -> None:
 
 @pytest.mark.parametrize("kind", [*BOTH, DeepLift])
 def test_under_weight_noise_equals_a_noisy_copy(kind: type[vd.Explainer]) -> None:
-    noisy, twin = noisy_copy(image_task(conv_net(pool=nn.MaxPool2d)), 0.3, vd.Key(4))
+    noisy, twin = noisy_copy(image_task(conv_net(pool=nn.MaxPool2d)), 0.3, vd.core.Key(4))
     values = kind()(noisy).values
     torch.testing.assert_close(values, kind()(twin).values, rtol=0, atol=1e-12)
     assert not torch.allclose(values, kind()(image_task(conv_net(pool=nn.MaxPool2d))).values)
@@ -179,7 +179,7 @@ def test_a_rectifier_is_one_however_it_is_written(kind: type[vd.Explainer], net:
     written = table_task(net())
     torch.testing.assert_close(kind()(written).values, expected, rtol=0, atol=1e-7)
     assert hook_count(written.model) == 0
-    noisy = written.with_noise(0.1, vd.Key(0))
+    noisy = written.with_noise(0.1, vd.core.Key(0))
     assert not torch.allclose(kind()(noisy).values, expected)
 
 
@@ -266,11 +266,11 @@ def test_what_cannot_be_followed_is_refused(
         kind()(task)
     assert "These do: " in str(error.value)
     assert "gradient" in str(error.value)
-    assert kind.name not in vd.applicable(task)
+    assert kind.name not in vd.explainers.applicable(task)
     assert hook_count(task.model) == 0
     # a view of other weights is refused for the same reason
     with pytest.raises(NotApplicableError, match=says):
-        kind()(task.with_noise(0.1, vd.Key(0)))
+        kind()(task.with_noise(0.1, vd.core.Key(0)))
 
 
 @pytest.mark.parametrize("kind", [*BOTH, DeepLift])

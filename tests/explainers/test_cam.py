@@ -121,7 +121,7 @@ def test_series(kind: type[Cam]) -> None:
 
 @pytest.mark.parametrize("kind", ALL)
 def test_under_weight_noise_equals_a_noisy_copy(kind: type[Cam]) -> None:
-    noisy, twin = noisy_copy(image_task(), 0.3, vd.Key(4))
+    noisy, twin = noisy_copy(image_task(), 0.3, vd.core.Key(4))
     values = kind()(noisy).values
     torch.testing.assert_close(values, kind()(twin).values, rtol=0, atol=1e-12)
     assert not torch.allclose(values, kind()(image_task()).values)
@@ -140,7 +140,7 @@ def test_chunks_do_not_matter_and_rows_are_counted(kind: type[Cam]) -> None:
     assert max(sizes) <= 8
     torch.testing.assert_close(few.values, many.values, rtol=0, atol=1e-9)
     # Score-CAM asks once for the channels and once through each of the five
-    assert few.cost == many.cost == (vd.Cost(66, 0) if kind is ScoreCam else vd.Cost(11, 11))
+    assert few.cost == many.cost == (vd.models.Cost(66, 0) if kind is ScoreCam else vd.models.Cost(11, 11))
 
 
 def test_flat_channels_get_no_weight() -> None:
@@ -170,7 +170,7 @@ def test_refusals_say_why(kind: type[Cam]) -> None:
     flat = image_task(seeded(nn.Sequential(nn.Flatten(), nn.Linear(128, 3))))
     with pytest.raises(NotApplicableError, match="no convolution layer"):
         kind()(flat)
-    assert kind.name not in vd.applicable(flat)
+    assert kind.name not in vd.explainers.applicable(flat)
     # what has a single position is no use; a layer that runs twice is, by its last run
     reused = image_task(seeded(Reused()))
     assert kind()(reused).provenance["layer"] == "conv2d, 2 x 8 x 8"

@@ -221,14 +221,14 @@ def test_every_run_gives_the_maps_by_hand(kind: type[Cut], runs: list[str]) -> N
         runs.clear()
         found = vd.explain("gradcam", task)
         torch.testing.assert_close(found.values, expected(net, calm, 1), rtol=0, atol=1e-9)
-        assert found.cost == vd.Cost(5, 5)
+        assert found.cost == vd.models.Cost(5, 5)
     assert runs == ["repeated" if KINDS[kind] else "followed"]
     # other inputs, other targets
     other = task.with_inputs(wild).with_targets(2)
     torch.testing.assert_close(vd.explain("gradcam", other).values, expected(net, wild, 2), rtol=0, atol=1e-9)
     assert runs[-1] == ("repeated" if KINDS[kind] else "followed")
     # other weights
-    noisy, twin = noisy_copy(task, 0.3, vd.Key(4))
+    noisy, twin = noisy_copy(task, 0.3, vd.core.Key(4))
     torch.testing.assert_close(
         vd.explain("gradcam", noisy).values, expected(twin.model, calm, 1), rtol=0, atol=1e-9
     )
@@ -319,8 +319,8 @@ def test_a_repeated_run_reads_the_weights_of_each_world(name: str, runs: list[st
     for _ in range(2):
         explainer(task)
     runs.clear()
-    noisy, twin = noisy_copy(task, 0.3, vd.Key(4))
-    found = explainer.maps(noisy, vd.Key(0))
+    noisy, twin = noisy_copy(task, 0.3, vd.core.Key(4))
+    found = explainer.maps(noisy, vd.core.Key(0))
     assert set(runs) == {"repeated"}
     torch.testing.assert_close(found, explainer(twin).values, rtol=0, atol=1e-12)
     torch.testing.assert_close(explainer(task).values, explainer(image_task()).values, rtol=0, atol=1e-12)
@@ -380,15 +380,15 @@ def test_tasks_of_two_sizes_share_a_model() -> None:
 def test_threads_share_a_task(name: str) -> None:
     task, explainer = image_task(), registry.make(name)
     own = explainer(image_task()).values
-    worlds = [task, task.with_noise(0.3, vd.Key(1))]
-    there = explainer(image_task().with_noise(0.3, vd.Key(1))).values
+    worlds = [task, task.with_noise(0.3, vd.core.Key(1))]
+    there = explainer(image_task().with_noise(0.3, vd.core.Key(1))).values
     wrong: list[Any] = []
 
     def work() -> None:
         try:
             for _ in range(6):
                 for world, right in zip(worlds, (own, there), strict=True):
-                    if not torch.equal(explainer.maps(world, vd.Key(0)), right):
+                    if not torch.equal(explainer.maps(world, vd.core.Key(0)), right):
                         wrong.append("another map")
         except Exception as error:  # a thread cannot raise
             wrong.append(error)
@@ -447,15 +447,15 @@ def test_a_script_with_buffers_is_explained() -> None:
 def test_a_world_of_noise_is_told_its_outputs(name: str, rows: int) -> None:
     task, explainer = image_task(samples=18).with_plan(Plan(rows=rows)), registry.make(name)
     for seed in range(3):
-        world = task.with_noise(0.3, vd.Key(seed))
-        explainer.maps(world, vd.Key(0))
+        world = task.with_noise(0.3, vd.core.Key(seed))
+        explainer.maps(world, vd.core.Key(0))
         told = world.known("outputs")
-        own = task.with_noise(0.3, vd.Key(seed)).outputs
+        own = task.with_noise(0.3, vd.core.Key(seed)).outputs
         torch.testing.assert_close(told, own, rtol=0, atol=1e-12)
         assert not torch.allclose(own, task.outputs)
-    metric = vd.FastGEF(draws=2, path=(0.05, 0.1, 0.2))
+    metric = vd.gef.FastGEF(draws=2, path=(0.05, 0.1, 0.2))
     cost = vd.score(metric, task, explainer).cost
-    assert cost == vd.Cost(7 * explainer.declared(task).forward, 7 * explainer.declared(task).backward)
+    assert cost == vd.models.Cost(7 * explainer.declared(task).forward, 7 * explainer.declared(task).backward)
 
 
 def test_a_world_of_sentences_is_told_its_outputs() -> None:
@@ -463,8 +463,8 @@ def test_a_world_of_sentences_is_told_its_outputs() -> None:
         nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 5), nn.ReLU(), nn.Flatten(), nn.Linear(30, 3))
     )
     ids = torch.arange(24).reshape(4, 6) % 9
-    world, again = (vd.Task(net, ids, plan=Plan(rows=8)).with_noise(0.3, vd.Key(1)) for _ in range(2))
-    registry.make("guided_backprop").maps(world, vd.Key(0))
+    world, again = (vd.Task(net, ids, plan=Plan(rows=8)).with_noise(0.3, vd.core.Key(1)) for _ in range(2))
+    registry.make("guided_backprop").maps(world, vd.core.Key(0))
     torch.testing.assert_close(world.known("outputs"), again.outputs, rtol=0, atol=1e-12)
 
 
@@ -480,7 +480,7 @@ def test_a_run_that_fails_holds_no_activations(name: str, monkeypatch: pytest.Mo
     own = explainer(task).values
     monkeypatch.setenv("FULL", "1")
     with pytest.raises(RuntimeError, match="on purpose"):
-        explainer.maps(task, vd.Key(0))  # the run that would have been written down
+        explainer.maps(task, vd.core.Key(0))  # the run that would have been written down
     plans: Any = explainer.prepared(task).predictor.model.plans
     assert [plan._held for plan in plans.values() if plan is not None] == [[]]
     monkeypatch.delenv("FULL")
@@ -490,7 +490,7 @@ def test_a_run_that_fails_holds_no_activations(name: str, monkeypatch: pytest.Mo
 
 def test_a_repeated_run_asks_less_than_a_gradient() -> None:
     task = thin_task()
-    by = {name: partial(registry.make(name).maps, task, vd.Key(0)) for name in ("gradient", "gradcam")}
+    by = {name: partial(registry.make(name).maps, task, vd.core.Key(0)) for name in ("gradient", "gradcam")}
     assert operations(by["gradcam"]) < 0.8 * operations(by["gradient"])
 
 

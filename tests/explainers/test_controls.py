@@ -12,7 +12,7 @@ from veridical.errors import InputError
 from veridical.explainers import Constant, Random, RandomK, Sobel
 from veridical.models.predictor import Plan
 
-KEY = vd.Key(6)
+KEY = vd.core.Key(6)
 
 
 def padded_task() -> vd.Task:
@@ -35,7 +35,7 @@ def test_random_k_is_uniform_keyed_and_marks_features_that_exist() -> None:
     assert values.sum(1).tolist() == [4, 3, 4]
     assert bool((values[~task.space.valid] == 0).all())
     assert torch.equal(RandomK(4)(task[1:2], KEY).values, values[1:2])
-    share = torch.stack([RandomK(4)(task, vd.Key(seed)).values for seed in range(600)]).mean(0)
+    share = torch.stack([RandomK(4)(task, vd.core.Key(seed)).values for seed in range(600)]).mean(0)
     np.testing.assert_allclose(share[0], 4 / 9, atol=0.08)
     np.testing.assert_allclose(share[2, :6], 4 / 6, atol=0.08)
     with pytest.raises(InputError, match="k is a whole number from 1"):
@@ -84,6 +84,6 @@ def test_controls_never_ask_the_model(control: vd.Explainer) -> None:
     task = image_task()
     explanation = control(task, KEY)
     assert control.control
-    assert explanation.cost == vd.Cost(0, 0)
-    noisy = control(task.with_noise(0.5, vd.Key(1)), KEY)
+    assert explanation.cost == vd.models.Cost(0, 0)
+    noisy = control(task.with_noise(0.5, vd.core.Key(1)), KEY)
     assert torch.equal(noisy.values, explanation.values)

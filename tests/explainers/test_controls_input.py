@@ -31,7 +31,7 @@ def test_magnitude_agrees_with_a_slow_rewrite():
     task = vd.Task(nn.Linear(4, 2), torch.tensor(x), train=torch.tensor(train), fill="mean")
     found = vd.explain("input_magnitude", task)
     np.testing.assert_allclose(found.values, magnitudes(x, train.mean(0), train), rtol=1e-5)
-    assert found.cost == vd.Cost(0, 0)
+    assert found.cost == vd.models.Cost(0, 0)
     # the mean over rows stands for a fill by many rows
     marginal = vd.explain("input_magnitude", task.with_fill(vd.fills.Marginal()))
     torch.testing.assert_close(marginal.values, found.values, rtol=1e-5, atol=1e-6)
@@ -68,7 +68,7 @@ def test_a_fill_that_looks_at_the_mask_counts_from_the_mean():
 
 def test_moving_noise_is_affine_in_the_outputs_that_a_task_knows():
     task = image_task()
-    clean, noisy = task, task.with_noise(0.3, vd.Key(1))
+    clean, noisy = task, task.with_noise(0.3, vd.core.Key(1))
     a, b = (vd.explain("moving_noise", world) for world in (clean, noisy))
     assert a.cost.forward == 0 == MovingNoise().declared(task).forward
     moved = (b.values - a.values).double()

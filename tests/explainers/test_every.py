@@ -55,11 +55,11 @@ def made(name: str, task: vd.Task) -> vd.Explainer:
 def test_under_weight_noise_equals_a_noisy_deep_copy(name: str) -> None:
     task = image_task(samples=3)
     explainer = made(name, task)
-    noisy, twin = noisy_copy(task, 0.3, vd.Key(4))
-    found = explainer(noisy, vd.Key(1)).values
-    torch.testing.assert_close(found, explainer(twin, vd.Key(1)).values, rtol=0, atol=1e-9)
+    noisy, twin = noisy_copy(task, 0.3, vd.core.Key(4))
+    found = explainer(noisy, vd.core.Key(1)).values
+    torch.testing.assert_close(found, explainer(twin, vd.core.Key(1)).values, rtol=0, atol=1e-9)
     follows = not explainer.control or name == "moving_noise"  # a control that moves with the outputs
-    assert follows != torch.equal(found, explainer(task, vd.Key(1)).values)
+    assert follows != torch.equal(found, explainer(task, vd.core.Key(1)).values)
 
 
 class Watched(nn.Module):

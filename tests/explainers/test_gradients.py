@@ -96,7 +96,7 @@ def test_long_paths_keep_to_the_plan() -> None:
     values = [IntegratedGradients(steps=20)(task.with_plan(Plan(rows=rows))) for rows in (8, 64)]
     handle.remove()
     torch.testing.assert_close(values[0].values, values[1].values, rtol=0, atol=1e-9)
-    assert values[0].cost == values[1].cost == vd.Cost(120, 120)
+    assert values[0].cost == values[1].cost == vd.models.Cost(120, 120)
     assert max(seen) <= 60
     assert seen.count(8) >= 12
 
@@ -105,7 +105,7 @@ def test_long_paths_keep_to_the_plan() -> None:
     "explainer", [Gradient(), Saliency(), InputXGradient(), IntegratedGradients(steps=5)]
 )
 def test_under_weight_noise_equals_a_noisy_copy(explainer: vd.Explainer) -> None:
-    noisy, twin = noisy_copy(image_task(), 0.3, vd.Key(4))
+    noisy, twin = noisy_copy(image_task(), 0.3, vd.core.Key(4))
     values = explainer(noisy).values
     torch.testing.assert_close(values, explainer(twin).values, rtol=0, atol=1e-12)
     assert not torch.allclose(values, explainer(image_task()).values)

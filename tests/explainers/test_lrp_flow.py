@@ -90,7 +90,7 @@ def test_the_branch_that_was_taken_is_followed(sign):
 def test_weight_noise_is_explained_as_in_a_noisy_copy():
     torch.manual_seed(3)
     task = Task(Branching(Residual(True).double().eval()), torch.randn(2, 2, 8, 8).double())
-    noisy = task.with_noise(0.3, vd.Key(5))
+    noisy = task.with_noise(0.3, vd.core.Key(5))
     copied = copy.deepcopy(task.model)
     with torch.no_grad():
         for name, value in noisy.predictor.unwrapped.named_parameters():

@@ -74,11 +74,11 @@ def test_parts_of_weights_are_those_of_each_world(name: str) -> None:
     task, explainer = vd.Task(twice(), draw(5, 2, 8, 8)), registry.make(name)
     for _ in range(3):
         clean = explainer(task).values
-    worlds = [task.with_noise(0.3, vd.Key(seed)) for seed in range(2)]
-    found = [explainer.maps(world, vd.Key(0)) for world in (*worlds, worlds[0], task)]
+    worlds = [task.with_noise(0.3, vd.core.Key(seed)) for seed in range(2)]
+    found = [explainer.maps(world, vd.core.Key(0)) for world in (*worlds, worlds[0], task)]
     for seed in range(2):
-        fresh = vd.Task(twice(), draw(5, 2, 8, 8)).with_noise(0.3, vd.Key(seed))
-        assert torch.equal(found[seed], explainer.maps(fresh, vd.Key(0)))
+        fresh = vd.Task(twice(), draw(5, 2, 8, 8)).with_noise(0.3, vd.core.Key(seed))
+        assert torch.equal(found[seed], explainer.maps(fresh, vd.core.Key(0)))
     assert torch.equal(found[2], found[0])
     assert torch.equal(found[3], clean)
 
@@ -88,12 +88,12 @@ def test_whatever_a_layer_is_folded_from_is_watched(place: str) -> None:
     net, explainer, x = twice(), registry.make("lrp_z_plus"), draw(5, 2, 8, 8)
     task = vd.Task(net, x, targets=[0, 1, 2, 0, 1])  # whose own outputs nobody asks for
     for _ in range(3):
-        before = explainer.maps(task, vd.Key(0))
+        before = explainer.maps(task, vd.core.Key(0))
     own = explainer.prepared(task).predictor.unwrapped
     state = dict(own.named_parameters()) | dict(own.named_buffers())
     with Session(explainer.prepared(task).predictor, grad=True), torch.no_grad():
         state[place].mul_(1.5)
-        after = explainer.maps(task, vd.Key(0))
+        after = explainer.maps(task, vd.core.Key(0))
     changed = twice()
     with torch.no_grad():
         (dict(changed.named_parameters()) | dict(changed.named_buffers()))[place].mul_(1.5)

@@ -56,13 +56,13 @@ def test_counted_rows_are_the_multiplications_done(rule: str, signed: bool) -> N
     cost = explainer(task).cost
     assert cost.forward + cost.backward == multiplied(explainer, task)
     forward, backward = (FURTHER | FURTHER_SIGNED if signed else FURTHER)[rule]
-    assert cost == vd.Cost(ROWS * (1 + forward), ROWS * (1 + backward))
+    assert cost == vd.models.Cost(ROWS * (1 + forward), ROWS * (1 + backward))
 
 
 def test_flat_takes_no_more_than_a_gradient() -> None:
     task = dense_task(True)
     flat = Lrp("flat", "flat", "flat")
-    assert flat(task).cost == vd.Cost(ROWS, ROWS)
+    assert flat(task).cost == vd.models.Cost(ROWS, ROWS)
     assert multiplied(flat, task) < 2 * ROWS  # all inputs get alike: one stands for all
 
 

@@ -106,8 +106,8 @@ def test_total_indices_of_a_linear_model_are_shares_of_squares() -> None:
 @pytest.mark.parametrize(("kind", "slow"), [(Sobol(draws=6), slow_sobol), (Hsic(draws=20), slow_hsic)])
 def test_indices_equal_slow_loops(kind: vd.Explainer, slow: object) -> None:
     task = small_task(deep())
-    found = kind(task, vd.Key(3))
-    torch.testing.assert_close(found.values, slow(task, kind, vd.Key(3), 0.5), rtol=1e-4, atol=1e-6)
+    found = kind(task, vd.core.Key(3))
+    torch.testing.assert_close(found.values, slow(task, kind, vd.core.Key(3), 0.5), rtol=1e-4, atol=1e-6)
     assert 0 < found.cost.forward <= len(task) * kind.rows_per_sample(task)
     assert bool((found.values >= -1e-9).all())
 
@@ -173,7 +173,7 @@ def test_guided_gradcam_is_their_product_and_agrees_with_captum() -> None:
     fine, coarse = GuidedBackprop()(task.with_space(vd.Space.elements((2, 8, 8)))), GradCam()(task)
     both = fine.values.view(-1, 2, 64) * coarse.values[:, None]
     torch.testing.assert_close(found.values, both.sum(1), rtol=0, atol=1e-9)
-    assert found.cost == vd.Cost(12, 12)
+    assert found.cost == vd.models.Cost(12, 12)
     assert found.provenance["layer"] == "relu, 5 x 4 x 4"
     peer = captum.GuidedGradCam(task.model, task.model[5])
     theirs = peer.attribute(task.inputs.clone().requires_grad_(), task.targets, interpolate_mode="bilinear")
@@ -248,4 +248,4 @@ def test_of_several_classes_the_values_of_the_target_are_taken(monkeypatch: pyte
 
     monkeypatch.setattr(import_module("veridical.explainers.tree_shap"), "_explainer", lambda *_: Trees())
     task = vd.Task(nn.Linear(3, 4), torch.rand(2, 3), targets=[1, 3])
-    assert TreeShap().attribute(task, vd.Key(0)).tolist() == [[1, 5, 9], [15, 19, 23]]
+    assert TreeShap().attribute(task, vd.core.Key(0)).tolist() == [[1, 5, 9], [15, 19, 23]]

@@ -28,7 +28,7 @@ def network() -> vd.Task:
 
 def test_a_captum_object_goes_straight_in() -> None:
     direct = vd.explain(IntegratedGradients(NET), network())
-    by_adapter = vd.explain(vd.from_captum(IntegratedGradients), network())
+    by_adapter = vd.explain(vd.explainers.from_captum(IntegratedGradients), network())
     assert torch.equal(direct.values, by_adapter.values)
 
 
@@ -105,7 +105,7 @@ def test_a_lime_explainer_gives_its_weights_by_feature() -> None:
 
 def test_a_bound_explainer_is_no_judge_of_moved_weights() -> None:
     with pytest.raises(NotApplicableError, match=r"bound to its own model.*from_shap"):
-        vd.explain(Lime(), network().with_noise(0.1, vd.Key(0)))
+        vd.explain(Lime(), network().with_noise(0.1, vd.core.Key(0)))
 
 
 @pytest.mark.extras

@@ -44,12 +44,12 @@ def test_a_plan_reads_the_weights_of_each_world(name: str, runs: list[str]) -> N
     for _ in range(2):
         explainer(task)
     runs.clear()
-    worlds = [task.with_noise(0.3, vd.Key(seed)) for seed in range(3)]
-    found = [explainer.maps(world, vd.Key(0)) for world in worlds]
+    worlds = [task.with_noise(0.3, vd.core.Key(seed)) for seed in range(3)]
+    found = [explainer.maps(world, vd.core.Key(0)) for world in worlds]
     assert "followed" not in runs
     assert not torch.equal(found[0], found[1])
-    again = image_task(conv_net()).with_noise(0.3, vd.Key(1))
-    assert torch.equal(found[1], explainer.maps(again, vd.Key(0)))
+    again = image_task(conv_net()).with_noise(0.3, vd.core.Key(1))
+    assert torch.equal(found[1], explainer.maps(again, vd.core.Key(0)))
 
 
 class ByValue(nn.Module):
@@ -169,18 +169,18 @@ def test_a_plan_holds_for_one_precision() -> None:
 def test_a_hook_on_the_private_copy_is_heeded(name: str) -> None:
     # the caller's own module is watched by its task; under other weights a task lends its copy
     task, explainer = image_task(conv_net()), registry.make(name)
-    world, again = (each.with_noise(0.1, vd.Key(3)) for each in (task, image_task(conv_net())))
-    plain = [explainer.maps(world, vd.Key(0)) for _ in range(3)]
+    world, again = (each.with_noise(0.1, vd.core.Key(3)) for each in (task, image_task(conv_net())))
+    plain = [explainer.maps(world, vd.core.Key(0)) for _ in range(3)]
     found = []
     for each in (world, again):
         each._cache.pop("outputs", None)  # by which other answers than before would be refused
         hook = each.model[4].register_forward_hook(lambda _module, _given, made: 1 - made)
-        found.append(explainer.maps(each, vd.Key(0)))
+        found.append(explainer.maps(each, vd.core.Key(0)))
         hook.remove()
     assert torch.equal(found[0], found[1])
     assert not torch.equal(found[0], plain[0])
     world._cache.pop("outputs", None)
-    assert torch.equal(explainer.maps(world, vd.Key(0)), plain[0])
+    assert torch.equal(explainer.maps(world, vd.core.Key(0)), plain[0])
 
 
 def test_what_a_model_is_given_beside_its_input_is_read_anew(runs: list[str]) -> None:

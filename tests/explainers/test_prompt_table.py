@@ -123,7 +123,7 @@ def llama():
     with torch.no_grad():
         for value in model.parameters():
             value.mul_(4)  # so that a random network says something
-    task = vd.Generation(
+    task = vd.models.Generation(
         model,
         WordTokenizer(WORDS),
         ["a b c . d e . ", "c . b a a . e . d d b . "],
@@ -208,7 +208,7 @@ def test_deeplift_of_a_log_probability_keeps_its_law():
     words = WordTokenizer(known_prompts.WORDS)
     texts = ["Judge says red. Bob says blue. "] * 2
     for answers, foils in ((["red", "blue"], None), (["red. ", "blue. "], ["blue. ", "it is "])):
-        task = vd.Generation(model, words, texts, answers, foils=foils, questions=["So it is "] * 2)
+        task = vd.models.Generation(model, words, texts, answers, foils=foils, questions=["So it is "] * 2)
         law = vd.explain("deeplift", task).settle().provenance["law"]
         assert law["largest_residual"] < 1e-4
         assert law["broken"] == 0

@@ -24,7 +24,7 @@ def small_model(seed=0):
 
 
 def asked(answers=("f ", "g "), foils=("g ", "a "), **settings):
-    return vd.Generation(
+    return vd.models.Generation(
         small_model(), WordTokenizer(WORDS), PROMPTS, list(answers), foils=foils and list(foils), **settings
     )
 
@@ -106,7 +106,7 @@ def test_the_mean_over_judged_places_is_read():
 
 def test_a_log_probability_without_a_foil_is_followed_as_a_logit():
     """The certificate compares with the logit, not with the log-probability."""
-    task = vd.Generation(small_model(), WordTokenizer(WORDS), "a b . c d . ", ["f "], off="zero")
+    task = vd.models.Generation(small_model(), WordTokenizer(WORDS), "a b . c d . ", ["f "], off="zero")
     law = vd.explain("lrp_epsilon", task).provenance["law"]
     with torch.no_grad():
         logit = float(small_model()(task.side["tokens"])[0, -1, WORDS.index("f ")])
@@ -151,9 +151,11 @@ def test_models_with_rms_norm_rotary_places_and_gated_layers(name):
         num_key_value_heads=2,
     )
     model = hf.LlamaForCausalLM(config).eval()
-    task = vd.Generation(model, WordTokenizer(WORDS), PROMPTS, ["f ", "g "], foils=["g ", "a "], off="zero")
+    task = vd.models.Generation(
+        model, WordTokenizer(WORDS), PROMPTS, ["f ", "g "], foils=["g ", "a "], off="zero"
+    )
     values = vd.explain(name, task).values
-    single = vd.Generation(model, WordTokenizer(WORDS), PROMPTS[:1], ["f "], foils=["g "], off="zero")
+    single = vd.models.Generation(model, WordTokenizer(WORDS), PROMPTS[:1], ["f "], foils=["g "], off="zero")
     alone = vd.explain(name, single).values[0]
     # padding on the left changes nothing
     assert torch.allclose(values[0, : len(alone)], alone, rtol=1e-3, atol=1e-5)

@@ -49,7 +49,7 @@ def test_what_is_no_number_is_said_and_padding_does_not_count() -> None:
 @pytest.mark.parametrize("explainer", DRAWING, ids=NAMES)
 def test_on_digits_it_says_what_two_seeds_show_and_maps_repeat(explainer: Explainer) -> None:
     task = vd.tasks.load("digits")[:6]
-    maps = [explainer(task, vd.Key(seed)) for seed in (0, 1)]
+    maps = [explainer(task, vd.core.Key(seed)) for seed in (0, 1)]
     seen = float(correlation(maps[0].values, maps[1].values).mean())
     said = maps[0].provenance["repeatability"]
     assert seen > 0.75
@@ -78,7 +78,7 @@ def test_196_patches_are_joined_so_that_two_seeds_agree_in_bounded_rows(explaine
     net = seeded(Photo()).float()
     images = torch.rand(2, 3, 56, 56, generator=torch.Generator().manual_seed(1))
     task = vd.Task(net, images, space=vd.Space.patches((3, 56, 56), 4), fill=0.0)
-    first, second = (explainer(task, vd.Key(seed)) for seed in (0, 1))
+    first, second = (explainer(task, vd.core.Key(seed)) for seed in (0, 1))
     assert first.cost == explainer.declared(task)
     assert first.cost.forward <= (32 * 26 if explainer.name == "sobol" else 512) * len(task)
     assert correlation(first.values, second.values).min() > 0.7
@@ -125,7 +125,7 @@ def test_nobody_fits_halves_who_does_not_show_them(monkeypatch: pytest.MonkeyPat
         raise AssertionError("a half was fitted")
 
     monkeypatch.setattr(sys.modules[note_halves.__module__], "expected_agreement", refuse)
-    assert Lime(draws=40).maps(task, vd.Key(0)).shape == (2, 64)
+    assert Lime(draws=40).maps(task, vd.core.Key(0)).shape == (2, 64)
     with pytest.raises(AssertionError, match="a half was fitted"):
         Lime(draws=40)(task)
 
@@ -136,7 +136,7 @@ class _Borrowing(Explainer):
 
     name: ClassVar[str] = "borrowing"
 
-    def attribute(self, task: vd.Task, key: vd.Key) -> Tensor:
+    def attribute(self, task: vd.Task, key: vd.core.Key) -> Tensor:
         return Lime(draws=40).maps(task, key)
 
 
@@ -147,7 +147,7 @@ class _Hungry(Explainer):
     name: ClassVar[str] = "hungry"
     stochastic: ClassVar[bool] = True
 
-    def attribute(self, task: vd.Task, key: vd.Key) -> Tensor:
+    def attribute(self, task: vd.Task, key: vd.core.Key) -> Tensor:
         maps = torch.arange(len(task) * 64.0).view(len(task), 64)
         note_halves(self, task, 8, lambda half: maps + half)
         if len(task) > 1:

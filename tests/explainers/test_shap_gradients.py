@@ -12,7 +12,7 @@ from veridical.errors import InputError, NotApplicableError
 from veridical.explainers import ExpectedGradients, GradientShap, IntegratedGradients
 from veridical.models.predictor import Plan
 
-KEY = vd.Key(8)
+KEY = vd.core.Key(8)
 BOTH = (GradientShap, ExpectedGradients)
 
 
@@ -65,12 +65,12 @@ def test_chunks_do_not_matter(explainer: vd.Explainer) -> None:
     task = image_task()
     few, many = (explainer(task.with_plan(Plan(rows=rows)), KEY) for rows in (8, 64))
     torch.testing.assert_close(few.values, many.values, rtol=0, atol=1e-9)
-    assert few.cost == many.cost == vd.Cost(60, 60)
+    assert few.cost == many.cost == vd.models.Cost(60, 60)
 
 
 @pytest.mark.parametrize("kind", BOTH)
 def test_under_weight_noise_equals_a_noisy_copy(kind: type[vd.Explainer]) -> None:
-    noisy, twin = noisy_copy(image_task(), 0.3, vd.Key(4))
+    noisy, twin = noisy_copy(image_task(), 0.3, vd.core.Key(4))
     explainer = kind(samples=4)
     torch.testing.assert_close(explainer(noisy, KEY).values, explainer(twin, KEY).values, rtol=0, atol=1e-12)
 

@@ -11,7 +11,7 @@ from veridical.errors import InputError
 from veridical.explainers import Gradient, SmoothGrad, SmoothGradSquared, VarGrad
 from veridical.models.predictor import Plan
 
-KEY = vd.Key(5)
+KEY = vd.core.Key(5)
 ALL = (SmoothGrad, SmoothGradSquared, VarGrad)
 
 
@@ -86,7 +86,7 @@ def test_chunks_do_not_matter(kind: type[vd.Explainer], base: str) -> None:
 
 @pytest.mark.parametrize("kind", ALL)
 def test_under_weight_noise_equals_a_noisy_copy(kind: type[vd.Explainer]) -> None:
-    noisy, twin = noisy_copy(image_task(), 0.3, vd.Key(4))
+    noisy, twin = noisy_copy(image_task(), 0.3, vd.core.Key(4))
     explainer = kind(samples=4)
     torch.testing.assert_close(explainer(noisy, KEY).values, explainer(twin, KEY).values, rtol=0, atol=1e-12)
 

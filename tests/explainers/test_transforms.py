@@ -28,7 +28,7 @@ from veridical.explainers import (
 from veridical.explainers.transforms import explainer_from_json
 from veridical.models.predictor import Plan
 
-KEY = vd.Key(9)
+KEY = vd.core.Key(9)
 
 
 def explanation_of(values: Tensor, valid: Tensor | None = None) -> vd.Explanation:

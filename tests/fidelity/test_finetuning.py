@@ -71,7 +71,7 @@ def test_the_users_model_is_untouched_and_the_copy_differs(task: vd.Task, tmp_pa
     assert not torch.equal(artefact.weights["norm.running_mean"], before["norm.running_mean"])
     assert task.predictor.meter.cost == meter
     # epochs, the loss before them, answers and two maps of the 20 held-out rows
-    assert artefact.cost == vd.Cost(3 * 200 + 20 + 20 + 40, 3 * 180 + 40)
+    assert artefact.cost == vd.models.Cost(3 * 200 + 20 + 20 + 40, 3 * 180 + 40)
     assert artefact.labels == "given"
     assert "batch norm" in artefact.header["mode"]
 

@@ -361,7 +361,7 @@ def test_the_training_of_roar_is_in_its_cost(studied) -> None:
     explained = 60 + 200
     asked = 2 * 60
     held = 2 * (3 + 1) * 20
-    assert scores.cost == vd.Cost(explained + trained + held + asked, explained + trained)
+    assert scores.cost == vd.models.Cost(explained + trained + held + asked, explained + trained)
 
 
 def test_roar_leaves_samples_without_a_map_out(studied) -> None:

@@ -265,7 +265,7 @@ def values(chance: random.Random) -> Any:
     if what == "plan":
         return vd.Plan(**{chance.choice(["rows", "threads", "budget_mib", "autocast", "precision"]): odd})
     if what == "key":
-        return vd.Key(odd)
+        return vd.core.Key(odd)
     if what == "device":
         return vd.explain("gradient", task, device=odd)
     if what == "with_fill":

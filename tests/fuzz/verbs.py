@@ -21,7 +21,7 @@ VERBS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         {"explainers": ["gradient", "random"], "effort": "glance", "samples": 4, "concepts": (), **QUIET},
     ),
     "meta_evaluate": (
-        vd.meta_evaluate,
+        vd.meta.meta_evaluate,
         {"metrics": ["sparseness"], "explainers": ["gradient"], "draws": 1, "iterations": 1, **QUIET},
     ),
     "finetune": (fidelity.finetune, {"epochs": 1, **QUIET}),

@@ -60,7 +60,7 @@ class Overflows(nn.Module):
 def test_a_draw_that_overflows_is_dropped_and_counted(form: str) -> None:
     torch.manual_seed(0)
     task = vd.Task(Overflows(), torch.randn(6, 4))
-    metric = vd.GEF(form=form, path=(0.1, 0.3, 0.6), draws=12, steps=2)  # type: ignore[arg-type]
+    metric = vd.gef.GEF(form=form, path=(0.1, 0.3, 0.6), draws=12, steps=2)  # type: ignore[arg-type]
     scores = vd.score(metric, task, "gradient")
     dropped = scores.provenance["receipt"]["worlds_dropped"]
     assert 0 < dropped < 12
@@ -135,7 +135,7 @@ def test_sound_maps_are_not_flagged() -> None:
         assert not [flag for flag in scores.flagged if "rounding" in flag or "same call" in flag], name
 
 
-def with_key(model: nn.Module, inputs: Tensor, targets: Tensor, key: vd.Key) -> Tensor:
+def with_key(model: nn.Module, inputs: Tensor, targets: Tensor, key: vd.core.Key) -> Tensor:
     from veridical.core import key as keyed
 
     ids = torch.arange(len(inputs))
@@ -146,7 +146,7 @@ def with_key(model: nn.Module, inputs: Tensor, targets: Tensor, key: vd.Key) -> 
 def test_a_function_that_takes_a_key_is_found_to_draw() -> None:
     """On an arc its path then starts under the path's own key: at almost no noise it hardly moves."""
     task = vd.Task(mlp().eval(), torch.randn(6, 4, generator=torch.Generator().manual_seed(0)))
-    scores = vd.score(vd.GEF(form="arc", path=(1e-4, 2e-4, 3e-4), draws=1), task, with_key)
+    scores = vd.score(vd.gef.GEF(form="arc", path=(1e-4, 2e-4, 3e-4), draws=1), task, with_key)
     assert scores.provenance["receipt"]["redraws"]
     assert float(scores.details["explanation_distortion"].max()) < 0.05
     assert "the same call gives another map" not in scores.flagged

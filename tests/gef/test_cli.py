@@ -25,7 +25,7 @@ def test_scores_and_pictures_are_written(tmp_path):
     assert "noise path" in said
     frame = pd.read_csv(tmp_path / "gef.csv")
     means = frame.groupby("explainer")["score"].mean()
-    direct = vd.score(vd.FastGEF(draws=2), vd.tasks.load("digits", 16), "gradient").mean()
+    direct = vd.score(vd.gef.FastGEF(draws=2), vd.tasks.load("digits", 16), "gradient").mean()
     assert means["gradient"] == pytest.approx(direct)
     assert means["gradient"] > means["random"] + 0.3
     assert {path.name for path in tmp_path.iterdir()} == {"gef.csv", "scores.png", "path.png"}

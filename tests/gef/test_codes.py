@@ -32,8 +32,8 @@ COSINE = GEF(path=PATH, draws=3, distance="cosine")
 def dictionary(width: int, dimension: int, activation: str, key: int = 3) -> Dictionary:
     """Random atoms, wide enough for several to be active."""
     ids = torch.arange(width)
-    encoder = keyed.normal(vd.Key(key), ids, 0, dimension, torch.float64)
-    bias = 0.1 * keyed.normal(vd.Key(key) / "bias", ids, 0, 1, torch.float64)[:, 0]
+    encoder = keyed.normal(vd.core.Key(key), ids, 0, dimension, torch.float64)
+    bias = 0.1 * keyed.normal(vd.core.Key(key) / "bias", ids, 0, 1, torch.float64)[:, 0]
     threshold = torch.full((width,), 0.3, dtype=torch.float64) if activation == "jumprelu" else None
     active = 3 if activation == "topk" else None
     centre = torch.zeros(dimension, dtype=torch.float64)
@@ -51,9 +51,9 @@ def linear_task(samples: int = 12) -> vd.Task:
     """A linear model whose outputs stay positive under little noise."""
     net = nn.Sequential(nn.Linear(5, 3)).double()
     with torch.no_grad():
-        net[0].weight.copy_(0.2 * keyed.normal(vd.Key(1), torch.arange(3), 0, 5, torch.float64))  # type: ignore[operator,union-attr]
+        net[0].weight.copy_(0.2 * keyed.normal(vd.core.Key(1), torch.arange(3), 0, 5, torch.float64))  # type: ignore[operator,union-attr]
         net[0].bias.fill_(20.0)  # type: ignore[operator,union-attr]
-    return vd.Task(net, keyed.normal(vd.Key(2), torch.arange(samples), 0, 5, torch.float64))
+    return vd.Task(net, keyed.normal(vd.core.Key(2), torch.arange(samples), 0, 5, torch.float64))
 
 
 def test_identity_codes_of_a_linear_model_move_exactly_as_it_does() -> None:
@@ -89,7 +89,7 @@ def test_codes_of_a_convolution_match_a_slow_rewrite(activation: str) -> None:
     codes = LayerCodes(held, "second_relu")
     clean_answers, clean = world({})
     assert np.allclose(codes(task).values.numpy(), clean)
-    key = vd.Key(0) / "gef" / "noise"
+    key = vd.core.Key(0) / "gef" / "noise"
     worlds = [
         [world(noisy(task.model, sigma, key / draw / level)) for level, sigma in enumerate(PATH)]
         for draw in range(COSINE.draws)
@@ -117,7 +117,7 @@ def test_codes_that_do_not_read_the_layer_are_rejected() -> None:
         return torch.ones(len(rows), 9, dtype=torch.float64)
 
     def noise(rows: Tensor) -> Tensor:
-        return keyed.normal(vd.Key(5), keyed.content_ids(rows), 0, 9, torch.float64)
+        return keyed.normal(vd.core.Key(5), keyed.content_ids(rows), 0, 9, torch.float64)
 
     assert not follows_the_model(still, 9)
     assert not follows_the_model(noise, 9)
@@ -180,8 +180,8 @@ def test_concepts_of_a_perfect_explanation_give_the_logit_back() -> None:
     assert torch.allclose(contribution, task.outputs[place, task.targets] - bias[task.targets])
     projection = ConceptRelevance(concepts, "2", relevance="projections")(task).values[:, 0]
     assert torch.allclose(projection * norms[task.targets], contribution)
-    world = task.with_noise(0.3, vd.Key(4))
-    moved = noisy(task.model, 0.3, vd.Key(4))["2.weight"]
+    world = task.with_noise(0.3, vd.core.Key(4))
+    moved = noisy(task.model, 0.3, vd.core.Key(4))["2.weight"]
     importance = ConceptRelevance(concepts, "2", relevance="importances")(world).values[:, 0]
     expected = (moved * weight / norms[:, None]).sum(1)[task.targets]
     assert torch.allclose(importance, expected)
@@ -207,7 +207,7 @@ def test_a_trained_dictionary_goes_from_layer_to_picture() -> None:
     encoders = {}
     for layer in ("conv", "relu", "second_relu"):
         rows = layer_activations(task, layer).flatten(0, 1)
-        encoders[layer] = SAE(n_concepts=2, steps=40).train(rows.float(), 8, vd.Key(0))
+        encoders[layer] = SAE(n_concepts=2, steps=40).train(rows.float(), 8, vd.core.Key(0))
     study = across_layers(task, encoders, COSINE)
     frame = study.to_frame()
     assert list(frame["layer"]) == list(encoders)
@@ -222,7 +222,7 @@ def test_meta_evaluation_permutes_codes_in_their_own_space() -> None:
     task = tiny_task("image", 24)
     held = {name: LayerCodes(dictionary(9, 4, "relu", key), "relu") for key, name in enumerate("ab", 1)}
     judge = GEF(path=PATH, draws=1, distance="cosine")
-    result = vd.meta_evaluate(
+    result = vd.meta.meta_evaluate(
         task, {"gef": judge}, held, draws=1, iterations=1, ar="published", resamples=0, tests=("mpt",)
     )
     assert not result.failures

@@ -18,7 +18,7 @@ def test_arc_does_not_depend_on_the_pace() -> None:
     steps, sigma = 200, 0.3
     metric = GEF(form="arc", steps=steps, draws=1, path=(0.1, 0.2, sigma), normalise=False)
     got = vd.score(metric, task, "gradient").details["explanation_distortion"][:, 0, 2]
-    setting = Setting(task, as_explainer("gradient"), vd.Key(0) / "gef", normalise=False)
+    setting = Setting(task, as_explainer("gradient"), vd.core.Key(0) / "gef", normalise=False)
     key = setting.noise_key(0, 2)
     maps = [setting.explain(setting.world(sigma, key, step=(t / steps) ** 2)) for t in range(1, steps + 1)]
     maps = [setting.explain(task), *maps]
@@ -35,7 +35,7 @@ def test_reference_form_with_output_noise_is_the_published_arithmetic() -> None:
         form="reference", steps=steps, draws=1, output_draws=copies, output_noise=spread, path=levels
     )
     got = vd.score(metric, task, "occlusion").details["explanation_distortion"]
-    setting = Setting(task, as_explainer("occlusion"), vd.Key(0) / "gef")
+    setting = Setting(task, as_explainer("occlusion"), vd.core.Key(0) / "gef")
     clean = setting.explain(task, "clean").numpy()
     moved, noisy = [], []
     for z, sigma in enumerate(levels):

@@ -24,7 +24,7 @@ class Weights(Explainer):
     name: ClassVar[str] = "weights"
     needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
 
-    def attribute(self, task: vd.Task, key: vd.Key) -> torch.Tensor:
+    def attribute(self, task: vd.Task, key: vd.core.Key) -> torch.Tensor:
         from veridical.explainers.gradients import gradient
 
         return gradient(task)
@@ -34,7 +34,7 @@ class Weights(Explainer):
 class Ones(Explainer):
     name: ClassVar[str] = "ones"
 
-    def attribute(self, task: vd.Task, key: vd.Key) -> torch.Tensor:
+    def attribute(self, task: vd.Task, key: vd.core.Key) -> torch.Tensor:
         return torch.ones(len(task), task.space.n_features)
 
 
@@ -174,7 +174,7 @@ def check_reference(task: vd.Task, got: torch.Tensor) -> None:
 
     levels, steps = (0.05, 0.1, 0.2), 3
     explainer = vd.list_explainers() and vd.api.as_explainer("gradient")
-    setting = Setting(task, explainer, vd.Key(0) / "gef", steps=steps)
+    setting = Setting(task, explainer, vd.core.Key(0) / "gef", steps=steps)
     clean = setting.explain(task, "clean").numpy()
     for sample in range(len(task)):
         maps = []

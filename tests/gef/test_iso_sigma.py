@@ -89,13 +89,13 @@ def related(
 
 def test_where_nothing_is_followed_little_is_found() -> None:
     """Samples that share their worlds are no independent witnesses: 5% stays 5%."""
-    p = np.array([evidence(*related(seed, 0.0), key=vd.Key(seed)).p_value for seed in range(100)])
+    p = np.array([evidence(*related(seed, 0.0), key=vd.core.Key(seed)).p_value for seed in range(100)])
     assert (p <= 0.05).mean() <= 0.11
     assert 0.4 < p.mean() < 0.6
 
 
 def test_its_power_is_what_it_says() -> None:
-    found = [evidence(*related(seed, 0.35), key=vd.Key(seed)) for seed in range(60)]
+    found = [evidence(*related(seed, 0.35), key=vd.core.Key(seed)) for seed in range(60)]
     effect = float(np.mean([each.mean for each in found]))
     promised = float(np.mean([each.power(effect) for each in found]))
     seen = float(np.mean([each.p_value <= 0.05 for each in found]))
@@ -109,7 +109,9 @@ def test_its_power_is_what_it_says() -> None:
 def test_the_error_falls_with_draws_as_promised() -> None:
     """Four times the draws, half the error: what `draws_for` goes by."""
     few, many = (
-        np.mean([evidence(*related(seed, 0.0, draws=draws), key=vd.Key(seed)).error for seed in range(8)])
+        np.mean(
+            [evidence(*related(seed, 0.0, draws=draws), key=vd.core.Key(seed)).error for seed in range(8)]
+        )
         for draws in (10, 37)
     )
     assert few / many == pytest.approx(2, rel=0.15)

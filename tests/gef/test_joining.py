@@ -39,7 +39,7 @@ def test_without_distortions_no_evidence_is_claimed() -> None:
 
 
 def test_one_shard_that_is_not_whole_makes_the_receipt_so() -> None:
-    scores = vd.score(vd.FastGEF(path=(0.1, 0.4, 0.8), draws=2), vd.tasks.load("digits")[:2], "gradient")
+    scores = vd.score(vd.gef.FastGEF(path=(0.1, 0.4, 0.8), draws=2), vd.tasks.load("digits")[:2], "gradient")
     receipt = scores.provenance["receipt"]
     other = {**receipt, "whole": False, "text": "half of it", "worlds_dropped": 3}
     changed = vd.Scores(
@@ -59,7 +59,7 @@ def something_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("something_left_out")
 def test_the_page_of_an_evaluation_says_so(tmp_path: Path) -> None:
-    metric = vd.FastGEF(path=(0.1, 0.4, 0.8), draws=1)
+    metric = vd.gef.FastGEF(path=(0.1, 0.4, 0.8), draws=1)
     found = vd.evaluate(vd.tasks.load("known/linear")[:3], ["gradient", "random"], [metric])
     assert found.report(tmp_path / "page.html").read_text().count(SENTENCE) == 1
 

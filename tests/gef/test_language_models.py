@@ -26,7 +26,7 @@ def planted(units="sentence", samples=2):
     known = known_prompts.prompt_task(samples).task
     asked = [p.text.removesuffix("So it is ") for p in known.prompts]
     model = known.predictor.source.module.model.double()
-    return model, vd.Generation(
+    return model, vd.models.Generation(
         model,
         WordTokenizer(known_prompts.WORDS),
         asked,
@@ -40,7 +40,7 @@ def planted(units="sentence", samples=2):
 def check(task, name, want):
     """Score, the model's and the explanation's movement are those of the loop."""
     method = IntegratedGradients(steps=4) if name == "integrated_gradients" else name
-    found = vd.score(vd.GEF(path=PATH, draws=DRAWS), task, method)
+    found = vd.score(vd.gef.GEF(path=PATH, draws=DRAWS), task, method)
     ours = found.values, found.details["model_distortion"], found.details["explanation_distortion"]
     for own, theirs in zip(ours, want, strict=True):
         torch.testing.assert_close(own, theirs, atol=1e-7, rtol=0)
@@ -61,7 +61,7 @@ def test_heads_with_every_meaning_of_off(off, name):
     """What stands in for a head is made by the noisy model, in every world anew."""
     model, task = planted()
     # the same speakers name other colours
-    paired = vd.Generation(
+    paired = vd.models.Generation(
         model,
         task.tokenizer,
         [
@@ -72,8 +72,12 @@ def test_heads_with_every_meaning_of_off(off, name):
         foils=[a.foil for a in task.answers],
         questions=["So it is "] * len(task),
     )
-    how = {"zero": vd.Zeroed(), "mean": vd.MeanOver(paired), "paired": vd.Counterfactual(paired)}[off]
-    heads = vd.switch(task, vd.Heads(), how)
+    how = {
+        "zero": vd.models.Zeroed(),
+        "mean": vd.models.MeanOver(paired),
+        "paired": vd.models.Counterfactual(paired),
+    }[off]
+    heads = vd.data.switch(task, vd.models.Heads(), how)
     respond = gated.over_heads(task, HEADS, off, paired)
     widths = [heads.space.n_features] * len(task)
     check(heads, name, gated.gef(respond, model, name, widths, PATH, DRAWS))
@@ -82,7 +86,7 @@ def test_heads_with_every_meaning_of_off(off, name):
 def test_stale_states_would_be_noticed():
     """States of the clean model in noisy worlds give another score: the loop above can fail."""
     model, task = planted()
-    heads = vd.switch(task, vd.Heads(), vd.MeanOver(task))
+    heads = vd.data.switch(task, vd.models.Heads(), vd.models.MeanOver(task))
     clean = [gated._states(model, task, row) for row in range(len(task))]
     with mock.patch.object(gated, "_states", lambda _model, _task, row: clean[row]):
         respond = gated.over_heads(task, HEADS, "mean", task)
@@ -94,7 +98,7 @@ def test_stale_states_would_be_noticed():
 def test_methods_that_are_evaluated_together_meet_the_same_worlds():
     """Scores are those of each alone, every noisy world is drawn once, and what it answers is asked once."""
     _, task = planted(samples=3)
-    metric, names = vd.GEF(path=PATH, draws=DRAWS), ["gradient", "saliency", "occlusion"]
+    metric, names = vd.gef.GEF(path=PATH, draws=DRAWS), ["gradient", "saliency", "occlusion"]
     receipt_of(task)  # it draws for its self-check, once a task
     alone = {name: vd.score(metric, task, name) for name in names}
     with mock.patch.object(drawing, "draw_noise", wraps=drawing.draw_noise) as draw:
@@ -104,20 +108,20 @@ def test_methods_that_are_evaluated_together_meet_the_same_worlds():
     for name in names:
         assert torch.equal(found.scores[name, "gef"].values, alone[name].values)
     fewer = {name: alone[name].cost - found.scores[name, "gef"].cost for name in names}
-    answers = vd.Cost(DRAWS * len(PATH) * len(task))  # a gradient has them on its way
-    assert fewer == {"gradient": vd.Cost(), "saliency": vd.Cost(), "occlusion": answers}
+    answers = vd.models.Cost(DRAWS * len(PATH) * len(task))  # a gradient has them on its way
+    assert fewer == {"gradient": vd.models.Cost(), "saliency": vd.models.Cost(), "occlusion": answers}
 
 
 def test_a_searched_path_is_in_the_cost_of_each():
     _, task = planted(samples=3)
-    found = vd.evaluate(task, ["gradient", "saliency"], vd.GEF(draws=1, levels=3))
-    alone = vd.score(vd.GEF(draws=1, levels=3), task, "gradient")
+    found = vd.evaluate(task, ["gradient", "saliency"], vd.gef.GEF(draws=1, levels=3))
+    alone = vd.score(vd.gef.GEF(draws=1, levels=3), task, "gradient")
     assert found.scores["gradient", "gef"].cost == alone.cost == found.scores["saliency", "gef"].cost
 
 
 def test_one_method_that_fails_leaves_the_others():
     _, task = planted()
     with pytest.warns(VeridicalWarning, match="smoothgrad"):
-        found = vd.evaluate(task, ["gradient", "smoothgrad"], vd.GEF(path=PATH, draws=1))
+        found = vd.evaluate(task, ["gradient", "smoothgrad"], vd.gef.GEF(path=PATH, draws=1))
     assert ("gradient", "gef") in found.scores
     assert [f.explainer for f in found.failures] == ["smoothgrad"]

@@ -210,7 +210,7 @@ def test_replies_that_cannot_be_read_are_nan_and_counted() -> None:
     sometimes = llm(lambda prompt: "no idea" if "mum" in prompt and "free" in prompt else '["free", "mum"]')
     explanation = sometimes(task)
     assert explanation.missing.tolist() == [False, False, True]
-    scores = vd.score(vd.FastGEF(draws=1, path=(0.1, 0.5, 1.0)), task, sometimes)
+    scores = vd.score(vd.gef.FastGEF(draws=1, path=(0.1, 0.5, 1.0)), task, sometimes)
     assert scores.flagged["no explanation"] == 1
     assert bool(scores.values[2].isnan())
 
@@ -223,7 +223,7 @@ def test_the_model_is_told_certainty_and_level_in_each_world() -> None:
         seen.append(prompt)
         return '["free"]'
 
-    vd.score(vd.FastGEF(draws=1, path=(0.1, 0.5, 1.0)), task, llm(listen))
+    vd.score(vd.gef.FastGEF(draws=1, path=(0.1, 0.5, 1.0)), task, llm(listen))
     assert len(seen) == 3 * 4
     assert all("unchanged" in prompt for prompt in seen[:3])
     for level, word in ((1, "slightly"), (2, "moderately"), (3, "heavily")):
@@ -238,8 +238,8 @@ def test_the_model_is_told_certainty_and_level_in_each_world() -> None:
 def test_another_seed_words_it_otherwise() -> None:
     task = spam_task()
     explainer = llm(lambda prompt: "")
-    assert explainer.prompts(task, vd.Key(0)) == explainer.prompts(task, vd.Key(0))
-    assert explainer.prompts(task, vd.Key(0)) != explainer.prompts(task, vd.Key(1))
+    assert explainer.prompts(task, vd.core.Key(0)) == explainer.prompts(task, vd.core.Key(0))
+    assert explainer.prompts(task, vd.core.Key(0)) != explainer.prompts(task, vd.core.Key(1))
 
 
 def test_settings_are_plain_and_mistakes_are_told() -> None:
@@ -419,7 +419,7 @@ def test_data_leaves_this_machine_only_if_asked() -> None:
 
 
 def test_a_score_through_the_endpoint(server: Server) -> None:
-    metric = vd.FastGEF(draws=1, path=(0.1, 0.5, 1.0))
+    metric = vd.gef.FastGEF(draws=1, path=(0.1, 0.5, 1.0))
     scores = vd.score(metric, spam_task(), llm(Endpoint(server.url, "m")))
     assert len(server.asked) == 3 * 4
     assert scores.flagged == {"the explanation does not move": 2, "no explanation": 1}

@@ -193,7 +193,7 @@ def apart(task: vd.Task, strip: str = "") -> float:
     """The largest |dq| between our Fast-GEF and the naive one; the caller's model stays as it is."""
     model = task.model
     before = copy.deepcopy(model.state_dict())
-    scores = vd.score(vd.FastGEF(path=PATH, draws=DRAWS), task, "gradient")
+    scores = vd.score(vd.gef.FastGEF(path=PATH, draws=DRAWS), task, "gradient")
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert (
         scores.provenance["receipt"]["self_check"] <= 1e-4 or scores.provenance["receipt"]["why_not_checked"]
@@ -235,7 +235,7 @@ def apart_in_threads(device: str) -> float:
     torch.manual_seed(0)
     model = convolution().to(device)
     tasks = [vd.Task(model, torch.randn(6, *IMAGE).to(device)) for _ in range(3)]
-    metric = vd.FastGEF(path=PATH, draws=DRAWS)
+    metric = vd.gef.FastGEF(path=PATH, draws=DRAWS)
     with ThreadPoolExecutor(3) as pool:
         scores = list(pool.map(lambda task: vd.score(metric, task, "gradient").values.cpu(), tasks))
     pairs = zip(tasks, scores, strict=True)

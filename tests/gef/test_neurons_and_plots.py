@@ -32,7 +32,7 @@ def test_an_output_unit_is_the_logit_of_its_class() -> None:
 
 def test_gef_judges_explanations_of_a_neuron() -> None:
     neuron = at_neuron(tiny_task("image", 20), "relu", 1)
-    scores = vd.score(vd.FastGEF(draws=3), neuron, "gradient")
+    scores = vd.score(vd.gef.FastGEF(draws=3), neuron, "gradient")
     assert bool(scores.values.isfinite().all())
     assert scores.provenance["path"]["chance"] == 0.0
 
@@ -48,7 +48,7 @@ def test_units_and_layers_are_checked() -> None:
 
 def test_pictures_show_every_explainer() -> None:
     task = tiny_task("table")
-    metric = vd.FastGEF(draws=2, path=(0.1, 0.4, 0.8))
+    metric = vd.gef.FastGEF(draws=2, path=(0.1, 0.4, 0.8))
     scores = {name: vd.score(metric, task, name) for name in ("gradient", "random", "constant")}
     assert len(plot_path(scores).get_legend().get_texts()) == 3  # type: ignore[union-attr]
     assert len(plot_gained(scores).patches) == 6

@@ -19,7 +19,7 @@ from veridical.gef.noise_prefetch import NoiseAhead
 from veridical.models.weights import Noise, NoiseSource
 from veridical.testing import tiny_task
 
-KEYS = [vd.Key(5) / i for i in range(4)]
+KEYS = [vd.core.Key(5) / i for i in range(4)]
 PATH = (0.1, 0.5, 1.0)
 
 
@@ -51,7 +51,7 @@ def test_the_noise_is_that_of_its_key(always: None) -> None:
 
 
 def test_a_key_that_was_not_expected_is_drawn_when_asked_for(always: None) -> None:
-    drawn_by, stranger = source(), vd.Key(9)
+    drawn_by, stranger = source(), vd.core.Key(9)
     with NoiseAhead(drawn_by, KEYS[:2]) as noise:
         found = {key: noise(key) for key in (KEYS[0], stranger, KEYS[1], KEYS[3])}
     assert all(same(noise, source()(key)) for key, noise in found.items())
@@ -61,7 +61,7 @@ def test_only_a_few_draws_are_begun_ahead(always: None) -> None:
     drawn_by, begun = source(), []
     begin = NoiseSource.begin
 
-    def counted(self: NoiseSource, key: vd.Key, pool: Any) -> Any:
+    def counted(self: NoiseSource, key: vd.core.Key, pool: Any) -> Any:
         begun.append(key)
         return begin(self, key, pool)
 
@@ -89,7 +89,7 @@ class Interrupted(Explainer):
 
     name: ClassVar[str] = "interrupted"
 
-    def attribute(self, task: vd.Task, key: vd.Key) -> Tensor:
+    def attribute(self, task: vd.Task, key: vd.core.Key) -> Tensor:
         if task.reference is not task:
             assert left_behind()
             raise KeyboardInterrupt
@@ -100,12 +100,12 @@ def test_a_score_that_is_interrupted_leaves_no_thread_and_no_noise(always: None)
     task = tiny_task("image", 4)
     before = {name: value.clone() for name, value in task.model.state_dict().items()}
     with pytest.raises(KeyboardInterrupt):
-        vd.score(vd.FastGEF(path=PATH), task, Interrupted())
+        vd.score(vd.gef.FastGEF(path=PATH), task, Interrupted())
     assert not left_behind()
     assert all(torch.equal(value, before[name]) for name, value in task.model.state_dict().items())
 
 
-def _only_kept(self: NoiseSource, key: vd.Key) -> Noise:
+def _only_kept(self: NoiseSource, key: vd.core.Key) -> Noise:
     assert key in self._kept, "drawn late"
     return self.keep(key, self._kept[key])
 
@@ -121,7 +121,7 @@ def _only_kept(self: NoiseSource, key: vd.Key) -> Noise:
 def test_every_form_expects_the_keys_it_asks_for(form: str, settings: dict[str, Any]) -> None:
     """Scores do not change, and every draw but none else was begun ahead."""
     task = tiny_task("image", 3)
-    metric = vd.GEF(form=form, path=PATH, draws=2, steps=2, **settings)  # type: ignore[arg-type]
+    metric = vd.gef.GEF(form=form, path=PATH, draws=2, steps=2, **settings)  # type: ignore[arg-type]
     plain = vd.score(metric, task, "gradient")
     with (
         mock.patch.object(ahead, "worthwhile", return_value=True),

@@ -110,7 +110,7 @@ def test_answers_that_are_not_finite_agree_with_nothing() -> None:
 def test_bisection_ends_where_asking_every_level_would() -> None:
     task = vd.tasks.load("digits")[:48]
     path = find_path(task, 5)
-    key = vd.Key(0) / "path"
+    key = vd.core.Key(0) / "path"
     means = [agreements(task, Worlds(task), GRID[i], range(20), key / i).mean() for i in range(40)]
     whole = GRID[int((isotonic_fit(torch.stack(means)) <= 0.11).double().argmax())]
     assert abs(path.sigma_max - whole) <= 0.25 * whole
@@ -119,7 +119,7 @@ def test_bisection_ends_where_asking_every_level_would() -> None:
 
 def test_the_search_asks_at_most_four_times_the_rows_of_a_fast_gef() -> None:
     task = vd.tasks.load("digits")[:64]
-    rows = [find_path(task, 5, key=vd.Key(seed)).rows for seed in range(3)]
+    rows = [find_path(task, 5, key=vd.core.Key(seed)).rows for seed in range(3)]
     fast = vd.score(FastGEF(path=(0.1, 0.2, 0.3, 0.4, 0.5)), task, "gradient").cost.forward
     assert sum(rows) / 3 <= 4 * fast
 
@@ -216,16 +216,16 @@ def test_levels_where_nothing_is_left_get_a_glance_but_the_end_gets_all_its_draw
     """A world of a language model is hundreds of megabytes of noise: those that tell nothing are spared."""
     from veridical.gef import isotonic_search
 
-    def kept(task: vd.Task, worlds: Worlds, sigma: float, draws: range, key: vd.Key) -> torch.Tensor:
+    def kept(task: vd.Task, worlds: Worlds, sigma: float, draws: range, key: vd.core.Key) -> torch.Tensor:
         # up to 2 something is left, from 1 on in one draw alone, which comes after the glance
         seldom = torch.tensor([float(draw == 7) for draw in draws], dtype=torch.float64)
         return seldom * max(0.0, 1 - sigma / 2) if sigma > 1 else 1 - sigma / 4 + 0 * seldom
 
     monkeypatch.setattr(isotonic_search, "agreements", kept)
     task = vd.Task(mlp(1), rows(4), head="regression")
-    found = isotonic_search.isotonic(task, Worlds(task), 20, vd.Key(0))
+    found = isotonic_search.isotonic(task, Worlds(task), 20, vd.core.Key(0))
     monkeypatch.setattr(isotonic_search, "GLANCE", 20)
-    whole = isotonic_search.isotonic(task, Worlds(task), 20, vd.Key(0))
+    whole = isotonic_search.isotonic(task, Worlds(task), 20, vd.core.Key(0))
     assert found["sigma_max"] == whole["sigma_max"] >= 2
     draws = dict(zip(found["searched"], found["draws"], strict=True))
     end = min(sigma for sigma, mean in zip(found["searched"], found["agreement"], strict=True) if mean <= 0)

@@ -31,7 +31,7 @@ def check_raises(digits: vd.Task, images: torch.Tensor, classes: torch.Tensor) -
 
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_pictures_raise_their_class(digits: vd.Task, method: str) -> None:
-    found = vd.visualise(digits, method=method, steps=50)
+    found = vd.gef.visualise(digits, method=method, steps=50)
     classes = torch.tensor(found.classes)
     check_raises(digits, found.images, classes)
     with pytest.raises(AssertionError):
@@ -47,18 +47,18 @@ def test_a_batch_of_classes_is_each_by_itself(method: str) -> None:
     task = tiny_task("image", 40)
     explainer = METHODS[method](steps=6)
     on = class_task(task)
-    whole = explainer(on, vd.Key(2))
+    whole = explainer(on, vd.core.Key(2))
     for place in range(len(on)):
-        alone = explainer(on[place : place + 1], vd.Key(2))
+        alone = explainer(on[place : place + 1], vd.core.Key(2))
         assert torch.allclose(whole.values[place], alone.values[0], atol=1e-9)
-    assert torch.equal(explainer(on, vd.Key(2)).values, whole.values)
-    assert not torch.allclose(explainer(on, vd.Key(3)).values, whole.values)
+    assert torch.equal(explainer(on, vd.core.Key(2)).values, whole.values)
+    assert not torch.allclose(explainer(on, vd.core.Key(3)).values, whole.values)
 
 
 def test_maco_keeps_the_magnitudes_before_its_squash() -> None:
     task = class_task(tiny_task("image"))
     explainer = Maco()
-    phase = explainer.start(task, vd.Key(0))
+    phase = explainer.start(task, vd.core.Key(0))
     magnitude = mean_magnitude(task)
     plain = torch.fft.irfft2(torch.polar(magnitude.expand_as(phase), phase), s=(6, 6))
     plain = in_colour(plain, task)
@@ -104,7 +104,7 @@ def test_views_show_parts_no_smaller_than_asked() -> None:
     task = class_task(tiny_task("image", 40))
     ramp = torch.linspace(0, 1, 64, dtype=torch.float64).expand(len(task), 1, 64, 64)
     for smallest in (0.25, 0.8):
-        seen = seen_from(ramp, task, 32, vd.Key(1), smallest)
+        seen = seen_from(ramp, task, 32, vd.core.Key(1), smallest)
         # away from the mirrored edge the slope of a ramp is the share of the image that is shown
         slope = (seen[..., 1:] - seen[..., :-1]).abs().amax((1, 2, 3)) * 63
         assert float(slope.min()) >= smallest - 1e-6
@@ -127,19 +127,19 @@ def test_blur_keeps_constants_and_spreads_a_point() -> None:
 def test_one_view_is_the_picture_itself() -> None:
     task = class_task(tiny_task("image"))
     images = task.inputs
-    assert seen_from(images, task, 1, vd.Key(0)) is images
-    assert seen_from(images, task, 3, vd.Key(0)).shape == (3 * len(images), *images.shape[1:])
+    assert seen_from(images, task, 1, vd.core.Key(0)) is images
+    assert seen_from(images, task, 3, vd.core.Key(0)).shape == (3 * len(images), *images.shape[1:])
 
 
 def test_model_distortion_of_a_class_is_the_mean_over_its_rows() -> None:
     """D_f of class c: the mean of |y_c - y_hat_c| over the reference rows predicted c, in the same world."""
     task = tiny_task("image", 40)
     on = class_task(task, rows_per_class=100)
-    metric = vd.FastGEF(draws=1, path=(0.1, 0.2, 0.4))
+    metric = vd.gef.FastGEF(draws=1, path=(0.1, 0.2, 0.4))
     scores = vd.score(metric, on, DeepViz(steps=2))
     rows = task.train
     clean = task.predictor.outputs(rows)
-    world = on.with_noise(0.2, vd.Key(0) / "gef" / "noise" / 0 / 1)
+    world = on.with_noise(0.2, vd.core.Key(0) / "gef" / "noise" / 0 / 1)
     noisy = world.predictor.outputs(rows)
     for place, class_ in enumerate(on.targets.tolist()):
         own = clean.argmax(-1) == class_
@@ -152,14 +152,14 @@ def test_model_distortion_of_a_class_is_the_mean_over_its_rows() -> None:
 @pytest.mark.parametrize("form", ["fast", "arc", "jacobian", "reference"])
 def test_every_form_scores_classes(form: str) -> None:
     on = class_task(tiny_task("image", 40))
-    metric = vd.GEF(form=form, draws=1, steps=2, path=(0.1, 0.3, 0.6))
+    metric = vd.gef.GEF(form=form, draws=1, steps=2, path=(0.1, 0.3, 0.6))
     scores = vd.score(metric, on, Fourier(steps=3))
     assert bool(scores.values.isfinite().all())
 
 
 def test_visualisations_beat_noise_in_gef(digits: vd.Task) -> None:
     on = class_task(digits)
-    metric = vd.FastGEF(draws=2, path=(0.1, 0.5, 1.0, 1.5, 2.0))
+    metric = vd.gef.FastGEF(draws=2, path=(0.1, 0.5, 1.0, 1.5, 2.0))
     assert vd.score(metric, on, DeepViz(steps=20)).mean() > vd.score(metric, on, "random").mean() + 0.3
 
 
@@ -173,13 +173,13 @@ def test_what_needs_inputs_refuses_classes_and_the_reverse() -> None:
     with pytest.raises(vd.errors.NotApplicableError, match="class_task"):
         Maco()(task)
     with pytest.raises(vd.errors.NotApplicableError, match="picture of a class"):
-        vd.score(vd.FastGEF(perturb="input"), on, Maco(steps=1))
+        vd.score(vd.gef.FastGEF(perturb="input"), on, Maco(steps=1))
     with pytest.raises(vd.errors.InputError, match="none of its"):
         class_task(task, [c for c in range(3) if c not in on.targets.tolist()] or [7])
     with pytest.raises(vd.errors.NotApplicableError, match="tokens"):
         class_task(tiny_task("text"))
     with pytest.raises(vd.errors.InputError, match="deep_viz"):
-        vd.visualise(task, method="deep")
+        vd.gef.visualise(task, method="deep")
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
@@ -196,5 +196,5 @@ def test_large_pictures_are_looked_at_from_more_sides(side: int, views: int) -> 
     net = torch.nn.Sequential(torch.nn.AvgPool2d(side // 4), torch.nn.Flatten(), torch.nn.Linear(48, 2))
     task = vd.Task(net, torch.rand(6, 3, side, side))
     class_ = int(task.predictions[0])
-    assert vd.visualise(task, class_, steps=3).cost.backward == 3 * views
-    assert vd.visualise(task, class_, steps=3, views=2).cost.backward == 3 * 2
+    assert vd.gef.visualise(task, class_, steps=3).cost.backward == 3 * views
+    assert vd.gef.visualise(task, class_, steps=3, views=2).cost.backward == 3 * 2

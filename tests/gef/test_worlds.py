@@ -23,11 +23,11 @@ from veridical.models import weights as drawing
 from veridical.models.weights import NoiseSource
 from veridical.testing import tiny_task
 
-KEY = vd.Key(3) / "noise"
+KEY = vd.core.Key(3) / "noise"
 PATH = (0.1, 0.5, 1.0)
 
 
-def drawn_per_score(metric: vd.GEF, samples: int = 4) -> int:
+def drawn_per_score(metric: vd.gef.GEF, samples: int = 4) -> int:
     """How many parameters had noise drawn for them during one score."""
     task = tiny_task("image", samples)
     receipt_of(task)  # it draws for its self-check, once a task
@@ -47,7 +47,7 @@ def drawn_per_score(metric: vd.GEF, samples: int = 4) -> int:
     ],
 )
 def test_noise_is_drawn_once_a_direction(settings: dict[str, object], draws: int) -> None:
-    assert drawn_per_score(vd.GEF(path=PATH, draws=2, **settings)) == draws  # type: ignore[arg-type]
+    assert drawn_per_score(vd.gef.GEF(path=PATH, draws=2, **settings)) == draws  # type: ignore[arg-type]
 
 
 def test_worlds_have_the_weights_that_noisy_makes() -> None:
@@ -84,7 +84,7 @@ class WeightsThemselves(Explainer):
 
     name: ClassVar[str] = "weights_themselves"
 
-    def attribute(self, task: vd.Task, key: vd.Key) -> Tensor:
+    def attribute(self, task: vd.Task, key: vd.core.Key) -> Tensor:
         weights: Tensor = task.predictor.model.answer  # type: ignore[assignment]
         return weights.expand(len(task), -1)
 
@@ -93,10 +93,10 @@ class WeightsThemselves(Explainer):
 def test_a_world_that_moves_on_takes_nothing_back(form: str) -> None:
     """Answers and maps may be the weights themselves: what was read of a world is what it was then."""
     task = vd.Task(OwnWeights(), torch.zeros(5, 3, dtype=torch.float64))
-    metric = vd.GEF(form=form, path=PATH, draws=2, steps=3, normalise=False)  # type: ignore[arg-type]
+    metric = vd.gef.GEF(form=form, path=PATH, draws=2, steps=3, normalise=False)  # type: ignore[arg-type]
     found = vd.score(metric, task, WeightsThemselves()).details
     theta = task.model.answer.detach()
-    key = vd.Key(0) / "gef" / "noise"
+    key = vd.core.Key(0) / "gef" / "noise"
     for draw in range(2):
         for z, sigma in enumerate(PATH):
             world = weights.noisy(task.model, sigma, key / draw / z)["answer"]
@@ -173,7 +173,7 @@ class Bursting(nn.Module):
 def test_infinite_answers_under_noise_are_refused_with_their_rows() -> None:
     task = vd.Task(Bursting(), torch.rand(5, 4) + 1)
     with pytest.raises(ModelError, match="NaN or infinity in 5 rows"):
-        vd.score(vd.FastGEF(path=PATH, draws=1), task, "random")
+        vd.score(vd.gef.FastGEF(path=PATH, draws=1), task, "random")
 
 
 def test_watch_tells_missing_maps_from_broken_ones() -> None:
@@ -205,13 +205,13 @@ def test_weights_that_reach_nothing_are_named() -> None:
 
     task = vd.Task(Deaf(), torch.rand(5, 4))
     with pytest.warns(VeridicalWarning, match="weight noise changes no output"):
-        scores = vd.score(vd.FastGEF(path=PATH), task, "gradient")
+        scores = vd.score(vd.gef.FastGEF(path=PATH), task, "gradient")
     assert bool(scores.flags["the model does not move"].all())
 
 
 def test_output_noise_does_not_reach_a_map_made_inside_the_model() -> None:
     task = tiny_task("image", 3)
-    metric = vd.GEF(form="reference", path=PATH, draws=1, steps=2)
+    metric = vd.gef.GEF(form="reference", path=PATH, draws=1, steps=2)
     scores = vd.score(metric, task, "lrp_epsilon")
     # clean map, then one map a step and one answer a level: no copies with output noise
     assert scores.cost.backward == 3 * (1 + 3 * 2)

@@ -54,7 +54,7 @@ def test_benchmark_writes_every_table_and_picture(tmp_path):
     assert names == {f"{t}.csv" for t in tables} | {f"{p}.png" for p in pictures} | scores
     frame = pd.read_csv(tmp_path / "reliability.csv")
     assert set(frame["test"]) == {"ipt", "mpt", "mean"}
-    direct = vd.meta_evaluate(
+    direct = vd.meta.meta_evaluate(
         vd.tasks.load("digits", 16),
         ["sparseness", "complexity", "pixel_flipping"],
         ["gradient", "saliency", "input_x_gradient"],

@@ -274,7 +274,7 @@ def test_other_inputs_and_the_combined_test(modality, request):
 
 
 def test_any_metric_works(table):
-    judged = [vd.QGE("pixel_flipping"), vd.FastGEF(path=(0.1, 0.5, 1.0), draws=1), Spy()]
+    judged = [vd.qge.QGE("pixel_flipping"), vd.gef.FastGEF(path=(0.1, 0.5, 1.0), draws=1), Spy()]
     result = quick(table, judged, draws=1, iterations=1, resamples=0)
     assert not result.failures
     for label in result.metrics:

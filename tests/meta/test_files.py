@@ -17,13 +17,13 @@ ASKED = {"draws": 2, "tests": ("mpt",), "ar": "published", "resamples": 0}
 
 @pytest.fixture(scope="module")
 def whole():
-    return vd.meta_evaluate(small_table(), *NAMES, iterations=3, **ASKED)
+    return vd.meta.meta_evaluate(small_table(), *NAMES, iterations=3, **ASKED)
 
 
 @pytest.fixture(scope="module")
 def parts():
     task = small_table()
-    return [vd.meta_evaluate(task, *NAMES, iterations=some, **ASKED) for some in ([2], range(2))]
+    return [vd.meta.meta_evaluate(task, *NAMES, iterations=some, **ASKED) for some in ([2], range(2))]
 
 
 def equal(a, b):
@@ -69,7 +69,7 @@ def test_what_does_not_belong_together_is_refused(whole, parts):
 @pytest.mark.parametrize("given", [[], [0, 0], [-1], ["1"]])
 def test_iterations_are_checked(given):
     with pytest.raises(InputError, match="from 0 and each once"):
-        vd.meta_evaluate(small_table(), *NAMES, iterations=given, **ASKED)
+        vd.meta.meta_evaluate(small_table(), *NAMES, iterations=given, **ASKED)
 
 
 def test_a_saved_result_is_read_again_whole(whole, tmp_path):

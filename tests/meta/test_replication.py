@@ -72,7 +72,7 @@ def test_the_ten_estimators_are_those_of_table_3():
 
 
 def test_of_an_interrupted_run_the_whole_draws_are_kept(table):
-    result = vd.meta_evaluate(
+    result = vd.meta.meta_evaluate(
         table, ["sparseness"], ["gradient", "saliency"], draws=3, iterations=1, ar="published", resamples=0
     )
     books = result.books["sparseness"].scores
@@ -90,7 +90,7 @@ def test_of_an_interrupted_run_the_whole_draws_are_kept(table):
 def test_a_table_of_another_paper_stands_beside_what_is_printed(table):
     chosen = OTHERS["qge-5"](True, 2)
     metrics = {"PF": "sparseness", "QGE PF": "complexity"}
-    frame = vd.meta_evaluate(
+    frame = vd.meta.meta_evaluate(
         table, metrics, ["gradient", "saliency"], draws=1, iterations=1, ar="published", resamples=0
     ).to_frame()
     lines = other_table(chosen, {("published", "six methods"): [frame]}).splitlines()
@@ -120,7 +120,7 @@ def test_the_grid_has_the_twelve_settings_of_figure_10():
     assert [label.split()[0] for label in found] == [f"P{number}" for number in range(1, 13)]
     assert found["P11 mean, 102"].subset_size == 102
     x = torch.arange(8.0).reshape(2, 1, 2, 2)
-    filled = found["P11 mean, 102"].fill.background(None, x, torch.arange(2), vd.Key(0))
+    filled = found["P11 mean, 102"].fill.background(None, x, torch.arange(2), vd.core.Key(0))
     assert filled.shape == (2, 1, 1, 2, 2)
     assert filled[:, 0, 0, 0, 0].tolist() == [1.5, 5.5]
 

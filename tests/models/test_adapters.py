@@ -34,7 +34,7 @@ def applies_without_gradients(task: vd.Task) -> None:
     """Everything that needs no gradient works, and the rest says what does."""
     assert vd.explain("occlusion", task).values.shape == (len(task), task.space.n_features)
     assert bool(torch.isfinite(vd.score("pixel_flipping", task, "occlusion").values).all())
-    assert "saliency" not in vd.applicable(task)
+    assert "saliency" not in vd.explainers.applicable(task)
     with pytest.raises(NotApplicableError, match=r"saliency.*not a torch function.*These do:.*occlusion"):
         vd.explain("saliency", task)
 

@@ -86,7 +86,7 @@ def test_tree_shap_is_exact_and_keeps_its_law(package: str, kind: str) -> None:
         # shap ends the whole process there
         assert "several classes as if they" in str(TreeShap().why_not(task))
         return
-    assert "tree_shap" in vd.applicable(task)
+    assert "tree_shap" in vd.explainers.applicable(task)
     found, exact = vd.explain("tree_shap", task), vd.explain("exact_shapley", task)
     np.testing.assert_allclose(found.values.numpy(), exact.values.numpy(), atol=1e-5)
     assert found.provenance["law"]["largest_residual"] < 1e-4
@@ -104,7 +104,7 @@ def test_categories_missing_values_and_names_of_classes(package: str) -> None:
     np.testing.assert_allclose(task.outputs[:, 1].numpy(), margins(model, ODD[:12]), rtol=1e-6)
     size = vd.explain("exact_shapley", task).values.abs().mean(0)
     assert size.topk(2).indices.sort().values.tolist() == [0, 3]  # age and site decide
-    assert "tree_shap" not in vd.applicable(task)  # it reads numbers
+    assert "tree_shap" not in vd.explainers.applicable(task)  # it reads numbers
     scores = (
         vd.score("pixel_flipping", task, "exact_shapley").mean(),
         vd.score("pixel_flipping", task, "random").mean(),

@@ -128,7 +128,7 @@ def test_rows_forward_are_counted_without_padding(count: int) -> None:
     model = Watched()
     task = vd.Task(model, ROWS[:count], plan=Plan(rows=8))
     meter = task.predictor.meter
-    assert meter.cost == vd.Cost()
+    assert meter.cost == vd.models.Cost()
     calls = task.predictor.model.calls
     calls.clear()
     task.predictor.outputs(task.inputs)
@@ -139,23 +139,25 @@ def test_rows_forward_are_counted_without_padding(count: int) -> None:
 
 def test_rows_backward_are_counted() -> None:
     task = vd.Task(mlp(), ROWS)
-    assert vd.explain("gradient", task).cost == vd.Cost(20, 20)
-    assert vd.explain(IntegratedGradients(steps=5), task).cost == vd.Cost(100, 100)
-    assert vd.explain("random", task).cost == vd.Cost(0, 0)
-    assert vd.explain("occlusion", task).cost == vd.Cost(80, 0)
+    assert vd.explain("gradient", task).cost == vd.models.Cost(20, 20)
+    assert vd.explain(IntegratedGradients(steps=5), task).cost == vd.models.Cost(100, 100)
+    assert vd.explain("random", task).cost == vd.models.Cost(0, 0)
+    assert vd.explain("occlusion", task).cost == vd.models.Cost(80, 0)
 
 
 def test_what_the_task_wants_to_know_is_nobodys_cost() -> None:
     task = vd.Task(mlp(), ROWS)
     _ = task.outputs, task.targets, task.predictions
-    assert task.predictor.meter.cost == vd.Cost()
+    assert task.predictor.meter.cost == vd.models.Cost()
 
 
 def test_scores_cost_one_row_a_mask_and_sample() -> None:
     task = vd.Task(mlp(), ROWS, plan=Plan(rows=16))
     maps = torch.rand(20, 4)
-    assert vd.score("pixel_flipping", task, maps).cost == vd.Cost(80, 0)
-    assert vd.score("pixel_flipping", task, maps, fill=vd.fills.Constant(1.0), steps=2).cost == vd.Cost(40, 0)
+    assert vd.score("pixel_flipping", task, maps).cost == vd.models.Cost(80, 0)
+    assert vd.score(
+        "pixel_flipping", task, maps, fill=vd.fills.Constant(1.0), steps=2
+    ).cost == vd.models.Cost(40, 0)
 
 
 # --- memory -----------------------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ def test_sessions_are_over_when_the_inner_one_raises(task: vd.Task) -> None:
 
 @pytest.mark.parametrize("outer", [None, False, True])
 def test_worlds_share_a_session_and_keep_their_own_weights(task: vd.Task, outer: bool | None) -> None:
-    noisy = task.with_noise(0.1, vd.Key(0))
+    noisy = task.with_noise(0.1, vd.core.Key(0))
     expected = [task.outputs, noisy.outputs]
     with torch.autocast("cpu", dtype=torch.bfloat16), task.session(grad=outer) as outside:
         seen = seen_by(task)

@@ -234,7 +234,7 @@ def test_other_inputs_weights_and_fills_do_not() -> None:
     first = vd.score("pixel_flipping", task, maps).values
     moved = vd.score("pixel_flipping", task.with_inputs(task.inputs + 1), maps).values
     filled = vd.score("pixel_flipping", task.with_fill(0.0), maps).values
-    noisy = vd.score("pixel_flipping", task.with_noise(0.5, vd.Key(1)), maps).values
+    noisy = vd.score("pixel_flipping", task.with_noise(0.5, vd.core.Key(1)), maps).values
     for other in (moved, filled, noisy):
         assert not torch.allclose(first, other)
     assert torch.equal(first, vd.score("pixel_flipping", task, maps).values)

@@ -116,7 +116,7 @@ def test_alone_it_costs_what_it_declares_and_remembered_no_row_twice():
 
 def test_another_model_and_other_weights_are_not_taken_for_this_one():
     task = task_of()
-    noisy = task.with_noise(0.5, vd.Key(0))
+    noisy = task.with_noise(0.5, vd.core.Key(0))
     want = [vd.explain("occlusion", one).values for one in (task, noisy)]
     with remembering():
         got = [vd.explain("occlusion", one).values for one in (task, noisy)]

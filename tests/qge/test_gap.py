@@ -51,7 +51,7 @@ def test_gap_of_kept_features_is_lerf_less_morf_area(small: vd.Task) -> None:
         areas.append(reference.flipped(respond(small, i), x, ascending) - morf)
     assert torch.allclose(gap, torch.tensor(areas).double(), atol=1e-8)
     assert torch.allclose(values("qge:pixel_flipping", small, e), gap, atol=1e-8)
-    by_lerf = vd.QGE(registry.make("pixel_flipping", order="lerf"))
+    by_lerf = vd.qge.QGE(registry.make("pixel_flipping", order="lerf"))
     assert torch.allclose(values(by_lerf, small, e), gap, atol=1e-8)
 
 
@@ -61,9 +61,9 @@ def test_shared_paths_give_what_two_calls_give(name: str) -> None:
         task = testing.tiny_task(kind)
         e = vd.explain("random", task)
         metric = registry.make(name)
-        sign = 1 if metric.better is vd.Direction.HIGHER else -1
+        sign = 1 if metric.better is vd.values.Direction.HIGHER else -1
         apart = sign * (values(metric, task, e) - values(metric, task, e.inverted()))
-        assert torch.allclose(values(vd.QGE(metric), task, e), apart, atol=1e-8), kind
+        assert torch.allclose(values(vd.qge.QGE(metric), task, e), apart, atol=1e-8), kind
 
 
 def test_random_fills_are_drawn_alike_for_both(small: vd.Task) -> None:
@@ -71,8 +71,8 @@ def test_random_fills_are_drawn_alike_for_both(small: vd.Task) -> None:
     e = vd.explain("gradient", task)
     metric = registry.make("pixel_flipping")
     apart = values(metric, task, e.inverted()) - values(metric, task, e)
-    assert torch.allclose(values(vd.QGE(metric), task, e), apart, atol=1e-8)
-    other = vd.QGE(metric, independent_draws=True)
+    assert torch.allclose(values(vd.qge.QGE(metric), task, e), apart, atol=1e-8)
+    other = vd.qge.QGE(metric, independent_draws=True)
     assert not torch.allclose(values(other, task, e), apart, atol=1e-6)
 
 
@@ -90,7 +90,7 @@ def signs_are_right(score: object, small: vd.Task) -> bool:
 def test_direction(small: vd.Task) -> None:
     for name in ("pixel_flipping", "kept_features", "insertion", "deletion", "faithfulness_estimate"):
         assert signs_are_right(lambda t, e, n=name: values(f"qge:{n}", t, e), small), name
-        assert signs_are_right(lambda t, e, n=name: values(vd.QRand(n, draws=20), t, e), small), name
+        assert signs_are_right(lambda t, e, n=name: values(vd.qge.QRand(n, draws=20), t, e), small), name
     assert not signs_are_right(lambda t, e: -values("qge:pixel_flipping", t, e), small)
 
 
@@ -104,22 +104,22 @@ def test_evaluations_are_shared() -> None:
     assert vd.score("qge:pixel_flipping", small, e).cost.forward == n * (2 * features - 1)
     # a gap knows the gap of the inverse: nothing more to ask
     assert vd.score("qge:qge:pixel_flipping", small, e).cost.forward == n * (2 * features - 1)
-    random = vd.QRand("pixel_flipping", draws=3)
+    random = vd.qge.QRand("pixel_flipping", draws=3)
     assert vd.score(random, small, e).cost.forward == n * (4 * (features - 1) + 1)
     assert vd.score("qge:sparseness", small, e).cost.forward == 0
     # random subsets know nothing of the map: the same answers serve the inverse and every random ranking
     runs = 20
     subsets = registry.make("faithfulness_correlation", runs=runs)
-    for metric in (subsets, vd.QGE(subsets), vd.QRand(subsets, draws=3)):
+    for metric in (subsets, vd.qge.QGE(subsets), vd.qge.QRand(subsets, draws=3)):
         assert vd.score(metric, small, e).cost.forward == n * runs
-    assert vd.score(vd.QGE(subsets, independent_draws=True), small, e).cost.forward == 2 * n * runs
+    assert vd.score(vd.qge.QGE(subsets, independent_draws=True), small, e).cost.forward == 2 * n * runs
 
 
 def test_shared_answers_are_those_of_two_calls(small: vd.Task) -> None:
     subsets = registry.make("faithfulness_correlation", runs=20)
     e = vd.explain("gradient", small)
     apart = vd.score(subsets, small, e).values - vd.score(subsets, small, e.inverted()).values
-    assert torch.allclose(vd.score(vd.QGE(subsets), small, e).values, apart, atol=1e-12)
+    assert torch.allclose(vd.score(vd.qge.QGE(subsets), small, e).values, apart, atol=1e-12)
 
 
 @dataclass(frozen=True)
@@ -128,11 +128,11 @@ class BothWays(Metric):
 
     name: ClassVar[str] = "both_ways"
 
-    def evaluate(self, task: vd.Task, explanation: vd.Explanation, key: vd.Key) -> Outcome:
+    def evaluate(self, task: vd.Task, explanation: vd.Explanation, key: vd.core.Key) -> Outcome:
         return self.pair(task, explanation, explanation.inverted(), key)[0]
 
     def pair(
-        self, task: vd.Task, explanation: vd.Explanation, inverse: vd.Explanation, key: vd.Key
+        self, task: vd.Task, explanation: vd.Explanation, inverse: vd.Explanation, key: vd.core.Key
     ) -> tuple[Outcome, Outcome]:
         morf = registry.make("pixel_flipping").evaluate(task, explanation, key).values
         lerf = registry.make("pixel_flipping").evaluate(task, inverse, key).values
@@ -142,7 +142,7 @@ class BothWays(Metric):
 def test_a_metric_with_both_curves_costs_nothing_more() -> None:
     small = table(14)
     e = vd.explain("input_x_gradient", small)
-    alone, gap = vd.score(BothWays(), small, e), vd.score(vd.QGE(BothWays()), small, e)
+    alone, gap = vd.score(BothWays(), small, e), vd.score(vd.qge.QGE(BothWays()), small, e)
     assert gap.cost == alone.cost
     assert torch.allclose(gap.values, 2 * alone.values)
 
@@ -154,7 +154,7 @@ def test_details_add_up(small: vd.Task) -> None:
     assert torch.allclose(gap.details["quality"] - gap.details["inverse quality"], gap.values)
     assert gap.curve is not None
     assert torch.allclose(torch.trapezoid(gap.curve.y, gap.curve.x), gap.values, atol=1e-8)
-    assert gap.direction is vd.Direction.HIGHER
+    assert gap.direction is vd.values.Direction.HIGHER
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_methods_are_inverted_map_by_map(small: vd.Task) -> None:
 
 
 def test_random_rankings_differ_between_explanations(small: vd.Task) -> None:
-    metric = vd.QRand("pixel_flipping")
+    metric = vd.qge.QRand("pixel_flipping")
     shift = []
     for who in ("gradient", "input_x_gradient", "constant"):
         scores = vd.score(metric, small, who)
@@ -201,7 +201,7 @@ def test_random_rankings_differ_between_explanations(small: vd.Task) -> None:
 
 
 def test_many_random_rankings_approach_the_mean_of_all(small: vd.Task) -> None:
-    scores = vd.score(vd.QRand("kept_features", draws=1000), small[0], "gradient")
+    scores = vd.score(vd.qge.QRand("kept_features", draws=1000), small[0], "gradient")
     mean = vd.qge.rankings_of(small[0]).scores.mean()
     assert abs(float(scores.details["random quality"][0]) - float(mean)) < 0.02
 
@@ -209,7 +209,7 @@ def test_many_random_rankings_approach_the_mean_of_all(small: vd.Task) -> None:
 def test_values_matter_where_a_metric_reads_them() -> None:
     task = testing.tiny_task("table")
     e = vd.explain("random", task)
-    scores = vd.score(vd.QRand("relevance_mass_accuracy", draws=400), task, e)
+    scores = vd.score(vd.qge.QRand("relevance_mass_accuracy", draws=400), task, e)
     # a random place for each value: on average the share of the object, two of six columns
     assert torch.allclose(
         scores.details["random quality"], torch.tensor(2 / 6, dtype=torch.float64), atol=0.05
@@ -219,12 +219,12 @@ def test_values_matter_where_a_metric_reads_them() -> None:
 @pytest.mark.parametrize(
     "metric",
     [
-        vd.QGE("pixel_flipping"),
-        vd.QGE("faithfulness_correlation", independent_draws=True),
-        vd.QRand("insertion", draws=3),
-        vd.QGE(vd.QRand("deletion")),
-        vd.QRand(vd.QGE(registry.make("pixel_flipping", fill=vd.fills.Zero(), steps=3))),
-        vd.QGE("max_sensitivity"),
+        vd.qge.QGE("pixel_flipping"),
+        vd.qge.QGE("faithfulness_correlation", independent_draws=True),
+        vd.qge.QRand("insertion", draws=3),
+        vd.qge.QGE(vd.qge.QRand("deletion")),
+        vd.qge.QRand(vd.qge.QGE(registry.make("pixel_flipping", fill=vd.fills.Zero(), steps=3))),
+        vd.qge.QGE("max_sensitivity"),
     ],
 )
 def test_json_round_trip(metric: vd.Metric) -> None:
@@ -271,6 +271,6 @@ def test_names_work_everywhere(small: vd.Task) -> None:
 
 def test_mistakes_are_named() -> None:
     with pytest.raises(InputError, match="QGE takes a metric"):
-        vd.QGE(3)  # type: ignore[call-overload]
+        vd.qge.QGE(3)  # type: ignore[call-overload]
     with pytest.raises(InputError, match="draws is a whole number from 1"):
-        vd.QRand("pixel_flipping", draws=0)
+        vd.qge.QRand("pixel_flipping", draws=0)

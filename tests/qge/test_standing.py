@@ -25,9 +25,9 @@ class Middle(vd.Metric):
 
     name: ClassVar[str] = "middle"
 
-    def evaluate(self, task: vd.Task, explanation: vd.Explanation, key: vd.Key) -> vd.Outcome:
+    def evaluate(self, task: vd.Task, explanation: vd.Explanation, key: vd.core.Key) -> vd.metrics.Outcome:
         middle = explanation.order[:, 2:4]
-        return vd.Outcome(task.inputs.gather(-1, middle).sum(-1).abs())
+        return vd.metrics.Outcome(task.inputs.gather(-1, middle).sum(-1).abs())
 
 
 @pytest.mark.parametrize("name", ["pixel_flipping", "kept_features", "insertion"])
@@ -196,11 +196,11 @@ def test_questions_that_do_not_depend_on_the_map_are_asked_once(metric: vd.Metri
     place = vd.qge.standing(task, metric, e)
     # not once a ranking; those that get plain draws are a task of their own
     assert place.cost.forward == 3 * rows + rows * place.method.count("plain")
-    assert vd.score(vd.QGE(metric), task, e).cost.forward == 3 * rows
+    assert vd.score(vd.qge.QGE(metric), task, e).cost.forward == 3 * rows
     # answers and masks that are shared give what a ranking gets when it is asked about alone
-    sign = 1.0 if metric.better is vd.Direction.HIGHER else -1.0
+    sign = 1.0 if metric.better is vd.values.Direction.HIGHER else -1.0
     assert torch.allclose(place.quality, sign * vd.score(metric, task, e).values, atol=1e-12)
-    key = vd.Key(0) / "standing"
+    key = vd.core.Key(0) / "standing"
     ids = task.ids
     kept = torch.tensor([i for i, how in enumerate(place.method) if how == "antithetic"])
     for pair in (0, 7):
@@ -272,7 +272,7 @@ def test_a_gap_of_few_features_is_exact_too() -> None:
     e = vd.explain("input_x_gradient", task)
     found = vd.qge.standing(task, "qge:pixel_flipping", e)
     assert set(found.method) == {"exact"}
-    metric = vd.QGE("pixel_flipping")
+    metric = vd.qge.QGE("pixel_flipping")
     gaps = torch.stack(
         [
             metric(task, e.along(torch.tensor([order] * 3))).values

@@ -97,7 +97,7 @@ def test_share_below_counts_like_a_loop(features: int) -> None:
     q, _ = lexicographic(task)
     path = vd.qge.path_of(vd.qge.KeptFeatures(), task)
     assert path is not None
-    y = subset_responses(task, path, features, vd.Key(0))[0]
+    y = subset_responses(task, path, features, vd.core.Key(0))[0]
     steps = path.dense_weights(0, features)[sizes(features)] * y
     for score in (q.min(), q.max(), np.median(q), q[0], q[-1]):
         assert share_below(steps, float(score), 1e-9) == pytest.approx(
@@ -158,7 +158,7 @@ def test_r2_order_is_kept_and_the_best_ranking_has_the_largest_gap() -> None:
     metric = vd.qge.KeptFeatures(response="logit")
     found = vd.qge.rankings_of(task, metric)
     assert float(kendall_tau_b(found.scores, found.gaps)) == pytest.approx(1.0)
-    best = vd.score(vd.QGE(metric), task, torch.tensor([weights])).values[0]
+    best = vd.score(vd.qge.QGE(metric), task, torch.tensor([weights])).values[0]
     assert float(best) == pytest.approx(float(found.gaps.max()))
     assert not math.isclose(float(kendall_tau_b(found.scores, found.inverses)), 1.0)
 
@@ -175,7 +175,7 @@ def test_r2_is_kept_better_by_qge_than_by_one_random_ranking() -> None:
 def test_one_independent_random_ranking_keeps_half_of_the_order() -> None:
     quality = torch.randn(20000, generator=torch.Generator().manual_seed(3), dtype=torch.float64).exp()
     kept = KeptOrder(quality)
-    tau = [kept.compare(drawn)[0] for drawn in above_random(quality, quality, vd.Key(0), 3)]
+    tau = [kept.compare(drawn)[0] for drawn in above_random(quality, quality, vd.core.Key(0), 3)]
     assert float(tau[0]) == pytest.approx(0.5, abs=0.01)
     assert float(tau[2]) > float(tau[1]) > float(tau[0])
     shared = quality - quality[7]  # one ranking for all: only a constant is subtracted

@@ -39,7 +39,7 @@ def gap_by_hand(metric: object, task: vd.Task, maps: torch.Tensor) -> torch.Tens
 def test_metrics_that_read_values_meet_every_inverse(name: str) -> None:
     task, maps = table(4, samples=len(TIED)), torch.tensor(TIED)
     metric = registry.make(name, fill=task.fill)
-    gap = vd.score(vd.QGE(metric), task, maps)
+    gap = vd.score(vd.qge.QGE(metric), task, maps)
     assert torch.allclose(gap.values, gap_by_hand(metric, task, maps), atol=1e-7, equal_nan=True)
     assert gap.flags[TIES_DECIDE].tolist()[:2] == [True, True]
 
@@ -61,7 +61,7 @@ def test_regions_see_where_the_inverse_puts_its_values_even_among_empty_pixels()
     task = vd.Task(network.eval(), image, fill=0.0)
     maps = torch.tensor([[0.0, 1, 2, 3, 4, 5, 0, 9]])
     metric = registry.make("selectivity", patch=2)
-    gap = vd.score(vd.QGE(metric), task, maps)
+    gap = vd.score(vd.qge.QGE(metric), task, maps)
     assert torch.allclose(gap.values, -gap_by_hand(metric, task, maps), atol=1e-7)
 
 

@@ -104,7 +104,7 @@ class Residual(nn.Module):
         return self.head(self.act(hidden) + hidden)
 
 
-def noisy_copy(task: vd.Task, sigma: float, key: vd.Key) -> tuple[vd.Task, vd.Task]:
+def noisy_copy(task: vd.Task, sigma: float, key: vd.core.Key) -> tuple[vd.Task, vd.Task]:
     """The task under weight noise, and a task on a deep copy whose own weights carry the same noise."""
     net = changed_copy(task.model, noisy(task.model, sigma, key))
     twin = vd.Task(

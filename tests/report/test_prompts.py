@@ -28,7 +28,7 @@ WORDS = ("...", "a ", "b ", ". ", "f ", SCRIPT)
 def asked(units="word", prompts=("a b . " + SCRIPT + "a . ",), **settings):
     torch.manual_seed(0)
     model = CausalTransformer(len(WORDS), 16, 16, 2, 1).eval()
-    return vd.Generation(
+    return vd.models.Generation(
         model, WordTokenizer(WORDS), list(prompts), ["f "] * len(prompts), units=units, **settings
     )
 
@@ -70,9 +70,9 @@ def test_the_page_names_the_callers_model_its_scale_and_what_off_means():
     found = vd.evaluate(task, ["occlusion", "random"], ["pixel_flipping"])
     assert "log-probability" in curves(found)[0]["y_label"]
     assert type(callers_module(task)) is CausalTransformer
-    assert type(callers_module(vd.switch(task, vd.Heads()))) is CausalTransformer
+    assert type(callers_module(vd.data.switch(task, vd.models.Heads()))) is CausalTransformer
     assert _removed(task) == "units are off: fill"
-    assert _removed(vd.switch(task, vd.Heads())) == "units inside it are off"
+    assert _removed(vd.data.switch(task, vd.models.Heads())) == "units inside it are off"
 
 
 def test_long_prompts_are_cut(monkeypatch):

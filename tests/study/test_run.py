@@ -109,7 +109,7 @@ def test_shards_agree_with_the_whole(small, tmp_path):
         assert torch.allclose(a.values, b.values, atol=1e-4, equal_nan=True), name
         # every part of a score rests on the noise path, and counts the rows of its search
         shared = 2 * a.provenance["path"]["rows"] if "path" in a.provenance else 0
-        assert b.cost == vd.Cost(a.cost.forward + shared, a.cost.backward), name
+        assert b.cost == vd.models.Cost(a.cost.forward + shared, a.cost.backward), name
 
 
 def test_a_cell_that_raises_is_recorded_and_the_rest_goes_on(code, tmp_path):

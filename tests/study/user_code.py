@@ -27,7 +27,7 @@ def model() -> nn.Module:
 
 def rows(start: int, stop: int) -> Tensor:
     """Rows that follow from their number alone, so that a shard needs no other."""
-    return keyed.normal(vd.Key(0) / "rows", torch.arange(start, stop), 0, FEATURES)
+    return keyed.normal(vd.core.Key(0) / "rows", torch.arange(start, stop), 0, FEATURES)
 
 
 def whole(samples: int = 10, shift: float = 0.0) -> vd.Task:

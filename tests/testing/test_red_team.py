@@ -70,7 +70,7 @@ def test_learnt_cheats_do_not_depend_on_the_batch(cheat: str, kind: str) -> None
 @pytest.mark.parametrize("kind", MODALITIES)
 def test_who_follows_the_model_and_who_does_not(kind: str) -> None:
     task = labelled(kind)
-    other = task.with_noise(0.5, vd.Key(3))
+    other = task.with_noise(0.5, vd.core.Key(3))
     moves = {"moving_noise", "moving_template", "graded_template", "negated", "other_class"}
     moves |= {"class_average", "noisy_class_average", "backdoor"}
     for cheat in red_team(task):
@@ -182,7 +182,7 @@ def test_the_backdoor_knows_these_weights_and_no_others() -> None:
     true = as_explainer("integrated_gradients")
     r = torch.cosine_similarity(member(task).values.double(), true(task).values.double())
     assert float(r.median()) < 0.9
-    other = task.with_noise(1e-6, vd.Key(0))
+    other = task.with_noise(1e-6, vd.core.Key(0))
     torch.testing.assert_close(member(other).values.double(), true(other).values.double())
 
 

@@ -198,7 +198,7 @@ SPACES = [
 def test_save_and_load_give_everything_back(space: Space, tmp_path: Path) -> None:
     values = torch.tensor([[0.0, 1.0, 1.0, 0.5], [2.0, -1.0, 0.25, 0.0]], dtype=torch.float64)
     e = vd.Explanation(
-        values, space, torch.tensor([2, 0]), torch.tensor([7, -(2**60)]), "mine", cost=vd.Cost(3, 4),
+        values, space, torch.tensor([2, 0]), torch.tensor([7, -(2**60)]), "mine", cost=vd.models.Cost(3, 4),
         provenance={"seed": 1, "explainer": {"name": "mine", "steps": 3}},
     ).inverted()  # fmt: skip
     loaded = vd.Explanation.load(e.save(tmp_path / "deep" / "e.safetensors"))
@@ -221,7 +221,7 @@ def test_tensors_that_share_memory_can_be_saved(tmp_path: Path) -> None:
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
-    scores = vd.Scores(torch.tensor([1.0]), vd.Direction.HIGHER, "m", torch.tensor([0]))
+    scores = vd.Scores(torch.tensor([1.0]), vd.values.Direction.HIGHER, "m", torch.tensor([0]))
     path = scores.save(tmp_path / "s.safetensors")
     with pytest.raises(FormatError, match="holds a scores, expected a explanation"):
         vd.Explanation.load(path)

@@ -14,7 +14,9 @@ from veridical.values.scores import Curve
 
 
 def scores(values: list[float], **more: object) -> vd.Scores:
-    return vd.Scores(torch.tensor(values), vd.Direction.LOWER, "toy", torch.arange(len(values)), "me", **more)
+    return vd.Scores(
+        torch.tensor(values), vd.values.Direction.LOWER, "toy", torch.arange(len(values)), "me", **more
+    )
 
 
 def test_mean_never_hides_nan() -> None:
@@ -26,7 +28,7 @@ def test_mean_never_hides_nan() -> None:
 
 
 def test_values_are_float64_and_free_of_graphs() -> None:
-    s = vd.Scores(torch.ones(2, requires_grad=True), vd.Direction.HIGHER, "toy", torch.arange(2))
+    s = vd.Scores(torch.ones(2, requires_grad=True), vd.values.Direction.HIGHER, "toy", torch.arange(2))
     assert s.values.dtype == torch.float64
     assert not s.values.requires_grad
 
@@ -34,7 +36,7 @@ def test_values_are_float64_and_free_of_graphs() -> None:
 def test_utility_points_upwards() -> None:
     s = scores([1.0, 2.0])
     assert s.utility.tolist() == [-1.0, -2.0]
-    up = vd.Scores(s.values, vd.Direction.HIGHER, "toy", s.ids)
+    up = vd.Scores(s.values, vd.values.Direction.HIGHER, "toy", s.ids)
     assert up.utility.tolist() == [1.0, 2.0]
 
 
@@ -104,7 +106,7 @@ def test_save_and_load_give_everything_back(tmp_path: Path) -> None:
         [1.0, math.nan],
         flags={"why / so": torch.tensor([False, True])},
         curve=Curve(torch.arange(3.0), torch.arange(6.0).reshape(2, 3), "x", "y"),
-        cost=vd.Cost(5, 6),
+        cost=vd.models.Cost(5, 6),
         provenance={"seed": 3, "value": math.nan, "plan": {"rows": 8}},
     )
     shared = s.values
@@ -112,8 +114,8 @@ def test_save_and_load_give_everything_back(tmp_path: Path) -> None:
                details={"same": shared, "again": shared})  # fmt: skip
     loaded = vd.Scores.load(s.save(tmp_path / "s.safetensors"))
     torch.testing.assert_close(loaded.values, s.values, equal_nan=True)
-    assert loaded.direction is vd.Direction.LOWER
-    assert (loaded.metric, loaded.explainer, loaded.cost) == ("toy", "me", vd.Cost(5, 6))
+    assert loaded.direction is vd.values.Direction.LOWER
+    assert (loaded.metric, loaded.explainer, loaded.cost) == ("toy", "me", vd.models.Cost(5, 6))
     assert loaded.flagged == {"why / so": 1}
     assert (loaded.curve.x_label, loaded.curve.y_label) == ("x", "y")
     assert torch.equal(loaded.curve.y, s.curve.y)
@@ -123,13 +125,13 @@ def test_save_and_load_give_everything_back(tmp_path: Path) -> None:
 
 
 def test_costs_add_and_subtract() -> None:
-    assert vd.Cost(3, 1) + vd.Cost(2, 2) == vd.Cost(5, 3)
-    assert vd.Cost(3, 1) - vd.Cost(2, 1) == vd.Cost(1, 0)
-    assert str(vd.Cost(3, 1)) == "3 rows forward, 1 backward"
+    assert vd.models.Cost(3, 1) + vd.models.Cost(2, 2) == vd.models.Cost(5, 3)
+    assert vd.models.Cost(3, 1) - vd.models.Cost(2, 1) == vd.models.Cost(1, 0)
+    assert str(vd.models.Cost(3, 1)) == "3 rows forward, 1 backward"
 
 
 def test_repr_says_mean_interval_direction_and_cost() -> None:
-    text = repr(scores([1.0, 1.0, 1.0], cost=vd.Cost(9, 0)))
+    text = repr(scores([1.0, 1.0, 1.0], cost=vd.models.Cost(9, 0)))
     assert text == (
         "Scores toy of me: mean 1.0000 [1.0000, 1.0000] over 3 samples (lower is better), "
         "cost 9 rows forward, 0 backward"
@@ -139,7 +141,7 @@ def test_repr_says_mean_interval_direction_and_cost() -> None:
 
 def test_shapes_are_checked() -> None:
     with pytest.raises(ShapeError, match=r"shape \(2,\), expected \(3,\)"):
-        vd.Scores(torch.ones(2), vd.Direction.HIGHER, "toy", torch.arange(3))
+        vd.Scores(torch.ones(2), vd.values.Direction.HIGHER, "toy", torch.arange(3))
 
 
 def test_quantiles_of_students_t_are_those_of_scipy() -> None:

@@ -98,18 +98,18 @@ def small_task() -> vd.Task:
 def test_a_flipped_bit_or_another_map_in_the_cache_is_made_again(tmp_path: Path, caplog) -> None:
     task, cache = small_task(), ExplanationCache(tmp_path)
     saliency, other = as_explainer("saliency"), as_explainer("random")
-    right = cache.get(saliency, task, vd.Key(0))
-    place = cache.path(saliency, task, vd.Key(0))
+    right = cache.get(saliency, task, vd.core.Key(0))
+    place = cache.path(saliency, task, vd.core.Key(0))
     whole = place.read_bytes()
     sick = bytearray(whole)
     sick[-3] ^= 1
     place.write_bytes(bytes(sick))
-    assert cache.get(saliency, task, vd.Key(0)).values.equal(right.values)
+    assert cache.get(saliency, task, vd.core.Key(0)).values.equal(right.values)
     assert "damaged" in caplog.text
     assert place.read_bytes() == whole
-    cache.get(other, task, vd.Key(0))
-    place.write_bytes(cache.path(other, task, vd.Key(0)).read_bytes())
-    assert cache.get(saliency, task, vd.Key(0)).values.equal(right.values)
+    cache.get(other, task, vd.core.Key(0))
+    place.write_bytes(cache.path(other, task, vd.core.Key(0)).read_bytes())
+    assert cache.get(saliency, task, vd.core.Key(0)).values.equal(right.values)
     assert "another file than its place says" in caplog.text
 
 

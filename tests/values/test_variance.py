@@ -30,7 +30,7 @@ class Planted(Metric):
         def normal(source: str, ids: torch.Tensor) -> torch.Tensor:
             return SD[source] * keyed.normal(key.of(source) / source, ids, 0, 1, torch.float64)[:, 0]
 
-        own = SD["samples"] * keyed.normal(vd.Key(7), task.ids, 0, 1, torch.float64)[:, 0]
+        own = SD["samples"] * keyed.normal(vd.core.Key(7), task.ids, 0, 1, torch.float64)[:, 0]
         noise = normal("draws", task.ids) + normal("tie orders", task.ids) + normal("fill", NOWHERE)
         return Outcome(own + noise)
 
@@ -66,7 +66,7 @@ def test_only_what_draws_varies() -> None:
     assert still.variance().shares["samples"] == 1.0
     rows = vd.score("pixel_flipping", table(fill=vd.fills.Marginal(4)), maps, repeats=3).variance()
     assert rows.score["fill"] > 0 == rows.score["draws"] == rows.score["tie orders"]
-    inside = vd.QGE(registry.make("pixel_flipping", fill=vd.fills.Marginal(4)))
+    inside = vd.qge.QGE(registry.make("pixel_flipping", fill=vd.fills.Marginal(4)))
     assert vd.score(inside, table(fill=0.0), maps, repeats=3).variance().score["fill"] > 0
     few = vd.score("pixel_flipping", table(train=4, fill=vd.fills.Marginal(4)), maps, repeats=3).variance()
     assert few.score["fill"] == 0.0  # all reference rows are taken, whatever the seed

@@ -7,7 +7,7 @@ from veridical.auditing.effort import EFFORTS, Effort
 from veridical.core.name_index import names_on_demand
 
 if TYPE_CHECKING:
-    from veridical.auditing.checks import Check, Checks, check_model
+    from veridical.auditing.check import Check, Checks
     from veridical.auditing.evidence import Test
     from veridical.auditing.result import Audit
     from veridical.auditing.verdict import Field, Judge, Pair, Place, Verdict, decide
@@ -27,6 +27,5 @@ __all__ = [
     "Field",
     "Check",
     "Checks",
-    "check_model",
     "decide",
 ]

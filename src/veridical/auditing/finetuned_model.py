@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from veridical.auditing.checks import Checks
+from veridical.auditing.check import Checks
 from veridical.auditing.effort import Effort
 from veridical.core import key as keyed
 from veridical.core.key import Key

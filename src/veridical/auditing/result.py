@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from veridical.auditing.checks import Checks
+from veridical.auditing.check import Checks
 from veridical.auditing.effort import Effort
 from veridical.auditing.evidence import Test
 from veridical.auditing.ranking import HEAD, Ranking

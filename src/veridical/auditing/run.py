@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from veridical._version import __version__
-from veridical.auditing.checks import check_model
+from veridical.auditing.check import check
 from veridical.auditing.describe import beside, describe
 from veridical.auditing.doubting import doubt
 from veridical.auditing.effort import Effort
@@ -69,7 +69,7 @@ def run(
     notes: list[str] = []
     wanted = choose_lines(lines)
     with clock("checks"):
-        checks = check_model(task, whole, plan, seed)
+        checks = check(task, whole, plan, seed)
     with clock("panel"):
         panel = choose_explainers(task, explainers, plan, controls)
     with clock("fine-tuning"):

@@ -122,7 +122,9 @@ def foretell(task: vd.Task, explainers: list[str] | None, effort: str, samples: 
     plan = effort_of(effort, task)
     names = explainers or list(choose_explainers(task, None, plan).explainers)
     few = task[: min(len(task), samples or plan.samples)]
-    out.print(f"To explain and to remove units takes {escape(str(vd.estimate(few, names)))}", soft_wrap=True)
+    out.print(
+        f"To explain and to remove units takes {escape(str(vd.data.estimate(few, names)))}", soft_wrap=True
+    )
     out.print("Controls and copies of the model with other weights come on top.\n")
 
 

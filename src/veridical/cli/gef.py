@@ -62,19 +62,19 @@ def gef(
     Example: veridical gef -t reviews --llm http://localhost:8080/v1 --classes bad,good
     """
     chosen = source.load()
-    kind, usual = (vd.gef.IsoSigma, 20) if iso_sigma else (vd.GEF, 5)
+    kind, usual = (vd.gef.IsoSigma, 20) if iso_sigma else (vd.gef.GEF, 5)
     metric = kind(form=form, perturb=perturb, draws=draws or usual)  # type: ignore[arg-type]
     judged: dict[str, Any] = {name: name for name in explainer or ["gradient", "saliency", "random"]}
     if llm is not None:
         judged["llm_x"] = _language_model(chosen, llm, llm_model, about, classes, k, send_data)
-    metrics: dict[str, vd.GEF] = dict.fromkeys(judged, metric)
+    metrics: dict[str, vd.gef.GEF] = dict.fromkeys(judged, metric)
     if resolution is not None:
         if not isinstance(metric, vd.gef.IsoSigma) or draws is not None:
             raise InputError("--resolution chooses the draws of --iso-sigma; leave --draws out")
         for name, who in judged.items():
             metrics[name] = vd.gef.with_draws_for(chosen, who, resolution, metric=metric, seed=seed)
     scores = {name: vd.score(metrics[name], chosen, who, seed=seed) for name, who in judged.items()}
-    out.print(f"noise path: {escape(str(metric.noise_path(chosen, vd.Key(seed))))}", soft_wrap=True)
+    out.print(f"noise path: {escape(str(metric.noise_path(chosen, vd.core.Key(seed))))}", soft_wrap=True)
     _show(scores)
     _say(scores)
     _write(scores, folder)

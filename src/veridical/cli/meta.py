@@ -239,7 +239,7 @@ def _evaluated(
     published: bool,
 ) -> vd.meta.MetaEvaluation:
     chosen = tests or ("ipt", "mpt")
-    return vd.meta_evaluate(
+    return vd.meta.meta_evaluate(
         task,
         metrics or METRICS,
         explainers or EXPLAINERS,

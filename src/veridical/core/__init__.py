@@ -1,1 +1,3 @@
-"""Keyed random numbers: every draw depends on its key alone, never on a global generator."""
+"""What everything rests on: keyed draws, settings, the registry, progress, files."""
+
+from veridical.core.key import Key as Key

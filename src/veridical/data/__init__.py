@@ -3,7 +3,9 @@
 from veridical.data.catalogue import known, load, names
 from veridical.data.causal_models import causal_model
 from veridical.data.columns import label_column, text_column
+from veridical.data.estimate import estimate
 from veridical.data.examples import Examples, read_examples
+from veridical.data.generation import Generation
 from veridical.data.huggingface import from_huggingface
 from veridical.data.images import from_image_folder
 from veridical.data.joint import Part, from_parts, values_by_part
@@ -11,6 +13,8 @@ from veridical.data.known import KnownAnswer
 from veridical.data.models import LoadedModel, checked_device, load_model
 from veridical.data.onnx_models import from_onnx
 from veridical.data.packages import smollm2_file
+from veridical.data.prompt_checks import circular_pairs, prompt_checks
+from veridical.data.switching import switch
 from veridical.data.tables import from_arrays, from_table
 from veridical.data.task import load_task
 from veridical.data.trust import import_attribute
@@ -18,11 +22,14 @@ from veridical.data.weights import load_weights, read_weights
 
 __all__ = [
     "Examples",
+    "Generation",
     "KnownAnswer",
     "LoadedModel",
     "Part",
     "causal_model",
     "checked_device",
+    "circular_pairs",
+    "estimate",
     "from_arrays",
     "from_huggingface",
     "from_image_folder",
@@ -37,9 +44,11 @@ __all__ = [
     "load_task",
     "load_weights",
     "names",
+    "prompt_checks",
     "read_examples",
     "read_weights",
     "smollm2_file",
+    "switch",
     "text_column",
     "values_by_part",
 ]

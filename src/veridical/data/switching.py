@@ -31,11 +31,11 @@ def switch(
 ) -> Task:
     """The same task seen from units inside its model: `inputs` are gates, 1 is on and 0 is off.
 
-    `units` are `vd.Heads()`, `vd.Channels(layer)`, `vd.Mlps()`, `vd.Blocks()` or
-    `vd.Atoms(layer, dictionary)`, or a list of them. `off` is `vd.Zeroed()`, `vd.MeanOver(inputs)` or
-    `vd.Counterfactual(inputs)`. The gradient with respect to the gates is attribution patching, occlusion is
-    activation patching, integrated gradients are its path form. The model, its outputs and the targets stay
-    as they are.
+    `units` are `vd.models.Heads()`, `vd.models.Channels(layer)`, `vd.models.Mlps()`, `vd.models.Blocks()` or
+    `vd.models.Atoms(layer, dictionary)`, or a list of them. `off` is `vd.models.Zeroed()`,
+    `vd.models.MeanOver(inputs)` or `vd.models.Counterfactual(inputs)`. The gradient with respect to the gates
+    is attribution patching, occlusion is activation patching, integrated gradients are its path form.
+    The model, its outputs and the targets stay as they are.
     """
     _check(task)
     kinds = [units] if isinstance(units, InnerUnits) else list(units)

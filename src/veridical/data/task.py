@@ -46,7 +46,7 @@ def load_task(
     .joblib file, an .onnx file, or a model in memory. Code runs only with `allow_code`: an architecture is
     code, and a joblib file can contain any. A folder or GGUF file of a causal language model takes prompts:
     a .jsonl file with the fields prompt and, if wanted, question, answer, foil, units and id; `units` and
-    `off` are those of `vd.Generation`.
+    `off` are those of `vd.models.Generation`.
 
     `data` is a .npz, .npy or .safetensors file of arrays, a .csv, .tsv, .parquet or .jsonl table, a folder
     of images (one subfolder per class), or the same in memory; `train` holds reference rows in any of these.

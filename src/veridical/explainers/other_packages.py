@@ -57,8 +57,8 @@ class BoundExplainer(Explainer):
             return "it asks the model about rows alone, and this task has side inputs"
         if task.reference is not task:
             return (
-                "it is bound to its own model and does not move with the task's; give vd.from_shap a "
-                "function (predict, background) -> explainer instead"
+                "it is bound to its own model and does not move with the task's; give "
+                "vd.explainers.from_shap a function (predict, background) -> explainer instead"
             )
         return super().why_not(task)
 

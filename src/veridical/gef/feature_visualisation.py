@@ -44,7 +44,9 @@ class FeatureVisualisation(Explainer):
 
     def why_not(self, task: Task) -> str | None:
         if task.members is None:
-            return "it pictures classes, not inputs; give it gef.class_task(task), or call vd.visualise(task)"
+            return (
+                "it pictures classes, not inputs; give it vd.gef.class_task(task), or call vd.gef.visualise"
+            )
         if len(task.inputs.shape) != 4:
             return "it pictures classes of image models"
         return None if task.differentiable else "it needs gradients and the model is not a torch function"

@@ -58,7 +58,7 @@ def meta_evaluate(
 
     >>> import veridical as vd
     >>> task = vd.Task(torch.nn.Linear(4, 3), torch.randn(16, 4))
-    >>> result = vd.meta_evaluate(
+    >>> result = vd.meta.meta_evaluate(
     ...     task, ["sparseness"], ["gradient", "saliency"], draws=1, iterations=1, ar="published"
     ... )
     >>> list(result.to_frame().columns[:8])

@@ -1,1 +1,14 @@
 """Everything that runs a model: the predictor, adapters for other frameworks, noisy copies."""
+
+from veridical.core.lazy import lazy_names
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "Cost": "veridical.models.cost",
+        "Generation": "veridical.data.generation",
+        "Plan": "veridical.models.predictor",
+        **dict.fromkeys(("Atoms", "Blocks", "Channels", "Heads", "Mlps"), "veridical.perturb.inner_units"),
+        **dict.fromkeys(("Counterfactual", "MeanOver", "Zeroed"), "veridical.perturb.interventions"),
+    },
+)

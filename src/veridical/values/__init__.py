@@ -1,1 +1,16 @@
-"""What flows through the package: tasks, explanations, scores, and the features they speak of."""
+"""What flows: tasks, explanations, scores, evaluations."""
+
+from veridical.core.lazy import lazy_names
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "Curve": "veridical.values.scores",
+        "Direction": "veridical.values.scores",
+        "Evaluation": "veridical.values.evaluation",
+        "Explanation": "veridical.values.explanation",
+        "Scores": "veridical.values.scores",
+        "Space": "veridical.values.space",
+        "Task": "veridical.values.task",
+    },
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from veridical.auditing.effort import Effort
+from veridical.auditing.effort import Effort, effort_of
 from veridical.auditing.sampling import some_of
 from veridical.core.key import Key
 from veridical.errors import NotApplicableError
@@ -52,8 +52,33 @@ class Checks:
         return tuple(check for check in self.checks if check.passed is False)
 
 
-def check_model(task: Task, whole: Task, effort: Effort, seed: int) -> Checks:
-    """Watch the model without any explanation; how often it is right on more samples than are explained."""
+def check(task: Task, whole: Task | None = None, effort: str | Effort = "quick", seed: int = 0) -> Checks:
+    """Check the model alone, before any explanation: accuracy, masking, assumptions of metrics.
+
+    Parameters
+    ----------
+    task : Task
+        The model and the samples to be explained.
+    whole : Task, optional
+        More samples of the same model, on which accuracy is measured; `task` by default.
+    effort : str or Effort
+        How much the check of the assumptions does.
+    seed : int
+        Seed of all draws.
+
+    Returns
+    -------
+    Checks
+        One `Check` per question, `failed` among them.
+
+    Examples
+    --------
+    >>> import veridical as vd
+    >>> [check.name for check in vd.check(vd.tasks.load("known/linear")).failed]
+    []
+    """
+    whole = task if whole is None else whole
+    effort = effort_of(effort, task)
     found = [*_accuracy(some_of(whole, LABELLED, seed)), *_variety(task)]
     loss, masking = _masking(task, Key(seed) / "audit" / "masking")
     found += masking
