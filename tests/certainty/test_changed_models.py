@@ -1,10 +1,11 @@
-"""A score belongs to the model in hand: a model that changed after its task was made is noticed."""
+"""A score belongs to the model as it was: the snapshot answers, a stale task refuses."""
 
 from __future__ import annotations
 
 import pickle
 import types
-import warnings
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,111 +13,143 @@ import torch
 from torch import Tensor, nn
 
 import veridical as vd
-from veridical.errors import ModelChangedError, VeridicalWarning
+from tests.reference.small_models import mlp
+from veridical.errors import ModelChangedError, NotApplicableError
 
-SCALE = 1.0
+X = torch.rand(6, 4, generator=torch.Generator().manual_seed(0))
 
 
 class Configured(nn.Module):
-    """Its answers depend on things that are no tensors."""
+    """Its answers depend on things that are no tensors, too."""
 
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 3)
-        self.scale = 1.0
-        self.config = types.SimpleNamespace(scale=1.0, inner={"heads": [1, 2]})
+        self.config = types.SimpleNamespace(scale=1.0)
         self.factors = [1.0]
-        self.table = {"scale": 1.0}
-        self.numpy = np.float64(1.0)
         self.array = np.ones(1)
         self.plain = torch.ones(1)
-        self.ablated: set[int] = set()
         self.register_buffer("offset", torch.zeros(3))
 
     def forward(self, x: Tensor) -> Tensor:
-        factor = self.scale * self.config.scale * self.factors[0] * self.table["scale"] * SCALE
-        factor = factor * float(self.numpy) * float(self.array[0]) * float(self.plain)
-        out = self.linear(x) * factor * (0.5 if self.ablated else 1.0) + self.offset
-        return out * len(self.config.inner["heads"])
+        factor = self.config.scale * self.factors[0] * float(self.array[0]) * float(self.plain)
+        out: Tensor = self.linear(x) * factor + self.offset
+        return out
 
 
-def replace_layer(model: Configured) -> None:
-    model.linear = nn.Linear(4, 3)
-
-
-CHANGES = {
-    "a parameter in place": lambda m: m.linear.weight.data.mul_(2),
+REFUSED: dict[str, Callable[[Any], Any]] = {
     "a parameter under no_grad": lambda m: torch.no_grad()(m.linear.weight.mul_)(2.0),
-    "signs through .data": lambda m: m.linear.weight.data.neg_(),
     "a loaded state": lambda m: m.load_state_dict({n: v + 1 for n, v in m.state_dict().items()}),
     "a new parameter": lambda m: setattr(m.linear, "weight", nn.Parameter(torch.ones(3, 4))),
-    "a layer": replace_layer,
+    "another parameter": lambda m: m.register_parameter("more", nn.Parameter(torch.ones(1))),
+    "a layer": lambda m: setattr(m, "linear", nn.Linear(4, 3)),
+    "a layer taken away": lambda m: setattr(m, "linear", nn.Identity()),
     "a buffer": lambda m: m.offset.add_(1),
-    "a plain attribute": lambda m: setattr(m, "scale", 2.0),
-    "a configuration object": lambda m: setattr(m.config, "scale", 2.0),
-    "deep in a configuration": lambda m: m.config.inner["heads"].append(3),
+    "a buffer replaced": lambda m: setattr(m, "offset", m.offset + 1),
+}
+HARMLESS: dict[str, Callable[[Any], Any]] = {
+    "a write through .data": lambda m: m.linear.weight.data.neg_(),
+    "a configuration": lambda m: setattr(m.config, "scale", 2.0),
     "a list": lambda m: m.factors.__setitem__(0, 2.0),
-    "a dictionary": lambda m: m.table.update(scale=2.0),
-    "a numpy scalar": lambda m: setattr(m, "numpy", np.float64(2.0)),
-    "a numpy array in place": lambda m: m.array.fill(2.0),
-    "a tensor attribute": lambda m: m.plain.mul_(2),
-    "ablated heads": lambda m: m.ablated.add(3),
+    "an array": lambda m: m.array.fill(2.0),
+    "a tensor that torch does not list": lambda m: m.plain.mul_(2),
     "a hook": lambda m: m.linear.register_forward_hook(lambda _m, _i, out: out * 2),
+    "training mode": lambda m: m.train(),
+    "flags": lambda m: m.requires_grad_(False),
+    "a backward pass": lambda m: m(X).sum().backward(),
+    "a compiled call": lambda m: m.compile(backend="eager"),
+    "a buffer made by a first call": lambda m: m.register_buffer("table", torch.ones(3), persistent=False),
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_whatever_changes_is_noticed_at_the_next_question(change: str) -> None:
+@pytest.mark.parametrize("change", REFUSED)
+def test_changed_parameters_and_buffers_are_refused_at_the_next_question(change: str) -> None:
     model = Configured()
-    task = vd.Task(model, torch.rand(6, 4))
+    task = vd.Task(model, X)
     maps = vd.explain("gradient", task)
-    CHANGES[change](model)
+    REFUSED[change](model)
     with pytest.raises(ModelChangedError, match=r"has changed since this task was made.*task\.refreshed"):
         vd.score("pixel_flipping", task, maps)
+    for late in (lambda: vd.explain("gradient", task), lambda: task.outputs):
+        with pytest.raises(ModelChangedError):
+            late()
     with pytest.raises(ModelChangedError):
-        vd.explain("gradient", task)
-    with pytest.raises(ModelChangedError):
-        vd.score(vd.gef.FastGEF(path=(0.1, 0.5, 1.0), draws=1), task, "gradient")
-    fresh, again = vd.Task(model, task.inputs), task.refreshed()
+        vd.score("gef", task, "gradient", path=(0.1, 0.5, 1.0), draws=1)
+    if change == "a layer taken away":
+        return
+    fresh, again = vd.Task(model, X), task.refreshed()
     assert torch.equal(again.outputs, fresh.outputs)
     assert torch.equal(again.targets, fresh.targets)
-    assert torch.equal(
-        vd.score("pixel_flipping", again, "gradient").values,
-        vd.score("pixel_flipping", fresh, "gradient").values,
-    )
+    scores = [vd.score("pixel_flipping", each, "gradient").values for each in (again, fresh)]
+    assert torch.equal(*scores)
 
 
-def test_a_global_that_forward_reads_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    task = vd.Task(Configured(), torch.rand(6, 4))
-    monkeypatch.setattr("tests.certainty.test_changed_models.SCALE", 2.0)
-    globals()["SCALE"] = 2.0
-    try:
-        with pytest.raises(ModelChangedError, match="forward"):
-            _ = task.outputs
-    finally:
-        globals()["SCALE"] = 1.0
+@pytest.mark.parametrize("change", HARMLESS)
+def test_a_change_that_torch_does_not_show_changes_no_answer(change: str) -> None:
+    model = Configured().eval()
+    task = vd.Task(model, X)
+    before, outputs = vd.score("pixel_flipping", task, "gradient").values, task.outputs
+    HARMLESS[change](model)
+    assert torch.equal(vd.score("pixel_flipping", task, "gradient").values, before)
+    assert torch.equal(task.predictor.outputs(X), outputs)
+    assert torch.equal(task.refreshed().outputs, vd.Task(model, X).outputs)
 
 
-def test_a_network_behind_a_function_is_noticed() -> None:
-    net = nn.Linear(4, 3)
-    task = vd.Task(lambda x: net(x), torch.rand(6, 4))
-    _ = task.outputs
-    with torch.no_grad():
-        net.weight.zero_()
-    with pytest.raises(ModelChangedError):
-        _ = task.outputs
+KINDS: dict[str, Callable[[], Any]] = {
+    "a script": lambda: torch.jit.trace(mlp(), X),
+    "a frozen script": lambda: torch.jit.freeze(torch.jit.trace(mlp().eval(), X)),
+    "a graph": lambda: torch.fx.symbolic_trace(mlp()),
+    "data parallelism": lambda: nn.DataParallel(mlp()),
+    "compiled": lambda: torch.compile(mlp(), backend="eager"),
+}
 
 
-def test_an_estimator_that_is_fitted_again_is_noticed() -> None:
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("what", KINDS)
+def test_mere_use_is_no_change(what: str) -> None:
+    model = KINDS[what]()
+    task = vd.Task(model, X)
+    before = vd.score("pixel_flipping", task, "gradient").values
+    model(X)
+    assert torch.equal(vd.score("pixel_flipping", task, "gradient").values, before)
+
+
+def test_a_data_frame_that_is_described_is_no_changed_model() -> None:
+    pandas = pytest.importorskip("pandas")
     from sklearn.linear_model import LogisticRegression
 
-    rows, labels = np.random.default_rng(0).normal(size=(40, 4)), np.arange(40) % 2
-    model = LogisticRegression().fit(rows, labels)
-    task = vd.Task(model, torch.as_tensor(rows[:6]))
-    _ = task.outputs
-    model.fit(rows, (rows[:, 0] > 0).astype(int))
-    with pytest.raises(ModelChangedError):
-        _ = task.outputs
+    frame = pandas.DataFrame(np.random.default_rng(0).normal(size=(40, 3)), columns=["a", "b", "c"])
+    model = LogisticRegression().fit(frame, frame["a"] > 0)
+    task = vd.Task(model, frame[:6], train=frame)
+    before = vd.score("pixel_flipping", task, "occlusion").values
+    frame.describe()
+    _ = frame["a"], frame.dtypes, frame[:6].to_numpy()
+    assert torch.equal(vd.score("pixel_flipping", task, "occlusion").values, before)
+
+
+def test_an_estimator_is_copied_and_fitting_it_again_waits_for_a_refreshed_task() -> None:
+    from sklearn.ensemble import RandomForestClassifier
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    rows = np.random.default_rng(0).normal(size=(40, 4))
+    for last in (LogisticRegression(), RandomForestClassifier(5, random_state=0)):
+        model = make_pipeline(StandardScaler(), last).fit(rows, rows[:, 0] > 0)
+        task = vd.Task(model, rows[:6], train=rows)
+        before = task.outputs
+        model.fit(rows, rows[:, 1] > 0)
+        assert torch.equal(task.predictor.outputs(task.inputs), before)
+        assert torch.equal(task.refreshed().outputs, vd.Task(model, rows[:6], train=rows).outputs)
+        assert not torch.equal(task.refreshed().outputs, before)
+
+
+def test_a_plain_function_runs_as_it_is() -> None:
+    net = nn.Linear(4, 3)
+    task = vd.Task(lambda x: net(x), X)
+    with torch.no_grad():
+        net.weight.mul_(2)
+    assert torch.equal(task.predictor.outputs(X), net(X))
 
 
 def test_scores_while_training_are_those_of_a_fresh_task() -> None:
@@ -139,25 +172,12 @@ def test_scores_while_training_are_those_of_a_fresh_task() -> None:
 
 def test_given_targets_stay_when_a_task_is_refreshed() -> None:
     model = nn.Linear(4, 3)
-    task = vd.Task(model, torch.rand(6, 4), targets=[2] * 6)
+    task = vd.Task(model, X, targets=[2] * 6)
     with torch.no_grad():
         model.weight.mul_(-1)
     assert task.refreshed().targets.tolist() == [2] * 6
-    chosen = vd.Task(model, torch.rand(6, 4)).with_targets([1] * 6)
+    chosen = vd.Task(model, X).with_targets([1] * 6)
     assert chosen.refreshed().targets.tolist() == [1] * 6
-
-
-def test_training_mode_changes_no_answer_and_is_said_once() -> None:
-    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3)).eval()
-    task = vd.Task(model, torch.rand(6, 4))
-    before = vd.score("pixel_flipping", task, "gradient").values
-    model.train()
-    with pytest.warns(VeridicalWarning, match="training mode after the task was made"):
-        assert torch.equal(vd.score("pixel_flipping", task, "gradient").values, before)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        vd.score("pixel_flipping", task, "gradient")
-    assert model.training
 
 
 class Remembering(nn.Module):
@@ -178,20 +198,28 @@ class Remembering(nn.Module):
 def test_what_a_forward_pass_leaves_behind_is_no_change() -> None:
     model = Remembering()
     model(torch.rand(2, 4))
-    task = vd.Task(model, torch.rand(6, 4))
-    model(torch.rand(3, 4))
+    task = vd.Task(model, X)
     model(torch.rand(3, 4))
     vd.score("pixel_flipping", task, "gradient")
-    assert model.calls == 3
-    model.linear.weight_g.data.mul_(2)
+    assert model.calls == 2
+    with torch.no_grad():
+        model.linear.weight_g.mul_(2)
     with pytest.raises(ModelChangedError):
         vd.score("pixel_flipping", task, "gradient")
 
 
 def test_a_task_that_travels_watches_the_model_it_arrives_with() -> None:
-    task = pickle.loads(pickle.dumps(vd.Task(nn.Linear(4, 3), torch.rand(6, 4))))
+    task = pickle.loads(pickle.dumps(vd.Task(nn.Linear(4, 3), X)))
     vd.score("pixel_flipping", task, "gradient")
     with torch.no_grad():
         task.model.weight.mul_(2)
     with pytest.raises(ModelChangedError):
         vd.score("pixel_flipping", task, "gradient")
+
+
+def test_parameters_without_a_shape_are_refused_with_the_way_out() -> None:
+    model = nn.Sequential(nn.LazyLinear(5), nn.ReLU(), nn.Linear(5, 3))
+    with pytest.raises(NotApplicableError, match="call the model on a few rows"):
+        vd.Task(model, X)
+    model(torch.rand(2, 4))
+    assert vd.Task(model, X).outputs.shape == (6, 3)

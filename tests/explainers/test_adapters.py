@@ -70,8 +70,7 @@ def test_captum_objects_see_noisy_weights():
 
 def test_captum_layer_methods_and_noise_tunnels():
     task = image_task()
-    layer = task.predictor.model[2]
-    cam = from_captum(lambda model: attr.LayerGradCam(model, layer))(task)
+    cam = from_captum(lambda model: attr.LayerGradCam(model, model[2]))(task)
     assert cam.values.shape == (5, 64)
     tunnel = attr.NoiseTunnel(attr.Saliency(task.predictor.model))
     smooth = from_captum(tunnel, nt_samples=4, stdevs=0.1)

@@ -112,7 +112,7 @@ def test_a_world_read_late_answers_with_its_own_weights() -> None:
     task = tiny_task("image", 4)
     worlds = Worlds(task)
     first, second = worlds.at(0.3, KEY), worlds.at(0.3, KEY / 1)
-    assert second.model is first.model  # one private copy, whatever the number of worlds
+    assert second.predictor.model is first.predictor.model  # one working copy for any number of worlds
     late = [world.predictor.outputs(task.inputs) for world in (second, first, task, first)]
     alone = [Worlds(task).at(0.3, key).predictor.outputs(task.inputs) for key in (KEY / 1, KEY)]
     assert torch.equal(late[0], alone[0])

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import veridical as vd
 from veridical.errors import NotApplicableError, VeridicalWarning
-from veridical.models.first_look import PROBABILITIES, UNSTEADY
+from veridical.models.output_heads import PROBABILITIES, UNSTEADY
 
 ROWS = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
 MAPS = torch.randn(5, 4, generator=torch.Generator().manual_seed(1))

@@ -14,7 +14,7 @@ from veridical.errors import InputError, ModelError, ShapeError
 from veridical.explainers import Gradient, IntegratedGradients
 from veridical.models.plan import float32_products
 from veridical.models.predictor import Plan, Predictor, plain_output
-from veridical.models.private_copy import Source
+from veridical.models.private_copy import Snapshot
 
 ROWS = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
 
@@ -347,7 +347,7 @@ def test_answers_that_are_not_finite_are_refused(bad: float) -> None:
 
 
 def test_predictors_share_meter_and_plan_with_those_they_make() -> None:
-    base = Predictor(Source(mlp()), plain_output, torch.device("cpu"), Plan(rows=8))
+    base = Predictor(Snapshot(mlp()), plain_output, torch.device("cpu"), Plan(rows=8))
     other = base.with_model(mlp(seed=1))
     other.outputs(ROWS)
     assert base.meter.cost.forward == 20

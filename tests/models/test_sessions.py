@@ -56,7 +56,7 @@ def test_sessions_are_over_when_the_inner_one_raises(task: vd.Task) -> None:
     with pytest.raises(RuntimeError, match="stop"), task.session(), task.session(grad=True):
         raise RuntimeError("stop")
     assert torch.is_grad_enabled()
-    assert task.predictor.source.thread.private.sessions == 0
+    assert task.predictor.source.working.sessions == 0
 
 
 @pytest.mark.parametrize("outer", [None, False, True])
@@ -100,7 +100,7 @@ def test_each_thread_has_sessions_of_its_own(task: vd.Task) -> None:
         other.join()
         assert torch.is_grad_enabled()
         assert copies[0] is not here.module
-    assert task.predictor.source.thread.private.sessions == 0
+    assert task.predictor.source.working.sessions == 0
 
 
 def test_backward_rows_are_counted_without_marks_on_the_input() -> None:

@@ -17,7 +17,6 @@ from veridical.data.prompt_exactness import check_exact, check_left
 from veridical.data.prompt_limits import check_fitting, most_tokens
 from veridical.data.prompt_texts import Prompt, Units, read_prompts
 from veridical.errors import InputError
-from veridical.models.private_copy import Source
 from veridical.models.prompted import Off, PromptModel, SwitchedOff
 from veridical.perturb.fills import Zero
 from veridical.values.explanation import Explanation
@@ -132,11 +131,16 @@ class Generation(Task):
 
     def _meaning(self, off: str, neutral: str | None = None) -> Generation:
         old = self.predictor
-        model = old.source.module
-        assert isinstance(model, PromptModel)
         how = switched_off(self.tokenizer, off, neutral)
-        made = PromptModel(model.model, how, model.has_foil, model.one_pass).eval()
-        predictor = replace(old, source=Source(made), differentiable=not made.no_gradient)
+
+        def around(model: nn.Module) -> PromptModel:
+            assert isinstance(model, PromptModel)
+            return PromptModel(model.model, how, model.has_foil, model.one_pass)
+
+        source = old.source.wrapped(around)
+        made = source.module
+        assert isinstance(made, PromptModel)
+        predictor = replace(old, source=source, differentiable=not made.no_gradient)
         task = self.changed(alone=True, predictor=predictor, outputs=self.known("outputs"), off=off)
         assert isinstance(task, Generation)
         check_exact(task)

@@ -14,7 +14,7 @@ from veridical.data.prompt_texts import Prompt
 from veridical.data.prompt_tokens import continued, tokenized
 from veridical.errors import InputError
 from veridical.models.predictor import Side, check_finite, plain_output, take_side
-from veridical.models.private_copy import Source
+from veridical.models.private_copy import private_copy
 from veridical.models.prompted import PromptModel
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def generated(
 
     Until an end token of its own or of the tokenizer, so many tokens, or the `most` that it can read.
     """
-    own = Source(model).thread.private.module.eval()
+    own = private_copy(model).eval()
     home = next((p.device for p in model.parameters()), torch.device("cpu"))
     ends = _ends(own, tokenizer)
     answers = []

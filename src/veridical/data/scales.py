@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from veridical.errors import VeridicalWarning
-from veridical.models.first_look import PROBABILITIES
+from veridical.models.output_heads import PROBABILITIES
 from veridical.models.predictor import Output, plain_output
 from veridical.values.task import Task
 

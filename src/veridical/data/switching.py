@@ -12,7 +12,6 @@ from veridical.core.settings import checked
 from veridical.errors import InputError, NotApplicableError, ShapeError
 from veridical.models.cost import Cost
 from veridical.models.predictor import Side, call, take_side
-from veridical.models.private_copy import Source
 from veridical.models.prompted import PromptModel
 from veridical.models.switched import INPUTS, PAIRED, SAMPLE, Switched
 from veridical.perturb.fills import Zero
@@ -47,10 +46,12 @@ def switch(
     how = {Zeroed: "zero", MeanOver: "mean", Counterfactual: "paired"}[type(off)]
     if how == "paired":
         side[SAMPLE] = torch.arange(len(task), device=task.device)
-    wrapped = Switched(old.source.module, sites, how, positional, reference, old.meter)
     own = old.source.copier
-    copier = None if own is None else lambda _: wrapped.holding(own(wrapped.module))
-    source = Source(wrapped, copier, old.source.shared)
+
+    def around(model: nn.Module) -> Switched:
+        return Switched(model, sites, how, positional, reference, old.meter)
+
+    source = old.source.wrapped(around, None if own is None else lambda made: around(own(made.module)))
     made = task.changed(
         alone=True,
         predictor=replace(old, source=source),
@@ -106,7 +107,7 @@ def _counted(task: Task, kinds: list[InnerUnits]) -> tuple[tuple[Site, ...], lis
     sites: list[Site] = []
     names: list[str] = []
     with task.session():
-        module = task.predictor.source.thread.private.module
+        module = task.predictor.source.working.module
         for kind in kinds:
             for number, site in enumerate(kind.sites(module)):
                 sized, own = kind.sized(site, _state(task, module, site), number)

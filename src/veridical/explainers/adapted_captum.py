@@ -58,8 +58,8 @@ class CaptumExplainer(_Adapter):
     def attribute(self, task: Task, key: Key) -> Tensor:
         names = list(task.side) if isinstance(task.side, dict) else []
         extra = tuple(task.side.values()) if isinstance(task.side, dict) else task.side
-        lent = task.predictor.lent()
-        with task.session(grad=True), lent as model, seeded_torch(key / int(task.ids[0])):
+        exposed = task.predictor.exposed()
+        with task.session(grad=True), exposed as model, seeded_torch(key / int(task.ids[0])):
             method = self._bound(_ByPosition(model, names) if names else model)
             kwargs = dict(self.kwargs)
             accepted = inspect.signature(method.attribute).parameters

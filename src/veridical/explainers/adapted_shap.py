@@ -50,7 +50,7 @@ class ShapExplainer(_Adapter):
         named = inspect.signature(self.make).parameters
         with seeded_numpy(key / int(task.ids[0])):
             if "model" in named:
-                with task.session(grad=True), task.predictor.lent() as model:
+                with task.session(grad=True), task.predictor.exposed() as model:
                     answer = _shap_values(
                         self.make(model=model, background=task.train), task.inputs, self.kwargs
                     )

@@ -73,7 +73,7 @@ class ZennitExplainer(_Adapter):
 
     def attribute(self, task: Task, key: Key) -> Tensor:
         x = task.inputs.detach().clone().requires_grad_(True)
-        with task.session(grad=True), task.predictor.lent() as model:
+        with task.session(grad=True), task.predictor.exposed() as model:
             module = model.module if isinstance(model, EmbeddingView) else model
             for parameter in module.parameters():
                 parameter.requires_grad_(False)

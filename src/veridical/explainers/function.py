@@ -48,8 +48,8 @@ class FunctionExplainer(Explainer):
         extra = {name: value for name, value in offered.items() if name in named}
         check_arity(self.function, 3, extra, "an explainer is a function (model, inputs, targets) -> maps")
         own = key / int(task.ids[0])
-        lent = task.predictor.lent()
-        with task.session(grad=True), lent as model, seeded_torch(own), seeded_numpy(own):
+        exposed = task.predictor.exposed()
+        with task.session(grad=True), exposed as model, seeded_torch(own), seeded_numpy(own):
             # a copy: users ask gradients of what they get, or write into it
             maps = self.function(model, task.inputs.clone(), task.targets, **extra)
         return task.values(maps, f"the map of '{self.name}'")

@@ -75,8 +75,8 @@ def still(rows: Task) -> list[str] | None:
     if not rows.predictor.differentiable:
         return None
     try:
-        with rows.session(grad=True) as model, rows.predictor.source.thread.private.lent():
-            own = {n: p for n, p in rows.predictor.unwrapped.named_parameters() if p.is_floating_point()}
+        with rows.session(grad=True), rows.predictor.exposed() as model:
+            own = {n: p for n, p in model.named_parameters() if p.is_floating_point()}
             for parameter in own.values():
                 parameter.requires_grad_(True)
             outputs = call(model, rows.inputs, rows.side)

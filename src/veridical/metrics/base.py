@@ -75,7 +75,9 @@ class AnyMetric(Settings):
             return "it compares maps with object masks; give the task masks=..."
         if "gradient" in self.needs and not task.predictor.differentiable:
             return "it needs gradients and the model is not a torch function"
-        if "weights" in self.needs and not any(p.is_floating_point() for p in task.model.parameters()):
+        if "weights" in self.needs and not any(
+            p.is_floating_point() for p in task.predictor.source.module.parameters()
+        ):
             return "it changes the weights and the model has none that torch can see"
         if "train" in self.needs and task.train is None:
             return "it needs reference rows; give the task train=..."

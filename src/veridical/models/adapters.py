@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from veridical.errors import InputError, ModelError, VeridicalError
 from veridical.models.dataframes import FrameCodec, is_frame
 from veridical.models.estimators import estimator_response, is_estimator, other_columns
+from veridical.models.private_copy import Copier, private_copy
 
 LOOKED_AT = 2048
 """Reference rows from which it is known what an estimator answers."""
@@ -52,15 +53,29 @@ class ArrayModel(nn.Module):
         return torch.from_numpy(answer.astype(np.float64)).to(x.device)
 
 
-def _told(model: Any, rows: Any) -> tuple[Callable[[Any], Any], str | None]:
+def _estimator(
+    model: Any, codec: FrameCodec | None, reference: Tensor, copier: Copier | None
+) -> tuple[ArrayModel, str | None]:
+    """A copy of an estimator as a module, and the head that it implies."""
+    few = reference[:LOOKED_AT]
+    rows: Any = few.detach().cpu().numpy() if codec is None else codec.decode(few)
+    own = private_copy(model, copier)
     try:
-        return estimator_response(model, rows)
+        function, head = estimator_response(own, rows)
     except VeridicalError:
         raise
     except Exception as error:
         columns = other_columns(model, rows.columns) if is_frame(rows) else ""
         said = f"{type(model).__name__} does not answer the reference rows: {error}"
         raise ModelError(f"{said} {columns}".rstrip()) from error
+    return ArrayModel(function, codec, own), head
+
+
+def readapted(model: Any, module: nn.Module, reference: Tensor, copier: Copier | None) -> nn.Module:
+    """What asks an estimator as it is now; a function needs nothing."""
+    if isinstance(module, ArrayModel) and is_estimator(model):
+        return _estimator(model, module.codec, reference, copier)[0]
+    return module
 
 
 def adapt(
@@ -69,6 +84,7 @@ def adapt(
     first_row: Tensor,
     codec: FrameCodec | None,
     reference: Tensor,
+    copier: Copier | None = None,
 ) -> tuple[nn.Module, bool, str | None]:
     """Turn a user's model into (module, differentiable, head it implies).
 
@@ -82,10 +98,8 @@ def adapt(
             )
         return model, not getattr(model, "no_gradient", ""), None
     if is_estimator(model):
-        few = reference[:LOOKED_AT]
-        rows = few.detach().cpu().numpy() if codec is None else codec.decode(few)
-        function, head = _told(model, rows)
-        return ArrayModel(function, codec, model), False, head
+        asked, head = _estimator(model, codec, reference, copier)
+        return asked, False, head
     if not callable(model):
         raise InputError(
             f"a model is a torch module, a scikit-learn estimator or a function of a batch of rows; "

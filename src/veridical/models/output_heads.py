@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal, cast, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from veridical.errors import InputError, ShapeError, VeridicalError, VeridicalWarning
-from veridical.models.fingerprint import facts
-from veridical.models.first_look import look_for_chance, look_for_probabilities
-from veridical.models.plan import memory_budget
+from veridical.models.plan import MIN_ROWS, memory_budget, most_rows
 from veridical.models.predictor import (
     Output,
     Plan,
@@ -21,21 +20,25 @@ from veridical.models.predictor import (
     Side,
     call,
     check_finite,
-    measured_rows,
     plain_output,
     take_side,
 )
-from veridical.models.private_copy import Source
+from veridical.models.private_copy import Snapshot
 
 Head = Literal["multiclass", "binary", "multilabel", "regression", "generation"]
 """A generation has one output, a log-probability; a second column holds the share of the answer's tokens that
 are predicted as the unperturbed model predicts them, which is all that agreement means of it."""
 Response = Literal["logit", "probability"]
 """On which scale answers are looked at."""
+PROBABILITIES = "the model seems to answer probabilities"
+UNSTEADY = "the model answers a row otherwise when it is asked again"
+_SUM = 1e-5
+_APART = {2: 0.1, 4: 0.01, 8: 0.01}
+"""How far two answers to one row may lie apart, as a share of the largest, by the bytes of a number."""
 
 
 def first_answer(
-    source: Source, raw: Output, two: Tensor, side: Side, plan: Plan | None, head: str | None
+    source: Snapshot, raw: Output, two: Tensor, side: Side, plan: Plan | None, head: str | None
 ) -> tuple[Head, int, Plan]:
     """Ask the model one row: its head, how many outputs it has, and how many rows fit a chunk.
 
@@ -47,8 +50,7 @@ def first_answer(
     # the caller's rows are never lent: a model may write into what it is given
     one, one_side = two[:1].clone(), take_side(side, slice(0, 1))
     written = one._version
-    module = source.thread.private.module
-    before = facts(module)
+    module = source.working.module
 
     def ask() -> None:
         with trial.session() as view:
@@ -72,15 +74,14 @@ def first_answer(
             f"the model does not run on one row of shape {tuple(one.shape)} "
             f"({type(error).__name__}: {error}). {hint}"
         ) from error
-    source.guard.learn_scratch(before, facts(module))
     check_finite(seen[0])
     kind = _head(seen[0].shape[1], head)
     if kind == "multiclass" and raw is plain_output:
-        look_for_probabilities(seen[0], level=5)
+        _warn_of_probabilities(seen[0], level=5)
     # a model that takes only one row at a time is told so when it is asked more
     with suppress(Exception), trial.session() as view:
         seen.append(call(view, two.clone(), side)[:1])
-    look_for_chance(seen[0], seen[-1], level=5)
+    _warn_of_chance(seen[0], seen[-1], level=5)
     outputs = {"binary": 2, "generation": 1}.get(kind, seen[0].shape[1])
     return kind, outputs, plan if plan.rows is not None else replace(plan, rows=rows)
 
@@ -125,3 +126,57 @@ class _BinaryOutput:
             return torch.cat([-outputs, outputs], 1)
         margin = outputs[:, 1:] - outputs[:, :1]
         return torch.cat([-margin, margin], 1)
+
+
+def measured_rows(module: nn.Module, run: Callable[[], Any], row: Tensor, budget_mib: int) -> int:
+    """Choose rows per chunk: the power of two whose activations fit the budget, from one forward pass.
+
+    Activations are the outputs of the leaf modules for one row; what a model computes between its modules
+    is taken as another copy of its input. At least 8, unless the module says that its rows are dear.
+    """
+    seen = [2 * row.numel() * row.element_size()]
+
+    def add(_module: nn.Module, _inputs: Any, output: Any) -> None:
+        for value in output if isinstance(output, tuple | list) else (output,):
+            # padded text may travel between torch's own layers as a nested tensor, which has no sizes
+            if isinstance(value, Tensor) and not value.is_nested:
+                seen.append(value.numel() * value.element_size() // max(1, len(value)) if value.dim() else 0)
+
+    leaves = [m for m in module.modules() if not list(m.children())]
+    hooks = [
+        leaf.register_forward_hook(add) for leaf in leaves if not isinstance(leaf, torch.jit.ScriptModule)
+    ]
+    try:
+        run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    fitting = max(1, budget_mib * 2**20 // max(1, sum(seen)))
+    least = 1 if getattr(module, "dear", False) else MIN_ROWS
+    return max(least, min(most_rows(row.device), 1 << (fitting.bit_length() - 1)))
+
+
+def _warn_of_probabilities(answer: Tensor, level: int) -> None:
+    """Warn where one row's outputs (1, C) are no logits: a second softmax would squeeze every response."""
+    row = answer.detach()[0].double()
+    if bool((row >= 0).all()) and abs(float(row.sum()) - 1) < _SUM:
+        warnings.warn(
+            f"{PROBABILITIES}, and outputs are read as logits: a second softmax squeezes every response. "
+            "Take the softmax off, or say output=lambda answer: answer.clamp(min=1e-12).log()",
+            VeridicalWarning,
+            stacklevel=level,
+        )
+
+
+def _warn_of_chance(alone: Tensor, again: Tensor, level: int) -> None:
+    """Warn where a row asked again, beside another one, gets another answer (1, C)."""
+    apart = float((alone.detach().double() - again.detach().double()).abs().max())
+    largest = float(alone.detach().abs().max())
+    if apart > _APART.get(alone.element_size(), 0.01) * largest:
+        share = apart / largest if largest else 1.0
+        warnings.warn(
+            f"{UNSTEADY}, beside another row (it moves by {share:.0%} of its size): chance, such as dropout "
+            "that is always on, or the other rows of a batch decide with it, and so they do in every score",
+            VeridicalWarning,
+            stacklevel=level,
+        )

@@ -19,9 +19,9 @@ from veridical.functional.responses import Rounding
 from veridical.models.cost import Meter, Tally
 from veridical.models.plan import MIN_ROWS as MIN_ROWS
 from veridical.models.plan import Plan as Plan
-from veridical.models.plan import most_rows, uses_tf32
-from veridical.models.private_copy import Source
-from veridical.models.sessions import Private, Session
+from veridical.models.plan import uses_tf32
+from veridical.models.private_copy import Snapshot, WorkingCopy
+from veridical.models.sessions import Session
 from veridical.models.weights import Weights
 
 log = logging.getLogger("veridical")
@@ -53,7 +53,7 @@ def _count_backward(tally: Tally, gradient: Tensor) -> None:
 class CountedModel(nn.Module):
     """A private copy as we ask it: rows in, (rows, outputs) out, each row counted, its weights in place."""
 
-    def __init__(self, module: nn.Module, predictor: Predictor, own: Private) -> None:
+    def __init__(self, module: nn.Module, predictor: Predictor, own: WorkingCopy) -> None:
         super().__init__()
         self.module = module
         # torch looks for parameters among attributes, which costs more than all the rest of this
@@ -121,8 +121,8 @@ def plain_output(answer: Any) -> Tensor:
 class Predictor:
     """Runs one model, under the weights of one world, in fixed chunks under one plan."""
 
-    source: Source
-    """The caller's model, which is never run itself."""
+    source: Snapshot
+    """The caller's model as it was; the caller's own module is never run."""
     output: Output
     """Turns what the model answers into (rows, outputs)."""
     device: torch.device
@@ -167,13 +167,13 @@ class Predictor:
     def model(self) -> nn.Module:
         """This thread's private copy with this world's weights written into it; never the caller's module."""
         view = self.view
-        self.source.thread.private.load(self.weights)
+        self.source.working.load(self.weights)
         return view.module
 
     @property
     def unwrapped(self) -> nn.Module:
         """The private copy with this world's weights, nothing around it: names are the caller's."""
-        own = self.source.thread.private
+        own = self.source.working
         own.load(self.weights)
         return own.module
 
@@ -182,36 +182,37 @@ class Predictor:
         """The private copy as it is asked: each row counted."""
         view: CountedModel | None = getattr(self._here, "view", None)
         if view is None:
-            own = self.source.thread.private
-            module = own.module
-            for wrap in self.wraps:
-                module = wrap(module)
-            view = self._here.view = CountedModel(module, self, own)
+            view = self._here.view = self._around(self.source.working)
         return view
 
+    def _around(self, own: WorkingCopy) -> CountedModel:
+        module = own.module
+        for wrap in self.wraps:
+            module = wrap(module)
+        return CountedModel(module, self, own)
+
+    def copied(self) -> nn.Module:
+        """A real module of its own under this world's weights, for whoever wants to write to one."""
+        own = WorkingCopy(self.source)
+        own.load(self.weights)
+        return self._around(own).module
+
     @contextmanager
-    def lent(self) -> Iterator[nn.Module]:
-        """The private copy for code that is not ours: a real module whose calls are counted.
+    def exposed(self) -> Iterator[nn.Module]:
+        """A copy for code that is not ours: a real module whose calls are counted, thrown away afterwards.
 
-        It answers (rows, outputs); its weights are this world's. What such code changes in it is put back.
+        It answers (rows, outputs); its weights are this world's.
         """
-        view, own = self.view, self.source.thread.private
-        with own.lent():
+        view, module = self.view, self.copied()
 
-            def counted(
-                _module: nn.Module, given: tuple[Any, ...], named: dict[str, Any], answer: Any
-            ) -> Tensor:
-                return view.answered(_first(given, named), answer)
+        def counted(_module: nn.Module, given: tuple[Any, ...], named: dict[str, Any], answer: Any) -> Tensor:
+            return view.answered(_first(given, named), answer)
 
-            lent = self.model
-            # such code may ask another world in between; what it wrote itself stays
-            again = lent.register_forward_pre_hook(lambda *_: own.load(self.weights))
-            handle = lent.register_forward_hook(counted, with_kwargs=True)
-            try:
-                yield lent
-            finally:
-                again.remove()
-                handle.remove()
+        handle = module.register_forward_hook(counted, with_kwargs=True)
+        try:
+            yield module
+        finally:
+            handle.remove()
 
     def with_weights(self, weights: Weights) -> Predictor:
         """The same model under other weights, on the same plan and the same meter."""
@@ -340,31 +341,3 @@ def free_memory(device: torch.device) -> None:
     """Give back what torch holds of a GPU's memory and does not use."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
-
-
-def measured_rows(module: nn.Module, run: Callable[[], Any], row: Tensor, budget_mib: int) -> int:
-    """Choose rows per chunk: the power of two whose activations fit the budget, from one forward pass.
-
-    Activations are the outputs of the leaf modules for one row; what a model computes between its modules
-    is taken as another copy of its input. At least 8, unless the module says that its rows are dear.
-    """
-    seen = [2 * row.numel() * row.element_size()]
-
-    def add(_module: nn.Module, _inputs: Any, output: Any) -> None:
-        for value in output if isinstance(output, tuple | list) else (output,):
-            # padded text may travel between torch's own layers as a nested tensor, which has no sizes
-            if isinstance(value, Tensor) and not value.is_nested:
-                seen.append(value.numel() * value.element_size() // max(1, len(value)) if value.dim() else 0)
-
-    leaves = [m for m in module.modules() if not list(m.children())]
-    hooks = [
-        leaf.register_forward_hook(add) for leaf in leaves if not isinstance(leaf, torch.jit.ScriptModule)
-    ]
-    try:
-        run()
-    finally:
-        for hook in hooks:
-            hook.remove()
-    fitting = max(1, budget_mib * 2**20 // max(1, sum(seen)))
-    least = 1 if getattr(module, "dear", False) else MIN_ROWS
-    return max(least, min(most_rows(row.device), 1 << (fitting.bit_length() - 1)))

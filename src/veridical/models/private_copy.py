@@ -1,46 +1,97 @@
-"""The caller's model: guarded, and copied for every thread that asks.
+"""The task's own copy of the caller's model: a snapshot that answers, and the copies that are written to.
 
-Nothing here ever writes to the caller's module: not its parameters, buffers, hooks or flags. Whoever asks or
-explains works on a private copy (`sessions.Private`), into which the weights of each world are written.
+Nothing here ever writes to the caller's module: not its parameters, buffers, hooks or flags. A task owns a
+clean deep copy in eval mode, the snapshot, which is never written to either. Rows are run on a second copy
+that belongs to one thread, into which the weights of the perturbed model in question are written; code of
+others gets a copy of its own, which is thrown away afterwards.
 """
 
 from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from veridical.errors import NotApplicableError
-from veridical.models.fingerprint import Guard, modules
-from veridical.models.sessions import Private
+from veridical.errors import ModelChangedError, NotApplicableError
 
-Copier = Callable[[nn.Module], nn.Module]
+if TYPE_CHECKING:
+    from veridical.models.weights import Weights
+
+Copier = Callable[[Any], Any]
 """Makes an independent copy of a model."""
+Wrapper = Callable[[nn.Module], nn.Module]
+"""Puts another module around one."""
+UNKNOWN: Any = object()
+"""In the place of weights: what is in the copy is not known."""
 
 
-class Source:
-    """The caller's model: it is read, watched for changes, and copied once for every thread that asks."""
+class Snapshot:
+    """The caller's model as it was when the task was made.
+
+    A change of the caller's parameters or buffers that identity and torch's version counter show is refused
+    with `ModelChangedError`; one they do not show is harmless, since the snapshot answers. Functions and
+    estimators (`shared`) are run as they are given here.
+    """
 
     def __init__(
         self,
-        module: nn.Module,
+        model: nn.Module,
         copier: Copier | None = None,
         shared: bool = False,
-        scratch: frozenset[tuple[int, str]] = frozenset(),
-        writes_rows: bool = False,
+        original: Any = None,
     ) -> None:
-        self.module = module
+        if any(map(is_lazy, model.parameters())):
+            raise NotApplicableError(
+                f"{type(model).__name__} has parameters that get their shape from the first rows they "
+                "see; call the model on a few rows before a task is made of it"
+            )
+        self.original: Any = model if original is None else original
+        """What the caller gave: a module, a function or an estimator."""
         self.copier = copier
         self.shared = shared
-        """Whether it is no torch module (a function, an estimator) and is run as it is."""
-        self.writes_rows = writes_rows
+        """Whether it is no torch module (a function, an estimator), and has no weights to write to."""
+        self.writes_rows = False
         """Whether it writes into the rows it is given, so that it gets copies of them."""
-        self._begin(scratch)
+        self.module: nn.Module = model if shared else private_copy(model, copier).eval()
+        """The snapshot, which is never written to."""
+        self._watched: nn.Module | None = None if shared else model
+        self._known = {} if shared else _tensors(model)
+        self._wrap: tuple[Wrapper, Copier | None] | None = None
+        self._here = threading.local()
+
+    @property
+    def working(self) -> WorkingCopy:
+        """This thread's copy, which its rows are run on."""
+        found: WorkingCopy | None = getattr(self._here, "copy", None)
+        if found is None:
+            found = self._here.copy = WorkingCopy(self)
+        return found
+
+    def copied(self) -> nn.Module:
+        """An independent copy of the snapshot in eval mode, for whoever wants to write to one."""
+        made = _shell(self.module) if self.shared else private_copy(self.module, self.copier).eval()
+        if self.writes_rows:
+            made.register_forward_pre_hook(_on_copies, with_kwargs=True)
+        return made
+
+    def check(self) -> None:
+        """Refuse if the caller's parameters or buffers are no longer those that were copied."""
+        if self._watched is None:
+            return
+        now = _tensors(self._watched)
+        for name, (known, version) in self._known.items():
+            found = now.get(name)
+            if found is None or found[0] is not known or found[1] != version:
+                raise ModelChangedError(_changed(name))
+        # a buffer may be made by a first forward pass; another parameter makes another model
+        more = [n for n in now.keys() - self._known.keys() if isinstance(now[n][0], nn.Parameter)]
+        if more:
+            raise ModelChangedError(_changed(sorted(more)[0]))
 
     def spare_rows(self) -> None:
         """From now on the model gets copies of its rows: it writes into what it is given."""
@@ -51,86 +102,191 @@ class Source:
             )
         if not self.writes_rows:
             self.writes_rows = True
-            self.thread.private.module.register_forward_pre_hook(_on_copies, with_kwargs=True)
+            self.working.module.register_forward_pre_hook(_on_copies, with_kwargs=True)
 
-    def _begin(self, scratch: frozenset[tuple[int, str]]) -> None:
-        if any(map(is_lazy, self.module.parameters())):
-            raise NotApplicableError(
-                f"{type(self.module).__name__} has parameters that get their shape from the first rows they "
-                "see; call the model on a few rows before a task is made of it"
-            )
-        self.thread = _Thread(self)
-        """What this thread has of the model: `thread.private`, its copy."""
-        self.guard = Guard(self.module, not self.shared, scratch)
-        """Notices when the model changes."""
+    def renewed(self, module: nn.Module | None = None) -> Snapshot:
+        """A snapshot of the caller's model as it is now; `module` is what asks a function or estimator."""
+        model = self._watched if module is None else module
+        new = Snapshot(self.module if model is None else model, self.copier, self.shared, self.original)
+        new.writes_rows = self.writes_rows
+        return new if self._wrap is None else new.wrapped(*self._wrap)
 
-    def copied(self) -> nn.Module:
-        """An independent copy of the caller's model as it is now; a clear refusal where none can be made."""
-        made = _shell(self.module) if self.shared else self._copy()
-        if self.writes_rows:
-            made.register_forward_pre_hook(_on_copies, with_kwargs=True)
-        return made
+    def wrapped(self, wrap: Wrapper, copier: Copier | None = None) -> Snapshot:
+        """The snapshot inside another module, still refusing when the caller's own model changes."""
+        new, module = object.__new__(Snapshot), wrap(self.module).eval()
+        more = {"module": module, "original": module, "copier": copier, "_wrap": (wrap, copier)}
+        new.__dict__.update(vars(self), **more, _here=threading.local())
+        return new
 
-    def _copy(self) -> nn.Module:
-        try:
-            with torch.inference_mode(False), torch.no_grad():
-                made = (
-                    self.copier(self.module)
-                    if self.copier
-                    else copy.deepcopy(self.module, _computed(self.module))
-                )
-        except Exception as error:
-            raise NotApplicableError(
-                f"{type(self.module).__name__} cannot be copied ({error}), and a model is only ever run on a "
-                "private copy; give the task copy=..., a function that takes the model and makes another one"
-            ) from error
-        if made is self.module or _memory(made) & _memory(self.module):
-            raise NotApplicableError(
-                f"the copy of {type(self.module).__name__} shares parameters or buffers with the original; "
-                "copy=... has to make one with tensors of its own"
-            )
-        theirs, ours = ({n: p.shape for n, p in m.named_parameters()} for m in (self.module, made))
-        if theirs != ours:
-            odd = sorted(n for n in theirs.keys() | ours.keys() if theirs.get(n) != ours.get(n))
-            raise NotApplicableError(
-                f"the copy of {type(self.module).__name__} has other parameters than the original "
-                f"({odd[0]}); copy=... has to make one whose parameters have the same names and shapes"
-            )
-        return made
-
-    def watch(self) -> None:
-        """Refuse if the model has changed, unless this thread has looked and is still at work."""
-        own = self.thread.private
-        if not own.sessions and not own.questions:
-            self.guard.check()
-
-    def renewed(self) -> Source:
-        """The same model as it is now."""
-        return Source(self.module, self.copier, self.shared, self.guard.scratch, self.writes_rows)
+    def to(self, device: torch.device) -> Snapshot:
+        """A copy of the snapshot on another device; the caller's model stays where it is."""
+        self.check()
+        moved = private_copy(self.module, self.copier).to(device) if not self.shared else _shell(self.module)
+        new = Snapshot(moved, self.copier, self.shared, self.original if self.shared else None)
+        new.writes_rows = self.writes_rows
+        return new
 
     def __getstate__(self) -> dict[str, Any]:
-        held = {name: vars(self)[name] for name in ("module", "copier", "shared", "writes_rows")}
-        return {**held, "scratch": self.guard.scratch}
+        return {name: vars(self)[name] for name in ("module", "copier", "shared", "writes_rows")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        scratch = state.pop("scratch")
-        vars(self).update(state)
-        self._begin(scratch)
+        self.__init__(state["module"], state["copier"], state["shared"])  # type: ignore[misc]
+        self.writes_rows = state["writes_rows"]
 
 
-class _Thread(threading.local):
-    """What one thread has of a model: its own copy, made when it is first asked for."""
+class WorkingCopy:
+    """A copy of a snapshot, and which weights are written into it."""
 
-    private: Private
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.module = snapshot.copied()
+        self.sessions = 0
+        """How many sessions of its thread are open."""
+        self.loaded: Weights | None = None
+        """The weights that are in it: None the snapshot's own, UNKNOWN perhaps others."""
+        self._own: list[Tensor] = []
+        self._clean: list[Tensor] = []
+        self._buffers: list[_Buffer] = []
+        if not snapshot.shared:
+            # by name: a copy that somebody else made may list its layers in another order
+            clean, own = dict(snapshot.module.named_parameters()), self.parameters
+            self._own, self._clean = [own[name] for name in clean], list(clean.values())
+            self._buffers = list(_buffers(snapshot.module, self.module))
+            _ready_for_gradients(self.module)
+        self._versions = self._buffer_versions()
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """Its own parameters by name."""
+        return dict(self.module.named_parameters())
 
-    def __getattr__(self, name: str) -> Any:
-        if name != "private":
-            raise AttributeError(name)
-        self.private = Private(self._source)
-        return self.private
+    def load(self, weights: Weights | None) -> None:
+        """Write these weights into the copy, unless they are there; None are the snapshot's own."""
+        if self.loaded is weights:
+            return
+        self.loaded = UNKNOWN
+        with torch.no_grad():
+            if self._own:
+                torch._foreach_copy_(self._own, self._clean)
+            if weights is not None:
+                weights.write(self.parameters)
+        self.loaded = weights
+
+    def restore_buffers(self) -> None:
+        """Put back what a forward pass wrote into buffers: an answer must not depend on earlier ones."""
+        if self._buffer_versions() == self._versions:
+            return
+        with torch.no_grad():
+            for buffer in self._buffers:
+                buffer.restore()
+        self._versions = self._buffer_versions()
+
+    def _buffer_versions(self) -> list[tuple[int, int]]:
+        return [buffer.state() for buffer in self._buffers]
+
+
+class _Buffer:
+    """One buffer of a snapshot, and the tensor that stands for it in a copy."""
+
+    def __init__(self, clean: nn.Module, copied: nn.Module, name: str) -> None:
+        self._clean, self._table, self._name = clean._buffers[name], copied._buffers, name
+        self._tensor = copied._buffers[name]
+
+    def state(self) -> tuple[int, int]:
+        """Which tensor is there now, and how often it was written to."""
+        now = self._table[self._name] if self._name in self._table else None  # noqa: SIM401 (a script has no get)
+        return id(now), -1 if now is None else version(now)
+
+    def restore(self) -> None:
+        """Put the snapshot's value back."""
+        if self._clean is not None and self._tensor is not None:
+            self._tensor.copy_(self._clean)
+        self._table[self._name] = self._tensor
+
+
+def private_copy(model: Any, copier: Copier | None = None) -> Any:
+    """An independent copy of a module or estimator, or a clear refusal where none can be made."""
+    try:
+        with torch.inference_mode(False), torch.no_grad():
+            made = copier(model) if copier else copy.deepcopy(model, _computed(model))
+    except Exception as error:
+        raise NotApplicableError(
+            f"{type(model).__name__} cannot be copied ({error}), and a model is only ever run on a "
+            "private copy; give the task copy=..., a function that takes the model and makes another one"
+        ) from error
+    if isinstance(model, nn.Module):
+        _check_copy(model, made)
+        if copier is not None:
+            _fill(made, model)
+    return made
+
+
+def version(tensor: Tensor) -> int:
+    """How often a tensor was written to; torch does not count for tensors made in inference mode."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def trains(module: nn.Module) -> bool:
+    """Whether a module is in training mode; a frozen script has none."""
+    return bool(getattr(module, "training", False))
+
+
+def _tensors(model: nn.Module) -> dict[str, tuple[Tensor, int]]:
+    """Every parameter and buffer by its name, with how often it was written to."""
+    found: dict[str, tuple[Tensor, int]] = {}
+    for path, module in model.named_modules():
+        prefix = f"{path}." if path else ""
+        for table in (module._parameters, module._buffers):
+            for name, value in table.items():
+                if value is not None:
+                    found[prefix + name] = value, version(value)
+    return found
+
+
+def _changed(name: str) -> str:
+    return (
+        f"the model has changed since this task was made ('{name}' is not what it was), so what the task "
+        "knows no longer holds; make the task again, or go on with task.refreshed()"
+    )
+
+
+def _check_copy(model: nn.Module, made: Any) -> None:
+    if made is model or _memory(made) & _memory(model):
+        raise NotApplicableError(
+            f"the copy of {type(model).__name__} shares parameters or buffers with the original; "
+            "copy=... has to make one with tensors of its own"
+        )
+    theirs, ours = ({n: p.shape for n, p in m.named_parameters()} for m in (model, made))
+    if theirs != ours:
+        odd = sorted(n for n in theirs.keys() | ours.keys() if theirs.get(n) != ours.get(n))
+        raise NotApplicableError(
+            f"the copy of {type(model).__name__} has other parameters than the original "
+            f"({odd[0]}); copy=... has to make one whose parameters have the same names and shapes"
+        )
+
+
+def _fill(made: nn.Module, model: nn.Module) -> None:
+    """Write the original's numbers into a copy that somebody else made."""
+    theirs, ours = (dict([*m.named_parameters(), *m.named_buffers()]) for m in (model, made))
+    with torch.no_grad():
+        for name in theirs.keys() & ours.keys():
+            ours[name].copy_(theirs[name])
+
+
+def _buffers(clean: nn.Module, copied: nn.Module) -> Iterator[_Buffer]:
+    there = dict(copied.named_modules())
+    for path, module in clean.named_modules():
+        for name, value in module._buffers.items() if path in there else ():
+            if value is not None and name in there[path]._buffers:
+                yield _Buffer(module, there[path], name)
+
+
+def _ready_for_gradients(model: nn.Module) -> None:
+    """On a GPU recurrent layers train without dropout: else cuDNN gives no gradients."""
+    for module in model.modules():
+        if isinstance(module, nn.RNNBase) and any(p.is_cuda for p in module.parameters(recurse=False)):
+            module.dropout = 0.0
+            module.training = True
+            module.flatten_parameters()
 
 
 def _on_copies(
@@ -155,11 +311,11 @@ def _memory(model: nn.Module) -> set[int]:
     return {t.untyped_storage().data_ptr() for t in tensors if t.numel() and t.device.type != "meta"}
 
 
-def _computed(model: nn.Module) -> dict[int, Any]:
+def _computed(model: Any) -> dict[int, Any]:
     """Tensors that a forward pass left behind as attributes: deepcopy refuses those with a history."""
     return {
         id(value): value.detach().clone()
-        for module in modules(model)
+        for module in (model.modules() if isinstance(model, nn.Module) else ())
         for value in module.__dict__.values()
         if isinstance(value, Tensor) and value.grad_fn is not None
     }

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from veridical.errors import ModelError
-from veridical.models.fingerprint import version
+from veridical.models.private_copy import version
 
 if TYPE_CHECKING:
     from veridical.models.cost import Meter

@@ -153,7 +153,7 @@ def _settings_survive(thing: Any) -> None:
 @contextmanager
 def _untouched(task: Task) -> Iterator[None]:
     """Inputs, weights, flags and torch's global generator are afterwards as they were."""
-    model, copy = task.predictor.source.module, task.predictor.source.thread.private.module
+    model, copy = task.predictor.source.original, task.predictor.source.working.module
     before = {n: v.clone() for n, v in model.state_dict().items()}
     flags, hooks = [m.training for m in model.modules()], _hooks(model, copy)
     inputs, state = task.inputs.clone(), torch.get_rng_state()

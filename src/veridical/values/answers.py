@@ -63,11 +63,12 @@ class Answers:
 
     @property
     def model(self) -> nn.Module:
-        """The caller's own model; under other weights, this thread's private copy with those weights."""
+        """The caller's own model; under other weights, a copy of it with those weights."""
         predictor = self.predictor
         if predictor.weights is None and not predictor.wraps:
-            return predictor.source.module
-        return predictor.model
+            source = predictor.source
+            return source.module if source.shared else source.original
+        return predictor.copied()
 
     @property
     def device(self) -> torch.device:
@@ -87,7 +88,7 @@ class Answers:
     def outputs(self) -> Tensor:
         """All outputs for the inputs (N, C); computed once, and counted to nobody: they are the task's."""
         if "outputs" in self._cache:
-            self.predictor.source.watch()
+            self.predictor.source.check()
         return self.cached(
             "outputs", lambda: self.uncounted(lambda: self.predictor.outputs(self.inputs, self.side))
         )
@@ -256,7 +257,7 @@ class Answers:
         from veridical.plots import html_summary
 
         facts = [
-            ("model", type(self.predictor.source.module).__name__),
+            ("model", type(self.model).__name__),
             ("fill", self.fill.name),
             ("reference rows", "none" if self.train is None else str(len(self.train))),
             ("rows per chunk", str(self.predictor.rows)),

@@ -15,15 +15,14 @@ from torch import Tensor, nn
 from veridical.core.key import Key
 from veridical.core.settings import checked
 from veridical.errors import InputError, NotApplicableError, OutOfRangeError, ShapeError, VeridicalWarning
-from veridical.models.adapters import adapt
+from veridical.models.adapters import adapt, readapted
 from veridical.models.dataframes import FrameCodec, as_pandas, is_frame
 from veridical.models.embeddings import TOKEN_IDS, EmbeddingView, embedding_layer
 from veridical.models.estimators import class_names, one_target
-from veridical.models.fingerprint import trains
 from veridical.models.output_heads import Head, first_answer, two_columns
 from veridical.models.plan import MIN_ROWS, Plan, memory_budget, most_rows
 from veridical.models.predictor import Output, Predictor, Side, call, plain_output, take_side
-from veridical.models.private_copy import Copier, Source
+from veridical.models.private_copy import Copier, Snapshot, trains
 from veridical.models.weights import NoiseSource, Noisy, Replaced, Weights, fitting
 from veridical.perturb.fills import Fill, as_fill, default_fill
 from veridical.values.answers import Answers
@@ -137,8 +136,9 @@ class Task(Answers):
             rows[:1].clone(),
             codec,
             rows if self.train is None else self.train,
+            copy,
         )
-        source = Source(module, copy, shared=module is not model)
+        source = Snapshot(module, copy, module is not model, model)
         if module is model and any(map(trains, module.modules())) and behaves_otherwise(module):
             warnings.warn(
                 "the model is in training mode, where dropout or batch normalisation make its answers "
@@ -212,7 +212,7 @@ class Task(Answers):
     def with_module(self, module: nn.Module, output: Output | None = None) -> Task:
         """The same task answered by another module (a fine-tuned one, say); targets stay."""
         old = self.predictor
-        new = replace(old, source=Source(module), output=output or old.output, weights=None, wraps=())
+        new = replace(old, source=Snapshot(module), output=output or old.output, weights=None, wraps=())
         return self.changed(predictor=new)
 
     def with_noise(self, sigma: float, key: Key, layer: str | None = None, step: float = 1.0) -> Task:
@@ -238,7 +238,10 @@ class Task(Answers):
 
     def refreshed(self) -> Task:
         """The same task for the model as it is now, when it has changed: nothing computed before is kept."""
-        predictor = replace(self.predictor, source=self.predictor.source.renewed())
+        source = self.predictor.source
+        rows = self.inputs if self.train is None else self.train
+        again = readapted(source.original, source.module, rows, source.copier) if source.shared else None
+        predictor = replace(self.predictor, source=source.renewed(again))
         if self._targets_given and self._targets is not None:
             return self.changed(alone=True, predictor=predictor, targets=self._targets)
         return self.changed(alone=True, predictor=predictor, targets="predicted")
@@ -319,10 +322,11 @@ class Task(Answers):
             for n in ("inputs", "ids", "masks", "labels", "train", "train_labels", "space", "members")
         }
         rows = old.plan.rows if self._plan_given else _rows_on(place, self.device, old.rows)
-        source = Source(old.source.copied().to(place), old.source.copier, old.source.shared)
         return self.changed(
             alone=True,
-            predictor=replace(old, source=source, device=place, plan=replace(old.plan, rows=rows)),
+            predictor=replace(
+                old, source=old.source.to(place), device=place, plan=replace(old.plan, rows=rows)
+            ),
             targets=self.targets.to(place),
             side=side_of(self.side, None, place),
             train_side=side_of(self.train_side, None, place),

@@ -1,4 +1,4 @@
-"""What foreign code does to the copy it is lent is undone, and no copy by others can do harm."""
+"""What foreign code does to the copy it is given harms no later answer, and no copy by others can do harm."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("raises", [False, True])
 @pytest.mark.parametrize("change", CHANGES)
-def test_whatever_a_lent_copy_reaches_is_put_back(change: str, raises: bool) -> None:
+def test_whatever_a_copy_reaches_is_left_as_it_was(change: str, raises: bool) -> None:
     task = vd.Task(Reaching(), X)
     world = task.with_noise(0.3, vd.core.Key(1))
     before, noisy = task.outputs, world.outputs
