@@ -11,7 +11,7 @@ import torch
 import veridical as vd
 from tests.auditing.test_audit import TINY
 from veridical.auditing import EFFORTS, audit, jobs
-from veridical.auditing.jobs import Crew, Job
+from veridical.auditing.jobs import Job, JobRunner
 from veridical.auditing.panel import choose_judges
 from veridical.auditing.prices import Price, price_of_scores
 from veridical.auditing.race import runners
@@ -54,18 +54,18 @@ def test_another_seed_task_or_setting_finds_nothing(tmp_path):
     task = vd.tasks.load("known/linear")[:8]
     metrics = {"sparseness": registry.make("sparseness")}
     job = Job("a", as_explainer("saliency"), metrics, task, task, "here")
-    Crew(0, tmp_path, "x").do([job], "")
+    JobRunner(0, tmp_path, "x").do([job], "")
     assert len(list(tmp_path.iterdir())) == 1
-    for crew, asked in (
-        (Crew(1, tmp_path, "x"), job),
-        (Crew(0, tmp_path, "y"), job),
-        (Crew(0, tmp_path, "x"), replace(job, place="there")),
-        (Crew(0, tmp_path, "x"), replace(job, explainer=as_explainer("gradient"))),
-        (Crew(0, tmp_path, "x"), replace(job, draw=1)),
+    for job_runner, asked in (
+        (JobRunner(1, tmp_path, "x"), job),
+        (JobRunner(0, tmp_path, "y"), job),
+        (JobRunner(0, tmp_path, "x"), replace(job, place="there")),
+        (JobRunner(0, tmp_path, "x"), replace(job, explainer=as_explainer("gradient"))),
+        (JobRunner(0, tmp_path, "x"), replace(job, draw=1)),
     ):
-        crew.do([asked], "")
-        assert crew.found == 0
-    same = Crew(0, tmp_path, "x")
+        job_runner.do([asked], "")
+        assert job_runner.found == 0
+    same = JobRunner(0, tmp_path, "x")
     same.do([job], "")
     assert same.found == 1
 
@@ -73,12 +73,12 @@ def test_another_seed_task_or_setting_finds_nothing(tmp_path):
 def test_a_damaged_file_is_done_again(tmp_path):
     task = vd.tasks.load("known/linear")[:8]
     job = Job("a", as_explainer("saliency"), {"sparseness": registry.make("sparseness")}, task, task, "here")
-    first = Crew(0, tmp_path).do([job], "")[0]
+    first = JobRunner(0, tmp_path).do([job], "")[0]
     for file in tmp_path.rglob("0.safetensors"):
         file.write_bytes(file.read_bytes()[:-3])
-    crew = Crew(0, tmp_path)
-    again = crew.do([job], "")[0]
-    assert crew.found == 0
+    job_runner = JobRunner(0, tmp_path)
+    again = job_runner.do([job], "")[0]
+    assert job_runner.found == 0
     assert torch.equal(again.scores["sparseness"].values, first.scores["sparseness"].values)
 
 
@@ -92,8 +92,8 @@ def test_a_changed_function_is_noticed(tmp_path):
 
         return Job("mine", as_explainer(mine), metrics, task, task, "here")
 
-    Crew(0, tmp_path).do([job(1.0)], "")
-    same, other = Crew(0, tmp_path), Crew(0, tmp_path)
+    JobRunner(0, tmp_path).do([job(1.0)], "")
+    same, other = JobRunner(0, tmp_path), JobRunner(0, tmp_path)
     same.do([job(1.0)], "")
     other.do([job(2.0)], "")
     assert (same.found, other.found) == (1, 0)
@@ -105,7 +105,7 @@ def test_what_failed_is_not_kept(tmp_path):
 
     task = vd.tasks.load("known/linear")[:8]
     job = Job("b", as_explainer(broken), {"sparseness": registry.make("sparseness")}, task, task, "here")
-    found = Crew(0, tmp_path).do([job], "")[0]
+    found = JobRunner(0, tmp_path).do([job], "")[0]
     assert found.explanation is None
     assert found.failures[0].message == "no"
     assert not list(tmp_path.iterdir())

@@ -82,7 +82,7 @@ def beside(race: Race, best: str, seed: int) -> tuple[Test, ...]:
             if explainer.why_not(task) is not None:
                 continue
             job = Job(best, explainer, metrics, task, task, f"beside: {name}")
-            done = race.crew.do([job], f"beside: {name}")
+            done = race.job_runner.do([job], f"beside: {name}")
             theirs = marks(done, [len(task)], race.judges.removal)
             own = runner.marks(race.judges.removal).first(len(task))
             found.append(Test.of("beside", name, rules.removal_units(own, [theirs])))

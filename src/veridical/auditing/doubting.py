@@ -69,7 +69,7 @@ def doubt(race: Race, rules: Rules) -> None:
 def _ask_twin(race: Race, runners: list[Runner]) -> None:
     """Maps of a few samples for nearly the same model, once; who gives others there is asked more."""
     fresh = [runner for runner in runners if not runner.mates]
-    module = twin_of(race.task, race.crew.seed) if fresh else None
+    module = twin_of(race.task, race.job_runner.seed) if fresh else None
     if module is None:
         return
     whole, few = race.first_look, race.first_look[:TWIN_SAMPLES]
@@ -89,7 +89,7 @@ def _ask_twin(race: Race, runners: list[Runner]) -> None:
 
 def _agreement(race: Race, runners: list[Runner], other: Task, few: Task, place: str) -> list[float]:
     """The median agreement of its maps with those of another task; 0 with a map that is not there."""
-    done = race.crew.do([Job(r.label, r.explainer, {}, other, other, place) for r in runners], place)
+    done = race.job_runner.do([Job(r.label, r.explainer, {}, other, other, place) for r in runners], place)
     found = []
     for runner, one in zip(runners, done, strict=True):
         own = runner.done[0].explanation
@@ -128,7 +128,7 @@ def _ask_mates(race: Race, runners: list[Runner], look: int, rules: Rules) -> No
         if own is not None
     ]
     with sharing(judged):
-        done = race.crew.do(jobs, place)
+        done = race.job_runner.do(jobs, place)
     race.used += race.doubt_price(stop - start, runners) if look else 0.0
     for runner, one in zip(runners, done, strict=True):
         theirs = marks([one], [len(rows)], race.judges.removal).tied_where_missing()
@@ -144,7 +144,7 @@ def _rightly(race: Race, made: Explanation) -> bool:
         yardstick = as_explainer(name)
         if yardstick.why_not(task) is None:
             if name not in race.yardsticks:
-                race.yardsticks[name] = yardstick(task, Key(race.crew.seed)).settle()
+                race.yardsticks[name] = yardstick(task, Key(race.job_runner.seed)).settle()
             if rightly_alike(made, race.yardsticks[name], rows, others):
                 return True
     return False

@@ -6,15 +6,13 @@ that was ended.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
-import re
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,10 +20,10 @@ import torch
 
 from veridical._version import __version__
 from veridical.core.key import Key
-from veridical.core.progress import track
 from veridical.core.settings import holds_code
 from veridical.errors import FormatError, VeridicalWarning
 from veridical.explainers import Explainer
+from veridical.jobs import content_hash, resume
 from veridical.metrics import Metric
 from veridical.models.cost import Cost
 from veridical.perturb.shared_work import sharing
@@ -36,6 +34,7 @@ from veridical.values.scores import Scores
 from veridical.values.task import Task
 
 log = logging.getLogger("veridical")
+MAP = "map.safetensors"
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +121,7 @@ def carry_out_there(job: Job, seed: int, threads: int) -> Done:
 
 
 @dataclass(eq=False)
-class Crew:
+class JobRunner:
     """Does jobs here or on an executor, and keeps what is done in a folder: a later run goes on from it."""
 
     seed: int
@@ -136,60 +135,49 @@ class Crew:
 
     def do(self, jobs: Sequence[Job], what: str) -> list[Done]:
         """All jobs, in the order given."""
-        kept = {i: done for i, job in enumerate(jobs) if (done := self._read(job)) is not None}
-        self.found += len(kept)
-        fresh = [i for i in range(len(jobs)) if i not in kept]
-        for i, done in zip(fresh, self._fresh([jobs[i] for i in fresh], what), strict=True):
-            self._write(jobs[i], done)
-            kept[i] = done
-        return [kept[i] for i in range(len(jobs))]
-
-    def _fresh(self, jobs: Sequence[Job], what: str) -> Iterator[Done]:
         if self.executor is None:
-            for job in track(jobs, what, self.progress):
-                yield carry_out(job, self.seed)
-            return
-        threads = torch.get_num_threads()
-        running = [self.executor.submit(carry_out_there, job, self.seed, threads) for job in jobs]
-        try:
-            for job, one in zip(jobs, track(running, what, self.progress), strict=True):
-                done = one.result()
-                job.judged.predictor.meter.add(done.cost)  # asked there, paid for here
-                yield done
-        finally:
-            for one in running:
-                one.cancel()
+            work: Callable[[Job], Done] = lambda job: carry_out(job, self.seed)  # noqa: E731
+        else:
+            work = partial(carry_out_there, seed=self.seed, threads=torch.get_num_threads())
+        return resume(
+            [(str(i) if self.folder is None else self._hash(job), job) for i, job in enumerate(jobs)],
+            work,
+            load=self._load,
+            save=self._save,
+            executor=self.executor,
+            what=what,
+            progress=self.progress,
+        )
 
-    def _place(self, job: Job) -> Path | None:
-        if self.folder is None:
-            return None
-        told = {
-            "about": self.about,
-            "place": job.place,
-            "explainer": job.explainer.to_json(),
-            "metrics": {label: metric.to_json() for label, metric in job.metrics.items()},
-            "seed": [self.seed, job.draw],
-            "plan": asdict(job.judged.predictor.plan),
-            "device": job.judged.device.type,
-            "versions": [__version__, torch.__version__],
-        }
-        text = json.dumps(told, sort_keys=True, default=repr)
-        digest = hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
-        return self.folder / f"{re.sub(r'[^0-9a-zA-Z_]+', '-', job.label)[:40]}-{digest}"
+    def _hash(self, job: Job) -> str:
+        return content_hash(
+            {
+                "about": self.about,
+                "place": job.place,
+                "label": job.label,
+                "explainer": job.explainer.to_json(),
+                "metrics": {label: metric.to_json() for label, metric in job.metrics.items()},
+                "seed": [self.seed, job.draw],
+                "plan": asdict(job.judged.predictor.plan),
+                "device": job.judged.device.type,
+                "versions": [__version__, torch.__version__],
+            }
+        )
 
-    def _read(self, job: Job) -> Done | None:
+    def _load(self, hash: str, job: Job) -> Done | None:
         """What an earlier run kept of this job; None where something is missing, damaged or no longer so."""
-        place = self._place(job)
-        if place is None or not (place / "map.safetensors").is_file():
+        if self.folder is None or not (self.folder / hash / MAP).is_file():
             return None
+        place = self.folder / hash
         try:
-            made = Explanation.load(place / "map.safetensors").to(job.judged.device)
+            made = Explanation.load(place / MAP).to(job.judged.device)
             scores = {label: Scores.load(place / f"{i}.safetensors") for i, label in enumerate(job.labels)}
         except FormatError as error:
             log.info("%s; it is done again", error)
             return None
         if holds_code(job.explainer) and not self._same_code(job, made):
             return None
+        self.found += 1
         return Done(made, scores, [])
 
     def _same_code(self, job: Job, made: Explanation) -> bool:
@@ -197,10 +185,11 @@ class Crew:
         again = job.explainer(job.explained[:1], job.key(self.seed)).values
         return torch.allclose(again, made.values[:1], rtol=1e-4, atol=1e-6, equal_nan=True)
 
-    def _write(self, job: Job, done: Done) -> None:
-        place = self._place(job)
-        if place is None or done.explanation is None or done.failures:
+    def _save(self, hash: str, job: Job, done: Done) -> None:
+        if self.executor is not None:
+            job.judged.predictor.meter.add(done.cost)  # asked there, paid for here
+        if self.folder is None or done.explanation is None or done.failures:
             return
         for i, label in enumerate(job.labels):
-            done.scores[label].save(place / f"{i}.safetensors")
-        done.explanation.save(place / "map.safetensors")  # last: where it is, the job is whole
+            done.scores[label].save(self.folder / hash / f"{i}.safetensors")
+        done.explanation.save(self.folder / hash / MAP)  # last: where it is, the job is whole

@@ -24,7 +24,7 @@ from veridical.auditing.evidence import (
     of_head,
 )
 from veridical.auditing.groups import leading
-from veridical.auditing.jobs import Crew, Done, Job
+from veridical.auditing.jobs import Done, Job, JobRunner
 from veridical.auditing.panel import DRAWS, Judges
 from veridical.auditing.prices import Price, ordinary, price_of_map, rows
 from veridical.auditing.swap import Copies, Pairing, marks, pairings, size_jobs, swap_jobs, swap_units
@@ -98,7 +98,7 @@ class Race:
     judges: Judges
     lines: tuple[str, ...]
     copies: Copies | None
-    crew: Crew
+    job_runner: JobRunner
     budget: int
     runners: dict[str, Runner]
     controls: dict[str, Runner]
@@ -163,7 +163,7 @@ class Race:
             for runner in runners
             for draw in range(runner.count)
         ]
-        found = self.crew.do([job for _, job in jobs], f"{place}: {len(runners)} {self._said(runners)}")
+        found = self.job_runner.do([job for _, job in jobs], f"{place}: {len(runners)} {self._said(runners)}")
         for runner in runners:
             own = [done for (who, _), done in zip(jobs, found, strict=True) if who is runner]
             runner.done.append(own[0])
@@ -256,7 +256,7 @@ class Race:
                     if (made := r.done[number].explanation) is not None
                 ]
                 bare = size_jobs(self.judges.swap, pairs, place)
-                found = self.crew.do([*bare, *(job for some in jobs for job in some)], place)
+                found = self.job_runner.do([*bare, *(job for some in jobs for job in some)], place)
             bare_done, found = found[: len(bare)], found[len(bare) :]
             self.used += self._swap_price(stop - start, open_ones)
             size = len(jobs[0])

@@ -23,7 +23,7 @@ from veridical.auditing.evaluation import evaluation_of
 from veridical.auditing.evidence import FEWEST
 from veridical.auditing.extras import concepts_of, prompts_of, standings_of
 from veridical.auditing.finetuned_model import finetuned_judge
-from veridical.auditing.jobs import Crew
+from veridical.auditing.jobs import JobRunner
 from veridical.auditing.panel import choose_explainers, choose_judges, choose_lines
 from veridical.auditing.prices import price_of_scores
 from veridical.auditing.race import ENOUGH, Race, Runner, runners
@@ -82,7 +82,9 @@ def run(
     absent = {} if copies is not None else {"swap": why_not}
     if copies is not None and why_not:
         notes.append(f"The swap takes noisy copies of the model: {why_not}.")
-    crew = Crew(seed, folder, task.content_hash() if folder is not None else "", executor, progress)
+    job_runner = JobRunner(
+        seed, folder, task.content_hash() if folder is not None else "", executor, progress
+    )
     with clock("race"):
         race = Race(
             task,
@@ -93,7 +95,7 @@ def run(
                 if line == "removal" or (line == "swap" and copies) or (line == "truth" and judges.truth)
             ),
             copies,
-            crew,
+            job_runner,
             plan.budget if keep_to_budget else 10**18,
             runners(panel.explainers, task, seed),
             {label: Runner(label, control, control=True) for label, control in panel.controls.items()},
@@ -156,7 +158,7 @@ def run(
         tuple(notes),
         near,
         heard,
-        crew.found,
+        job_runner.found,
         prompts=prompts,
     )
 

@@ -1,0 +1,316 @@
+"""Python's futures on a Ray cluster: whatever takes an executor of `concurrent.futures` runs there.
+
+Tasks, model and data, are placed in the cluster's object store once and fetched by the workers.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor, Future
+from contextlib import contextmanager, suppress
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from veridical.errors import InputError, MissingExtraError, StudyError
+from veridical.jobs.run import WorkerLostError
+from veridical.values.task import Task
+
+KEPT_TASKS = 64
+"""Tasks that stay in the object store; older ones are placed again when they are needed."""
+MIB = 2**20
+
+
+class RayPool(Executor):
+    """An executor of `concurrent.futures` whose work runs on a Ray cluster, this machine's by default.
+
+    `with RayPool(num_cpus=8) as pool: vd.audit(task, executor=pool)`. A cluster that it started ends with it;
+    one that was there before stays. The functions and classes it is given must be importable on every node.
+    A worker or node that dies is Ray's to make good; a call under which `retries` + 1 workers died raises.
+
+    Parameters
+    ----------
+    address
+        That of a cluster (`auto`, `host:port`); without one, and without RAY_ADDRESS, a cluster is started
+        when the first call is submitted.
+    num_cpus
+        CPUs of the cluster that is started; None takes all.
+    cpus, gpus, memory_mib
+        What one call asks for; a call whose first argument has `resources` asks for those.
+    retries
+        How often a call is given out again when its worker or node is lost.
+    seconds
+        A call that runs longer raises `TimeoutError`; None sets no limit.
+    host
+        The address that a cluster started here listens on.
+    object_store_mib
+        Size of the object store of a cluster that is started.
+    runtime_env
+        Ray's own settings for what workers find around them.
+
+    Raises
+    ------
+    MissingExtraError
+        Where Ray is not installed.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        num_cpus: int | None = None,
+        *,
+        cpus: float = 1,
+        gpus: float = 0.0,
+        memory_mib: int | None = None,
+        retries: int = 3,
+        seconds: float | None = None,
+        host: str = "127.0.0.1",
+        object_store_mib: int | None = None,
+        runtime_env: Mapping[str, Any] | None = None,
+    ) -> None:
+        for name, value, least in (("num_cpus", num_cpus, 1), ("cpus", cpus, 0), ("retries", retries, 0)):
+            if value is not None and not (isinstance(value, int | float) and value >= least):
+                raise InputError(f"RayPool: {name} is a number from {least}, got {value!r}")
+        self.address, self.num_cpus, self.host, self.object_store_mib = (
+            address,
+            num_cpus,
+            host,
+            object_store_mib,
+        )
+        self.resources = {"cpus": cpus, "gpus": gpus, "memory_mib": memory_mib or 0}
+        self.retries, self.seconds, self.runtime_env = retries, seconds, dict(runtime_env or {})
+        self._ray: Any = None
+        self._ours = False
+        self._placed: dict[int, tuple[Task, Any]] = {}
+        self._nodes: list[dict[str, float]] = []
+        self._checked = 0.0
+
+    # --- calls --------------------------------------------------------------------------------------
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
+        """Send work out; the future has its result, or raises what it raised."""
+        self._connect()
+        asked = {**self.resources, **(getattr(args[0], "resources", None) or {})} if args else self.resources
+        made: Future[Any] = Future()
+        made.set_running_or_notify_cancel()
+        if not any(_fits(node, asked) for node in self._alive()):
+            wish = ", ".join(f"{amount:g} {what}" for what, amount in asked.items() if amount)
+            made.set_exception(InputError(f"no node of the cluster has what this asks for: {wish}"))
+            return made
+        tasks = [self._tasks_of(one) for one in args]
+        sent = [replace(a, **dict.fromkeys(held)) if held else a for a, held in zip(args, tasks, strict=True)]
+        ref = self._remote.options(
+            num_cpus=asked["cpus"],
+            num_gpus=asked["gpus"],
+            memory=asked["memory_mib"] * MIB or None,
+            max_retries=self.retries,
+            runtime_env=environment(self.runtime_env),
+        ).remote(fn, sent, tasks, named)
+        timer = None if self.seconds is None else threading.Timer(self.seconds, self._cancel, [ref])
+        if timer is not None:
+            timer.daemon = True
+            timer.start()
+        ref.future().add_done_callback(lambda inner: self._ended(inner, made, timer))
+        return made
+
+    def _ended(self, inner: Future[Any], made: Future[Any], timer: threading.Timer | None) -> None:
+        late = timer is not None and timer.finished.is_set()
+        if timer is not None:
+            timer.cancel()
+        error, problems = inner.exception(), self._ray.exceptions
+        if error is None:
+            made.set_result(inner.result())
+        elif late:
+            made.set_exception(TimeoutError(f"it took longer than {self.seconds:g} s (limits: seconds)"))
+        elif isinstance(error, problems.RayError) and not isinstance(error, problems.RayTaskError):
+            lines = str(error).strip().splitlines()
+            said = f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"
+            made.set_exception(WorkerLostError(f"the worker was lost ({said})", final=True))
+        else:
+            made.set_exception(error)
+
+    def _cancel(self, ref: Any) -> None:
+        with suppress(Exception):  # it may have ended just now
+            self._ray.cancel(ref, force=True)
+
+    # --- tasks --------------------------------------------------------------------------------------
+
+    def _tasks_of(self, thing: Any) -> dict[str, Any]:
+        """Where the tasks among a dataclass's fields lie in the object store, by field."""
+        if not is_dataclass(thing) or isinstance(thing, type | Task):
+            return {}
+        return {
+            each.name: [self.place(getattr(thing, each.name))]  # inside a list it is not fetched at once
+            for each in fields(thing)
+            if isinstance(getattr(thing, each.name), Task)
+        }
+
+    def place(self, task: Task) -> Any:
+        """Put a task into the object store, once; what Ray knows it by."""
+        self._connect()
+        if id(task) not in self._placed:
+            while len(self._placed) >= KEPT_TASKS:
+                del self._placed[next(iter(self._placed))]
+            self._placed[id(task)] = task, self._ray.put(task)
+        return self._placed[id(task)][1]
+
+    # --- the cluster --------------------------------------------------------------------------------
+
+    @property
+    def slots(self) -> int:
+        """Calls of the ordinary size that fit on the nodes now alive, and one ahead."""
+        self._connect()
+        return max(sum(_fits(node, self.resources) for node in self._alive()), 1) + 1
+
+    def check(self) -> None:
+        """Say that the cluster's head is gone; Ray itself would wait, and then end this process."""
+        host, _, port = self._head.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), timeout=5).close()
+        except OSError:
+            raise StudyError(
+                f"the head of the Ray cluster at {host}:{port} is gone; what is finished is kept: start the "
+                "cluster again and run this again (veridical resume FOLDER), which goes on from there"
+            ) from None
+
+    def _alive(self) -> list[dict[str, float]]:
+        """What each living node has, looked up at most once per second."""
+        if time.monotonic() - self._checked >= 1.0:
+            self.check()
+            try:
+                self._nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+            except Exception:
+                self.check()
+                raise
+            self._checked = time.monotonic()
+        return self._nodes
+
+    def _connect(self) -> None:
+        if self._ray is not None:
+            return
+        self._ray = import_ray()
+        self._ours = connect(self.address, self.num_cpus, self.host, self.object_store_mib)
+        self._head = str(self._ray.get_runtime_context().gcs_address)
+        # a worker that has seen one GPU cannot change to another, so it serves once where there are several
+        several = any(node.get("GPU", 0) > 1 for node in self._alive())
+        self._remote = self._ray.remote(max_calls=int(several))(work)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Leave the cluster, and end it if it was started here."""
+        self._placed.clear()
+        if self._ours:
+            with suppress(Exception):  # gone already
+                self._ray.shutdown()
+        self._ray, self._ours = None, False
+
+
+def work(fn: Callable[..., Any], sent: list[Any], tasks: list[dict[str, Any]], named: dict[str, Any]) -> Any:
+    """What runs on a worker: the call, its tasks fetched, each once."""
+    import ray
+
+    there = {ref: ray.get(ref) for ref in {ref for held in tasks for (ref,) in held.values()}}
+    whole = [
+        replace(one, **{name: there[ref] for name, (ref,) in held.items()}) if held else one
+        for one, held in zip(sent, tasks, strict=True)
+    ]
+    return fn(*whole, **named)
+
+
+def _fits(node: Mapping[str, float], asked: Mapping[str, float]) -> int:
+    """How many calls that ask for this fit on a node."""
+    amounts = {"CPU": asked["cpus"], "GPU": asked["gpus"], "memory": asked["memory_mib"] * MIB}
+    room = [node.get(what, 0.0) / amount for what, amount in amounts.items() if amount > 0]
+    return int(min(room, default=1.0) + 1e-9)
+
+
+# --- before Ray starts ------------------------------------------------------------------------------------
+
+
+def import_ray() -> Any:
+    """Ray, or the command that installs it."""
+    try:
+        import ray
+        import ray.exceptions
+    except ImportError:
+        raise MissingExtraError("a Ray cluster needs Ray: pip install 'veridical[ray]'") from None
+    return ray
+
+
+def connect(address: str | None, num_cpus: int | None, host: str, object_store_mib: int | None) -> bool:
+    """Connect to a cluster, or start one here; whether it is ours to leave, which one from before is not."""
+    ray = import_ray()
+    if ray.is_initialized():
+        return False
+    # a study is nobody's affair but its owner's
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    address = address or os.environ.get("RAY_ADDRESS")
+    if address is not None:
+        with bound_to(address.rpartition(":")[0]):
+            ray.init(address=address, **quiet)
+        return True
+    # a token for this cluster alone: other users of the machine stay out, and Ray, which otherwise
+    # keeps one token in the home folder, writes nothing there
+    if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & set(os.environ):
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    # workers are as important as this process, as they are without Ray
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    with bound_to(host):
+        ray.init(
+            address="local",
+            num_cpus=num_cpus,
+            object_store_memory=None if object_store_mib is None else object_store_mib * MIB,
+            include_dashboard=False,
+            _node_ip_address=host,
+            **quiet,
+        )
+    where = next(iter(ray.nodes()))["NodeManagerAddress"]
+    if where != host:
+        ray.shutdown()
+        raise InputError(f"Ray would listen on {where} instead of {host}; it was not started")
+    return True
+
+
+@contextmanager
+def bound_to(host: str) -> Iterator[None]:
+    """Let Ray take 127.0.0.1 at its word while a cluster starts or is connected to.
+
+    On Linux Ray replaces a loopback address by one that other machines reach, unless it is told that there
+    are no other machines: by a variable for the processes it starts, by a constant for this one.
+    """
+    from ray._private import ray_constants
+
+    variable = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+    before, set_before = ray_constants.ENABLE_RAY_CLUSTER, os.environ.get(variable)
+    if host == "127.0.0.1":
+        ray_constants.ENABLE_RAY_CLUSTER, os.environ[variable] = False, "0"
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+        os.environ.pop(variable, None)
+        if set_before is not None:
+            os.environ[variable] = set_before
+
+
+def environment(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The runtime environment of workers: the caller's, with this process's import paths and bounds.
+
+    Installed packages are left to each node's own Python.
+    """
+    installed = {str(Path(prefix).resolve()) for prefix in (sys.prefix, sys.base_prefix)}
+    own = [
+        path
+        for path in dict.fromkeys(os.path.abspath(entry) for entry in sys.path)
+        if os.path.isdir(path) and not any(Path(path).resolve().is_relative_to(p) for p in installed)
+    ]
+    bounds = {name: value for name, value in os.environ.items() if name.startswith("VERIDICAL_MAX_")}
+    variables = {"PYTHONPATH": os.pathsep.join(own), **bounds, **given.get("env_vars", {})}
+    return {**given, "env_vars": variables}

@@ -1,0 +1,178 @@
+"""The folder of jobs: a local path or any fsspec URL, where a reader finds a whole file or none."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import uuid
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from veridical.errors import FormatError, StorageError
+from veridical.values import files, sealed
+from veridical.values.sealed import PART
+
+log = logging.getLogger("veridical")
+
+
+def content_hash(content: Any) -> str:
+    """A short digest of plain data: what a job is known by.
+
+    Parameters
+    ----------
+    content
+        Anything that goes to JSON; what does not is taken by its `repr`.
+
+    Returns
+    -------
+    str
+        32 hexadecimal digits.
+
+    Examples
+    --------
+    >>> content_hash({"a": 1, "b": 2}) == content_hash({"b": 2, "a": 1})
+    True
+    """
+    text = json.dumps(content, sort_keys=True, default=repr)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+class Store:
+    """Files by name, such as 'cells/0a1b.parquet', each written at once.
+
+    Parameters
+    ----------
+    place
+        A local path, or an fsspec URL such as `s3://bucket/folder` or `memory://name`.
+    """
+
+    def __init__(self, place: str | Path) -> None:
+        text = str(place)
+        self.local: Path | None = None
+        """The path, where the store is a local folder."""
+        self._fs: Any = None
+        if "://" in text and not text.startswith("file://"):
+            import fsspec  # type: ignore[import-untyped]
+
+            self._fs, self._root = fsspec.core.url_to_fs(text)
+            self.url = text.rstrip("/")
+        else:
+            self.local = Path(text.removeprefix("file://")).absolute()
+            self.url = str(self.local)
+
+    # --- bytes --------------------------------------------------------------------------------------
+
+    def read(self, name: str) -> bytes:
+        """The bytes of a file; FileNotFoundError where there is none."""
+        try:
+            if self.local is not None:
+                return (self.local / name).read_bytes()
+            content: bytes = self._fs.cat_file(self._at(name))
+            return content
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise StorageError.of("read", f"{self.url}/{name}", error) from error
+
+    def write(self, name: str, content: bytes) -> None:
+        """Put a file in place at once: killed before, there is none; killed after, it is whole."""
+        if self.local is not None:
+            sealed.put(self.local / name, content)
+            return
+        part = self._at(f"{name}.{uuid.uuid4().hex}{PART}")
+        try:
+            self._fs.makedirs(self._at(name).rpartition("/")[0], exist_ok=True)
+            self._fs.pipe_file(part, content)
+            self._fs.mv(part, self._at(name))
+        except OSError as error:
+            raise StorageError.of("written", f"{self.url}/{name}", error) from error
+
+    def append(self, name: str, lines: list[str]) -> None:
+        """Add lines to a file; one that is not local is written again as a whole."""
+        text = "".join(f"{line}\n" for line in lines)
+        if self.local is None:
+            self.write(name, (self.read(name) if self.exists(name) else b"") + text.encode())
+            return
+        path = self.local / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # readable by its owner alone, as everything here
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            with os.fdopen(handle, "a", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            raise StorageError.of("written", path, error) from error
+
+    def exists(self, name: str) -> bool:
+        """Whether there is such a file."""
+        return bool(
+            (self.local / name).is_file() if self.local is not None else self._fs.isfile(self._at(name))
+        )
+
+    def files(self, kind: str) -> list[str]:
+        """The whole files in one of the sub-folders."""
+        if self.local is not None:
+            where = self.local / kind
+            found = [entry.name for entry in os.scandir(where) if entry.is_file()] if where.is_dir() else []
+        elif self._fs.isdir(self._at(kind)):
+            self._fs.invalidate_cache()
+            found = [str(path).rpartition("/")[2] for path in self._fs.ls(self._at(kind), detail=False)]
+        else:
+            found = []
+        return sorted(name for name in found if not name.endswith(PART))
+
+    def hashes(self, kind: str) -> set[str]:
+        """The names of the whole files in one of the sub-folders, without their endings."""
+        return {name.partition(".")[0] for name in self.files(kind)}
+
+    def delete(self, name: str) -> None:
+        """Remove a file if it is there."""
+        with suppress(FileNotFoundError):
+            if self.local is not None:
+                (self.local / name).unlink()
+            else:
+                self._fs.rm_file(self._at(name))
+
+    def sweep(self, before: float) -> None:
+        """Remove what killed writers left behind; for a run alone in the folder until `before`."""
+        for path in [] if self.local is None else self.local.rglob(f"*{PART}"):
+            with suppress(FileNotFoundError):
+                if path.stat().st_mtime < before:
+                    path.unlink()
+
+    # --- cells: results with a checksum, under their content hash -------------------------------------
+
+    def write_json(self, name: str, data: Any, kind: str, version: int, hash: str = "") -> None:
+        """Plain data with a checksum, unless the file holds just this already."""
+        content = sealed.pack_json(data, kind, version, hash)
+        if not self.exists(name) or self.read(name) != content:
+            self.write(name, content)
+
+    def read_json(self, name: str, kind: str, version: int, hash: str | None = None) -> Any:
+        """What `write_json` wrote; FormatError where it is damaged or of another kind, version or job."""
+        return sealed.unpack_json(self.read(name), f"{self.url}/{name}", kind, version, hash)
+
+    def write_cell(self, kind: str, hash: str, header: Any, tensors: dict[str, Tensor] | None = None) -> None:
+        """Keep the result of a job: plain data, and tensors if there are any."""
+        content = files.pack(kind, tensors or {}, {"data": header}, hash)
+        self.write(f"{kind}/{hash}.safetensors", content)
+
+    def read_cell(self, kind: str, hash: str) -> tuple[Any, dict[str, Tensor]] | None:
+        """What `write_cell` kept; None where there is nothing, or what is there is damaged (and said so)."""
+        name = f"{kind}/{hash}.safetensors"
+        try:
+            tensors, header = files.unpack(self.read(name), kind, f"{self.url}/{name}", hash)
+        except FileNotFoundError:
+            return None
+        except FormatError as error:
+            log.warning("%s; it is made again", error)
+            return None
+        return header["data"], tensors
+
+    def _at(self, name: str) -> str:
+        return f"{self._root}/{name}"
