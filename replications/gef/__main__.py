@@ -52,7 +52,7 @@ PARTS = (
     ),
     Part(
         "llm",
-        ("-m", "replications.gef.llm", "--out", "{out}"),
+        ("-m", "replications.gef.llm.study", "--out", "{out}"),
         ("sms_spam/SMSSpamCollection",),
         ("--samples", "2", "--new-tokens", "8"),
         in_quick=False,

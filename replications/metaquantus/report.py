@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 import veridical as vd
+from replications.metaquantus import comparisons
 from replications.metaquantus.parts import load_all, summary
 from replications.metaquantus.printed import TABLE_3, TABLE_5
 from replications.metaquantus.studies import studies
@@ -83,19 +84,19 @@ def _benchmark(out: Path, label: str, results: dict[str, MetaEvaluation]) -> Non
         frames[NAMES[rule]].to_csv(out / f"{label}_{rule}.csv", index=False)
         _picture(out / f"{label}_areas_{rule}.png", result.plot)
         _picture(out / f"{label}_scatter_{rule}.png", result.scatter)
-        convergence = vd.meta.category_convergence(result)
+        convergence = comparisons.category_convergence(result)
         convergence.to_csv(out / f"{label}_convergence_{rule}.csv", index=False)
         _picture(
             out / f"{label}_convergence_{rule}.png",
-            lambda table=convergence: vd.meta.plot_convergence(table),  # type: ignore[misc]
+            lambda table=convergence: comparisons.plot_convergence(table),  # type: ignore[misc]
         )
         stored = out / f"{label}_sets_{rule}.csv"
         if every is not result:
-            vd.meta.explainer_dependence(every, A_5_2).to_csv(stored, index=False)
+            comparisons.explainer_dependence(every, A_5_2).to_csv(stored, index=False)
         if not stored.is_file():
             continue
         sets = pd.read_csv(stored)
-        _picture(out / f"{label}_sets_{rule}.png", lambda table=sets: vd.meta.plot_explainer_sets(table))  # type: ignore[misc]
+        _picture(out / f"{label}_sets_{rule}.png", lambda table=sets: comparisons.plot_explainer_sets(table))  # type: ignore[misc]
         wide = sets.groupby("metric", sort=False)["mc"].agg(["min", "mean", "max", "std"]).reset_index()
         (out / f"{label}_sets_{rule}.md").write_text(markdown(wide))
     if frames:
@@ -118,10 +119,10 @@ def _networks(out: Path, results: dict[tuple[str, str], MetaEvaluation]) -> None
                 if by == rule and label.startswith(f"{kind}-")
             }
             if found:
-                table = vd.meta.side_by_side(found)
+                table = comparisons.side_by_side(found)
                 kept = ["world", "metric", "mc", "mc_std", *vd.meta.ENTRIES, "dependence"]
                 (out / f"networks_{kind}_{rule}.md").write_text(markdown(table[kept]))
-                _picture(out / f"networks_{kind}_{rule}.png", lambda r=found: vd.meta.area_grid(r))  # type: ignore[misc]
+                _picture(out / f"networks_{kind}_{rule}.png", lambda r=found: comparisons.area_grid(r))  # type: ignore[misc]
 
 
 def _across(out: Path, rule: str) -> None:
@@ -134,15 +135,15 @@ def _across(out: Path, rule: str) -> None:
     }
     if len(found) < 2:
         return
-    averages = vd.meta.category_averages(found)
+    averages = comparisons.category_averages(found)
     (out / f"categories_{rule}.md").write_text(markdown(averages))
-    _picture(out / f"categories_{rule}.png", lambda: vd.meta.plot_categories(averages))
-    sides = vd.meta.side_by_side(found)
-    _picture(out / f"worlds_{rule}.png", lambda: vd.meta.plot_side_by_side(sides))
+    _picture(out / f"categories_{rule}.png", lambda: comparisons.plot_categories(averages))
+    sides = comparisons.side_by_side(found)
+    _picture(out / f"worlds_{rule}.png", lambda: comparisons.plot_side_by_side(sides))
     for test in TESTS:
-        wins = vd.meta.ranking_consistency(found, test)
+        wins = comparisons.ranking_consistency(found, test)
         (out / f"wins_{rule}_{test}.md").write_text(markdown(wins))
-        _picture(out / f"wins_{rule}_{test}.png", lambda table=wins: vd.meta.plot_wins(table))  # type: ignore[misc]
+        _picture(out / f"wins_{rule}_{test}.png", lambda table=wins: comparisons.plot_wins(table))  # type: ignore[misc]
 
 
 def _other(out: Path, name: str, quick: bool, neighbours: int) -> None:

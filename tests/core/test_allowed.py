@@ -20,9 +20,6 @@ from veridical.errors import InputError, MemoryLimitError
 from veridical.explainers.base import registry as explainers
 from veridical.explainers.transforms import Transform
 from veridical.gef.codes import LayerCodes
-from veridical.gef.llm.endpoint import Endpoint
-from veridical.gef.llm.explainer import LLMx
-from veridical.gef.llm.local import LocalModel
 from veridical.metrics.base import registry as metrics
 from veridical.qge.relative import Relative
 from veridical.study.executors import LocalProcesses
@@ -40,7 +37,7 @@ def descendants(cls: type) -> Iterator[type]:
         yield from descendants(child)
 
 
-OTHERS = (vd.Plan, LocalProcesses, RayExecutor, Endpoint, LocalModel)
+OTHERS = (vd.Plan, LocalProcesses, RayExecutor)
 CLASSES = sorted(
     {cls for cls in descendants(Settings) if dataclasses.is_dataclass(cls) and "veridical" in cls.__module__}
     | set(OTHERS),
@@ -71,10 +68,7 @@ def settings() -> Iterator[Any]:
 
 FIELDS = list(settings())
 NEEDED: dict[type, dict[str, Any]] = {
-    Endpoint: {"url": "http://127.0.0.1:1", "model": "m"},
-    LocalModel: {"source": "m"},
     LayerCodes: {"encoder": len, "layer": "0", "width": 3},
-    LLMx: {"generate": str, "about": "a", "labels": ("b", "c")},
     Transform: {"explainer": "gradient"},
     Relative: {"metric": "sparseness"},
 }

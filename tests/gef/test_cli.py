@@ -1,4 +1,4 @@
-"""`veridical gef`: scores beside their ceiling, pictures, and inputs that leave this machine only if told."""
+"""`veridical gef`: scores beside their ceiling, and pictures."""
 
 import pandas as pd
 import pytest
@@ -44,14 +44,3 @@ def test_draws_are_chosen_for_a_resolution(tmp_path):
     assert "with 5 draws 0.2" in run(*asked, "--iso-sigma")
     with pytest.raises(vd.errors.InputError, match="leave --draws out"):
         run(*asked)
-
-
-def test_inputs_go_elsewhere_only_when_told(tmp_path):
-    asked = ["-t", "reviews", "-n", "8", "--llm", "https://example.com/v1", "--classes", "bad,good"]
-    with pytest.raises(vd.errors.InputError, match="--send-data"):
-        run(*asked, "-o", str(tmp_path))
-    with pytest.raises(vd.errors.InputError, match="--classes"):
-        run(*asked[:-1], "bad", "-o", str(tmp_path))
-    with pytest.raises(vd.errors.NotApplicableError, match="explains text"):
-        run("-t", "digits", "-n", "8", "--llm", "http://localhost:1/v1", "--classes", "a,b")
-    assert not list(tmp_path.iterdir())

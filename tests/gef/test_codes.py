@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import matplotlib as mpl
 import numpy as np
 import pytest
 import torch
@@ -11,20 +10,16 @@ from torch import Tensor, nn
 import veridical as vd
 from tests.reference.gef_codes import fast_gef, mean_code, sparse_code
 from tests.reference.weights import noisy
-from veridical.concepts import SAE, Concepts, Dictionary, Head
+from veridical.concepts import Concepts, Dictionary, Head
 from veridical.core import key as keyed
 from veridical.gef import (
     GEF,
     ConceptRelevance,
     LayerCodes,
-    across_layers,
     layer_activations,
-    plot_layers,
-    plot_sparsity,
 )
 from veridical.testing import tiny_task
 
-mpl.use("Agg")
 PATH = (0.02, 0.05, 0.1, 0.2, 0.3)
 COSINE = GEF(path=PATH, draws=3, distance="cosine")
 
@@ -202,22 +197,6 @@ def test_gef_judges_concepts(relevance: str) -> None:
     assert scores.provenance["explainer"]["relevance"] == relevance
 
 
-def test_a_trained_dictionary_goes_from_layer_to_picture() -> None:
-    task = tiny_task("image", 24)
-    encoders = {}
-    for layer in ("conv", "relu", "second_relu"):
-        rows = layer_activations(task, layer).flatten(0, 1)
-        encoders[layer] = SAE(n_concepts=2, steps=40).train(rows.float(), 8, vd.core.Key(0))
-    study = across_layers(task, encoders, COSINE)
-    frame = study.to_frame()
-    assert list(frame["layer"]) == list(encoders)
-    assert bool((frame["active"] <= 1).all())
-    assert bool((frame["l1"] > 0).all())
-    assert -1 <= study.sparsity_correlation <= 1
-    assert len(plot_layers({"8 atoms": study}).lines) == 3
-    assert len(plot_sparsity(study).texts) == 3
-
-
 def test_meta_evaluation_permutes_codes_in_their_own_space() -> None:
     task = tiny_task("image", 24)
     held = {name: LayerCodes(dictionary(9, 4, "relu", key), "relu") for key, name in enumerate("ab", 1)}
@@ -244,5 +223,3 @@ def test_what_cannot_be_is_said() -> None:
         ConceptRelevance(held, "2")
     with pytest.raises(vd.errors.ShapeError, match="expected"):
         LayerCodes(lambda rows: rows, "0", width=3)(task)
-    with pytest.raises(vd.errors.InputError, match="at least one layer"):
-        across_layers(task, {})

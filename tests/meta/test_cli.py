@@ -65,26 +65,7 @@ def test_benchmark_writes_every_table_and_picture(tmp_path):
     mine = frame[frame["test"] == "mean"].set_index("metric")["mc"]
     for metric in direct.metrics:
         assert mine[metric] == pytest.approx(direct.mc(metric), nan_ok=True)
-    _uses_of_stored_scores(tmp_path)
-
-
-def _uses_of_stored_scores(folder):
-    """Every further question is answered from the file, by its folder or its own path."""
-    stored = folder / "meta.safetensors"
-    said = run("convergence", str(folder), "-o", str(folder / "more"))
-    assert "inside categories" in said
-    assert len(pd.read_csv(folder / "more" / "convergence.csv")) == 3
-    run("explainers", str(stored), "-o", str(folder / "more"))
-    assert len(pd.read_csv(folder / "more" / "explainer_sets.csv")) == 3 * 4
-    said = run("explainers", str(stored), "--set", "gradient, saliency", "-o", str(folder / "one"))
-    assert "permuted maps change" in said
-    assert set(pd.read_csv(folder / "one" / "explainer_sets.csv")["explainers"]) == {"gradient, saliency"}
-    run("compare", "-r", f"a={stored}", "-r", f"b={folder}", "-o", str(folder / "both"))
-    assert set(pd.read_csv(folder / "both" / "side_by_side.csv")["world"]) == {"a", "b"}
-    averages = pd.read_csv(folder / "both" / "categories.csv")
-    assert set(averages["category"]) == {"complexity", "faithfulness"}
-    for path in ("more/convergence", "more/explainer_sets", "both/areas", "both/categories"):
-        assert (folder / f"{path}.png").stat().st_size > 1000
+    assert vd.meta.load(tmp_path / "meta.safetensors").metrics == direct.metrics
 
 
 def test_search_names_the_best_setting(tmp_path):
@@ -105,22 +86,11 @@ def test_search_names_the_best_setting(tmp_path):
     assert (tmp_path / "settings.png").stat().st_size > 1000
 
 
-def test_compare_puts_tasks_side_by_side(tmp_path):
-    metrics = ["-m", "sparseness", "-m", "complexity", "--test", "mpt"]
-    run("compare", "-t", "digits", "-t", "wine", "-o", str(tmp_path), *metrics, *SMALL)
-    assert set(pd.read_csv(tmp_path / "side_by_side.csv")["world"]) == {"digits", "wine"}
-    assert int(pd.read_csv(tmp_path / "ranking_consistency.csv")["results"].max()) == 2
-    for name in ("side_by_side", "ranking_consistency"):
-        assert (tmp_path / f"{name}.png").stat().st_size > 1000
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["search", "sparseness", "--settings", "[1]"], "list of values"),
         (["search", "sparseness", "--settings", "{"], "not JSON"),
-        (["compare", "-t", "digits", *SMALL], "two results or tasks"),
-        (["compare", "-r", "file"], "NAME=FILE"),
         (["benchmark", "-e", "gradient"], "at least two"),
     ],
 )

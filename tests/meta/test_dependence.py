@@ -13,7 +13,7 @@ import veridical as vd
 from tests.meta.conftest import small_table
 from veridical.core import key as keyed
 from veridical.core.key import Key
-from veridical.meta import MetaEvaluation, PredictionHolds, by_category, explainer_dependence, meta_evaluate
+from veridical.meta import MetaEvaluation, PredictionHolds, by_category, meta_evaluate
 from veridical.meta.dependence import BLIND, HARDLY, PLACELESS, Dependence, dependence, reach
 from veridical.metrics.base import Metric, Outcome, registry
 
@@ -133,9 +133,6 @@ def test_fewer_explainers_have_their_own_dependence(table):
         assert part.books[label].dependence.permuted == alone.books[label].dependence.permuted
     assert part.books["pixel_flipping"].dependence.permuted == 0.0
     assert whole.books["pixel_flipping"].dependence.permuted > 0.3
-    table = explainer_dependence(whole, [list(few), list(methods)]).set_index(["metric", "count"])
-    assert table.loc[("pixel_flipping", 2), "dependence"] == 0.0
-    assert table.loc[("pixel_flipping", 4), "dependence"] > 0.3
 
 
 def test_nobody_wins_a_category_in_one_iteration():
@@ -144,8 +141,6 @@ def test_nobody_wins_a_category_in_one_iteration():
     assert not by_category(one)["wins"].any()
     assert by_category(one)["mc_std"].isna().all()
     assert one.to_frame()["mc_std"].isna().all()
-    ranked = vd.meta.ranking_consistency({"a": one})
-    assert ranked["wins"].sum() == 0
     more = meta_evaluate(small_table(), judges, METHODS, tests=("mpt",), **{**QUICK, "iterations": 3})
     assert by_category(more)["mc_std"].notna().all()
 

@@ -16,20 +16,11 @@ from veridical.functional import holm
 from veridical.meta import (
     MetaEvaluation,
     PredictionHolds,
-    area_grid,
     by_category,
-    category_averages,
-    category_convergence,
     consistencies,
-    explainer_dependence,
     meta_evaluate,
-    plot_categories,
-    plot_explainer_sets,
     plot_settings,
-    plot_side_by_side,
-    ranking_consistency,
     search_settings,
-    side_by_side,
 )
 from veridical.meta.dependence import Dependence
 from veridical.meta.scoring import Book
@@ -153,11 +144,6 @@ def test_another_set_of_explainers_asks_no_model(made):
         made.with_explainers(["one"])
     with pytest.raises(UnknownNameError):
         made.with_explainers(["one", "four"])
-    table = explainer_dependence(made)
-    assert len(table) == 4 * 4
-    assert sorted(set(table["count"])) == [2, 3]
-    whole = table[(table["count"] == 3) & (table["metric"] == "steady")]["mc"].item()
-    assert whole == pytest.approx(made.mc("steady"))
 
 
 def test_categories_are_won_by_two_deviations_and_never_blindly(made):
@@ -168,21 +154,6 @@ def test_categories_are_won_by_two_deviations_and_never_blindly(made):
     assert first["other"] == "blind"
     tied = by_category(result(book("a", "x", 0.3, 0.3, 5), book("b", "x", 0.3, 0.3, 6)))
     assert not tied["wins"].any()
-    counts = ranking_consistency({"this": made, "that": made}).set_index("metric")
-    assert counts.loc["steady", "wins"] == 2
-    assert counts.loc["blind", "first"] == 2
-    assert counts.loc["blind", "wins"] == 0
-    assert len(side_by_side({"a": made, "b": made})) == 8
-
-
-def test_convergence_correlates_eight_entries_inside_and_outside(made):
-    table = category_convergence(made)
-    assert len(table) == 6
-    assert (table["where"] == "inside").sum() == 2
-    twins = result(book("a", "x", 0.3, 0.3, 5), book("b", "x", 0.3, 0.3, 5), book("c", "y", 2.0, 0.0, 6))
-    inside = category_convergence(twins).iloc[0]
-    assert inside["where"] == "inside"
-    assert inside["spearman"] == pytest.approx(1.0)
 
 
 def test_settings_are_searched_in_the_same_worlds(table):
@@ -217,41 +188,9 @@ def test_pictures_show_the_dependence_beside_mc(made):
     labels = [text.get_text() for text in made.scatter().get_legend().get_texts()]
     assert labels[0] == "steady (permuted maps change 100%)"
     assert "dependence" in made._repr_html_()
-    pyplot.close("all")
-
-
-def test_categories_are_averaged_without_metrics_that_read_no_map(made):
-    table = category_averages({"a": made, "b": made})
-    assert list(table["category"]) == ["good", "other"] * 2
-    good, other = table.iloc[0], table.iloc[1]
-    assert good["mc"] == pytest.approx((made.mc("steady") + made.mc("shaky")) / 2)
-    assert good["dependence"] == 1.0
-    assert other["mc"] == pytest.approx(made.mc("middling"))
-    assert (other["metrics"], other["blind"]) == (1, 1)
-    with_the_cheat = (made.mc("middling") + made.mc("blind")) / 2
-    assert other["mc"] != pytest.approx(with_the_cheat), "a mutant that counts the cheat"
-    with pytest.raises(InputError, match="at least one result"):
-        category_averages({})
-
-
-def test_every_picture_of_mc_shows_the_share_beside_it(made):
-    from matplotlib import pyplot
-
-    results = {"a": made, "b": made}
-    sides = plot_side_by_side(side_by_side(results))
-    sets = plot_explainer_sets(explainer_dependence(made))
-    categories = plot_categories(category_averages(results))
-    for ax, first in ((sides, "steady (100%)"), (sets, "steady (100%)"), (categories, "good (100%)")):
-        assert ax.get_xticklabels()[0].get_text() == first
-        assert "permuted maps change" in ax.get_title()
     settings = plot_settings(made)
     assert "blind (0%)" in [label.get_text() for label in settings.get_yticklabels()]
     assert "permuted maps change" in settings.get_title()
-    grid = area_grid(results)
-    assert grid.shape == (2, 4)
-    assert "permuted maps change 0%, blind" in grid[1, 3].get_title()
-    with pytest.raises(InputError, match="at least one result"):
-        area_grid({})
     pyplot.close("all")
 
 

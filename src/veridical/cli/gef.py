@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -12,7 +12,7 @@ from rich.table import Table
 import veridical as vd
 from veridical.cli import sources
 from veridical.cli.app import app, out, save_figure
-from veridical.errors import InputError, NotApplicableError
+from veridical.errors import InputError
 from veridical.gef.receipt import incomplete
 from veridical.values.table_files import write_csv
 
@@ -37,43 +37,24 @@ def gef(
         typer.Option(help="With --iso-sigma: as many draws as show a correlation this small in 80%."),
     ] = None,
     assumptions: Annotated[bool, typer.Option("--assumptions", help="Check GEF's assumptions too.")] = False,
-    llm: Annotated[
-        str | None,
-        typer.Option("--llm", help="URL of an OpenAI-compatible endpoint, as an explainer of text."),
-    ] = None,
-    llm_model: Annotated[
-        str, typer.Option("--llm-model", help="The model's name at the endpoint.")
-    ] = "default",
-    about: Annotated[
-        str, typer.Option("--about", help="What the classifier is for, for the prompt.")
-    ] = "texts",
-    classes: Annotated[str, typer.Option("--classes", help="Names of the classes, as ham,spam.")] = "",
-    k: Annotated[int, typer.Option("-k", min=1, help="Tokens the language model names.")] = 5,
-    send_data: Annotated[
-        bool, typer.Option("--send-data", help="Inputs may go to an endpoint that is not this machine.")
-    ] = False,
     folder: Annotated[Path, typer.Option("--out", "-o", help="Where table and pictures go.")] = Path("gef"),
     seed: sources.Seed = 0,
 ) -> None:
     """Score explainers by how well they follow the model under noise, beside the ceiling they can reach.
 
     Example: veridical gef -t digits -e gradient -e saliency -e random
-
-    Example: veridical gef -t reviews --llm http://localhost:8080/v1 --classes bad,good
     """
     chosen = source.load()
     kind, usual = (vd.gef.IsoSigma, 20) if iso_sigma else (vd.gef.GEF, 5)
     metric = kind(form=form, perturb=perturb, draws=draws or usual)  # type: ignore[arg-type]
-    judged: dict[str, Any] = {name: name for name in explainer or ["gradient", "saliency", "random"]}
-    if llm is not None:
-        judged["llm_x"] = _language_model(chosen, llm, llm_model, about, classes, k, send_data)
-    metrics: dict[str, vd.gef.GEF] = dict.fromkeys(judged, metric)
+    explainers = list(dict.fromkeys(explainer or ["gradient", "saliency", "random"]))
+    metrics: dict[str, vd.gef.GEF] = dict.fromkeys(explainers, metric)
     if resolution is not None:
         if not isinstance(metric, vd.gef.IsoSigma) or draws is not None:
             raise InputError("--resolution chooses the draws of --iso-sigma; leave --draws out")
-        for name, who in judged.items():
-            metrics[name] = vd.gef.with_draws_for(chosen, who, resolution, metric=metric, seed=seed)
-    scores = {name: vd.score(metrics[name], chosen, who, seed=seed) for name, who in judged.items()}
+        for name in explainers:
+            metrics[name] = vd.gef.with_draws_for(chosen, name, resolution, metric=metric, seed=seed)
+    scores = {name: vd.score(metrics[name], chosen, name, seed=seed) for name in explainers}
     out.print(f"noise path: {escape(str(metric.noise_path(chosen, vd.core.Key(seed))))}", soft_wrap=True)
     _show(scores)
     _say(scores)
@@ -83,23 +64,6 @@ def gef(
         out.print(escape(repr(found)), soft_wrap=True)
         write_csv(found.to_frame(), folder / "assumptions.csv")
     out.print(f"table and pictures are in [bold]{escape(str(folder))}[/bold]", soft_wrap=True)
-
-
-def _language_model(
-    task: vd.Task, url: str, name: str, about: str, classes: str, k: int, send_data: bool
-) -> vd.gef.LLMx:
-    if task.modality != "text":
-        raise NotApplicableError(f"a language model explains text, this task is {task.modality}")
-    labels = tuple(part.strip() for part in classes.split(",") if part.strip())
-    if len(labels) != task.n_outputs:
-        raise InputError(
-            f"the model has {task.n_outputs} classes; name them with --classes, got {len(labels)}"
-        )
-    try:
-        endpoint = vd.gef.Endpoint(url, name, send_data=send_data)
-    except InputError as error:
-        raise InputError(str(error).replace("send_data=True", "--send-data")) from error
-    return vd.gef.LLMx(endpoint, about, labels, k)
 
 
 def _show(scores: dict[str, vd.Scores]) -> None:

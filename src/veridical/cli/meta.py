@@ -30,8 +30,6 @@ METRICS = ["sparseness", "complexity", "pixel_flipping", "faithfulness_correlati
 EXPLAINERS = ["gradient", "saliency", "input_x_gradient"]
 SCORES = "meta.safetensors"
 
-Result = Annotated[Path, typer.Argument(help="A benchmark's meta.safetensors, or its folder.")]
-
 Explainers = Annotated[list[str] | None, typer.Option("--explainer", "-e", help="Repeat; at least two.")]
 Metrics = Annotated[list[str] | None, typer.Option("--metric", "-m", help="Repeat for several.")]
 Folder = Annotated[Path, typer.Option("--out", "-o", help="Where tables (.csv) and pictures (.png) go.")]
@@ -58,7 +56,7 @@ def benchmark(
 ) -> None:
     """Rank metrics by meta-consistency inside each category, with area charts and scatter.
 
-    Its scores stay in meta.safetensors, of which convergence, explainers and compare make their tables.
+    Its scores stay in meta.safetensors, which `vd.meta.load` reads.
 
     Example: veridical meta benchmark -t digits -m sparseness -m pixel_flipping -e gradient -e saliency
     """
@@ -131,101 +129,6 @@ def search(
     _picture(vd.meta.plot_settings(result), folder / "settings.png")
     _done(folder, result)
     out.print(f"most reliable: [bold]{escape(json.dumps(best.to_json()))}[/bold]", soft_wrap=True)
-
-
-@commands.command()
-def convergence(result: Result, folder: Folder = Path("meta")) -> None:
-    """Do metrics of one category behave alike? Rank correlations of their profiles; no model is asked.
-
-    Example: veridical meta convergence meta/meta.safetensors
-    """
-    table = vd.meta.category_convergence(_loaded(result))
-    _tables(folder, convergence=table)
-    _picture(vd.meta.plot_convergence(table), folder / "convergence.png")
-    for where, part in table.groupby("where", sort=False):
-        out.print(f"{where} categories: mean {part['spearman'].mean():.2f} of {len(part)} pairs")
-    _say_where(folder)
-
-
-@commands.command()
-def explainers(
-    result: Result,
-    explainer_set: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", help="Explainers with commas, as gradient,saliency; repeat. [default: all sets]"
-        ),
-    ] = None,
-    folder: Folder = Path("meta"),
-) -> None:
-    """How far does it depend on which explainers are compared? MC for sets of them; no model is asked.
-
-    Example: veridical meta explainers meta/meta.safetensors --set gradient,saliency
-    """
-    sets = [[name.strip() for name in words.split(",")] for words in explainer_set or []]
-    table = vd.meta.explainer_dependence(_loaded(result), sets or None)
-    _tables(folder, explainer_sets=table)
-    _picture(vd.meta.plot_explainer_sets(table), folder / "explainer_sets.png")
-    for metric, part in table.groupby("metric", sort=False):
-        low, high, share = part["mc"].min(), part["mc"].max(), part["dependence"].iloc[0]
-        out.print(f"{escape(str(metric))}: MC {low:.3f} to {high:.3f}; permuted maps change {share:.0%}")
-    _say_where(folder)
-
-
-@commands.command()
-def compare(
-    result: Annotated[
-        list[str] | None,
-        typer.Option("--result", "-r", help="NAME=FILE of a benchmark's meta.safetensors; repeat."),
-    ] = None,
-    task: Annotated[list[str] | None, typer.Option("--task", "-t", help="Embedded tasks; repeat.")] = None,
-    metric: Metrics = None,
-    explainer: Explainers = None,
-    draws: Draws = 3,
-    iterations: Iterations = 2,
-    test: Tests = None,
-    published: Published = False,
-    folder: Folder = Path("meta"),
-    samples: sources.Samples = 48,
-    seed: sources.Seed = 0,
-    device: sources.Device = None,
-) -> None:
-    """The same metrics on several networks or tasks: side by side, by category, and how often each wins.
-
-    Own models are benchmarked first, one folder each; embedded tasks are evaluated here.
-
-    Example: veridical meta compare -r lenet=a/meta.safetensors -r resnet=b/meta.safetensors
-    """
-    results = dict(_named_result(words) for words in result or [])
-    for name in dict.fromkeys(task or []):
-        chosen = sources.Source(task=name, samples=samples, device=device).load()
-        results[name] = _evaluated(chosen, metric, explainer, draws, iterations, test, seed, published)
-    if len(results) < 2:
-        raise InputError(
-            f"a comparison needs at least two results or tasks, got {', '.join(results) or 'none'}"
-        )
-    table, wins = vd.meta.side_by_side(results), vd.meta.ranking_consistency(results)
-    averages = vd.meta.category_averages(results)
-    _tables(folder, side_by_side=table, ranking_consistency=wins, categories=averages)
-    _picture(vd.meta.plot_side_by_side(table), folder / "side_by_side.png")
-    _picture(vd.meta.plot_wins(wins), folder / "ranking_consistency.png")
-    _picture(vd.meta.plot_categories(averages), folder / "categories.png")
-    _picture(vd.meta.area_grid(results)[0, 0], folder / "areas.png")
-    for name, found in results.items():
-        out.print(f"[bold]{escape(name)}[/bold]")
-        _show(found)
-    _say_where(folder)
-
-
-def _loaded(path: Path) -> vd.meta.MetaEvaluation:
-    return vd.meta.load(path / SCORES if path.is_dir() else path)
-
-
-def _named_result(words: str) -> tuple[str, vd.meta.MetaEvaluation]:
-    name, found, path = words.partition("=")
-    if not found or not name or not path:
-        raise InputError(f"--result is NAME=FILE, as lenet=meta/{SCORES}; got {words}")
-    return name, _loaded(Path(path))
 
 
 def _evaluated(

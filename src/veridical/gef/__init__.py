@@ -7,21 +7,12 @@ from veridical.gef.concept_relevance import ConceptRelevance
 from veridical.gef.feature_visualisation import DeepViz, FeatureVisualisation, Fourier, Maco
 from veridical.gef.iso_evidence import Evidence, evidence, iso_sigma
 from veridical.gef.iso_metric import IsoSigma, with_draws_for
-from veridical.gef.layers import LayerStudy, across_layers
-from veridical.gef.llm import Endpoint, LLMx, LocalModel
 from veridical.gef.metric import GEF, FastGEF
 from veridical.gef.neurons import at_neuron
 from veridical.gef.noise_path import NoisePath
 from veridical.gef.outcome import gef_score
 from veridical.gef.path import find_path
-from veridical.gef.plots import (
-    plot_cloud,
-    plot_gained,
-    plot_layers,
-    plot_path,
-    plot_scores_by_explainer,
-    plot_sparsity,
-)
+from veridical.gef.plots import plot_path, plot_scores_by_explainer
 from veridical.gef.visualise import Visualisation, visualise
 
 __all__ = [
@@ -29,20 +20,15 @@ __all__ = [
     "Assumptions",
     "ConceptRelevance",
     "DeepViz",
-    "Endpoint",
     "Evidence",
     "FastGEF",
     "FeatureVisualisation",
     "Fourier",
     "IsoSigma",
-    "LLMx",
     "LayerCodes",
-    "LayerStudy",
-    "LocalModel",
     "Maco",
     "NoisePath",
     "Visualisation",
-    "across_layers",
     "assumptions",
     "at_neuron",
     "class_task",
@@ -51,12 +37,8 @@ __all__ = [
     "gef_score",
     "iso_sigma",
     "layer_activations",
-    "plot_cloud",
-    "plot_gained",
-    "plot_layers",
     "plot_path",
     "plot_scores_by_explainer",
-    "plot_sparsity",
     "visualise",
     "with_draws_for",
 ]

@@ -1,17 +1,19 @@
-"""Pictures of a meta-evaluation: areas of the four consistencies, and resilience against reactivity."""
+"""Pictures of a meta-evaluation, of a search of settings, and of planted damage."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from veridical.errors import InputError
+from veridical.meta.damage import PERMUTED
 from veridical.plots import COLOURS, axes
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
 
     from veridical.meta.result import MetaEvaluation
+    from veridical.meta.voices import PlantedDamage
 
 CORNERS = (
     ("IAC$_{NR}$", 0.0, 1.0),
@@ -21,6 +23,8 @@ CORNERS = (
 )
 ORDER = (0, 2, 1, 3)
 """Which entry of the vector (IAC_NR, IAC_AR, IEC_NR, IEC_AR) lies at each corner."""
+SHARE = "in brackets: share of scores that permuted maps change"
+"""No MC without it."""
 NAMES = {"ipt": "IPT", "mpt": "MPT", "combined": "both"}
 
 
@@ -78,31 +82,6 @@ def area_charts(result: MetaEvaluation) -> Any:
     return grid
 
 
-def area_grid(results: Mapping[str, MetaEvaluation]) -> Any:
-    """The area charts of the same metrics in several results, one row per result (figures 8 and 15, left)."""
-    from matplotlib import pyplot
-
-    labels = list(dict.fromkeys(label for result in results.values() for label in result.metrics))
-    if not labels:
-        raise InputError("give at least one result with metrics, as {'resnet': result}")
-    _, grid = pyplot.subplots(
-        len(results),
-        len(labels),
-        figsize=(2.3 * len(labels) + 0.4, 2.5 * len(results)),
-        squeeze=False,
-        layout="constrained",
-    )
-    for row, (name, result) in zip(grid, results.items(), strict=True):
-        for ax, label in zip(row, labels, strict=True):
-            if label in result.books:
-                area_chart(result, label, ax)
-            else:
-                ax.set_axis_off()
-        row[0].text(-1.75, 0.0, name, rotation=90, ha="center", va="center", fontsize=9)
-    grid[0, 0].legend(fontsize=7, loc="lower left", frameon=False)
-    return grid
-
-
 def scatter(result: MetaEvaluation, ax: Axes | None = None) -> Axes:
     """Resilience (x) against reactivity (y): filled for IAC, open for IEC; colours are metrics (figure 5)."""
     ax = axes(ax, 8.0, 4.0)
@@ -133,3 +112,41 @@ def _distinct(count: int) -> list[Any]:
 
     many = [colormaps["tab20"](place) for place in range(20)]
     return [many[place % 20] for place in range(count)]
+
+
+def with_share(names: Sequence[str], table: pd.DataFrame, by: str = "metric") -> list[str]:
+    """Names with the share of scores that permuted maps change, mean over what the table holds of each."""
+    shares = table.groupby(by)["dependence"].mean()
+    return [f"{name} ({shares[name]:.0%})" for name in names]
+
+
+def plot_settings(result: MetaEvaluation, ax: Axes | None = None) -> Axes:
+    """MC of every setting that was tried, with its spread over iterations, best on top (figure 10, left)."""
+    ax = axes(ax, height=1.0 + 0.35 * len(result.metrics))
+    frame = result.to_frame()
+    frame = frame[frame["test"] == "mean"].sort_values("mc")
+    colours = ["0.75" if result.books[label].dependence.blind else COLOURS[0] for label in frame["metric"]]
+    names = with_share(list(frame["metric"]), frame)
+    ax.barh(names, frame["mc"], xerr=frame["mc_std"], color=colours, height=0.6)
+    ax.set_xlim(0, 1)
+    ax.set_xlabel("meta-consistency; grey: does not read the map")
+    ax.set_title(SHARE, fontsize=8)
+    return ax
+
+
+def plot_voices(found: PlantedDamage, ax: Axes | None = None) -> Axes:
+    """Each metric's concordance with planted damage, with its interval; grey ones are silent."""
+    judged = [(label, voice) for label, voice in found.voices.items() if not voice.unjudged]
+    ax = axes(ax, 6.0, 1.2 + 0.35 * len(judged))
+    ax.axvline(0, color="0.7", linewidth=0.8)
+    for place, (_, voice) in enumerate(reversed(judged)):
+        for kind, shift, mark in ((None, 0.12, "o"), (PERMUTED, -0.12, "s")):
+            mean, low, high = voice.mean(kind)
+            colour = COLOURS[kind is not None] if voice.heard else "0.7"
+            ax.plot([low, high], [place + shift] * 2, color=colour, linewidth=1)
+            ax.plot(mean, place + shift, mark, color=colour, markersize=4)
+    ax.set_yticks(range(len(judged)), [label for label, _ in reversed(judged)])
+    ax.set_xlim(-1.05, 1.05)
+    ax.set_xlabel(f"concordance with damage planted on {found.reference}, {found.counted} samples")
+    ax.set_title("circle: all damage, square: permuted places, grey: silent", fontsize=8)
+    return ax

@@ -160,7 +160,7 @@ class PlantedDamage:
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Concordance with permuted places and with all damage, one line per metric; grey ones are silent."""
-        from veridical.meta.use_plots import plot_voices
+        from veridical.meta.plots import plot_voices
 
         return plot_voices(self, ax)
 

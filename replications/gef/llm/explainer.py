@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from replications.gef.llm.prompt import WORDINGS, build_prompt, parse_reply, tidy
 from veridical.core import key as keyed
 from veridical.core.allowed import Count
 from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.explainers import Explainer
-from veridical.gef.llm.prompt import WORDINGS, build_prompt, parse_reply, tidy
 from veridical.values.task import Task
 
 MARKS = ("##", "Ġ", "▁", "Ċ")

@@ -18,15 +18,23 @@ from replications.metaquantus.printed import TABLE_3, TABLE_4, TABLE_5
 from replications.metaquantus.report import report
 from replications.metaquantus.tables import A_5_2, OTHERS, SIX, grid, seven, ten
 from replications.metaquantus.texts import other_table
+from tests.meta.conftest import small_table
 from veridical.meta import MetaEvaluation, joined
 from veridical.meta.dependence import Dependence
 from veridical.meta.scoring import Book
 from veridical.meta.worlds import Amount
 from veridical.values.scores import Direction
 
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def table():
+    return small_table()
+
 
 def unpacked(name):
-    stored = np.load(Path(__file__).parents[1] / "data" / "mnist_boxes.npz")[name]
+    stored = np.load(Path(__file__).parents[3] / "tests" / "data" / "mnist_boxes.npz")[name]
     return torch.from_numpy(np.unpackbits(stored, axis=1)).reshape(-1, 1, 28, 28).bool()
 
 

@@ -22,12 +22,10 @@ from urllib.parse import urlsplit
 
 from veridical.core.allowed import Count, Index, NotNegative, Positive
 from veridical.core.settings import check_settings
-from veridical.errors import FormatError, InputError, ModelError
-from veridical.values import sealed
+from veridical.errors import InputError, ModelError
 
 log = logging.getLogger("veridical")
 MOST_BYTES = 2**24
-KIND, FORMAT = "reply of a language model", 1
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -81,15 +79,17 @@ class Endpoint:
     def __call__(self, prompt: str) -> str:
         kept = None if self.cache is None else self.cache / f"{self._name(prompt)}.json"
         if kept is not None and kept.is_file():
-            try:
-                return str(sealed.unpack_json(sealed.get(kept), kept.name, KIND, FORMAT, kept.stem)["reply"])
-            except FormatError as error:
-                log.warning("%s; asking again", error)
+            if (reply := _kept_reply(kept)) is not None:
+                return reply
+            log.warning("%s is damaged; asking again", kept.name)
         reply = _reply_text(self._ask(prompt))
         if reply is None:
             return ""  # no text to parse: counted as a reply that explains nothing, and not kept
         if kept is not None:
-            sealed.put(kept, sealed.pack_json({"reply": reply}, KIND, FORMAT, kept.stem))
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            part = kept.with_name(f"{kept.name}.{os.getpid()}")
+            part.write_text(json.dumps({"reply": reply, "sha256": _checksum(kept.stem, reply)}))
+            part.replace(kept)
         return reply
 
     def _name(self, prompt: str) -> str:
@@ -163,6 +163,20 @@ def _within(seconds: float, ask: Callable[[], bytes]) -> bytes:
     if isinstance(answer, Exception):
         raise answer
     return answer
+
+
+def _checksum(name: str, reply: str) -> str:
+    """Of a reply and the prompt it belongs to."""
+    return hashlib.sha256(f"{name} {reply}".encode()).hexdigest()
+
+
+def _kept_reply(path: Path) -> str | None:
+    """The reply in a cache file, or None where its checksum does not hold."""
+    try:
+        held = json.loads(path.read_bytes())
+        return str(held["reply"]) if held["sha256"] == _checksum(path.stem, held["reply"]) else None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def is_loopback(host: str) -> bool:

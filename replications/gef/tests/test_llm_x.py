@@ -14,10 +14,11 @@ import torch
 from torch import nn
 
 import veridical as vd
-from veridical.gef import Endpoint, LLMx
-from veridical.gef.llm.endpoint import is_loopback
-from veridical.gef.llm.prompt import WORDINGS, build_prompt, how_much, parse_reply
+from replications.gef.llm import Endpoint, LLMx, LocalModel
+from replications.gef.llm.endpoint import is_loopback
+from replications.gef.llm.prompt import WORDINGS, build_prompt, how_much, parse_reply
 
+pytestmark = pytest.mark.slow
 WORDS = ["free", "prize", "call", "now", "dinner", "tonight", "mum", "love", "##ly", "!"]
 
 
@@ -431,7 +432,7 @@ def test_a_small_language_model_answers() -> None:
     pytest.importorskip("transformers")
     pytest.importorskip("gguf")
     file = vd.tasks.smollm2_file()
-    reply = vd.gef.LocalModel(str(file.parent), gguf_file=file.name, new_tokens=8)("Say hello.")
+    reply = LocalModel(str(file.parent), gguf_file=file.name, new_tokens=8)("Say hello.")
     assert isinstance(reply, str)
     assert reply.strip()
 
@@ -466,11 +467,11 @@ class Parrot:
 
 
 def test_a_local_reply_can_be_begun_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("veridical.gef.llm.local._loaded", lambda *_: (Letters(), Parrot()))
-    model = vd.gef.LocalModel("somewhere", begin='{"tokens": {"1": "', stop="}")
+    monkeypatch.setattr("replications.gef.llm.local._loaded", lambda *_: (Letters(), Parrot()))
+    model = LocalModel("somewhere", begin='{"tokens": {"1": "', stop="}")
     assert model("Which words?") == '{"tokens": {"1": "free", "2": "win"}'
     assert parse_reply(model("Which words?"), 5) == ["free", "win"]
-    assert vd.gef.LocalModel("somewhere", new_tokens=4)("Which words?") == "free"
+    assert LocalModel("somewhere", new_tokens=4)("Which words?") == "free"
     for wrong in ({"new_tokens": 0}, {"stop": ""}, {"repetition_penalty": 0.0}):
         with pytest.raises(vd.errors.InputError):
-            vd.gef.LocalModel("somewhere", **wrong)  # type: ignore[arg-type]
+            LocalModel("somewhere", **wrong)  # type: ignore[arg-type]

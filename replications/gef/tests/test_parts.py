@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from replications.gef import data, llm, run
+from replications.gef import data, run
+from replications.gef.llm import study as llm
 
+pytestmark = pytest.mark.slow
 LINES = """|1x3 Cross validator
 39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, Male, 2174, 0, 40, United-States, <=50K
 52, Private, 209642, HS-grad, 9, Married-civ-spouse, Exec-managerial, Husband, Black, Male, 0, 5, 45, Cuba, >50K.

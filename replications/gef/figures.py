@@ -1,0 +1,51 @@
+"""Figures of the paper beside those of the package: one point per sample and level, and what was gained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+
+from veridical.gef.plots import distortions, named
+from veridical.plots import COLOURS, axes
+from veridical.values.scores import Scores
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def plot_cloud(scores: Scores, ax: Axes | None = None) -> Axes:
+    """One point per sample and level, coloured by the level (figures 3, A.6, A.7)."""
+    ax = axes(ax)
+    model, explanation = distortions(scores)
+    levels = torch.arange(1, model.shape[1] + 1).expand_as(model)
+    drawn = ax.scatter(
+        model.reshape(-1), explanation.reshape(-1), c=levels.reshape(-1), s=8, alpha=0.6, cmap="viridis"
+    )
+    ax.figure.colorbar(drawn, ax=ax, label="level")
+    ax.set_xscale("symlog", linthresh=1e-2)
+    ax.set_xlabel("model distortion")
+    ax.set_ylabel("explanation distortion")
+    ax.set_title(scores.explainer or "", fontsize=9)
+    return ax
+
+
+def plot_gained(scores: Mapping[str, Scores] | Scores, ax: Axes | None = None) -> Axes:
+    """Distortion gained from the first to the last level, model and explanation (figure 8D)."""
+    by_name = named(scores)
+    ax = axes(ax, height=1.2 + 0.4 * len(by_name))
+    for side, (label, colour) in enumerate((("model", COLOURS[0]), ("explanation", COLOURS[1]))):
+        gains = []
+        for own in by_name.values():
+            distortion = distortions(own)[side]
+            top = float(distortion.nanmean(0).abs().max())
+            gained = float((distortion[:, -1] - distortion[:, 0]).nanmean())
+            gains.append(gained / top if top > 0 else 0.0)
+        places = [place + 0.2 - 0.4 * side for place in range(len(by_name))]
+        ax.barh(places, gains, height=0.36, color=colour, label=label)
+    ax.set_yticks(range(len(by_name)), list(by_name))
+    ax.axvline(0, color="0.7", linewidth=0.8)
+    ax.set_xlabel("distortion gained from first to last level, share of its largest")
+    ax.legend(fontsize=7)
+    return ax
