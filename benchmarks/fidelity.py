@@ -16,6 +16,8 @@ import torch
 import veridical as vd
 from benchmarks.networks import lenet, resnet18
 from benchmarks.timing import Timing, compare, seconds, table
+from replications.f_fidelity.costs import CostComparison
+from replications.f_fidelity.roar import ROAR
 from veridical.fidelity.removal import SIGNS
 
 
@@ -62,17 +64,17 @@ def overheads(task: vd.Task, draws: int, rounds: int, clock: str) -> list[Timing
     return out
 
 
-def costs(task: vd.Task, draws: int) -> vd.fidelity.CostComparison:
+def costs(task: vd.Task, draws: int) -> CostComparison:
     """One epoch of each kind of training and one evaluation, in seconds, for the break-even."""
     explanation = vd.explain("gradient", task)
-    roar = vd.fidelity.ROAR(sizes=(0.5,), epochs=1)
+    roar = ROAR(sizes=(0.5,), epochs=1)
     with tempfile.TemporaryDirectory() as folder:
         tuning = seconds(lambda: vd.fidelity.finetune(task, epochs=1, cache=folder), task.device)
     metric = vd.fidelity.RFid(draws=draws)
     judging = seconds(lambda: metric(task, explanation), task.device)
     retraining = seconds(lambda: roar(task, _gradient()), task.device)
     explaining = seconds(lambda: vd.explain("gradient", task), task.device) * 512 / len(task)
-    return vd.fidelity.CostComparison(
+    return CostComparison(
         explaining, retraining, 0.0, tuning, 2 * judging, sizes=len(metric.sizes)
     )
 

@@ -32,7 +32,7 @@ WHERE = {
     "efficientnet.npz": "photos and weights: python -m replications.gef.efficientnet --prepare FOLDER",
     "surf": "embeddings: python -m replications.surf.prepared FOLDER makes them",
     "dictionaries": "tokens: python -m replications.dictionaries.smollm2 FOLDER/dictionaries --data FOLDER",
-    "sequences": "series and texts: python replications/f_fidelity/sequences.py FOLDER makes them",
+    "sequences": "series and texts: python -m replications.f_fidelity.sequences FOLDER makes them",
 }
 
 

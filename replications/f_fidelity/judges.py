@@ -1,6 +1,6 @@
 """Do the limits of a judge's certificate hold on fresh data and fresh damage?
 
-    python replications/f_fidelity/judges.py --out judges.jsonl [--data $VERIDICAL_DATA] [--seeds 3]
+    python -m replications.f_fidelity.judges --out judges.jsonl [--data $VERIDICAL_DATA] [--seeds 3]
 
 Models of several tables and images, each with judges damaged in three ways: fine-tuned at growing rates, the
 weights under noise, and *another model* trained from another seed. For each judge: its certificate, and in
@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 import veridical as vd
-from veridical.fidelity.certificate import certify
-from veridical.fidelity.masked_pass import mean_over_sizes, measure
+from veridical.fidelity.artefact import check_held_out
+from veridical.fidelity.falls import mean_over_sizes, measure
 from veridical.fidelity.metrics import LEVELS
 from veridical.fidelity.training import split
 from veridical.fidelity.training_rows import Rows, training_rows
@@ -124,7 +124,7 @@ def study(name: str, x: np.ndarray, y: np.ndarray, image: bool, seed: int, sampl
     plain = {who: falls(task, e, task.labels, None) for who, e in (("own", own), ("noise", noise))}
     for kind, strength, net in judges:
         judge = task.with_module(net)
-        found = certify(task, judge, rows, held)
+        found = check_held_out(task, judge, rows, held)
         other = vd.explain("integrated_gradients", judge)
         maps = {"own": own, "its": other, "noise": noise}
         by_judge = {who: falls(judge, e, task.labels, BETA) for who, e in maps.items()}

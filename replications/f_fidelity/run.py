@@ -1,4 +1,4 @@
-"""Replicate the F-Fidelity tables: python replications/f_fidelity/run.py cifar --out results.json
+"""Replicate the F-Fidelity tables: python -m replications.f_fidelity.run cifar --out results.json
 
 Reads $VERIDICAL_DATA. Each stage writes what it found into the JSON file as soon as it has it, the ranking
 study after every repeat; a run that was cut short keeps what it had.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,16 +15,17 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-import data
-import sequences
-
 import veridical as vd
+from replications.f_fidelity import data, sequences
+from replications.f_fidelity.case import case_study
+from replications.f_fidelity.comparing import compare_explainers
+from replications.f_fidelity.preservation import boundary_study, map_agreement
+from replications.f_fidelity.roar import ROAR, roar_study
+from replications.f_fidelity.sensitivity import sensitivity
 from veridical.explainers.smoothing import SmoothGradSquared
 from veridical.fidelity import RankingStudy
-from veridical.fidelity.correlations import PAIRS, agreement, micro_ranks
 from veridical.fidelity.metrics import LEVELS
-from veridical.fidelity.ranking import default_metrics
+from veridical.fidelity.ranking import PAIRS, agreement, default_metrics, micro_ranks
 
 STAGES = ("robustness", "boundary", "ranking", "roar", "sensitivity", "explainers", "maps", "case")
 PUBLISHED = "smoothgrad_squared_ig"
@@ -184,7 +184,7 @@ def run_stage(
         control = fidelity.finetune(task, beta=given.beta, masks=False, **settings)
         yield stage, table(fidelity.robustness_table(task, tuned, control))
     elif stage == "boundary":
-        found = fidelity.boundary_study(task, (0.1, 0.3, 0.5), draws=2, **settings)
+        found = boundary_study(task, (0.1, 0.3, 0.5), draws=2, **settings)
         yield stage, {"shown": repr(found).split("\n")}
     elif stage == "ranking":
         explanation = vd.explain(explainer, task)
@@ -210,12 +210,10 @@ def run_stage(
                 {"repeats": len(studies), "shown": repr(study).split("\n"), **correlations(study)},
             )
     elif stage == "roar":
-        roar = fidelity.ROAR(epochs=given.roar_epochs, batch=given.roar_batch, start="trained")
+        roar = ROAR(epochs=given.roar_epochs, batch=given.roar_batch, start="trained")
         studies = []
         for repeat in range(given.roar_repeats):
-            studies.append(
-                fidelity.ranking_study(task, explainer, metrics={}, roar=roar, repeats=1, seed=repeat)
-            )
+            studies.append(roar_study(task, explainer, roar, seed=repeat))
             study = pooled(studies)
             yield stage, {"notes": dict(study.notes), **correlations(study)}
     elif stage == "sensitivity":
@@ -223,7 +221,7 @@ def run_stage(
         values = {"draws": (50, 20, 10, 100), "betas": (0.05, 0.15, 0.2), "alphas": (0.3, 0.7, 0.9)}
         for which, value in [(name, v) for name, kept in values.items() for v in kept]:
             none = {"draws": (), "betas": (), "alphas": ()}
-            found = fidelity.sensitivity(task, explanation, **{**none, which: (value,)}, **settings)
+            found = sensitivity(task, explanation, **{**none, which: (value,)}, **settings)
             yield (
                 f"sensitivity to {which} {value}",
                 {"shown": repr(found).split("\n"), "rows": found.to_frame().to_dict("records")},
@@ -231,7 +229,7 @@ def run_stage(
     elif stage == "explainers":
         chosen = [explainer_of(name) for name in given.explainers]
         for same in (False, True):
-            found = fidelity.compare_explainers(
+            found = compare_explainers(
                 task,
                 chosen,
                 finetuned=None if same else tuned,
@@ -244,13 +242,13 @@ def run_stage(
             yield f"explainers, {found.mode}", {"rows": rows, "shown": repr(found).split("\n")}
     elif stage == "case":
         for sample in range(3):
-            found = fidelity.case_study(task, sample, explainer, finetuned=tuned, draws=given.draws)
+            found = case_study(task, sample, explainer, finetuned=tuned, draws=given.draws)
             rows = {
                 name: {sign: v.tolist() for sign, v in kept.items()} for name, kept in found.falls.items()
             }
             yield f"case {sample}", {"shown": repr(found).split("\n"), "falls": rows}
     else:
-        agree = fidelity.map_agreement(task, tuned, explainer)
+        agree = map_agreement(task, tuned, explainer)
         yield stage, {"rank correlation of maps before and after": float(agree.nanmean())}
 
 

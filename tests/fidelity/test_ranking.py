@@ -1,4 +1,4 @@
-"""Degradation, correlations, the ranking study, ROAR and what they cost."""
+"""Degradation, correlations, and the ranking study."""
 
 import math
 from dataclasses import replace
@@ -14,9 +14,9 @@ from veridical import testing
 from veridical.core import key as keyed
 from veridical.core.key import Key
 from veridical.errors import InputError
-from veridical.fidelity import ROAR, CostComparison, FFid, Fid, RFid, degraded, finetune, ranking_study
-from veridical.fidelity.correlations import PAIRS, Agreement, agreement, micro_ranks
-from veridical.fidelity.ranking import resolves
+from veridical.explainers.transforms import degrade
+from veridical.fidelity import FFid, Fid, RFid, finetune, ranking_study
+from veridical.fidelity.ranking import PAIRS, Agreement, agreement, micro_ranks, resolves
 
 RATIOS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
@@ -64,16 +64,16 @@ def nested(make) -> bool:
 
 
 def test_degradation_is_nested_and_a_fresh_draw_at_each_ratio_is_not() -> None:
-    assert nested(lambda base, ratio, repeat: degraded(base, ratio, repeat))
-    assert not nested(lambda base, ratio, repeat: degraded(base, ratio, repeat + round(10 * ratio)))
+    assert nested(lambda base, ratio, repeat: degrade(base, ratio, Key(0), repeat))
+    assert not nested(lambda base, ratio, repeat: degrade(base, ratio, Key(0), repeat + round(10 * ratio)))
     with pytest.raises(InputError, match="lies between 0 and 1"):
-        degraded(explanation_of(linear(3), torch.rand(3, 20)), 1.5)
+        degrade(explanation_of(linear(3), torch.rand(3, 20)), 1.5, Key(0))
 
 
 def test_degradation_leaves_missing_features_alone() -> None:
     task = testing.tiny_task("text", padding=3)
     base = explanation_of(task, torch.rand(9, 10, dtype=torch.float64))
-    worse = degraded(base, 1.0)
+    worse = degrade(base, 1.0, Key(0))
     assert torch.equal(worse.values[~task.space.valid], base.values[~task.space.valid])
 
 
@@ -198,89 +198,6 @@ def test_bad_ratios_are_refused(studied) -> None:
         ranking_study(task, true_maps(task), finetuned=tuned, repeats=0)
 
 
-# --- ROAR -----------------------------------------------------------------------------------------------
-
-
-def test_roar_retrains_once_a_size_and_says_so(studied) -> None:
-    task, _, _ = studied
-    before = {name: value.clone() for name, value in task.model.state_dict().items()}
-    metric = ROAR(sizes=(0.2, 0.6), epochs=3, batch=32)
-    scores = vd.score(metric, task, "input_x_gradient")
-    assert all(torch.equal(value, before[name]) for name, value in task.model.state_dict().items())
-    assert scores.provenance["retrainings"] == 2
-    assert scores.provenance["rows trained"] == 2 * 3 * 180
-    assert scores.provenance["training rows explained"] == 200
-    assert scores.details["indicator"].shape == (60, 2)
-    assert torch.equal(vd.score(metric, task, "input_x_gradient").values, scores.values)
-    assert ROAR("minus").name == "roar_minus"
-    assert ROAR("minus").better == "lower"
-    with pytest.raises(InputError, match="explains again"):
-        vd.score(metric, task, torch.rand(60, 20))
-
-
-def test_roar_finds_what_is_lost_when_all_that_matters_is_removed() -> None:
-    """Two features tell the class: without them a retrained model is at chance, with only them right."""
-    generator = torch.Generator().manual_seed(3)
-    x = torch.randn(500, 10, generator=generator)
-    y = (x[:, 0] + x[:, 1] > 0).long()
-    model = nn.Linear(10, 2)
-    with torch.no_grad():
-        model.weight.zero_()
-        model.weight[1, :2] = 4.0
-        model.bias.zero_()
-    task = vd.Task(model, x[:100], labels=y[:100], train=(x[100:], y[100:]), fill="zero")
-    settings = {"sizes": (0.2,), "epochs": 30, "batch": 32, "rate": 1e-2}
-    truth = lambda model, inputs, targets: torch.tensor([1.0] * 2 + [0.0] * 8).expand(len(inputs), -1)  # noqa: E731
-    plus = vd.score(ROAR("plus", **settings), task, truth)
-    minus = vd.score(ROAR("minus", **settings), task, truth)
-    assert plus.mean() > 0.3
-    assert abs(minus.mean()) < 0.1
-
-
-def test_roar_joins_the_ranking_study(studied) -> None:
-    task, _, folder = studied
-    roar = ROAR(sizes=(0.3, 0.7), epochs=1, batch=64, start="trained")
-    study = ranking_study(
-        task, "input_x_gradient", metrics={"Fid": Fid(sizes=(0.3, 0.7))}, roar=roar, repeats=1,
-        ratios=(0.0, 0.5, 1.0), cache=folder,
-    )  # fmt: skip
-    assert study.notes["retrainings"] == 3 * 2 * 2
-    assert "ROAR took 12 retrainings over" in repr(study)
-    assert study.notes["rows trained"] > 0
-    assert set(study.agreements) == {"Fid", "ROAR"}
-    with pytest.raises(InputError, match="ROAR explains the training rows"):
-        ranking_study(task, true_maps(task), metrics={}, roar=roar)
-
-
-def test_roar_settings_are_checked() -> None:
-    with pytest.raises(InputError, match="start is"):
-        ROAR(start="warm")
-    with pytest.raises(InputError, match="strictly between"):
-        ROAR(sizes=(0.0,))
-    assert ROAR.from_json(ROAR("minus").to_json()) == ROAR("minus")
-
-
-def test_costs_of_table_13() -> None:
-    """Ours for the paper's own seconds: 7378 s against 4026 s for two explainers."""
-    costs = CostComparison(
-        explain_training=(647 + 721) / 2,
-        retraining=(2911 + 2861) / 2,
-        roar_evaluation=(114 + 124) / 2,
-        finetuning=2925,
-        ffid_evaluation=(541 + 560) / 2,
-        sizes=19,
-    )
-    assert costs.roar(2, published=True) == 7378
-    assert costs.ffid(2) == 4026
-    assert costs.retrainings(2) == 2 * 19 * 2
-    assert costs.break_even(published=True) == pytest.approx(2925 / (7378 / 2 - 550.5))
-    assert costs.break_even() < costs.break_even(published=True)
-    dear = CostComparison(0, 1, 0, 5, 100, sizes=1)
-    assert dear.break_even() == math.inf
-    assert "break even" in repr(costs)
-    assert FFid().removal["beta"] == 0.1
-
-
 # --- maps that are not there, or for another class --------------------------------------------------------
 
 
@@ -352,36 +269,6 @@ def test_counts_are_whole_numbers(studied) -> None:
         ranking_study(task, true_maps(task), metrics={"Fid": Fid()}, repeats=1.5)
     with pytest.raises(InputError, match="epochs is a whole number"):
         finetune(task, epochs=2.5)
-
-
-def test_the_training_of_roar_is_in_its_cost(studied) -> None:
-    task, _, _ = studied
-    scores = vd.score(ROAR(sizes=(0.2, 0.6), epochs=3, batch=32), task, "input_x_gradient")
-    trained = 2 * 3 * 180
-    explained = 60 + 200
-    asked = 2 * 60
-    held = 2 * (3 + 1) * 20
-    assert scores.cost == vd.models.Cost(explained + trained + held + asked, explained + trained)
-
-
-def test_roar_leaves_samples_without_a_map_out(studied) -> None:
-    task, _, _ = studied
-
-    def patchy(model, inputs, targets):
-        maps = inputs.clone()
-        if len(inputs) == 60:
-            maps[3] = math.nan
-        return maps
-
-    scores = vd.score(ROAR(sizes=(0.5,), epochs=1), task, patchy)
-    assert scores.values.isnan().nonzero().flatten().tolist() == [3]
-    assert scores.flagged["no explanation"] == 1
-
-    def gaps(model, inputs, targets):
-        return torch.where(torch.arange(len(inputs))[:, None] % 100 == 99, math.nan, inputs)
-
-    with pytest.raises(InputError, match="no map for 2 of the 200 training rows"):
-        vd.score(ROAR(sizes=(0.5,), epochs=1), task, gaps)
 
 
 def test_metrics_inside_others_come_back_equal_from_json() -> None:

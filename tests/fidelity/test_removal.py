@@ -17,7 +17,7 @@ from veridical.core import subset_draws
 from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.fidelity import FFid, Fid, RFid
-from veridical.fidelity.masked_pass import evaluations, measure
+from veridical.fidelity.falls import evaluations, measure
 from veridical.fidelity.metrics import LEVELS, NO_SIZE, NOTHING_REMOVED, OTHER_CLASS
 from veridical.fidelity.removal import (
     Removals,

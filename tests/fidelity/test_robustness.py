@@ -1,25 +1,16 @@
 """The robustness table and its advice, on models whose answer to masks is known."""
 
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from matplotlib import pyplot
 from torch import nn
 
 import veridical as vd
 from veridical.core.key import Key
 from veridical.errors import InputError
-from veridical.fidelity import (
-    RobustnessTable,
-    boundary_study,
-    finetune,
-    map_agreement,
-    maps_side_by_side,
-    robustness_table,
-)
-from veridical.fidelity.robustness import CONTROL, ORIGINAL, TUNED, masked_answers
+from veridical.fidelity import RobustnessTable, finetune, robustness_table
+from veridical.fidelity.robustness import CONTROL, ORIGINAL, TUNED, masked_predictions
 
 
 class Bright(nn.Module):
@@ -60,7 +51,7 @@ def test_masked_answers_remove_exactly_the_share() -> None:
     task = task_needing(0.5)
     for share, left in ((0.0, 40), (0.1, 36), (0.29, 29)):
         model_sum = vd.Task(Counting(), task.inputs, fill="zero", head="regression")
-        counts = masked_answers(model_sum, (share,), 3, Key(0))[10:]
+        counts = masked_predictions(model_sum, (share,), 3, Key(0))[10:]
         assert (counts == left).all()
 
 
@@ -99,47 +90,6 @@ def test_bad_shares_and_heads_are_refused(tmp_path: Path) -> None:
         robustness_table(numbers)
 
 
-def test_boundary_study_follows_the_masked_share(tmp_path: Path) -> None:
-    task = task_needing(0.68)
-    study = boundary_study(task, (0.1, 0.3), shares=(0.0, 0.3, 0.5), epochs=1, cache=tmp_path)
-    assert list(study.accuracy) == ["original", "fine-tuned, beta 0.1", "fine-tuned, beta 0.3"]
-    assert study.accuracy["original"] == (1.0, 1.0, pytest.approx(1 / 3))
-    assert "50%" in repr(study)
-    frame = study.to_frame()
-    assert len(frame) == 3 * 3
-    assert set(frame.columns) == {"model", "masked", "accuracy", "agreement"}
-    assert len(study.plot().get_lines()) == 2 * 3
-    pyplot.close("all")
-
-
-def test_maps_of_the_same_model_agree_and_of_another_do_not(tmp_path: Path) -> None:
-    x = torch.randn(40, 12, generator=torch.Generator().manual_seed(0))
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 3))
-    task = vd.Task(model, x[:10], train=x, fill="zero")
-    same = finetune(task, epochs=1, optimiser=partial(torch.optim.SGD, lr=0.0), cache=tmp_path)
-    assert torch.allclose(map_agreement(task, same), torch.ones(10, dtype=torch.float64))
-    other = finetune(task, epochs=20, rate=0.02, cache=tmp_path)
-    assert other.header["best_epoch"] > 0
-    assert map_agreement(task, other).mean() < 0.99
-
-
-def test_maps_lie_side_by_side_with_their_rank_correlation(tmp_path: Path) -> None:
-    x = torch.rand(30, 1, 6, 6, generator=torch.Generator().manual_seed(0))
-    model = nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.Tanh(), nn.Linear(8, 3))
-    task = vd.Task(model, x[:6], train=x, fill="zero")
-    pair = maps_side_by_side(task, finetune(task, epochs=3, rate=0.05, cache=tmp_path))
-    assert torch.equal(
-        pair.correlation, map_agreement(task, finetune(task, epochs=3, rate=0.05, cache=tmp_path))
-    )
-    assert pair.before.explainer == pair.after.explainer == "saliency"
-    figure = pair.plot(task.inputs, samples=3)
-    assert len(figure.axes) == 6
-    assert figure.axes[0].get_title() == f"rank corr. {float(pair.correlation[0]):+.2f}"
-    assert "6 samples" in repr(pair)
-
-
 def test_shares_of_few_features_are_whole_ones_and_never_none(tmp_path: Path) -> None:
     x = torch.ones(30, 9)
     x[:10] = 0.0
@@ -152,8 +102,6 @@ def test_shares_of_few_features_are_whole_ones_and_never_none(tmp_path: Path) ->
     assert "plain Fid is enough" not in found.advice
     assert "with 1 of 9 features masked" in found.advice
     assert "1 of 9" in repr(found).splitlines()[0]
-    study = boundary_study(task, (0.1,), shares=(0.0, 0.05, 0.1, 0.3), epochs=1, cache=tmp_path)
-    assert study.shares == (0.0, pytest.approx(1 / 9), pytest.approx(2 / 9))
 
 
 def test_the_advice_heeds_agreement() -> None:

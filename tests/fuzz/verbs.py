@@ -30,7 +30,6 @@ VERBS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         {"explainer": "gradient", "ratios": (0.0, 0.5, 1.0), **REMOVAL},
     ),
     "explanation_size": (fidelity.explanation_size, {"explanation": "gradient", "resamples": 3, **QUIET}),
-    "compare_explainers": (fidelity.compare_explainers, {"explainers": ("gradient",), **REMOVAL}),
     "standing": (qge.standing, {"metric": "sparseness", "explanation": "gradient", "draws": 4}),
     "find_path": (gef.find_path, {"levels": 3, "draws": 2}),
 }

@@ -14,7 +14,7 @@ import veridical as vd
 from tests.reference.small_models import Text, mlp
 from veridical.explainers.base import registry as explainer_registry
 from veridical.fidelity import FFid, RFid
-from veridical.fidelity.masked_pass import measure
+from veridical.fidelity.falls import measure
 from veridical.fidelity.metrics import LEVELS
 from veridical.metrics.base import Metric
 from veridical.metrics.base import registry as metric_registry

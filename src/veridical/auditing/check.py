@@ -9,9 +9,9 @@ from veridical.auditing.effort import Effort, effort_of
 from veridical.auditing.sampling import some_of
 from veridical.core.key import Key
 from veridical.errors import NotApplicableError
-from veridical.fidelity.correctness import accuracy, at_chance, chance_level, check_labels, own_answers
+from veridical.fidelity.correctness import accuracy, at_chance, chance_level, check_labels, predicted_labels
 from veridical.fidelity.removal import budget
-from veridical.fidelity.robustness import LITTLE_LOSS, masked_answers
+from veridical.fidelity.robustness import LITTLE_LOSS, masked_predictions
 from veridical.gef import Assumptions, assumptions
 from veridical.values.task import Task
 
@@ -101,7 +101,7 @@ def _accuracy(task: Task) -> list[Check]:
     labels = check_labels(task.labels, task)
     if task.head == "regression":
         return []
-    answers = own_answers(task.outputs, task)
+    answers = predicted_labels(task.outputs, task)
     value = accuracy(answers, labels, task)
     reason = at_chance(answers, labels, task)
     if reason is not None:
@@ -131,8 +131,8 @@ def _masking(task: Task, key: Key) -> tuple[float, list[Check]]:
     if task.head in ("regression", "generation") or int(features) < 2:
         return 0.0, []
     masked = int(budget(features, ROBUST_SHARE)) / int(features)
-    answers = masked_answers(task, (ROBUST_SHARE,), 5, key)
-    same = answers[:, :, 0] == own_answers(task.outputs, task)[:, None]
+    answers = masked_predictions(task, (ROBUST_SHARE,), 5, key)
+    same = answers[:, :, 0] == predicted_labels(task.outputs, task)[:, None]
     loss = 1 - float(same.double().mean())
     if loss <= LITTLE_LOSS:
         text = "it stands masks."

@@ -69,7 +69,7 @@ def finetuned_judge(
             seed=seed,
             progress=progress,
         )
-        reason = made.certificate.why_not
+        reason = made.held_out.why_not
         if reason is not None:
             notes.append(f"F-Fidelity judges with the original model (RFid): {reason}.")
             return None, None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -10,20 +11,104 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from veridical.api import as_explanation
 from veridical.core.settings import Settings, revivable
 from veridical.errors import InputError, NotApplicableError
-from veridical.fidelity.certificate import Certificate
-from veridical.fidelity.correctness import own_answers
-from veridical.fidelity.digests import row_digests, state_digest, tensor_bytes
+from veridical.explainers.base import registry
+from veridical.fidelity.correctness import accuracy, predicted_labels
+from veridical.fidelity.training_rows import READ_AT_ONCE, Rows, row_digests, tensor_bytes
+from veridical.functional import spearman
 from veridical.models.cost import Cost
+from veridical.models.predictor import take_side
 from veridical.values import files
 from veridical.values.space import Space
 from veridical.values.task import Task
 
 KIND = "fine-tuned model"
 ROW_DIGESTS = "veridical: digests of the training rows"
+REFUSED = 0.7
+"""Below this share of equal answers the fine-tuned model is another one, and FFid refuses it."""
+FLAGGED = 0.9
+"""Below this share every score is flagged."""
+LOST = 0.1
+"""Nor may it lose more accuracy than this on whole inputs, against the targets it was trained on; by chance
+held-out rows may show more (one-sided, 5%)."""
+LOST_FLAGGED = 0.05
+"""Above this loss of accuracy every score is flagged."""
+MAPS_REFUSED = 0.3
+"""Below this rank agreement of saliency maps the fine-tuned model reads its inputs otherwise: refused."""
+MAPS_FLAGGED = 0.8
+"""Below this rank agreement every score is flagged: between good maps it prefers its own."""
+FEW_ROWS = 30
+"""With fewer held-out rows the agreement is hardly known: a flag."""
+MAPS = 32
+"""Held-out rows whose maps are compared."""
+EXPLAINER = "saliency"
+
+
+@dataclass(frozen=True)
+class HeldOutCheck:
+    """How the fine-tuned model compares with the original on `rows` whole held-out inputs.
+
+    `agreement` is the share of equal answers (of equal labels; R^2 for a regression), and the accuracies are
+    against the targets of the fine-tuning: labels, or the model's own answers. `maps` is the mean rank
+    correlation of saliency maps, None where there are no gradients.
+    """
+
+    rows: int
+    agreement: float
+    maps: float | None
+    original_accuracy: float
+    accuracy: float
+
+    @property
+    def why_not(self) -> str | None:
+        """Why the fine-tuned model may not stand in for the original, or None if it may."""
+        reason = None
+        if not self.agreement >= REFUSED:
+            reason = f"{self._share}, less than the {REFUSED:.0%} below which it is another model"
+        elif self.maps is not None and not self.maps >= MAPS_REFUSED:
+            reason = f"reads inputs elsewhere, {self._maps} and not {MAPS_REFUSED:g} at least"
+        elif not self._lost <= LOST + 1.645 * math.sqrt(LOST * (1 - LOST) / self.rows):
+            reason = f"{self._worse}, more than {100 * LOST:.0f}"
+        if reason is None:
+            return None
+        advice = "fine-tune more gently (a lower rate) or on more rows, or use RFid"
+        return f"the fine-tuned model {reason}: {advice}"
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """What every score by this model is flagged for."""
+        found = []
+        if self.agreement < FLAGGED:
+            found.append(f"the fine-tuned model {self._share} only")
+        if self._lost > LOST_FLAGGED:
+            found.append(f"the fine-tuned model {self._worse}")
+        if self.maps is not None and self.maps < MAPS_FLAGGED:
+            found.append(
+                f"the fine-tuned model reads inputs elsewhere: {self._maps}, so close scores may be its own"
+            )
+        if self.rows < FEW_ROWS:
+            found.append(f"the fine-tuned model was checked on {self.rows} held-out rows, too few to know it")
+        return tuple(found)
+
+    @property
+    def _lost(self) -> float:
+        return self.original_accuracy - self.accuracy
+
+    @property
+    def _maps(self) -> str:
+        return f"its saliency maps agree with the model's by rank at {self.maps:.2f}"
+
+    @property
+    def _worse(self) -> str:
+        return f"loses {100 * self._lost:.0f} points of accuracy on {self.rows} whole held-out inputs"
+
+    @property
+    def _share(self) -> str:
+        return f"answers {self.agreement:.0%} of {self.rows} whole held-out inputs as the model does"
 
 
 @revivable
@@ -54,20 +139,21 @@ class Finetuned(Settings):
         return _read(self.path, Path(self.path).stat().st_mtime_ns if Path(self.path).is_file() else 0)
 
     @property
-    def certificate(self) -> Certificate:
+    def held_out(self) -> HeldOutCheck:
         """How the fine-tuned model compares with the original on whole held-out rows."""
-        if "certificate" not in self.header:
+        if "held_out" not in self.header:
             raise NotApplicableError(
-                f"{Path(self.path).name} has no certificate (an older version wrote it); fine-tune again"
+                f"{Path(self.path).name} holds no check on held-out rows (an older version wrote it); "
+                "fine-tune again"
             )
-        return Certificate(**self.header["certificate"])
+        return HeldOutCheck(**self.header["held_out"])
 
     @property
     def tensors(self) -> dict[str, Tensor]:
         """All that the file holds: the weights, and the digests of the rows it was fine-tuned on."""
         return self._content[0]
 
-    def rows_met(self, inputs: Tensor) -> int:
+    def rows_seen(self, inputs: Tensor) -> int:
         """How many of these rows it was fine-tuned on, bit for bit."""
         known = set(map(bytes, self.tensors[ROW_DIGESTS].numpy()))
         return sum(bytes(row) in known for row in row_digests(inputs).numpy())
@@ -93,7 +179,7 @@ class Finetuned(Settings):
         return list(self.header["history"])
 
     def on(self, task: Task, beta: float | None = None) -> Task:
-        """The same task judged by the fine-tuned model; targets stay those of the original model."""
+        """The same task on the fine-tuned model; targets stay those of the original model."""
         self.check(task)
         if beta is not None and beta > self.beta + 1e-12:
             raise InputError(
@@ -129,23 +215,23 @@ class Finetuned(Settings):
         model.load_state_dict({name: value.to(task.device) for name, value in self.weights.items()})
         return task.with_module(model.eval())
 
-    def judge(self, task: Task) -> Task:
-        """The task on the fine-tuned model, if its certificate lets it judge."""
-        reason = self.certificate.why_not
+    def evaluator(self, task: Task) -> Task:
+        """The task on the fine-tuned model, if its check on held-out rows allows it."""
+        reason = self.held_out.why_not
         if reason is not None:
             raise NotApplicableError(f"{reason} ({Path(self.path).name})")
         return self.on(task)
 
-    def answers_otherwise(self, task: Task) -> Tensor:
-        """Samples (N,) whose whole input the judge answers otherwise; none for a regression."""
+    def disagrees(self, task: Task) -> Tensor:
+        """Samples (N,) whose whole input the fine-tuned model answers otherwise; none for a regression."""
         if task.head == "regression":
             return torch.zeros(len(task), dtype=torch.bool, device=task.device)
-        ours, its = own_answers(task.outputs, task), own_answers(self.on(task).outputs, task)
+        ours, its = predicted_labels(task.outputs, task), predicted_labels(self.on(task).outputs, task)
         return (ours != its).reshape(len(task), -1).any(-1)
 
     def summary(self, task: Task) -> dict[str, Any]:
         """The facts that belong into the provenance of a score."""
-        header, certificate = self.header, self.certificate
+        header, check = self.header, self.held_out
         return {
             "file": Path(self.path).name,
             "beta": self.beta,
@@ -154,12 +240,12 @@ class Finetuned(Settings):
             "best epoch": header["best_epoch"],
             "cost": header["cost"],
             "mode": header["mode"],
-            "held-out rows": certificate.rows,
-            "agreement with the model": certificate.agreement,
-            "rank agreement of maps": certificate.maps,
-            "agreement on the evaluated rows": 1 - float(self.answers_otherwise(task).double().mean()),
+            "held-out rows": check.rows,
+            "agreement with the model": check.agreement,
+            "rank agreement of maps": check.maps,
+            "agreement on the evaluated rows": 1 - float(self.disagrees(task).double().mean()),
             "evaluated rows that were trained on": task.cached(
-                f"rows met by {self.path}", lambda: self.rows_met(task.inputs)
+                f"rows met by {self.path}", lambda: self.rows_seen(task.inputs)
             ),
         }
 
@@ -171,7 +257,7 @@ class Finetuned(Settings):
         best = header["best_epoch"]
         loss = header["history"][best - 1]["validation"] if best else header["start"]
         kept = f"best {best}" if best else "the original weights were best"
-        found = self.certificate
+        found = self.held_out
         return (
             f"Finetuned: beta {self.beta:g}, {len(self.history)} epochs ({kept}, validation loss "
             f"{loss:.4f}), targets {self.labels}, agrees with the model on {found.agreement:.1%} of "
@@ -199,3 +285,48 @@ def space_facts(space: Space) -> dict[str, Any]:
 
 def _space_line(facts: Mapping[str, Any]) -> str:
     return f"{facts['features']} {facts['kind']} features over {tuple(facts['input'])}"
+
+
+def state_digest(model: nn.Module) -> str:
+    """A digest of a model's class, layout and every number in its parameters and buffers."""
+    digest = hashlib.blake2b(repr((type(model).__qualname__, repr(model))).encode(), digest_size=16)
+    held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for name, value in sorted(held.items()):
+        digest.update(name.encode())
+        digest.update(tensor_bytes(value))
+    return digest.hexdigest()
+
+
+def check_held_out(task: Task, tuned: Task, rows: Rows, held: Tensor) -> HeldOutCheck:
+    """Compare a model (the same task on the fine-tuned one) with the task's own on held-out rows."""
+    answers = torch.cat([_answers(tuned, rows, index) for index in held.split(READ_AT_ONCE)])
+    own, truth = rows.answers[held], rows.targets[held]
+    return HeldOutCheck(
+        len(held),
+        accuracy(answers, own, task),
+        _map_agreement(task, tuned, rows, held[:MAPS]),
+        accuracy(own, truth, task),
+        accuracy(answers, truth, task),
+    )
+
+
+def _answers(tuned: Task, rows: Rows, index: Tensor) -> Tensor:
+    return predicted_labels(tuned.predictor.outputs(rows.inputs[index], take_side(rows.side, index)), tuned)
+
+
+def _map_agreement(task: Task, tuned: Task, rows: Rows, index: Tensor) -> float | None:
+    """The mean rank correlation of both models' saliency maps for the same outputs."""
+    few = rows.task(task, index)
+    method = registry.make(EXPLAINER)
+    if method.why_not(few) is not None or few.space.n_features < 2:
+        return None
+    try:
+        before = as_explanation(method, few)
+        after = as_explanation(method, few.with_module(tuned.model))
+    except NotApplicableError:
+        return None
+    there = before.spread
+    if not bool(there.any()):
+        return None
+    # a map that has become constant agrees with none
+    return float(spearman(before.values, after.values, where=before.valid)[there].nan_to_num(0.0).mean())

@@ -1,14 +1,18 @@
-"""Whether an answer is right: the label where the task has labels, otherwise the model's own prediction."""
+"""Which answer is right: the label where the task has labels, otherwise the model's own prediction."""
 
 from __future__ import annotations
 
 import math
-from typing import Literal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from veridical.api import as_explanation
 from veridical.errors import InputError, ShapeError
+from veridical.values.explanation import Explanation
 from veridical.values.task import Task
 
 Reference = Literal["label", "prediction"]
@@ -48,21 +52,21 @@ def check_labels(labels: Tensor, task: Task, what: str = "labels") -> Tensor:
     return shaped.to(task.outputs.dtype)
 
 
-def own_answers(outputs: Tensor, task: Task) -> Tensor:
+def predicted_labels(outputs: Tensor, task: Task) -> Tensor:
     """A model's outputs as labels: its class, the labels it holds true, or its numbers."""
     if task.head in ("multiclass", "binary"):
         return outputs.argmax(-1)
     return (outputs > 0).to(outputs.dtype) if task.head == "multilabel" else outputs
 
 
-def judged_answers(task: Task, reference: Reference | None) -> Tensor:
+def reference_labels(task: Task, reference: Reference | None) -> Tensor:
     """What counts as the right answer y_i: (N,) class indices, or (N, C) numbers."""
     if reference not in (None, "label", "prediction"):
         raise InputError(
             f"reference is 'label', 'prediction' or None for whichever there is; got {reference!r}"
         )
     if reference == "prediction" or (reference is None and task.labels is None):
-        return own_answers(task.outputs, task)
+        return predicted_labels(task.outputs, task)
     if task.labels is None:
         raise InputError(
             "reference='label' needs labels; give the task labels=..., or reference='prediction'"
@@ -73,14 +77,14 @@ def judged_answers(task: Task, reference: Reference | None) -> Tensor:
     return answers
 
 
-def said_by(probabilities: Tensor, task: Task) -> Tensor:
+def predicted_indicator(probabilities: Tensor, task: Task) -> Tensor:
     """1 for the class predicted, or of labels for each that is; else 0 (..., C)."""
     if task.head in ("multiclass", "binary"):
         return torch.nn.functional.one_hot(probabilities.argmax(-1), task.n_outputs).to(probabilities)
     return (probabilities > 0.5).to(probabilities)
 
 
-def rightness(answers: Tensor, truth: Tensor, task: Task) -> tuple[Tensor, Tensor]:
+def correctness_of(answers: Tensor, truth: Tensor, task: Task) -> tuple[Tensor, Tensor]:
     """The indicator and the probability of the right answer, (N, M) each, of answers (N, M, C) or (N, M, 2C).
 
     Answers are probabilities (a regression's: numbers), and behind them, if known, how often each output is
@@ -92,7 +96,7 @@ def rightness(answers: Tensor, truth: Tensor, task: Task) -> tuple[Tensor, Tenso
         response = answers[..., 0].double()
         return response, response
     if answers.shape[-1] == task.n_outputs:
-        answers = torch.cat([answers, said_by(answers, task)], -1)
+        answers = torch.cat([answers, predicted_indicator(answers, task)], -1)
     answers, predicted = answers.chunk(2, -1)
     if task.head in ("multiclass", "binary"):
         own = truth[:, None, None].expand(-1, answers.shape[1], 1)
@@ -143,9 +147,46 @@ def refuse_chance(task: Task, reference: Reference | None) -> None:
     """Refuse to rank explainers by a model that answers no better than chance."""
     if task.labels is None or reference == "prediction":
         return
-    reason = at_chance(own_answers(task.outputs, task), judged_answers(task, reference), task)
+    reason = at_chance(predicted_labels(task.outputs, task), reference_labels(task, reference), task)
     if reason is not None:
         raise InputError(
             f"explainers cannot be ranked by a model whose answers are at chance: {reason}. Removing "
             "features cannot make such answers worse; give a trained model, or labels in its order"
         )
+
+
+@dataclass(frozen=True, eq=False)
+class StudiedMaps:
+    """A task explained for its right answers, its maps, and what must be said of them."""
+
+    task: Task
+    maps: Explanation
+    truth: Tensor
+    notes: tuple[str, ...]
+
+
+def with_reference_targets(task: Task, reference: Reference | None) -> tuple[Task, Tensor]:
+    """The task explained for the right answers, and these."""
+    truth = reference_labels(task, reference)
+    return (task.with_targets(truth) if task.head in ("multiclass", "binary") else task), truth
+
+
+def studied_maps(
+    task: Task, explanation: Any, reference: Reference | None, seed: int, cache: str | Path | None = None
+) -> StudiedMaps:
+    """Explain the right answers; samples without a map are left out, as a score of theirs would be NaN."""
+    judged, truth = with_reference_targets(task, reference)
+    maps = as_explanation(explanation, judged, seed, cache).matching(judged)
+    notes = []
+    missing = maps.missing
+    if bool(missing.any()):
+        if bool(missing.all()):
+            raise InputError(f"none of the {len(task)} samples has a map: all values are NaN")
+        notes.append(f"{int(missing.sum())} of {len(task)} samples have no map and are left out")
+        there = (~missing).nonzero()[:, 0]
+        judged, maps, truth = judged[there], maps.take(there), truth[there]
+    if task.head in ("multiclass", "binary"):
+        other = int((maps.targets.to(truth.device) != truth).sum())
+        if other:
+            notes.append(f"{other} maps explain another class than the one judged")
+    return StudiedMaps(judged, maps, truth, tuple(notes))

@@ -16,13 +16,18 @@ from veridical.core.allowed import Between, Count, PartOf, Positive
 from veridical.core.key import Key
 from veridical.core.settings import checked
 from veridical.data.cached import cache_folder
-from veridical.errors import FormatError, NotApplicableError, VeridicalWarning
-from veridical.fidelity.artefact import KIND, ROW_DIGESTS, Finetuned, space_facts
-from veridical.fidelity.certificate import Certificate, certify
-from veridical.fidelity.datasets import Columns
-from veridical.fidelity.digests import described, state_digest, tensor_bytes
+from veridical.errors import FormatError, InputError, NotApplicableError, VeridicalWarning
+from veridical.fidelity.artefact import (
+    KIND,
+    ROW_DIGESTS,
+    Finetuned,
+    HeldOutCheck,
+    check_held_out,
+    space_facts,
+    state_digest,
+)
 from veridical.fidelity.training import Loss, Optimiser, Schedule, fit, head_loss, split
-from veridical.fidelity.training_rows import Rows, never_features, training_rows
+from veridical.fidelity.training_rows import Columns, Rows, padding_tokens, tensor_bytes, training_rows
 from veridical.models.adapters import ArrayModel, FunctionModel
 from veridical.models.cost import Cost
 from veridical.models.predictor import Side
@@ -30,9 +35,9 @@ from veridical.values import files
 from veridical.values.space import Space
 from veridical.values.task import Task
 
-VERSION = 2
+VERSION = 3
 """Of what an artefact holds and how it is made: another one is another artefact."""
-MODE = "dropout active and batch norm following the masked batches while fine-tuning; eval mode to judge"
+MODE = "dropout active and batch norm following the masked batches while fine-tuning; eval mode to evaluate"
 
 
 @checked
@@ -67,16 +72,22 @@ def finetune(
     Adam at `rate`; parameters that need no gradient stay as they are.
 
     The state with the lowest loss on a held-out share of the rows is kept, be it the one before training;
-    training stops after `patience` epochs without a lower one. On the same rows the result is certified
-    (`artefact.certificate`). An interrupted run resumes. It lies in `cache`, else $VERIDICAL_CACHE, else
-    ~/.cache/veridical, addressed by weights, data, settings and all that loss and optimiser read; a `key`
-    stands for what they read instead. `masks=False` trains on whole rows: the control of the robustness
-    table. `train_space` says which features exist in the training rows where rows differ.
+    training stops after `patience` epochs without a lower one. On the same rows the result is compared with
+    the original model (`artefact.held_out`). An interrupted run resumes. The artefact lies in `cache`, else
+    $VERIDICAL_CACHE, else ~/.cache/veridical, addressed by weights, data and settings; a loss or an optimiser
+    of the caller's own needs a `key`, a name that stands for it there. `masks=False` trains on whole rows:
+    the control of the robustness table. `train_space` says which features exist in the training rows where
+    rows differ.
     """
     schedule = Schedule(beta, epochs, batch, rate, validation, patience, masks, seed)
     reason = why_no_finetuning(task, train, train_space)
     if reason is not None:
         raise NotApplicableError(f"the model cannot be fine-tuned: {reason}")
+    if key is None and (loss is not None or optimiser is not None):
+        raise InputError(
+            "a loss or an optimiser of your own needs key='...', a name that stands for it in the address of "
+            "the artefact: the same key finds the same artefact, so give another one whenever either changes"
+        )
     rows = training_rows(task, train, train_side, train_space, columns)
     model = task.predictor.source.copied()
     facts = {
@@ -88,25 +99,25 @@ def finetune(
         "space": space_facts(task.space),
         "fill": task.fill.to_json(),
         "settings": asdict(schedule),
-        "loss": described(loss, "loss", key),
-        "optimiser": described(optimiser, "optimiser", key),
+        "loss": _name(loss),
+        "optimiser": _name(optimiser),
         "key": key,
         "head": task.head,
-        "output": described(task.predictor.output, "output", ""),
+        "output": _name(task.predictor.output),
     }
     folder = cache_folder() / "finetuned" if cache is None else Path(cache)
     digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=12).hexdigest()
     path = folder / f"finetuned-{digest}.safetensors"
-    if _whole(path):
+    if _readable(path):
         return Finetuned(str(path))
     chosen = optimiser or (lambda parameters: torch.optim.Adam(parameters, lr=rate))
     resume = folder / f"finetuned-{digest}.resume.pt"
     state = fit(
         model, task.predictor.output, rows, schedule, loss or head_loss(task.head), chosen, resume, progress
     )
-    judge = task.with_module(model.eval())
+    tuned = task.with_module(model.eval())
     _, held = split(len(rows.inputs), validation, Key(seed) / "fine-tuning", task.device)
-    certificate, spent = _certified(task, judge, rows, held)
+    held_out, spent = _checked(task, tuned, rows, held)
     header = {
         **facts,
         "mode": MODE,
@@ -114,7 +125,7 @@ def finetune(
         "start": state.start,
         "history": state.history,
         "best_epoch": state.best_epoch,
-        "certificate": certificate.to_json(),
+        "held_out": asdict(held_out),
         "cost": [state.forward + spent.forward, state.backward + spent.backward],
     }
     files.write(path, KIND, {**model.state_dict(), ROW_DIGESTS: rows.digests}, header, path.stem)
@@ -122,8 +133,15 @@ def finetune(
     return Finetuned(str(path))
 
 
-def _whole(path: Path) -> bool:
-    """Whether an artefact lies there that can be read; a broken one is said and made anew."""
+def _name(function: Any) -> str:
+    """The qualified name of a function, or of what a partial or an object was made of."""
+    named = getattr(function, "func", function)
+    named = named if hasattr(named, "__qualname__") else type(named)
+    return "default" if function is None else f"{named.__module__}.{named.__qualname__}"
+
+
+def _readable(path: Path) -> bool:
+    """Whether an artefact lies there that can be read; a broken one is warned of and made anew."""
     if not path.is_file():
         return False
     try:
@@ -134,12 +152,12 @@ def _whole(path: Path) -> bool:
     return True
 
 
-def _certified(task: Task, judge: Task, rows: Rows, held: Tensor) -> tuple[Certificate, Cost]:
-    """The certificate and what it cost, which is the artefact's and not the task's."""
+def _checked(task: Task, tuned: Task, rows: Rows, held: Tensor) -> tuple[HeldOutCheck, Cost]:
+    """The check on held-out rows and what it cost, which is the artefact's and not the task's."""
     meter = task.predictor.meter
     before = meter.cost
     try:
-        return certify(task, judge, rows, held), meter.cost - before
+        return check_held_out(task, tuned, rows, held), meter.cost - before
     finally:
         meter.reset(before)
 
@@ -175,7 +193,7 @@ def why_no_finetuning(task: Task, train: Any = None, train_space: Space | None =
         )
     if train_space is None and task.space.per_sample:
         return "features differ between samples; say those of the training rows with train_space=..."
-    if train_space is None and task.space.valid is not None and never_features(task) is None:
+    if train_space is None and task.space.valid is not None and padding_tokens(task) is None:
         return (
             "samples differ in which features exist; say which exist in the training rows with "
             "train_space=... (a Space with valid=)"

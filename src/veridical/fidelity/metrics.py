@@ -13,9 +13,9 @@ from veridical.core.allowed import Between, Count, PartOf
 from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.fidelity.artefact import Finetuned
-from veridical.fidelity.correctness import Reference, judged_answers
+from veridical.fidelity.correctness import Reference, reference_labels
+from veridical.fidelity.falls import Falls, evaluations, mean_over_sizes, measure
 from veridical.fidelity.finetuning import finetune, why_no_finetuning
-from veridical.fidelity.masked_pass import Falls, evaluations, mean_over_sizes, measure
 from veridical.fidelity.removal import Sign, check_levels
 from veridical.metrics.base import Outcome, RankingMetric, register
 from veridical.perturb.subset_table import has_few
@@ -26,7 +26,7 @@ from veridical.values.task import Task
 LEVELS = tuple(percent / 100 for percent in range(5, 100, 5))
 OTHER_CLASS = "explained for another class than the one judged: use task.with_targets(task.labels)"
 NOTHING_REMOVED = "some sizes remove nothing and are left out"
-OTHERWISE = "the judge answers this whole input otherwise than the model"
+OTHERWISE = "the fine-tuned model answers this whole input otherwise than the model"
 NO_SIZE = "no size removes anything"
 Variant = Literal["indicator", "probability"]
 
@@ -51,7 +51,7 @@ class Fidelity(RankingMetric):
     """What a right answer is: "label" or the model's own "prediction"; None is the label where there is
     one."""
     finetuned: Finetuned | None = None
-    """The model that judges masked inputs; None is the task's own, or for FFid one fine-tuned on demand."""
+    """The model that sees masked inputs; None is the task's own, or for FFid one fine-tuned on demand."""
     family: ClassVar[str] = "fid"
     version: ClassVar[int] = 2
     category: ClassVar[str] = "faithfulness"
@@ -88,24 +88,24 @@ class Fidelity(RankingMetric):
     def why_not(self, task: Task) -> str | None:
         reason = super().why_not(task)
         if reason is None and self.finetuned is not None:
-            reason = self.finetuned.certificate.why_not
+            reason = self.finetuned.held_out.why_not
         return reason
 
     def artefact(self, task: Task) -> Finetuned | None:
-        """The fine-tuned model that judges, if one does."""
+        """The fine-tuned model that stands in for the original, if one does."""
         return self.finetuned
 
     def model_task(self, task: Task) -> Task:
-        """The task on the model that judges masked inputs: the fine-tuned one where there is one."""
-        judge = self.artefact(task)
-        return task if judge is None else judge.judge(task)
+        """The task on the model that sees masked inputs: the fine-tuned one where there is one."""
+        artefact = self.artefact(task)
+        return task if artefact is None else artefact.evaluator(task)
 
     def falls(self, task: Task, explanation: Explanation, key: Key) -> Falls:
         """The falls over sizes, both variants, in one pass."""
-        truth = judged_answers(task, self.reference)
-        judge = self.model_task(task)
+        truth = reference_labels(task, self.reference)
+        evaluator = self.model_task(task)
         found = measure(
-            judge, explanation, truth, levels=self.sizes, signs=(self.sign,), key=key, **self.removal
+            evaluator, explanation, truth, levels=self.sizes, signs=(self.sign,), key=key, **self.removal
         )
         return found[self.sign]
 
@@ -123,10 +123,10 @@ class Fidelity(RankingMetric):
             NOTHING_REMOVED: ((falls.counts < 1) & falls.once).any(-1) & ~none,
             OTHER_CLASS: self._other_class(task, explanation),
         }
-        judge = self.artefact(task)
-        if judge is not None:
-            flags[OTHERWISE] = judge.answers_otherwise(task)
-            flags |= {flag: torch.ones_like(none) for flag in judge.certificate.flags}
+        artefact = self.artefact(task)
+        if artefact is not None:
+            flags[OTHERWISE] = artefact.disagrees(task)
+            flags |= {flag: torch.ones_like(none) for flag in artefact.held_out.flags}
         sizes = torch.tensor(falls.levels, dtype=torch.float64)
         details = {"indicator": falls.indicator, "probability": falls.probability}
         label = f"fall of the right answer ({self.variant}), {self.sign}"
@@ -141,14 +141,14 @@ class Fidelity(RankingMetric):
     def _other_class(self, task: Task, explanation: Explanation) -> Tensor:
         if task.head not in ("multiclass", "binary"):
             return torch.zeros(len(task), dtype=torch.bool, device=task.device)
-        return judged_answers(task, self.reference) != explanation.targets.to(task.device)
+        return reference_labels(task, self.reference) != explanation.targets.to(task.device)
 
     def _notes(self, task: Task) -> dict[str, Any]:
         judged = self.reference or ("prediction" if task.labels is None else "label")
         notes: dict[str, Any] = {"evaluations": self.evaluations(task), "right answer": judged}
-        judge = self.artefact(task)
-        if judge is not None:
-            notes["finetuned"] = judge.summary(task)
+        artefact = self.artefact(task)
+        if artefact is not None:
+            notes["finetuned"] = artefact.summary(task)
         return notes
 
 
@@ -158,7 +158,7 @@ class Fid(Fidelity):
     """The fall of the right answer when the whole explanation (plus), or all the rest (minus), is removed.
 
     Fid+ = 1(y = f(x)) - 1(y = f(x without its s strongest features)), Fid- keeps only those (eq. 1-2). With
-    `finetuned` the fine-tuned model judges: the ablation "Fid with fine-tuning" of appendix D.7.
+    `finetuned` the fine-tuned model is evaluated: the ablation "Fid with fine-tuning" of appendix D.7.
     """
 
     name: ClassVar[str] = "fid_plus"
@@ -220,7 +220,7 @@ class FFid(RFid):
     misleads: ClassVar[str] = "where masking hardly hurts the model: plain Fid tells more there"
 
     def needs_all_samples(self, task: Task) -> bool:
-        # a judge that goes along with a noisy world (meta-evaluation) is known by that very task
+        # a copy perturbed along with the model (meta-evaluation) is known by that very task
         return self.finetuned is not None and task.known(f"finetuned {self.finetuned.path}") is not None
 
     def __post_init__(self) -> None:

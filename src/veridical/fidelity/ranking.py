@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,23 +11,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from veridical.api import as_explanation
 from veridical.core.allowed import Between, Count, PartOf, Share
 from veridical.core.key import Key
 from veridical.core.progress import track
 from veridical.core.settings import checked
 from veridical.errors import InputError
+from veridical.explainers.transforms import degrade
 from veridical.fidelity.artefact import Finetuned
-from veridical.fidelity.correctness import Reference, refuse_chance
-from veridical.fidelity.correlations import PAIRS, Agreement, agreement, micro_ranks
-from veridical.fidelity.degradation import RATIOS, degraded
+from veridical.fidelity.correctness import Reference, refuse_chance, studied_maps
+from veridical.fidelity.falls import area_over_sizes, evaluated_sizes, measure
 from veridical.fidelity.finetuning import finetune
-from veridical.fidelity.judged_maps import judged_maps
-from veridical.fidelity.masked_pass import area_over_sizes, levels_of, measure
 from veridical.fidelity.metrics import LEVELS, FFid, Fid, Fidelity, RFid, Variant
 from veridical.fidelity.removal import SIGNS
-from veridical.fidelity.roar import ROAR, Retraining, retrain, train_task
-from veridical.functional import bootstrap_interval
+from veridical.functional import bootstrap_interval, has_spread, spearman
 from veridical.values.explanation import Explanation
 from veridical.values.task import Task
 
@@ -34,6 +31,92 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ABLATION = "Fid + fine-tuning"
+RATIOS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+PAIRS: dict[str, int] = {"MoRF vs GT": -1, "LeRF vs GT": 1, "MoRF vs LeRF": -1}
+"""What is correlated, and the sign it should have."""
+GRID = 1e-9
+"""Means nearer than this tie: they are sums of the same numbers in another order."""
+
+
+@dataclass(frozen=True, eq=False)
+class Agreement:
+    """Correlations of one metric: (mean, deviation over repeats) per pair; NaN where there is none.
+
+    `micro` is the mean over the sizes where it is defined, `undefined` how many (repeat, size) had none,
+    `by_size` (repeats, sizes) the correlations themselves at `sizes`.
+    """
+
+    macro: Mapping[str, tuple[float, float]]
+    micro: Mapping[str, tuple[float, float]]
+    undefined: Mapping[str, int]
+    by_size: Mapping[str, Tensor]
+    sizes: tuple[float, ...]
+
+
+def order_correlation(scores: Tensor, other: Tensor) -> Tensor:
+    """Spearman's correlation along the last dimension; NaN where either is constant."""
+    a, b = (torch.round(values / GRID) * GRID for values in (scores, other.expand_as(scores)))
+    defined = has_spread(a) & has_spread(b)
+    return spearman(a, b).masked_fill(~defined, torch.nan)
+
+
+def agreement(plus: Tensor, minus: Tensor, ratios: Sequence[float], levels: Sequence[float]) -> Agreement:
+    """Correlations from mean falls (repeats, ratios, sizes) of both signs."""
+    known = torch.tensor(tuple(ratios), dtype=torch.float64, device=plus.device)
+    areas = [area_over_sizes(values, levels) for values in (plus, minus)]
+    at_sizes = [values.transpose(1, 2) for values in (plus, minus)]  # repeats, sizes, ratios
+    macro = _pairs(areas[0], areas[1], known)
+    micro = _pairs(at_sizes[0], at_sizes[1], known)
+    return Agreement(
+        {pair: _mean_and_spread(values) for pair, values in macro.items()},
+        {pair: _mean_and_spread(values.nanmean(-1)) for pair, values in micro.items()},
+        {pair: int(values.isnan().sum()) for pair, values in micro.items()},
+        micro,
+        tuple(levels),
+    )
+
+
+def _pairs(plus: Tensor, minus: Tensor, known: Tensor) -> dict[str, Tensor]:
+    found = (
+        order_correlation(plus, known),
+        order_correlation(minus, known),
+        order_correlation(plus, minus),
+    )
+    return dict(zip(PAIRS, found, strict=True))
+
+
+def _mean_and_spread(values: Tensor) -> tuple[float, float]:
+    """Mean and standard deviation over repeats that have a value."""
+    kept = values[~values.isnan()]
+    if not len(kept):
+        return math.nan, math.nan
+    return float(kept.mean()), float(kept.std(correction=0))
+
+
+def micro_ranks(agreements: Mapping[str, Agreement]) -> dict[str, dict[str, tuple[float, float]]]:
+    """The mean rank of each metric over its sizes: ties get the best rank, undefined ranks last.
+
+    Where no metric is defined nobody has a rank. At each size a metric stands among those measured there
+    (a metric may have fewer sizes than the others).
+    """
+    out: dict[str, dict[str, tuple[float, float]]] = {name: {} for name in agreements}
+    sizes = sorted({size for found in agreements.values() for size in found.sizes})
+    for pair, sign in PAIRS.items():
+        ranks: dict[str, list[Tensor]] = {name: [] for name in agreements}
+        for size in sizes:
+            there = {n: found for n, found in agreements.items() if size in found.sizes}
+            repeats = min(len(found.by_size[pair]) for found in there.values())
+            scores = torch.stack(
+                [found.by_size[pair][:repeats, found.sizes.index(size)] for found in there.values()]
+            )
+            nothing = scores.isnan().all(0)
+            scores = torch.round((scores * sign).nan_to_num(-2.0) / GRID) * GRID
+            places = (scores[None] > scores[:, None]).sum(1).double() + 1
+            for name, place in zip(there, places.masked_fill(nothing, torch.nan), strict=True):
+                ranks[name].append(place)
+        for name, found_ranks in ranks.items():
+            out[name][pair] = _mean_and_spread(torch.cat(found_ranks))
+    return out
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,12 +184,7 @@ class RankingStudy:
         for pair in PAIRS:
             cells = [_cell(self.ranks[n][pair], sign="") for n in names]
             lines.append(f"{f'micro rank {pair}':<32}" + "".join(f"{c:>{width}}" for c in cells))
-        if "retrainings" in self.notes:
-            lines.append(
-                "ROAR took {retrainings} retrainings over {rows trained} rows, and explained {training rows "
-                "explained} training rows".format(**self.notes)
-            )
-        return "\n".join([*lines, *self.notes.get("said", ())])
+        return "\n".join([*lines, *self.notes.get("remarks", ())])
 
 
 def _cell(value: tuple[float, float], resolvable: bool = True, sign: str = "+") -> str:
@@ -127,7 +205,6 @@ def ranking_study(
     *,
     finetuned: Finetuned | None = None,
     metrics: Mapping[str, Fidelity] | None = None,
-    roar: ROAR | None = None,
     beta: PartOf = 0.1,
     draws: Count = 50,
     sizes: Sequence[Between] = LEVELS,
@@ -141,11 +218,10 @@ def ranking_study(
 ) -> RankingStudy:
     """Degrade a good explainer step by step and ask each metric for the order (Tables 1-7 and 10).
 
-    By default Fid, RFid, FFid and Fid with fine-tuning are asked, in one pass for all sizes and both signs;
-    `roar` adds ROAR at its own sizes, which retrains for every ratio, repeat, size and sign. Expected are -1
-    (MoRF vs GT), +1 (LeRF vs GT) and -1 (MoRF vs LeRF). Where a metric gives all ratios the same score there
-    is no correlation, shown as "-"; where its spread over ratios lies inside its bootstrap interval the order
-    is "not resolvable".
+    By default Fid, RFid, FFid and Fid with fine-tuning are asked, in one pass for all sizes and both signs.
+    Expected are -1 (MoRF vs GT), +1 (LeRF vs GT) and -1 (MoRF vs LeRF). Where a metric gives all ratios the
+    same score there is no correlation, shown as "-"; where its spread over ratios lies inside its bootstrap
+    interval the order is "not resolvable".
     """
     if len(ratios) < 3 or sorted(set(ratios)) != list(ratios):
         raise InputError(f"a ranking needs at least three ascending ratios, got {tuple(ratios)}")
@@ -154,7 +230,7 @@ def ranking_study(
         finetuned = finetuned or finetune(task, beta=beta, cache=cache, progress=progress)
         metrics = default_metrics(finetuned, tuple(sizes), draws)
     key = Key(seed) / "ranking"
-    about = judged_maps(task, explainer, reference, seed, cache)
+    about = studied_maps(task, explainer, reference, seed, cache)
     judged, base, truth = about.task, about.maps, about.truth
     per_sample: dict[str, dict[str, list[list[Tensor]]]] = {}
     for repeat in track(range(repeats), "ranking study", progress):
@@ -165,25 +241,19 @@ def ranking_study(
                     for kept in found.values():
                         kept[repeat:] = [[kept[0][0]]]
                 continue
-            worse = degraded(base, ratio, repeat, key)
-            for name, falls in asked(metrics, judged, worse, truth, variant, Key(seed)).items():
+            worse = degrade(base, ratio, key, repeat)
+            for name, falls in falls_of(metrics, judged, worse, truth, variant, Key(seed)).items():
                 for sign, values in falls.items():
                     kept = per_sample.setdefault(name, {}).setdefault(sign, [])
                     if place == 0:
                         kept.append([])
                     kept[repeat].append(values)
-    levels = {name: levels_of(judged, metric.sizes) for name, metric in metrics.items()}
+    levels = {name: evaluated_sizes(judged, metric.sizes) for name, metric in metrics.items()}
     notes: dict[str, Any] = {"draws": draws, "variant": variant, "repeats": repeats}
-    judges = [judge for metric in metrics.values() if (judge := metric.artefact(judged)) is not None]
-    flags = [flag for judge in judges for flag in judge.certificate.flags]
-    notes["said"] = (*about.notes, *dict.fromkeys(flags))
-    if roar is not None:
-        per_sample["ROAR"], cost = _roar_falls(
-            roar, judged, explainer, base, truth, ratios, repeats, variant, key, progress
-        )
-        notes |= cost
-        levels["ROAR"] = roar.sizes
-    return _summed(per_sample, levels, tuple(ratios), base.explainer, len(judged), notes)
+    artefacts = [metric.artefact(judged) for metric in metrics.values()]
+    flags = [flag for artefact in artefacts if artefact is not None for flag in artefact.held_out.flags]
+    notes["remarks"] = (*about.notes, *dict.fromkeys(flags))
+    return summarised(per_sample, levels, tuple(ratios), base.explainer, len(judged), notes)
 
 
 def default_metrics(finetuned: Finetuned, sizes: tuple[float, ...], draws: int) -> dict[str, Fidelity]:
@@ -196,7 +266,7 @@ def default_metrics(finetuned: Finetuned, sizes: tuple[float, ...], draws: int) 
     }
 
 
-def asked(
+def falls_of(
     metrics: Mapping[str, Fidelity], task: Task, worse: Explanation, truth: Tensor, variant: str, key: Key
 ) -> dict[str, dict[str, Tensor]]:
     """Falls (N, sizes) of both signs for every metric, one pass each."""
@@ -204,59 +274,15 @@ def asked(
     for name, metric in metrics.items():
         if not isinstance(metric, Fidelity):
             raise InputError(f"metrics are Fid, RFid or FFid by name; {name!r} is {type(metric).__name__}")
-        judge = metric.model_task(task)
+        evaluator = metric.model_task(task)
         found = measure(
-            judge, worse, truth, levels=metric.sizes, signs=SIGNS, key=key / "fidelity", **metric.removal
+            evaluator, worse, truth, levels=metric.sizes, signs=SIGNS, key=key / "fidelity", **metric.removal
         )
         out[name] = {sign: falls.variant(variant) for sign, falls in found.items()}
     return out
 
 
-def _roar_falls(
-    roar: ROAR,
-    task: Task,
-    explainer: Any,
-    base: Explanation,
-    truth: Tensor,
-    ratios: Sequence[float],
-    repeats: int,
-    variant: str,
-    key: Key,
-    progress: bool | None,
-) -> tuple[dict[str, list[list[Tensor]]], dict[str, int]]:
-    """ROAR's falls for every repeat and ratio, and its cost; the training set is explained once."""
-    if isinstance(explainer, Explanation | Tensor):
-        raise InputError("ROAR explains the training rows: give an explainer, not finished maps")
-    learnt = as_explanation(explainer, train_task(task), key.seed)
-    how = Retraining(roar.epochs, roar.rate, roar.batch, start=roar.start)
-    out: dict[str, list[list[Tensor]]] = {sign: [] for sign in SIGNS}
-    cost = {"retrainings": 0, "rows trained": 0, "training rows explained": len(learnt)}
-    for repeat in range(repeats):
-        for sign in SIGNS:
-            row: list[Tensor] = []
-            for ratio in ratios:
-                if ratio == 0 and repeat:
-                    row.append(out[sign][0][0])
-                    continue
-                found = retrain(
-                    task,
-                    degraded(base, ratio, repeat, key),
-                    degraded(learnt, ratio, repeat, key),
-                    truth,
-                    sign=sign,
-                    levels=roar.sizes,
-                    how=how,
-                    key=key / "roar",
-                    progress=progress,
-                )
-                cost["retrainings"] += found.retrainings
-                cost["rows trained"] += found.rows_trained
-                row.append(found.indicator if variant == "indicator" else found.probability)
-            out[sign].append(row)
-    return out, cost
-
-
-def _summed(
+def summarised(
     per_sample: Mapping[str, Mapping[str, list[list[Tensor]]]],
     levels: Mapping[str, tuple[float, ...]],
     ratios: tuple[float, ...],

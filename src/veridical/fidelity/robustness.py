@@ -12,9 +12,8 @@ from torch import Tensor
 
 from veridical.core.key import Key
 from veridical.errors import InputError
-from veridical.fidelity.artefact import Finetuned
-from veridical.fidelity.certificate import REFUSED
-from veridical.fidelity.correctness import Reference, judged_answers, own_answers
+from veridical.fidelity.artefact import REFUSED, Finetuned
+from veridical.fidelity.correctness import Reference, predicted_labels, reference_labels
 from veridical.fidelity.finetuning import data_digest, finetune
 from veridical.fidelity.removal import FEW, budget
 from veridical.fidelity.training_rows import training_rows
@@ -55,7 +54,7 @@ class RobustnessTable:
         if same < REFUSED:
             return (
                 f"{said}. The fine-tuned model answers {same:.1%} of the whole inputs as the original does: "
-                "it is another model and may not judge for it. Fine-tune more gently or on more rows."
+                "it is another model and may not stand in for it. Fine-tune more gently or on more rows."
             )
         if fall <= LITTLE_LOSS:
             return (
@@ -91,15 +90,15 @@ class RobustnessTable:
 
     def to_frame(self) -> pd.DataFrame:
         """One row per model and masked share."""
-        return answers_frame(self.shares, self.accuracy, self.agreement)
+        return accuracy_frame(self.shares, self.accuracy, self.agreement)
 
     def __repr__(self) -> str:
         masked = [self._masked(at, "") for at in range(len(self.shares))]
         told = f"   (accuracy, agreement in %; {self.rows} samples)"
-        return "\n".join([*answers_lines(masked, self.accuracy, self.agreement, told), self.advice])
+        return "\n".join([*accuracy_lines(masked, self.accuracy, self.agreement, told), self.advice])
 
 
-def answers_lines(
+def accuracy_lines(
     masked: Sequence[str],
     accuracy: Mapping[str, Sequence[float]],
     agreement: Mapping[str, Sequence[float]],
@@ -114,7 +113,7 @@ def answers_lines(
     return lines
 
 
-def answers_frame(
+def accuracy_frame(
     shares: Sequence[float],
     accuracy: Mapping[str, Sequence[float]],
     agreement: Mapping[str, Sequence[float]],
@@ -164,7 +163,7 @@ def robustness_table(
         _same_data(finetuned, control.header["data"])
     models = {ORIGINAL: task, TUNED: finetuned.on(task), CONTROL: control.on(task)}
     shares, few = real_shares(task, shares)
-    right, same = answer_shares(task, models, shares, draws, reference, Key(seed) / "robustness")
+    right, same = accuracy_under_masks(task, models, shares, draws, reference, Key(seed) / "robustness")
     return RobustnessTable(shares, right, same, len(task), few)
 
 
@@ -186,7 +185,7 @@ def real_shares(task: Task, shares: Sequence[float]) -> tuple[tuple[float, ...],
     return tuple(count / n for count in counts), n
 
 
-def answer_shares(
+def accuracy_under_masks(
     task: Task,
     models: Mapping[str, Task],
     shares: Sequence[float],
@@ -195,22 +194,22 @@ def answer_shares(
     key: Key,
 ) -> tuple[dict[str, tuple[float, ...]], dict[str, tuple[float, ...]]]:
     """For each model and masked share: right answers, and answers equal to the task's own unmasked ones."""
-    truth, first = judged_answers(task, reference), own_answers(task.outputs, task)
+    truth, first = reference_labels(task, reference), predicted_labels(task.outputs, task)
     right, same = {}, {}
-    for name, judge in models.items():
-        answers = masked_answers(judge, shares, draws, key)
+    for name, model in models.items():
+        answers = masked_predictions(model, shares, draws, key)
         right[name] = tuple(_share(answers, truth))
         same[name] = tuple(_share(answers, first))
     return right, same
 
 
-def masked_answers(task: Task, shares: Sequence[float], draws: int, key: Key) -> Tensor:
+def masked_predictions(task: Task, shares: Sequence[float], draws: int, key: Key) -> Tensor:
     """The task's model's answers (N, draws, shares, ...) with a random share of the features removed."""
     n = task.space.counts(len(task)).to(task.device)
     sizes = torch.stack([budget(n, share) for share in shares], -1)
     rule = RandomSubsets(key, task.ids, task.space.n_features, draws, sizes, task.space.valid)
     outputs = probe(task, rule, response="logit", key=key, all_outputs=True)
-    return own_answers(outputs.reshape(len(task), draws, len(shares), -1), task)
+    return predicted_labels(outputs.reshape(len(task), draws, len(shares), -1), task)
 
 
 def _share(answers: Tensor, truth: Tensor) -> list[float]:

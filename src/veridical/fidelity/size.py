@@ -21,10 +21,9 @@ from veridical.core.progress import track
 from veridical.core.settings import checked
 from veridical.errors import InputError
 from veridical.fidelity.artefact import Finetuned
-from veridical.fidelity.correctness import Reference
+from veridical.fidelity.correctness import Reference, studied_maps
+from veridical.fidelity.falls import measure
 from veridical.fidelity.finetuning import finetune
-from veridical.fidelity.judged_maps import judged_maps
-from veridical.fidelity.masked_pass import measure
 from veridical.fidelity.removal import budget
 from veridical.values.explanation import Explanation
 from veridical.values.task import Task
@@ -47,7 +46,7 @@ LATE = 1.5
 """How far behind B/alpha the onset of such a curve may then lie and still bound c1."""
 LEFT = 0.6
 """A curve has fallen if it ends below this share of its height."""
-FEWEST = 50
+MIN_FEATURES = 50
 """With fewer features one of them is more than 2% of all, and onsets cannot be told from B/alpha."""
 ORDERS = 5
 """Random orders of tied features: members of a tier are exchangeable, their numbering is not."""
@@ -83,9 +82,26 @@ class ExplanationSize:
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """The curves with their onsets, the estimate and its interval (figure 4)."""
-        from veridical.fidelity.plots import plot_size
+        from veridical.plots import COLOURS, axes
 
-        return plot_size(self, ax)
+        ax = axes(ax)
+        count = max(1, len(self.curves) - 1)
+        for place, (beta, curve) in enumerate(sorted(self.curves.items())):
+            shade = str(0.75 - 0.75 * place / count)
+            ax.plot(self.sizes, curve.tolist(), color=shade, linewidth=1, label=f"beta {beta:.3g}")
+            onset = self.onsets[beta][1]
+            if onset == onset:
+                nearest = min(range(len(self.sizes)), key=lambda i: abs(self.sizes[i] - onset))
+                ax.plot(onset, float(curve[nearest]), "o", color=shade, markersize=3)
+        if self.interval is not None:
+            ax.axvspan(*self.interval, color=COLOURS[0], alpha=0.2, linewidth=0)
+        if self.estimate is not None:
+            ax.axvline(self.estimate, color=COLOURS[0], label=f"estimate {self.estimate:.3f}")
+        ax.set_xlabel("explanation size (share of features)")
+        ax.set_ylabel("fall of the right answer's probability")
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.legend(fontsize=6, frameon=False)
+        return ax
 
     def __repr__(self) -> str:
         moves = "; ".join(f"beta {b:.3g}: {at:.3f}" for b, (_, at) in self.onsets.items())
@@ -127,20 +143,19 @@ def explanation_size(
             f"betas are swept from that of the fine-tuning ({top:g}) downwards, got {swept[0]:g} to "
             f"{swept[-1]:g}"
         )
-    about = judged_maps(task, explanation, reference, seed, cache)
+    about = studied_maps(task, explanation, reference, seed, cache)
     maps, n = about.maps, about.task.space.counts(len(about.task))
     few = int(n.median())
-    if few < FEWEST:
-        answer = (
-            f"not identifiable: of {few} features one is {1 / few:.0%}, and a size shows from {FEWEST} on"
-        )
+    if few < MIN_FEATURES:
+        share = f"of {few} features one is {1 / few:.0%}"
+        answer = f"not identifiable: {share}, and a size shows from {MIN_FEATURES} on"
         return ExplanationSize(None, None, answer, {}, tuple(sizes), {}, maps.explainer, about.notes)
-    judge = finetuned.judge(about.task)
+    evaluator = finetuned.evaluator(about.task)
     key = Key(seed) / "explanation size"
     # betas that allow the same counts ask the same
     distinct = {tuple(budget(n, b).tolist()): b for b in reversed(swept)}.values()
     per_sample = {
-        b: _curve(judge, maps, about.truth, tuple(sizes), alpha, b, draws, key)
+        b: _curve(evaluator, maps, about.truth, tuple(sizes), alpha, b, draws, key)
         for b in track(sorted(distinct, reverse=True), "explanation size", progress)
     }
     limits = {b: float((budget(n, b) / n).mean()) / alpha for b in per_sample}

@@ -69,7 +69,7 @@ class Progress:
     forward: int = 0
     backward: int = 0
 
-    def said(self) -> str:
+    def summary(self) -> str:
         """The last losses, for a progress bar."""
         if not self.history:
             return f"validation loss {self.start:.4f} before"
@@ -119,7 +119,7 @@ def fit(
         state = Progress(first, _copied(model), best_loss=first if math.isfinite(first) else math.inf)
         state.forward += len(held)
     what = "fine-tuning" if schedule.masks else "fine-tuning without masks"
-    for epoch in track(range(state.epoch, schedule.epochs), what, show, state.said):
+    for epoch in track(range(state.epoch, schedule.epochs), what, show, state.summary):
         if state.epoch - state.best_epoch >= schedule.patience:
             break
         train_loss = _epoch(model, output, rows, learn, schedule, loss, steps, key, epoch)

@@ -1,23 +1,26 @@
-"""The rows a copy of the model learns from: their targets, their features, and what removes these."""
+"""Training rows of a fine-tuning: tensors, torch datasets and loaders, or Hugging Face datasets.
+
+Rows of a dataset are read when a batch needs them and never all held. Which row joins which batch is keyed,
+so the order of a loader does not matter; what it does to rows (`collate_fn`) and which it takes do.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from veridical.core import key as keyed
 from veridical.core.key import Key
 from veridical.errors import InputError, ShapeError, VeridicalWarning
-from veridical.fidelity.correctness import accuracy, at_chance, check_labels, own_answers
-from veridical.fidelity.datasets import Columns, Streamed, is_dataset
-from veridical.fidelity.digests import row_digests, tensor_bytes
+from veridical.fidelity.correctness import accuracy, at_chance, check_labels, predicted_labels
 from veridical.fidelity.removal import budget
 from veridical.models.predictor import Side, take_side
 from veridical.perturb.fills import Fill
@@ -29,6 +32,153 @@ UNSEEN_GAP = 0.1
 """How far accuracy on the training rows may lie below that on the evaluated ones before we say so."""
 READ_AT_ONCE = 1024
 """Rows read together in the one pass over all of them before training."""
+READ_TWICE = 8
+"""Rows read again, to notice a source that changes them at random."""
+Columns = tuple[str, str | None]
+
+
+def row_digests(rows: Tensor) -> Tensor:
+    """A digest (rows, 12) of every row; the same numbers in another precision or place are the same row."""
+    table = rows.detach().cpu()
+    if table.is_floating_point():
+        table = table.to(torch.float32) + 0.0  # no negative zeros
+    flat = table.contiguous().reshape(len(rows), -1).numpy()
+    found = [hashlib.blake2b(row.tobytes(), digest_size=12).digest() for row in flat]
+    return torch.frombuffer(bytearray(b"".join(found)), dtype=torch.uint8).view(-1, 12)
+
+
+def tensor_bytes(value: Tensor) -> bytes:
+    """Shape, dtype and content of a tensor as bytes."""
+    array = value.detach().cpu().contiguous()
+    return (
+        f"{tuple(array.shape)}{array.dtype}".encode() + array.reshape(-1).view(torch.uint8).numpy().tobytes()
+    )
+
+
+class Streamed:
+    """Inputs of a dataset, indexed by a tensor of row numbers like a tensor of them all."""
+
+    def __init__(self, source: Any, columns: Columns | None, side: Sequence[str], like: Tensor) -> None:
+        self._dataset = getattr(source, "dataset", source)
+        # a dataset that is only walked through may inherit a __getitem__ that raises
+        walked = isinstance(self._dataset, torch.utils.data.IterableDataset)
+        if walked or not hasattr(self._dataset, "__len__"):
+            raise InputError(
+                f"{type(self._dataset).__name__} does not tell its number of rows and rows by their number; "
+                "rows are split, ordered and masked by number: give a dataset with __len__ and __getitem__, "
+                "which is read row by row all the same (of a Hugging Face stream: Dataset.from_generator)"
+            )
+        self._collate = getattr(source, "collate_fn", None)
+        self._chosen = _chosen(source, len(self._dataset))
+        self._columns, self._side, self._like = columns, side, like
+        first = torch.arange(min(READ_TWICE, len(self)))
+        if len(self) and not torch.equal(self[first], self[first]):
+            raise InputError(
+                "a training row differs when it is read again: an artefact is addressed by its rows; give a "
+                "dataset without random changes (augmentation)"
+            )
+
+    def __len__(self) -> int:
+        return len(self._chosen)
+
+    def __getitem__(self, index: Tensor) -> Tensor:
+        return self.batch(index)[0]
+
+    def batch(self, index: Tensor) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
+        """Inputs, labels and side inputs of the rows of these numbers."""
+        places = [self._chosen[i] for i in index.tolist()]
+        many = getattr(self._dataset, "__getitems__", None)
+        items = many(places) if many is not None else [self._dataset[i] for i in places]
+        inputs, labels, side = _parts(items, self._collate, self._columns, self._side)
+        if inputs.shape[1:] != self._like.shape[1:]:
+            raise ShapeError(
+                f"training rows have shape {tuple(inputs.shape[1:])}, the task's inputs "
+                f"{tuple(self._like.shape[1:])}"
+            )
+        there = {name: value.to(self.device) for name, value in side.items()}
+        return inputs.to(self._like), None if labels is None else labels.to(self.device), there
+
+    @property
+    def device(self) -> torch.device:
+        return self._like.device
+
+
+def is_dataset(source: Any) -> bool:
+    """Whether rows are to be read from it one by one rather than taken as they lie."""
+    if isinstance(source, Tensor | np.ndarray | str | bytes | list | tuple | Mapping):
+        return False
+    return hasattr(source, "dataset") or (hasattr(source, "__getitem__") and not hasattr(source, "iloc"))
+
+
+def _chosen(source: Any, count: int) -> Sequence[int]:
+    """The row numbers a loader takes: all, or those of a subset sampler."""
+    sampler = getattr(source, "sampler", None)
+    data = torch.utils.data
+    if sampler is None or isinstance(sampler, data.SequentialSampler):
+        return range(count)
+    if isinstance(sampler, data.RandomSampler) and not sampler.replacement:
+        return range(count)
+    if isinstance(sampler, data.SubsetRandomSampler):
+        return sorted(sampler.indices)
+    raise InputError(
+        f"the loader draws rows by a {type(sampler).__name__}, and which rows it takes is not known "
+        "beforehand; give the dataset itself, or a torch.utils.data.Subset of it"
+    )
+
+
+def _parts(
+    items: Sequence[Any],
+    collate: Callable[[Sequence[Any]], Any] | None,
+    columns: Columns | None,
+    side: Sequence[str],
+) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
+    """Inputs, labels and side inputs of rows: mappings by their columns, pairs by their place."""
+    rows: Any = items
+    batched = collate is not None and collate is not torch.utils.data.default_collate
+    if collate is not None and batched:
+        rows = collate(items)
+    first = rows if batched else items[0]
+    if isinstance(first, Mapping):
+        names = _names(first, columns, side)
+        found = {n: _tensor(rows[n]) if batched else _stack([row[n] for row in rows]) for n in names}
+        assert columns is not None
+        label = None if columns[1] is None else found[columns[1]]
+        return found[columns[0]], label, {name: found[name] for name in side}
+    if side:
+        raise InputError(
+            f"the task has side inputs {', '.join(side)}: rows must be mappings with these columns"
+        )
+    if isinstance(first, tuple | list):
+        each = list(rows) if batched else list(zip(*rows, strict=True))
+        made = [_tensor(part) if batched else _stack(part) for part in each[:2]]
+        return made[0], made[1] if len(made) > 1 else None, {}
+    return (_tensor(rows) if batched else _stack(rows)), None, {}
+
+
+def _names(row: Mapping[str, Any], columns: Columns | None, side: Sequence[str]) -> list[str]:
+    there = ", ".join(map(str, row))
+    if columns is None:
+        raise InputError(
+            "rows of this dataset are mappings; give columns=(inputs, label), label None without any, "
+            f"among {there}"
+        )
+    wanted = [*(name for name in columns if name is not None), *side]
+    for name in wanted:
+        if name not in row:
+            raise InputError(f"the dataset has no column '{name}'; it has {there}")
+    return wanted
+
+
+def _tensor(value: Any) -> Tensor:
+    return value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+
+
+def _stack(values: Sequence[Any]) -> Tensor:
+    found = [_tensor(value) for value in values]
+    shapes = {tuple(value.shape) for value in found}
+    if len(shapes) > 1:
+        raise ShapeError(f"training rows differ in shape, {sorted(shapes)[:3]}; pad them to one")
+    return torch.stack(found)
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +255,7 @@ def training_rows(
     streamed = isinstance(inputs, Streamed)
     if bool(task.side) and not bool(side) and not streamed:
         raise InputError("the task has side inputs; give those of the training rows with train_side=...")
-    never = None if train_space is not None or task.space.valid is None else never_features(task)
+    never = None if train_space is not None or task.space.valid is None else padding_tokens(task)
     answers, digests, valid, seen, beside = [], [], [], [], []
     content = hashlib.blake2b(digest_size=16)
     for index in torch.arange(len(inputs), device=task.device).split(READ_AT_ONCE):
@@ -118,18 +268,18 @@ def training_rows(
                 beside.append(found)
         else:
             x = inputs[index]
-        answers.append(own_answers(task.uncounted(partial(task.predictor.outputs, x, own)), task))
+        answers.append(predicted_labels(task.uncounted(partial(task.predictor.outputs, x, own)), task))
         digests.append(row_digests(x))
         content.update(tensor_bytes(x))
         valid += [] if never is None else [~torch.isin(x, never)]
     if streamed:
         labels = torch.cat(seen) if seen else None
         side = {name: torch.cat([part[name] for part in beside]) for name in beside[0]} if beside else side
-    said = torch.cat(answers)
-    targets, origin = said, "predicted"
+    predicted = torch.cat(answers)
+    targets, origin = predicted, "predicted"
     if labels is not None:
         targets, origin = check_labels(labels, task, "training labels"), "given"
-        _check_seen(task, said, targets)
+        _check_seen(task, predicted, targets)
     space = train_space or task.space
     if valid:
         space = replace(task.space, valid=torch.cat(valid), names=None)
@@ -141,7 +291,7 @@ def training_rows(
         space.to(task.device),
         task.fill,
         state,
-        said,
+        predicted,
         torch.cat(digests),
         content.hexdigest(),
         origin,
@@ -194,7 +344,7 @@ def _check_seen(task: Task, answers: Tensor, targets: Tensor) -> None:
         )
     if task.labels is None or task.head == "regression":
         return
-    here = accuracy(own_answers(task.outputs, task), check_labels(task.labels, task), task)
+    here = accuracy(predicted_labels(task.outputs, task), check_labels(task.labels, task), task)
     there = accuracy(answers, targets, task)
     if there < here - UNSEEN_GAP:
         warnings.warn(
@@ -205,7 +355,7 @@ def _check_seen(task: Task, answers: Tensor, targets: Tensor) -> None:
         )
 
 
-def never_features(task: Task) -> Tensor | None:
+def padding_tokens(task: Task) -> Tensor | None:
     """Token ids (pads, special tokens) that stand only where no feature is; None where that tells nothing."""
     if task.space.kind != "token" or task.inputs.is_floating_point() or task.space.valid is None:
         return None

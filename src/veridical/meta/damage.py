@@ -12,7 +12,7 @@ from veridical.core import key as keyed
 from veridical.core.key import Key
 from veridical.errors import InputError, NotApplicableError
 from veridical.explainers import registry as explainer_registry
-from veridical.fidelity.degradation import degraded
+from veridical.explainers.transforms import degrade
 from veridical.values.explanation import Explanation
 from veridical.values.task import Task
 
@@ -54,7 +54,7 @@ def damaged_maps(maps: Explanation, levels: Sequence[float], blends: Sequence[fl
     if not levels:
         raise InputError("give at least one level of permuted damage, as levels=(0.5, 1.0)")
     steps = [Step(NONE, 0.0, maps)]
-    steps += [Step(PERMUTED, share, degraded(maps, share, key=key)) for share in levels]
+    steps += [Step(PERMUTED, share, degrade(maps, share, key)) for share in levels]
     values, valid = maps.values.double(), maps.valid
     there = torch.ones_like(values, dtype=torch.bool) if valid is None else valid
     size = (torch.where(there, values, 0.0).square().sum(-1) / there.sum(-1).clamp(min=1)).sqrt()

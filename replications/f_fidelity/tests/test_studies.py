@@ -1,8 +1,9 @@
-"""Sensitivity to settings, the study of one case, and real explainers side by side."""
+"""Settings, one case, real explainers and both models' maps side by side, and boundaries under masks."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,16 @@ from matplotlib import pyplot
 from torch import nn
 
 import veridical as vd
+from replications.f_fidelity.case import case_study
+from replications.f_fidelity.comparing import OTHER_ROWS, SAME_ROWS, compare_explainers
+from replications.f_fidelity.preservation import boundary_study, map_agreement, maps_side_by_side
+from replications.f_fidelity.sensitivity import sensitivity
 from veridical.errors import InputError, UnknownNameError
 from veridical.explainers.gradients import InputXGradient
-from veridical.fidelity import case_study, compare_explainers, finetune, ranking_study, sensitivity
-from veridical.fidelity.comparing import OTHER_ROWS, SAME_ROWS
-from veridical.fidelity.correlations import PAIRS
+from veridical.fidelity import finetune, ranking_study
+from veridical.fidelity.ranking import PAIRS
 
+pytestmark = pytest.mark.slow
 QUICK = {"epochs": 1, "rate": 1e-4}
 
 
@@ -153,6 +158,67 @@ def test_a_tie_has_no_best_and_the_judge_is_spoken_of(task: vd.Task, folder: Pat
     table = compare_explainers(task, list(same.values()), finetuned=tuned, draws=2)
     assert table.best == {"plus": None, "minus": None}
     assert "*" not in repr(table)
-    assert "certified on 6 held-out rows" in repr(table)
+    assert "checked on 6 held-out rows" in repr(table)
     study = ranking_study(task, InputXGradient(), finetuned=tuned, repeats=1, draws=2)
-    assert "certified on 6 held-out rows" in repr(study)
+    assert "checked on 6 held-out rows" in repr(study)
+
+
+class Bright(nn.Module):
+    """Class 1 where at least `need` of the features are 1, plus a trainable shift of no effect."""
+
+    def __init__(self, need: float) -> None:
+        super().__init__()
+        self.need = need
+        self.shift = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        margin = x.mean(1) - self.need + 0.0 * self.shift
+        return torch.stack([-margin, margin], 1) * 50
+
+
+def task_needing(need: float) -> vd.Task:
+    x = torch.ones(30, 40)
+    x[:10] = 0.0
+    labels = (torch.arange(30) >= 10).long()
+    return vd.Task(Bright(need), x, labels=labels, train=(x, labels), fill="zero")
+
+
+def test_boundary_study_follows_the_masked_share(tmp_path: Path) -> None:
+    task = task_needing(0.68)
+    study = boundary_study(task, (0.1, 0.3), shares=(0.0, 0.3, 0.5), epochs=1, cache=tmp_path)
+    assert list(study.accuracy) == ["original", "fine-tuned, beta 0.1", "fine-tuned, beta 0.3"]
+    assert study.accuracy["original"] == (1.0, 1.0, pytest.approx(1 / 3))
+    assert "50%" in repr(study)
+    frame = study.to_frame()
+    assert len(frame) == 3 * 3
+    assert set(frame.columns) == {"model", "masked", "accuracy", "agreement"}
+    assert len(study.plot().get_lines()) == 2 * 3
+    pyplot.close("all")
+
+
+def test_maps_of_the_same_model_agree_and_of_another_do_not(tmp_path: Path) -> None:
+    x = torch.randn(40, 12, generator=torch.Generator().manual_seed(0))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 3))
+    task = vd.Task(model, x[:10], train=x, fill="zero")
+    same = finetune(task, epochs=1, optimiser=partial(torch.optim.SGD, lr=0.0), key="still", cache=tmp_path)
+    assert torch.allclose(map_agreement(task, same), torch.ones(10, dtype=torch.float64))
+    other = finetune(task, epochs=20, rate=0.02, cache=tmp_path)
+    assert other.header["best_epoch"] > 0
+    assert map_agreement(task, other).mean() < 0.99
+
+
+def test_maps_lie_side_by_side_with_their_rank_correlation(tmp_path: Path) -> None:
+    x = torch.rand(30, 1, 6, 6, generator=torch.Generator().manual_seed(0))
+    model = nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.Tanh(), nn.Linear(8, 3))
+    task = vd.Task(model, x[:6], train=x, fill="zero")
+    pair = maps_side_by_side(task, finetune(task, epochs=3, rate=0.05, cache=tmp_path))
+    assert torch.equal(
+        pair.correlation, map_agreement(task, finetune(task, epochs=3, rate=0.05, cache=tmp_path))
+    )
+    assert pair.before.explainer == pair.after.explainer == "saliency"
+    figure = pair.plot(task.inputs, samples=3)
+    assert len(figure.axes) == 6
+    assert figure.axes[0].get_title() == f"rank corr. {float(pair.correlation[0]):+.2f}"
+    assert "6 samples" in repr(pair)

@@ -14,8 +14,15 @@ from veridical.explainers.base import as_explainer
 from veridical.fidelity.artefact import Finetuned
 from veridical.fidelity.correctness import Reference
 from veridical.fidelity.finetuning import finetune
-from veridical.fidelity.robustness import ORIGINAL, answer_shares, answers_frame, answers_lines, real_shares
+from veridical.fidelity.robustness import (
+    ORIGINAL,
+    accuracy_frame,
+    accuracy_lines,
+    accuracy_under_masks,
+    real_shares,
+)
 from veridical.functional import spearman
+from veridical.plots import COLOURS, axes
 from veridical.values.explanation import Explanation
 from veridical.values.task import Task
 
@@ -37,17 +44,15 @@ class BoundaryStudy:
 
     def to_frame(self) -> pd.DataFrame:
         """One row per model and masked share."""
-        return answers_frame(self.shares, self.accuracy, self.agreement)
+        return accuracy_frame(self.shares, self.accuracy, self.agreement)
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Accuracy and agreement over the masked share (figure 1)."""
-        from veridical.fidelity.plots import plot_boundary
-
-        return plot_boundary(self, ax)
+        return _plot_boundary(self, ax)
 
     def __repr__(self) -> str:
         masked = [f"{share:.0%}" for share in self.shares]
-        return "\n".join(answers_lines(masked, self.accuracy, self.agreement))
+        return "\n".join(accuracy_lines(masked, self.accuracy, self.agreement))
 
 
 def boundary_study(
@@ -68,7 +73,7 @@ def boundary_study(
         tuned = finetune(task, beta=beta, cache=cache, progress=progress, **settings)
         models[f"fine-tuned, beta {beta:g}"] = tuned.on(task)
     shares, _ = real_shares(task, shares)
-    right, same = answer_shares(task, models, shares, draws, reference, Key(seed) / "boundary")
+    right, same = accuracy_under_masks(task, models, shares, draws, reference, Key(seed) / "boundary")
     return BoundaryStudy(shares, right, same)
 
 
@@ -82,9 +87,7 @@ class MapPair:
 
     def plot(self, inputs: Tensor | None = None, samples: int = 5) -> Figure:
         """The maps of the first samples side by side, over their inputs where these are given."""
-        from veridical.fidelity.plots import plot_maps
-
-        return plot_maps(self, inputs, samples)
+        return _plot_maps(self, inputs, samples)
 
     def __repr__(self) -> str:
         mean, low = float(self.correlation.nanmean()), float(self.correlation.nan_to_num(1.0).min())
@@ -106,3 +109,44 @@ def maps_side_by_side(
 def map_agreement(task: Task, finetuned: Finetuned, explainer: Any = "saliency", seed: int = 0) -> Tensor:
     """Rank correlation (N,) of the maps of the original and of the fine-tuned model for the same targets."""
     return maps_side_by_side(task, finetuned, explainer, seed).correlation
+
+
+def _plot_boundary(study: BoundaryStudy, ax: Axes | None = None) -> Axes:
+    """Accuracy (lines) and agreement with the original (dashes) over the masked share (figure 1)."""
+    ax = axes(ax)
+    for color, (name, right) in zip(COLOURS, study.accuracy.items(), strict=False):
+        ax.plot(study.shares, right, color=color, label=name)
+        ax.plot(study.shares, study.agreement[name], "--", color=color, linewidth=0.9)
+    ax.set_ylim(0, 1)
+    ax.set_xlabel("masked share of the features")
+    ax.set_ylabel("accuracy; dashed: agreement")
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(fontsize=7, frameon=False)
+    return ax
+
+
+def _plot_maps(pair: MapPair, inputs: Tensor | None, samples: int) -> Figure:
+    """Maps of the original above those of the fine-tuned model, a column per sample (D.4)."""
+    from matplotlib.figure import Figure
+
+    count = min(samples, len(pair.before))
+    figure = Figure(figsize=(1.7 * count, 3.8), layout="constrained")
+    grid = figure.subplots(2, count, squeeze=False)
+    for column in range(count):
+        for row, maps in enumerate((pair.before, pair.after)):
+            ax = grid[row, column]
+            maps.plot(column, ax, inputs)
+            ax.set_title("")
+        grid[0, column].set_title(f"rank corr. {float(pair.correlation[column]):+.2f}", fontsize=8)
+    for row, name in enumerate(("original", "fine-tuned")):
+        grid[row, 0].text(
+            -0.08,
+            0.5,
+            name,
+            rotation=90,
+            ha="right",
+            va="center",
+            fontsize=9,
+            transform=grid[row, 0].transAxes,
+        )
+    return figure

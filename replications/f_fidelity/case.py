@@ -11,14 +11,12 @@ from torch import Tensor
 
 from veridical.core.key import Key
 from veridical.errors import InputError
+from veridical.explainers.transforms import degrade
 from veridical.fidelity.artefact import Finetuned
-from veridical.fidelity.correctness import Reference
-from veridical.fidelity.correlations import PAIRS, Agreement, agreement
-from veridical.fidelity.degradation import RATIOS, degraded
-from veridical.fidelity.judged_maps import judged_maps
-from veridical.fidelity.masked_pass import levels_of
+from veridical.fidelity.correctness import Reference, studied_maps
+from veridical.fidelity.falls import evaluated_sizes
 from veridical.fidelity.metrics import LEVELS, Fidelity, Variant
-from veridical.fidelity.ranking import asked, default_metrics
+from veridical.fidelity.ranking import PAIRS, RATIOS, Agreement, agreement, default_metrics, falls_of
 from veridical.values.task import Task
 
 if TYPE_CHECKING:
@@ -105,16 +103,16 @@ def case_study(
         metrics = default_metrics(finetuned, tuple(sizes), draws)
     place = sample % len(task)
     one = task[place : place + 1]
-    about = judged_maps(one, explainer, reference, seed)
+    about = studied_maps(one, explainer, reference, seed)
     one, base, truth = about.task, about.maps, about.truth
     found: dict[str, dict[str, list[Tensor]]] = {}
     for ratio in ratios:
-        worse = degraded(base, ratio, 0, Key(seed) / "ranking")
-        for name, answers in asked(metrics, one, worse, truth, variant, Key(seed)).items():
+        worse = degrade(base, ratio, Key(seed) / "ranking", 0)
+        for name, answers in falls_of(metrics, one, worse, truth, variant, Key(seed)).items():
             for sign, values in answers.items():
                 found.setdefault(name, {}).setdefault(sign, []).append(values[0])
     falls = {n: {s: torch.stack(rows) for s, rows in signs.items()} for n, signs in found.items()}
-    levels = levels_of(one, next(iter(metrics.values())).sizes)
+    levels = evaluated_sizes(one, next(iter(metrics.values())).sizes)
     agreements = {
         name: agreement(kept["plus"][None], kept["minus"][None], ratios, levels)
         for name, kept in falls.items()

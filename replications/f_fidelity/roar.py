@@ -5,21 +5,29 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
+from veridical.api import as_explanation
 from veridical.core.allowed import Between, Count, Positive
 from veridical.core.key import Key
 from veridical.core.progress import track
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer
-from veridical.fidelity.correctness import Reference, rightness
+from veridical.explainers.transforms import degrade
+from veridical.fidelity.correctness import (
+    Reference,
+    correctness_of,
+    refuse_chance,
+    studied_maps,
+    with_reference_targets,
+)
+from veridical.fidelity.falls import mean_over_sizes
 from veridical.fidelity.finetuning import why_no_finetuning
-from veridical.fidelity.judged_maps import right_answers
-from veridical.fidelity.masked_pass import mean_over_sizes
-from veridical.fidelity.removal import Sign, check_levels, explanation_sizes
+from veridical.fidelity.ranking import RATIOS, RankingStudy, summarised
+from veridical.fidelity.removal import SIGNS, Sign, check_levels, explanation_sizes
 from veridical.fidelity.training import Schedule, fit, head_loss
 from veridical.fidelity.training_rows import Rows, training_rows
 from veridical.metrics.base import ExplainerMetric, Outcome
@@ -83,7 +91,7 @@ def retrain(
             "needs one for each"
         )
     rows = training_rows(task)
-    clean, chance = rightness(task.probabilities(task.outputs)[:, None].double(), truth, task)
+    clean, chance = correctness_of(task.probabilities(task.outputs)[:, None].double(), truth, task)
     parts: tuple[list[Tensor], list[Tensor]] = ([], [])
     trained = 0
     for place, level in enumerate(track(list(levels), f"ROAR {sign}", progress)):
@@ -97,10 +105,12 @@ def retrain(
         answers = probe(
             judge, Given(part_removed(explanation, level, sign)[:, None]), key=key, all_outputs=True
         )
-        for kept, before, after in zip(parts, (clean, chance), rightness(answers, truth, task), strict=True):
+        for kept, before, after in zip(
+            parts, (clean, chance), correctness_of(answers, truth, task), strict=True
+        ):
             kept.append(before - after)
-    found = [torch.cat(kept, 1) for kept in parts]
-    return Retrained(found[0], found[1], len(tuple(levels)), trained)
+    indicator, probability = (torch.cat(kept, 1) for kept in parts)
+    return Retrained(indicator, probability, len(tuple(levels)), trained)
 
 
 def part_removed(explanation: Explanation, level: float, sign: Sign) -> Tensor:
@@ -139,7 +149,7 @@ class ROAR(ExplainerMetric):
 
     Needs the training rows and explains all of them; one retraining per size and sign. `details` holds both
     variants, the provenance the number of retrainings and trained rows. It is not registered by name, since
-    whoever asks for all metrics hardly means to retrain: `vd.register(vd.fidelity.ROAR)` does it.
+    whoever asks for all metrics hardly means to retrain: `vd.register(ROAR)` does it.
     """
 
     sign: Sign = "plus"
@@ -179,7 +189,7 @@ class ROAR(ExplainerMetric):
         return super().why_not(task) or why_no_finetuning(task)
 
     def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
-        judged, truth = right_answers(task, self.reference)
+        judged, truth = with_reference_targets(task, self.reference)
         explanation, of_training = explainer(judged, key), explainer(train_task(task), key)
         missing = explanation.missing
         how = Retraining(self.epochs, self.rate, self.batch, start=self.start)
@@ -201,3 +211,56 @@ class ROAR(ExplainerMetric):
                 "training rows explained": len(of_training),
             },
         )
+
+
+def roar_study(
+    task: Task,
+    explainer: Any,
+    roar: ROAR,
+    *,
+    ratios: Sequence[float] = RATIOS,
+    repeats: int = 1,
+    variant: Literal["indicator", "probability"] = "indicator",
+    reference: Reference | None = None,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> RankingStudy:
+    """The ranking study of ROAR, which retrains for every ratio, repeat, size and sign (Tables 1-7).
+
+    `notes` holds its cost: retrainings, rows trained, training rows explained; these are explained once.
+    """
+    if isinstance(explainer, Explanation | Tensor):
+        raise InputError("ROAR explains the training rows: give an explainer, not finished maps")
+    refuse_chance(task, reference)
+    key = Key(seed) / "ranking"
+    about = studied_maps(task, explainer, reference, seed)
+    learnt = as_explanation(explainer, train_task(about.task), seed)
+    how = Retraining(roar.epochs, roar.rate, roar.batch, start=roar.start)
+    falls: dict[str, list[list[Tensor]]] = {sign: [] for sign in SIGNS}
+    cost = {"retrainings": 0, "rows trained": 0, "training rows explained": len(learnt)}
+    for repeat in range(repeats):
+        for sign in SIGNS:
+            row: list[Tensor] = []
+            for ratio in ratios:
+                if ratio == 0 and repeat:
+                    row.append(falls[sign][0][0])
+                    continue
+                found = retrain(
+                    about.task,
+                    degrade(about.maps, ratio, key, repeat),
+                    degrade(learnt, ratio, key, repeat),
+                    about.truth,
+                    sign=sign,
+                    levels=roar.sizes,
+                    how=how,
+                    key=key / "roar",
+                    progress=progress,
+                )
+                cost["retrainings"] += found.retrainings
+                cost["rows trained"] += found.rows_trained
+                row.append(found.indicator if variant == "indicator" else found.probability)
+            falls[sign].append(row)
+    notes = {"variant": variant, "repeats": repeats, **cost, "said": about.notes}
+    return summarised(
+        {"ROAR": falls}, {"ROAR": roar.sizes}, tuple(ratios), about.maps.explainer, len(about.task), notes
+    )

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from veridical.api import as_explanation
 from veridical.errors import InputError, unknown_name
-from veridical.fidelity.correctness import Reference
-from veridical.fidelity.correlations import PAIRS
+from veridical.fidelity.correctness import Reference, with_reference_targets
 from veridical.fidelity.finetuning import finetune
-from veridical.fidelity.judged_maps import right_answers
 from veridical.fidelity.metrics import LEVELS, FFid, Variant
-from veridical.fidelity.ranking import RankingStudy, ranking_study
+from veridical.fidelity.ranking import PAIRS, RankingStudy, ranking_study
+from veridical.plots import COLOURS, axes
 from veridical.values.task import Task
 
 if TYPE_CHECKING:
@@ -51,11 +50,9 @@ class Sensitivity:
 
     def plot(self, setting: str, ax: Axes | None = None) -> Axes:
         """Macro correlations over the values of one setting: "draws", "beta" or "alpha" (figure 5)."""
-        from veridical.fidelity.plots import plot_sensitivity
-
         if not self.macro(setting):
             raise unknown_name("setting", setting, {name for name, _ in self.studies})
-        return plot_sensitivity(self, setting, ax)
+        return _plot_sensitivity(self, setting, ax)
 
     def __repr__(self) -> str:
         lines = [f"{'setting':<8}{'value':>7}  " + "  ".join(f"{pair:>12}" for pair in PAIRS)]
@@ -89,7 +86,7 @@ def sensitivity(
     """
     if not any((draws, betas, alphas)):
         raise InputError("give at least one value of draws, betas or alphas")
-    judged, _ = right_answers(task, reference)
+    judged, _ = with_reference_targets(task, reference)
     explanation = as_explanation(explainer, judged, seed, cache)
     made: dict[tuple[int, float, float], RankingStudy] = {}
 
@@ -115,3 +112,18 @@ def sensitivity(
     found |= {("beta", value): study(DRAWS, value, ALPHA) for value in betas}
     found |= {("alpha", value): study(DRAWS, BETA, value) for value in alphas}
     return Sensitivity(found)
+
+
+def _plot_sensitivity(found: Sensitivity, setting: str, ax: Axes | None = None) -> Axes:
+    """FFid's macro correlations over the values of one setting (figure 5)."""
+    ax = axes(ax)
+    values = dict(sorted(found.macro(setting).items()))
+    for color, (place, pair) in zip(COLOURS, enumerate(PAIRS), strict=False):
+        ax.plot(list(values), [row[place] for row in values.values()], "o-", color=color, label=pair)
+    ax.set_ylim(-1.05, 1.05)
+    ax.axhline(0, color="0.7", linewidth=0.8)
+    ax.set_xlabel(setting)
+    ax.set_ylabel("macro correlation")
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(fontsize=7, frameon=False)
+    return ax

@@ -13,11 +13,10 @@ from veridical.core.key import Key
 from veridical.core.settings import checked
 from veridical.errors import InputError
 from veridical.fidelity.artefact import Finetuned
-from veridical.fidelity.correctness import Reference, refuse_chance
-from veridical.fidelity.correlations import GRID
+from veridical.fidelity.correctness import Reference, refuse_chance, with_reference_targets
 from veridical.fidelity.finetuning import finetune
-from veridical.fidelity.judged_maps import right_answers
 from veridical.fidelity.metrics import LEVELS, FFid
+from veridical.fidelity.ranking import GRID
 from veridical.fidelity.removal import SIGNS
 from veridical.values.scores import Scores
 from veridical.values.task import Task
@@ -99,7 +98,7 @@ def compare_explainers(
     if on_evaluated and finetuned is not None:
         raise InputError("give either finetuned=... or on_evaluated=True, not both")
     refuse_chance(task, reference)
-    judged, truth = right_answers(task, reference)
+    judged, truth = with_reference_targets(task, reference)
     made = {"beta": beta, "cache": cache, "progress": progress, **settings}
     if on_evaluated:
         finetuned = finetune(task, (task.inputs, truth), train_side=task.side, train_space=task.space, **made)
@@ -115,12 +114,12 @@ def compare_explainers(
         scores[explanation.explainer] = {
             sign: metric(judged, explanation, Key(seed)) for sign, metric in metrics.items()
         }
-    return ExplainerTable(scores, _mode(task, finetuned), finetuned.certificate.flags)
+    return ExplainerTable(scores, _mode(task, finetuned), finetuned.held_out.flags)
 
 
 def _mode(task: Task, finetuned: Finetuned) -> str:
     """What the artefact was made from, by the digests of its rows: whatever rows the task has."""
-    met = finetuned.rows_met(task.inputs)
+    met = finetuned.rows_seen(task.inputs)
     if met == len(task):
         return SAME_ROWS
     return f"{OTHER_ROWS}, but for {met} of {len(task)}" if met else OTHER_ROWS

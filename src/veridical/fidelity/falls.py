@@ -1,4 +1,9 @@
-"""One pass over the masked variants of one explanation: all sizes, both signs, all draws."""
+"""How far the right answer falls: one pass over all sizes, both signs and all draws of an explanation.
+
+Of few features RFid and FFid are exact sums instead of means over draws: k of a part's m features drawn
+without replacement are each of C(m, k) subsets equally often, so the expected answer is the mean over those
+subsets of the table of all 2^n.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +14,7 @@ import torch
 from torch import Tensor
 
 from veridical.core.key import Key
-from veridical.fidelity.correctness import rightness
-from veridical.fidelity.exact_sums import exact_falls, sizes_asked_whole
+from veridical.fidelity.correctness import correctness_of
 from veridical.fidelity.removal import (
     SIGNS,
     Removals,
@@ -22,12 +26,16 @@ from veridical.fidelity.removal import (
 )
 from veridical.functional import area_under_curve, round_to_grid
 from veridical.perturb.probe import probe
-from veridical.perturb.subset_table import FEW
+from veridical.perturb.rules import AllSubsets
+from veridical.perturb.subset_table import FEW, has_few, places_of
 from veridical.values.explanation import Explanation
 from veridical.values.task import Task
 
 ANSWERS_AT_ONCE = 2**23
 """Answers (samples x masks x outputs) held at a time: 64 MiB in float64."""
+FEW_OF_MANY_ROWS = 8
+"""The most features whose subsets are all asked where each takes many rows of the fill."""
+_WEIGHTS_AT_ONCE = 2**22
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,12 +88,12 @@ def measure(
 
     The model is asked samples x sizes x signs x draws rows (times the repeats of the fill). `beta` caps the
     counts at floor(beta * n); None leaves them uncapped. `truth` is the right answer of each sample. Of few
-    features all subsets are asked instead, and the falls are exact expectations (see `exact_sums`).
+    features all subsets are asked instead, and the falls are exact expectations.
     """
-    levels = levels_of(task, levels)
+    levels = evaluated_sizes(task, levels)
     rule = removals(task, explanation, levels, alpha, beta, draws, signs, bernoulli, key)
     shape = (draws, len(rule.signs), len(levels))
-    whole = sizes_asked_whole(task, rule)
+    whole = enumerable_sizes(task, rule)
     if task.space.valid is None:
         falls = exact_falls(task, rule, truth, key, *whole) if whole else None
     else:
@@ -104,7 +112,7 @@ def measure(
     return out
 
 
-def levels_of(task: Task, levels: Sequence[float]) -> tuple[float, ...]:
+def evaluated_sizes(task: Task, levels: Sequence[float]) -> tuple[float, ...]:
     """The sizes that are asked: those given, or where all samples have the same few features, whole ones."""
     n = task.space.n_features
     if task.space.valid is not None or not 2 <= n <= FEW:
@@ -138,7 +146,9 @@ def _drawn_falls(task: Task, rule: Removals, truth: Tensor, shape: tuple[int, in
         whole = size >= len(task)
         part, some = (task, rule) if whole else (task[piece], rule.take(piece))
         answers = probe(part, some, key=key, with_clean=True, all_outputs=True, predictions=True)
-        values = round_to_grid(torch.stack(rightness(answers, truth[piece], part)), task.predictor.rounding)
+        values = round_to_grid(
+            torch.stack(correctness_of(answers, truth[piece], part)), task.predictor.rounding
+        )
         masked = values[..., 1:].unflatten(-1, shape).mean(2)
         found.append(values[..., :1, None] - masked)
     return torch.cat(found, 1) if len(found) > 1 else found[0]
@@ -149,7 +159,7 @@ def evaluations(task: Task, levels: Sequence[float], draws: int, signs: Sequence
 
     Of few features no mask is asked twice, so there are never more than all their subsets.
     """
-    masks = len(levels_of(task, levels)) * len(tuple(signs)) * draws
+    masks = len(evaluated_sizes(task, levels)) * len(tuple(signs)) * draws
     if task.space.valid is None:
         n = task.space.n_features
         rows = len(task) * (min(2**n - 1, masks) if n <= FEW else masks)
@@ -182,3 +192,51 @@ def removals(
     ranks = explanation.descending_ranks.to(task.device)
     whole = alpha == 1 and beta is None
     return Removals(key / "removal", task.ids, ranks, n, sizes, counts, tuple(signs), draws, bernoulli, whole)
+
+
+def enumerable_sizes(task: Task, rule: Removals) -> list[int]:
+    """The numbers of features whose samples have all their subsets asked, in the place of draws.
+
+    These are samples of up to 12 features (8 where the fill has many rows) of which draws would ask as many
+    masks or more.
+    """
+    if has_few(task, task.fill) is None or rule.bernoulli or rule.draws == 1:
+        return []
+    most = FEW if task.fill.repeats_on(task) == 1 else FEW_OF_MANY_ROWS
+    # where all samples have the same features, to count them need not wait for the device
+    found = [task.space.n_features] if task.space.valid is None else rule.n.unique().tolist()
+    return [n for n in found if n <= most and rule.count >= 2**n]
+
+
+def exact_falls(task: Task, rule: Removals, truth: Tensor, key: Key, n: int) -> Tensor:
+    """Expected falls (2, N, signs, sizes) of samples of n features, as indicator and as probability."""
+    answers = probe(
+        task,
+        AllSubsets(places_of(task), 2**n - 1),
+        key=key,
+        with_clean=True,
+        all_outputs=True,
+        predictions=True,
+    )
+    values = round_to_grid(torch.stack(correctness_of(answers, truth, task)))
+    many = rule.edges.shape[-1]
+    at_once = max(1, _WEIGHTS_AT_ONCE // (many * 2**n))
+    parts = [
+        _expected(values[:, rows], rule, places_of(task)[rows], rows)
+        for rows in (slice(at, at + at_once) for at in range(0, len(task), at_once))
+    ]
+    return (values[..., :1] - torch.cat(parts, 1)).unflatten(-1, (len(rule.signs), -1))
+
+
+def _expected(values: Tensor, rule: Removals, places: Tensor, rows: slice) -> Tensor:
+    """The mean of values (2, N, 2^n) over the subsets that each part (sign, size) may lose: (2, N, parts)."""
+    first, behind = rule.edges[:, rows].long()
+    ranks = rule.ranks[rows, None].long()
+    inside = (ranks >= first[..., None]) & (ranks < behind[..., None]) & (places[:, None] >= 0)
+    part = torch.where(inside, 1 << places[:, None].clamp(min=0), 0).sum(-1)
+    code = torch.arange(values.shape[-1], device=values.device)
+    size = torch.stack([(code >> bit) & 1 for bit in range(FEW)]).sum(0)
+    drawn = (code & ~part[..., None]) == 0
+    drawn &= size == rule.part_counts[rows, :, None]
+    share = drawn.double() / drawn.sum(-1, keepdim=True).clamp(min=1)
+    return (share @ values.movedim(0, -1)).movedim(-1, 0)
