@@ -46,7 +46,7 @@ class Numbers:
 def language_model(weights: str, device: str, dtype: torch.dtype, shape: dict[str, Any]) -> nn.Module:
     """SmolLM2 from its file, or a random network of the same shape."""
     if weights == "smollm2":
-        from veridical.data.causal_models import causal_model
+        from veridical.data.huggingface import causal_model
 
         return causal_model(vd.tasks.smollm2_file())[0].to(device, dtype)
     from transformers import LlamaConfig, LlamaForCausalLM

@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import veridical as vd
-from veridical.data.known_tables import TIERS, tier_weights
+from veridical.data.known_answers import TIERS, tier_weights
 from veridical.fidelity.removal import budget, removal_counts
 from veridical.functional import rms_normalise
 from veridical.gef import plot_path

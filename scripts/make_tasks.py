@@ -11,25 +11,25 @@ import argparse
 import sys
 from pathlib import Path
 
-from veridical.data import shipped
+from veridical.data import embedded
 from veridical.values import files
 
 
 def make(name: str, folder: Path) -> float:
     """Train one model, write its weights, and say how good it is on its held-out rows."""
-    model, quality = shipped.train(name)
+    model, quality = embedded.train(name)
     header = {"name": name, "quality": quality}
-    path = files.write(folder / f"{name}.safetensors", shipped.KIND, model.state_dict(), header)
+    path = files.write(folder / f"{name}.safetensors", embedded.WEIGHTS_KIND, model.state_dict(), header)
     path.chmod(0o644)  # a temporary file is private, a part of a package is not
     return quality
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"any of {', '.join(shipped.SHIPPED)}")
-    parser.add_argument("--out", type=Path, default=shipped.WEIGHTS, help="folder for the weights")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"any of {', '.join(embedded.SHIPPED)}")
+    parser.add_argument("--out", type=Path, default=embedded.WEIGHTS, help="folder for the weights")
     chosen = parser.parse_args(arguments)
-    for name in chosen.names or list(shipped.SHIPPED):
+    for name in chosen.names or list(embedded.SHIPPED):
         sys.stdout.write(f"{name}: {make(name, chosen.out):.4f}\n")
 
 

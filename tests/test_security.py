@@ -191,7 +191,7 @@ def test_arrays_that_unfold_are_refused_by_their_header(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from veridical.data.files import read_arrays, read_table
-    from veridical.data.weights import read_weights
+    from veridical.data.model_files import read_weights
 
     monkeypatch.setenv("VERIDICAL_MAX_ARRAY_MIB", "1")
     np.savez_compressed(tmp_path / "a.npz", inputs=np.zeros(2**20))
@@ -232,7 +232,7 @@ def test_images_are_bounded_as_they_are_scaled(tmp_path: Path) -> None:
 
 
 def test_a_few_of_very_many_rows_are_drawn_without_a_permutation_of_all() -> None:
-    from veridical.data.examples import some_rows
+    from veridical.data.files import some_rows
 
     tracemalloc.start()
     rows = some_rows(10**12, 1000, 0)

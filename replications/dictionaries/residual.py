@@ -16,7 +16,7 @@ from torch import Tensor
 
 import veridical as vd
 from replications.dictionaries.smollm2 import NextToken, load
-from veridical.data.packages import smollm2_file
+from veridical.data.files import smollm2_file
 from veridical.dictionaries import MEASURES, Bench, TopK, family, judge
 
 LAYERS = (7, 15, 22)

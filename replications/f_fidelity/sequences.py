@@ -92,8 +92,8 @@ def make_task(
 
 def prepare(folder: Path) -> None:
     """Write arrays and train the four models."""
-    from veridical.data.rotten_tomatoes import rotten_tomatoes_data
-    from veridical.data.trained_on_demand import series_data
+    from veridical.data.embedded import series_data
+    from veridical.data.reviews import rotten_tomatoes_data
 
     place = folder / "sequences"
     place.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 import veridical as vd
-from veridical.data.known_images import colour_digits
+from veridical.data.known_answers import colour_digits
 
 
 def main() -> None:

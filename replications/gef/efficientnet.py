@@ -24,8 +24,7 @@ import numpy as np
 import torch
 
 import veridical as vd
-from veridical.data.efficientnet import EfficientNetLite0
-from veridical.data.photos import DEVIATION, MEAN, SIZE
+from veridical.data.photos import DEVIATION, MEAN, SIZE, EfficientNetLite0
 from veridical.explainers import as_explainer
 
 FILE = "efficientnet.npz"

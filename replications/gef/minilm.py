@@ -59,7 +59,7 @@ def minilm_task(path: Path) -> vd.Task:
     """The sentence classifier on the prepared snippets."""
     from transformers import BertConfig, BertModel
 
-    from veridical.data.rotten_tomatoes import SentenceClassifier
+    from veridical.data.reviews import SentenceClassifier
 
     stored = np.load(path, allow_pickle=False)
     config = BertConfig(**json.loads(str(stored["config"])))

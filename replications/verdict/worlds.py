@@ -18,18 +18,19 @@ from torch import Tensor, nn
 from veridical.core import key as keyed
 from veridical.core.key import Key
 from veridical.data import reviews as writing
-from veridical.data.known_planted import (
+from veridical.data.embedded import digits_data, table_data
+from veridical.data.known_answers import (
     CUES,
     PATCH_CODES,
     TEXT_LENGTH,
     WINDOW_CODES,
     WORDS,
     MatchedFilter,
+    TwoClassInteractions,
+    TwoClassLinear,
     WordCount,
 )
-from veridical.data.known_tables import TwoClassInteractions, TwoClassLinear
 from veridical.data.networks import DigitsCNN, LeNet, TextCNN, mlp
-from veridical.data.shipped import digits_data, table_data
 from veridical.data.training import Recipe, fit
 from veridical.perturb.fills import Token, Zero
 from veridical.values.space import Space
@@ -187,7 +188,7 @@ def mnist(seed: int, samples: int) -> Task:
     if folder and (Path(folder) / "mnist" / "t10k-images-idx3-ubyte.gz").is_file():
         rows, labels = _mnist_files(Path(folder) / "mnist")
     else:
-        from veridical.data.trained_on_demand import mnist5k_data
+        from veridical.data.embedded import mnist5k_data
 
         rows, labels = mnist5k_data().rows, mnist5k_data().labels
     recipe = Recipe(4, rate=3e-3, decay=1e-3, seed=seed)

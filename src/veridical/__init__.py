@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from veridical import concepts, dictionaries, fidelity, gef, meta, qge
     from veridical import core as core
     from veridical import data as data
-    from veridical import data as tasks
+    from veridical.data import tasks
     from veridical import errors as errors
     from veridical import explainers as explainers
     from veridical import functional as functional

@@ -307,9 +307,9 @@ def test_evaluation_page(browser: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [DESK, PHONE])
 def test_prompts_and_heads_fit_the_screen(browser: Any, tmp_path: Path, size: tuple[int, int]) -> None:
-    from veridical.data import known_heads
-    from veridical.data.causal_networks import CausalTransformer
-    from veridical.data.word_tokens import WordTokenizer
+    from veridical.data import known_language
+    from veridical.data.known_language import WordTokenizer
+    from veridical.data.networks import CausalTransformer
 
     words = ("...", "one ", "two ", ". ", "verylongword" * 12 + " ")
     texts = ["one two . " * 12, words[-1] + "one . two . "]
@@ -317,7 +317,10 @@ def test_prompts_and_heads_fit_the_screen(browser: Any, tmp_path: Path, size: tu
     prompts = vd.models.Generation(
         model, WordTokenizer(words), texts, ["one "] * 2, foils=["two "] * 2, units="word"
     )
-    for task, part in ((prompts, ".prompt .sentence"), (known_heads.induction_heads(3).task, "table.heads")):
+    for task, part in (
+        (prompts, ".prompt .sentence"),
+        (known_language.induction_heads(3).task, "table.heads"),
+    ):
         found = vd.evaluate(task, ["occlusion", "random"], ["deletion"])
         shown = opened(browser, found.report(tmp_path / "page.html").as_uri(), size)
         assert shown.execute_script("return document.documentElement.scrollWidth <= innerWidth")

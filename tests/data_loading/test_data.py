@@ -11,10 +11,9 @@ import torch
 from PIL import Image
 
 from veridical.data import label_column, read_examples, text_column
-from veridical.data.examples import some_rows
-from veridical.data.files import read_table
+from veridical.data.files import read_table, some_rows
 from veridical.data.images import image_rule, open_image, read_image
-from veridical.data.labels import check_labels, class_numbers
+from veridical.data.tables import check_labels, class_numbers
 from veridical.errors import FormatError, InputError, MissingExtraError
 
 # --- arrays ---------------------------------------------------------------------------------------------
@@ -257,7 +256,7 @@ def test_files_that_are_no_images_are_told(tmp_path):
 
 
 def test_the_missing_extra_is_named(photos, monkeypatch):
-    monkeypatch.setattr("veridical.data.packages.find_spec", lambda name: None)
+    monkeypatch.setattr("veridical.data.files.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"pip install 'veridical\[vision\]'"):
         open_image(photos / "dark" / "0.png")
 

@@ -219,7 +219,7 @@ def test_pickled_weights_and_code_in_a_folder_are_refused(random_bert, tmp_path,
 
 
 def test_the_missing_extra_is_named(random_bert, reviews, monkeypatch):
-    import veridical.data.packages as packages
+    import veridical.data.files as packages
 
     monkeypatch.setattr(packages, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"pip install 'veridical\[text\]'"):

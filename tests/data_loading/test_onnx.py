@@ -104,6 +104,6 @@ def test_mistakes_are_told(tmp_path, monkeypatch):
     (tmp_path / "lost.onnx").write_bytes(model.SerializeToString())
     with pytest.raises(FormatError, match=r"lie in 'gone\.bin', which is not there"):
         load_model(tmp_path / "lost.onnx")
-    monkeypatch.setattr("veridical.data.packages.find_spec", lambda name: None)
+    monkeypatch.setattr("veridical.data.files.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"pip install 'veridical\[onnx\]'"):
         load_task(tmp_path / "lost.onnx", pd.DataFrame({"a": [1.0]}))

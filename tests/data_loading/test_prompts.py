@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 import veridical as vd
 from veridical.cli.app import app
 from veridical.data import load_task
-from veridical.data.prompts import is_language_model, read_prompts
+from veridical.data.prompt_files import is_language_model, read_prompts
 from veridical.errors import FormatError, InputError
 
 GOOD = {"prompt": "Ann has a cat. Bob has a dog.", "question": " Ann has a", "answer": " cat", "foil": " dog"}

@@ -13,7 +13,7 @@ from sklearn.pipeline import make_pipeline
 
 import veridical as vd
 from veridical.data import load_task
-from veridical.data.words import WordFunction
+from veridical.data.texts import WordFunction
 from veridical.errors import InputError
 
 

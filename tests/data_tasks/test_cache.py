@@ -7,11 +7,9 @@ import pytest
 import torch
 
 from veridical.core.key import Key
-from veridical.data import cached, packages
-from veridical.data.cached import cache_folder, trained
-from veridical.data.data import Data, split
+from veridical.data import files, training
 from veridical.data.networks import SeriesLSTM, mlp
-from veridical.data.training import Recipe, fit, initialise
+from veridical.data.training import Data, Recipe, cache_folder, fit, initialise, split, trained
 from veridical.errors import MissingExtraError
 
 RECIPE = Recipe(epochs=2, rate=1e-2, batch=16)
@@ -34,7 +32,7 @@ def counted(monkeypatch, tmp_path):
         calls.append(1)
         return fit(*args, **kwargs)
 
-    monkeypatch.setattr(cached, "fit", counting)
+    monkeypatch.setattr(training, "fit", counting)
     return calls
 
 
@@ -113,10 +111,10 @@ def test_initial_weights_depend_on_the_key_alone():
     assert not all(torch.equal(x, z) for x, _, z in pairs)
 
 
-@pytest.mark.parametrize("package", sorted(packages.INSTALL))
+@pytest.mark.parametrize("package", sorted(files.INSTALL))
 def test_a_missing_package_is_one_sentence_with_its_command(monkeypatch, package):
-    monkeypatch.setattr(packages, "find_spec", lambda name: None)
+    monkeypatch.setattr(files, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match="pip install") as caught:
-        packages.package_file(package, "x")
+        files.package_file(package, "x")
     assert str(caught.value).count("\n") == 0
     assert package in str(caught.value)

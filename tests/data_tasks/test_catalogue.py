@@ -2,7 +2,7 @@
 
 import pytest
 
-from veridical.data.catalogue import ENTRIES, _maker
+from veridical.data.tasks import ENTRIES, _maker
 
 
 @pytest.mark.parametrize("name", ENTRIES)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 import veridical as vd
 from tests.reference.small_lm import SmallLM, Words, small_lm
-from veridical.models.prompted import PromptModel
+from veridical.models.prompts import PromptModel
 from veridical.perturb.fills import Token
 from veridical.perturb.probe import probe
 from veridical.perturb.rules import Given

@@ -11,7 +11,6 @@ from tests.reference.small_lm import KeepingLM, Words, small_lm
 from veridical.errors import InputError, NotApplicableError
 from veridical.gef.agreement import agreement
 from veridical.meta.prediction_agreement import held
-from veridical.models import prefix_sharing
 
 PROMPTS = [
     "Ann has a cat. Bob has a dog. It rains today.",
@@ -181,38 +180,6 @@ def test_predictions_are_the_tokens_of_the_answer():
     assert held(task, outputs).tolist() == [False, True]
     noisy = task.with_noise(3.0, vd.core.Key(1)).outputs
     assert bool(((noisy[:, 1] == 0) | (noisy[:, 1] == 1)).all())  # answers of one token
-
-
-@pytest.mark.parametrize("off", ["fill", "drop"])
-def test_masks_that_begin_alike_are_asked_together(off, monkeypatch):
-    """The table of all subsets is that of plain passes, and fewer tokens are read for it."""
-
-    def table(most):
-        monkeypatch.setattr(prefix_sharing, "MOST", most)
-        task = made(model=small_lm(TOKENS, kind=KeepingLM), off=off, plan=vd.Plan(rows=2))
-        seen = []
-        inner = task.predictor.model.model
-        handle = inner.embed.register_forward_hook(lambda _m, x, _y: seen.append(x[0].numel()))
-        values = vd.explain("exact_shapley", task).values
-        handle.remove()
-        assert task.predictor.model.shared is None
-        return values, sum(seen), task.predictor.meter.cost.forward
-
-    shared, fewer, rows = table(64)
-    plain, tokens, same = table(0)
-    torch.testing.assert_close(shared, plain, atol=1e-9, rtol=0)
-    assert fewer < 0.8 * tokens
-    assert rows == same
-    torch.testing.assert_close(plain, vd.explain("exact_shapley", made(off=off)).values, atol=1e-9, rtol=0)
-
-
-def test_a_model_that_does_not_share_rightly_is_asked_plainly(monkeypatch):
-    right = prefix_sharing.shared_logits
-    monkeypatch.setattr(prefix_sharing, "shared_logits", lambda *given: right(*given).roll(1, -1))
-    task = made(model=small_lm(TOKENS, kind=KeepingLM), plan=vd.Plan(rows=2))
-    found = vd.explain("exact_shapley", task).values
-    torch.testing.assert_close(found, vd.explain("exact_shapley", made()).values, atol=1e-9, rtol=0)
-    assert task.predictor.model.agrees is False
 
 
 class Looks(TorchDispatchMode):

@@ -7,7 +7,6 @@ import torch
 
 import veridical as vd
 from veridical.errors import FormatError, InputError, NotApplicableError
-from veridical.models import prefix_sharing
 
 pytestmark = pytest.mark.extras
 
@@ -178,9 +177,7 @@ def test_folders_are_read_and_others_refused(both, tmp_path):
     net, words = both
     net.float().save_pretrained(tmp_path / "lm")
     words.save_pretrained(tmp_path / "lm")
-    task = vd.models.Generation.from_huggingface(
-        tmp_path / "lm", TEXTS, [" dog", " cake"], questions=QUESTIONS
-    )
+    task = vd.models.Generation.from_huggingface(tmp_path / "lm", TEXTS, [" dog", " cake"], questions=QUESTIONS)
     net.double()
     assert task.name == "lm"
     assert task.inputs.dtype == torch.float32
@@ -226,31 +223,6 @@ def test_smollm2_reads_the_sentence_that_answers():
     assert vd.explain("occlusion", task).top(0, 1)[0][0] == "Bob lives in Rome."
 
 
-@pytest.mark.parametrize("off", ["fill", "drop"])
-def test_masks_that_begin_alike_are_asked_together(both, off, monkeypatch):
-    """The table of all subsets is that of plain passes, and takes fewer tokens."""
-    net, words = both
-    settings = {"answers": [" dog and cat", " cake"], "foils": [" cat", " tea"], "questions": QUESTIONS}
-
-    def table(most):
-        monkeypatch.setattr(prefix_sharing, "MOST", most)
-        task = vd.models.Generation(net, words, TEXTS, **settings, off=off, plan=vd.Plan(rows=2))
-        seen = []
-        inner = task.predictor.model.model
-        handle = inner.get_input_embeddings().register_forward_hook(
-            lambda _m, x, _y: seen.append(x[0].numel())
-        )
-        values = vd.explain("exact_shapley", task).values
-        handle.remove()
-        return values, sum(seen), task.predictor.meter.cost.forward
-
-    shared, fewer, rows = table(64)
-    plain, tokens, same = table(0)
-    torch.testing.assert_close(shared, plain, atol=1e-9, rtol=0)
-    assert fewer < 0.8 * tokens
-    assert rows == same
-
-
 def test_an_end_token_behind_the_prompt_is_refused(both):
     from tokenizers.processors import TemplateProcessing
 
@@ -269,11 +241,7 @@ def test_an_answer_ends_with_any_of_the_models_end_tokens(both):
     old = net.generation_config.eos_token_id
     try:
         net.generation_config.eos_token_id = [words.eos_token_id, free[3]]
-        found = (
-            vd.models.Generation(net, words, TEXTS[:1], questions=QUESTIONS[:1], new_tokens=6)
-            .answers[0]
-            .tokens
-        )
+        found = vd.models.Generation(net, words, TEXTS[:1], questions=QUESTIONS[:1], new_tokens=6).answers[0].tokens
     finally:
         net.generation_config.eos_token_id = old
     assert found == free[: free.index(free[3])]

@@ -9,7 +9,7 @@ import torch
 import veridical as vd
 from tests.reference.exact_shapley import shapley
 from tests.reference.ffid_theorem import expected_drop
-from veridical.data import known_planted, known_tables
+from veridical.data import known_answers
 from veridical.errors import UnknownNameError
 
 EXACT = ("linear", "interactions", "tiers", "planted_patch", "planted_window", "planted_tokens")
@@ -51,11 +51,11 @@ def test_predictions_are_right_and_the_truth_lies_on_what_matters(name):
 def test_the_truth_of_tables_is_the_shapley_value(name):
     answer = vd.tasks.known(name, samples=2)
     task = answer.task
-    used = known_tables.USED
+    used = known_answers.USED
     for row in range(2):
 
         def game(x, row=row):
-            full = torch.zeros(1, known_tables.COLUMNS)
+            full = torch.zeros(1, known_answers.COLUMNS)
             full[0, :used] = torch.tensor(x, dtype=torch.float32)
             with torch.no_grad():
                 return float(task.model(full)[0, task.targets[row]])
@@ -104,8 +104,8 @@ def tier_probability(counts):
     """g(j_1, j_2, j_3), asked of the model itself."""
     answer = vd.tasks.known("tiers", samples=1)
     row = torch.cat(
-        [torch.full((n,), w) for n, w in zip(counts, known_tables.tier_weights(), strict=True)]
-        + [torch.zeros(sum(known_tables.TIERS) - sum(counts))]
+        [torch.full((n,), w) for n, w in zip(counts, known_answers.tier_weights(), strict=True)]
+        + [torch.zeros(sum(known_answers.TIERS) - sum(counts))]
     )
     with torch.no_grad():
         return float(answer.task.model(row[None]).double().softmax(1)[0, 1])
@@ -120,9 +120,9 @@ def test_the_probability_grows_lexicographically():
 
 def test_every_sample_has_its_tiers_elsewhere():
     task = vd.tasks.load("known/tiers")
-    for size, weight in zip(known_tables.TIERS, known_tables.tier_weights(), strict=True):
+    for size, weight in zip(known_answers.TIERS, known_answers.tier_weights(), strict=True):
         assert ((task.inputs == weight).sum(1) == size).all()
-    assert (task.masks.sum(1) == known_tables.TIERS[0]).all()
+    assert (task.masks.sum(1) == known_answers.TIERS[0]).all()
     assert len({tuple(row.nonzero()[:, 0].tolist()) for row in task.masks}) > 150
 
 
@@ -136,15 +136,15 @@ def obeys_theorem(drops, c1, knee):
 
 def test_theorem_1_holds_on_two_tiers_and_fails_where_it_should():
     """With beta n = 5 and alpha = 1/2 the knee lies at 10, before c_1 = 20: flat between, then falling."""
-    weights = known_tables.tier_weights()
-    gain = 12.0 / sum(n * w for n, w in zip(known_tables.TIERS, weights, strict=True))
+    weights = known_answers.tier_weights()
+    gain = 12.0 / sum(n * w for n, w in zip(known_answers.TIERS, weights, strict=True))
 
     def g(counts):
         z = gain * sum(n * w for n, w in zip(counts, weights, strict=True)) - 6.0
         return 1 / (1 + np.exp(-z))
 
     assert g([15, 30, 50]) == pytest.approx(tier_probability((15, 30, 50)), abs=1e-6)
-    tiers, budget, alpha = known_tables.TIERS, 5, 0.5
+    tiers, budget, alpha = known_answers.TIERS, 5, 0.5
     drops = [0.0, *(expected_drop(tiers, g, alpha, budget, size) for size in range(1, 60))]
     assert obeys_theorem(drops, 20, 10)
     flat = drops[10:21]
@@ -171,7 +171,7 @@ def test_only_the_planted_place_answers(name):
 
 
 def test_codes_hardly_resemble_their_shifts():
-    codes = torch.tensor(known_planted.PATCH_CODES, dtype=torch.float32)[:, None]
+    codes = torch.tensor(known_answers.PATCH_CODES, dtype=torch.float32)[:, None]
     sums = torch.nn.functional.conv2d(torch.cat([codes, torch.ones(1, 1, 4, 4)]), codes, padding=3)
     sums[[0, 1], [0, 1], 3, 3] = 0.0  # a code on itself
     assert sums.max() <= 4

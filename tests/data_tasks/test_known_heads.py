@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import veridical as vd
-from veridical.data import known_heads
-from veridical.data.causal_networks import ANSWER, HEADS, MATCH, InductionTransformer
+from veridical.data import known_language
+from veridical.data.networks import ANSWER, HEADS, MATCH, InductionTransformer
 from veridical.errors import InputError
 
 SEEDS = 20
@@ -22,7 +22,7 @@ def change(request):
 
 @pytest.fixture(scope="module")
 def answer(change):
-    return known_heads.induction_heads(24, change=change)
+    return known_language.induction_heads(24, change=change)
 
 
 def patched(model, tokens, paired, layer, head, at):
@@ -49,8 +49,10 @@ def patched(model, tokens, paired, layer, head, at):
 
 
 def test_the_model_repeats_what_followed_the_key():
-    rows, place, _ = known_heads.drawn_pairs(torch.arange(50))
-    model = InductionTransformer(len(known_heads.WORDS), known_heads.LENGTH, (3, 1)).eval()
+    rows, place, _ = known_language.drawn_pairs(torch.arange(50))
+    model = InductionTransformer(
+        len(known_language.INDUCTION_WORDS), known_language.INDUCTION_LENGTH, (3, 1)
+    ).eval()
     with torch.no_grad():
         said = model(rows)[:, -1].argmax(-1)
     assert torch.equal(said, rows.gather(1, place[:, None] + 1)[:, 0])
@@ -74,7 +76,7 @@ def test_occlusion_is_activation_patching_by_hand(answer):
 
 def test_the_closed_form_of_both_changes(change, answer):
     """The induction head gives its match e^MATCH parts of attention and each other token one."""
-    seen = 2 * known_heads.PAIRS + 2
+    seen = 2 * known_language.PAIRS + 2
     share = math.exp(MATCH) / (math.exp(MATCH) + seen - 1)
     fall = {
         "value": 2 * ANSWER * share,
@@ -106,7 +108,7 @@ def test_gradients_are_exact_where_the_model_is_linear_and_too_small_where_atten
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_the_right_heads_win_on_the_mean_in_every_seed(seed):
-    drawn = known_heads.induction_heads(8, seed=seed, turn=(seed % HEADS, seed // HEADS % HEADS))
+    drawn = known_language.induction_heads(8, seed=seed, turn=(seed % HEADS, seed // HEADS % HEADS))
     right = drawn.truth.bool()
     for name in drawn.winners:
         values = vd.explain(name, drawn.task).values
@@ -124,4 +126,4 @@ def test_half_the_pairs_change_the_key_and_half_the_value():
     assert answer.task.space.feature_name(INDUCTION) == "layer 1 head 2"
     assert torch.equal(answer.task.masks, answer.truth.bool())
     with pytest.raises(InputError, match="'value', 'key' or 'both'"):
-        known_heads.induction_heads(change="answer")
+        known_language.induction_heads(change="answer")

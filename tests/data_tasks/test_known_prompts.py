@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import veridical as vd
-from veridical.data import known_prompts
-from veridical.data.word_tokens import WordTokenizer
+from veridical.data import known_language
+from veridical.data.known_language import WordTokenizer
 from veridical.errors import InputError
 
 SEEDS = 20
@@ -26,7 +26,7 @@ def off(task, units):
 
 @pytest.mark.parametrize("how", ["fill", "drop", "zero"])
 def test_only_the_judges_sentence_decides(how):
-    task = known_prompts.prompt_task(off=how).task
+    task = known_language.prompt_task(off=how).task
     judge = task.masks
     assert bool((task.outputs[:, 1] == 1).all())  # every answer is what the model says
     without, alone = off(task, judge), off(task, ~judge)
@@ -40,7 +40,7 @@ def test_only_the_judges_sentence_decides(how):
 def test_prompts_read_as_english_and_the_foil_is_another_answer(answer):
     task = answer.task
     for prompt, said in zip(task.prompts[:20], task.answers, strict=False):
-        assert len(prompt.units) == known_prompts.SENTENCES
+        assert len(prompt.units) == known_language.SENTENCES
         assert prompt.text.endswith("So it is ")
         assert f"Judge says {said.text}." in prompt.units
         assert said.foil != said.text
@@ -52,7 +52,7 @@ def test_prompts_read_as_english_and_the_foil_is_another_answer(answer):
 
 
 def test_evaluated_prompts_were_not_trained_on():
-    rows = known_prompts.training_data().rows
+    rows = known_language.training_data().rows
     task = vd.tasks.known("prompt").task
     seen = {tuple(row) for row in rows[:, :-3].tolist()}
     assert not any(tuple(row[:-3]) in seen for row in task.side["tokens"].tolist())
@@ -81,7 +81,7 @@ def test_a_gradient_at_full_gates_misses_what_is_saturated(answer):
 
 
 def test_a_tokenizer_of_words_gives_texts_back_and_refuses_others():
-    tokenizer = WordTokenizer(known_prompts.WORDS)
+    tokenizer = WordTokenizer(known_language.PROMPT_WORDS)
     text = "Ann says red. Judge says blue. So it is "
     assert tokenizer.decode(tokenizer.encode(text)) == text
     with pytest.raises(InputError, match="'x' in 'Ann says x' is no piece"):

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 import veridical as vd
-from veridical.data import catalogue, efficientnet
-from veridical.data import trained_on_demand as first_use
+from veridical.data import embedded, photos, tasks
 from veridical.errors import FormatError
 
 needs = {
@@ -39,7 +38,7 @@ def cache(tmp_path_factory):
 def test_trained_on_first_use_as_good_as_listed(cache, name):
     require(*needs[name])
     task = vd.tasks.load(name)
-    entry = catalogue.ENTRIES[name]
+    entry = tasks.ENTRIES[name]
     assert len(task) == entry.samples
     assert task.modality == entry.modality
     accuracy = float((task.predictions == task.labels).double().mean())
@@ -60,9 +59,9 @@ def test_minilm_with_a_trained_head(cache):
 @pytest.mark.extras
 def test_unequal_series_ignore_their_padding():
     require("sktime")
-    data, lengths = first_use.series_data("JapaneseVowels")
+    data, lengths = embedded.series_data("JapaneseVowels")
     assert (int(lengths.min()), int(lengths.max())) == (7, 29)
-    for network in (first_use.SeriesCNN, first_use.SeriesLSTM):
+    for network in (embedded.SeriesCNN, embedded.SeriesLSTM):
         torch.manual_seed(0)
         model = network(12, 9).eval()
         row = int(lengths.argmin())
@@ -90,21 +89,21 @@ def test_efficientnet_on_photos():
 def test_ts_files_are_read(tmp_path):
     path = tmp_path / "Toy_TRAIN.ts"
     path.write_text("# a comment\n@problemName Toy\n@data\n1,2,3:4,5,6:up\n7,8:9,1:down\n")
-    cases, labels = first_use.read_ts(path)
+    cases, labels = embedded.read_ts(path)
     assert [case.tolist() for case in cases] == [[[1, 2, 3], [4, 5, 6]], [[7, 8], [9, 1]]]
     assert labels == ["up", "down"]
     path.write_text("@data\n1,2:3:up\n")
     with pytest.raises(FormatError, match="differ in length"):
-        first_use.read_ts(path)
+        embedded.read_ts(path)
     path.write_text("@data\n")
     with pytest.raises(FormatError, match="no series"):
-        first_use.read_ts(path)
+        embedded.read_ts(path)
 
 
 def test_efficientnet_has_the_published_shape():
-    model = efficientnet.EfficientNetLite0()
+    model = photos.EfficientNetLite0()
     assert sum(p.numel() for p in model.parameters()) == 4_652_008
-    small = efficientnet.EfficientNetLite0(size=64).eval()
+    small = photos.EfficientNetLite0(size=64).eval()
     with torch.no_grad():
         assert small(torch.zeros(1, 3, 64, 64)).shape == (1, 1000)
 
@@ -112,10 +111,10 @@ def test_efficientnet_has_the_published_shape():
 def test_efficientnet_refuses_other_weights(tmp_path):
     torch.save({"_fc.bias": torch.zeros(3)}, tmp_path / "other.pth")
     with pytest.raises(FormatError, match="EfficientNet"):
-        efficientnet.load_weights(efficientnet.EfficientNetLite0(), tmp_path / "other.pth")
+        photos.load_weights(photos.EfficientNetLite0(), tmp_path / "other.pth")
 
 
 def test_same_padding_follows_tensorflow():
-    assert efficientnet._same(224, 3, 2) == (0, 1, 0, 1)
-    assert efficientnet._same(7, 5, 1) == (2, 2, 2, 2)
-    assert efficientnet._same(7, 1, 1) == (0, 0, 0, 0)
+    assert photos._same(224, 3, 2) == (0, 1, 0, 1)
+    assert photos._same(7, 5, 1) == (2, 2, 2, 2)
+    assert photos._same(7, 1, 1) == (0, 0, 0, 0)

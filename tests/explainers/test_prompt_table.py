@@ -16,11 +16,11 @@ import torch
 
 import veridical as vd
 from tests.reference import gated
-from veridical.data import known_heads, known_prompts
-from veridical.data.causal_networks import HEADS
-from veridical.data.prompt_answers import Answer
+from veridical.data import known_language
+from veridical.data.generation import Answer
+from veridical.data.known_language import WordTokenizer
+from veridical.data.networks import HEADS
 from veridical.data.prompt_texts import Prompt
-from veridical.data.word_tokens import WordTokenizer
 from veridical.errors import NotApplicableError
 from veridical.explainers.base import registry as explainers
 
@@ -80,14 +80,14 @@ TABLE: dict[str, tuple[str, str, str]] = {
 
 @cache
 def planted():
-    task = known_prompts.prompt_task(2).task
+    task = known_language.prompt_task(2).task
     return task, task.predictor.source.module.model, gated.over_tokens(task, 0)
 
 
 @cache
 def induction():
     """The heads written by hand, told apart by a pair with another value, or another key."""
-    known = known_heads.induction_heads(2).task
+    known = known_language.induction_heads(2).task
     clean, paired = induction_prompts(known)
     return known, known.predictor.source.module.module.model, gated.over_heads(clean, HEADS, "paired", paired)
 
@@ -205,7 +205,7 @@ def test_exact_shapley_values_against_all_orders(make):
 def test_deeplift_of_a_log_probability_keeps_its_law():
     """Without a foil, and with one of several tokens, the response has a normaliser: it is followed too."""
     _, model, _ = planted()
-    words = WordTokenizer(known_prompts.WORDS)
+    words = WordTokenizer(known_language.PROMPT_WORDS)
     texts = ["Judge says red. Bob says blue. "] * 2
     for answers, foils in ((["red", "blue"], None), (["red. ", "blue. "], ["blue. ", "it is "])):
         task = vd.models.Generation(model, words, texts, answers, foils=foils, questions=["So it is "] * 2)

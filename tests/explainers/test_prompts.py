@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 import veridical as vd
-from veridical.data import known_heads, known_prompts
-from veridical.data.causal_networks import CausalTransformer
-from veridical.data.word_tokens import WordTokenizer
+from veridical.data import known_language
+from veridical.data.known_language import WordTokenizer
+from veridical.data.networks import CausalTransformer
 from veridical.errors import NotApplicableError, UnknownNameError
 from veridical.explainers.graph.decompose import scaled_dot_product_attention
 
@@ -120,18 +120,18 @@ def test_the_size_of_a_unit_is_its_length():
     """A control that long units would beat every method with, if a metric rewarded length."""
     found = vd.explain("input_magnitude", asked()).values
     assert found.tolist() == [[4.0, 3.0, 0.0, 0.0], [2.0, 4.0, 2.0, 4.0]]
-    inside = vd.explain("input_magnitude", known_heads.induction_heads(2).task).values
+    inside = vd.explain("input_magnitude", known_language.induction_heads(2).task).values
     assert inside.eq(1).all()
 
 
 def test_attention_says_nothing_of_heads():
-    task = known_heads.induction_heads(4).task
+    task = known_language.induction_heads(4).task
     with pytest.raises(NotApplicableError, match="inside the model"):
         vd.explain("attention_rollout", task)
 
 
 def test_dropped_tokens_have_attention_but_no_relevance():
-    task = known_prompts.prompt_task(4, off="drop").task
+    task = known_language.prompt_task(4, off="drop").task
     assert bool(vd.explain("attention_rollout", task).values.gt(0).all())
     with pytest.raises(NotApplicableError, match="off='drop' has no gradient"):
         vd.explain("lrp_epsilon", task)

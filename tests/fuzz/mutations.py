@@ -17,7 +17,7 @@ import veridical as vd
 from tests.fuzz.calls import Hang, Tally, deadline
 from veridical.data.files import read_arrays, read_table
 from veridical.data.images import image_rule, read_image
-from veridical.data.weights import read_weights
+from veridical.data.model_files import read_weights
 from veridical.errors import VeridicalError
 from veridical.report import rendering
 from veridical.study.study_file import read_study

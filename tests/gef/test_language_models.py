@@ -9,9 +9,9 @@ import torch
 
 import veridical as vd
 from tests.reference import gated
-from veridical.data import known_prompts
-from veridical.data.causal_networks import HEADS
-from veridical.data.word_tokens import WordTokenizer
+from veridical.data import known_language
+from veridical.data.known_language import WordTokenizer
+from veridical.data.networks import HEADS
 from veridical.errors import VeridicalWarning
 from veridical.explainers.gradients import IntegratedGradients
 from veridical.gef.receipt import receipt_of
@@ -23,12 +23,12 @@ GRADIENTS = ["gradient", "saliency", "input_x_gradient", "integrated_gradients"]
 
 def planted(units="sentence", samples=2):
     """The prompts of known/prompt in double precision, so that two ways to compute agree."""
-    known = known_prompts.prompt_task(samples).task
+    known = known_language.prompt_task(samples).task
     asked = [p.text.removesuffix("So it is ") for p in known.prompts]
     model = known.predictor.source.module.model.double()
     return model, vd.models.Generation(
         model,
-        WordTokenizer(known_prompts.WORDS),
+        WordTokenizer(known_language.PROMPT_WORDS),
         asked,
         [a.text for a in known.answers],
         foils=[a.foil for a in known.answers],

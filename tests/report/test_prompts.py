@@ -9,9 +9,9 @@ import veridical as vd
 from veridical.auditing import Test
 from veridical.auditing.evidence import HERE, THERE
 from veridical.auditing.sentences import in_words
-from veridical.data import known_heads
-from veridical.data.causal_networks import CausalTransformer
-from veridical.data.word_tokens import WordTokenizer
+from veridical.data import known_language
+from veridical.data.known_language import WordTokenizer
+from veridical.data.networks import CausalTransformer
 from veridical.report.cells import curves
 from veridical.report.first_page import _removed, in_a_sentence
 from veridical.report.gallery import gallery
@@ -84,7 +84,7 @@ def test_long_prompts_are_cut(monkeypatch):
 
 
 def test_heads_are_laid_out_by_layer_and_head(tmp_path):
-    task = known_heads.induction_heads(6).task
+    task = known_language.induction_heads(6).task
     found = vd.evaluate(task, ["occlusion", "random"], ["deletion"])
     shown = gallery(task, found.explanations, {})
     assert shown["kind"] == "heads"

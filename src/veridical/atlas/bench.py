@@ -15,7 +15,7 @@ from veridical.atlas.damaged_methods import Damaged
 from veridical.core.allowed import Count, Index
 from veridical.core.key import Key
 from veridical.core.settings import check_settings
-from veridical.data.catalogue import ENTRIES, known, load
+from veridical.data.tasks import ENTRIES, known, load
 from veridical.errors import unknown_name
 from veridical.explainers import Explainer, as_explainer
 from veridical.meta.damage import BLENDS, LEVELS, NONE, damaged_maps, reference_for

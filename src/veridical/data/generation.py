@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,12 +13,19 @@ from torch import Tensor, nn
 
 from veridical.core.allowed import Count
 from veridical.core.settings import checked
-from veridical.data.prompt_answers import Answer, answer_of, generated, learn_predictions
-from veridical.data.prompt_exactness import check_exact, check_left
-from veridical.data.prompt_limits import check_fitting, most_tokens
-from veridical.data.prompt_texts import Prompt, Units, read_prompts
+from veridical.data.prompt_texts import (
+    Prompt,
+    Units,
+    check_fitting,
+    continued,
+    most_tokens,
+    read_prompts,
+    tokenized,
+)
 from veridical.errors import InputError
-from veridical.models.prompted import Off, PromptModel, SwitchedOff
+from veridical.models.predictor import Side, check_finite, plain_output, take_side
+from veridical.models.private_copy import private_copy
+from veridical.models.prompts import Off, PromptModel, SwitchedOff, near
 from veridical.perturb.fills import Zero
 from veridical.values.explanation import Explanation
 from veridical.values.space import Space
@@ -115,7 +123,7 @@ class Generation(Task):
         cls, source: str | Path, prompts: Any, answers: Any = None, **settings: Any
     ) -> Generation:
         """The same from a folder, or a GGUF file, of transformers: see `vd.tasks.causal_model`."""
-        from veridical.data.causal_models import causal_model
+        from veridical.data.huggingface import causal_model
 
         device = settings.pop("device", None)
         model, tokenizer = causal_model(source)
@@ -239,3 +247,244 @@ def _rows(values: Sequence[Sequence[int]], blank: int, left: bool = False) -> Te
         more = [blank] * (longest - len(row))
         padded.append([*more, *row] if left else [*row, *more])
     return torch.tensor(padded, dtype=torch.int64)
+
+
+# --- answers --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to one prompt, and the foil it is compared with."""
+
+    text: str
+    """The answer."""
+    tokens: tuple[int, ...]
+    """Its tokens, as they follow the prompt."""
+    judged: tuple[int, ...]
+    """Which of its tokens are judged: all, unless parts were chosen."""
+    foil: str | None = None
+    """What might have been answered instead."""
+    foil_tokens: tuple[int, ...] | None = None
+    """The tokens of the foil."""
+
+
+def answer_of(
+    tokenizer: Any, prompt: Prompt, said: str | tuple[int, ...], foil: str | None, part: Any, number: int
+) -> Answer:
+    """An answer and its foil as tokens behind a prompt; `part` is a text in the answer, or token numbers.
+
+    What was generated are tokens, and stays: its text might be cut into others.
+    """
+    special = not prompt.chat
+    if isinstance(said, tuple):
+        text, tokens = str(tokenizer.decode(list(said))), said
+    else:
+        text, tokens = said, continued(tokenizer, prompt.tokens, said, number, special)
+    against = None if foil is None else continued(tokenizer, prompt.tokens, foil, number, special)
+    if against == tokens:
+        raise InputError(f"answer and foil of prompt {number} are the same text {text!r:.40}")
+    return Answer(text, tokens, _judged(tokenizer, text, tokens, part, number), foil, against)
+
+
+def _judged(tokenizer: Any, text: str, tokens: tuple[int, ...], part: Any, number: int) -> tuple[int, ...]:
+    if part is None:
+        return tuple(range(len(tokens)))
+    if isinstance(part, str):
+        at = text.find(part)
+        made = tokenized(tokenizer, text, number, special=False)
+        if at < 0 or not part or made.ids != tokens:
+            why = (
+                "is not in it"
+                if at < 0 or not part
+                else "cannot be found among its tokens; give their numbers"
+            )
+            raise InputError(f"the part {part!r:.40} of the answer to prompt {number} {why}")
+        return tuple(i for i, (a, b) in enumerate(made.offsets) if a < at + len(part) and at < b)
+    chosen = tuple(sorted({int(place) for place in part}))
+    if not chosen or chosen[0] < 0 or chosen[-1] >= len(tokens):
+        raise InputError(
+            f"parts {chosen} of an answer of {len(tokens)} tokens to prompt {number} are not there"
+        )
+    return chosen
+
+
+def generated(
+    model: nn.Module, tokenizer: Any, prompts: Sequence[Prompt], new_tokens: int, most: int | None = None
+) -> list[tuple[int, ...]]:
+    """What the model answers, the most probable token at a time.
+
+    Until an end token of its own or of the tokenizer, so many tokens, or the `most` that it can read.
+    """
+    own = private_copy(model).eval()
+    home = next((p.device for p in model.parameters()), torch.device("cpu"))
+    ends = _ends(own, tokenizer)
+    answers = []
+    for number, prompt in enumerate(prompts):
+        ids = torch.tensor([prompt.ids], device=home)
+        with torch.no_grad():
+            room = new_tokens if most is None else min(new_tokens, most - len(prompt.ids))
+            found = _greedy(own, ids, room, ends)
+        found = list(takewhile(lambda token: token not in ends, found))
+        if not found:
+            raise InputError(f"the model answers nothing to prompt {number}; give answers=...")
+        answers.append(tuple(found))
+    return answers
+
+
+def _ends(model: nn.Module, tokenizer: Any) -> list[int]:
+    """The tokens that end an answer: a model that was taught to chat may have others than its tokenizer."""
+    own = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    given = [getattr(tokenizer, "eos_token_id", None), *(own if isinstance(own, list | tuple) else [own])]
+    return [int(token) for token in dict.fromkeys(given) if token is not None]
+
+
+def _greedy(model: nn.Module, ids: Tensor, new_tokens: int, ends: list[int]) -> list[int]:
+    length = ids.shape[1]
+    make = getattr(model, "generate", None)
+    if make is not None and hasattr(model, "generation_config"):
+        made = make(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            num_beams=1,
+            repetition_penalty=1.0,
+            max_new_tokens=new_tokens,
+            eos_token_id=ends or None,
+            pad_token_id=(*ends, 0)[0],
+        )
+        return [int(token) for token in made[0, length:].tolist()]
+    for _ in range(new_tokens):
+        token = plain_output(model(ids))[:, -1].argmax(-1, keepdim=True)
+        if int(token) in ends:
+            break
+        ids = torch.cat([ids, token], 1)
+    return [int(token) for token in ids[0, length:].tolist()]
+
+
+def asked(task: Generation, gates: Tensor, side: Side) -> tuple[Tensor, Tensor, Tensor]:
+    """Responses, the most probable tokens, and log-probabilities of the answers to rows, not counted."""
+    found = []
+    with task.session():
+        model = task.predictor.model
+        assert isinstance(model, PromptModel)
+        for at in range(0, len(gates), task.predictor.rows):
+            some = slice(at, at + task.predictor.rows)
+            found.append(model.answers(gates[some], take_side(side, some)))  # type: ignore[arg-type]
+    response, said, own = (torch.cat(part) for part in zip(*found, strict=True))
+    return response, said, own
+
+
+def learn_predictions(task: Generation) -> None:
+    """Ask once what the model itself would say at each place of the answers; its outputs are then known."""
+    total, said, _ = asked(task, task.inputs, task.side)
+    task.__dict__["side"] = {**task.side, "predicted": said}  # type: ignore[dict-item]
+    check_finite(total[:, None])
+    task.keep("outputs", torch.stack([total, torch.ones_like(total)], 1))
+
+
+# --- whether a model does with prompts what is said of it -----------------------------------------------
+
+_WINDOWS = ("sliding_window", "window_size", "attention_chunk_size")
+_APART = {torch.float64: 1e-6, torch.float32: 2e-3, torch.float16: 0.1}
+"""By how much answers may differ that should be the same, by precision."""
+
+
+def check_exact(task: Generation) -> None:
+    """Refuse a model that is not causal, or to which a unit that is off is not what it is said to be.
+
+    A prompt that is padded is asked without padding; one whose first unit is off with the token in its place,
+    or shortened in fact. Where units are dropped so is the longest with its first unit alone: layers that
+    look back so many slots, hidden ones too, would not find it.
+    """
+    side = task.side
+    assert isinstance(side, dict)
+    _check_causal(task, side)
+    padding = (~side["attended"]).sum(1)
+    if int(padding.max()):
+        place = int(padding.argmax())
+        _same(task, place, task.inputs[place], "padding in front of it")
+    alone = [(0, slice(0, 1))]
+    if task.off == "drop":
+        longest = int(side["attended"].sum(1).argmax())
+        _check_window(task, len(task.prompts[longest].ids))
+        alone.append((longest, slice(min(1, len(task.prompts[longest].units) - 1), None)))
+    for place, units in alone if task.off != "zero" else ():
+        gates = task.inputs[place].clone()
+        gates[units] = 0
+        _same(task, place, gates, "units that are off")
+
+
+def check_left(task: Generation, dropped: int | None = None) -> None:
+    """Refuse prompts of which nothing is left when all units, or so many, are dropped."""
+    for number, prompt in enumerate(task.prompts):
+        if min(prompt.unit) >= 0 and len(prompt.units) <= (dropped or len(prompt.units)):
+            raise InputError(
+                f"with all units dropped nothing is left of prompt {number} for an answer to follow: put "
+                "what is asked behind the units (questions=...), or say off='fill'"
+            )
+
+
+def _check_window(task: Generation, tokens: int) -> None:
+    """In half precision answers cannot tell whether a window lost some tokens; what the model states can."""
+    model = task.predictor.source.module
+    assert isinstance(model, PromptModel)
+    config = getattr(model.model, "config", None)
+    stated = [getattr(config, name, None) for name in _WINDOWS]
+    if getattr(config, "use_sliding_window", True) is False:
+        return
+    window = min((each for each in stated if isinstance(each, int)), default=tokens)
+    if window < tokens and model.precision == torch.float16:
+        raise InputError(
+            f"layers of this model look back {window} tokens, those that are dropped included, and a prompt "
+            f"has {tokens}: say off='fill', or give the model in float32, where the difference is measured"
+        )
+
+
+def _check_causal(task: Generation, side: dict[str, Tensor]) -> None:
+    """Refuse a model whose answer at one token depends on the next: it would read the answer beforehand."""
+    seen = side["attended"][0]
+    tokens = side["tokens"][:1, seen]
+    before, last, there = tokens[:, :-1], tokens[:, -1:], torch.ones_like(tokens[:, :-1], dtype=torch.bool)
+    if not before.numel():
+        return
+    with task.session():
+        model = task.predictor.model
+        assert isinstance(model, PromptModel)
+        on = there.to(task.inputs.dtype)
+        alone, followed = (
+            model.logits(before, there, on, last.expand(1, n), torch.ones_like(last.expand(1, n)).bool())
+            for n in (1, 2)
+        )
+    if not near(followed[:, :1], alone, _APART[model.precision]):
+        raise InputError(
+            "what the model answers at the last token but one of prompt 0 changes with the last one, so it "
+            "is no causal language model (...ForCausalLM): it would know the answer it is asked for"
+        )
+
+
+def _same(task: Generation, place: int, gates: Tensor, what: str) -> None:
+    row = take_side(task.side, slice(place, place + 1))
+    assert isinstance(row, dict)
+    unit = row["unit"][0]
+    on, read = (unit < 0) | (gates[unit.clamp(min=0)] > 0), row["attended"][0]
+    with task.session():
+        model = task.predictor.model
+        assert isinstance(model, PromptModel)
+        if model.off.token is None:
+            read = read & on
+        tokens = torch.where(on, row["tokens"], model.off.token or 0)
+        plain = {
+            "tokens": tokens[:, read],
+            "attended": row["attended"][:, read],
+            "unit": row["unit"][:, read],
+        }
+        one = model.answers(gates[None], row)[0]
+        # nothing is left to switch, so that all that is there is on
+        two = model.answers(torch.ones_like(gates[None]), {**row, **plain})[0]
+    if not near(one, two, _APART[model.precision]):
+        raise InputError(
+            f"to this model prompt {place} with {what} is another prompt: the response is {float(one):.4g} "
+            f"with, {float(two):.4g} without. Its forward has to take attention_mask and position_ids and to "
+            "follow both, with no window shorter than the prompt; or give prompts of equally many tokens and "
+            "off='fill'"
+        )

@@ -1,11 +1,12 @@
-"""Text and image classifiers in Hugging Face's layout, from a folder or, if asked for by id, from the hub."""
+"""Models in Hugging Face's layout from a folder or, by id, from the hub; causal models also from GGUF files."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from functools import cached_property
+from io import StringIO
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -13,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from veridical.data.images import image_files, image_space, open_image
-from veridical.data.labels import class_numbers
-from veridical.data.packages import require
+from veridical.data.files import image_files, require
+from veridical.data.images import image_space, open_image
+from veridical.data.tables import class_numbers
 from veridical.errors import (
     FormatError,
     InputError,
@@ -28,6 +29,8 @@ from veridical.models.padding import PaddingBlind
 from veridical.perturb.fills import Token
 from veridical.values.space import Space
 from veridical.values.task import Task
+
+# --- classifiers of texts and images --------------------------------------------------------------------
 
 
 class TokenClassifier(PaddingBlind):
@@ -93,13 +96,13 @@ def from_huggingface(
     settings = {"head": _head(config), **about, **settings}
     given = found if labels is None else labels
     if given is not None:
-        settings["labels"] = class_numbers(given, class_names(config))
+        settings["labels"] = class_numbers(given, output_names(config))
     if train is not None:
         known, truth = train if isinstance(train, tuple) else (train, None)
         reference, seen, _ = read(known, rows.shape[1:])
         truth = seen if truth is None else truth
         settings["train"] = (
-            reference if truth is None else (reference, class_numbers(truth, class_names(config)))
+            reference if truth is None else (reference, class_numbers(truth, output_names(config)))
         )
     wrap = TokenClassifier(model, read.pad) if isinstance(read, TextReader) else ImageClassifier(model)
     wrap.eval()
@@ -135,7 +138,7 @@ def reading_options(source: str | Path) -> dict[str, Any]:
     return {"local_files_only": local, "trust_remote_code": False}
 
 
-def class_names(config: Any) -> list[str]:
+def output_names(config: Any) -> list[str]:
     """The names of a model's outputs in their order."""
     return [str(name) for _, name in sorted((int(number), name) for number, name in config.id2label.items())]
 
@@ -250,12 +253,12 @@ class ImageReader:
 
     def known_classes(self, names: list[str]) -> list[str] | None:
         """Subfolders are classes only if the model has heard of any of them."""
-        known = {name.casefold() for name in class_names(self.config)}
+        known = {name.casefold() for name in output_names(self.config)}
         if any(name.casefold() in known or name.isdigit() for name in names):
             return names
         warnings.warn(
             f"the subfolders {sorted(set(names))[:8]} are no classes of the model, so these images have no "
-            f"labels; its classes are {class_names(self.config)[:8]}",
+            f"labels; its classes are {output_names(self.config)[:8]}",
             VeridicalWarning,
             stacklevel=4,
         )
@@ -324,3 +327,39 @@ def quietly() -> Iterator[None]:
         logging.set_verbosity(level)
         if before:
             logging.enable_progress_bar()
+
+
+# --- causal language models -----------------------------------------------------------------------------
+
+
+def causal_model(source: str | Path) -> tuple[nn.Module, Any]:
+    """A causal language model and its tokenizer from a folder, a GGUF file, or a name on the hub.
+
+    Weights of a folder must be safetensors; code that comes with a model never runs.
+    """
+    if Path(source).suffix == ".gguf":
+        return _from_gguf(Path(source))
+    options = reading_options(source)
+    with quietly(), told(source, "causal language model"):
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        config = AutoConfig.from_pretrained(str(source), **options)
+        kinds = " ".join(config.architectures or ())
+        if "ForCausalLM" not in kinds and "LMHeadModel" not in kinds:
+            raise NotApplicableError(f"{source} holds {kinds or 'no architecture'}; expected ...ForCausalLM")
+        model = _safely(AutoModelForCausalLM, str(source), options)
+        return model.eval(), read_tokenizer(str(source), options)
+
+
+def _from_gguf(path: Path) -> tuple[nn.Module, Any]:
+    if not path.is_file():
+        raise InputError(f"there is no file {path}")
+    for package in ("transformers", "gguf", "accelerate"):
+        require(package)
+    # transformers counts tensors on the terminal, whatever it is told
+    with quietly(), told(path, "causal language model"), redirect_stderr(StringIO()):
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        options = {"gguf_file": path.name, "local_files_only": True, "trust_remote_code": False}
+        tokenizer = AutoTokenizer.from_pretrained(str(path.parent), **options)
+        return AutoModelForCausalLM.from_pretrained(str(path.parent), **options).eval(), tokenizer

@@ -1,10 +1,10 @@
-"""Images from files: one rule for size, crop and scale; and a task from a folder of them."""
+"""Images from files: one rule for size, crop and scale; object masks; and a task from a folder of images."""
 
 from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +14,9 @@ from torch import Tensor
 
 from veridical.core import key as keyed
 from veridical.core.key import Key
-from veridical.data.packages import require
-from veridical.errors import FormatError, InputError, VeridicalError
+from veridical.data.files import IMAGE_SUFFIXES, Examples, image_files, require, some_rows
+from veridical.data.model_files import LoadedModel
+from veridical.errors import FormatError, InputError, VeridicalError, VeridicalWarning
 from veridical.values.bounds import refuse_more
 from veridical.values.space import Space
 from veridical.values.task import Task
@@ -23,7 +24,6 @@ from veridical.values.task import Task
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 MANY_PIXELS = 64 * 64
 PATCHES_A_SIDE = 14
 Channels = float | Sequence[float]
@@ -144,21 +144,6 @@ def image_space(shape: Sequence[int]) -> Space:
     return Space.patches(shape, (-(-height // PATCHES_A_SIDE), -(-width // PATCHES_A_SIDE)))
 
 
-def image_files(folder: str | Path) -> tuple[list[Path], list[str] | None, Tensor | None]:
-    """All images of a folder in a fixed order; where they lie in subfolders, also classes and labels."""
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise InputError(f"there is no folder {folder}")
-    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
-    if not files:
-        raise InputError(f"{folder} holds no image ({', '.join(SUFFIXES)})")
-    parents = [path.relative_to(folder).parts[:-1] for path in files]
-    if not all(parents):
-        return files, None, None
-    classes = sorted({parts[0] for parts in parents})
-    return files, classes, torch.tensor([classes.index(parts[0]) for parts in parents])
-
-
 def from_image_folder(
     model: Any,
     folder: str | Path,
@@ -198,3 +183,81 @@ def from_image_folder(
     settings.setdefault("labels", labels)
     settings.setdefault("name", folder.name)
     return Task(model, rows, **settings)
+
+
+# --- for a model that brings no image processor ---------------------------------------------------------
+
+RULE_FILE = "preprocessor_config.json"
+MOST_REFERENCES = 1024
+"""Reference images that are kept in memory: some 600 MB at 224 x 224."""
+
+
+def rule_for(model: LoadedModel, given: dict[str, Any] | None) -> dict[str, Any]:
+    """How images are read for this model: as said, as a file beside it says, or as an ONNX model declares."""
+    if given is not None:
+        if "size" not in given:
+            raise InputError("image= needs at least the size, such as {'size': 224}")
+        return given
+    beside = None if model.path is None else model.path.parent / RULE_FILE
+    if beside is not None and beside.is_file():
+        return image_rule(beside)
+    if model.kind == "onnx":
+        shape = model.model.inputs[0].shape
+        if len(shape) == 4 and all(isinstance(n, int) for n in shape[1:]) and shape[1] in (1, 3):
+            warnings.warn(
+                f"images are given to the model as values from 0 to 1; if it wants others, put a {RULE_FILE} "
+                "beside it",
+                VeridicalWarning,
+                stacklevel=4,
+            )
+            return {"size": (shape[2], shape[3]), "channels": shape[1]}
+    raise InputError(
+        "the model does not say how large its images are and how they are scaled: put a "
+        f"{RULE_FILE} beside it (size, image_mean, image_std), or give image={{'size': 224, 'mean': ..., "
+        "'deviation': ...}"
+    )
+
+
+def read_images(files: Sequence[Path], rule: dict[str, Any]) -> Tensor:
+    """All of these images, prepared by one rule."""
+    return torch.stack([read_image(file, **rule) for file in files])
+
+
+def read_masks(
+    masks: str | Path, folder: Path, files: Sequence[Path], read: Callable[[Path], Tensor]
+) -> Tensor:
+    """Object masks from images of the same names in another folder; `read` prepares them like the images."""
+    masks = Path(masks)
+    if not masks.is_dir():
+        raise InputError(f"there is no folder {masks} of masks")
+    found = []
+    for file in files:
+        place = masks / file.relative_to(folder)
+        names = [place.with_suffix(suffix) for suffix in (place.suffix, *IMAGE_SUFFIXES)]
+        here = next((name for name in names if name.is_file()), None)
+        if here is None:
+            raise InputError(f"there is no mask for {file.relative_to(folder)} in {masks}")
+        found.append(here)
+    return torch.stack([read(file) for file in found])
+
+
+def mask_reader(rule: dict[str, Any]) -> Callable[[Path], Tensor]:
+    """Reads a mask by the rule of the images it belongs to: bright is the object."""
+    geometry = {
+        name: value for name, value in rule.items() if name in ("size", "shorter", "squash", "truncate")
+    }
+    return lambda path: read_image(path, **geometry, channels=1, resample=0)[0] > 0.5
+
+
+def reference_images(reference: Examples) -> tuple[list[Path], list[str] | None]:
+    """The images of a folder of reference rows and their classes: all, or as many as memory should hold."""
+    rows = some_rows(reference.count, MOST_REFERENCES, 0)
+    if len(rows) < reference.count:
+        warnings.warn(
+            f"{MOST_REFERENCES} of the {reference.count} reference images are used, a fixed random choice",
+            VeridicalWarning,
+            stacklevel=5,
+        )
+    kept = rows.tolist()
+    names = reference.classes
+    return [reference.rows[i] for i in kept], None if names is None else [names[i] for i in kept]

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from veridical.data.files import existing_file
-from veridical.data.packages import require
+from veridical.data.files import existing_file, require
 from veridical.errors import FormatError, InputError, ShapeError
 from veridical.values.task import Task
 

@@ -15,9 +15,7 @@ from veridical.core import key as keyed
 from veridical.core.allowed import Count
 from veridical.core.key import Key
 from veridical.core.settings import checked
-from veridical.data.generation import Generation
-from veridical.data.prompt_answers import asked
-from veridical.data.prompt_exactness import check_left
+from veridical.data.generation import Generation, asked, check_left
 from veridical.errors import VeridicalError
 from veridical.functional.correlation import spearman
 from veridical.models.predictor import repeat_side

@@ -1,15 +1,167 @@
-"""Prompts as the caller gives them: texts, texts with a question, or the messages of a chat."""
+"""Prompts as tokens and units: what the caller gives, where its parts lie, and what a model can read."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from operator import index
 from typing import Any, Literal, get_args
 
-from veridical.data.prompt_tokens import Tokens, tokenized
-from veridical.data.prompt_units import Span, UnitKind, check_spans, parts, unit_of_tokens
+from torch import nn
+
 from veridical.errors import InputError
+
+# --- units ----------------------------------------------------------------------------------------------
+
+Span = tuple[int, int]
+"""Where a part begins and where it ends, the end not included."""
+UnitKind = Literal["token", "word", "sentence", "passage", "example", "turn"]
+
+_ENDS = {
+    "word": re.compile(r"(?<=\s)(?=\S)"),
+    # full stops of Chinese and Japanese have no blank behind them
+    "sentence": re.compile(
+        r"(?<=[.!?])(?:[\"')\]]*)\s+(?=\S)|(?<=[。！？])[」』）]*\s*(?=[^\s」』）])|\n\s*(?=\S)"
+    ),
+    "passage": re.compile(r"\n[ \t\r]*\n\s*(?=\S)"),
+}
+_ENDS["example"] = _ENDS["passage"]
+
+
+def parts(text: str, kind: str, start: int = 0, stop: int | None = None) -> list[Span]:
+    """The words, sentences or passages of a text; what is blank behind a part belongs to it.
+
+    >>> parts("It rains. Take a coat!", "sentence")
+    [(0, 10), (10, 22)]
+    """
+    stop = len(text) if stop is None else stop
+    inside = text[start:stop]
+    blank = len(inside) - len(inside.lstrip())
+    cuts = [start + blank, *(start + found.end() for found in _ENDS[kind].finditer(inside)), stop]
+    cuts = sorted({cut for cut in cuts if start + blank <= cut <= stop})
+    found = [(one, two) for one, two in pairwise(cuts) if text[one:two].strip()]
+    # the examples of a few-shot prompt end with a question that is no example
+    return found[:-1] if kind == "example" else found
+
+
+def check_spans(spans: Sequence[Span], length: int, what: str, prompt: int) -> list[Span]:
+    """The caller's own spans in order, or what is wrong with them."""
+    try:
+        ordered = sorted((index(start), index(stop)) for start, stop in spans)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"the units of prompt {prompt} are pairs (start, stop) of {what}s; got {spans!r:.80}"
+        ) from error
+    for start, stop in ordered:
+        if not 0 <= start < stop <= length:
+            raise InputError(
+                f"unit ({start}, {stop}) of prompt {prompt} does not lie within its {length} {what}s"
+            )
+    for one, two in pairwise(ordered):
+        if two[0] < one[1]:
+            raise InputError(
+                f"units {one} and {two} of prompt {prompt} overlap; a {what} belongs to one unit at most"
+            )
+    return ordered
+
+
+def unit_of_tokens(
+    text: str, offsets: Sequence[Span], spans: Sequence[Span], exact: bool, prompt: int
+) -> list[int]:
+    """The unit of each token, -1 for none: that of its first character that is no blank.
+
+    `exact` refuses a unit that begins or ends within a token, as one of the caller's own might.
+    """
+    owner = [-1] * len(text)
+    for number, (start, stop) in enumerate(spans):
+        owner[start:stop] = [number] * (stop - start)
+    out = []
+    for start, stop in offsets:
+        owners = [owner[at] for at in range(start, stop) if not text[at].isspace()] or owner[start:stop]
+        if exact and len(set(owners)) > 1:
+            raise InputError(
+                f"a unit of prompt {prompt} begins or ends inside the token {text[start:stop]!r}; "
+                "move its edge"
+            )
+        out.append(owners[0] if owners else -1)
+    for number, (start, stop) in enumerate(spans):
+        if number not in out:
+            raise InputError(f"unit {text[start:stop]!r:.60} of prompt {prompt} has no token of its own")
+    return out
+
+
+# --- tokens ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A text, its tokens, and the characters of each; a token that was added stands for none."""
+
+    text: str
+    """The text."""
+    ids: tuple[int, ...]
+    """Its tokens."""
+    offsets: tuple[Span, ...]
+    """The characters of each token, from and to."""
+
+
+def tokenized(tokenizer: Any, text: str, prompt: int, special: bool = True) -> Tokens:
+    """The tokens of a text; refuses where they do not give the text back.
+
+    A tokenizer of transformers tells the characters of a token. Any other with `encode` and `decode` will do
+    if the texts of single tokens, joined, are the text.
+    """
+    if getattr(tokenizer, "is_fast", False):
+        made = tokenizer(text, add_special_tokens=special, return_offsets_mapping=True)
+        ids, offsets = tuple(made["input_ids"]), tuple((a, b) for a, b in made["offset_mapping"])
+        own = [token for token, (start, stop) in zip(ids, offsets, strict=True) if stop > start]
+        back = str(tokenizer.decode(own, clean_up_tokenization_spaces=False))
+        if back.lstrip() == text.lstrip():
+            return Tokens(text, ids, offsets)
+        raise _not_round(text, back, prompt)
+    try:
+        ids = tuple(int(token) for token in tokenizer.encode(text))
+        pieces = [str(tokenizer.decode([token])) for token in ids]
+    except (AttributeError, TypeError) as error:
+        raise InputError(
+            f"a tokenizer is one of transformers, or has encode(text) and decode(tokens); this "
+            f"{type(tokenizer).__name__} does not: {error}"
+        ) from error
+    except (KeyError, ValueError) as error:
+        raise InputError(f"the tokenizer does not know a word of prompt {prompt}: {error}") from error
+    if "".join(pieces) != text:
+        raise _not_round(text, "".join(pieces), prompt)
+    ends = [sum(map(len, pieces[: place + 1])) for place in range(len(pieces))]
+    return Tokens(text, ids, tuple((e - len(p), e) for p, e in zip(pieces, ends, strict=True)))
+
+
+def _not_round(text: str, back: str, prompt: int) -> InputError:
+    at = next(
+        (i for i, (a, b) in enumerate(zip(text, back, strict=False)) if a != b), min(len(text), len(back))
+    )
+    return InputError(
+        f"the tokens of prompt {prompt} do not give its text back: {text[max(0, at - 20) : at + 20]!r} "
+        f"became {back[max(0, at - 20) : at + 20]!r}, so units cannot be told apart; write the text as the "
+        "tokenizer does"
+    )
+
+
+def continued(tokenizer: Any, prompt: Tokens, answer: str, number: int, special: bool) -> tuple[int, ...]:
+    """The tokens of an answer as they follow the prompt."""
+    if not isinstance(answer, str) or not answer:
+        raise InputError(
+            f"the answer to prompt {number} is empty; give the text whose probability is explained"
+        )
+    whole = tokenized(tokenizer, prompt.text + answer, number, special).ids
+    if whole[: len(prompt.ids)] == prompt.ids and len(whole) > len(prompt.ids):
+        return whole[len(prompt.ids) :]
+    # the last word of the prompt and the first of the answer would be one token
+    return tokenized(tokenizer, answer, number, special=False).ids
+
+
+# --- prompts --------------------------------------------------------------------------------------------
 
 Units = UnitKind | Sequence[Sequence[Span]]
 """A kind of unit, or the caller's own spans, one list per prompt."""
@@ -164,3 +316,46 @@ def _chat(
         spans.append((start, start + size))
         at += len(before) + len(content)
     return text, spans
+
+
+# --- limits of a model ----------------------------------------------------------------------------------
+
+
+def most_tokens(model: nn.Module, length: int | None) -> int | None:
+    """How many tokens the model reads at most: what the caller says or its configuration, the less."""
+    config = getattr(model, "config", None)
+    stated = [getattr(config, name, None) for name in ("max_position_embeddings", "n_positions")]
+    return min((limit for limit in (length, *stated) if isinstance(limit, int)), default=None)
+
+
+def check_fitting(
+    model: nn.Module, prompts: Sequence[Prompt], answers: Iterable[Sequence[int]], length: int | None
+) -> None:
+    """Refuse tokens that are too many, or that the model has no embedding for.
+
+    Before answers are known, one token of each is: a model must not be asked for more than it can read.
+    """
+    most = most_tokens(model, length)
+    known = _vocabulary(model)
+    for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        if most is not None and len(prompt.ids) + len(answer) > most:
+            raise InputError(
+                f"prompt {number} has {len(prompt.ids)} tokens and its answer {len(answer)}; the model reads "
+                f"{most} at most. Shorten the prompt: it is never cut here"
+            )
+        largest = max(*prompt.ids, *answer)
+        if known is not None and largest >= known:
+            raise InputError(
+                f"prompt {number} or its answer has token {largest}, and the model knows {known} of them "
+                "(from 0 on); give the tokenizer that it was trained with"
+            )
+
+
+def _vocabulary(model: nn.Module) -> int | None:
+    """How many tokens have an embedding: where the model does not name its layer, in its largest table."""
+    named: Any = model
+    try:
+        layers = [named.get_input_embeddings()]
+    except (AttributeError, NotImplementedError):
+        layers = [layer for layer in model.modules() if isinstance(layer, nn.Embedding)]
+    return max((layer.num_embeddings for layer in layers if isinstance(layer, nn.Embedding)), default=None)

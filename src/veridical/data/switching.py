@@ -11,12 +11,20 @@ from torch import Tensor, nn
 from veridical.core.settings import checked
 from veridical.errors import InputError, NotApplicableError, ShapeError
 from veridical.models.cost import Cost
+from veridical.models.inner_units import (
+    INPUTS,
+    PAIRED,
+    SAMPLE,
+    Counterfactual,
+    InnerUnits,
+    MeanOver,
+    Site,
+    Switched,
+    Zeroed,
+)
 from veridical.models.predictor import Side, call, take_side
-from veridical.models.prompted import PromptModel
-from veridical.models.switched import INPUTS, PAIRED, SAMPLE, Switched
+from veridical.models.prompts import PromptModel
 from veridical.perturb.fills import Zero
-from veridical.perturb.inner_units import InnerUnits
-from veridical.perturb.interventions import Counterfactual, MeanOver, Site, Zeroed
 from veridical.values.input_checks import side_of, tensor_of
 from veridical.values.space import Space
 from veridical.values.task import Task

@@ -1,16 +1,18 @@
-"""Tasks from arrays and tables, in memory or on disk."""
+"""Tables and their labels: which column is what, classes as numbers of outputs, and tasks from both."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from veridical.core.key import Key
-from veridical.data.data import split
 from veridical.data.files import read_arrays, read_table
+from veridical.data.training import split
 from veridical.errors import FormatError, InputError
 from veridical.models.dataframes import FrameCodec, as_pandas
 from veridical.models.estimators import class_names, one_target
@@ -19,6 +21,129 @@ from veridical.values.task import Task
 
 if TYPE_CHECKING:
     import pandas as pd
+
+# --- columns --------------------------------------------------------------------------------------------
+
+LABEL_NAMES = ("label", "labels", "target", "class", "y")
+TEXT_NAMES = ("text", "sentence", "review", "content", "document")
+
+
+def label_column(frame: pd.DataFrame, asked: str | None, features: Iterable[Any] | None = None) -> Any:
+    """The column of the true classes: the one asked for, else the only one that can be it, else None.
+
+    `features` are the columns the model takes: what is called label among them is no label, and a single
+    column beyond them is one.
+    """
+    columns = list(frame.columns)
+    if asked is not None:
+        if asked not in columns:
+            raise InputError(f"there is no column '{asked}'; the table has {_listed(columns)}")
+        return asked
+    taken = set() if features is None else set(features)
+    spare = [name for name in columns if name not in taken]
+    fitting = [name for name in spare if str(name).lower() in LABEL_NAMES]
+    if not fitting and taken and len(spare) == 1:
+        return spare[0]
+    return _only(fitting, columns, "the true classes", "name it with --labels (labels=...)")
+
+
+def text_column(frame: pd.DataFrame, label: Any = None, asked: str | None = None) -> Any:
+    """The column of the texts: the one asked for, else one by its usual name, else the only one of text."""
+    columns = [name for name in frame.columns if name != label]
+    if asked is not None:
+        if asked not in columns:
+            raise InputError(f"there is no column '{asked}' of texts; the table has {_listed(columns)}")
+        return asked
+    texts = [name for name in columns if all(isinstance(value, str) for value in frame[name])]
+    named = [name for name in texts if str(name).lower() in TEXT_NAMES]
+    found = _only(named or texts, columns, "the texts", "name it with --text (text=...)")
+    if found is None:
+        raise InputError(f"no column holds texts; the table has {_listed(list(frame.columns))}")
+    return found
+
+
+def _only(fitting: list[Any], columns: list[Any], what: str, remedy: str) -> Any:
+    if len(fitting) > 1:
+        raise InputError(f"columns {_listed(fitting)} may each hold {what}, of {_listed(columns)}; {remedy}")
+    return fitting[0] if fitting else None
+
+
+def _listed(columns: list[Any], most: int = 30) -> str:
+    shown = ", ".join(f"'{name}'" for name in columns[:most])
+    return shown + (f" and {len(columns) - most} more" if len(columns) > most else "")
+
+
+# --- labels ---------------------------------------------------------------------------------------------
+
+
+def class_numbers(values: Any, classes: Sequence[str] | None = None) -> Tensor:
+    """The output each label stands for.
+
+    Numbers count outputs. Names are looked up in `classes`, the names of the outputs in their order,
+    without regard to case; names that are all digits count outputs too. Without `classes` names are
+    numbered in alphabetic order.
+
+    >>> class_numbers(["pos", "neg"], ["NEG", "POS"])
+    tensor([1, 0])
+    """
+    if isinstance(values, Tensor):
+        return values
+    array = np.asarray(values)
+    if array.dtype.kind in "iub":
+        return torch.tensor(array.astype(np.int64))
+    if array.dtype.kind == "f":
+        whole = classes is not None and bool((array == array.round()).all())
+        return torch.tensor(array.astype(np.int64) if whole else array)
+    names = [str(value) for value in array.reshape(-1).tolist()]
+    order = _order(names, classes)
+    return torch.tensor([order[name] for name in names])
+
+
+def _order(names: Sequence[str], classes: Sequence[str] | None) -> dict[str, int]:
+    """The number of every name."""
+    distinct = sorted(set(names))
+    for known in (classes, None if classes is None else [name.casefold() for name in classes]):
+        if known is None or len(set(known)) < len(known):
+            continue
+        place = {name: number for number, name in enumerate(known)}
+        found = {name: place.get(name, place.get(name.casefold(), -1)) for name in distinct}
+        if min(found.values()) >= 0:
+            return found
+    if all(name.isascii() and name.isdigit() for name in distinct):
+        return {name: int(name) for name in distinct}
+    if classes is None:
+        return {name: number for number, name in enumerate(distinct)}
+    unknown = [name for name in distinct if name.casefold() not in {c.casefold() for c in classes}]
+    raise InputError(f"labels {_few(unknown)} are not among the model's classes {_few(classes)}")
+
+
+def _few(names: Sequence[str], most: int = 12) -> str:
+    shown = ", ".join(repr(name) for name in names[:most])
+    return f"[{shown}{f', ... ({len(names)} in all)' if len(names) > most else ''}]"
+
+
+def check_labels(labels: Tensor | None, outputs: int, head: str, named: int | None = None) -> None:
+    """Refuse class numbers the model has no output for; `named` classes were numbered by name alone."""
+    if labels is None or head in ("regression", "multilabel"):
+        return
+    if named is not None and named != outputs:
+        raise InputError(
+            f"the labels name {named} classes and the model has {outputs} outputs, so which is which is not "
+            f"clear; write them as the numbers 0 to {outputs - 1} of the outputs, or give classes=[...]"
+        )
+    if labels.is_floating_point():
+        raise InputError(
+            f"labels have fractions and the model tells {outputs} classes apart; write them as the numbers 0 "
+            f"to {outputs - 1} of the outputs, or say head='regression'"
+        )
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= outputs:
+        raise InputError(
+            f"labels run from {low} to {high}, and the model's outputs are numbered 0 to {outputs - 1}"
+        )
+
+
+# --- tasks ----------------------------------------------------------------------------------------------
 
 ARRAY_NAMES = ("inputs", "labels", "targets", "masks", "train", "train_labels")
 

@@ -1,11 +1,17 @@
-"""One deterministic training loop: keyed initial weights, keyed order of the rows, AdamW."""
+"""Rows with a fixed split, small models trained on them by one deterministic loop, and their cache."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import logging
 import math
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +20,76 @@ from torch.nn import functional as F
 from veridical.core import key as keyed
 from veridical.core.key import Key
 from veridical.core.progress import track
+from veridical.errors import FormatError
 from veridical.models.predictor import Side, call, take_side
+from veridical.values import files
+from veridical.values.space import Space
+from veridical.values.task import Task
+
+# --- rows and tasks on them -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """Rows, labels and their fixed split; a row's number is its id."""
+
+    rows: Tensor
+    labels: Tensor
+    train: Tensor
+    test: Tensor
+    side: Side = ()
+    names: tuple[str, ...] | None = None
+    masks: Tensor | None = None
+
+    @property
+    def training(self) -> tuple[Tensor, Tensor]:
+        """The rows and labels a model may learn from."""
+        return self.rows[self.train], self.labels[self.train]
+
+
+def split(rows: int, test_share: float, key: Key) -> tuple[Tensor, Tensor]:
+    """Row numbers of a fixed training and test part, each in ascending order."""
+    order = keyed.permutation(key / "split", torch.tensor([0]), 0, rows)[0]
+    held = round(test_share * rows)
+    return order[held:].sort().values, order[:held].sort().values
+
+
+def pick(data: Data, name: str, samples: int | None, seed: int) -> Tensor:
+    """Row numbers of `samples` held-out rows drawn without replacement; all of them, in order, for None."""
+    if samples is None or samples >= len(data.test):
+        return data.test
+    order = keyed.permutation(Key(seed) / name / "samples", torch.tensor([0]), 0, len(data.test))[0]
+    return data.test[order[:samples]]
+
+
+def assemble(model: nn.Module, data: Data, name: str, samples: int | None, seed: int, **extra: Any) -> Task:
+    """The task on the held-out rows, or some of them; training rows and labels go along."""
+    chosen = pick(data, name, samples, seed)
+    if data.names is not None:
+        extra.setdefault("space", Space.columns(len(data.names), data.names))
+    return Task(
+        model,
+        data.rows[chosen],
+        labels=data.labels[chosen],
+        masks=None if data.masks is None else data.masks[chosen],
+        train=data.training,
+        side=take_side(data.side, chosen),
+        train_side=take_side(data.side, data.train),
+        ids=chosen,
+        name=name,
+        **extra,
+    )
+
+
+def quality(outputs: Tensor, labels: Tensor) -> float:
+    """Accuracy of class outputs; R^2 of a single one."""
+    if outputs.shape[1] > 1:
+        return float((outputs.argmax(1) == labels).double().mean())
+    truth = labels.double()
+    return float(1 - (outputs[:, 0] - truth).square().sum() / (truth - truth.mean()).square().sum())
+
+
+# --- training -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -97,3 +172,66 @@ def _threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+# --- trained models kept on disk ------------------------------------------------------------------------
+
+log = logging.getLogger("veridical")
+KIND = "task weights"
+
+
+def cache_folder() -> Path:
+    """Where trained models are kept: $VERIDICAL_CACHE, $XDG_CACHE_HOME/veridical or ~/.cache/veridical."""
+    chosen = os.environ.get("VERIDICAL_CACHE")
+    if chosen:
+        return Path(chosen).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base).expanduser() if base else Path.home() / ".cache") / "veridical"
+
+
+def trained(name: str, model: nn.Module, data: Data, recipe: Recipe) -> nn.Module:
+    """The model with the weights this recipe gives it on these training rows: read, or made and kept."""
+    rows, labels = data.training
+    side = take_side(data.side, data.train)
+    extra = side.values() if isinstance(side, dict) else side
+
+    def make() -> None:
+        fit(model, rows, labels, recipe, name, side)
+
+    return kept(name, model, make, [asdict(recipe)], [rows, labels, *extra])
+
+
+def kept(
+    name: str, model: nn.Module, make: Callable[[], None], facts: Sequence[Any], tensors: Sequence[Tensor]
+) -> nn.Module:
+    """Fill the model from the cache, or let `make` fill it and keep the result.
+
+    The address holds the network and its code, the facts and the tensors it was made from, so that changing
+    any of them makes it anew. A cache that cannot be written costs only the next call's time.
+    """
+    path = cache_folder() / "tasks" / f"{name}-{_address(model, facts, tensors)}.safetensors"
+    if path.is_file():
+        try:
+            weights, _ = files.read(path, KIND, path.stem)
+            model.load_state_dict(weights)
+            return model.eval()
+        except (FormatError, RuntimeError) as error:
+            log.warning("%s cannot be used (%s); the model is trained again", path, error)
+    make()
+    try:
+        files.write(path, KIND, model.state_dict(), {"name": name}, path.stem)
+    except OSError as error:
+        log.warning("the trained model could not be kept in %s: %s", path.parent, error)
+    return model.eval()
+
+
+def _address(model: nn.Module, facts: Sequence[Any], tensors: Sequence[Tensor]) -> str:
+    digest = hashlib.blake2b(digest_size=12)
+    for source in ("networks.py", "training.py"):  # the same weights mean another model under other code
+        digest.update((Path(__file__).parent / source).read_bytes())
+    shapes = {name: list(value.shape) for name, value in model.state_dict().items()}
+    digest.update(json.dumps([repr(model), shapes, list(facts)], sort_keys=True).encode())
+    for tensor in tensors:
+        digest.update(f"{tuple(tensor.shape)}{tensor.dtype}".encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -8,9 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from veridical.models.prompt_logits import PromptLogits
-from veridical.models.prompted import PromptModel
-from veridical.models.switched import Switched
+from veridical.models.inner_units import Switched
+from veridical.models.prompts import PromptLogits, PromptModel
 from veridical.values.task import Task
 
 

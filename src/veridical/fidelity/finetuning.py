@@ -15,7 +15,7 @@ from torch import Tensor
 from veridical.core.allowed import Between, Count, PartOf, Positive
 from veridical.core.key import Key
 from veridical.core.settings import checked
-from veridical.data.cached import cache_folder
+from veridical.data.training import cache_folder
 from veridical.errors import FormatError, InputError, NotApplicableError, VeridicalWarning
 from veridical.fidelity.artefact import (
     KIND,

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from veridical.core import key as keyed
 from veridical.models.predictor import take_side
-from veridical.models.prefix_sharing import sharing_beginnings
 from veridical.models.sessions import Session
 from veridical.perturb.answer_table import AnswerTable
 from veridical.perturb.backgrounds import Backgrounds
@@ -159,22 +158,21 @@ def _ask(task: Task, table: SubsetTable, rows: Tensor, keys: Tensor, behind: Bac
     asked = (~clean).nonzero()[:, 0]
     places, repeats, shape = places_of(task), behind.repeats, task.inputs.shape[1:]
     texts = None if task.inputs.is_floating_point() else TokenRows.of(task)
-    with sharing_beginnings(task.predictor, task.side) as predictor:
-        together = max(1, (predictor.rows if texts is None else ROWS_AT_ONCE) // repeats)
-        # read here, once: in the loop a GPU would wait at every chunk
-        firsts, lasts = who[asked[::together]].tolist(), who[asked[together - 1 :: together]].tolist()
-        lasts += who[asked[-1:]].tolist()
-        for chunk, at in enumerate(range(0, len(asked), together)):
-            some = asked[at : at + together]
-            here, first, last = who[some], firsts[chunk], lasts[chunk]
-            gone = ((code[some, None] >> places[here].clamp(min=0)) & 1).bool() & (places[here] >= 0)
-            shown = behind(slice(first, last + 1))
-            shown = shown if len(shown) == 1 else shown[here - first]
-            filled = torch.where(task.space.expand(gone, here)[:, None], shown, task.inputs[here, None])
-            side = take_side(task.side, here.repeat_interleave(repeats))
-            masked = filled.expand(len(here), repeats, *shape).flatten(0, 1)
-            outputs = predictor.chunk(masked, side) if texts is None else texts(masked)
-            found.append(_means(task, outputs, repeats))
+    together = max(1, (task.predictor.rows if texts is None else ROWS_AT_ONCE) // repeats)
+    # read here, once: in the loop a GPU would wait at every chunk
+    firsts, lasts = who[asked[::together]].tolist(), who[asked[together - 1 :: together]].tolist()
+    lasts += who[asked[-1:]].tolist()
+    for chunk, at in enumerate(range(0, len(asked), together)):
+        some = asked[at : at + together]
+        here, first, last = who[some], firsts[chunk], lasts[chunk]
+        gone = ((code[some, None] >> places[here].clamp(min=0)) & 1).bool() & (places[here] >= 0)
+        shown = behind(slice(first, last + 1))
+        shown = shown if len(shown) == 1 else shown[here - first]
+        filled = torch.where(task.space.expand(gone, here)[:, None], shown, task.inputs[here, None])
+        side = take_side(task.side, here.repeat_interleave(repeats))
+        masked = filled.expand(len(here), repeats, *shape).flatten(0, 1)
+        outputs = task.predictor.chunk(masked, side) if texts is None else texts(masked)
+        found.append(_means(task, outputs, repeats))
     table.add(torch.cat([keys[clean], keys[asked]]), torch.cat(found))
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from veridical.auditing import Audit
-from veridical.models.prompted import PromptModel
-from veridical.models.switched import Switched
+from veridical.models.inner_units import Switched
+from veridical.models.prompts import PromptModel
 from veridical.values.content_hash import content_digest
 from veridical.values.task import Task
 

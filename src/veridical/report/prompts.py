@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 from veridical.data.generation import Generation
 from veridical.data.prompt_checks import PromptChecks
-from veridical.data.prompt_texts import Prompt
-from veridical.data.prompt_units import parts
+from veridical.data.prompt_texts import Prompt, parts
 from veridical.report.numbers import plain
 from veridical.values.task import Task
 

@@ -11,9 +11,8 @@ from typing import Any
 
 from torch import nn
 
-from veridical import data as tasks
 from veridical.core.settings import holds_code
-from veridical.data import KnownAnswer
+from veridical.data import KnownAnswer, tasks
 from veridical.data import load_task as read_task
 from veridical.errors import InputError
 from veridical.models.adapters import ArrayModel, FunctionModel

@@ -10,8 +10,8 @@ from veridical.dictionaries.subject import Subject
 from veridical.errors import NotApplicableError
 from veridical.explainers.gradients import gradient
 from veridical.functional import pearson
+from veridical.models.inner_units import Atoms
 from veridical.models.predictor import repeat_side
-from veridical.perturb.inner_units import Atoms
 
 SAMPLES, ASKED = 32, 16
 """Samples that are asked, and how many atoms, those that are most active there, are switched off in each."""

@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from veridical.data.examples import some_rows
-from veridical.data.files import existing_file
+from veridical.data.files import existing_file, require, some_rows
 from veridical.data.generation import Generation
 from veridical.data.huggingface import quietly, told
-from veridical.data.models import HUB
-from veridical.data.packages import require
+from veridical.data.model_files import HUB
 from veridical.errors import FormatError, InputError
 
 CAUSAL = ("ForCausalLM", "LMHeadModel")

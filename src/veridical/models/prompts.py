@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,11 +16,6 @@ from veridical.models.predictor import plain_output
 Off = Literal["fill", "drop", "pad", "mask", "zero"]
 """What becomes of the tokens of a unit that is off: replaced by a neutral word, left out of the text,
 replaced by the pad or the mask token, or by an embedding of zeros."""
-
-
-SHARED = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 0.05}
-"""How far logits may be from those of a plain pass for beginnings to be shared: what scores promise, and in
-half precisions their rounding."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +45,6 @@ class PromptModel(nn.Module):
         self.has_foil = has_foil
         self.one_pass = one_pass
         """Whether answer and foil differ in their last tokens only, so that one pass tells both."""
-        self.shared: Callable[..., Tensor] | None = None
-        """How masks that begin alike are asked together, while somebody wants that."""
-        self.agrees: bool | None = None
-        """Whether one row asked so had the logits that it has alone; None until one was."""
         self.takes = frozenset(inspect.signature(model.forward).parameters)
         if not off.hidden:
             layer = embedding_layer(model)
@@ -80,7 +70,7 @@ class PromptModel(nn.Module):
         """What the child computes in; half precisions are all called float16."""
         held = (p.dtype for p in self.model.parameters() if p.is_floating_point())
         found = next(held, torch.float32)
-        return found if found in SHARED else torch.float16
+        return found if found in (torch.float64, torch.float32) else torch.float16
 
     @property
     def no_gradient(self) -> str:
@@ -125,19 +115,6 @@ class PromptModel(nn.Module):
         if self.off.hidden:
             tokens, attended = _ending(tokens, attended & (gates > 0.5), tokens.shape[1] - places + 1)
         positions = (attended.long().cumsum(1) - 1).clamp(min=0)
-        if self.shared is not None and not torch.is_grad_enabled():
-            found = self.shared(self._ask, tokens, gates, attended, positions, places)
-            if self.agrees is None:
-                alone = self._plain(tokens[-1:], gates[-1:], attended[-1:], positions[-1:], places)
-                self.agrees = near(found[-1:], alone, SHARED[self.precision])
-            if self.agrees:
-                return found
-        return self._plain(tokens, gates, attended, positions, places)
-
-    def _plain(
-        self, tokens: Tensor, gates: Tensor, attended: Tensor, positions: Tensor, places: int
-    ) -> Tensor:
-        """The same asked in one pass."""
         named: dict[str, Any] = {"attention_mask": attended.long(), "position_ids": positions}
         named |= {"use_cache": False, "logits_to_keep": places}
         named = {name: value for name, value in named.items() if name in self.takes}
@@ -199,3 +176,44 @@ def _total(logits: Tensor, answer: Tensor, judged: Tensor) -> Tensor:
 def near(one: Tensor, two: Tensor, share: float) -> bool:
     """Whether answers are the same but for such a share of the largest, or of 1."""
     return bool((one - two).abs().max() <= share * two.abs().max().clamp(min=1))
+
+
+# --- answered by one number -----------------------------------------------------------------------------
+
+
+class PromptLogits(nn.Module):
+    """The child's prompts answered by (rows, 1): the answer's logits, less the foil's, added up.
+
+    With a foil that differs in its last token alone this is the response itself; else it lacks the normaliser
+    of the log-probability, which no rule of relevance takes apart. `normalised` keeps it.
+    """
+
+    read_places = staticmethod(PromptModel.read_places)
+
+    def __init__(self, module: nn.Module, normalised: bool = False) -> None:
+        super().__init__()
+        assert isinstance(module, PromptModel)
+        self.module = module
+        self.normalised = normalised
+
+    @property
+    def two_passes(self) -> bool:
+        """Whether the foil is asked apart from the answer."""
+        return self.module.has_foil and not self.module.one_pass
+
+    def forward(self, gates: Tensor, /, **side: Tensor) -> Tensor:
+        own, unit = self.module, side["unit"]
+        on = torch.where(unit < 0, 1.0, gates.gather(1, unit.clamp(min=0)))
+        prompt = side["tokens"], side["attended"], on
+        logits = own.logits(*prompt, side["answer"], side["answered"])
+        total = self._added(logits, side["answer"], side["judged"])
+        if own.has_foil:
+            foil, there = side["foil"], side["foiled"]
+            against = own.logits(*prompt, foil, there) if self.two_passes else logits
+            total = total - self._added(against, foil, there)
+        return total[:, None]
+
+    def _added(self, logits: Tensor, answer: Tensor, judged: Tensor) -> Tensor:
+        logits = logits.log_softmax(-1) if self.normalised else logits
+        each = logits.gather(-1, answer[..., None])[..., 0]
+        return torch.where(judged, each, 0.0).sum(1)

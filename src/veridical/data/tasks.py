@@ -1,4 +1,4 @@
-"""The embedded tasks by name: what each is, how good its model is, and which function makes it."""
+"""Tasks to load by name, and makers of a user's own: what `vd.tasks` offers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,34 @@ from typing import Any
 
 from veridical.core.registry import Catalogue
 from veridical.core.settings import checked
-from veridical.data.known import KnownAnswer
+from veridical.data.files import smollm2_file
+from veridical.data.huggingface import causal_model, from_huggingface
+from veridical.data.images import from_image_folder
+from veridical.data.joint import Part, from_parts, values_by_part
+from veridical.data.known_answers import KnownAnswer
+from veridical.data.load import load_task
+from veridical.data.onnx_models import from_onnx
+from veridical.data.tables import from_arrays, from_table
 from veridical.errors import InputError, unknown_name
 from veridical.values.task import Task
+
+__all__ = [
+    "KnownAnswer",
+    "Part",
+    "causal_model",
+    "from_arrays",
+    "from_huggingface",
+    "from_image_folder",
+    "from_onnx",
+    "from_parts",
+    "from_table",
+    "known",
+    "load",
+    "load_task",
+    "names",
+    "smollm2_file",
+    "values_by_part",
+]
 
 
 @dataclass(frozen=True)

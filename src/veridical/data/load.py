@@ -1,8 +1,10 @@
-"""Tasks of torch modules, estimators and ONNX models on arrays, tables and folders of images."""
+"""A task from a model and data on disk: what `--model` and `--data` of the command line mean."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -10,22 +12,104 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from veridical.data.columns import label_column
-from veridical.data.images import image_space
-from veridical.data.models import LoadedModel
+from veridical.data.files import read_examples, some_rows
+from veridical.data.huggingface import ImageReader, classifier, from_huggingface, output_names
+from veridical.data.images import (
+    image_space,
+    mask_reader,
+    read_images,
+    read_masks,
+    reference_images,
+    rule_for,
+)
+from veridical.data.model_files import Kind, LoadedModel, checked_device, load_model
 from veridical.data.onnx_models import OnnxFunction
-from veridical.data.pictures import mask_reader, read_images, read_masks, reference_images, rule_for
-from veridical.data.request import Labels, Request, is_text
-from veridical.data.scales import on_logit_scale
-from veridical.data.tables import from_table
+from veridical.data.prompt_files import from_prompts, is_language_model
+from veridical.data.request import Labels, Request, is_text, on_logit_scale
+from veridical.data.tables import from_table, label_column
+from veridical.data.texts import all_texts, from_words, takes_texts
 from veridical.errors import InputError, ShapeError, VeridicalWarning
 from veridical.models.embeddings import embedding_layer
-from veridical.models.estimators import class_names, column_names, is_estimator
+from veridical.models.estimators import class_names, column_names, is_estimator, one_target
 from veridical.values.space import Space
 from veridical.values.task import Task
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+def load_task(
+    model: Any,
+    data: Any,
+    *,
+    arch: Any = None,
+    labels: str | None = None,
+    train: Any = None,
+    kind: Kind | None = None,
+    allow_code: bool = False,
+    samples: int | None = None,
+    device: torch.device | str | None = None,
+    name: str | None = None,
+    masks: Any = None,
+    text: str | None = None,
+    classes: Sequence[str] | None = None,
+    image: dict[str, Any] | None = None,
+    seed: int = 0,
+    **settings: Any,
+) -> Task:
+    """A task from the user's own model and data.
+
+    `model` is a folder in Hugging Face's layout (or `hf:owner/name` to fetch one from the hub), a file of
+    weights with `arch` (`module:function`, which builds the network), a scikit-learn estimator in a
+    .joblib file, an .onnx file, or a model in memory. Code runs only with `allow_code`: an architecture is
+    code, and a joblib file can contain any. A folder or GGUF file of a causal language model takes prompts:
+    a .jsonl file with the fields prompt and, if wanted, question, answer, foil, units and id; `units` and
+    `off` are those of `vd.models.Generation`.
+
+    `data` is a .npz, .npy or .safetensors file of arrays, a .csv, .tsv, .parquet or .jsonl table, a folder
+    of images (one subfolder per class), or the same in memory; `train` holds reference rows in any of these.
+    `labels` names the column or array of true classes, `text` the column of texts; where one column alone
+    can be meant they may be left out. `classes` names the model's outputs in their order. `masks` are
+    object masks: an array, a file of one, or a folder of images named like those of `data`. `samples`
+    keeps a random part of the data, the same for the same `seed`. `image` says how images are read (the
+    arguments of `veridical.data.images.read_image`) for a model that does not. Further settings go to `Task`.
+
+    >>> rows = torch.eye(3)
+    >>> load_task(torch.nn.Linear(3, 2), rows, name="mine")
+    Task: 3 samples of (3,), 2 outputs (multiclass), 3 column features, on cpu
+    """
+    if samples is not None and samples < 1:
+        raise InputError(f"a task needs at least one sample, got samples={samples}")
+    place = checked_device(device)
+    if is_language_model(model):
+        given = {
+            "train": train,
+            "labels": labels,
+            "masks": masks,
+            "text": text,
+            "classes": classes,
+            "image": image,
+        }
+        return from_prompts(
+            model, data, samples, seed, place, {**given, "name": name, "arch": arch, **settings}
+        )
+    found = read_examples(data, labels)
+    reference = None if train is None else read_examples(train, labels, reference=True)
+    loaded = load_model(model, arch=arch, kind=kind, allow_code=allow_code, device=place)
+    if isinstance(settings.get("output"), int):
+        loaded = replace(loaded, model=one_target(loaded.model, settings.pop("output")))
+    rows = some_rows(found.count, samples, seed)
+    given = {"name": name or f"{loaded.name} on {found.name}", "ids": rows, **settings}
+    asked = Request(found, reference, rows, labels, text, classes, image, masks, given)
+    if loaded.kind == "huggingface":
+        return _from_folder(loaded, asked, place)
+    by_data = {"images": _from_images, "table": _from_columns, "arrays": _from_arrays}
+    build = from_words if takes_texts(loaded.model) else by_data[found.kind]
+    task = build(loaded, asked)
+    return task if place is None else task.to(place)
+
+
+# --- arrays, tables and images --------------------------------------------------------------------------
 
 NO_TOKENIZER = (
     "the data is text and the model brings no tokenizer for it; give a folder in Hugging Face's layout, "
@@ -33,7 +117,7 @@ NO_TOKENIZER = (
 )
 
 
-def from_images(loaded: LoadedModel, asked: Request) -> Task:
+def _from_images(loaded: LoadedModel, asked: Request) -> Task:
     """The task on a folder of images, prepared as the model wants them."""
     data = asked.data
     if is_estimator(loaded.model):
@@ -55,7 +139,7 @@ def from_images(loaded: LoadedModel, asked: Request) -> Task:
     return _made(loaded, asked, rows, train, labels, settings)
 
 
-def from_arrays(loaded: LoadedModel, asked: Request) -> Task:
+def _from_arrays(loaded: LoadedModel, asked: Request) -> Task:
     """The task on arrays."""
     data = asked.data
     if is_text(data.rows):
@@ -93,7 +177,7 @@ def as_numbers(rows: Any, model: Any) -> Tensor:
     return tensor.float()
 
 
-def from_columns(loaded: LoadedModel, asked: Request) -> Task:
+def _from_columns(loaded: LoadedModel, asked: Request) -> Task:
     """The task on a table: an estimator in its raw columns, any other model in numbers."""
     model, frame = loaded.model, asked.data.rows
     features = column_names(model)
@@ -206,3 +290,63 @@ def _with_all_levels(
         if reference is not None and name in reference.columns:
             reference = reference.assign(**{str(name): reference[name].astype(levels)})
     return drawn, reference
+
+
+# --- Hugging Face classifiers ---------------------------------------------------------------------------
+
+
+def _from_folder(loaded: LoadedModel, asked: Request, device: torch.device | None) -> Task:
+    """The task of a text or image classifier in Hugging Face's layout."""
+    config, options, kind = classifier(loaded.model)
+    settings = dict(asked.settings)
+    asked_for = asked.classes or output_names(config)
+    if kind == "text":
+        inputs, mine, train, theirs = all_texts(asked)
+    else:
+        reader = ImageReader(loaded.model, config, options)
+        inputs, mine, train, theirs = _pixels(asked, reader, settings)
+    labels = Labels() if mine is None else _by_name(asked, mine, theirs, asked_for)
+    if labels.fractions:
+        settings.setdefault("head", "regression")
+    reference: Any = train if train is None or labels.theirs is None else (train, labels.theirs)
+    return labels.checked(
+        from_huggingface(
+            loaded.model,
+            inputs,
+            labels=None if labels.mine is None else asked.drawn(labels.mine, "labels"),
+            train=reference,
+            device=device,
+            **settings,
+        )
+    )
+
+
+def _by_name(asked: Request, mine: Any, theirs: Any, classes: Any) -> Labels:
+    named = Request(asked.data, asked.reference, asked.rows, classes=[str(name) for name in classes])
+    return named.numbers(mine, theirs)
+
+
+def _pixels(asked: Request, reader: ImageReader, settings: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
+    """Drawn images, labels of all images, reference images and their labels."""
+    data, reference = asked.data, asked.reference
+    if data.kind == "arrays" and not is_text(data.rows):
+        masks = asked.object_masks()
+        if masks is not None:
+            settings["masks"] = masks
+        arrays = data.arrays
+        train, theirs = arrays.get("train"), arrays.get("train_labels")
+        if reference is not None:
+            train, theirs = reference.rows, reference.arrays.get("labels")
+        return asked.drawn(data.rows, "images"), arrays.get("labels"), train, theirs
+    if data.kind != "images" or data.folder is None:
+        raise InputError("the model classifies images; give a folder of them or an array (N, channels, H, W)")
+    files = asked.drawn(data.rows, "images")
+    settings["ids"] = [file.relative_to(data.folder).as_posix() for file in files]
+    if asked.masks is not None:
+        settings["masks"] = read_masks(asked.masks, data.folder, files, reader.mask)
+    mine = None if data.classes is None else reader.known_classes(data.classes)
+    if reference is None:
+        return files, mine, None, None
+    kept, names = reference_images(reference)
+    theirs = None if names is None or mine is None else reader.known_classes(names)
+    return files, mine, kept, theirs

