@@ -1,4 +1,4 @@
-"""Models in Hugging Face's layout from a folder or, by id, from the hub; causal models also from GGUF files."""
+"""Models in Hugging Face's layout from a folder or, by id, from the hub; causal ones from GGUF files too."""
 
 from __future__ import annotations
 
