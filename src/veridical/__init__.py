@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from veridical import concepts, dictionaries, fidelity, gef, meta, qge
     from veridical import core as core
     from veridical import data as data
-    from veridical.data import tasks
     from veridical import errors as errors
     from veridical import explainers as explainers
     from veridical import functional as functional
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from veridical import values as values
     from veridical.auditing.api import audit
     from veridical.auditing.check import check
+    from veridical.data import tasks
 
 __getattr__, __dir__ = lazy_names(
     __name__,

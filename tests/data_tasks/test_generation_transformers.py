@@ -177,7 +177,9 @@ def test_folders_are_read_and_others_refused(both, tmp_path):
     net, words = both
     net.float().save_pretrained(tmp_path / "lm")
     words.save_pretrained(tmp_path / "lm")
-    task = vd.models.Generation.from_huggingface(tmp_path / "lm", TEXTS, [" dog", " cake"], questions=QUESTIONS)
+    task = vd.models.Generation.from_huggingface(
+        tmp_path / "lm", TEXTS, [" dog", " cake"], questions=QUESTIONS
+    )
     net.double()
     assert task.name == "lm"
     assert task.inputs.dtype == torch.float32
@@ -241,7 +243,11 @@ def test_an_answer_ends_with_any_of_the_models_end_tokens(both):
     old = net.generation_config.eos_token_id
     try:
         net.generation_config.eos_token_id = [words.eos_token_id, free[3]]
-        found = vd.models.Generation(net, words, TEXTS[:1], questions=QUESTIONS[:1], new_tokens=6).answers[0].tokens
+        found = (
+            vd.models.Generation(net, words, TEXTS[:1], questions=QUESTIONS[:1], new_tokens=6)
+            .answers[0]
+            .tokens
+        )
     finally:
         net.generation_config.eos_token_id = old
     assert found == free[: free.index(free[3])]

@@ -8,7 +8,7 @@ __getattr__, __dir__ = lazy_names(
         "Cost": "veridical.models.cost",
         "Generation": "veridical.data.generation",
         "Plan": "veridical.models.predictor",
-        **dict.fromkeys(("Atoms", "Blocks", "Channels", "Heads", "Mlps"), "veridical.perturb.inner_units"),
-        **dict.fromkeys(("Counterfactual", "MeanOver", "Zeroed"), "veridical.perturb.interventions"),
+        **dict.fromkeys(("Atoms", "Blocks", "Channels", "Heads", "Mlps"), "veridical.models.inner_units"),
+        **dict.fromkeys(("Counterfactual", "MeanOver", "Zeroed"), "veridical.models.inner_units"),
     },
 )
