@@ -77,7 +77,7 @@ def test_parts_of_packages_are_imported_by_path() -> None:
 import veridical.metrics.base as mb, veridical.explainers.base as eb, veridical.auditing.api as aa
 import veridical as vd
 assert mb is vd.metrics.base and eb is vd.explainers.base and aa is vd.auditing.api
-assert vd.audit is aa.audit and callable(vd.check) and vd.tasks is vd.data
+assert vd.audit is aa.audit and callable(vd.check) and vd.tasks is vd.data.tasks
 print("fine")
 """
     assert loaded(code) == ["fine"]
