@@ -76,7 +76,9 @@ def still(rows: Task) -> list[str] | None:
         return None
     try:
         with rows.session(grad=True), rows.predictor.exposed() as model:
-            own = {n: p for n, p in model.named_parameters() if p.is_floating_point()}
+            known = dict(rows.predictor.source.module.named_parameters())
+            named = ((_unwrapped_name(n, known), p) for n, p in model.named_parameters())
+            own = {n: p for n, p in named if n in known and p.is_floating_point()}
             for parameter in own.values():
                 parameter.requires_grad_(True)
             outputs = call(model, rows.inputs, rows.side)
@@ -91,6 +93,13 @@ def still(rows: Task) -> list[str] | None:
         if moved is not None and clean is not None and _apart(moved, clean) > UNMOVED:
             return None
     return found
+
+
+def _unwrapped_name(name: str, known: Collection[str]) -> str:
+    """The caller's name of a parameter of a model that views are put around."""
+    while name not in known and name.startswith("module."):
+        name = name.removeprefix("module.")
+    return name
 
 
 def self_check(rows: Task) -> tuple[float, str]:
