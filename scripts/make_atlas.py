@@ -2,8 +2,8 @@
 
     python scripts/make_atlas.py [FOLDER]
 
-With a folder, the data of an atlas measured there (`veridical atlas FOLDER --size standard`) is taken
-over first.
+With a folder, the data of an atlas measured there (`python -m benchmarks.atlas FOLDER --size standard`) is
+taken over first.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ import sys
 from pathlib import Path
 
 import veridical as vd
-from veridical.report.atlas import PICTURES, contents, pictured
-from veridical.report.rendering import render
 from veridical.values.sealed import put
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.atlas.page import PICTURES, contents, pictured, render  # noqa: E402 (the path comes first)
+
+DOCS = ROOT / "docs"
 HOME = DOCS / "atlas"
 DATA = ("atlas.json", "run.json", "schema.json", "metrics.parquet", "explainers.parquet")
 

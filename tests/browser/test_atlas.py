@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 import veridical as vd
+from benchmarks.atlas.page import write_atlas
 from tests.browser.test_report import DESK, PHONE, click_head, column, opened
-from veridical.report.atlas import write_atlas
 
 pytestmark = pytest.mark.extras
 DATA = Path(__file__).resolve().parents[2] / "docs" / "atlas"

@@ -17,14 +17,13 @@ from markupsafe import Markup
 from veridical._version import __version__
 from veridical.errors import FormatError, InputError
 from veridical.report import charts
-from veridical.report.heat_map import heat_map
 from veridical.report.svg import number
 from veridical.values.sealed import get, put
 
 TEMPLATES = Path(__file__).parent / "templates"
 FORMAT = 1
 FORMATS = ("html", "md")
-KINDS = ("atlas", "audit", "evaluation", "study")
+KINDS = ("audit", "evaluation", "study")
 CONTENTS = "report.json"
 
 
@@ -62,17 +61,20 @@ def read(path: str | Path) -> dict[str, Any]:
     return contents
 
 
-def render(contents: Mapping[str, Any], format: str = "html") -> str:
-    """The page of these contents; the same contents give the same page, byte for byte."""
+def render(contents: Mapping[str, Any], format: str = "html", own: Path | None = None) -> str:
+    """The page of these contents; the same contents give the same page, byte for byte.
+
+    Templates are looked for in `own` first, where it is given.
+    """
     if format not in FORMATS:
         raise InputError(f"a report is written as {' or '.join(FORMATS)}, got '{format}'")
     name = f"{contents['kind']}.{format}"
     style, script = _asset("style.css"), _asset("script.js")
     from jinja2 import UndefinedError
 
-    own = {"style": style, "script": script, "policy": policy(style, script)}
+    frame = {"style": style, "script": script, "policy": policy(style, script)}
     try:
-        page: str = environment(format).get_template(name).render({**contents, **own})
+        page: str = environment(format, own).get_template(name).render({**contents, **frame})
     except UndefinedError as error:
         raise FormatError(f"the contents lack something that a report shows: {error}") from error
     return re.sub(r"\n{3,}", "\n\n", page) if format == "md" else page
@@ -91,19 +93,19 @@ def _hash(text: str) -> str:
 
 
 @cache
-def environment(format: str) -> Any:
+def environment(format: str, own: Path | None = None) -> Any:
     """Jinja with autoescape for HTML, and with escaping of its own for Markdown."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     made = Environment(
-        loader=FileSystemLoader(TEMPLATES),
+        loader=FileSystemLoader([TEMPLATES] if own is None else [own, TEMPLATES]),
         autoescape=format == "html",
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         finalize=None if format == "html" else _markdown,
     )
-    made.globals |= {"charts": charts, "heat_map": heat_map}
+    made.globals |= {"charts": charts}
     made.filters |= {
         "number": number,
         "percent": percent,

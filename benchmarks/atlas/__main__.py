@@ -1,4 +1,4 @@
-"""`veridical atlas`: measure every metric on every kind of input, and write the page."""
+"""`python -m benchmarks.atlas`: measure every metric on every kind of input, and write the page."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from veridical import atlas as atlases
+from benchmarks import atlas as atlases
+from benchmarks.atlas.page import write_atlas
 from veridical.api import as_metric
-from veridical.cli.app import app, out
+from veridical.cli.app import out
 from veridical.cli.sources import AllowCode, Device, Seed
 from veridical.cli.study import Workers, trust_this_folder
 from veridical.core.registry import Registry
 from veridical.explainers import as_explainer
 from veridical.explainers import registry as explainer_registry
 from veridical.metrics.base import registry as metric_registry
-from veridical.report.atlas import write_atlas
 from veridical.study.resolve import imported
 
 T = TypeVar("T")
+
+
+app = typer.Typer(add_completion=False)
 
 
 @app.command()
@@ -52,9 +55,9 @@ def atlas(
 
     The same command goes on where an earlier one was ended; Ctrl-C writes the page of what is finished.
 
-    Example: veridical atlas my-atlas --size tiny
+    Example: python -m benchmarks.atlas my-atlas --size tiny
 
-    Example: veridical atlas my-atlas -m pixel_flipping -m my_package.metrics:Mine --allow-code
+    Example: python -m benchmarks.atlas my-atlas -m pixel_flipping -m my_package.metrics:Mine --allow-code
     """
     trust_this_folder(allow_code)
     judges = {name: _named(name, as_metric, metric_registry, allow_code) for name in metric or ()}
@@ -87,3 +90,7 @@ def _named(name: str, read: Callable[[Any], T], registry: Registry[T], allow_cod
     """What a registered name stands for, or an import path, which is code."""
     code = ":" in name and not registry.has_prefix(name)
     return read(imported(name, allow_code) if code else name)
+
+
+if __name__ == "__main__":
+    app()

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import platform
 import shlex
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import active_children, get_context
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.atlas import jobs
+from benchmarks.atlas.bench import SIZES, Size, modality_of, tasks_of
+from benchmarks.atlas.jobs import Cell
+from benchmarks.atlas.schema import EXPLAINERS, METRICS, filled, save
+from benchmarks.atlas.verdicts import verdicts
 from veridical._version import __version__
 from veridical.api import as_metric, labelled
-from veridical.atlas import jobs
-from veridical.atlas.bench import SIZES, Size, modality_of, tasks_of
-from veridical.atlas.jobs import Cell
-from veridical.atlas.result import Atlas
-from veridical.core.progress import track
-from veridical.errors import InputError, VeridicalError, unknown_name
+from veridical.atlas import Atlas
+from veridical.errors import FormatError, InputError, unknown_name
 from veridical.explainers import as_explainer
+from veridical.jobs import Store, as_executor, resume
 from veridical.metrics.base import ExplainerMetric
 from veridical.metrics.base import registry as metric_registry
 
+KIND, FORMAT = "atlas cell", 1
 BESIDE = ("qge:pixel_flipping", "qge:faithfulness_correlation")
 """Metrics made of others that are measured as well, unless metrics are named."""
 
@@ -50,8 +50,7 @@ def measure(
     among the maps that metrics judge and are compared with known answers. `workers` are processes; one is
     this process.
 
-    >>> import veridical as vd
-    >>> found = vd.atlas.measure(size="tiny", metrics=["sparseness"], tasks=["known/linear"], progress=False)
+    >>> found = measure(size="tiny", metrics=["sparseness"], tasks=["known/linear"], progress=False)
     >>> found.verdict("sparseness", "table")
     'do not use'
     """
@@ -72,13 +71,14 @@ def measure(
     ]
     if only_kept and folder is None:
         raise InputError("only_kept puts together what is kept in a folder; give that folder")
-    home = None if folder is None else Path(folder) / "cells"
-    done = _kept(cells, home, failed=only_kept)
-    if only_kept and not done:
-        raise InputError(f"'{folder}' holds no finished cell of these metrics, tasks, size and seed")
-    if not only_kept:
-        done |= _measured([cell for cell in cells if cell.address not in done], home, workers, progress)
-    results = [done.get(cell.address) or jobs.waiting(cell) for cell in cells]
+    store = None if folder is None else Store(folder)
+    if only_kept:
+        done = {cell.hash: found for cell in cells if (found := _kept(cell, store)) is not None}
+        if not done:
+            raise InputError(f"'{folder}' holds no finished cell of these metrics, tasks, size and seed")
+    else:
+        done = _measured(cells, store, workers, progress)
+    results = [done.get(cell.hash) or jobs.waiting(cell) for cell in cells]
     dates = sorted(filter(None, (found["date"] for found in results)))
     run = {
         "since": dates[0],
@@ -96,65 +96,67 @@ def measure(
         },
         "seconds": {f"{r['task']} | {r['label']}": r["seconds"] for r in results if r["label"]},
     }
-    rows = [row for found in results for row in found["rows"] if found["label"]]
-    near = [row for found in results for row in found["rows"] if not found["label"]]
-    atlas = Atlas(rows, near, run)
+    rows = filled([row for found in results for row in found["rows"] if found["label"]], METRICS)
+    near = filled([row for found in results for row in found["rows"] if not found["label"]], EXPLAINERS)
+    atlas = Atlas(rows, near, verdicts(rows), run)
     if folder is not None:
-        atlas.save(folder)
+        save(atlas, folder)
     return atlas
 
 
-def _kept(cells: Sequence[Cell], folder: Path | None, *, failed: bool) -> dict[str, dict[str, Any]]:
-    """What cells gave before, by their address."""
-    if folder is None:
-        return {}
-    return {c.address: found for c in cells if (found := jobs.kept(c, folder, failed=failed)) is not None}
+def _kept(cell: Cell, store: Store | None) -> dict[str, Any] | None:
+    """What this very cell gave before; None where there is nothing, or what is there is damaged."""
+    try:
+        found: dict[str, Any] | None = store and store.read_json(_name(cell), KIND, FORMAT, cell.hash)
+    except (FileNotFoundError, FormatError):
+        return None
+    return found
+
+
+def _name(cell: Cell) -> str:
+    return f"cells/{cell.hash}.json"
 
 
 def _measured(
-    cells: Sequence[Cell], folder: Path | None, workers: int, progress: bool | None
+    cells: Sequence[Cell], store: Store | None, workers: int, progress: bool | None
 ) -> dict[str, dict[str, Any]]:
-    """What cells give now, kept one by one; methods first, which take longest."""
-    done = {}
-    for cell, found in _carried_out(sorted(cells, key=_cheap), workers, progress):
-        done[cell.address] = found
-        if folder is not None:
-            jobs.keep(cell, found, folder)
-    return done
+    """What cells give, kept one by one; methods first, which take longest."""
+
+    def load(_: str, cell: Cell) -> dict[str, Any] | None:
+        found = _kept(cell, store)
+        return None if found is None or jobs.to_do_again(found) else found
+
+    def keep(_: str, cell: Cell, found: dict[str, Any]) -> None:
+        if store is not None:
+            store.write_json(_name(cell), found, KIND, FORMAT, cell.hash)
+
+    ordered = {cell.hash: cell for cell in sorted(cells, key=_cheap)}
+    executor = as_executor(None, min(workers, len(ordered)))
+    try:
+        found = resume(
+            ordered,
+            _carry_out if executor is None else _carry_out_alone,
+            load=load,
+            save=keep,
+            executor=executor,
+            what="measuring",
+            progress=progress,
+        )
+    finally:
+        # whoever ends this does not want to wait for cells that take minutes
+        if executor is not None:
+            executor.shutdown()
+    return dict(zip(ordered, found, strict=True))
 
 
-def _carried_out(
-    cells: Sequence[Cell], workers: int, progress: bool | None
-) -> Iterator[tuple[Cell, dict[str, Any]]]:
-    if workers == 1 or len(cells) < 2:
-        for cell in track(cells, "measuring", progress):
-            yield cell, jobs.carry_out(cell)
-        return
-    # a fresh process a worker: torch's threads do not survive a fork
-    before = set(active_children())
-    with ProcessPoolExecutor(workers, get_context("spawn"), initializer=_alone) as pool:
-        asked = {pool.submit(jobs.carry_out, cell): cell for cell in cells}
-        ended = as_completed(asked)
-        try:
-            for _ in track(range(len(asked)), "measuring", progress):
-                job = next(ended)
-                yield asked[job], job.result()
-        except BrokenProcessPool as error:
-            raise VeridicalError(
-                f"one of {workers} processes died, of too little memory perhaps; finished cells are kept: "
-                "run it again with fewer workers"
-            ) from error
-        except BaseException:
-            # whoever ends this does not want to wait for cells that take minutes
-            pool.shutdown(wait=False, cancel_futures=True)
-            for worker in set(active_children()) - before:
-                worker.terminate()
-            raise
+def _carry_out(cell: Cell) -> dict[str, Any]:
+    return jobs.carry_out(cell)
 
 
-def _alone() -> None:
+def _carry_out_alone(cell: Cell) -> dict[str, Any]:
     """One thread a process: bit-equal results, and workers do not fight over cores."""
     torch.set_num_threads(1)
+    return jobs.carry_out(cell)
 
 
 def _steadied(name: str, names: Sequence[str]) -> bool:
@@ -179,7 +181,7 @@ def _command(
     size: str | Size, metrics: Any, tasks: Any, explainers: Any, seed: int, workers: int, device: str | None
 ) -> str:
     """The command that repeats this, as far as names can say it."""
-    words = f"veridical atlas FOLDER --size {size} --seed {seed} --workers {workers}".split()
+    words = f"python -m benchmarks.atlas FOLDER --size {size} --seed {seed} --workers {workers}".split()
     for option, names in (("--metric", metrics), ("--task", tasks), ("--explainer", explainers)):
         words += [word for name in names for word in (option, name)]
     return shlex.join(words + (["--device", device] if device else []))

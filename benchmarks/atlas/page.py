@@ -7,15 +7,16 @@ from typing import Any
 
 from markupsafe import Markup
 
-from veridical.atlas.result import Atlas
-from veridical.atlas.schema import METRICS
-from veridical.atlas.verdicts import UNMEASURED, VERDICTS, WAITING, Summary
-from veridical.atlas.words import overall, plural, sentences
-from veridical.report.heat_map import heat_map
+from benchmarks.atlas.heat_map import heat_map
+from benchmarks.atlas.schema import METRICS
+from benchmarks.atlas.verdicts import UNMEASURED, VERDICTS, WAITING, Summary, summarised
+from benchmarks.atlas.words import overall, plural, sentences
+from veridical.atlas import Atlas
+from veridical.report import rendering
 from veridical.report.numbers import plain
-from veridical.report.rendering import opening, write
 from veridical.values.sealed import put
 
+TEMPLATES = Path(__file__).parent / "templates"
 PAGES = {"html": "index.html", "md": "atlas.md"}
 PICTURES = {
     "power": ("Sees planted damage (AUROC)", 0.5),
@@ -26,8 +27,13 @@ PICTURES = {
 def write_atlas(atlas: Atlas, folder: str | Path) -> list[Path]:
     """Write the page, its Markdown form and the pictures into a folder."""
     home, shown = Path(folder), contents(atlas)
-    made = [write(shown, home / page, format) for format, page in PAGES.items()]
+    made = [put(home / page, render(shown, format), private=False) for format, page in PAGES.items()]
     return made + [put(home / f"{name}.svg", pictured(atlas, name), private=False) for name in PICTURES]
+
+
+def render(shown: dict[str, Any], format: str = "html") -> str:
+    """The page of these contents."""
+    return rendering.render({**shown, "heat_map": heat_map}, format, TEMPLATES)
 
 
 def contents(atlas: Atlas) -> dict[str, Any]:
@@ -38,7 +44,7 @@ def contents(atlas: Atlas) -> dict[str, Any]:
     since, until = run.get("since", run["date"]), run["date"]
     return plain(
         {
-            **opening("atlas", "atlas"),
+            **rendering.opening("atlas", "atlas"),
             "made": atlas.run["date"],
             "run": run,
             "facts": {
@@ -69,7 +75,7 @@ def pictured(atlas: Atlas, name: str) -> Markup:
 
 
 def _part(atlas: Atlas, modality: str) -> dict[str, Any]:
-    found = [s for s in atlas.summaries.values() if s.modality == modality]
+    found = [s for s in summarised(atlas.rows).values() if s.modality == modality]
     tasks = dict.fromkeys(
         row["task"] for row in atlas.rows if row["modality"] == modality and not row["reason"]
     )
@@ -101,10 +107,11 @@ def _row(atlas: Atlas, summary: Summary) -> dict[str, Any]:
 def _grid(atlas: Atlas, name: str) -> dict[str, Any]:
     """The figures of a heat map: metrics that were measured anywhere, best mean first."""
     columns = atlas.modalities
-    table = {s.metric: list[float | None]() for s in atlas.summaries.values() if s.tasks}
+    summaries = summarised(atlas.rows)
+    table = {s.metric: list[float | None]() for s in summaries.values() if s.tasks}
     for metric, line in table.items():
         for modality in columns:
-            summary = atlas.summaries.get((metric, modality))
+            summary = summaries.get((metric, modality))
             line.append(summary.figures[name] if summary else None)
 
     def worth(metric: str) -> float:

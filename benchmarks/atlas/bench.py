@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from veridical.api import as_explanation, labelled
-from veridical.atlas.damaged_methods import Damaged
 from veridical.core.allowed import Count, Index
 from veridical.core.key import Key
 from veridical.core.settings import check_settings
@@ -19,6 +18,7 @@ from veridical.data.tasks import ENTRIES, known, load
 from veridical.errors import unknown_name
 from veridical.explainers import Explainer, as_explainer
 from veridical.meta.damage import BLENDS, LEVELS, NONE, damaged_maps, reference_for
+from veridical.meta.damaged_methods import Damaged
 from veridical.meta.voices import concordance
 from veridical.testing.red_team import red_team
 from veridical.values.explanation import Explanation

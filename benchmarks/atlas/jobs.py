@@ -1,10 +1,8 @@
-"""One cell of the atlas as a job: known by what made it, done anywhere, kept in a file."""
+"""One cell of the atlas as a job: known by what made it, done anywhere."""
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-import json
 import math
 import secrets
 import warnings
@@ -12,19 +10,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache, cached_property
-from pathlib import Path
 from typing import Any
 
+from benchmarks.atlas.bench import Bench, Size, make_bench, modality_of, nearness
+from benchmarks.atlas.cell import FAILED, Row, described, measured
+from benchmarks.atlas.measures import LEVEL
+from benchmarks.atlas.verdicts import WAITING
 from veridical._version import __version__
-from veridical.atlas.bench import Bench, Size, make_bench, modality_of, nearness
-from veridical.atlas.cell import FAILED, Row, described, measured
-from veridical.atlas.measures import LEVEL
-from veridical.atlas.verdicts import WAITING
-from veridical.errors import FormatError, VeridicalError, VeridicalWarning
+from veridical.errors import VeridicalError, VeridicalWarning
 from veridical.explainers import Explainer
+from veridical.jobs import content_hash
 from veridical.meta.voices import interval
 from veridical.metrics.base import AnyMetric
-from veridical.values.sealed import get, put
 
 ABSENT = "no such task here"
 
@@ -43,14 +40,14 @@ class Cell:
     device: str | None
 
     @cached_property
-    def address(self) -> str:
+    def hash(self) -> str:
         """What its result is known by: everything that made it, the text of the user's own code included."""
         parts = {"": self.metric, **self.explainers}
         made: list[Any] = [
             {who: [part.to_json(), _code(part)] for who, part in parts.items() if part is not None}
         ]
         made += [self.task, self.label, self.size, self.seed, self.steady, self.device, __version__]
-        return hashlib.blake2b(json.dumps(made, default=repr).encode(), digest_size=12).hexdigest()
+        return content_hash(made)
 
 
 def _code(part: Any) -> str:
@@ -69,7 +66,6 @@ def carry_out(cell: Cell) -> dict[str, Any]:
         rows, seconds = _rows(cell)
     plain = [{key: _plain(value) for key, value in row.items()} for row in rows]
     return {
-        "address": cell.address,
         "task": cell.task,
         "label": cell.label,
         "rows": plain,
@@ -113,33 +109,15 @@ def _bench(task: str, samples: int, seed: int, device: str | None, explainers: _
     return make_bench(task, samples, seed, explainers, device)
 
 
-def keep(cell: Cell, found: dict[str, Any], folder: Path) -> None:
-    """Write what a cell gave."""
-    put(_place(cell, folder), json.dumps(found, allow_nan=False) + "\n", private=False)
-
-
 def waiting(cell: Cell) -> dict[str, Any]:
     """What stands for a cell that is not measured yet."""
     rows = [] if cell.metric is None else [described(cell.task, 0, cell.label, cell.metric, WAITING)]
     return {"task": cell.task, "label": cell.label, "rows": rows, "seconds": None, "date": ""}
 
 
-def kept(cell: Cell, folder: Path, *, failed: bool = False) -> dict[str, Any] | None:
-    """What this very cell gave before; one that failed, or had no task, is tried again unless asked for."""
-    place = _place(cell, folder)
-    try:
-        found: dict[str, Any] = json.loads(get(place))
-        said = [str(row.get("reason")) for row in found["rows"]]
-        found.setdefault("date", _date(datetime.fromtimestamp(place.stat().st_mtime, UTC)))
-    except (FormatError, ValueError, KeyError):
-        return None
-    again = not failed and any(reason.startswith((FAILED, ABSENT)) for reason in said)
-    return None if again or found.get("address") != cell.address else found
-
-
-def _place(cell: Cell, folder: Path) -> Path:
-    name = f"{cell.task} {cell.label or 'explainers'}".replace("/", "-").replace(":", "-")
-    return folder / f"{name}.json"
+def to_do_again(found: dict[str, Any]) -> bool:
+    """Whether a kept cell failed, or had no task: it is tried again."""
+    return any(str(row.get("reason")).startswith((FAILED, ABSENT)) for row in found["rows"])
 
 
 def _date(moment: datetime) -> str:

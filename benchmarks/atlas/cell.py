@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from veridical.atlas import measures
-from veridical.atlas.bench import Bench, Size, modality_of, nearness
+from benchmarks.atlas import measures
+from benchmarks.atlas.bench import Bench, Size, modality_of, nearness
 from veridical.core.key import Key
 from veridical.errors import VeridicalError
 from veridical.meta import meta_evaluate

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from veridical.atlas.verdicts import CARE, NOT, UNMEASURED, USE, WAITING, Summary
-
-if TYPE_CHECKING:
-    from veridical.atlas.result import Atlas
+from benchmarks.atlas.verdicts import CARE, NOT, UNMEASURED, USE, WAITING, Summary, listed, summarised
+from veridical.atlas import Atlas
 
 PHRASES = {
     "unscored": "have no scores to compare",
@@ -34,8 +31,9 @@ def plural(modality: str) -> str:
 def overall(atlas: Atlas) -> list[str]:
     """What holds for every kind of input on which a metric was measured."""
     everywhere = {USE: list[str](), NOT: list[str]()}
-    for metric in dict.fromkeys(summary.metric for summary in atlas.summaries.values()):
-        found = [s.verdict for s in atlas.summaries.values() if s.metric == metric and s.tasks]
+    summaries = summarised(atlas.rows).values()
+    for metric in dict.fromkeys(summary.metric for summary in summaries):
+        found = [s.verdict for s in summaries if s.metric == metric and s.tasks]
         if len(found) > 1 and len(set(found)) == 1 and found[0] in everywhere:
             everywhere[found[0]].append(metric)
     said = {
@@ -47,8 +45,8 @@ def overall(atlas: Atlas) -> list[str]:
 
 def sentences(atlas: Atlas, modality: str) -> list[tuple[str, str]]:
     """For one kind of input: (verdict, sentence), which metrics to use and which not, grouped by reason."""
-    good = atlas.listed(modality, USE)
-    so_far = any(s.complaints[0].said.startswith(WAITING) for s in atlas.listed(modality, UNMEASURED))
+    good = listed(atlas.rows, modality, USE)
+    so_far = any(s.complaints[0].said.startswith(WAITING) for s in listed(atlas.rows, modality, UNMEASURED))
     out = [(USE, f"No metric {'measured so far ' if so_far else ''}stands without a complaint here.")]
     if good:
         figures = f"they order damaged maps rightly in {_span(good, 'power')} of pairs"
@@ -60,7 +58,7 @@ def sentences(atlas: Atlas, modality: str) -> list[tuple[str, str]]:
         if free and masked:
             out.append((USE, f"Where object masks can be believed, also {', '.join(masked)}."))
     for verdict, opening in ((CARE, "With care"), (NOT, "Do not use")):
-        found = atlas.listed(modality, verdict)
+        found = listed(atlas.rows, modality, verdict)
         for kind, phrase in PHRASES.items():
             some = [s for s in found if s.complaints[0].kind == kind]
             if some:

@@ -11,23 +11,24 @@ import pandas as pd
 import pytest
 
 import veridical as vd
-from tests.atlas.judges import Broken, Coin, CoinOfMethods, Perfect
-from veridical.atlas import jobs
-from veridical.atlas.schema import EXPLAINERS, METRICS
-from veridical.atlas.verdicts import CARE, NOT, UNMEASURED, USE, judged
-from veridical.atlas.words import overall, sentences
+from benchmarks.atlas import Size, jobs, measure
+from benchmarks.atlas.page import contents, render
+from benchmarks.atlas.schema import EXPLAINERS, METRICS, save
+from benchmarks.atlas.verdicts import CARE, NOT, UNMEASURED, USE, judged, listed
+from benchmarks.atlas.words import overall, sentences
+from tests.benchmarks.atlas_judges import Broken, Coin, CoinOfMethods, Perfect
 from veridical.explainers import as_explainer
-from veridical.report.atlas import contents
-from veridical.report.rendering import render
+from veridical.jobs import Store
 
+pytestmark = pytest.mark.slow
 LINEAR = ["known/linear"]
-SIZE = vd.atlas.Size(samples=24, tasks=1, seeds=2, draws=0)
+SIZE = Size(samples=24, tasks=1, seeds=2, draws=0)
 
 
 @pytest.fixture(scope="module")
 def sane() -> vd.atlas.Atlas:
     judges = [Coin(), Perfect(), CoinOfMethods(), Broken(), "pixel_flipping", "sparseness", "road"]
-    return vd.atlas.measure(size=SIZE, metrics=judges, tasks=LINEAR, progress=False)
+    return measure(size=SIZE, metrics=judges, tasks=LINEAR, progress=False)
 
 
 def figures(atlas: vd.atlas.Atlas, metric: str) -> dict:
@@ -53,7 +54,7 @@ def test_a_perfect_metric_stands_on_top(sane):
     assert row["power"] > 0.9
     assert row["blind_places"] == 0
     assert row["blind_sign"] == 0
-    assert next(s.metric for s in sane.listed("table", USE)) == "perfect"
+    assert next(s.metric for s in listed(sane.rows, "table", USE)) == "perfect"
 
 
 def test_what_cannot_be_measured_says_why(sane):
@@ -75,7 +76,7 @@ def test_sparseness_reads_no_places_and_asks_no_rows(sane):
 
 
 def test_rows_do_not_depend_on_who_asked_before(sane):
-    alone = vd.atlas.measure(size=SIZE, metrics=["pixel_flipping"], tasks=LINEAR, progress=False)
+    alone = measure(size=SIZE, metrics=["pixel_flipping"], tasks=LINEAR, progress=False)
     assert figures(alone, "pixel_flipping")["rows"] == figures(sane, "pixel_flipping")["rows"] == 12
 
 
@@ -92,7 +93,7 @@ def test_words_are_made_from_the_figures(sane):
 
 
 def test_tables_come_back_as_they_went(sane, tmp_path):
-    sane.save(tmp_path)
+    save(sane, tmp_path)
     again = vd.atlas.load(tmp_path)
     pd.testing.assert_frame_equal(again.to_frame(), sane.to_frame())
     pd.testing.assert_frame_equal(again.explainer_frame(), sane.explainer_frame())
@@ -123,7 +124,7 @@ def test_a_folder_that_holds_no_atlas_is_refused(tmp_path, content):
 
 def measured(folder: Path, **more):
     given = {"size": "tiny", "metrics": ["pixel_flipping", "sparseness", "mprt"], "tasks": LINEAR}
-    return vd.atlas.measure(folder, **{**given, "progress": False, **more})
+    return measure(folder, **{**given, "progress": False, **more})
 
 
 def test_an_atlas_that_was_ended_goes_on_and_gives_the_same_bytes(tmp_path, monkeypatch):
@@ -161,9 +162,8 @@ def test_what_is_finished_can_be_put_together_and_the_rest_is_named(tmp_path):
     )
     # half of what the rule asks for is no verdict
     assert found.verdict("sparseness", "table") == UNMEASURED
-    assert (
-        found.summaries["sparseness", "table"].complaints[0].said == "not measured yet on known/interactions"
-    )
+    reasons = {one.metric: one.reasons for one in found.verdicts}
+    assert reasons["sparseness"] == ("not measured yet on known/interactions",)
     page = render(contents(found), "md")
     assert "**1 of 4 cells (one metric on one task each) are not measured yet.**" in page
     assert "sparseness (not measured yet on known/interactions)" in page
@@ -176,10 +176,16 @@ def test_a_cell_that_failed_is_shown_when_what_is_finished_is_put_together(tmp_p
     assert figures(found, "broken")["reason"] == "it failed: it is broken"
 
 
+def kept(store: Store, hash: str) -> dict:
+    return store.read_json(f"cells/{hash}.json", "atlas cell", 1, hash)
+
+
 def test_the_dates_are_those_of_the_cells_and_not_of_the_last_call(tmp_path):
     measured(tmp_path)
-    cell = next((tmp_path / "cells").glob("*sparseness*"))
-    cell.write_text(json.dumps({**json.loads(cell.read_text()), "date": "2001-02-03 04:05 UTC"}))
+    store = Store(tmp_path)
+    hash = next(h for h in store.hashes("cells") if kept(store, h)["label"] == "sparseness")
+    old = {**kept(store, hash), "date": "2001-02-03 04:05 UTC"}
+    store.write_json(f"cells/{hash}.json", old, "atlas cell", 1, hash)
     run = measured(tmp_path).run
     assert run["since"] == "2001-02-03 04:05 UTC" < run["date"]
     assert "2001-02-03 04:05 UTC to " in render(contents(measured(tmp_path)), "md")
@@ -200,7 +206,8 @@ def test_other_settings_failures_and_damaged_files_are_measured_again(tmp_path):
     plain = figures(measured(tmp_path, metrics=["pixel_flipping"]), "pixel_flipping")
     other = figures(measured(tmp_path, metrics=["pixel_flipping"], seed=1), "pixel_flipping")
     assert plain != other
-    next(tmp_path.glob("cells/*pixel*")).write_text("cut sho")
+    for cell in tmp_path.glob("cells/*"):
+        cell.write_text("cut sho")
     assert figures(measured(tmp_path, metrics=["pixel_flipping"], seed=1), "pixel_flipping") == other
 
 
@@ -218,14 +225,14 @@ def test_a_function_of_ones_own_is_known_by_its_text(tmp_path):
         mine = {"mine": as_explainer(module.mine)}
         return jobs.Cell("known/linear", "", None, SIZE, 0, False, mine, None)
 
-    assert cell("inputs").address == cell("inputs").address
-    assert cell("inputs").address != cell("-inputs").address
+    assert cell("inputs").hash == cell("inputs").hash
+    assert cell("inputs").hash != cell("-inputs").hash
     namespace = {}
     exec("def mine(model, inputs, targets):\n    return inputs", namespace)  # has no text to read
     unread = {"mine": as_explainer(namespace["mine"])}
     one, two = (jobs.Cell("known/linear", "", None, SIZE, 0, False, unread, None) for _ in range(2))
-    assert one.address == one.address
-    assert one.address != two.address
+    assert one.hash == one.hash
+    assert one.hash != two.hash
 
 
 @pytest.mark.parametrize(
@@ -241,7 +248,7 @@ def test_a_function_of_ones_own_is_known_by_its_text(tmp_path):
 )
 def test_mistakes_are_one_clear_sentence(given, said):
     with pytest.raises(vd.errors.InputError, match=said):
-        vd.atlas.measure(**{"size": "tiny", "metrics": ["sparseness"], "tasks": LINEAR, **given})
+        measure(**{"size": "tiny", "metrics": ["sparseness"], "tasks": LINEAR, **given})
 
 
 def test_a_task_that_is_not_there_is_a_reason(monkeypatch):
@@ -249,7 +256,7 @@ def test_a_task_that_is_not_there_is_a_reason(monkeypatch):
         raise vd.errors.MissingExtraError("this needs the package 'sktime'")
 
     monkeypatch.setattr(jobs, "_bench", absent)
-    found = vd.atlas.measure(size="tiny", metrics=["sparseness"], tasks=["basic_motions_cnn"], progress=False)
+    found = measure(size="tiny", metrics=["sparseness"], tasks=["basic_motions_cnn"], progress=False)
     assert figures(found, "sparseness")["reason"] == "no such task here: this needs the package 'sktime'"
 
 
@@ -257,7 +264,7 @@ def test_an_explainer_of_ones_own_is_compared_with_the_known_answer():
     def mine(model, inputs, targets):
         return inputs * 0 + 1
 
-    found = vd.atlas.measure(
+    found = measure(
         size="tiny", metrics=["pixel_flipping"], tasks=LINEAR, explainers={"mine": mine}, progress=False
     )
     near = {row["explainer"]: row["nearness"] for row in found.explainers}
@@ -313,9 +320,8 @@ def check_smallest(found: vd.atlas.Atlas) -> None:
 
 def test_the_smallest_atlas_of_every_kind_of_input():
     metrics = ["pixel_flipping", "sparseness", "mprt", "comprehensiveness"]
-    check_smallest(vd.atlas.measure(size="tiny", metrics=metrics, progress=False))
+    check_smallest(measure(size="tiny", metrics=metrics, progress=False))
 
 
-@pytest.mark.slow
 def test_the_smallest_atlas_of_every_metric(tmp_path):
-    check_smallest(vd.atlas.measure(tmp_path, size="tiny", progress=False))
+    check_smallest(measure(tmp_path, size="tiny", progress=False))

@@ -9,13 +9,13 @@ import torch
 from scipy.stats import spearmanr
 
 import veridical as vd
+from benchmarks.atlas import measures
+from benchmarks.atlas.bench import make_bench, nearness
 from tests.reference import atlas as slow
-from veridical.atlas import measures
-from veridical.atlas.bench import make_bench, nearness
-from veridical.atlas.damaged_methods import Damaged
 from veridical.core import key as keyed
 from veridical.core.key import Key
 from veridical.meta.damage import KINDS, LEVELS
+from veridical.meta.damaged_methods import Damaged
 
 NONE = torch.zeros(())
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-USE, CARE, NOT, UNMEASURED = "use", "use with care", "do not use", "not measured"
-VERDICTS = (USE, CARE, NOT, UNMEASURED)
+from veridical.atlas import VERDICTS, Verdict
+
+USE, CARE, NOT, UNMEASURED = VERDICTS
 COIN = 0.5
 MOSTLY = 0.75
 """The true map should win three of four duels with other maps."""
@@ -62,6 +63,19 @@ def summarised(rows: Rows) -> dict[tuple[str, str], Summary]:
     found = [_summary(group) for group in groups.values()]
     found.sort(key=lambda s: (VERDICTS.index(s.verdict), -s.merit, s.metric))
     return {(summary.metric, summary.modality): summary for summary in found}
+
+
+def verdicts(rows: Rows) -> list[Verdict]:
+    """The verdicts alone, as an atlas keeps them."""
+    return [
+        Verdict(s.metric, s.modality, s.verdict, tuple(one.said for one in s.complaints))
+        for s in summarised(rows).values()
+    ]
+
+
+def listed(rows: Rows, modality: str, verdict: str) -> list[Summary]:
+    """The metrics of a verdict on one kind of input, best first."""
+    return [s for s in summarised(rows).values() if (s.modality, s.verdict) == (modality, verdict)]
 
 
 def _summary(group: Rows) -> Summary:

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 import veridical as vd
-from veridical.atlas.bench import nearness
+from benchmarks.atlas.bench import nearness
 from veridical.core import key as keyed
 from veridical.core.key import Key
 from veridical.metrics.base import ExplainerMetric, Metric, Outcome
