@@ -19,7 +19,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import veridical as vd
 from benchmarks.metrics import cases, tasks
 from veridical.explainers.graph import difference_steps, products, relevance_elements
-from veridical.models import sessions
 
 WAITS = {
     f"aten.{name}.default"
@@ -79,17 +78,6 @@ class _Trips(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-@contextmanager
-def as_on_a_gpu() -> Iterator[None]:
-    """While this is open, what a GPU's scores leave to their readers is left to them on a CPU, too."""
-    kinds = set(sessions.AT_ONCE)
-    sessions.AT_ONCE.clear()
-    try:
-        yield
-    finally:
-        sessions.AT_ONCE.update(kinds)
-
-
 def _is_view(name: str) -> bool:
     words = (
         "view",
@@ -128,7 +116,7 @@ def _fused(seen: Counter[str]) -> Iterator[None]:
 def counted(run: Callable[[], object]) -> Counting:
     """The operations of one call, as a GPU would be asked for them."""
     mode = Counting()
-    with as_on_a_gpu(), _Trips(mode.seen), _fused(mode.seen), mode:
+    with _Trips(mode.seen), _fused(mode.seen), mode:
         run()
     return mode
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import veridical as vd
-from veridical import api, progress
+from veridical import api
+from veridical.core import progress
 from veridical.core.progress import track, waiting
 
 

@@ -128,7 +128,7 @@ def make_bench(name: str, samples: int, seed: int, explainers: Any = (), device:
     base = as_explainer(PLAIN if answer is None or PLAIN in answer.winners else answer.winners[0])
     worse = {_label(step.kind, step.share): Damaged(base, step.kind, step.share) for step in steps[1:]}
     methods: dict[str, Explainer] = {NONE: base, **worse}
-    made = {label: method(task, key).settle() for label, method in methods.items()}
+    made = {label: method(task, key) for label, method in methods.items()}
     asked = {who: found.cost.forward + found.cost.backward for who, found in others.items()}
     methods |= {who: rivals[who] for who in others if asked[who] <= MOST * len(task)}
     labels = tuple(others)
@@ -151,7 +151,7 @@ def nearness(maps: Explanation, truth: Tensor) -> Tensor:
 def _tried(method: Explainer, task: Task, key: Key) -> Explanation | None:
     """The maps of a rival; one that fails is no rival, and takes nobody along."""
     try:
-        return method(task, key).settle()
+        return method(task, key)
     except Exception as error:
         log.warning("%s is left out on %s: %s", method.name, task.name, error)
         return None

@@ -88,7 +88,7 @@ def _scores_and_cost(bench: Bench, metric: AnyMetric, row: Row) -> tuple[dict[st
 
 def _score(bench: Bench, metric: AnyMetric, subject: Any, key: Key) -> Scores:
     assert isinstance(metric, Metric | ExplainerMetric)
-    return metric(bench.task, subject, key).settle()
+    return metric(bench.task, subject, key)
 
 
 def _tried(bench: Bench, metric: AnyMetric, subject: Any, key: Key) -> Scores | Exception:

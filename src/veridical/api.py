@@ -227,7 +227,7 @@ def evaluate(
             try:
                 judge = judges[what]
                 if not isinstance(judge, ExplainerMetric) and who not in explanations:
-                    explanations[who] = explain(methods[who], task, seed=seed, cache=cache).settle()
+                    explanations[who] = explain(methods[who], task, seed=seed, cache=cache)
                 step = what
                 subject = methods[who] if isinstance(judge, ExplainerMetric) else explanations[who]
                 scores[who, what] = (
@@ -237,12 +237,6 @@ def evaluate(
                 )
             except Exception as error:
                 keep(who, step, error)
-        for who, what in list(scores):
-            try:
-                scores[who, what].settle()
-            except Exception as error:
-                del scores[who, what]
-                keep(who, what, error)
     except KeyboardInterrupt:
         interrupted = True
         warnings.warn("interrupted; the finished cells are kept", VeridicalWarning, stacklevel=2)

@@ -8,12 +8,12 @@ import veridical as vd
 from tests.reference.small_nets import draw, seeded
 from veridical.errors import VeridicalWarning
 from veridical.explainers import DeepLift
-from veridical.explainers.laws import certificate, in_words, notes
+from veridical.explainers.laws import checked_sum, in_words, notes
 
 
 def told(promised: list[float], values: list[list[float]], exact: bool = True) -> dict[str, object]:
     out: dict[str, object] = {}
-    certificate("it", "values sum to y", exact, torch.tensor(promised).double(), torch.tensor(values), out)()
+    out |= checked_sum("it", "values sum to y", exact, torch.tensor(promised).double(), torch.tensor(values))
     return out
 
 

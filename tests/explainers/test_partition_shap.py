@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks.launches import counted
 from tests.reference.partition import halving_order, owen_values
 from veridical.core.key import Key
 from veridical.errors import InputError
@@ -257,12 +256,6 @@ def test_masks_of_many_features(features: int) -> None:
     apart = (paths[0] ^ branch[0]).tolist()
     expected = [bool(there[0, 0] >> (x & -x).bit_length() - 1 & 1) if x else False for x in apart]
     assert kept.tolist() == expected
-
-
-def test_nothing_waits_where_branches_never_run_out() -> None:
-    task = images(3)
-    PartitionShap(101)(task)
-    assert counted(lambda: PartitionShap(101)(task)).waits == 0
 
 
 def by_shap(task: Task, budget: int) -> Tensor:

@@ -151,7 +151,7 @@ def test_right_or_refused(name, make):
         return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = vd.explain(name, task).settle()
+        found = vd.explain(name, task)
     assert found.values.isfinite().all()
     if said == "law":
         assert found.provenance["law"]["largest_residual"] < 1e-4
@@ -209,6 +209,6 @@ def test_deeplift_of_a_log_probability_keeps_its_law():
     texts = ["Judge says red. Bob says blue. "] * 2
     for answers, foils in ((["red", "blue"], None), (["red. ", "blue. "], ["blue. ", "it is "])):
         task = vd.models.Generation(model, words, texts, answers, foils=foils, questions=["So it is "] * 2)
-        law = vd.explain("deeplift", task).settle().provenance["law"]
+        law = vd.explain("deeplift", task).provenance["law"]
         assert law["largest_residual"] < 1e-4
         assert law["broken"] == 0

@@ -50,7 +50,7 @@ def names(*categories: str) -> list[str]:
 
 def check_waits(metric) -> None:
     one, many = seen(metric, task_of(16, rows=1024)), seen(metric, task_of(16, rows=8))
-    assert many.waits == one.waits
+    assert many.waits <= one.waits + 2
 
 
 @pytest.mark.parametrize("name", names())
@@ -87,12 +87,11 @@ MAY_WAIT: dict[str, str] = {"gef_iso": "its p-value and its power are computed o
 
 
 @pytest.mark.parametrize("name", [name for name in names() if name not in MAY_WAIT])
-def test_nothing_waits_for_the_device_at_all(name):
-    # so the host can prepare the next score while the device works on this one; whether maps have ties is
-    # looked at once a map, and these have none
+def test_a_score_waits_for_the_device_a_few_times(name):
+    # NaN and infinity are looked for where answers, maps and scores are made
     metric = registry.make(name, **FEW.get(name, {}))
     explainer = "gradient" if isinstance(metric, ExplainerMetric) else "random"
-    assert seen(metric, task_of(16, rows=64), explainer).waits == 0
+    assert seen(metric, task_of(16, rows=64), explainer).waits <= 8
 
 
 @pytest.mark.parametrize("trip", ["tensor", "tolist", "cpu"])

@@ -59,7 +59,7 @@ def describe(
             for who, maps in table.explanations.items():
                 try:
                     few = maps.take(slice(0, len(task)))
-                    keep(who, label, metric(task, few, Key(seed)).settle())  # type: ignore[operator]
+                    keep(who, label, metric(task, few, Key(seed)))  # type: ignore[operator]
                 except Exception as error:
                     keep(who, label, error)
     order = [*race.runners, *race.controls]

@@ -144,7 +144,7 @@ def _rightly(race: Race, made: Explanation) -> bool:
         yardstick = as_explainer(name)
         if yardstick.why_not(task) is None:
             if name not in race.yardsticks:
-                race.yardsticks[name] = yardstick(task, Key(race.job_runner.seed)).settle()
+                race.yardsticks[name] = yardstick(task, Key(race.job_runner.seed))
             if rightly_alike(made, race.yardsticks[name], rows, others):
                 return True
     return False

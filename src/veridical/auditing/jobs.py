@@ -97,7 +97,7 @@ def carry_out(job: Job, seed: int) -> Done:
         if not job.place.startswith("samples"):
             warnings.simplefilter("ignore", VeridicalWarning)  # maps of other models are no news
         try:
-            made = job.made or job.explainer(job.explained, job.key(seed)).settle()
+            made = job.made or job.explainer(job.explained, job.key(seed))
         except Exception as error:
             failed(None, error)
             return Done(None, scores, failures)
@@ -108,7 +108,7 @@ def carry_out(job: Job, seed: int) -> Done:
             for label, metric in job.metrics.items():
                 name = label if task is job.judged else elsewhere(label)
                 try:
-                    scores[name] = metric(task, seen, Key(seed)).settle()
+                    scores[name] = metric(task, seen, Key(seed))
                 except Exception as error:
                     failed(label, error)
     return Done(made, scores, failures)

@@ -49,7 +49,7 @@ def price_of_map(explainer: Explainer, one: Task, seed: int) -> Cost:
     """What one map asks; nothing where it fails, which is recorded when it is carried out."""
     try:
         with remembering(on=False):
-            return explainer(one.changed(), Key(seed)).settle().cost  # with no answers at hand
+            return explainer(one.changed(), Key(seed)).cost  # with no answers at hand
     except Exception:
         return Cost()
 
@@ -63,7 +63,7 @@ def price_of_scores(metrics: Mapping[str, Metric], task: Task, seed: int) -> Pri
         for draw, made in enumerate(maps):
             for metric in metrics.values():
                 try:
-                    asked[draw] += rows(metric(one, made, Key(seed)).settle().cost)
+                    asked[draw] += rows(metric(one, made, Key(seed)).cost)
                 except Exception:  # it fails again where that is recorded
                     continue
     few = has_few(task, task.fill)

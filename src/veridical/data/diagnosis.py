@@ -142,7 +142,7 @@ def scoring_rows(metric: AnyMetric, task: Task) -> int | None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             subject = chance if isinstance(metric, ExplainerMetric) else chance(two, Key(0))
-            cost = metric(two, subject, Key(0)).settle().cost  # type: ignore[operator]
+            cost = metric(two, subject, Key(0)).cost  # type: ignore[operator]
     except Exception:  # told where it is scored
         return None
     return -(-(cost.forward + BACKWARD * cost.backward) // len(two))

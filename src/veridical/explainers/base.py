@@ -15,7 +15,7 @@ from veridical.core.registry import Registry
 from veridical.core.settings import Settings
 from veridical.errors import InputError, NotApplicableError
 from veridical.explainers.first_maps import WATCHER
-from veridical.explainers.laws import certificate
+from veridical.explainers.laws import checked_sum
 from veridical.explainers.repeatability import measured, noted, noting
 from veridical.models.cost import Cost
 from veridical.models.predictor import free_memory, out_of_memory
@@ -144,11 +144,10 @@ class Explainer(Settings):
             "halvings": question.halvings,
             **stated,
         }
-        unchecked = question.unchecked
         if promised is not None:
-            unchecked.append(certificate(self.name, self.law, self.exact, promised, values, provenance))
+            provenance |= checked_sum(self.name, self.law, self.exact, promised, values)
         if halves is not None and halves.found:
-            unchecked.append(measured(self.name, halves.found, provenance))
+            provenance |= measured(self.name, halves.found)
         return Explanation(
             values,
             space,
@@ -157,7 +156,6 @@ class Explainer(Settings):
             self.name,
             cost=cost,
             provenance=provenance,
-            unchecked=unchecked,
         )
 
     def maps(self, task: Task, key: Key) -> Tensor:

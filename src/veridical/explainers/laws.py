@@ -12,7 +12,6 @@ from torch import Tensor
 from veridical.core.key import Key
 from veridical.errors import VeridicalWarning
 from veridical.explainers import repeatability
-from veridical.models.sessions import Look
 from veridical.perturb.probe import probe
 from veridical.perturb.rules import Given
 from veridical.values.task import Task
@@ -25,10 +24,8 @@ NOTHING = 0.01
 """Below this a promise is taken to be this: values that cancel to 0, as they should, are no fault."""
 
 
-def certificate(
-    name: str, law: str, exact: bool, promised: Tensor, values: Tensor, told: dict[str, Any]
-) -> Look:
-    """Compare what the values of each sample sum to with what was promised; the look writes it to `told`.
+def checked_sum(name: str, law: str, exact: bool, promised: Tensor, values: Tensor) -> dict[str, Any]:
+    """Compare what the values of each sample sum to with what was promised, for the provenance.
 
     The residual is a share of what was promised, or of a hundredth of all that the map hands out, whichever
     is more: where large values cancel, their rounding is no fault. Maps that break an exact law are counted,
@@ -39,20 +36,19 @@ def certificate(
     size = torch.linalg.vector_norm(values, 1, -1, dtype=torch.float64)
     residual = (total - promised).abs() / torch.maximum(promised.abs(), size / 100).clamp(min=1e-12)
     broken = ~(residual <= TOLERANCE) | (size > CANCELLING * promised.abs().clamp(min=NOTHING))
-
-    def look() -> None:
-        known = residual[residual.isfinite()]
-        told["law"] = {
+    known = residual[residual.isfinite()]
+    told: dict[str, Any] = {
+        "law": {
             "states": law,
             "largest_residual": float(known.max()) if len(known) else None,
             "mean_residual": float(known.mean()) if len(known) else None,
             "broken": int(broken.sum()) if exact else None,
             "of": len(broken),
         }
-        if exact and told["law"]["broken"]:
-            warnings.warn(f"'{name}': {in_words(told)}", VeridicalWarning, stacklevel=2)
-
-    return look
+    }
+    if exact and told["law"]["broken"]:
+        warnings.warn(f"'{name}': {in_words(told)}", VeridicalWarning, stacklevel=2)
+    return told
 
 
 def in_words(provenance: Mapping[str, Any]) -> str | None:

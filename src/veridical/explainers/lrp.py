@@ -20,7 +20,6 @@ from veridical.explainers.graph.relevance_work import Further
 from veridical.explainers.laws import explained_output
 from veridical.explainers.prompts import at_logits
 from veridical.models.cost import Cost, Meter
-from veridical.models.sessions import can_look
 from veridical.values.task import Task
 
 
@@ -53,7 +52,7 @@ class _Propagation(FollowingExplainer):
     ) -> Relevance:
         if "positive" not in model.kept:
             # on a CPU a look is cheaper than the products with zeros it spares; on a GPU it would wait
-            model.kept["positive"] = can_look(x.device) and bool(task.inputs.amin() >= 0)
+            model.kept["positive"] = x.device.type == "cpu" and bool(task.inputs.amin() >= 0)
         follower = Relevance(x, self.rules(), model.kept["positive"], tensors((side, named)))
         model.kept["work"] = follower.work
         return follower

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from veridical.errors import VeridicalWarning
-from veridical.models.sessions import Look
 from veridical.values.task import Task
 
 LOW = 0.5
@@ -84,24 +83,23 @@ def expected_agreement(
     return agreement.masked_fill((length <= FLAT * large).any(0), torch.nan)
 
 
-def measured(name: str, found: list[Tensor], told: dict[str, Any]) -> Look:
-    """The look that writes to `told` how far maps repeat, and warns where most of a task's are noise."""
-
-    def look() -> None:
-        each = torch.cat(found)
-        each = each[each.isfinite()]
-        if not len(each):
-            return
-        told["repeatability"] = {
+def measured(name: str, found: list[Tensor]) -> dict[str, Any]:
+    """How far maps repeat, for the provenance; warns where most of a task's are noise."""
+    each = torch.cat(found)
+    each = each[each.isfinite()]
+    if not len(each):
+        return {}
+    told = {
+        "repeatability": {
             "mean": float(each.mean()),
             "smallest": float(each.min()),
             "low": int((each < LOW).sum()),
             "of": len(each),
         }
-        if told["repeatability"]["mean"] < LOW:
-            warnings.warn(f"'{name}': {in_words(told)}", VeridicalWarning, stacklevel=2)
-
-    return look
+    }
+    if told["repeatability"]["mean"] < LOW:
+        warnings.warn(f"'{name}': {in_words(told)}", VeridicalWarning, stacklevel=2)
+    return told
 
 
 def in_words(provenance: Mapping[str, Any]) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -20,7 +19,6 @@ from veridical.explainers.mask_rules import IndependentCoins, mask_pieces, writt
 from veridical.explainers.repeatability import note_halves
 from veridical.models.cost import Cost
 from veridical.models.predictor import check_finite, repeat_side, take_side
-from veridical.models.sessions import look_later
 from veridical.perturb.backgrounds import fill_state
 from veridical.perturb.probe import blocks, probe
 from veridical.values.task import Task
@@ -176,5 +174,5 @@ def _ask_smooth(task: Task, masks: _SmoothMasks, key: Key) -> _Totals:
             own = answers.gather(1, target[:, None]).view(len(x), across, repeats)
             exact = wide.copy_(visible) if wide.shape == visible.shape else visible.double()
             totals.add(rows, columns.start, own.double().mean(-1), exact)
-    look_later(task.device, partial(check_finite, totals.answers))
+    check_finite(totals.answers)
     return totals

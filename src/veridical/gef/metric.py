@@ -162,7 +162,7 @@ class GEF(ExplainerMetric):
         for who in company:
             with company.at_work(who, task):
                 explainers[who].check(task)
-        with Question(task.predictor, later=False) as question:  # a mistake is one explainer's
+        with Question(task.predictor) as question:
             outcomes = self._outcomes(task, company, key / self.name)
         out: dict[str, Scores | Exception] = {}
         for who, explainer in explainers.items():

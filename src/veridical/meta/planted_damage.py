@@ -97,7 +97,7 @@ def _scores(judge: AnyMetric, task: Task, steps: Sequence[Step], key: Key) -> tu
     assert isinstance(judge, Metric)
     try:
         for step in steps:
-            scores = judge(task, step.maps, key).settle()
+            scores = judge(task, step.maps, key)
             found.append(scores.utility.double())
             cost = cost + scores.cost
     except Exception as error:  # a metric that fails must not silence the others

@@ -128,7 +128,6 @@ class AnyMetric(Settings):
             outcome.details,
             question.cost,
             provenance,
-            question.unchecked,
         )
 
 
@@ -261,7 +260,7 @@ class ExplainerMetric(AnyMetric):
         out: dict[str, Scores | Exception] = {}
         for who, explainer in explainers.items():
             try:
-                out[who] = self(task, explainer, key).settle()
+                out[who] = self(task, explainer, key)
             except Exception as error:
                 out[who] = error
         return out

@@ -12,7 +12,6 @@ from torch import Tensor
 from veridical.errors import InputError
 from veridical.functional._rows import whole_largest
 from veridical.metrics.types import Explainer, Key, Task
-from veridical.models.sessions import look_later
 
 Explain = Callable[[Task, Key], Tensor]
 
@@ -49,15 +48,14 @@ def explaining(explainer: Explainer, *tasks: Task) -> Iterator[Maps]:
     """`with explaining(explainer, task) as explain: explain(world, key)` gives maps (N, V) for each world.
 
     A world holds the samples of the task once or several times over; of several tasks, one behind the other.
-    A map must be finite, or NaN throughout to say that a sample could not be explained. Looking waits for a
-    GPU, so what was wrong with any of the maps is raised when the block ends or, there, when the score that
-    is being made is read.
+    A map must be finite, or NaN throughout to say that a sample could not be explained; what was wrong with
+    any of the maps is raised when the block ends.
     """
     maps = Maps(explainer)
     yield maps
     if maps.seen:
         counts = [len(task) for task in tasks]
-        look_later(tasks[0].device, lambda: _refuse_broken(explainer.name, maps.seen, counts))
+        _refuse_broken(explainer.name, maps.seen, counts)
 
 
 def _refuse_broken(name: str, seen: list[tuple[Tensor, Tensor]], counts: list[int]) -> None:

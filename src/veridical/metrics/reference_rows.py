@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,7 +10,6 @@ from torch import Tensor
 from veridical.metrics.re_explaining import explaining, one_session, samples_at_once
 from veridical.metrics.types import Explainer, Key, Task
 from veridical.models.predictor import Side, check_finite, take_side
-from veridical.models.sessions import look_later
 
 
 def why_no_references(task: Task) -> str | None:
@@ -43,7 +41,7 @@ def explained_beside(task: Task, explainer: Explainer, count: int, key: Key) -> 
     with one_session(task, explainer):
         with task.session():
             outputs = task.predictor.chunk(rows.inputs, rows.side)
-        look_later(outputs.device, partial(check_finite, outputs))
+        check_finite(outputs)
         own, others = task.predictions, outputs.argmax(-1)
         if samples_at_once(explainer, task) < len(task) + len(rows):
             return _one_by_one(task, rows, explainer, key, own, others)

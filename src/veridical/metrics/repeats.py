@@ -21,7 +21,7 @@ def with_repeats(
 
     A source that cannot matter here (a fill that draws nothing, maps without ties) is not asked again.
     """
-    first = judge(Key(seed)).settle()
+    first = judge(Key(seed))
     ranked = not isinstance(subject, Explanation) or subject.has_ties
     moves = {"draws": True, "fill": _draws_its_fill(metric, task), "tie orders": ranked}
     cost: Cost = first.cost
@@ -30,7 +30,7 @@ def with_repeats(
         columns = [first.values]
         for k in range(1, repeats):
             if moves[source]:
-                again = judge(_reseeded(seed, source, k)).settle()
+                again = judge(_reseeded(seed, source, k))
                 cost += again.cost
                 columns.append(again.values)
             else:

@@ -2,17 +2,12 @@
 
 A question is one result in the making; sessions are opened while it is, and write the weights of their world
 into the copy.
-
-To look at a number on a GPU is to wait until all that was asked of it before is done, and in the meantime it
-is asked nothing new. So a result is made without looking: its question gathers what could be wrong with it
-(`look_later`), and that is looked at when somebody reads it. On a CPU each look is taken at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import ContextVar
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,55 +19,26 @@ from veridical.models.plan import Plan, float32_products
 if TYPE_CHECKING:
     from veridical.models.predictor import CountedModel, Predictor
 
-Look = Callable[[], None]
-"""Raises if something is wrong."""
-
-AT_ONCE = {"cpu"}
-"""Kinds of device at which to look at a number is to wait for nothing."""
-
 _NOTHING = nullcontext()
-_COLLECTED: ContextVar[list[Look] | None] = ContextVar("looks of a result", default=None)
-
-
-def can_look(device: torch.device) -> bool:
-    """Whether to look at a number there is to wait for nothing."""
-    return device.type in AT_ONCE
-
-
-def look_later(device: torch.device, look: Look) -> None:
-    """Look when the result that is being made is read; at once on a CPU, or where nobody collects."""
-    looks = _COLLECTED.get()
-    if looks is None or device.type in AT_ONCE:
-        look()
-    else:
-        looks.append(look)
 
 
 class Question(AbstractContextManager["Question"]):
-    """One result in the making: its rows are counted, its looks gathered.
-
-    With `later=False` mistakes are looked for at once, also on a GPU.
-    """
+    """One result in the making, whose rows are counted."""
 
     cost: Cost
     """Rows asked while it was open; known when it is closed."""
     halvings: int
     """How often a chunk was halved because memory ran out; known when it is closed."""
 
-    def __init__(self, predictor: Predictor, later: bool = True) -> None:
+    def __init__(self, predictor: Predictor) -> None:
         predictor.source.check()
-        self._later = later
         self._tally = predictor.meter.here
         self._before = replace(self._tally)
-        self.unchecked: list[Look] = []
-        """What is still to be looked at when the result is read."""
 
     def __enter__(self) -> Question:
-        self._token = _COLLECTED.set(self.unchecked if self._later else _COLLECTED.get())
         return self
 
     def __exit__(self, *error: Any) -> None:
-        _COLLECTED.reset(self._token)
         self.cost, self.halvings = self.so_far, self._tally.halvings - self._before.halvings
 
     @property

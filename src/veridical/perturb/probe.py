@@ -20,7 +20,7 @@ from veridical.functional import round_to_grid
 from veridical.functional.devices import at_a_time
 from veridical.models.output_heads import Response
 from veridical.models.predictor import check_finite, repeat_side, take_side
-from veridical.models.sessions import Session, look_later
+from veridical.models.sessions import Session
 from veridical.perturb import answer_table, subset_table
 from veridical.perturb.backgrounds import Backgrounds
 from veridical.perturb.deduplication import ask_once, one_hides_all
@@ -85,7 +85,7 @@ def probe(
             unsigned = matters if signature is None else None
             asked, same = _ask(task, rule, behind, response, all_outputs, predictions, unsigned)
     # what is wrong with kept answers is found by everyone who reads them
-    look_later(asked.device, partial(check_finite, asked))
+    check_finite(asked)
     if all_outputs:
         return _all_with_clean(task, asked, response, predictions, with_clean)
     own = task.clean_response(response).to(asked.dtype)

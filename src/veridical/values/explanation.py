@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import InitVar, dataclass, field, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,9 +16,7 @@ from veridical.errors import InputError, OutOfRangeError, ShapeError
 from veridical.functional import has_spread, positions, rms_normalise
 from veridical.functional.ranks import ties_along
 from veridical.models.cost import Cost
-from veridical.models.sessions import AT_ONCE, Look
 from veridical.values import files
-from veridical.values.late_fields import become, unsettled
 from veridical.values.space import Space
 from veridical.values.weak_orders import check_order, reversed_ties, tied_pairs
 
@@ -36,9 +34,7 @@ class Explanation:
     features first. It travels with the map, since values alone cannot tell tied features apart once they
     have been re-assigned (an inverse of an inverse would not return to where it began).
 
-    A map must be finite, or NaN throughout to say that a sample could not be explained. On a GPU, where to
-    look is to wait, that is looked at when the values are first read, after what else may be wrong with them
-    (`unchecked`).
+    A map must be finite, or NaN throughout to say that a sample could not be explained.
     """
 
     values: Tensor
@@ -53,9 +49,8 @@ class Explanation:
     """Whether every sample could be explained; known from the check of the values."""
     tied: Tensor = None  # type: ignore[assignment]
     """(N, V) along `order`: whether a feature ties with the one before it, so that either may come first."""
-    unchecked: InitVar[Sequence[Look]] = ()
 
-    def __post_init__(self, unchecked: Sequence[Look]) -> None:
+    def __post_init__(self) -> None:
         own = self.__dict__
         for what, kind in (("values", Tensor), ("space", Space), ("targets", Tensor), ("ids", Tensor)):
             if not isinstance(own[what], kind):
@@ -66,34 +61,14 @@ class Explanation:
                 f"explanation has shape {tuple(own['values'].shape)}, expected {shape}: "
                 f"{shape[0]} samples x {shape[1]} {self.space.kind} features"
             )
-        own["_unchecked"] = unchecked
-        if own["values"].device.type in AT_ONCE:
-            self.settle()
-        else:
-            become(self, _Unsettled)
-
-    def settle(self) -> Explanation:
-        """Look at values that nobody has read yet, and raise what is wrong with them; waits for a GPU."""
-        own = self.__dict__
-        unchecked, values = own.get("_unchecked"), own["values"]
-        if unchecked is not None:
-            for look in unchecked:
-                look()
-            # NaN and infinity both show in the largest size, so that one look at it is enough as a rule
-            whole = self.space.valid is None and values.numel() > 0
-            whole = whole and math.isfinite(float(values.abs().amax()))
-            own["whole"] = whole or self._checked(values)
-            own["_unchecked"], own["_ranked"] = None, (id(values), _writes(values))
-            if type(self) is not Explanation:
-                become(self, Explanation)
-            try:
-                if own["order"] is not None:
-                    check_order(own["order"], self._existing(), self.explainer)
-            except InputError:
-                own["_unchecked"] = unchecked  # whoever reads next is told again
-                become(self, _Unsettled)
-                raise
-        return self
+        # NaN and infinity both show in the largest size, so that one number is enough as a rule
+        values = own["values"]
+        whole = self.space.valid is None and values.numel() > 0
+        whole = whole and math.isfinite(float(values.abs().amax()))
+        own["whole"] = whole or self._checked(values)
+        own["_ranked"] = id(values), _writes(values)
+        if own["order"] is not None:
+            check_order(own["order"], self._existing(), self.explainer)
 
     def _checked(self, values: Tensor) -> bool:
         """Whether every sample could be explained; raises where a map is neither finite nor all NaN."""
@@ -373,7 +348,6 @@ def _computed_when_read(name: str, make: Callable[[Explanation], Tensor]) -> Any
 
 Explanation.order = _computed_when_read("order", Explanation._sorted)
 Explanation.tied = _computed_when_read("tied", Explanation._ties)
-_Unsettled = unsettled(Explanation, "values", "whole")
 
 
 def _writes(values: Tensor) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import InitVar, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from numbers import Real
 from pathlib import Path
@@ -18,9 +18,7 @@ from torch import Tensor
 from veridical.errors import InputError, ShapeError
 from veridical.functional import bootstrap_interval
 from veridical.models.cost import Cost
-from veridical.models.sessions import AT_ONCE, Look
 from veridical.values import files
-from veridical.values.late_fields import become, unsettled
 from veridical.values.variance import Variance, split_variance
 
 if TYPE_CHECKING:
@@ -73,9 +71,6 @@ class Scores:
 
     Nothing is averaged before the caller asks, and no average hides a NaN: `mean()` is NaN when a sample
     is, `mean(skip_nan=True)` leaves those out and `flagged` counts them.
-
-    On a GPU a score is there before it is computed: what may be wrong with it (`unchecked`) is raised by
-    whoever first reads its values, flags, curve or details, or asks to `settle` it.
     """
 
     values: Tensor
@@ -88,9 +83,8 @@ class Scores:
     details: Mapping[str, Tensor] = field(default_factory=dict)
     cost: Cost = field(default_factory=Cost)
     provenance: Mapping[str, Any] = field(default_factory=dict)
-    unchecked: InitVar[Sequence[Look]] = ()
 
-    def __post_init__(self, unchecked: Sequence[Look]) -> None:
+    def __post_init__(self) -> None:
         own = self.__dict__
         for what, kinds in _KINDS.items():
             if not isinstance(own[what], kinds):
@@ -99,24 +93,7 @@ class Scores:
         if self.values.shape != self.ids.shape[:1]:
             raise ShapeError(f"scores have shape {tuple(self.values.shape)}, expected ({len(self.ids)},)")
         own["values"] = self.values.detach().to(torch.float64)
-        own["_unchecked"] = unchecked
-        if own["values"].device.type in AT_ONCE:
-            self.settle()
-        else:
-            become(self, _Unsettled)
-
-    def settle(self) -> Scores:
-        """Look at what is still unchecked, and raise what is wrong with it; waits for a GPU."""
-        own = self.__dict__
-        unchecked = own.get("_unchecked")
-        if unchecked is not None:
-            for look in unchecked:
-                look()
-            own.update(_finite_or_flagged(own["values"], _raised(own["flags"])))
-            own["_unchecked"] = None
-            if type(self) is not Scores:
-                become(self, Scores)
-        return self
+        own.update(_finite_or_flagged(own["values"], _raised(self.flags)))
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -256,7 +233,6 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "cost": (Cost,),
     "provenance": (Mapping,),
 }
-_Unsettled = unsettled(Scores, "values", "flags", "curve", "details")
 
 
 def joined(parts: Sequence[Scores]) -> Scores:

@@ -13,7 +13,6 @@ from veridical.explainers.graph.follow import Follower
 from veridical.explainers.graph.operations import tensors
 from veridical.explainers.graph.plan import Plan, fits
 from veridical.models.predictor import Output
-from veridical.models.sessions import look_later
 
 
 class Plans(dict[Any, Plan | None]):
@@ -53,19 +52,15 @@ class Followed(nn.Module):
         if known is None or not any(plan is not None and plan.finished for plan in self.plans.values()):
             return
         plans, ours = list(self.plans.values()), outputs.detach()
-
-        def look() -> None:
-            if alike(ours, known, 1e-2):
-                return
-            for plan in plans:
-                if plan is not None:
-                    plan.stop("the model took another way")
-            raise NotApplicableError(
-                "the model answers these samples otherwise than before: its way depends on values that it "
-                "reads unseen, or on more than its inputs. Asked again, it is followed step by step"
-            )
-
-        look_later(ours.device, look)
+        if alike(ours, known, 1e-2):
+            return
+        for plan in plans:
+            if plan is not None:
+                plan.stop("the model took another way")
+        raise NotApplicableError(
+            "the model answers these samples otherwise than before: its way depends on values that it "
+            "reads unseen, or on more than its inputs. Asked again, it is followed step by step"
+        )
 
     def followed(self, follower: Follower, x: Tensor, side: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
         """The model's answer to x under a follower: by its plan where there is one."""

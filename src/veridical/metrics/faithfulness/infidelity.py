@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import partial
 from typing import ClassVar, Literal
 
 import torch
@@ -18,7 +17,6 @@ from veridical.metrics.base import Metric, Outcome, register
 from veridical.metrics.faithfulness.masks import asked_and_summed, existing_values, sized_subsets
 from veridical.metrics.types import Direction, Explanation, Key, Response, Task
 from veridical.models.predictor import check_finite, repeat_side, take_side
-from veridical.models.sessions import look_later
 from veridical.perturb.backgrounds import Fill, fill_state
 from veridical.perturb.probe import blocks
 from veridical.perturb.rules import MaskRule
@@ -194,7 +192,7 @@ class Infidelity(Metric):
                 answers = task.respond(task.predictor.chunk(x, side), self.response)
                 target = task.targets[rows].repeat_interleave(across)
                 asked[rows, columns] = answers.gather(1, target[:, None]).view(-1, across)
-        look_later(asked.device, partial(check_finite, asked))
+        check_finite(asked)
         clean = task.respond(task.outputs, self.response).gather(1, task.targets[:, None])
         responses = round_to_grid(torch.cat([clean.to(asked.dtype), asked], 1), task.predictor.rounding)
         return predicted, responses[:, :1] - responses[:, 1:]

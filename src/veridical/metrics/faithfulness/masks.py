@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import combinations
 from math import comb
 
@@ -13,8 +12,6 @@ from torch import Tensor
 
 from veridical.functional.devices import at_a_time
 from veridical.metrics.types import Explanation, Fill, Key, Response, Task
-from veridical.models.predictor import check_finite
-from veridical.models.sessions import look_later
 from veridical.perturb.probe import blocks, probe
 from veridical.perturb.rules import Given, MaskRule, RandomSubsets
 from veridical.perturb.shared_work import shared
@@ -167,8 +164,6 @@ def asked_and_summed(
     if asked.responses is None:
         asked.responses = probe(task, summing, response=response, fill=fill, key=key, with_clean=True)
         return asked.responses, summing.sums
-    # whoever asked them looks at them, but not for the others
-    look_later(task.device, partial(check_finite, asked.responses))
     rows = task.predictor.rows
     if asked.drawn is None and weights.numel() * rule.count <= _MASKS_KEPT:
         masks = weights.new_empty(len(weights), rule.count, weights.shape[-1], dtype=torch.bool)

@@ -14,7 +14,6 @@ from veridical.metrics.input_noise import movable, touched
 from veridical.metrics.robustness.neighbourhood import NeighbourMetric, explained_pairs, nan_where_any, worst
 from veridical.metrics.types import Direction, Explainer, Key, Task
 from veridical.models.predictor import check_finite
-from veridical.models.sessions import look_later
 
 
 def relative_change(before: Tensor, after: Tensor, epsilon: float) -> Tensor:
@@ -85,7 +84,7 @@ class RelativeStability(NeighbourMetric):
             return torch.where(same, change / moved, torch.nan)
 
         _, table, flags = explained_pairs(self, start, explainer, key, ratio)
-        look_later(task.device, lambda: check_finite(torch.cat(sizes).unflatten(0, (-1, len(start))).T))
+        check_finite(torch.cat(sizes).unflatten(0, (-1, len(start))).T)
         share = torch.cat(kept).double().mean(0)
         flags["every draw changed the prediction"] = share == 0
         values = nan_where_any(worst(table), flags)
