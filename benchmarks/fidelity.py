@@ -74,9 +74,7 @@ def costs(task: vd.Task, draws: int) -> CostComparison:
     judging = seconds(lambda: metric(task, explanation), task.device)
     retraining = seconds(lambda: roar(task, _gradient()), task.device)
     explaining = seconds(lambda: vd.explain("gradient", task), task.device) * 512 / len(task)
-    return CostComparison(
-        explaining, retraining, 0.0, tuning, 2 * judging, sizes=len(metric.sizes)
-    )
+    return CostComparison(explaining, retraining, 0.0, tuning, 2 * judging, sizes=len(metric.sizes))
 
 
 def _gradient() -> vd.Explainer:

@@ -48,9 +48,13 @@ def names(*categories: str) -> list[str]:
     return [name for name, m in fitting.items() if not categories or m.category in categories]
 
 
+BY_PARTS = {"consistency": 2, "sufficiency": 2}
+"""Metrics that explain in parts where one chunk does not hold all, and look at each."""
+
+
 def check_waits(metric) -> None:
     one, many = seen(metric, task_of(16, rows=1024)), seen(metric, task_of(16, rows=8))
-    assert many.waits <= one.waits + 2
+    assert many.waits <= one.waits + BY_PARTS.get(metric.name, 0)
 
 
 @pytest.mark.parametrize("name", names())
