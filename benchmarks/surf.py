@@ -20,26 +20,26 @@ from pathlib import Path
 import numpy as np
 import torch
 
+import veridical as vd
 from benchmarks import surf_reference as reference
-from veridical import concepts as surf
-from veridical.concepts.methods.kmeans import kmeans
-from veridical.concepts.methods.subspaces import self_expression, spectral
-from veridical.concepts.nnls import nnls
+from veridical.concepts.methods.decompositions import kmeans
+from veridical.concepts.methods.mcd import spectral
+from veridical.concepts.solvers import nnls, self_expression
 from veridical.core.key import Key
 
 _EQUAL = 1e-3
 """How far above ours, relatively, a loss may lie that counts as equal."""
 
 
-def planted(rows: int, width: int, classes: int) -> tuple[surf.Embeddings, surf.Head]:
+def planted(rows: int, width: int, classes: int) -> tuple[vd.concepts.Embeddings, vd.concepts.Head]:
     """Non-negative embeddings that the head spreads evenly over all classes."""
     draw = torch.Generator().manual_seed(0)
     weight = torch.randn(classes, width, generator=draw) * 2 / width**0.5
     weight -= weight.mean(1, keepdim=True)  # or the classes with the largest sums would take all rows
-    head = surf.Head(weight, torch.zeros(classes))
+    head = vd.concepts.Head(weight, torch.zeros(classes))
     values = torch.randn(rows, width, generator=draw).abs()
     values += 2 * weight[torch.arange(rows) % classes].clamp(min=0)
-    return surf.Embeddings.of(values, head), head
+    return vd.concepts.Embeddings.of(values, head), head
 
 
 def judging(rows: int, width: int, classes: int, rounds: int = 15) -> None:
@@ -49,7 +49,7 @@ def judging(rows: int, width: int, classes: int, rounds: int = 15) -> None:
     exponentials and maxima are work of the measure's own.
     """
     embeddings, head = planted(rows, width, classes)
-    concepts = surf.random_concepts(head)
+    concepts = vd.concepts.random_concepts(head)
     other = concepts.surrogate_of(head).weight  # type: ignore[attr-defined]
 
     def bare() -> None:
@@ -61,8 +61,8 @@ def judging(rows: int, width: int, classes: int, rounds: int = 15) -> None:
     for measures, kind in (("MAE", "regression"), ("MAE, EMD, top-1", "multiclass")):
         same = replace(head, kind=kind)
 
-        def judged(same: surf.Head = same) -> None:
-            surf.judge(concepts, embeddings, same, companions=False)
+        def judged(same: vd.concepts.Head = same) -> None:
+            vd.concepts.judge(concepts, embeddings, same, companions=False)
 
         judged(), bare()
         pairs = [(both_clocks(judged), both_clocks(bare)) for _ in range(rounds)]
@@ -195,8 +195,16 @@ def fitting(rows: int) -> None:
     embeddings, head = planted(rows, 512, 10)
     share = head.membership(embeddings.outputs).double().mean(0)
     print(f"rows a class: {rows * float(share.min()):.0f} to {rows * float(share.max()):.0f}")
-    methods = [surf.PCA(), surf.KMeans(), surf.ICA(), surf.NMF(), surf.CDISCO(), surf.ICE(), surf.CRAFT()]
-    for method in (*methods, surf.SAE(), surf.ConceptSHAP(), surf.MCD()):
+    methods = [
+        vd.concepts.PCA(),
+        vd.concepts.KMeans(),
+        vd.concepts.ICA(),
+        vd.concepts.NMF(),
+        vd.concepts.CDISCO(),
+        vd.concepts.ICE(),
+        vd.concepts.CRAFT(),
+    ]
+    for method in (*methods, vd.concepts.SAE(), vd.concepts.ConceptSHAP(), vd.concepts.MCD()):
         taken, _ = both_clocks(lambda m=method: m.fit(embeddings, head))  # type: ignore[misc]
         print(f"fit {method.name:<8} {rows} x 512, 10 classes: {taken:7.2f} s", flush=True)
 

@@ -245,7 +245,7 @@ def expected_drop(size: int, alpha: float, most: int) -> float:
 
 def surf() -> None:
     task = vd.tasks.load("digits")
-    table = vd.concepts.sanity(task, draws=10, measures=("ICE-Eval", "SURF"))
+    table = vd.concepts.sanity(task, draws=10)
     figure, (left, right) = panels(2)
     settings = ("Perfect", "Rand-Imp", "Full-Rand")
     for place, measure in enumerate(("ICE-Eval", "SURF")):

@@ -12,50 +12,51 @@ import time
 from pathlib import Path
 from typing import Any
 
+import veridical as vd
 from replications.surf import data, prepared
 from replications.surf.run import at_home, here
-from veridical import concepts as surf
-from veridical.concepts.parsimony_curve import plateau
+from veridical.concepts import plateau
+from veridical.concepts.measures import LABELS
 from veridical.plots import COLOURS
 
 COUNTS = (1, 2, 3, 5, 8, 12, 25)
-METHODS: tuple[surf.ConceptMethod, ...] = (
-    surf.PCA(),
-    surf.KMeans(),
-    surf.ICA(),
-    surf.CDISCO(),
-    surf.NMF(),
-    surf.ICE(),
-    surf.SAE(),
-    surf.ConceptSHAP(),
-    surf.MCD(),
-    surf.CRAFT(),
-    surf.HUMCD(),
+METHODS: tuple[vd.concepts.ConceptMethod, ...] = (
+    vd.concepts.PCA(),
+    vd.concepts.KMeans(),
+    vd.concepts.ICA(),
+    vd.concepts.CDISCO(),
+    vd.concepts.NMF(),
+    vd.concepts.ICE(),
+    vd.concepts.SAE(),
+    vd.concepts.ConceptSHAP(),
+    vd.concepts.MCD(),
+    vd.concepts.CRAFT(),
+    vd.concepts.HUMCD(),
 )
 
 
 def curves(name: str, out: Path, device: str, sizes: tuple[int, int], chosen: list[str]) -> None:
     """The chosen methods at every number of concepts."""
     task = getattr(data, name)(*sizes).to(device)
-    parts = surf.split(task)
+    parts = vd.concepts.split(task)
     train, test, head = here(parts.train()), here(parts.test()), at_home(parts.head)
     unpooled = here(parts.train(spatial=True)) if parts.map_layer is not None else train
     assert task.train is not None
     few = task.train[:: max(1, len(task.train) // 1000)]
-    supply: dict[Any, surf.Embeddings] = {"positions": unpooled}
+    supply: dict[Any, vd.concepts.Embeddings] = {"positions": unpooled}
     if "craft" in chosen:
-        supply["crops"] = here(surf.crop_embeddings(parts, few, task.train.shape[-1] // 2))
+        supply["crops"] = here(vd.concepts.crop_embeddings(parts, few, task.train.shape[-1] // 2))
     if "hu-mcd" in chosen and name == "cifar":
         labels = prepared.load("segments")["labels"].long()
         own = data.cifar(prepared.SEGMENTED, 10).train
         assert own is not None
-        supply["segments"] = here(surf.segment_embeddings(parts, own.to(device), lambda _: labels))
+        supply["segments"] = here(vd.concepts.segment_embeddings(parts, own.to(device), lambda _: labels))
     found: dict[str, Any] = {"counts": COUNTS, "rows": sizes}
     for method in METHODS:
         if method.name not in chosen or (method.name == "hu-mcd" and "segments" not in supply):
             continue
         began = time.perf_counter()
-        curve = surf.parsimony(method, train, test, head, COUNTS, materials=supply)
+        curve = vd.concepts.parsimony(method, train, test, head, COUNTS, materials=supply)
         found[method.name] = {
             "mae": curve.errors("mae"),
             "emd": curve.errors("emd"),
@@ -89,7 +90,7 @@ def picture(names: list[str], folder: Path) -> None:
                 ax.plot(best, errors[counts.index(best)], "o", markersize=9, fillstyle="none", color=color)
             ax.set_yscale("log")
             ax.set_xticks(counts)
-            ax.set_title(f"{name}: {surf.judgement.LABELS[measure]}", fontsize=9)
+            ax.set_title(f"{name}: {LABELS[measure]}", fontsize=9)
             ax.spines[["top", "right"]].set_visible(False)
             ax.set_xlabel("concepts an output")
     figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside right upper", frameon=False)

@@ -21,21 +21,26 @@ import torch
 
 import veridical as vd
 from replications.surf import data, prepared, trained
-from veridical import concepts as surf
+from replications.surf.cshap_eval import Training, cshap_eval, learned_measures
 from veridical.concepts.materials import Materials
-from veridical.concepts.sanity_check import LEARNED
 from veridical.errors import NotApplicableError
 
 COUNT = 5
 Note = Callable[[str, object], None]
 
 
-def sanity(head: surf.Head, test: surf.Embeddings, train: surf.Embeddings, draws: int, note: Note) -> None:
+def sanity(
+    head: vd.concepts.Head,
+    test: vd.concepts.Embeddings,
+    train: vd.concepts.Embeddings,
+    draws: int,
+    note: Note,
+) -> None:
     """Table 3: measures that learn nothing over 10 draws, then C-SHAP-Eval, trained on 500 rows.
 
     C-SHAP-Eval in the coordinates of the head, and (`plain`) of the embedding, as the paper trains it.
     """
-    table = surf.sanity_of_head(head, test, train, draws=10, measures=("ICE-Eval", "SURF"))
+    table = vd.concepts.sanity(test, head)
     print(table, flush=True)
     note(
         "table3",
@@ -46,24 +51,24 @@ def sanity(head: surf.Head, test: surf.Embeddings, train: surf.Embeddings, draws
         },
     )
     few = train.take(torch.arange(0, len(train), max(1, len(train) // 500)))
-    table = surf.sanity_of_head(head, test, few, draws=draws, measures=LEARNED, learned_draws=draws)
+    table = vd.concepts.sanity(test, head, draws=draws, measures=learned_measures(few))
     print(table, flush=True)
     note("table3_learned", table.to_frame().to_dict("records"))
     plain: list[dict[str, object]] = []
-    for concepts in (surf.perfect(head), surf.random_concepts(head)):
+    for concepts in (vd.concepts.perfect(head), vd.concepts.random_concepts(head)):
         for loss in ("cross_entropy", "l1"):
-            training = surf.Training(loss=loss, plain=True)  # type: ignore[arg-type]
-            found = surf.cshap_eval(concepts, test, head, few, training)
+            training = Training(loss=loss, plain=True)  # type: ignore[arg-type]
+            found = cshap_eval(concepts, test, head, few, training)
             print(f"as published: {found}", flush=True)
             plain.append({"setting": concepts.method, "loss": loss, **found.summary})
             note("table3_learned_as_published", plain)
 
 
 def methods(
-    plan: list[tuple[surf.ConceptMethod, surf.Embeddings]],
-    train: surf.Embeddings,
-    test: surf.Embeddings,
-    head: surf.Head,
+    plan: list[tuple[vd.concepts.ConceptMethod, vd.concepts.Embeddings]],
+    train: vd.concepts.Embeddings,
+    test: vd.concepts.Embeddings,
+    head: vd.concepts.Head,
     note: Note,
 ) -> None:
     """Every method with its embeddings to fit on; those that do not apply say why."""
@@ -77,8 +82,8 @@ def methods(
             print(error, flush=True)
             continue
         seconds = time.perf_counter() - start
-        found = surf.judge(concepts, test, head)
-        split = surf.error_split(concepts, train, test, head)
+        found = vd.concepts.judge(concepts, test, head)
+        split = vd.concepts.error_split(concepts, train, test, head)
         print(f"{seconds:6.1f} s  {found}\n          {split}", flush=True)
         rows.append(
             {"method": method.name, "seconds": seconds, **found.summary}
@@ -87,16 +92,25 @@ def methods(
         )
         note("table4", rows)
     if min(head.weight.shape) >= COUNT:
-        best = surf.judge(surf.rank_optimum(train, head, COUNT), test, head)
+        best = vd.concepts.judge(vd.concepts.rank_optimum(train, head, COUNT), test, head)
         print(f"          {best}", flush=True)
         rows.append({"method": "rank-5 optimum (shared)", **best.summary})
     note("table4", rows)
 
 
-def all_methods(**common: Any) -> list[surf.ConceptMethod]:
+def all_methods(**common: Any) -> list[vd.concepts.ConceptMethod]:
     """Every method but those that need crops or segments."""
-    kinds = (surf.PCA, surf.KMeans, surf.ICA, surf.NMF, surf.CDISCO, surf.ICE, surf.ConceptSHAP, surf.MCD)
-    return [kind(COUNT, **common) for kind in kinds] + [surf.SAE(COUNT)]
+    kinds = (
+        vd.concepts.PCA,
+        vd.concepts.KMeans,
+        vd.concepts.ICA,
+        vd.concepts.NMF,
+        vd.concepts.CDISCO,
+        vd.concepts.ICE,
+        vd.concepts.ConceptSHAP,
+        vd.concepts.MCD,
+    )
+    return [kind(COUNT, **common) for kind in kinds] + [vd.concepts.SAE(COUNT)]
 
 
 def image_head(task: vd.Task, crop: int, draws: int, note: Note) -> None:
@@ -105,39 +119,45 @@ def image_head(task: vd.Task, crop: int, draws: int, note: Note) -> None:
     The model runs where the task lies; concepts are fitted and judged on the CPU.
     """
     note("accuracy", float((task.predictions == task.labels).double().mean()))
-    parts = surf.split(task)
+    parts = vd.concepts.split(task)
     train, test, head = here(parts.train()), here(parts.test()), at_home(parts.head)
     unpooled = here(parts.train(spatial=True)) if parts.map_layer is not None else train
     assert task.train is not None
-    crops = here(surf.crop_embeddings(parts, task.train[:: max(1, len(task.train) // 1000)], crop))
+    crops = here(vd.concepts.crop_embeddings(parts, task.train[:: max(1, len(task.train) // 1000)], crop))
     note("collected", {"train": len(train), "test": len(test), "crops": len(crops)})
     plan = [(method, unpooled if method.name == "sae" else train) for method in all_methods()]
     sanity(head, test, train, draws, note)
-    methods([*plan, (surf.CRAFT(COUNT), crops)], train, test, head, note)
+    methods([*plan, (vd.concepts.CRAFT(COUNT), crops)], train, test, head, note)
 
 
-def here(embeddings: surf.Embeddings) -> surf.Embeddings:
+def here(embeddings: vd.concepts.Embeddings) -> vd.concepts.Embeddings:
     """The embeddings on the CPU."""
     labels = None if embeddings.labels is None else embeddings.labels.cpu()
-    return surf.Embeddings(embeddings.values.cpu(), embeddings.outputs.cpu(), embeddings.ids.cpu(), labels)
+    return vd.concepts.Embeddings(
+        embeddings.values.cpu(), embeddings.outputs.cpu(), embeddings.ids.cpu(), labels
+    )
 
 
-def at_home(head: surf.Head) -> surf.Head:
+def at_home(head: vd.concepts.Head) -> vd.concepts.Head:
     """The head on the CPU."""
     return replace(head, weight=head.weight.cpu(), bias=head.bias.cpu())
 
 
-def given_head(train: surf.Embeddings, test: surf.Embeddings, head: surf.Head, note: Note) -> None:
+def given_head(
+    train: vd.concepts.Embeddings, test: vd.concepts.Embeddings, head: vd.concepts.Head, note: Note
+) -> None:
     """Every method on embeddings that are at hand, one dictionary an output."""
-    methods([(method, train) for method in (*all_methods(), surf.CRAFT(COUNT))], train, test, head, note)
+    methods(
+        [(method, train) for method in (*all_methods(), vd.concepts.CRAFT(COUNT))], train, test, head, note
+    )
 
 
 def small_task(task: vd.Task, note: Note) -> None:
     """Every method on what it is fitted on, where the task has that."""
-    parts = surf.split(task)
+    parts = vd.concepts.split(task)
     supply = Materials({}, parts)
-    plan: list[tuple[surf.ConceptMethod, surf.Embeddings]] = []
-    for method in (*all_methods(), surf.CRAFT(COUNT)):
+    plan: list[tuple[vd.concepts.ConceptMethod, vd.concepts.Embeddings]] = []
+    for method in (*all_methods(), vd.concepts.CRAFT(COUNT)):
         try:
             plan.append((method, supply.rows(method)))
         except NotApplicableError as error:
@@ -154,27 +174,39 @@ def photos(note: Note) -> None:
     note("accuracy", float((test.outputs.argmax(1) == test.labels).double().mean()))
     crops, cut = prepared.photo_parts(head)
     supply = Materials.of(replace(train, kind="positions"), {"crops": crops, "segments": cut})
-    kinds = (surf.PCA, surf.KMeans, surf.ICA, surf.NMF, surf.CDISCO, surf.ICE, surf.CRAFT)
-    shared: list[surf.ConceptMethod] = [kind(k, shared=True) for k in (COUNT, 25) for kind in kinds]
-    shared += [surf.PCA(100, shared=True), surf.MCD(COUNT, shared=True), surf.HUMCD(COUNT, shared=True)]
+    kinds = (
+        vd.concepts.PCA,
+        vd.concepts.KMeans,
+        vd.concepts.ICA,
+        vd.concepts.NMF,
+        vd.concepts.CDISCO,
+        vd.concepts.ICE,
+        vd.concepts.CRAFT,
+    )
+    shared: list[vd.concepts.ConceptMethod] = [kind(k, shared=True) for k in (COUNT, 25) for kind in kinds]
+    shared += [
+        vd.concepts.PCA(100, shared=True),
+        vd.concepts.MCD(COUNT, shared=True),
+        vd.concepts.HUMCD(COUNT, shared=True),
+    ]
     rows: list[dict[str, object]] = []
-    for method in (*shared, surf.SAE(COUNT, steps=500)):
+    for method in (*shared, vd.concepts.SAE(COUNT, steps=500)):
         start = time.perf_counter()
         concepts = supply.concepts(method, head, 0)
         seconds = time.perf_counter() - start
         for positions in ("pooled", "each"):
-            found = surf.judge(concepts, test, head, positions)  # type: ignore[arg-type]
+            found = vd.concepts.judge(concepts, test, head, positions)  # type: ignore[arg-type]
             print(f"{seconds:6.1f} s {method.name} {method.n_concepts} {positions}: {found}", flush=True)
             rows.append({"method": method.name, "K": method.n_concepts, "positions": positions})
             rows[-1] |= {"seconds": seconds, **found.summary}
             note("shared", rows)
-    table = surf.sanity_of_head(head, test, train, draws=10, measures=("ICE-Eval", "SURF"))
+    table = vd.concepts.sanity(test, head)
     print(table, flush=True)
     note("table3", {"rows": table.to_frame().to_dict("records"), "norms": head.norms.aminmax()[0].item()})
     note("ordered", {column: table.ordered("SURF", column) for column in ("mae", "emd")})
     for plain in (False, True):  # a thousand classes: minutes each
-        training = surf.Training(loss="l1", plain=plain)
-        found = surf.cshap_eval(surf.perfect(head), test.as_pooled(), head, train.as_pooled(), training)
+        training = Training(loss="l1", plain=plain)
+        found = cshap_eval(vd.concepts.perfect(head), test.as_pooled(), head, train.as_pooled(), training)
         print(f"plain={plain}: {found}", flush=True)
         note(f"cshap_eval_l1_perfect{'_as_published' if plain else ''}", found.summary)
 
@@ -184,13 +216,13 @@ def segments(task: vd.Task, note: Note) -> None:
     labels = prepared.load("segments")["labels"]
     assert task.train is not None
     images = task.train[: len(labels)]
-    parts = surf.split(task)
-    cut = surf.segment_embeddings(parts, images, lambda x: labels.long())
+    parts = vd.concepts.split(task)
+    cut = vd.concepts.segment_embeddings(parts, images, lambda x: labels.long())
     note("segments", {"images": len(images), "segments": len(cut)})
     whole = parts.collect(images)
-    plan: list[tuple[surf.ConceptMethod, surf.Embeddings]] = [
-        (surf.HUMCD(COUNT), cut),
-        (surf.MCD(COUNT), whole),
+    plan: list[tuple[vd.concepts.ConceptMethod, vd.concepts.Embeddings]] = [
+        (vd.concepts.HUMCD(COUNT), cut),
+        (vd.concepts.MCD(COUNT), whole),
     ]
     methods(plan, parts.train(), parts.test(), parts.head, note)
 

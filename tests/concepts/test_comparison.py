@@ -11,11 +11,9 @@ from torch import nn
 
 import veridical as vd
 from tests.concepts.conftest import draw
-from veridical import concepts as surf
 from veridical.concepts import PCA, SAE, Concepts, Dictionary, Embeddings, Head, KMeans, judge
 from veridical.concepts.materials import METHODS, entries
-from veridical.concepts.stability import stability
-from veridical.concepts.verdict import gap
+from veridical.concepts.verdict import gap, stability
 from veridical.core.key import Key
 from veridical.errors import InputError, NotApplicableError, UnknownNameError
 
@@ -36,22 +34,24 @@ def dictionary() -> Dictionary:
 
 def test_methods_names_concepts_and_dictionaries_stand_side_by_side(head, train, test):
     ready = Concepts.of(head.weight[:, None], torch.ones(4, 1), method="mine")
-    found = surf.compare_on(train, test, head, ["pca", KMeans(2), ready, dictionary(), surf.NMF])
+    found = vd.concepts.compare(
+        train, ["pca", KMeans(2), ready, dictionary(), vd.concepts.NMF], test=test, head=head
+    )
     assert list(found.judgements) == ["pca", "kmeans", "mine", "dictionary", "nmf"]
     assert found.judgements["mine"].mae == 0
     assert found.judgements["dictionary"].concepts == 3
-    named = surf.compare_on(train, test, head, {"few": PCA(1), "many": PCA(4)})
+    named = vd.concepts.compare(train, {"few": PCA(1), "many": PCA(4)}, test=test, head=head)
     assert list(named.judgements) == ["few", "many"]
     assert named.judgements["few"].method == "few"
-    one = surf.compare_on(train, test, head, "pca")
+    one = vd.concepts.compare(train, "pca", test=test, head=head)
     assert list(one.judgements) == ["pca"]
 
 
 def test_what_cannot_be_compared_is_named(head, train, test):
     with pytest.raises(UnknownNameError, match="no concept method is called 'pcaa'"):
-        surf.compare_on(train, test, head, ["pcaa"])
+        vd.concepts.compare(train, ["pcaa"], test=test, head=head)
     with pytest.raises(InputError, match="got a int"):
-        surf.compare_on(train, test, head, [3])
+        vd.concepts.compare(train, [3], test=test, head=head)
     with pytest.raises(UnknownNameError, match="concept method"):
         vd.audit(vd.tasks.load("known/linear"), concepts=["nmff"])
 
@@ -66,32 +66,38 @@ def test_numpy_is_welcome(head, train, test):
 
 def test_every_method_gets_what_it_is_fitted_on_or_says_why_not(head, train, test):
     """HU-MCD without segments was MCD in every digit; CRAFT got no crops, SAE pooled rows."""
-    found = surf.compare_on(train, test, head, [surf.HUMCD(1), surf.CRAFT(1), SAE(2, steps=3), PCA(2)])
+    found = vd.concepts.compare(
+        train, [vd.concepts.HUMCD(1), vd.concepts.CRAFT(1), SAE(2, steps=3), PCA(2)], test=test, head=head
+    )
     assert list(found.judgements) == ["pca"]
     assert "fitted on segments of images" in found.refused["hu-mcd"]
     assert "materials={'crops': ...}" in found.refused["craft"]
     assert "every position or token" in found.refused["sae"]
-    given = surf.compare_on(train, test, head, [SAE(2, steps=3)], materials={"positions": train})
+    given = vd.concepts.compare(
+        train, [SAE(2, steps=3)], materials={"positions": train}, test=test, head=head
+    )
     assert list(given.judgements) == ["sae"]
     task = image_task()
-    parts = surf.split(task)
-    for method in (surf.HUMCD(1), surf.CRAFT(1), SAE(1, steps=3)):
+    parts = vd.concepts.split(task)
+    for method in (vd.concepts.HUMCD(1), vd.concepts.CRAFT(1), SAE(1, steps=3)):
         with pytest.raises(NotApplicableError, match="kind 'pooled'"):
             method.fit(parts.train(), parts.head)
 
 
 def test_a_task_supplies_positions_and_crops():
     task = image_task()
-    parts = surf.split(task)
-    found = surf.compare(task, [SAE(2, steps=20), surf.CRAFT(2)])
+    parts = vd.concepts.split(task)
+    found = vd.concepts.compare(task, [SAE(2, steps=20), vd.concepts.CRAFT(2)])
     wanted = SAE(2, steps=20).fit(parts.train(spatial=True), parts.head)
     assert torch.equal(found.concepts["sae"].vectors, wanted.vectors)
-    crops = surf.crop_embeddings(parts, task.train, 4)
-    assert torch.allclose(found.concepts["craft"].vectors, surf.CRAFT(2).fit(crops, parts.head).vectors)
+    crops = vd.concepts.crop_embeddings(parts, task.train, 4)
+    assert torch.allclose(
+        found.concepts["craft"].vectors, vd.concepts.CRAFT(2).fit(crops, parts.head).vectors
+    )
     table = vd.Task(
         nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)), torch.rand(20, 4), train=torch.rand(30, 4)
     )
-    refused = surf.compare(table, [surf.CRAFT(1), PCA(1)]).refused
+    refused = vd.concepts.compare(table, [vd.concepts.CRAFT(1), PCA(1)]).refused
     assert "no images" in refused["craft"]
 
 
@@ -99,40 +105,38 @@ def test_a_task_supplies_positions_and_crops():
 def test_a_task_supplies_segments():
     pytest.importorskip("skimage")
     task = image_task()
-    found = surf.compare(task, [surf.HUMCD(1, segments=4), surf.MCD(1)])
+    found = vd.concepts.compare(task, [vd.concepts.HUMCD(1, segments=4), vd.concepts.MCD(1)])
     assert not torch.equal(found.concepts["hu-mcd"].vectors, found.concepts["mcd"].vectors)
 
 
 @dataclass(frozen=True)
-class Means(surf.ConceptMethod):
+class Means(vd.concepts.ConceptMethod):
     """A method of four lines."""
 
     name = "means"
 
     def find(self, rows, weight, key):
-        return surf.Found(rows.reshape(self.n_concepts, -1, rows.shape[1]).mean(1))
+        return vd.concepts.Found(rows.reshape(self.n_concepts, -1, rows.shape[1]).mean(1))
 
 
 def test_a_plug_in_is_compared_like_any_other(head, train, test):
-    found = surf.compare_on(train, test, head, [Means(1), PCA(1)])
+    found = vd.concepts.compare(train, [Means(1), PCA(1)], test=test, head=head)
     assert set(found.judgements) == {"means", "pca"}
-    assert len(surf.parsimony(Means(), train, test, head, counts=(1,)).judgements) == 1
+    assert len(vd.concepts.parsimony(Means(), train, test, head, counts=(1,)).judgements) == 1
 
 
 def test_rows_that_are_all_zero_are_flagged_not_an_error(head):
     values = draw(0, 60, 12).abs()
     values[head.outputs(values).argmax(1) == 1] = 0
     rows = Embeddings(values, head.outputs(draw(0, 60, 12).abs()), torch.arange(60))
-    for method in (surf.CDISCO(2), surf.MCD(2), PCA(2), surf.NMF(2), surf.CRAFT(2)):
+    for method in (
+        vd.concepts.CDISCO(2),
+        vd.concepts.MCD(2),
+        PCA(2),
+        vd.concepts.NMF(2),
+        vd.concepts.CRAFT(2),
+    ):
         assert "zero" in method.fit(rows, head).flags[1]
-
-
-def test_deletion_refuses_what_has_no_predicted_class(test):
-    number = Head(draw(1, 1, 12), torch.zeros(1), "regression")
-    concepts = Concepts.of(draw(2, 2, 12), torch.ones(1, 2))
-    for proxy in (surf.concept_deletion, surf.weight_deletion):
-        with pytest.raises(NotApplicableError, match="this head is a regression"):
-            proxy(concepts, test, number)
 
 
 # --- the verdict ----------------------------------------------------------------------------------------
@@ -140,8 +144,10 @@ def test_deletion_refuses_what_has_no_predicted_class(test):
 
 def test_the_verdict_beats_controls_and_says_how_surely(head, train, test):
     good = Concepts.of(head.weight[:, None], torch.ones(4, 1), method="good")
-    bad = surf.random_concepts(head, seed=9)
-    found = surf.compare_on(train, test, head, {"good": good, "bad": replace(bad, method="bad")})
+    bad = vd.concepts.random_concepts(head, seed=9)
+    found = vd.concepts.compare(
+        train, {"good": good, "bad": replace(bad, method="bad")}, test=test, head=head
+    )
     verdict = found.verdict
     assert verdict.best == "good"
     assert [p.method for p in verdict.places] == ["good", "bad"]
@@ -151,14 +157,14 @@ def test_the_verdict_beats_controls_and_says_how_surely(head, train, test):
     assert found.controls["Perfect"].mae == 0
     assert set(verdict.places[0].above) == {"Rand-Imp", "Full-Rand", "Constant"}
     assert "Not better than a control: bad" in repr(verdict)
-    only = surf.compare_on(train, test, head, {"bad": bad})
+    only = vd.concepts.compare(train, {"bad": bad}, test=test, head=head)
     assert only.verdict.best is None
     assert "No concept method is surely better" in repr(only)
 
 
 def test_methods_that_show_more_than_was_asked_for_are_set_apart(head, train, test):
     whole = Concepts.of(torch.eye(12), head.weight, method="everything")
-    found = surf.compare_on(train, test, head, [whole, PCA(2)])
+    found = vd.concepts.compare(train, [whole, PCA(2)], test=test, head=head)
     assert not next(p for p in found.verdict.places if p.method == "everything").affordable
     assert found.verdict.best != "everything"
     assert "everything (12)" in repr(found.verdict)
@@ -187,22 +193,22 @@ def test_few_samples_decide_nothing(head, train, test):
     small = draw(0, 1, 5).abs()
     assert not gap(small + 9, small, Key(0)).sure
     assert gap(torch.cat([small, small[:, :1]], 1) + 9, torch.cat([small, small[:, :1]], 1), Key(0)).sure
-    found = surf.compare_on(train, test.take(slice(0, 1)), head, [PCA(12)])
+    found = vd.concepts.compare(train, [PCA(12)], test=test.take(slice(0, 1)), head=head)
     assert found.verdict.best is None
     assert "Fewer than 6 samples" in repr(found.verdict)
     assert "no interval" in str(found.verdict.places[0].error)
 
 
 def test_outputs_that_do_not_vary_leave_nothing_to_explain(head, train):
-    same = surf.Embeddings.of(train.values[:1].expand(20, -1), head)
-    found = surf.compare_on(same, same, head, [PCA(2)])
+    same = vd.concepts.Embeddings.of(train.values[:1].expand(20, -1), head)
+    found = vd.concepts.compare(same, [PCA(2)], test=same, head=head)
     assert "do not vary" in repr(found.verdict)
 
 
 def test_nothing_to_compare_is_refused(head, train, test):
     for nothing in ([], {}, ()):
         with pytest.raises(InputError, match="at least one concept method"):
-            surf.compare_on(train, test, head, nothing)
+            vd.concepts.compare(train, nothing, test=test, head=head)
 
 
 def test_stability_tells_the_same_concepts_from_others(head, train):
@@ -217,7 +223,7 @@ def test_stability_tells_the_same_concepts_from_others(head, train):
     assert stability([one]) is None
     with pytest.raises(InputError, match="fits of one method"):
         stability([one, PCA(2, shared=True).fit(train, head)])
-    found = surf.compare_on(train, train, head, [KMeans(3), PCA(2)], seeds=3)
+    found = vd.concepts.compare(train, [KMeans(3), PCA(2)], seeds=3, test=train, head=head)
     assert found.stability["kmeans"].concepts <= 1
     assert found.stability["pca"] is None  # it draws nothing
     assert len(found.verdict.places) == 2
@@ -237,10 +243,10 @@ def test_every_name_is_a_method_with_its_kind_of_rows():
 
 def test_parsimony_takes_a_task_and_a_name():
     task = image_task()
-    curve = surf.parsimony("pca", task, counts=(1, 2))
+    curve = vd.concepts.parsimony("pca", task, counts=(1, 2))
     assert len(curve.errors()) == 2
-    assert len(surf.parsimony(SAE(steps=3), task, counts=(1,)).errors()) == 1
-    ready = surf.parsimony(Concepts.of(torch.ones(1, 6), torch.ones(3, 1)), task)
+    assert len(vd.concepts.parsimony(SAE(steps=3), task, counts=(1,)).errors()) == 1
+    ready = vd.concepts.parsimony(Concepts.of(torch.ones(1, 6), torch.ones(3, 1)), task)
     assert (ready.counts, ready.suggested()) == ((1,), None)
 
 
@@ -256,7 +262,7 @@ def test_dead_atoms_are_brought_back(monkeypatch):
         return int(note.split()[0])
 
     revived = dead()
-    monkeypatch.setattr("veridical.concepts.dictionary.run.revive", lambda *_: None)
+    monkeypatch.setattr("veridical.concepts.dictionary_training.revive", lambda *_: None)
     assert revived < 0.7 * dead()
 
 

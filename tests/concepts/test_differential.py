@@ -12,14 +12,10 @@ import torch
 import veridical as vd
 from tests.concepts.conftest import draw
 from tests.reference.saelens import ARCHITECTURES
-from veridical import concepts as surf
 from veridical.concepts import Head, load_saelens
-from veridical.concepts.cshap_network import Network
 from veridical.concepts.methods.craft import sobol_total
-from veridical.concepts.methods.ica import unmixing
-from veridical.concepts.methods.kmeans import kmeans
-from veridical.concepts.methods.nmf import nmf
-from veridical.concepts.methods.pca import right_singular, spanned
+from veridical.concepts.methods.cshap import Network
+from veridical.concepts.methods.decompositions import kmeans, nmf, right_singular, spanned, unmixing
 from veridical.core.key import Key
 
 
@@ -34,7 +30,7 @@ def planted(rows: int, width: int, parts: int) -> torch.Tensor:
 
 def real_rows() -> torch.Tensor:
     """Embeddings of one digit under the embedded CNN."""
-    parts = surf.split(vd.tasks.load("digits"))
+    parts = vd.concepts.split(vd.tasks.load("digits"))
     train = parts.train()
     return train.values[train.outputs.argmax(1) == 3].double()
 
@@ -53,7 +49,7 @@ def test_nmf_leaves_no_more_than_scikit_learns(count, source):
         peer.fit(rows.numpy())
     ours = float((rows - weights @ parts).norm())
     assert ours <= 1.2 * peer.reconstruction_err_
-    found = surf.NMF(count).find(rows, torch.ones(rows.shape[1]), Key(0)).vectors
+    found = vd.concepts.NMF(count).find(rows, torch.ones(rows.shape[1]), Key(0)).vectors
     assert len(found) == count or torch.linalg.matrix_rank(rows) < count
     assert float(parts.min()) >= 0
 
@@ -92,7 +88,7 @@ def test_ica_is_as_independent_as_scikit_learns_on_real_embeddings(count):
         theirs = torch.from_numpy(peer.fit_transform(white.numpy()))
     assert torch.allclose(ours.T @ ours / len(rows), torch.eye(count, dtype=torch.float64), atol=1e-6)
     assert contrast(ours) >= 0.9 * contrast(theirs)
-    found = surf.ICA(count).find(real_rows(), torch.ones(rows.shape[1]), Key(0)).vectors
+    found = vd.concepts.ICA(count).find(real_rows(), torch.ones(rows.shape[1]), Key(0)).vectors
     span = torch.linalg.matrix_rank(torch.cat([found, vectors[:count]]), rtol=1e-8)
     assert int(span) == count
 
@@ -131,7 +127,7 @@ def test_shapley_values_of_concepts_are_shaps():
 
     peer = shap.KernelExplainer(completeness, np.zeros((1, 8)), silent=True)
     theirs = peer.shap_values(np.ones((1, 8)), nsamples=2**8, silent=True)[0]
-    ours, _ = surf.ConceptSHAP(2, pool=8).shapley({1: own}, vectors, network, head, Key(0))
+    ours, _ = vd.concepts.ConceptSHAP(2, pool=8).shapley({1: own}, vectors, network, head, Key(0))
     assert np.allclose(ours[0], theirs, atol=1e-6)
 
 
@@ -187,7 +183,7 @@ def test_saelens_dictionaries_do_what_saelens_does(tmp_path, architecture, confi
         assert np.allclose(rebuilt[n], again, atol=1e-9)
         wanted = head.outputs(torch.from_numpy(again)[None])
         assert torch.allclose(concepts.surrogate(rows[n : n + 1], head), wanted, atol=1e-9)
-    charged = surf.judge(concepts, surf.Embeddings.of(rows, head), head).concepts
+    charged = vd.concepts.judge(concepts, vd.concepts.Embeddings.of(rows, head), head).concepts
     shown = config.get("k", float((codes != 0).double().sum(-1).mean()))
     assert charged == pytest.approx(shown)
 
@@ -199,29 +195,3 @@ def test_the_exact_index_is_what_many_designs_come_to():
     assert torch.allclose(exact, sobol_total(pull, 4096), atol=0.02)
     equal = sobol_total(torch.ones(1, 25, dtype=torch.float64))
     assert torch.allclose(equal, torch.full_like(equal, 1 / 25))  # 32 designs spread them 15-fold
-
-
-HEADS = {
-    "even": lambda: 2 * torch.nn.functional.normalize(draw(12, 5, 24), dim=-1),
-    # trained with weight decay, the weights of all classes sum to nearly nothing
-    "sum to nothing": lambda: 4 * (draw(12, 5, 24) - 0.995 * draw(12, 5, 24).mean(0)),
-    "long": lambda: 30 * torch.nn.functional.normalize(draw(12, 5, 24), dim=-1),
-    "unequal": lambda: draw(12, 5, 24) * torch.logspace(-1, 1, 5, dtype=torch.float64)[:, None],
-}
-
-
-@pytest.mark.parametrize("kind", HEADS)
-def test_cshap_eval_solves_a_perfect_explanation_of_any_head(kind):
-    """In the embedding's own coordinates the rate suited LeNet: 3.0 on ResNet-20 and 2.0 on MiniLM."""
-    head = Head(HEADS[kind](), draw(15, 5))
-    rows = [surf.Embeddings.of(draw(s, 400, 24).abs() / float(head.norms.mean()), head) for s in (13, 14)]
-    found = surf.cshap_eval(surf.perfect(head), rows[1], head, rows[0], surf.Training(loss="l1"))
-    assert found.mae <= 0.005
-    assert found.top1 > 0.99
-
-
-def test_cshap_eval_as_published_fails_where_the_head_is_ill_conditioned():
-    head = Head(HEADS["sum to nothing"](), torch.zeros(5))
-    rows = surf.Embeddings.of(draw(13, 400, 24).abs() / 4, head)
-    found = surf.cshap_eval(surf.perfect(head), rows, head, rows, surf.Training(loss="l1", plain=True))
-    assert found.mae > 0.1

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+import veridical as vd
 from tests.concepts.conftest import draw
-from veridical import concepts as surf
 from veridical.concepts import Embeddings, Head
 from veridical.concepts.methods import METHODS
 from veridical.errors import InputError, ShapeError, VeridicalError
@@ -49,7 +49,7 @@ ROWS = {
 }
 
 
-def fitted(name: str, rows: torch.Tensor, count: int, shared: bool = False) -> surf.Judgement:
+def fitted(name: str, rows: torch.Tensor, count: int, shared: bool = False) -> vd.concepts.Judgement:
     method = METHODS[name](n_concepts=count, shared=shared, **QUICK.get(name, {}))
     given = Embeddings.of(rows, head())
     with warnings.catch_warnings():
@@ -57,7 +57,7 @@ def fitted(name: str, rows: torch.Tensor, count: int, shared: bool = False) -> s
         concepts = method.fit(given, head(), 0)
     assert bool(torch.isfinite(concepts.vectors).all())
     assert bool(torch.isfinite(concepts.importances).all())
-    return surf.judge(concepts, given, head())
+    return vd.concepts.judge(concepts, given, head())
 
 
 @pytest.mark.parametrize("kind", ROWS)
@@ -125,7 +125,7 @@ def test_planted_parts_are_found_whatever_their_order_and_ties():
             concepts = METHODS[name](n_concepts=4).fit(Embeddings.of(rows[order], only), only)
             unit = torch.nn.functional.normalize(concepts.vectors[0], dim=-1)
             assert torch.allclose(unit[:, :4].amax(0), torch.ones(4, dtype=torch.float64), atol=1e-6)
-            assert surf.judge(concepts, Embeddings.of(rows, only), only).mae < 1e-6
+            assert vd.concepts.judge(concepts, Embeddings.of(rows, only), only).mae < 1e-6
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -156,7 +156,7 @@ def test_numbers_whose_products_cannot_be_held_are_refused(scale):
 def test_answers_that_are_not_the_heads_are_refused():
     rows = grouped(draw(3, 9, 12).abs())
     good = Embeddings.of(rows, head())
-    concepts = surf.PCA(2).fit(Embeddings.of(grouped(draw(8, 30, 12).abs()), head()), head())
+    concepts = vd.concepts.PCA(2).fit(Embeddings.of(grouped(draw(8, 30, 12).abs()), head()), head())
     nothing = good.outputs.clone()
     nothing[1, 1] = math.nan
     with pytest.raises(InputError, match="outputs have NaN"):
@@ -167,12 +167,12 @@ def test_answers_that_are_not_the_heads_are_refused():
         Embeddings(rows[:, None], good.outputs, good.ids, seen=rows[:, :3])
     narrow = Embeddings(rows, good.outputs[:, :2], good.ids)
     with pytest.raises(ShapeError, match="2 outputs each, the head has 3"):
-        surf.PCA(2).fit(narrow, head())
+        vd.concepts.PCA(2).fit(narrow, head())
     with pytest.raises(ShapeError, match="2 outputs each, the head has 3"):
-        surf.judge(concepts, narrow, replace(head(), exact=False))
+        vd.concepts.judge(concepts, narrow, replace(head(), exact=False))
     for labels in (torch.full((9,), 3), torch.full((9,), -1), torch.rand(9), torch.zeros(9, 3).long()):
         with pytest.raises(InputError, match="class number each, from 0 to 2"):
-            surf.judge(concepts, Embeddings(rows, good.outputs, good.ids, labels), head())
+            vd.concepts.judge(concepts, Embeddings(rows, good.outputs, good.ids, labels), head())
     with pytest.raises(InputError, match="complex"):
         Embeddings.of(rows.to(torch.complex64), head())
 
@@ -192,7 +192,7 @@ def test_heads_that_cannot_be_are_refused():
 
 def test_c_shap_refuses_what_it_would_ignore():
     with pytest.raises(InputError, match="not shared"):
-        surf.ConceptSHAP(2, shared=True)
+        vd.concepts.ConceptSHAP(2, shared=True)
     few = Embeddings.of(grouped(draw(8, 5, 12).abs()), head())
     with pytest.raises(InputError, match="more train rows"):
-        surf.ConceptSHAP(5, **QUICK["c-shap"]).fit(few, head())
+        vd.concepts.ConceptSHAP(5, **QUICK["c-shap"]).fit(few, head())

@@ -9,7 +9,6 @@ from torch.nn import functional as F
 
 import veridical as vd
 from tests.concepts.conftest import draw
-from veridical import concepts as surf
 from veridical.concepts import PCA, Concepts, judge
 from veridical.errors import NotApplicableError
 
@@ -93,12 +92,12 @@ HEADS = {
 def test_every_linear_head_is_found_and_exact(name):
     make, shape, read = HEADS[name]
     task = task_of(make(), *shape)
-    parts = surf.split(task)
+    parts = vd.concepts.split(task)
     assert parts.read == read
     test = parts.test()
     assert torch.allclose(parts.head.outputs(test.values).float(), task.outputs, atol=1e-4)
-    assert judge(surf.perfect(parts.head), test, parts.head).mae == 0
-    found = surf.compare(task, ["pca", surf.SAE(2, steps=5)])
+    assert judge(vd.concepts.perfect(parts.head), test, parts.head).mae == 0
+    found = vd.concepts.compare(task, ["pca", vd.concepts.SAE(2, steps=5)])
     assert set(found.judgements) == {"pca", "sae"}
     if parts.positions:
         each = parts.test(spatial=True)
@@ -109,10 +108,12 @@ def test_every_linear_head_is_found_and_exact(name):
 @pytest.mark.parametrize("after", [False, True])
 def test_segments_are_cut_before_a_1x1_convolution_too(after):
     """It was said that no layer gives a map whose mean is the embedding, though the one before it does."""
-    parts = surf.split(task_of(Pointwise(after), 1, 8, 8))
+    parts = vd.concepts.split(task_of(Pointwise(after), 1, 8, 8))
     assert parts.map_layer == "bend"
     images = parts.task.inputs[:5]
-    whole = surf.segment_embeddings(parts, images, lambda x: torch.zeros(len(x), 8, 8, dtype=torch.int64))
+    whole = vd.concepts.segment_embeddings(
+        parts, images, lambda x: torch.zeros(len(x), 8, 8, dtype=torch.int64)
+    )
     assert torch.allclose(whole.values, parts.test().values[:5], atol=1e-5)
     assert parts.test(spatial=True).values.shape == (len(parts.task.inputs), 36, 5)
 
@@ -145,16 +146,16 @@ def test_heads_that_are_nearly_linear_are_refused(kind, seed):
     bends = float((model(inputs) - plain).detach().abs().max()) > 1e-3
     if bends:
         with pytest.raises(NotApplicableError, match="the head is not linear"):
-            surf.split(task)
+            vd.concepts.split(task)
     else:
-        assert surf.split(task).head.exact
+        assert vd.concepts.split(task).head.exact
 
 
 def test_a_train_row_that_is_not_linear_is_noticed_too():
     torch.manual_seed(0)
     model, inputs = Clipped("clip"), 0.01 * draw(0, 50, 4).float()
     task = vd.Task(model, inputs, train=torch.cat([inputs, 100 * draw(1, 50, 4).float()]))
-    parts = surf.split(task)
+    parts = vd.concepts.split(task)
     with pytest.raises(NotApplicableError, match="on row"):
         parts.train()
 
@@ -164,7 +165,7 @@ def test_precision_is_not_taken_for_a_bend(dtype):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 10)).to(dtype)
     task = vd.Task(model, draw(0, 300, 20).to(dtype))
-    assert surf.split(task).head.exact
+    assert vd.concepts.split(task).head.exact
 
 
 # --- first-order heads ----------------------------------------------------------------------------------
@@ -183,7 +184,7 @@ class InPlace(nn.Module):
 
 def test_layers_that_work_in_place_do_not_disturb():
     task = task_of(InPlace(), 4)
-    parts = surf.split(task, "front", first_order=True)
+    parts = vd.concepts.split(task, "front", first_order=True)
     assert torch.allclose(parts.test().values, task.model.front(task.inputs), atol=1e-6)
     mean = task.model.front(task.train).mean(0)
     slope = task.model.fc.weight * (mean > 0)
@@ -205,7 +206,7 @@ class Around(nn.Module):
 def test_a_branch_around_the_layer_is_averaged_not_taken_from_one_row(at):
     task = task_of(Around(), 4)
     turned = vd.Task(task.model, task.inputs.flip(0), train=task.train.flip(0))
-    one, other = (surf.split(t, "front", first_order=True, at=at).head for t in (task, turned))
+    one, other = (vd.concepts.split(t, "front", first_order=True, at=at).head for t in (task, turned))
     assert torch.allclose(one.bias, other.bias, atol=1e-5)
     assert torch.allclose(one.weight, other.weight, atol=1e-5)
     model, h = task.model, task.model.front(task.train)
@@ -220,10 +221,10 @@ def test_a_branch_around_the_layer_is_averaged_not_taken_from_one_row(at):
 def test_expansions_at_samples_and_along_the_path_by_hand():
     task = task_of(Around(), 4)
     model, h = task.model, task.model.front(task.train).detach()
-    found = surf.split(task, "front", first_order=True, at="samples").head.weight
+    found = vd.concepts.split(task, "front", first_order=True, at="samples").head.weight
     slopes = (1 - torch.tanh(h).square()).mean(0)
     assert torch.allclose(found.float(), model.fc.weight * slopes, atol=1e-5)
-    found = surf.split(task, "front", first_order=True, at="path").head.weight
+    found = vd.concepts.split(task, "front", first_order=True, at="path").head.weight
     base = h.mean(0)
     along = [(1 - torch.tanh(base + (i + 0.5) / 8 * (h - base)).square()).mean(0) for i in range(8)]
     assert torch.allclose(found.float(), model.fc.weight * torch.stack(along).mean(0), atol=1e-5)
@@ -232,19 +233,19 @@ def test_expansions_at_samples_and_along_the_path_by_hand():
 def test_maps_and_tokens_of_inner_layers_are_read_as_asked():
     task = task_of(Pointwise(False), 1, 8, 8)
     with pytest.raises(NotApplicableError, match="say what it is: read='mean'"):
-        surf.split(task, "conv", first_order=True)
-    mean = surf.split(task, "conv", first_order=True, read="mean", at="samples")
+        vd.concepts.split(task, "conv", first_order=True)
+    mean = vd.concepts.split(task, "conv", first_order=True, read="mean", at="samples")
     maps = task.model.conv(task.inputs)
     assert torch.allclose(mean.test().values, maps.mean((2, 3)), atol=1e-6)
     assert tuple(mean.test(spatial=True).values.shape) == (60, 36, 5)
-    each = surf.split(task, "conv", first_order=True, read="each")
+    each = vd.concepts.split(task, "conv", first_order=True, read="each")
     assert torch.allclose(each.test().values, maps.flatten(1), atol=1e-6)
-    rows, summed = surf.unflatten(each.train(), each.head, 5)
-    spread = surf.at_positions(PCA(2, shared=True).fit(rows, summed), each.head, 5)
+    rows, summed = vd.concepts.unflatten(each.train(), each.head, 5)
+    spread = vd.concepts.at_positions(PCA(2, shared=True).fit(rows, summed), each.head, 5)
     assert judge(spread, each.test(), each.head).mae < 10
     tokens = task_of(Tokens("last"), 5, 8)
     for read, at in (("first", 0), ("last", -1)):
-        inner = surf.split(tokens, "block", first_order=True, read=read)
+        inner = vd.concepts.split(tokens, "block", first_order=True, read=read)
         hidden = tokens.model.block(tokens.inputs)
         assert torch.allclose(inner.test().values, hidden[:, at], atol=1e-5)
     assert torch.allclose(inner.head.weight.float(), tokens.model.score.weight, atol=1e-5)
@@ -254,9 +255,9 @@ def test_maps_and_tokens_of_inner_layers_are_read_as_asked():
 def test_the_split_of_errors_is_against_the_model():
     """Importances were fitted to the expanded head, which is only near the model."""
     task = task_of(Around(), 4)
-    parts = surf.split(task, "front", first_order=True)
+    parts = vd.concepts.split(task, "front", first_order=True)
     train, vectors = parts.train(), draw(5, 3, 2, 6)
-    found = surf.error_split(Concepts.of(vectors, torch.ones(3, 2)), train, train, parts.head)
+    found = vd.concepts.error_split(Concepts.of(vectors, torch.ones(3, 2)), train, train, parts.head)
     codes = torch.einsum("nd,ckd->cnk", train.values.double(), vectors)
     wanted = (train.outputs.double() - parts.head.bias).T[..., None]
     left = codes @ torch.linalg.lstsq(codes, wanted).solution - wanted
@@ -291,8 +292,8 @@ def test_decoders_that_classify_are_split_at_their_last_token(kind):
     tokens = torch.randint(1, 50, (40, 9), generator=torch.Generator().manual_seed(1))
     tokens[:20, 6:] = 0
     task = vd.Task(model.eval(), tokens, train=tokens)
-    parts = surf.split(task)
+    parts = vd.concepts.split(task)
     assert (parts.layer, parts.read) == ("score", "token")
-    assert judge(surf.perfect(parts.head), parts.test(), parts.head).mae == 0
-    inner = surf.split(task, block, first_order=True, read="last")
+    assert judge(vd.concepts.perfect(parts.head), parts.test(), parts.head).mae == 0
+    inner = vd.concepts.split(task, block, first_order=True, read="last")
     assert inner.test().dimension == 16

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 import veridical as vd
-from veridical import concepts as surf
-from veridical.concepts.masked import MaskedModel, superpixels
+from veridical.concepts.image_parts import MaskedModel, superpixels
 from veridical.errors import InputError, NotApplicableError, ShapeError
 
 
@@ -69,9 +68,9 @@ def test_what_is_outside_a_segment_is_never_seen():
 
 def test_one_row_a_segment_under_the_class_of_its_image():
     task = task_of()
-    parts = surf.split(task)
+    parts = vd.concepts.split(task)
     before = task.predictor.meter.forward
-    found = surf.segment_embeddings(parts, task.inputs, halves)
+    found = vd.concepts.segment_embeddings(parts, task.inputs, halves)
     assert task.predictor.meter.forward - before == 20 + 10
     assert tuple(found.values.shape) == (20, 7)
     assert torch.equal(found.outputs[::2], task.outputs)
@@ -81,10 +80,10 @@ def test_one_row_a_segment_under_the_class_of_its_image():
 
 def test_hu_mcd_is_mcd_on_segments():
     task = task_of()
-    parts = surf.split(task)
-    segments = surf.segment_embeddings(parts, task.inputs, halves)
-    concepts = surf.HUMCD(1).fit(segments, parts.head)
-    again = surf.MCD(1).fit(segments, parts.head)
+    parts = vd.concepts.split(task)
+    segments = vd.concepts.segment_embeddings(parts, task.inputs, halves)
+    concepts = vd.concepts.HUMCD(1).fit(segments, parts.head)
+    again = vd.concepts.MCD(1).fit(segments, parts.head)
     assert concepts.method == "hu-mcd"
     assert torch.allclose(
         concepts.surrogate(segments.values, parts.head), again.surrogate(segments.values, parts.head)
@@ -93,16 +92,16 @@ def test_hu_mcd_is_mcd_on_segments():
 
 def test_bad_segments_are_refused():
     task = task_of()
-    parts = surf.split(task)
+    parts = vd.concepts.split(task)
     with pytest.raises(ShapeError, match="the segmenter gave"):
-        surf.segment_embeddings(parts, task.inputs, lambda images: images)
+        vd.concepts.segment_embeddings(parts, task.inputs, lambda images: images)
     with pytest.raises(InputError, match="no segment covers"):
-        surf.segment_embeddings(parts, task.inputs, halves, smallest=0.9)
+        vd.concepts.segment_embeddings(parts, task.inputs, halves, smallest=0.9)
     with pytest.raises(NotApplicableError, match="from images"):
-        surf.segment_embeddings(parts, task.inputs[:, 0], halves)
+        vd.concepts.segment_embeddings(parts, task.inputs[:, 0], halves)
     flat = vd.Task(nn.Sequential(nn.Flatten(), nn.Linear(128, 3)).double(), task.inputs)
     with pytest.raises(NotApplicableError, match="MCD applies"):
-        surf.segment_embeddings(surf.split(flat), task.inputs, halves)
+        vd.concepts.segment_embeddings(vd.concepts.split(flat), task.inputs, halves)
 
 
 @pytest.mark.extras

@@ -12,24 +12,14 @@ from veridical.concepts import (
     Concepts,
     Embeddings,
     Head,
-    Training,
-    cshap_eval,
     ice_eval,
     judge,
     perfect,
     random_concepts,
     random_importances,
 )
-from veridical.concepts.agreement import (
-    LinearSurrogate,
-    _of_head,
-    _side_by_side,
-    absolute_error,
-    moved_mass,
-    settled,
-)
-from veridical.concepts.complexity import cshap_flops, cshap_parameters, ice_flops, surf_flops
-from veridical.concepts.sanity_check import SETTINGS, sanity_of_head
+from veridical.concepts.measures import absolute_error, ice_flops, surf_flops, total_variation
+from veridical.concepts.sanity_check import SETTINGS, sanity
 from veridical.errors import InputError, ShapeError, VeridicalWarning
 
 
@@ -59,7 +49,7 @@ def check_total_variation(distance) -> None:
 
 
 def test_emd_is_total_variation_and_its_mutants_fail():
-    check_total_variation(moved_mass)
+    check_total_variation(total_variation)
     for mutant in (
         lambda p, q: (p - q).abs().sum(-1),
         lambda p, q: (p - q).abs().mean(-1) / 2,
@@ -80,40 +70,6 @@ def test_a_perfect_explanation_scores_exactly_zero(head, test):
         assert found.normalised_accuracy == 1
 
 
-def columns_agree(side_by_side, kind: str) -> bool:
-    """Whether the quick way for few outputs gives what the plain one gives, value by value."""
-    count = 2 if kind == "binary" else 6
-    head = Head(draw(21, count, 9), draw(22, count), kind=kind)
-    y, guess = draw(23, 50, count), draw(24, 50, count)
-    guess[:5] = y[:5] * (1 + 1e-15)
-    guess[5] = y[5]
-    y[6, :], guess[6, :] = 0, 0  # all tie
-    y[7, 0] = y[7, count - 1] = 9  # the first of two largest counts
-    wanted = _of_head(y, settled(guess, y), head, None, companions=False)
-    found = side_by_side(torch.cat([y, guess], 1), head)
-    same = [torch.allclose(found[name], wanted[name], rtol=1e-12, atol=1e-15) for name in wanted]
-    return found.keys() == wanted.keys() and all(same) and not bool(found["mae"][:6].any())
-
-
-@pytest.mark.parametrize("kind", ["multiclass", "binary", "multilabel", "regression"])
-def test_few_outputs_are_compared_in_columns_with_the_same_result(kind):
-    assert columns_agree(_side_by_side, kind)
-
-    def swapped(answers, head):
-        y, guess = answers.chunk(2, 1)
-        return _side_by_side(torch.cat([y, guess.roll(1, 1)], 1), head)
-
-    assert not columns_agree(swapped, kind)
-
-
-def test_narrow_products_of_float32_embeddings_do_not_depend_on_their_pieces(monkeypatch):
-    rows, surrogate = draw(25, 37, 9).float(), LinearSurrogate(draw(26, 5, 9), draw(27, 5))
-    wanted = rows.double() @ surrogate.weight.T + surrogate.constant
-    for cells in (2**17, 90, 1):
-        monkeypatch.setattr("veridical.concepts.agreement._CACHED", cells)
-        torch.testing.assert_close(surrogate(rows), wanted, rtol=1e-13, atol=1e-13)
-
-
 def check_order(answers) -> None:
     assert all(a < b < c for a, b, c in answers)
 
@@ -123,7 +79,7 @@ def test_surf_gets_strictly_worse_with_randomness_in_ten_of_ten_seeds(head):
     wide = Head(draw(11, 10, 64) / 8 * 3, draw(12, 10) / 10)
     assert float(wide.norms.min()) >= 1
     rows = Embeddings.of(draw(13, 300, 64).abs() + 2 * wide.weight[torch.arange(300) % 10].clamp(min=0), wide)
-    table = sanity_of_head(wide, rows, draws=10, measures=("ICE-Eval", "SURF"))
+    table = sanity(rows, wide, draws=10, measures=("ICE-Eval", "SURF"))
     for column in ("mae", "emd"):
         per_draw = [[s[column] for s in table.draws[setting, "SURF"]] for setting in SETTINGS]
         check_order(zip(*per_draw, strict=True))
@@ -152,23 +108,8 @@ def test_surf_is_ice_eval_where_importances_are_the_heads(head, test, reading):
     assert not torch.allclose(wrong.values["mae"], ice.values["mae"], atol=1e-6)
 
 
-def test_cshap_eval_sees_no_importances_and_learns(head, test, train):
-    quick = Training(loss="l1", epochs=25, rate=0.02, hidden=24)
-    one = cshap_eval(perfect(head), test, head, train, quick, seed=1)
-    other = cshap_eval(random_importances(head), test, head, train, quick, seed=1)
-    assert torch.equal(one.values["mae"], other.values["mae"])
-    untrained = cshap_eval(
-        perfect(head), test, head, train, Training(loss="l1", epochs=1, rate=1e-9, hidden=24)
-    )
-    assert one.mae < 0.5 * untrained.mae
-    again = cshap_eval(perfect(head), test, head, train, Training(epochs=3, hidden=24), seed=2)
-    assert (
-        again.mae != cshap_eval(perfect(head), test, head, train, Training(epochs=3, hidden=24), seed=3).mae
-    )
-
-
 def test_the_network_seen_through_the_head_is_the_network(head):
-    from veridical.concepts.cshap_network import Network
+    from veridical.concepts.methods.cshap import Network
     from veridical.core.key import Key
 
     network = Network(3, head, 7, Key(0))
@@ -181,38 +122,15 @@ def test_the_network_seen_through_the_head_is_the_network(head):
             assert network(codes)[n, i].item() == pytest.approx(expected.item(), abs=1e-4)
 
 
-def test_in_the_heads_coordinates_it_is_still_a_network_that_rebuilds_an_embedding(head):
-    """Its second layer is `pinv(F)` times what is trained; also where outputs depend on each other."""
-    from veridical.concepts.cshap_network import Network, Units
-    from veridical.core.key import Key
-
-    tied = Head(torch.cat([head.weight, -head.weight[:1]]), torch.cat([head.bias, -head.bias[:1]]))
-    for own in (head, tied):
-        codes = draw(8, 5, own.n_outputs, 3).float()
-        units = Units.of_head(own, codes, own.outputs(draw(9, 6, 12)), 7)
-        assert units.read.shape[1] == int(torch.linalg.matrix_rank(own.weight))
-        network = Network(3, own, 7, Key(0), units)
-        first, first_bias, second, second_bias = (p.detach().double() for p in network.parameters)
-        back = torch.linalg.pinv(own.weight) @ units.read.double() * units.answers
-        for n in range(5):
-            for i in range(own.n_outputs):
-                hidden = torch.relu(first @ codes[n, i].double() / units.codes + first_bias)
-                rebuilt = back @ (second @ hidden / 7 + second_bias)
-                expected = own.weight[i] @ rebuilt + own.bias[i]
-                assert network(codes)[n, i].item() == pytest.approx(expected.item(), abs=1e-4)
-
-
 def test_operations_are_the_papers():
     assert surf_flops(100, 1) == 200
     assert ice_flops(100, 1, 2048) == 614_400
-    assert round(cshap_flops(100, 1, 2048) / 1e6) == 205
-    assert round(cshap_parameters(1, 2048) / 1e6) == 1
 
 
 def test_streaming_changes_nothing(head, test, monkeypatch):
     concepts = random_concepts(head)
     whole = judge(concepts, test, head)
-    monkeypatch.setattr("veridical.concepts.agreement._ELEMENTS", 36)
+    monkeypatch.setattr("veridical.concepts.measures._ELEMENTS", 36)
     pieces = judge(concepts, test, head)
     for name, values in whole.values.items():
         assert torch.allclose(values, pieces.values[name], atol=1e-12)

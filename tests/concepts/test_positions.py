@@ -7,10 +7,9 @@ import torch
 from torch import nn
 
 import veridical as vd
-from veridical import concepts as surf
 from veridical.concepts import Concepts, Embeddings, Head
 from veridical.concepts.positions import unfold
-from veridical.errors import InputError, ShapeError
+from veridical.errors import ShapeError
 
 CHANNELS, SIDE, CLASSES = 6, 3, 4
 PLACES = SIDE * SIDE
@@ -26,7 +25,7 @@ def flat_task() -> vd.Task:
 
 
 def parts_of(task: vd.Task) -> tuple[Embeddings, Head]:
-    parts = surf.split(task)
+    parts = vd.concepts.split(task)
     return parts.test(), parts.head
 
 
@@ -34,7 +33,7 @@ def test_positions_are_those_of_the_map():
     task = flat_task()
     rows, head = parts_of(task)
     maps = task.predictor.model[:2](task.inputs)
-    each, summed = surf.unflatten(rows, head, CHANNELS)
+    each, summed = vd.concepts.unflatten(rows, head, CHANNELS)
     assert torch.equal(each.values, maps.flatten(2).transpose(1, 2))
     assert tuple(summed.weight.shape) == (CLASSES, CHANNELS)
     # a map that is the same everywhere
@@ -47,15 +46,15 @@ def complete(head: Head, flat: bool) -> Concepts:
     """Every channel as a concept: nothing is lost, so the surrogate must be the model."""
     own = unfold(head.weight, PLACES).sum(1)
     basis = Concepts.of(torch.eye(CHANNELS), own)
-    return surf.at_positions(basis, head, CHANNELS) if flat else basis
+    return vd.concepts.at_positions(basis, head, CHANNELS) if flat else basis
 
 
 def test_a_complete_basis_is_the_model():
     rows, head = parts_of(flat_task())
-    found = surf.judge(complete(head, True), rows, head)
+    found = vd.concepts.judge(complete(head, True), rows, head)
     assert found.mae == 0
     assert found.emd == 0
-    assert surf.ice_eval(complete(head, True), rows, head).mae == 0
+    assert vd.concepts.ice_eval(complete(head, True), rows, head).mae == 0
 
 
 def test_importances_count_at_positions():
@@ -66,7 +65,7 @@ def test_importances_count_at_positions():
 
     def surrogate(importances):
         given = basis.with_importances(importances)
-        return surf.at_positions(given, head, CHANNELS).surrogate(rows.values, head)
+        return vd.concepts.at_positions(given, head, CHANNELS).surrogate(rows.values, head)
 
     assert torch.allclose(surrogate(0 * own), head.bias.expand(len(rows), -1))
     right = surrogate(own) - head.bias
@@ -82,7 +81,7 @@ def _cancelling(head: Head) -> bool:
 def test_importances_of_a_concept_that_cancels_are_spread_evenly():
     head = Head(torch.tensor([[1.0, -1.0], [1.0, 2.0]]), torch.zeros(2))  # one channel, two positions
     given = Concepts.of(torch.ones(1, 1), torch.tensor([[4.0], [6.0]]))
-    found = surf.at_positions(given, head, 1)
+    found = vd.concepts.at_positions(given, head, 1)
     assert torch.allclose(found.importances, torch.tensor([[2.0, 2.0], [2.0, 4.0]], dtype=torch.float64))
     assert any("1 importances are spread evenly" in note for note in found.notes)
 
@@ -98,9 +97,9 @@ def test_the_wrong_layout_is_noticed():
 
 def test_by_hand_with_a_centred_method():
     rows, head = parts_of(flat_task())
-    each, summed = surf.unflatten(rows, head, CHANNELS)
-    fitted = surf.PCA(2, shared=True).fit(each, summed)
-    spread = surf.at_positions(fitted, head, CHANNELS)
+    each, summed = vd.concepts.unflatten(rows, head, CHANNELS)
+    fitted = vd.concepts.PCA(2, shared=True).fit(each, summed)
+    spread = vd.concepts.at_positions(fitted, head, CHANNELS)
     vectors, centre = fitted.vectors[0], fitted.centre[0]
     wanted = head.bias.repeat(len(rows), 1)
     for j in range(PLACES):
@@ -116,70 +115,16 @@ def test_equal_positions_are_average_pooling():
     pooled = Head(torch.randn(CLASSES, CHANNELS, generator=draw), torch.zeros(CLASSES))
     flat = Head((pooled.weight / PLACES).repeat_interleave(PLACES, 1), pooled.bias)
     values = torch.rand(20, CHANNELS * PLACES, generator=draw)
-    each, summed = surf.unflatten(Embeddings.of(values, flat), flat, CHANNELS)
+    each, summed = vd.concepts.unflatten(Embeddings.of(values, flat), flat, CHANNELS)
     assert torch.allclose(summed.weight, pooled.weight)
-    fitted = surf.PCA(2, shared=True).fit(each, pooled)
-    spread = surf.at_positions(fitted, flat, CHANNELS).surrogate(values, flat)
+    fitted = vd.concepts.PCA(2, shared=True).fit(each, pooled)
+    spread = vd.concepts.at_positions(fitted, flat, CHANNELS).surrogate(values, flat)
     assert torch.allclose(spread, fitted.surrogate(each.pooled, pooled))
 
 
 def test_channels_must_divide_the_map():
     rows, head = parts_of(flat_task())
     with pytest.raises(ShapeError, match="does not hold 5 channels"):
-        surf.unflatten(rows, head, 5)
+        vd.concepts.unflatten(rows, head, 5)
     with pytest.raises(ShapeError, match="2 dimensions"):
-        surf.at_positions(Concepts.of(torch.eye(2), torch.ones(CLASSES, 2)), head, CHANNELS)
-
-
-# --- deletion -------------------------------------------------------------------------------------------
-
-
-class Bright(nn.Module):
-    """Class 1 where the image is bright on average: the map is the image itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.map = nn.Conv2d(1, 1, 1, bias=False)
-        self.head = nn.Linear(1, 2)
-        with torch.no_grad():
-            self.map.weight.fill_(1.0)
-            self.head.weight.copy_(torch.tensor([[-1.0], [1.0]]))
-            self.head.bias.copy_(torch.tensor([0.3, -0.3]))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.map(x).mean((2, 3)))
-
-
-def bright_task() -> vd.Task:
-    inputs = torch.full((3, 1, 4, 4), 0.1)
-    inputs[:, :, 1:3, 1:3] = 4.0
-    inputs[2] = 0.1
-    return vd.Task(Bright(), inputs)
-
-
-def test_three_ways_to_delete_pixels():
-    task = bright_task()
-    parts = surf.split(task)
-    concepts = Concepts.of(torch.ones(1, 1), torch.ones(2, 1))
-    curves = {
-        fill: surf.pixel_deletion(concepts, parts, task.inputs[:2], fill)
-        for fill in (0.0, 9.0, "inpainting", "masked")
-    }
-    # the bright square goes; what is put there decides
-    assert curves[0.0].mean.tolist() == [1.0, 0.0]
-    assert curves[9.0].mean.tolist() == [1.0, 1.0]
-    assert curves["inpainting"].mean.tolist() == [1.0, 0.0]
-    assert curves["masked"].mean.tolist() == [1.0, 0.0]
-    assert curves[0.0].degraded_classes().tolist() == [0, 1]
-    assert curves[9.0].degraded_classes().tolist() == [0, 0]
-    with pytest.raises(InputError, match="inpainting"):
-        surf.pixel_deletion(concepts, parts, task.inputs, "grey")  # type: ignore[arg-type]
-
-
-def test_masked_deletion_counts_its_rows():
-    task = bright_task()
-    parts = surf.split(task)
-    concepts = Concepts.of(torch.ones(1, 1), torch.ones(2, 1))
-    before = task.predictor.meter.forward
-    surf.pixel_deletion(concepts, parts, task.inputs, "masked")
-    assert task.predictor.meter.forward - before == 2 * len(task)
+        vd.concepts.at_positions(Concepts.of(torch.eye(2), torch.ones(CLASSES, 2)), head, CHANNELS)

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import veridical as vd
-from veridical import concepts as surf
 from veridical.errors import InputError, NotApplicableError, UnknownNameError
 
 
@@ -35,7 +34,7 @@ def test_the_last_linear_layer_that_runs_is_found():
     torch.manual_seed(0)
     model = Pooled()
     task = task_of(model, 1, 8, 8, plan=vd.Plan(rows=8))
-    parts = surf.split(task)
+    parts = vd.concepts.split(task)
     assert (parts.layer, parts.map_layer) == ("fc", "relu")
     assert torch.equal(parts.head.weight, model.fc.weight.detach().double())
     found = parts.test()
@@ -47,7 +46,7 @@ def test_the_last_linear_layer_that_runs_is_found():
 def test_every_row_is_counted_once():
     task = task_of(Pooled(), 1, 8, 8, plan=vd.Plan(rows=8))
     before = task.predictor.meter.forward
-    parts = surf.split(task)
+    parts = vd.concepts.split(task)
     parts.test()
     parts.train()
     assert task.predictor.meter.forward - before == 11 + 9
@@ -58,7 +57,7 @@ def test_every_row_is_counted_once():
 def test_positions_average_to_the_embedding():
     model = Pooled()
     task = task_of(model, 1, 8, 8)
-    parts = surf.split(task)
+    parts = vd.concepts.split(task)
     maps = parts.test(spatial=True)
     assert tuple(maps.values.shape) == (11, 36, 5)
     assert torch.allclose(maps.pooled, parts.test().values, atol=1e-6)
@@ -69,7 +68,7 @@ def test_positions_average_to_the_embedding():
 def test_binary_heads_have_two_mirrored_columns():
     for outputs in (1, 2):
         task = task_of(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, outputs)), 4, head="binary")
-        parts = surf.split(task)
+        parts = vd.concepts.split(task)
         assert torch.equal(parts.head.weight[0], -parts.head.weight[1])
         assert torch.allclose(parts.head.outputs(parts.test().values).float(), task.outputs, atol=1e-5)
 
@@ -77,22 +76,22 @@ def test_binary_heads_have_two_mirrored_columns():
 def test_noisy_weights_give_the_noisy_head():
     task = task_of(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)), 4)
     noisy = task.with_noise(0.3, vd.core.Key(0))
-    parts = surf.split(noisy)
+    parts = vd.concepts.split(noisy)
     assert torch.allclose(parts.head.outputs(parts.test().values).float(), noisy.outputs, atol=1e-5)
-    assert not torch.allclose(parts.head.weight, surf.split(task).head.weight)
+    assert not torch.allclose(parts.head.weight, vd.concepts.split(task).head.weight)
 
 
 def test_heads_that_are_not_linear_are_refused():
     after = task_of(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3), nn.Softmax(-1)), 4)
     with pytest.raises(NotApplicableError, match=r"the head is not linear: .*'2'.*first_order=True"):
-        surf.split(after)
+        vd.concepts.split(after)
     none = task_of(nn.Sequential(nn.Conv2d(1, 3, 8), nn.Flatten()), 1, 8, 8)
     with pytest.raises(NotApplicableError, match=r"no nn\.Linear runs"):
-        surf.split(none)
+        vd.concepts.split(none)
     with pytest.raises(UnknownNameError, match="linear layer"):
-        surf.split(task_of(Pooled(), 1, 8, 8), "conv")
+        vd.concepts.split(task_of(Pooled(), 1, 8, 8), "conv")
     with pytest.raises(NotApplicableError, match="not a torch model"):
-        surf.split(_array_task())
+        vd.concepts.split(_array_task())
 
 
 def _array_task() -> vd.Task:
@@ -106,53 +105,25 @@ def _array_task() -> vd.Task:
 def test_what_is_missing_is_named():
     flat = task_of(nn.Sequential(nn.Linear(4, 3)), 4)
     with pytest.raises(NotApplicableError, match="no layer before '0' gives a map"):
-        surf.split(flat).test(spatial=True)
+        vd.concepts.split(flat).test(spatial=True)
     bare = vd.Task(nn.Sequential(nn.Linear(4, 3)), torch.rand(5, 4))
     with pytest.raises(InputError, match="this task has none"):
-        surf.split(bare).train()
+        vd.concepts.split(bare).train()
 
 
 def test_sanity_of_a_task_prints_table_three():
     task = vd.tasks.load("digits")[:60]
-    table = surf.sanity(task, draws=2, measures=("ICE-Eval", "SURF"))
+    table = vd.concepts.sanity(task, draws=2, measures=("ICE-Eval", "SURF"))
     text = repr(table)
     assert text.count("Perfect") == 2
     assert "Full-Rand" in text
     assert list(table.to_frame().columns[:2]) == ["setting", "measure"]
     assert table.value("Perfect", "SURF", "mae") == 0
     assert table.value("Perfect", "ICE-Eval", "top1") == 1
-    again = surf.sanity(task, draws=2, measures=("ICE-Eval", "SURF"))
+    again = vd.concepts.sanity(task, draws=2, measures=("ICE-Eval", "SURF"))
     assert again.value("Full-Rand", "SURF", "mae") == table.value("Full-Rand", "SURF", "mae")
-    assert surf.sanity(task, 1, 2, ("SURF",)).value("Full-Rand", "SURF", "mae") != table.value(
+    assert vd.concepts.sanity(task, seed=1, draws=2, measures=("SURF",)).value(
         "Full-Rand", "SURF", "mae"
-    )
+    ) != table.value("Full-Rand", "SURF", "mae")
     with pytest.raises(InputError, match="measures are among"):
-        surf.sanity(task, measures=("SURFF",))
-
-
-def test_what_learns_is_asked_in_fewer_draws_and_the_table_says_so():
-    task = vd.tasks.load("digits")[:20]
-    table = surf.sanity(task, draws=3, measures=("C-SHAP-Eval (L1)", "SURF"), training_rows=32)
-    assert len(table.draws["Full-Rand", "C-SHAP-Eval (L1)"]) == 1
-    assert len(table.draws["Full-Rand", "SURF"]) == 3
-    assert "3 draws, of C-SHAP-Eval (L1) 1;" in repr(table)
-    same = [table.value(setting, "C-SHAP-Eval (L1)", "mae") for setting in ("Perfect", "Rand-Imp")]
-    assert same[0] == same[1]
-    with pytest.raises(InputError, match="0 for those that learn"):
-        surf.sanity(task, learned_draws=0)
-
-
-def test_rows_to_learn_on_are_drawn_not_the_first(monkeypatch):
-    """Train rows often come sorted by class; the first of them would hold one class only."""
-    torch.manual_seed(0)
-    rows = torch.rand(60, 4)
-    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
-    seen = {}
-
-    def catch(head, embeddings, fitted_on, *rest):
-        seen["ids"] = fitted_on.ids
-
-    monkeypatch.setattr("veridical.concepts.sanity_check.sanity_of_head", catch)
-    surf.sanity(vd.Task(model, rows[:5], train=rows), training_rows=20)
-    assert len(seen["ids"].unique()) == 20
-    assert int(seen["ids"].max()) > 30
+        vd.concepts.sanity(task, measures=("SURFF",))

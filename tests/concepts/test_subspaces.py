@@ -13,9 +13,9 @@ from sklearn.linear_model import Lasso
 from tests.concepts.conftest import draw
 from tests.reference import surf as slow
 from veridical.concepts import MCD, ConceptSHAP, Embeddings, Head, ice_eval, judge
-from veridical.concepts.cshap_network import Network
-from veridical.concepts.methods.lasso import lasso, violation
-from veridical.concepts.methods.subspaces import inliers, local_basis, self_expression, spectral
+from veridical.concepts.methods.cshap import Network
+from veridical.concepts.methods.mcd import inliers, local_basis, spectral
+from veridical.concepts.solvers import lasso, self_expression, violation
 from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.functional import pearson
@@ -129,7 +129,7 @@ def test_rows_that_exchanges_do_not_settle_go_one_by_one(monkeypatch):
     gram, seen = parts @ parts.mT, (parts @ target)[..., 0]
     penalty = torch.full((30, 1), 0.02, dtype=torch.float64)
     by_blocks = lasso(gram, seen, penalty, torch.zeros_like(seen))
-    monkeypatch.setattr("veridical.concepts.methods.lasso._CHANGES", 0)
+    monkeypatch.setattr("veridical.concepts.solvers._EXCHANGES", 0)
     found = lasso(gram, seen, penalty, torch.zeros_like(seen))
     slope = seen - torch.einsum("bij,bj->bi", gram, found)
     assert float(violation(slope, penalty, found).max()) < 1e-3 * 0.02

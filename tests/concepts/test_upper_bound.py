@@ -1,4 +1,4 @@
-"""The optimum, the split of errors, first-order heads, parsimony, deletion and pictures."""
+"""The optimum, the split of errors, first-order heads, parsimony and pictures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from torch import nn
 
 import veridical as vd
 from tests.concepts.conftest import draw
-from veridical import concepts as surf
 from veridical.concepts import PCA, Concepts, Embeddings, judge, plateau, rank_optimum
 from veridical.errors import InputError, NotApplicableError, ShapeError, UnknownNameError
 
@@ -28,7 +27,7 @@ def check_optimal(train, head, best) -> None:
     for seed in range(5):
         vectors = draw(seed + 40, 2, 12)
         any_two = Concepts.of(vectors, torch.ones(4, 2))
-        fitted = surf.error_split(any_two, train, train, head).fitted
+        fitted = vd.concepts.error_split(any_two, train, train, head).fitted
         assert best.rmse <= fitted.rmse + 1e-9
 
 
@@ -46,26 +45,26 @@ def test_no_centred_method_beats_the_optimum(head, train):
     """PCA takes the mean out, so the optimum must have an offset too."""
     for k in (1, 2, 3):
         best = judge(rank_optimum(train, head, k), train, head, companions=False).rmse
-        for method in (PCA, surf.ICA, surf.KMeans):
+        for method in (PCA, vd.concepts.ICA, vd.concepts.KMeans):
             own = method(k, shared=True).fit(train, head)
-            fitted = surf.error_split(own, train, train, head).fitted
+            fitted = vd.concepts.error_split(own, train, train, head).fitted
             assert best <= min(judge(own, train, head, companions=False).rmse, fitted.rmse) + 1e-9
 
 
 def test_errors_are_split_into_concepts_and_importances(head, train, test):
     right = Concepts.of((head.weight / head.norms[:, None])[:, None], torch.rand(4, 1))
-    found = surf.error_split(right, train, test, head)
+    found = vd.concepts.error_split(right, train, test, head)
     assert found.concepts == pytest.approx(0, abs=1e-9)
     assert found.importances == pytest.approx(found.own.mae)
-    wrong = surf.random_concepts(head)
-    found = surf.error_split(wrong, train, train, head)
+    wrong = vd.concepts.random_concepts(head)
+    found = vd.concepts.error_split(wrong, train, train, head)
     assert found.concepts > 0.1
     assert found.fitted.rmse <= found.own.rmse
     assert "concepts" in repr(found)
     codes = wrong.project(train.values)[:, 2, 0]
     wanted = head.outputs(train.values)[:, 2] - head.bias[2]
     by_hand = float((codes * wanted).sum() / codes.square().sum())
-    fitted = surf.measures.least_squares_importances(wrong, train, head)
+    fitted = vd.concepts.measures.least_squares_importances(wrong, train, head)
     assert float(fitted[2, 0]) == pytest.approx(by_hand)
 
 
@@ -89,7 +88,7 @@ def curved_task() -> vd.Task:
 
 def test_the_first_order_head_is_the_tangent_at_the_mean():
     task = curved_task()
-    parts = surf.split(task, "front", first_order=True)
+    parts = vd.concepts.split(task, "front", first_order=True)
     model = task.model
     point = model.front(task.train).mean(0).detach()
     jacobian = torch.autograd.functional.jacobian(lambda h: model.fc(model.bend(h)), point)
@@ -101,29 +100,29 @@ def test_the_first_order_head_is_the_tangent_at_the_mean():
 
 def test_its_three_errors_are_told_apart():
     task = curved_task()
-    parts = surf.split(task, "front", first_order=True)
+    parts = vd.concepts.split(task, "front", first_order=True)
     tangent = Concepts.of(parts.head.weight[:, None], torch.ones(3, 1))
     found = judge(tangent, parts.test(), parts.head)
     assert found.explanation == pytest.approx(0, abs=1e-9)
     assert found.linearisation > 1e-3
     assert found.mae == pytest.approx(found.linearisation, abs=1e-9)
-    other = judge(surf.random_concepts(parts.head), parts.test(), parts.head)
+    other = judge(vd.concepts.random_concepts(parts.head), parts.test(), parts.head)
     assert abs(other.mae - other.explanation) <= other.linearisation + 1e-9
 
 
 def test_a_linear_head_has_no_linearisation_error():
     task = curved_task()
-    parts, exact = surf.split(task, first_order=True), surf.split(task)
+    parts, exact = vd.concepts.split(task, first_order=True), vd.concepts.split(task)
     assert torch.allclose(parts.head.weight, exact.head.weight, atol=1e-9)
     assert (
         judge(PCA(2, shared=True).fit(parts.train(), parts.head), parts.test(), parts.head).linearisation
         < 1e-9
     )
     with pytest.raises(UnknownNameError, match="no layer is called 'fron'"):
-        surf.split(task, "fron", first_order=True)
+        vd.concepts.split(task, "fron", first_order=True)
     maps = vd.Task(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 3)), torch.rand(2, 1, 8, 8))
     with pytest.raises(NotApplicableError, match="an embedding is one vector"):
-        surf.split(maps, "0", first_order=True)
+        vd.concepts.split(maps, "0", first_order=True)
 
 
 def check_plateau(find) -> None:
@@ -145,7 +144,7 @@ def test_the_plateau_is_where_more_concepts_stop_paying():
 
 
 def test_parsimony_curves(head, train, test):
-    curve = surf.parsimony(PCA(shared=True), train, test, head, counts=(1, 3, 12))
+    curve = vd.concepts.parsimony(PCA(shared=True), train, test, head, counts=(1, 3, 12))
     errors = curve.errors()
     assert errors[0] > errors[1] > errors[2]
     assert errors[2] == pytest.approx(0, abs=1e-9)
@@ -153,44 +152,20 @@ def test_parsimony_curves(head, train, test):
     assert len(curve.to_frame()) == 3
     assert "plateau" in repr(curve)
     with pytest.raises(InputError, match="counts must rise"):
-        surf.parsimony(PCA(), train, test, head, counts=(3, 1))
+        vd.concepts.parsimony(PCA(), train, test, head, counts=(3, 1))
 
 
 def test_a_comparison_says_what_does_not_apply(head, train, test):
     signed = Embeddings.of(draw(60, 80, 12), head)
-    found = surf.compare_on(signed, signed, head, [PCA(2), surf.ICE(2)])
+    found = vd.concepts.compare(signed, [PCA(2), vd.concepts.ICE(2)], test=signed, head=head)
     assert list(found.judgements) == ["pca"]
     assert "negative values" in found.refused["ice"]
     assert "pca" in repr(found)
     assert list(found.to_frame()["method"]) == ["pca"]
-    both = surf.compare_on(signed, signed, head, [PCA(2), PCA(3)])
+    both = vd.concepts.compare(signed, [PCA(2), PCA(3)], test=signed, head=head)
     assert list(both.judgements) == ["pca(n_concepts=2)", "pca(n_concepts=3)"]
     with pytest.raises(InputError, match="the same settings: pca"):
-        surf.compare_on(signed, signed, head, [PCA(2), PCA(2)])
-
-
-def test_deleting_concepts_by_hand(head, test):
-    vectors, importances = draw(50, 4, 3, 12), draw(51, 4, 3)
-    concepts = Concepts.of(vectors, importances)
-    curve = surf.concept_deletion(concepts, test, head)
-    owner = int(head.outputs(test.values)[5].argmax())
-    order = importances[owner].abs().argsort(descending=True).tolist()
-    h = test.values[5]
-    for gone in range(4):
-        left = [k for k in range(3) if k not in order[:gone]]
-        rebuilt = sum(((h @ vectors[owner, k]) * vectors[owner, k] for k in left), torch.zeros_like(h))
-        assert float(curve.values[5, gone]) == pytest.approx(
-            float(head.weight[owner] @ rebuilt + head.bias[owner])
-        )
-    assert "class logit" in repr(curve)
-
-
-def test_deleting_weights_removes_the_span(head, test):
-    everything = Concepts.of(head.weight[None].repeat(4, 1, 1), torch.ones(4, 4))
-    curve = surf.weight_deletion(everything, test, head)
-    assert float(curve.mean[0]) == 1
-    owner = head.outputs(test.values).argmax(1)
-    assert torch.equal(curve.values[:, -1] == 1, owner == head.bias.argmax())
+        vd.concepts.compare(signed, [PCA(2), PCA(2)], test=signed, head=head)
 
 
 def pooled_task() -> vd.Task:
@@ -202,31 +177,17 @@ def pooled_task() -> vd.Task:
     return vd.Task(model, inputs, train=inputs)
 
 
-def test_deleting_pixels_asks_the_model_and_counts_it():
-    task = pooled_task()
-    parts = surf.split(task)
-    concepts = Concepts.of(torch.eye(6)[:2], torch.ones(3, 2))
-    before = task.predictor.meter.forward
-    curve = surf.pixel_deletion(concepts, parts, task.inputs, share=0.01)
-    assert task.predictor.meter.forward - before == 12 * 3
-    assert tuple(curve.values.shape) == (12, 3)
-    with pytest.raises(InputError, match="between 0 and 1"):
-        surf.pixel_deletion(concepts, parts, task.inputs, share=2)
-    with pytest.raises(NotApplicableError, match="from images"):
-        surf.pixel_deletion(concepts, parts, task.inputs[:, 0])
-
-
 def test_crops_belong_to_their_image():
     task = pooled_task()
-    parts = surf.split(task)
-    crops = surf.crop_embeddings(parts, task.inputs, 4)
+    parts = vd.concepts.split(task)
+    crops = vd.concepts.crop_embeddings(parts, task.inputs, 4)
     assert tuple(crops.values.shape) == (12, 4, 6)
     assert torch.allclose(crops.outputs, task.outputs, atol=1e-6)
     corner = nn.functional.interpolate(task.inputs[3:4, :, :4, 3:7], (8, 8), mode="bilinear")
     assert torch.allclose(crops.values[3, 1], parts.collect(corner).values[0], atol=1e-6)
-    assert surf.CRAFT(1).fit(crops, parts.head).vectors.shape == (3, 1, 6)
+    assert vd.concepts.CRAFT(1).fit(crops, parts.head).vectors.shape == (3, 1, 6)
     with pytest.raises(InputError, match="do not fit"):
-        surf.crop_embeddings(parts, task.inputs, 9)
+        vd.concepts.crop_embeddings(parts, task.inputs, 9)
 
 
 def test_pictures_show_the_strongest_patches():
@@ -238,7 +199,7 @@ def test_pictures_show_the_strongest_patches():
     from veridical.concepts.plots import patch, strongest
 
     task = pooled_task()
-    parts = surf.split(task)
+    parts = vd.concepts.split(task)
     maps = parts.test(spatial=True)
     concepts = Concepts.of(torch.eye(6)[:2], torch.tensor([[1.0, -3.0]] * 3))
     samples, where = strongest(concepts, maps, 0, 3)
@@ -247,24 +208,23 @@ def test_pictures_show_the_strongest_patches():
     assert int(where[1, 0]) == int(codes[samples[1, 0]].argmax())
     assert tuple(patch(task.inputs[0], 0, 64).shape) == (1, 3, 3)
     assert torch.equal(patch(task.inputs[0], 0, 64), task.inputs[0][:, :3, :3])
-    figure = surf.concept_grid(concepts, maps, parts.head, task.inputs, output=1, patches=3)
+    figure = vd.concepts.concept_grid(concepts, maps, parts.head, task.inputs, output=1, patches=3)
     assert len(figure.axes) == 2 * 3 + 2
     assert figure.axes[0].get_ylabel() == "concept 1"
-    curve = surf.parsimony(PCA(shared=True), parts.train(), parts.test(), parts.head, counts=(1, 2))
+    curve = vd.concepts.parsimony(PCA(shared=True), parts.train(), parts.test(), parts.head, counts=(1, 2))
     ax = curve.plot()
     assert ax.get_xlabel() == "concepts per output"
-    assert surf.concept_deletion(concepts, parts.test(), parts.head).plot().get_ylabel() == "class logit"
     with pytest.raises(ShapeError, match="images of the embeddings"):
-        surf.concept_grid(concepts, maps, parts.head, task.inputs[:3])
+        vd.concepts.concept_grid(concepts, maps, parts.head, task.inputs[:3])
     with pytest.raises(InputError, match="outputs 0 to 2"):
-        surf.concept_grid(concepts, maps, parts.head, task.inputs, output=3)
+        vd.concepts.concept_grid(concepts, maps, parts.head, task.inputs, output=3)
     pyplot.close("all")
 
 
 def test_what_is_ready_is_one_point_of_a_curve(head, train, test):
     ready = PCA(n_concepts=3).fit(train, head)
-    curve = surf.parsimony(ready, train, test, head)
+    curve = vd.concepts.parsimony(ready, train, test, head)
     assert curve.counts == (3,)
-    assert curve.errors() == surf.parsimony("pca", train, test, head, counts=(3,)).errors()
+    assert curve.errors() == vd.concepts.parsimony("pca", train, test, head, counts=(3,)).errors()
     assert curve.suggested() is None
     assert "no plateau" in repr(curve)

@@ -26,9 +26,8 @@ from veridical.dictionaries import (
     plot_trust,
     train,
 )
-from veridical.dictionaries.ladder import jittered
-from veridical.dictionaries.statistics import agreement, concordance, separation, smallest_difference
-from veridical.dictionaries.trust import verdict
+from veridical.dictionaries.controls import jittered
+from veridical.dictionaries.trust import agreement, concordance, separation, smallest_difference, verdict
 from veridical.errors import InputError
 from veridical.values.scores import Direction
 

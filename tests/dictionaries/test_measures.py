@@ -9,10 +9,9 @@ from torch import Tensor, nn
 
 import veridical as vd
 from tests.reference.dictionaries import auc, balanced
-from veridical.dictionaries import MEASURES, Bench, Dictionary, Subject, Superposition, TopK, train
-from veridical.dictionaries.measures import probing
-from veridical.dictionaries.measures.removal import _pairs
-from veridical.dictionaries.measures.splicing import spliced_outputs
+from veridical.dictionaries import MEASURES, Bench, Dictionary, Subject, Superposition, TopK, probing, train
+from veridical.dictionaries.measures import spliced_outputs
+from veridical.dictionaries.probing import _pairs
 from veridical.errors import InputError, NotApplicableError, ShapeError
 
 WORLD = Superposition(features=32, dimensions=12, active=3.0, groups=4)

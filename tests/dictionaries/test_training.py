@@ -11,7 +11,7 @@ from torch import Tensor
 
 import veridical as vd
 from tests.reference.dictionaries import train_topk
-from veridical.concepts.dictionary import run
+from veridical.concepts import dictionary_training
 from veridical.core.key import integers, normal
 from veridical.dictionaries import BatchTopK, ReLU, Stream, Superposition, TopK, train
 from veridical.errors import FormatError, InputError, ShapeError
@@ -49,7 +49,7 @@ def test_topk_matches_gradients_by_hand(active: int) -> None:
 
 def test_gathered_atoms_give_what_whole_products_give(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = train(rows(), SHORT)
-    monkeypatch.setattr(run, "WIDE", 1)
+    monkeypatch.setattr(dictionary_training, "WIDE", 1)
     gathered = train(rows(), SHORT)
     assert torch.allclose(whole.dictionary.decoder, gathered.dictionary.decoder, atol=1e-4)
     assert torch.equal(whole.dead, gathered.dead)

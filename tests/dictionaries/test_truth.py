@@ -8,7 +8,7 @@ import torch
 
 from tests.reference.dictionaries import best_matching, firing
 from veridical.dictionaries import Superposition, assign, chance_mcc, mcc, truth_scores
-from veridical.dictionaries.truth import above_chance
+from veridical.dictionaries.planted import above_chance
 from veridical.errors import InputError, ShapeError
 
 WORLD = Superposition(features=48, dimensions=16, active=4.0, groups=4)

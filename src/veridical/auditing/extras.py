@@ -62,7 +62,7 @@ def concepts_of(
     task: Task, methods: Mapping[str, Any] | None, seed: int, evaluation: Evaluation, notes: list[str]
 ) -> Comparison | None:
     """SURF's verdict on concept methods, on more samples than an audit explains: each costs one row."""
-    from veridical.concepts import compare, compare_on, split  # few programs ask for concepts
+    from veridical.concepts import compare, split  # few programs ask for concepts
 
     task = some_of(task, _CONCEPT_ROWS, seed)
     try:
@@ -75,7 +75,7 @@ def concepts_of(
         rows = keyed.permutation(Key(seed) / "audit" / "train", one, 0, len(task.train))[0]
         rows = rows[: 2 * _CONCEPT_ROWS].sort().values
         train = parts.collect(task.train[rows], take_side(task.train_side, rows))
-        return compare_on(train, parts.test(), parts.head, _CONCEPTS, seed, seeds=3)
+        return compare(train, _CONCEPTS, seed, seeds=3, test=parts.test(), head=parts.head)
     except VeridicalError as error:
         if methods is None:
             notes.append(f"Concepts were not judged: {error}")

@@ -1,14 +1,12 @@
 """SURF: concept explanations, methods that make them, and the measure of their faithfulness."""
 
-from veridical.concepts.comparison import Comparison, compare, compare_on
+from veridical.concepts.comparison import Comparison, compare
 from veridical.concepts.concepts import Concepts
-from veridical.concepts.cshap_training import Training, cshap_eval
-from veridical.concepts.deletion import DeletionCurve, concept_deletion, pixel_deletion, weight_deletion
-from veridical.concepts.embeddings import Embeddings
-from veridical.concepts.head import Head
-from veridical.concepts.judgement import Judgement
-from veridical.concepts.masked import segment_embeddings
-from veridical.concepts.measures import ice_eval, judge
+from veridical.concepts.dictionary import Dictionary, MatchingPursuit
+from veridical.concepts.dictionary_files import load_saelens
+from veridical.concepts.embeddings import Embeddings, Head
+from veridical.concepts.image_parts import crop_embeddings, segment_embeddings
+from veridical.concepts.measures import Judgement, ice_eval, judge
 from veridical.concepts.methods import (
     CDISCO,
     CRAFT,
@@ -21,12 +19,8 @@ from veridical.concepts.methods import (
     SAE,
     ConceptMethod,
     ConceptSHAP,
-    Dictionary,
     Found,
     KMeans,
-    MatchingPursuit,
-    crop_embeddings,
-    load_saelens,
 )
 from veridical.concepts.parsimony_curve import Parsimony, parsimony, plateau
 from veridical.concepts.plots import concept_grid, plot_parsimony, surrogate_against_model
@@ -38,12 +32,10 @@ from veridical.concepts.sanity_check import (
     random_concepts,
     random_importances,
     sanity,
-    sanity_of_head,
 )
 from veridical.concepts.splitting import Split, split
-from veridical.concepts.stability import Stability, stability
 from veridical.concepts.upper_bound import ErrorSplit, error_split, rank_optimum
-from veridical.concepts.verdict import ConceptVerdict
+from veridical.concepts.verdict import ConceptVerdict, Stability, stability
 
 __all__ = [
     "split",
@@ -54,10 +46,8 @@ __all__ = [
     "judge",
     "Judgement",
     "compare",
-    "compare_on",
     "Comparison",
     "sanity",
-    "sanity_of_head",
     "SanityTable",
     "perfect",
     "random_importances",
@@ -67,12 +57,6 @@ __all__ = [
     "Stability",
     "stability",
     "ice_eval",
-    "cshap_eval",
-    "Training",
-    "concept_deletion",
-    "weight_deletion",
-    "pixel_deletion",
-    "DeletionCurve",
     "ConceptMethod",
     "Found",
     "PCA",

@@ -10,18 +10,13 @@ import torch
 from torch import Tensor
 
 from veridical.concepts.concepts import Concepts
-from veridical.concepts.embeddings import Embeddings, Kind
-from veridical.concepts.head import Head
-from veridical.concepts.judgement import LABELS, Judgement, shown
-from veridical.concepts.materials import Materials, entries
-from veridical.concepts.measures import judge
+from veridical.concepts.embeddings import Embeddings, Head, Kind
+from veridical.concepts.materials import entries, materials_of
+from veridical.concepts.measures import LABELS, Judgement, judge, shown, text_table
 from veridical.concepts.methods.base import ConceptMethod
 from veridical.concepts.sanity_check import constant, perfect, random_concepts, random_importances
-from veridical.concepts.splitting import split
-from veridical.concepts.stability import Stability, stability
-from veridical.concepts.table import text_table
 from veridical.concepts.upper_bound import ErrorSplit, error_split, rank_optimum
-from veridical.concepts.verdict import ConceptVerdict, decide
+from veridical.concepts.verdict import ConceptVerdict, Stability, decide, stability
 from veridical.core.key import Key, as_key
 from veridical.errors import InputError, NotApplicableError
 from veridical.values.task import Task
@@ -102,44 +97,49 @@ class Comparison:
 
 
 def compare(
-    task: Task, methods: Any, seed: int | Key = 0, seeds: int = 1, layer: str | None = None
-) -> Comparison:
-    """Fit each method on the task's train rows and judge it on its inputs.
-
-    `methods` are concept methods, names of them, ready `Concepts` and loaded dictionaries, in a list or in a
-    mapping from labels. Each method gets the rows it is fitted on (positions, crops and segments are made
-    where it needs them). With `seeds` above 1, methods that draw are fitted so often, intervals cover the
-    seeds, and `stability` says whether concepts stay the same.
-    """
-    parts = split(task, layer)
-    return _compare(parts.train(), parts.test(), parts.head, methods, Materials({}, parts), seed, seeds)
-
-
-def compare_on(
-    train: Embeddings,
-    test: Embeddings,
-    head: Head,
+    train: Task | Embeddings,
     methods: Any,
     seed: int | Key = 0,
     seeds: int = 1,
+    layer: str | None = None,
+    *,
+    test: Embeddings | None = None,
+    head: Head | None = None,
     materials: Mapping[Kind, Embeddings] | None = None,
 ) -> Comparison:
-    """The same for embeddings that are at hand; a method that does not apply is left out, with its reason.
+    """Fit each method on train rows, judge it on others, and say which one to use.
 
-    Methods that are fitted on positions, crops or segments find them in `materials`, by kind.
+    Parameters
+    ----------
+    train
+        A task, which brings train rows, inputs to judge on and its head; or train embeddings at hand.
+    methods
+        Concept methods, names of them, ready `Concepts` and loaded dictionaries, in a list or in a mapping
+        from labels. One that does not apply is left out, with its reason.
+    seed
+        Keys the draws of methods and controls.
+    seeds
+        How often methods that draw are fitted: intervals cover the seeds, and `stability` says whether
+        concepts stay the same.
+    layer
+        The linear layer at which a task's model is split; found by itself otherwise.
+    test, head
+        Embeddings to judge on and their head, where `train` are embeddings.
+    materials
+        Positions, crops or segments for methods that are fitted on those, by kind; a task makes them itself.
+
+    Returns
+    -------
+    Comparison
+        A judgement per method and control, the best possible one, and the verdict.
+
+    Raises
+    ------
+    InputError
+        No method is given, or embeddings come without test rows or head.
     """
-    return _compare(train, test, head, methods, Materials.of(train, materials), seed, seeds)
-
-
-def _compare(
-    train: Embeddings,
-    test: Embeddings,
-    head: Head,
-    methods: Any,
-    materials: Materials,
-    seed: int | Key,
-    seeds: int,
-) -> Comparison:
+    rows, test, head = materials_of(train, test, head, materials, layer)
+    own = train if isinstance(train, Embeddings) else rows.pooled()
     if seeds < 1:
         raise InputError(f"seeds is at least 1, got {seeds}")
     chosen = entries(methods)
@@ -156,19 +156,19 @@ def _compare(
     for label, item in chosen.items():
         often = keys if isinstance(item, ConceptMethod) and item.stochastic else keys[:1]
         try:
-            fits = [replace(materials.concepts(item, head, each), method=label) for each in often]
+            fits = [replace(rows.concepts(item, head, each), method=label) for each in often]
         except NotApplicableError as error:
             refused[label] = str(error)
             continue
         found = [judge(fits[0], test, head)]
         found += [judge(each, test, head, companions=False) for each in fits[1:]]
         concepts[label], judgements[label] = fits[0], found[0]
-        splits[label] = error_split(fits[0], train, test, head)
+        splits[label] = error_split(fits[0], own, test, head)
         stable[label] = stability(fits)
         errors[label] = torch.stack([each.values["mae"] for each in found])
     asked = max((i.n_concepts for i in chosen.values() if isinstance(i, ConceptMethod)), default=0)
     asked = asked or max((round(c.charged) for c in concepts.values()), default=1)
-    controls, drawn = _controls(train, test, head, key)
+    controls, drawn = _controls(own, test, head, key)
     most = min(asked, *head.weight.shape)
     optimum = judge(rank_optimum(test, head, most), test, head)
     charged = {label: found.concepts for label, found in judgements.items()}

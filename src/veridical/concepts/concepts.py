@@ -5,15 +5,70 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from veridical.concepts.agreement import LinearSurrogate
-from veridical.concepts.head import Head
-from veridical.concepts.projection import Linear, NonNegative, Projection, dual
+from veridical.concepts.embeddings import Head
+from veridical.concepts.solvers import nnls
 from veridical.errors import InputError, ShapeError, VeridicalWarning
+
+
+class Projection(Protocol):
+    """Codes (N, G, K) of embeddings (N, D): G dictionaries, one per output or one for all."""
+
+    def codes(self, h: Tensor) -> Tensor:
+        """How much of each concept an embedding holds."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Linear:
+    """`p_k = m_k . (h - mu)`: m is v itself, or a row of the pseudo-inverse of V."""
+
+    rows: Tensor
+    centre: Tensor | None = None
+
+    def codes(self, h: Tensor) -> Tensor:
+        groups, count, width = self.rows.shape
+        found = (h.double() @ self.rows.reshape(-1, width).T).reshape(len(h), groups, count)
+        if self.centre is not None:
+            found = found - torch.einsum("gkd,gd->gk", self.rows, self.centre)
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class NonNegative:
+    """`p = argmin_{p >= 0} ||h - V^T p||`, solved exactly."""
+
+    vectors: Tensor
+
+    def codes(self, h: Tensor) -> Tensor:
+        groups, count, width = self.vectors.shape
+        gram = self.vectors @ self.vectors.mT
+        seen = (h.double() @ self.vectors.reshape(-1, width).T).reshape(len(h), groups, count)
+        return nnls(gram, seen.transpose(0, 1)).transpose(0, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class LinearSurrogate:
+    """`W h + c` (C, D), (C,); positions (N, J, D) are read one by one and averaged."""
+
+    weight: Tensor
+    constant: Tensor
+
+    def __call__(self, h: Tensor) -> Tensor:
+        return torch.addmm(self.constant, (h.mean(1) if h.dim() == 3 else h).double(), self.weight.T)
+
+
+def dual(vectors: Tensor) -> Tensor:
+    """Rows of the pseudo-inverse: `dual(V) h` are the least-squares coordinates of h in V (G, K, D).
+
+    Equals V itself when its rows are orthonormal, and shares the weight between duplicates otherwise.
+    """
+    return torch.linalg.pinv(vectors.double(), rtol=1e-10).mT
+
 
 Reading = Literal["project", "coordinates", "nonnegative"]
 

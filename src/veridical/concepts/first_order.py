@@ -9,9 +9,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from veridical.concepts.head import Head
-from veridical.concepts.layers import End, as_positions, first_tensor, trace, with_first
-from veridical.concepts.splitting import Read, Split, seen_of
+from veridical.concepts.embeddings import Head
+from veridical.concepts.splitting import (
+    End,
+    Read,
+    Split,
+    as_positions,
+    first_tensor,
+    seen_of,
+    trace,
+    with_first,
+)
 from veridical.errors import InputError, NotApplicableError, unknown_name
 from veridical.models.predictor import Side, call, take_side
 from veridical.values.task import Task

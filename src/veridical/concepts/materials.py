@@ -8,16 +8,17 @@ from functools import partial
 from typing import Any
 
 from veridical.concepts.concepts import Concepts
-from veridical.concepts.embeddings import Embeddings, Kind
-from veridical.concepts.head import Head
-from veridical.concepts.masked import segment_embeddings, superpixels
-from veridical.concepts.methods import METHODS, ConceptMethod, Dictionary, MatchingPursuit, crop_embeddings
+from veridical.concepts.dictionary import Dictionary, MatchingPursuit
+from veridical.concepts.embeddings import Embeddings, Head, Kind
+from veridical.concepts.image_parts import crop_embeddings, segment_embeddings, superpixels
+from veridical.concepts.methods import METHODS, ConceptMethod
 from veridical.concepts.methods.base import needed
 from veridical.concepts.methods.craft import CRAFT
-from veridical.concepts.methods.hu_mcd import HUMCD
-from veridical.concepts.splitting import Split
+from veridical.concepts.methods.mcd import HUMCD
+from veridical.concepts.splitting import Split, split
 from veridical.core.settings import why_not
 from veridical.errors import InputError, NotApplicableError, unknown_name
+from veridical.values.task import Task
 
 Entry = ConceptMethod | Concepts | Dictionary | MatchingPursuit
 """What can be compared: a method to fit, concepts that are ready, a dictionary that was loaded."""
@@ -142,6 +143,11 @@ class Materials:
             self._made[kind, size] = make()
         return self._made[kind, size]
 
+    def pooled(self) -> Embeddings:
+        """One vector of each train sample of a split model."""
+        assert self.split is not None
+        return self.split.train()
+
     def concepts(self, item: Entry, head: Head, seed: Any) -> Concepts:
         """Fit a method on its rows; what is ready is taken as it is."""
         if isinstance(item, Concepts):
@@ -149,3 +155,19 @@ class Materials:
         if isinstance(item, ConceptMethod):
             return item.fit(self.rows(item), head, seed)
         return item.concepts(head, "dictionary")
+
+
+def materials_of(
+    train: Task | Embeddings,
+    test: Embeddings | None,
+    head: Head | None,
+    given: Mapping[Kind, Embeddings] | None,
+    layer: str | None = None,
+) -> tuple[Materials, Embeddings, Head]:
+    """What methods are fitted on, what they are judged on, and the head: of a task, or of embeddings."""
+    if isinstance(train, Task):
+        parts = split(train, layer)
+        return Materials(given or {}, parts), parts.test(), parts.head
+    if test is None or head is None:
+        raise InputError("give a task, or train and test embeddings with their head")
+    return Materials.of(train, given), test, head

@@ -1,20 +1,250 @@
-"""Judge concept explanations: SURF, and the rival ICE-Eval."""
+"""SURF and ICE-Eval: how far the surrogate made of concepts and importances is from the model."""
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
-from veridical.concepts.agreement import chunks, compare
-from veridical.concepts.complexity import ice_flops, surf_flops
-from veridical.concepts.concepts import Concepts
-from veridical.concepts.embeddings import Embeddings
-from veridical.concepts.head import Head
-from veridical.concepts.judgement import Judgement
-from veridical.concepts.projection import Linear
-from veridical.errors import InputError, ShapeError
+from veridical.concepts.concepts import Concepts, Linear
+from veridical.concepts.embeddings import Embeddings, Head
+from veridical.errors import InputError, ShapeError, unknown_name
+from veridical.functional import spearman
+from veridical.values.scores import Direction, Scores
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+HIGHER = {"top1", "rank", "attributes"}
+"""Measures where more is better; all others are errors."""
+
+LABELS = {
+    "top1": "Top-1 (%)",
+    "rank": "Rank corr",
+    "norm_l1": "Norm L1",
+    "mae": "SURF_MAE",
+    "emd": "SURF_EMD",
+    "rmse": "RMSE",
+    "attributes": "Attributes (%)",
+    "normalised_accuracy": "C-SHAP acc",
+    "parameters": "Params",
+    "flops": "FLOPs",
+}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Judgement:
+    """One value per sample of every measure, and facts of the explanation as a whole.
+
+    `judgement.mae`, `.emd`, ... are means; `judgement.scores("mae")` gives the values of the samples.
+    """
+
+    method: str
+    measure: str
+    values: Mapping[str, Tensor]
+    ids: Tensor
+    chance: float
+    facts: Mapping[str, float] = field(default_factory=dict)
+    flags: Mapping[int, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def scores(self, name: str) -> Scores:
+        """The values of one measure as scores; `rmse` has none per sample (`squared` has)."""
+        if name not in self.values:
+            raise unknown_name("measure", name, self.values)
+        values = self.values[name]
+        return Scores(
+            values,
+            Direction.HIGHER if name in HIGHER else Direction.LOWER,
+            f"{self.measure.lower()}_{name}",
+            self.ids,
+            self.method,
+            {"undefined: no spread over outputs, or a logit of 0": values.isnan()},
+        )
+
+    @property
+    def summary(self) -> dict[str, float]:
+        """The mean of every measure, and the facts."""
+        hidden = ("squared", "model_right", "surrogate_right")
+        out = {name: float(v.nanmean()) for name, v in self.values.items() if name not in hidden}
+        out["rmse"] = math.sqrt(float(self.values["squared"].mean()))
+        if "model_right" in self.values:
+            model = float(self.values["model_right"].mean()) - self.chance
+            surrogate = float(self.values["surrogate_right"].mean()) - self.chance
+            out["normalised_accuracy"] = surrogate / model if model else math.nan
+        return {**out, **self.facts}
+
+    def __getattr__(self, name: str) -> float:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        summary = self.summary
+        if name not in summary:
+            raise AttributeError(f"this judgement has no '{name}'; it has {', '.join(summary)}")
+        return summary[name]
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per sample."""
+        import pandas as pd
+
+        columns = {name: values.cpu().numpy() for name, values in self.values.items()}
+        return pd.DataFrame({"id": self.ids.cpu().numpy(), "method": self.method, **columns})
+
+    def __repr__(self) -> str:
+        summary = self.summary
+        parts = [f"{LABELS[n]} {shown(n, summary[n])}" for n in LABELS if n in summary]
+        flagged = f"; {len(self.flags)} outputs without concepts" if self.flags else ""
+        return f"{self.measure} of {self.method} over {len(self.ids)} samples: {', '.join(parts)}{flagged}"
+
+
+def shown(name: str, value: float) -> str:
+    """A number as the paper's tables print it."""
+    if math.isnan(value):
+        return "-"
+    if name in ("top1", "attributes"):
+        return f"{100 * value:.1f}"
+    if name in ("flops", "parameters"):
+        for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "K")):
+            if value >= size:
+                return f"{value / size:.0f}{letter}"
+        return f"{value:.0f}"
+    return f"{value:.3f}" if name in ("emd", "rank") else f"{value:.4g}"
+
+
+def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Lines whose columns are as wide as their widest cell; the first column reads from the left.
+
+    >>> print(text_table(["a", "b"], [["x", "1"]]))
+    a  b
+    x  1
+    """
+    widths = [max(len(str(row[i])) for row in (head, *rows)) for i in range(len(head))]
+
+    def line(cells: Sequence[str]) -> str:
+        placed = [
+            c.ljust(w) if i < 1 else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))
+        ]
+        return "  ".join(placed).rstrip()
+
+    return "\n".join(line([str(c) for c in row]) for row in (head, *rows))
+
+
+_ELEMENTS = 2**20
+"""Numbers of the widest tensor of a chunk: 8 MiB in float64, enough rows for products to be efficient."""
+
+_ROUNDING = 1e-12
+"""A difference below this share of a row's largest output is none."""
+
+Surrogate = Callable[[Tensor], Tensor]
+
+
+def chunks(count: int, width: int, most: int = _ELEMENTS) -> Iterator[slice]:
+    """Slices of rows whose widest tensor, `width` numbers per row, stays within a fixed size."""
+    rows = max(1, most // max(1, width))
+    for at in range(0, count, rows):
+        yield slice(at, min(count, at + rows))
+
+
+def absolute_error(y: Tensor, guess: Tensor) -> Tensor:
+    """Mean over outputs of `|y - y_hat|`: SURF_MAE (eq. 11) of each sample."""
+    return (y - guess).abs_().mean(-1)
+
+
+def total_variation(p: Tensor, guess: Tensor) -> Tensor:
+    """`sum_i |p_i - p_hat_i| / 2`, the total variation: SURF_EMD (eq. 12) of each sample."""
+    return (p - guess).abs_().sum(-1) / 2
+
+
+def normalised_error(y: Tensor, guess: Tensor, labels: Tensor) -> Tensor:
+    """`|y_t - y_hat_t| / |y_t|` on the true class (eq. 5); NaN where the model's logit is 0."""
+    truth = y.gather(1, labels[:, None]).squeeze(1)
+    error = (truth - guess.gather(1, labels[:, None]).squeeze(1)).abs()
+    return torch.where(truth == 0, torch.nan, error / truth.abs())
+
+
+def settled(guess: Tensor, y: Tensor) -> Tensor:
+    """The guess with the model's own value where the two differ by rounding only (1e-12 of the row's scale).
+
+    A perfect explanation then scores exactly 0, and no last bit decides a rank.
+    """
+    rounding = _ROUNDING * y.abs().amax(-1, keepdim=True)
+    return torch.where((guess - y).abs_() <= rounding, y, guess)
+
+
+def sample_errors(
+    surrogate: Surrogate,
+    embeddings: Embeddings,
+    head: Head,
+    width: int = 1,
+    companions: bool = True,
+    positions: bool = False,
+) -> dict[str, Tensor]:
+    """All measures that apply to the head, one value per sample each (N,).
+
+    The model's outputs are `F h + b` in float64 where the head is exact, so that a perfect explanation
+    scores 0 and not the rounding of the model; otherwise they are the model's own.
+    """
+    kept: dict[str, list[Tensor]] = {}
+    each = embeddings.values.shape[1] if positions else 1
+    for piece in chunks(len(embeddings), max(embeddings.values[0].numel(), head.n_outputs, width * each)):
+        part = embeddings.take(piece)
+        h = (part.values if positions and part.spatial else part.pooled).double()
+        linear = head.outputs(h)
+        y = linear if head.exact else part.outputs.double()
+        guess = settled(surrogate(h), y)
+        found = _errors(y, guess, head, part.labels, companions)
+        if not head.exact:
+            found |= {
+                "linearisation": absolute_error(y, linear),
+                "explanation": absolute_error(linear, guess),
+            }
+        for name, values in found.items():
+            kept.setdefault(name, []).append(values)
+    return {name: torch.cat(values) for name, values in kept.items()}
+
+
+def _errors(
+    y: Tensor, guess: Tensor, head: Head, labels: Tensor | None, companions: bool
+) -> dict[str, Tensor]:
+    found = {"mae": absolute_error(y, guess), "squared": (y - guess).square().mean(-1)}
+    if head.kind == "multilabel":
+        found["attributes"] = ((y > 0) == (guess > 0)).double().mean(-1)
+    if not head.classifies:
+        return found
+    own, guessed = y.argmax(-1), guess.argmax(-1)
+    found["emd"] = total_variation(head.probabilities(y), head.probabilities(guess))
+    found["top1"] = (own == guessed).double()
+    if not companions:
+        return found
+    found["rank"] = spearman(y, guess)
+    if labels is not None:
+        found["norm_l1"] = normalised_error(y, guess, labels)
+        found["model_right"] = (own == labels).double()
+        found["surrogate_right"] = (guessed == labels).double()
+    return found
+
+
+def surf_flops(outputs: int, concepts: int) -> int:
+    """`2 K C`, a multiplication and an addition a concept and output.
+
+    >>> surf_flops(outputs=100, concepts=1)
+    200
+    """
+    return 2 * concepts * outputs
+
+
+def ice_flops(outputs: int, concepts: int, dimension: int) -> int:
+    """`C D (2 K + 1)`: rebuild the embedding for every output, then its head.
+
+    >>> ice_flops(outputs=100, concepts=1, dimension=2048)
+    614400
+    """
+    return outputs * dimension * (2 * concepts + 1)
+
 
 Positions = Literal["pooled", "each"]
 
@@ -35,7 +265,7 @@ def judge(
     each = positions == "each"
     width = concepts.vectors.shape[0] * concepts.vectors.shape[1]
     if each or not companions:
-        values = compare(concepts.surrogate_of(head), embeddings, head, width, companions, each)
+        values = sample_errors(concepts.surrogate_of(head), embeddings, head, width, companions, each)
         rebuilding: dict[str, float] = reconstruction(concepts, embeddings, head) if companions else {}
     else:
         values, rebuilding = _codes_once(concepts, embeddings, head, width)
@@ -60,7 +290,7 @@ def _codes_once(
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
     """All measures and the reconstruction, with codes that are found once: they are most of the work."""
     if isinstance(concepts.projection, Linear):
-        values = compare(concepts.surrogate_of(head), embeddings, head, width)
+        values = sample_errors(concepts.surrogate_of(head), embeddings, head, width)
         return values, reconstruction(concepts, embeddings, head)
     found: list[dict[str, Tensor]] = []
     totals = concepts.vectors.new_zeros(3)
@@ -68,7 +298,7 @@ def _codes_once(
         part = embeddings.take(piece).as_pooled()
         codes = concepts.project(part.values.double())
         answers = concepts.answers(codes, head)
-        found.append(compare(lambda _, y=answers: y, part, head, width))  # type: ignore[misc]
+        found.append(sample_errors(lambda _, y=answers: y, part, head, width))  # type: ignore[misc]
         totals += _rebuilding(concepts, part, codes, head)
     values = {name: torch.cat([each[name] for each in found]) for name in found[0]}
     return values, _rebuilding_facts(totals, len(embeddings), head)
@@ -83,7 +313,7 @@ def ice_eval(concepts: Concepts, embeddings: Embeddings, head: Head) -> Judgemen
     _check(concepts, embeddings, head, "pooled")
     rebuilt = _rebuilt(concepts, head)
     width = concepts.vectors.shape[0] * concepts.vectors.shape[1]
-    values = compare(rebuilt.surrogate_of(head), embeddings, head, width)
+    values = sample_errors(rebuilt.surrogate_of(head), embeddings, head, width)
     facts = {"parameters": 0, "flops": ice_flops(head.n_outputs, round(concepts.charged), head.dimension)}
     return Judgement(
         concepts.method, "ICE-Eval", values, embeddings.ids, 1 / head.n_outputs, facts, concepts.flags

@@ -7,13 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from veridical.concepts.embeddings import Embeddings, Kind
-from veridical.concepts.head import Head
-from veridical.concepts.judgement import Judgement
-from veridical.concepts.materials import Entry, Materials, entries
-from veridical.concepts.measures import judge
+from veridical.concepts.embeddings import Embeddings, Head, Kind
+from veridical.concepts.materials import Entry, entries, materials_of
+from veridical.concepts.measures import Judgement, judge
 from veridical.concepts.methods.base import ConceptMethod
-from veridical.concepts.splitting import split
 from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.values.task import Task
@@ -99,13 +96,7 @@ def parsimony(
     if not counts or list(counts) != sorted(set(counts)):
         raise InputError(f"counts must rise, got {list(counts)}")
     ((label, item),) = entries([method]).items()
-    if isinstance(train, Task):
-        parts = split(train)
-        test, head, rows = parts.test(), parts.head, Materials(materials or {}, parts)
-    elif test is None or head is None:
-        raise InputError("give a task, or train and test embeddings with their head")
-    else:
-        rows = Materials.of(train, materials)
+    rows, test, head = materials_of(train, test, head, materials)
     if isinstance(item, ConceptMethod):
         fits = [rows.concepts(replace(item, n_concepts=k), head, seed) for k in counts]
     else:

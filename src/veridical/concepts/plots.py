@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from veridical.concepts.concepts import Concepts
-from veridical.concepts.embeddings import Embeddings
-from veridical.concepts.head import Head
-from veridical.concepts.judgement import LABELS
+from veridical.concepts.embeddings import Embeddings, Head
+from veridical.concepts.measures import LABELS
 from veridical.concepts.parsimony_curve import Parsimony
 from veridical.errors import InputError, ShapeError
 from veridical.plots import COLOURS, as_image, axes

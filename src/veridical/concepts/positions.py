@@ -7,10 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from veridical.concepts.concepts import Concepts
-from veridical.concepts.embeddings import Embeddings
-from veridical.concepts.head import Head
-from veridical.concepts.projection import Projection
+from veridical.concepts.concepts import Concepts, Projection
+from veridical.concepts.embeddings import Embeddings, Head
 from veridical.errors import ShapeError
 
 _CANCELS = 0.05

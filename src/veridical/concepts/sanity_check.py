@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,14 +10,10 @@ import torch
 from torch import Tensor
 
 from veridical.concepts.concepts import Concepts
-from veridical.concepts.cshap_training import Training, cshap_eval
-from veridical.concepts.embeddings import Embeddings
-from veridical.concepts.head import Head
-from veridical.concepts.judgement import LABELS, Judgement, shown
-from veridical.concepts.measures import ice_eval, judge
+from veridical.concepts.embeddings import Embeddings, Head
+from veridical.concepts.measures import LABELS, Judgement, ice_eval, judge, shown, text_table
 from veridical.concepts.splitting import split
-from veridical.concepts.table import text_table
-from veridical.core.key import Key, as_key, normal, permutation, uniform
+from veridical.core.key import Key, as_key, normal, uniform
 from veridical.errors import InputError, NotApplicableError
 from veridical.values.task import Task
 
@@ -25,8 +21,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SETTINGS = ("Perfect", "Rand-Imp", "Full-Rand")
-LEARNED = ("C-SHAP-Eval (CEL)", "C-SHAP-Eval (L1)")
-MEASURES = (*LEARNED, "ICE-Eval", "SURF")
+Measure = Callable[[Concepts, Embeddings, Head, Key], Judgement]
+"""A measure of concept explanations; the key is for those that draw or learn."""
+MEASURES: dict[str, Measure] = {
+    "ICE-Eval": lambda concepts, embeddings, head, key: ice_eval(concepts, embeddings, head),
+    "SURF": lambda concepts, embeddings, head, key: judge(concepts, embeddings, head),
+}
+"""Measures that the sanity check knows by name."""
 COLUMNS = ("top1", "rank", "norm_l1", "mae", "emd", "parameters", "flops")
 
 
@@ -104,12 +105,9 @@ class SanityTable:
             [setting, measure, *(shown(c, self.value(setting, measure, c)) for c in COLUMNS)]
             for setting, measure in self.draws
         ]
-        counts = {measure: len(found) for (_, measure), found in self.draws.items()}
-        most = max(counts.values())
-        fewer = "".join(f", of {name} {count}" for name, count in counts.items() if count < most)
         title = (
-            f"Sanity check over {self.samples} samples, {most} draws{fewer}; ||f_c|| from "
-            f"{float(self.norms.min()):.2f} to {float(self.norms.max()):.2f}"
+            f"Sanity check over {self.samples} samples, {len(next(iter(self.draws.values())))} draws; "
+            f"||f_c|| from {float(self.norms.min()):.2f} to {float(self.norms.max()):.2f}"
         )
         orders = [
             f"{m}: MAE {self.ordered(m, 'mae'):.0%}, EMD {self.ordered(m, 'emd'):.0%}"
@@ -123,73 +121,67 @@ class SanityTable:
 
 
 def sanity(
-    task: Task,
+    task: Task | Embeddings,
+    head: Head | None = None,
     seed: int | Key = 0,
     draws: int = 10,
-    measures: Sequence[str] = MEASURES,
-    training_rows: int = 256,
-    learned_draws: int = 1,
+    measures: Sequence[str] | Mapping[str, Measure] = tuple(MEASURES),
 ) -> SanityTable:
-    """Table 3 for a task's own model: do measures notice that an explanation is random?
+    """Table 3 for one head: do measures notice that an explanation is random?
 
-    C-SHAP-Eval learns on up to `training_rows` train embeddings, drawn (the judged ones where the task has no
-    train rows); it sees no importances, so its row is computed once for Perfect and Rand-Imp. It trains a
-    network for every cell, so it is asked in the first `learned_draws` draws only; give 10 for the paper's.
+    Parameters
+    ----------
+    task
+        A task, split at its own head, or embeddings that are at hand.
+    head
+        The head of the embeddings; a task brings its own.
+    seed
+        Keys the random importances and directions.
+    draws
+        How often they are drawn.
+    measures
+        "ICE-Eval" and "SURF" by name, or a mapping from names to functions of
+        (concepts, embeddings, head, key) that give a `Judgement`: measures of your own.
+
+    Returns
+    -------
+    SanityTable
+        Every measure in every setting (Perfect, Rand-Imp, Full-Rand), draw by draw.
+
+    Raises
+    ------
+    InputError
+        A measure is unknown, or there are fewer than one draw.
+    NotApplicableError
+        The head is no classifier.
     """
-    parts = split(task)
-    learn = None
-    if task.train is not None and any(measure in LEARNED for measure in measures):
-        one = torch.zeros(1, dtype=torch.int64, device=task.device)
-        drawn = permutation(as_key(seed) / "training rows", one, 0, len(task.train))[0, :training_rows]
-        learn = parts.train().take(drawn)
-    return sanity_of_head(parts.head, parts.test(), learn, seed, draws, measures, learned_draws)
-
-
-def sanity_of_head(
-    head: Head,
-    embeddings: Embeddings,
-    fitted_on: Embeddings | None = None,
-    seed: int | Key = 0,
-    draws: int = 10,
-    measures: Sequence[str] = MEASURES,
-    learned_draws: int = 1,
-) -> SanityTable:
-    """The same for a head and embeddings that are at hand."""
-    unknown = [m for m in measures if m not in MEASURES]
-    if unknown or min(draws, learned_draws) < 1:
-        raise InputError(
-            f"measures are among {', '.join(MEASURES)} and draws at least 1; got {unknown}, {draws} draws, "
-            f"{learned_draws} for those that learn"
-        )
+    embeddings, head = _embedded(task, head)
+    if not isinstance(measures, Mapping):
+        unknown = [m for m in measures if m not in MEASURES]
+        if unknown:
+            raise InputError(f"measures are among {', '.join(MEASURES)}, or functions; got {unknown}")
+        measures = {name: MEASURES[name] for name in measures}
+    if draws < 1:
+        raise InputError(f"draws is at least 1, got {draws}")
     if not head.classifies:
         raise NotApplicableError(f"the sanity check compares measures for classifiers; this is a {head.kind}")
     key = as_key(seed) / "sanity"
     found: dict[tuple[str, str], list[dict[str, float]]] = {(s, m): [] for s in SETTINGS for m in measures}
     for draw in range(draws):
-        settings = (perfect(head), random_importances(head, key, draw), random_concepts(head, key, draw))
-        for measure in measures:
-            if measure in LEARNED and draw >= learned_draws:
-                continue
-            for concepts in settings:
-                done = found[concepts.method, measure]
-                if concepts.method == "Rand-Imp" and measure in LEARNED:
-                    done.append(found["Perfect", measure][-1])
-                    continue
-                done.append(_ask(measure, concepts, embeddings, head, fitted_on, key / draw).summary)
+        for concepts in (
+            perfect(head),
+            random_importances(head, key, draw),
+            random_concepts(head, key, draw),
+        ):
+            for name, measure in measures.items():
+                found[concepts.method, name].append(measure(concepts, embeddings, head, key / draw).summary)
     return SanityTable(found, head.norms, len(embeddings))
 
 
-def _ask(
-    measure: str,
-    concepts: Concepts,
-    embeddings: Embeddings,
-    head: Head,
-    fitted_on: Embeddings | None,
-    key: Key,
-) -> Judgement:
-    if measure == "SURF":
-        return judge(concepts, embeddings, head)
-    if measure == "ICE-Eval":
-        return ice_eval(concepts, embeddings, head)
-    loss = Training(loss="cross_entropy" if measure.endswith("(CEL)") else "l1")
-    return cshap_eval(concepts, embeddings, head, fitted_on, loss, key)
+def _embedded(task: Task | Embeddings, head: Head | None) -> tuple[Embeddings, Head]:
+    if isinstance(task, Task):
+        parts = split(task)
+        return parts.test(), parts.head
+    if head is None:
+        raise InputError("embeddings do not say what their head is: give it, or a task")
+    return task, head

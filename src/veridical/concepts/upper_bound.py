@@ -6,13 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from veridical.concepts.agreement import chunks
-from veridical.concepts.concepts import Concepts
-from veridical.concepts.embeddings import Embeddings
-from veridical.concepts.head import Head
-from veridical.concepts.judgement import Judgement
-from veridical.concepts.measures import judge, least_squares_importances
-from veridical.concepts.projection import Linear
+from veridical.concepts.concepts import Concepts, Linear
+from veridical.concepts.embeddings import Embeddings, Head
+from veridical.concepts.measures import Judgement, chunks, judge, least_squares_importances
 from veridical.errors import InputError
 
 

@@ -1,19 +1,14 @@
 """Sparse dictionaries with truth and controls: train them, read them, and learn which metric to believe."""
 
-from veridical.concepts.dictionary import BatchTopK, Dictionary, Recipe, ReLU, Stream, TopK, Trained, train
-from veridical.concepts.methods.saelens import load_saelens
-from veridical.dictionaries.bench import Bench
-from veridical.dictionaries.controls import controls
-from veridical.dictionaries.files import from_overcomplete, load, save
-from veridical.dictionaries.judgement import judge
-from veridical.dictionaries.ladder import damaged, family
-from veridical.dictionaries.layer_stream import activations
+from veridical.concepts.dictionary import Dictionary
+from veridical.concepts.dictionary_files import from_overcomplete, load, load_saelens, save
+from veridical.concepts.dictionary_training import BatchTopK, Recipe, ReLU, Stream, TopK, Trained, train
+from veridical.dictionaries.bench import Bench, Subject, activations
+from veridical.dictionaries.controls import controls, damaged, family
 from veridical.dictionaries.measures import MEASURES, Measure
-from veridical.dictionaries.planted import Superposition
+from veridical.dictionaries.planted import Superposition, assign, chance_mcc, mcc, truth_scores
 from veridical.dictionaries.plots import plot_family, plot_trust
-from veridical.dictionaries.subject import Subject
-from veridical.dictionaries.trust import Trust
-from veridical.dictionaries.truth import assign, chance_mcc, mcc, truth_scores
+from veridical.dictionaries.trust import Trust, judge
 
 __all__ = [
     "Superposition",

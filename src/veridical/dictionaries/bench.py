@@ -10,12 +10,45 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from veridical.concepts.dictionary import Dictionary
+from veridical.concepts.dictionary_training import Stream
 from veridical.core.key import Key, permutation
 from veridical.dictionaries.planted import Superposition
 from veridical.errors import InputError, ShapeError
 from veridical.gef import GEF
-from veridical.gef.codes import layer_activations
+from veridical.gef.codes import End, layer_activations
 from veridical.values.task import Task
+
+
+def activations(
+    task: Task,
+    layer: str,
+    *,
+    axis: int = 1,
+    end: End = "output",
+    shards: int = 1,
+    stay: int = 64,
+    seed: int = 0,
+) -> Stream:
+    """Rows for `train` from any layer of a task: one per sample and position, padding left out.
+
+    `axis` says where the layer counts its units: 1 for channels of a convolution, -1 for a transformer.
+    With `shards` above 1 one share of the samples, picked at random, is in memory at a time; the model
+    answers it when its turn comes.
+    """
+    if not 1 <= shards <= len(task):
+        raise InputError(f"shards is from 1 to the {len(task)} samples, got {shards}")
+    order = permutation(Key(seed) / "shards", torch.zeros(1, dtype=torch.int64), 0, len(task))[0]
+
+    def read(number: int) -> Tensor:
+        part = task if shards == 1 else task[order[number::shards]]
+        states = layer_activations(part, layer, end, axis)
+        valid = part.space.valid
+        if part.modality == "text" and valid is not None and valid.shape[1] == states.shape[1]:
+            return states[valid.to(states.device)]
+        return states.flatten(0, 1)
+
+    return Stream(read, shards, stay)
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,3 +153,23 @@ class Bench:
         there = ~values.isnan()
         total = values.new_zeros(self.parts).index_add_(0, part[there], values[there])
         return total / torch.bincount(part[there], minlength=self.parts)
+
+
+class Subject:
+    """A dictionary on a bench, with what several metrics need of it, found once."""
+
+    def __init__(self, dictionary: Dictionary, bench: Bench, sibling: Dictionary | None = None) -> None:
+        self.dictionary, self.bench, self.sibling = dictionary.to(bench.train.device), bench, sibling
+
+    @cached_property
+    def codes(self) -> Tensor:
+        """Codes (m, atoms) of the test rows."""
+        return self._codes(self.bench.test)
+
+    @cached_property
+    def train_codes(self) -> Tensor:
+        """Codes of the train rows that probes read."""
+        return self._codes(self.bench.train[: self.bench.probe_rows])
+
+    def _codes(self, rows: Tensor) -> Tensor:
+        return torch.cat([self.dictionary.encode(part) for part in rows.split(8192)])

@@ -1,25 +1,97 @@
-"""Which dictionary metric can be trusted: the table."""
+"""Which dictionary metric can be trusted: every metric on a family of dictionaries, and the table."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from veridical.dictionaries.controls import RANDOM
-from veridical.dictionaries.statistics import agreement, concordance, separation, smallest_difference
+from veridical.concepts.dictionary import Dictionary
+from veridical.concepts.dictionary_training import Recipe, TopK
+from veridical.core.key import Key, integers
+from veridical.core.progress import track
+from veridical.dictionaries.bench import Bench, Subject
+from veridical.dictionaries.controls import RANDOM, Maker, damaged, family, jittered
+from veridical.dictionaries.measures import MEASURES, Measure
+from veridical.dictionaries.planted import Superposition, chance_mcc, truth_scores
+from veridical.errors import InputError, NotApplicableError, unknown_name
+from veridical.functional import spearman
 from veridical.meta.consistency import consistencies
 from veridical.values.scores import Direction
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+def separation(better: Tensor, worse: Tensor) -> tuple[float, float]:
+    """How often the one beats the other over all pairs of seeds, and an exact p-value of that.
+
+    Values are oriented: more is better. One-sided permutation test of the difference in means over all ways
+    to name the readings: with S seeds each, p is at least `1 / C(2S, S)`.
+    """
+    wins = (better[:, None] > worse).double() + 0.5 * (better[:, None] == worse).double()
+    both = torch.cat([better, worse]).double()
+    if bool(both.isnan().any()):
+        return math.nan, math.nan
+    size, total = len(better), both.sum()
+    names = torch.tensor(list(combinations(range(len(both)), size)))
+    first = both[names].sum(-1)
+    gaps = first / size - (total - first) / len(worse)
+    seen = gaps[0]
+    slack = 1e-12 * both.abs().max().clamp(min=1e-300)
+    return float(wins.mean()), float((gaps >= seen - slack).double().mean())
+
+
+def smallest_difference(readings: Tensor, power: float = 0.8, level: float = 0.05) -> float:
+    """The difference between two dictionaries, S seeds each, that a test at `level` finds with `power`.
+
+    `(t_(1 - level/2) + t_power) sqrt(2 v / S)` with 2S - 2 degrees of freedom, two-sided; v, for readings
+    (S, parts), is the variance over seeds of the mean over parts, but at least what the spread over parts
+    makes of that mean.
+    """
+    from scipy.stats import t
+
+    seeds, parts = readings.shape
+    if seeds < 2:
+        return math.nan
+    between = readings.mean(1).var()
+    within = readings.var(1).mean() / parts if parts > 1 else torch.zeros(())
+    spread = math.sqrt(2 * float(torch.maximum(between, within)) / seeds)
+    free = 2 * seeds - 2
+    return float(t.ppf(1 - level / 2, free) + t.ppf(power, free)) * spread
+
+
+def agreement(
+    values: Tensor, truth: Tensor, resamples: int = 999, seed: int = 0
+) -> tuple[float, float, float]:
+    """Rank correlation of a metric with truth over dictionaries, with a 95% interval over resampled ones."""
+    there = ~(values.isnan() | truth.isnan())
+    values, truth = values[there].double(), truth[there].double()
+    if len(values) < 4:
+        return math.nan, math.nan, math.nan
+    drawn = integers(Key(seed) / "agreement", torch.arange(resamples), 0, len(values), len(values))
+    found = spearman(values[drawn], truth[drawn])
+    low, high = torch.nanquantile(found, torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    return float(spearman(values[None], truth[None])[0]), low, high
+
+
+def concordance(values: dict[str, Tensor], chains: Sequence[Sequence[str]]) -> float:
+    """The share of pairs whose order is known that oriented readings (seeds,) have right, seed by seed."""
+    found = [
+        (values[one] > values[other]).double() + 0.5 * (values[one] == values[other]).double()
+        for chain in chains
+        for one, other in combinations([name for name in chain if name in values], 2)
+    ]
+    return float(torch.cat(found).mean()) if found else math.nan
+
 
 CHAINS = (
     ("true atoms", "trained", "25% random", "50% random", "75% random"),
@@ -190,3 +262,115 @@ def _largest(values: list[float]) -> float:
 
 def _or(value: float, otherwise: float) -> float:
     return otherwise if math.isnan(value) else value
+
+
+SHAKEN = ("trained", "1/16 steps", "frozen decoder")
+"""Dictionaries that MetaQuantus's scheme perturbs: slightly, and by half of their atoms."""
+SLIGHT, DRAWS = 0.01, 2
+
+
+def judge(
+    bench: Bench | Superposition | None = None,
+    recipe: Recipe | None = None,
+    *,
+    seeds: int = 4,
+    measures: Sequence[str] | None = None,
+    entries: Mapping[str, Maker] | None = None,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> Trust:
+    """Which dictionary metric can be trusted: on planted features, or on a bench of your own model.
+
+    Every entry (the trained dictionary, others whose order is known, controls trained for as many steps) is
+    made `seeds` times, and every metric read on each part of the samples.
+
+    >>> from veridical.dictionaries import Superposition, TopK, judge
+    >>> world = Superposition(features=24, dimensions=12, active=2.0, groups=3)
+    >>> found = judge(world, TopK(24, steps=20, batch=32, active=2), seeds=2, measures=["explained variance"])
+    >>> list(found.table["metric"])
+    ['explained variance']
+    """
+    if not isinstance(bench, Bench):
+        bench = Bench.planted(bench or Superposition())
+    if seeds < 2:
+        raise InputError(f"seeds is at least 2, for a spread over them; got {seeds}")
+    if recipe is None:
+        world = bench.truth
+        recipe = TopK(512) if world is None else TopK(world.features, 1500, 256, 5e-3, active=4)
+    chosen = _chosen(measures)
+    makers = dict(family(recipe, bench) if entries is None else entries)
+    if "trained" not in makers:
+        raise InputError(
+            f"one of the entries is 'trained', the dictionary in question; got {', '.join(makers)}"
+        )
+    readings = _Readings(bench, chosen)
+    keys = [Key(seed) / "dictionaries" / number for number in range(seeds)]
+    shaken: dict[str, list[Dictionary]] = {}
+    for name, maker in track(list(makers.items()), "judging dictionaries", progress):
+        made = [maker(bench, recipe, key) for key in keys]
+        for number, one in enumerate(made):
+            readings.read(name, Subject(one, bench, made[number - 1]))
+        if name in SHAKEN:
+            shaken[name] = made[:2]
+    for name, (one, other) in track(list(shaken.items()), "perturbing dictionaries", progress):
+        for draw in range(DRAWS):
+            key = Key(seed) / "shaken" / draw
+            readings.read(f"near {name}", Subject(jittered(one, SLIGHT, key), bench, other))
+            readings.read(f"far {name}", Subject(damaged(one, 0.5, key), bench, other))
+    return readings.result(tuple(makers), tuple(shaken), recipe, seeds)
+
+
+def _chosen(names: Sequence[str] | None) -> list[Measure]:
+    for name in names or ():
+        if name not in MEASURES:
+            raise unknown_name("dictionary metric", name, MEASURES)
+    return list(MEASURES.values()) if names is None else [MEASURES[name] for name in names]
+
+
+class _Readings:
+    """Values of every metric by entry, one row of parts per dictionary."""
+
+    def __init__(self, bench: Bench, measures: list[Measure]) -> None:
+        self.bench, self.measures = bench, measures
+        self.values: dict[str, dict[str, list[Tensor]]] = {m.name: {} for m in measures}
+        self.truth: dict[str, dict[str, list[float]]] = {}
+        self.refused: dict[str, str] = {}
+        self.chances: dict[int, float] = {}
+
+    def read(self, entry: str, subject: Subject) -> None:
+        """Ask every metric about a dictionary; one that does not apply says so once."""
+        for measure in self.measures:
+            if measure.name in self.refused:
+                continue
+            try:
+                value = measure.ask(subject).cpu()
+            except NotApplicableError as error:
+                self.refused[measure.name] = str(error)
+                continue
+            self.values[measure.name].setdefault(entry, []).append(value)
+        world = self.bench.truth
+        if world is None:
+            return
+        width = len(subject.dictionary.decoder)
+        chance = self.chances.setdefault(width, 0.0) or chance_mcc(width, world.directions)
+        self.chances[width] = chance
+        fires = self.bench.task.inputs > 0
+        found = truth_scores(subject.dictionary.decoder, subject.codes, world.directions, fires, chance)
+        for name, known in found.items():
+            self.truth.setdefault(name, {}).setdefault(entry, []).append(known)
+
+    def result(self, entries: tuple[str, ...], shaken: tuple[str, ...], recipe: Recipe, seeds: int) -> Trust:
+        """Everything that was read, as tensors."""
+        kept = {m.name: m for m in self.measures if m.name not in self.refused}
+        values: dict[str, dict[str, Tensor]] = {
+            name: {entry: torch.stack(rows) for entry, rows in self.values[name].items()} for name in kept
+        }
+        truth: dict[str, dict[str, Tensor]] = {
+            name: {entry: torch.tensor(rows, dtype=torch.float64) for entry, rows in each.items()}
+            for name, each in self.truth.items()
+        }
+        about: dict[str, Any] = {"recipe": recipe.to_json(), "seeds": seeds, "layer": self.bench.layer}
+        if self.bench.truth is not None:
+            about["planted"] = self.bench.truth.to_json()
+        directions = {name: m.direction for name, m in kept.items()}
+        return Trust(values, truth, directions, entries, shaken, dict(self.refused), about)

@@ -6,7 +6,7 @@ from typing import Any
 
 from veridical.concepts import Comparison, Concepts, Embeddings, split
 from veridical.concepts.comparison import COLUMNS
-from veridical.concepts.judgement import HIGHER, LABELS, Judgement, shown
+from veridical.concepts.measures import HIGHER, LABELS, Judgement, shown
 from veridical.concepts.plots import patch, strongest
 from veridical.concepts.verdict import Place
 from veridical.errors import VeridicalError

@@ -9,10 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from veridical.concepts.concepts import Concepts
-from veridical.concepts.embeddings import Embeddings, Kind
-from veridical.concepts.head import Head
-from veridical.concepts.projection import Linear, NonNegative, Projection, dual
+from veridical.concepts.concepts import Concepts, Linear, NonNegative, Projection, dual
+from veridical.concepts.embeddings import Embeddings, Head, Kind
 from veridical.core.allowed import Count
 from veridical.core.key import Key, as_key
 from veridical.core.settings import Settings

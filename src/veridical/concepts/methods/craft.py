@@ -7,45 +7,12 @@ from typing import Annotated
 
 import torch
 from torch import Tensor
-from torch.nn.functional import interpolate
 
-from veridical.concepts.embeddings import Embeddings
 from veridical.concepts.methods.base import ConceptMethod, Found
-from veridical.concepts.methods.nmf import _living, nmf
-from veridical.concepts.nnls import nnls
-from veridical.concepts.splitting import Split
+from veridical.concepts.methods.decompositions import _living, nmf
+from veridical.concepts.solvers import nnls
 from veridical.core.allowed import MANY, Count, NotNegative, PartOf, Within
 from veridical.core.key import Key
-from veridical.errors import InputError, NotApplicableError
-
-
-def primes(count: int) -> list[int]:
-    """The first primes."""
-    found: list[int] = []
-    number = 2
-    while len(found) < count:
-        if all(number % p for p in found):
-            found.append(number)
-        number += 1
-    return found
-
-
-def halton(points: int, dimensions: int) -> Tensor:
-    """Halton's sequence from its second point on (the first is the origin), in float64.
-
-    >>> halton(3, 2)[:, 0].tolist()
-    [0.5, 0.25, 0.75]
-    """
-    columns = []
-    for base in primes(dimensions):
-        left = torch.arange(1, points + 1, dtype=torch.int64)
-        value, unit = torch.zeros(points, dtype=torch.float64), 1.0
-        while bool((left > 0).any()):
-            unit /= base
-            value += unit * (left % base)
-            left //= base
-        columns.append(value)
-    return torch.stack(columns, 1)
 
 
 def sobol_total(pull: Tensor, designs: int | None = None) -> Tensor:
@@ -60,32 +27,15 @@ def sobol_total(pull: Tensor, designs: int | None = None) -> Tensor:
         moved = pull.square()
         variance = moved.sum(-1, keepdim=True)
     else:
-        points = halton(designs, 2 * pull.shape[1]).to(pull.device)
+        from scipy.stats import qmc
+
+        # from the second point on: the first is the origin
+        halton = qmc.Halton(2 * pull.shape[1], scramble=False).fast_forward(1)
+        points = torch.from_numpy(halton.random(designs)).to(pull.device)
         a, b = points.chunk(2, 1)
         moved = (a - b).square().mean(0) / 2 * pull.square()
         variance = (pull @ a.T).var(-1, correction=0, keepdim=True)
     return torch.where(variance > 0, moved / variance.clamp(min=1e-300), 0.0)
-
-
-def crop_embeddings(split: Split, inputs: Tensor, size: int, outputs: Tensor | None = None) -> Embeddings:
-    """Embeddings of square crops, 80% of their size apart and each resized to the whole input.
-
-    A crop belongs to the output its image is predicted as: `outputs` are the images' (default: asked).
-    """
-    if inputs.dim() != 4:
-        raise NotApplicableError(f"crops are cut from images (N, C, H, W); inputs are {tuple(inputs.shape)}")
-    if not 1 <= size <= min(inputs.shape[2:]):
-        raise InputError(f"crops of {size} pixels do not fit into images of {tuple(inputs.shape[2:])}")
-    step = max(1, int(0.8 * size))
-    cut = inputs.unfold(2, size, step).unfold(3, size, step)
-    count, channels, high, wide = cut.shape[:4]
-    crops = cut.permute(0, 2, 3, 1, 4, 5).reshape(-1, channels, size, size)
-    whole = interpolate(crops, inputs.shape[2:], mode="bilinear", align_corners=False)
-    found = split.collect(whole)
-    if outputs is None:
-        outputs = split.collect(inputs).outputs
-    ids = torch.arange(count, device=inputs.device)
-    return Embeddings(found.values.reshape(count, high * wide, -1), outputs, ids, kind="crops")
 
 
 @dataclass(frozen=True)

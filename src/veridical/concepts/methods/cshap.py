@@ -2,23 +2,63 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from veridical.concepts.concepts import Concepts
-from veridical.concepts.cshap_network import Network
-from veridical.concepts.embeddings import Embeddings
-from veridical.concepts.head import Head
+from veridical.concepts.concepts import Concepts, Linear
+from veridical.concepts.embeddings import Embeddings, Head
 from veridical.concepts.methods.base import ConceptMethod, check_embeddings, refuse_if_none, too_few
-from veridical.concepts.projection import Linear
 from veridical.core.allowed import Count, Positive
-from veridical.core.key import Key, as_key, integers, normal
+from veridical.core.key import Key, as_key, integers, normal, uniform
 from veridical.errors import InputError
 from veridical.explainers.kernel_shap import KernelShap
 from veridical.functional import pearson
 from veridical.values.task import Task
+
+
+class Network:
+    """`psi(p) = W2 relu(W1 p + b1) + b2`, shared by all outputs and seen through the head only.
+
+    `f_i . psi(p_i)` needs `F W2` (C, H) and never an embedding, so nothing of size N x C x D is built.
+    """
+
+    def __init__(self, concepts: int, head: Head, hidden: int, key: Key, read: Tensor | None = None) -> None:
+        place = head.weight.device
+        self.read = head.weight.float() if read is None else read
+        """What outputs are of the rebuilt embedding's coordinates (C, r): F, where these are its own."""
+        self.bias = head.bias.float()
+        width = self.read.shape[1]
+
+        def start(name: str, *shape: int, fan_in: int) -> Tensor:
+            one = torch.zeros(1, dtype=torch.int64, device=place)
+            draw = uniform(key / name, one, 0, math.prod(shape)).reshape(shape)
+            return ((2 * draw - 1) / math.sqrt(fan_in)).requires_grad_(True)
+
+        self.first = start("first", hidden, concepts, fan_in=concepts)
+        self.first_bias = start("first bias", hidden, fan_in=concepts)
+        self.second = start("second", width, hidden, fan_in=hidden)
+        self.second_bias = start("second bias", width, fan_in=hidden)
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        return [self.first, self.first_bias, self.second, self.second_bias]
+
+    def __call__(self, codes: Tensor) -> Tensor:
+        """Outputs (N, C) of codes (N, C or 1, K)."""
+        rows, groups, count = codes.shape
+        # outputs first: one product per output then reads its hidden units where they lie
+        flat = codes.float().transpose(0, 1).reshape(-1, count)
+        hidden = torch.relu_(torch.addmm(self.first_bias, flat, self.first.T)).view(groups, rows, -1)
+        through = self.read @ self.second
+        if groups == 1:
+            seen = hidden[0] @ through.T
+        else:
+            seen = torch.bmm(hidden, through[:, :, None]).squeeze(-1).T
+        return seen + self.read @ self.second_bias + self.bias
+
 
 _FIRST = 2048
 """Coalitions that every output is asked with at first."""

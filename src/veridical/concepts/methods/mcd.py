@@ -1,21 +1,68 @@
-"""MCD: concepts are subspaces, found by clustering embeddings that write each other sparsely."""
+"""MCD and HU-MCD: concepts are subspaces, found by clustering embeddings that write each other sparsely."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import Annotated
 
+import numpy as np
 import torch
+from scipy.linalg import eigh
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import connected_components
+from scipy.sparse.linalg import eigsh
 from torch import Tensor
 
 from veridical.concepts.concepts import Concepts
-from veridical.concepts.embeddings import Embeddings
-from veridical.concepts.head import Head
+from veridical.concepts.embeddings import Embeddings, Head
 from veridical.concepts.methods.base import ConceptMethod, Found
-from veridical.concepts.methods.pca import oriented
-from veridical.concepts.methods.subspaces import inliers, local_basis, self_expression, spectral
-from veridical.core.allowed import LARGE, MANY, Share, Within
-from veridical.core.key import Key, permutation
+from veridical.concepts.methods.decompositions import kmeans, oriented
+from veridical.concepts.solvers import self_expression
+from veridical.core.allowed import LARGE, MANY, Count, Share, Within
+from veridical.core.key import Key, normal, permutation
+
+_DENSE = 1000
+"""Rows from which on leading eigenvectors are searched for alone."""
+
+
+def inliers(coefficients: Tensor, share: float) -> Tensor:
+    """The rows that are kept when the `share` that needs the most coefficient mass is dropped.
+
+    A row outside every subspace is expensive to write in other rows (Soltanolkotabi and Candes 2012).
+    """
+    count = len(coefficients)
+    keep = max(1, round((1 - share) * count))
+    return coefficients.abs().sum(-1).argsort(stable=True)[:keep].sort().values
+
+
+def spectral(coefficients: Tensor, count: int, key: Key) -> Tensor:
+    """The cluster of each row, from the leading eigenvectors of the normalised affinity `|C| + |C|^T`."""
+    own = csr_array(coefficients.abs().cpu().numpy())
+    affinity = own + own.T
+    scale = np.maximum(affinity.sum(axis=1), 1e-12) ** -0.5
+    matrix = affinity.multiply(scale[:, None]).multiply(scale).tocsr()
+    rows = len(scale)
+    if rows < _DENSE or connected_components(matrix, directed=False)[0] > 1:
+        # where clusters do not touch, eigenvalues are equal, and one start does not lead to all their vectors
+        found = eigh(matrix.toarray(), subset_by_index=[rows - count, rows - 1])[1]
+    else:
+        one = torch.zeros(1, dtype=torch.int64)
+        start = normal(key / "start", one, 0, rows, torch.float64)[0].numpy()
+        found = eigsh(matrix, count, which="LA", v0=start)[1]
+    leading = torch.nn.functional.normalize(torch.from_numpy(found).to(coefficients), dim=-1)
+    return kmeans(leading, count, key, starts=8)[1]
+
+
+def local_basis(rows: Tensor, share: float = 0.05) -> Tensor:
+    """An orthonormal basis (d, D) of the subspace in which these rows lie.
+
+    d is the number of principal components (centred) whose variance exceeds a share of the largest, Fukunaga
+    and Olsen's rule; the basis holds the d leading singular vectors of the rows as they are, since a subspace
+    passes through the origin.
+    """
+    spread = torch.linalg.svdvals(rows - rows.mean(0)).square()
+    size = max(1, int((spread > share * spread[0]).sum()))
+    return torch.linalg.svd(rows, full_matrices=False)[2][:size]
 
 
 @dataclass(frozen=True)
@@ -70,3 +117,17 @@ class MCD(ConceptMethod):
         which = "all outputs" if len(full) == len(ranks) else f"outputs {full}"
         note = f"the bases of {which} span all {seen} dimensions of the embeddings: SURF is 0 there trivially"
         return replace(found, notes=(*found.notes, note))
+
+
+@dataclass(frozen=True)
+class HUMCD(MCD):
+    """HU-MCD (Grobruegge et al. 2025): MCD fitted on `segment_embeddings(split, train images, segmenter)`.
+
+    Only where concepts are found differs: each row is the embedding of one segment under masked convolution.
+    Coordinates and importances are MCD's.
+    """
+
+    name = "hu-mcd"
+    fits_on = "segments"
+    segments: Count = 12
+    """Superpixels that an image is cut into, about, where no other segments are given."""

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from veridical.concepts.concepts import Concepts
-from veridical.concepts.dictionary import Activation, Dictionary, Recipe, ReLU, TopK, train
-from veridical.concepts.embeddings import Embeddings
-from veridical.concepts.head import Head
+from veridical.concepts.dictionary import Activation, Dictionary
+from veridical.concepts.dictionary_training import Recipe, ReLU, TopK, train
+from veridical.concepts.embeddings import Embeddings, Head
 from veridical.concepts.methods.base import ConceptMethod, check_embeddings
 from veridical.core.allowed import Count, NotNegative, Positive
 from veridical.core.key import Key, as_key

@@ -1,4 +1,4 @@
-"""Embeddings of image segments: the network looks at a segment and nothing else."""
+"""Embeddings of parts of images: crops, and segments that the network sees alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import adaptive_max_pool2d, conv2d
+from torch.nn.functional import adaptive_max_pool2d, conv2d, interpolate
 
 from veridical.concepts.embeddings import Embeddings
 from veridical.concepts.splitting import Split
@@ -16,6 +16,27 @@ from veridical.errors import InputError, NotApplicableError, ShapeError, missing
 
 Segmenter = Callable[[Tensor], Tensor]
 """Images (N, C, H, W) to the number of each pixel's segment (N, H, W); below 0 is no segment."""
+
+
+def crop_embeddings(split: Split, inputs: Tensor, size: int, outputs: Tensor | None = None) -> Embeddings:
+    """Embeddings of square crops, 80% of their size apart and each resized to the whole input.
+
+    A crop belongs to the output its image is predicted as: `outputs` are the images' (default: asked).
+    """
+    if inputs.dim() != 4:
+        raise NotApplicableError(f"crops are cut from images (N, C, H, W); inputs are {tuple(inputs.shape)}")
+    if not 1 <= size <= min(inputs.shape[2:]):
+        raise InputError(f"crops of {size} pixels do not fit into images of {tuple(inputs.shape[2:])}")
+    step = max(1, int(0.8 * size))
+    cut = inputs.unfold(2, size, step).unfold(3, size, step)
+    count, channels, high, wide = cut.shape[:4]
+    crops = cut.permute(0, 2, 3, 1, 4, 5).reshape(-1, channels, size, size)
+    whole = interpolate(crops, inputs.shape[2:], mode="bilinear", align_corners=False)
+    found = split.collect(whole)
+    if outputs is None:
+        outputs = split.collect(inputs).outputs
+    ids = torch.arange(count, device=inputs.device)
+    return Embeddings(found.values.reshape(count, high * wide, -1), outputs, ids, kind="crops")
 
 
 def superpixels(images: Tensor, segments: int = 12) -> Tensor:

@@ -13,12 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from veridical.concepts.agreement import chunks
-from veridical.concepts.concepts import Concepts
-from veridical.concepts.embeddings import Embeddings
-from veridical.concepts.head import Head
-from veridical.concepts.masked import MaskedModel, _same
-from veridical.concepts.splitting import Split
+from veridical.concepts import Concepts, Embeddings, Head, Split
+from veridical.concepts.image_parts import MaskedModel
+from veridical.concepts.measures import chunks
 from veridical.errors import InputError, NotApplicableError
 from veridical.perturb.mask_aware_fills import solve_holes
 
@@ -169,7 +166,9 @@ def _without(split: Split, inputs: Tensor, gone: Tensor, fill: float | Tensor | 
     predictor = split.task.predictor
     if fill == "masked":
         view = MaskedModel(predictor.model, split.map_layer or "")
-        return split.head.outputs(predictor.with_model(view, _same).outputs(inputs, (~gone[:, 0],)))
+        return split.head.outputs(
+            predictor.with_model(view, lambda answer: answer).outputs(inputs, (~gone[:, 0],))
+        )
     if fill == "inpainting":
         return predictor.outputs(torch.where(gone, solve_holes(inputs, gone), inputs))
     return predictor.outputs(torch.where(gone, torch.as_tensor(fill).to(inputs), inputs))

@@ -1,0 +1,382 @@
+"""Train a sparse dictionary on a stream of activations; a run that was stopped goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
+from torch import Tensor
+from torch.nn.functional import embedding_bag, normalize
+
+from veridical.concepts.dictionary import Dictionary
+from veridical.core.allowed import Count, NotNegative, Positive
+from veridical.core.key import Key, as_key, integers, normal, permutation
+from veridical.core.progress import track
+from veridical.core.settings import Settings
+from veridical.errors import FormatError, InputError, ShapeError
+from veridical.functional.devices import on_host
+from veridical.values.sealed import put
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+@dataclass(frozen=True)
+class Recipe(Settings):
+    """What all dictionaries share: Adam on the squared error, atoms of length 1 after every step.
+
+    Atoms that were not active since the last look start anew along what is worst explained, eight times in
+    the first half of training (Bricken et al. 2023).
+    """
+
+    width: Count = 512
+    """Atoms of the dictionary."""
+    steps: Count = 2000
+    """Steps of training."""
+    batch: Count = 512
+    """Rows in a step, drawn with replacement."""
+    rate: Positive = 1e-3
+    """Adam's learning rate at the start; it falls to 0 along a cosine."""
+    frozen: Literal["encoder", "decoder"] | None = None
+    """Which half stays as it was drawn, which makes a random control of the dictionary."""
+    revive: bool = True
+    """Whether atoms that are never active start anew; a frozen half forbids it."""
+    activation: ClassVar[str] = ""
+    """What makes codes of the encoder's answers."""
+    active: ClassVar[int | None] = None
+    """Atoms that are active, where a number says so."""
+
+    def __post_init__(self) -> None:
+        if self.active is not None and self.active > self.width:
+            raise InputError(f"{self.active} active atoms of a dictionary that has {self.width}")
+
+    def codes(self, before: Tensor) -> Tensor:
+        """Codes (B, atoms) of a batch from the encoder's answers."""
+        raise TypeError("a Recipe is ReLU, TopK or BatchTopK")
+
+    def penalty(self, codes: Tensor, dimension: int) -> Tensor | None:
+        """What joins the squared error; None for nothing."""
+        return None
+
+
+@dataclass(frozen=True)
+class ReLU(Recipe):
+    """Codes are what is positive, and an L1 penalty keeps them sparse."""
+
+    name: ClassVar[str] = "relu"
+    activation: ClassVar[str] = "relu"
+    sparsity: NotNegative = 1e-2
+    """Weight of the L1 penalty on codes."""
+
+    def codes(self, before: Tensor) -> Tensor:
+        return before.clamp(min=0)
+
+    def penalty(self, codes: Tensor, dimension: int) -> Tensor | None:
+        return self.sparsity * codes.sum(-1).mean() / dimension
+
+
+@dataclass(frozen=True)
+class TopK(Recipe):
+    """The largest `active` codes of every row stay (Gao et al. 2025)."""
+
+    name: ClassVar[str] = "topk"
+    activation: ClassVar[str] = "topk"
+    active: Count = 8  # type: ignore[misc]
+    """Atoms that are active in a row."""
+
+    def codes(self, before: Tensor) -> Tensor:
+        values, kept = self.largest(before)
+        return torch.zeros_like(before).scatter(-1, kept, values)
+
+    def largest(self, before: Tensor) -> tuple[Tensor, Tensor]:
+        """The codes that stay (B, active), and of which atoms they are."""
+        found = before.topk(self.active, -1)
+        return found.values.clamp(min=0), found.indices
+
+
+@dataclass(frozen=True)
+class BatchTopK(Recipe):
+    """The largest `active` x rows codes of a batch stay (Bussmann et al. 2024).
+
+    The trained dictionary is a JumpReLU: its threshold is the smallest code that stayed, averaged over the
+    last quarter of training, so that codes of a row depend on no other row.
+    """
+
+    name: ClassVar[str] = "batchtopk"
+    activation: ClassVar[str] = "batchtopk"
+    active: Count = 8  # type: ignore[misc]
+    """Atoms that are active in a row, on average over a batch."""
+
+    def codes(self, before: Tensor) -> Tensor:
+        positive = before.clamp(min=0)
+        return positive * (positive >= self.least(positive))
+
+    def least(self, positive: Tensor) -> Tensor:
+        """The smallest code that stays in this batch."""
+        return positive.detach().flatten().topk(self.active * len(positive)).values[-1]
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """Rows (n, D) in shards: `read(i)` gives the i-th, and is asked for one at a time.
+
+    Which rows make the batch of a step depends on the key and the step alone, so training can stop anywhere
+    and go on elsewhere. All rows in memory are a stream of one shard: `Stream.of(rows)`.
+    """
+
+    read: Callable[[int], Tensor]
+    """Gives the rows (n, D) of a shard by its number."""
+    shards: int = 1
+    """How many shards there are."""
+    stay: int = 64
+    """Steps that are made from a shard before the next is read; every round visits them in another order."""
+    _held: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, rows: Any) -> Stream:
+        """A stream as it is, or the rows of an array."""
+        if isinstance(rows, Stream):
+            return rows
+        whole = torch.as_tensor(rows).detach()
+        if whole.dim() != 2 or not len(whole):
+            raise ShapeError(f"activations have shape {tuple(whole.shape)}; expected rows (n, dimensions)")
+        return cls(lambda _: whole)
+
+    def shard(self, number: int) -> Tensor:
+        """The rows of one shard in float32; only the last that was asked for is held."""
+        if self._held.get("number") != number:
+            rows = self.read(number)
+            if not bool(torch.isfinite(rows).all()):
+                raise InputError(f"shard {number} of the activations has NaN or infinite values")
+            self._held.update(number=number, rows=rows.float())
+        rows = self._held["rows"]
+        assert isinstance(rows, Tensor)
+        return rows
+
+    def batch(self, key: Key, step: int, size: int) -> Tensor:
+        """The rows of one step (size, D), or fewer where a shard has fewer."""
+        visit = step // self.stay
+        number = 0
+        one = torch.zeros(1, dtype=torch.int64)
+        if self.shards > 1:
+            order = permutation(key / "shards", one, visit // self.shards, self.shards)[0]
+            number = int(order[visit % self.shards])
+        rows = self.shard(number)
+        one = one.to(rows.device)
+        return rows[integers(key / "batches", one, step, min(size, len(rows)), len(rows))[0]]
+
+
+WIDE = 1024
+"""From this width on TopK's active atoms are gathered: a product with a matrix of zeros would cost more."""
+
+
+class Run:
+    """Everything that moves while a dictionary is trained."""
+
+    def __init__(self, stream: Stream, recipe: Recipe, key: Key, given: Tensor | None) -> None:
+        first = stream.shard(0)
+        place, dimension, width = first.device, first.shape[1], recipe.width
+        self.stream, self.recipe, self.key = stream, recipe, key
+        # a constant row has no scale; any would do
+        self.scale = first.square().mean().sqrt().clamp(min=1e-12)
+        ids = torch.arange(width, device=place)
+        if given is not None and given.shape != (width, dimension):
+            raise ShapeError(f"atoms have shape {tuple(given.shape)}; expected ({width}, {dimension})")
+        drawn = normalize(normal(key / "atoms", ids, 0, dimension), dim=-1)
+        self.encoder = (drawn if given is None else normalize(given.to(drawn), dim=-1)).clone()
+        self.decoder = self.encoder.clone()
+        self.bias = torch.zeros(width, device=place)
+        self.centre = (first / self.scale).mean(0).clone()
+        frozen = [self.encoder, self.bias] if recipe.frozen == "encoder" else []
+        frozen = [self.decoder] if recipe.frozen == "decoder" else frozen
+        every = (self.encoder, self.bias, self.decoder, self.centre)
+        learned = [t.requires_grad_(True) for t in every if not any(t is f for f in frozen)]
+        self.optimiser = torch.optim.Adam(learned, lr=recipe.rate, fused=not on_host(place))
+        self.decay = torch.optim.lr_scheduler.LambdaLR(self.optimiser, self._rate)
+        self.losses = torch.zeros(recipe.steps, device=place)
+        self.fired = torch.zeros(width, dtype=torch.bool, device=place)
+        self.least = torch.zeros((), dtype=torch.float64, device=place)
+        self.looks = {recipe.steps * i // 16 for i in range(1, 9)}
+        self.last_look = recipe.steps - recipe.steps // 8
+
+    def _rate(self, step: int) -> float:
+        return 0.5 * (1 + math.cos(math.pi * min(1.0, step / self.recipe.steps)))
+
+    def step(self, step: int) -> None:
+        """One step of Adam, atoms back to length 1, dead atoms brought back now and then."""
+        recipe = self.recipe
+        batch = self.stream.batch(self.key, step, recipe.batch) / self.scale
+        if isinstance(recipe, TopK) and recipe.width >= WIDE:
+            # the centre's gradient through the encoder is one vector's product, not the batch's
+            here = self.centre.detach()
+            offset = self.bias - self.encoder @ (self.centre - here)
+            values, kept = recipe.largest((batch - here) @ self.encoder.T + offset)
+            rebuilt = embedding_bag(kept, self.decoder, per_sample_weights=values, mode="sum")
+            hits = torch.zeros_like(self.bias).index_add_(0, kept.flatten(), (values > 0).float().flatten())
+            fired, penalty = hits > 0, None
+        else:
+            before = (batch - self.centre) @ self.encoder.T + self.bias
+            codes = recipe.codes(before)
+            rebuilt = codes @ self.decoder
+            fired = (codes != 0).any(0)
+            penalty = recipe.penalty(codes, batch.shape[1])
+        left = batch - rebuilt - self.centre
+        loss = left.square().mean()
+        loss = loss if penalty is None else loss + penalty
+        self.optimiser.zero_grad()
+        loss.backward()
+        self.optimiser.step()
+        self.decay.step()
+        with torch.no_grad():
+            self.losses[step] = loss.detach()
+            if recipe.frozen != "decoder":
+                self.decoder /= self.decoder.norm(dim=-1, keepdim=True).clamp(min=1e-12)
+            self._look(step, fired, left.detach())
+            if isinstance(recipe, BatchTopK) and step >= recipe.steps - max(1, recipe.steps // 4):
+                self.least += recipe.least(before.detach().clamp(min=0))
+
+    def _look(self, step: int, fired: Tensor, left: Tensor) -> None:
+        self.fired |= fired
+        if step in self.looks and self.recipe.revive and self.recipe.frozen is None:
+            revive(self.optimiser, [self.encoder, self.bias, self.decoder], ~self.fired, left)
+            self.fired.zero_()
+        elif step == self.last_look and step + 1 < self.recipe.steps:
+            self.fired.zero_()
+
+    def state(self) -> dict[str, Tensor]:
+        """Every tensor that moves, by name: what a checkpoint holds."""
+        held = {name: getattr(self, name) for name in ("encoder", "bias", "decoder", "centre")}
+        out = dict(held)
+        for name, tensor in held.items():
+            if tensor.requires_grad:
+                # the moments exist from the first step on; a run that goes on needs them before
+                moments = self.optimiser.state[tensor]
+                if not moments:
+                    count = torch.zeros((), device=tensor.device)
+                    moments.update(step=count, exp_avg=torch.zeros_like(tensor))
+                    moments.update(exp_avg_sq=torch.zeros_like(tensor))
+                out |= {f"{name} {what}": value for what, value in moments.items()}
+        return out | {"losses": self.losses, "fired": self.fired, "least": self.least}
+
+    def resume(self, step: int) -> None:
+        """Set the learning rate as it is before this step."""
+        self.decay.last_epoch = step
+        for group in self.optimiser.param_groups:
+            group["lr"] = self.recipe.rate * self._rate(step)
+
+    def dictionary(self) -> Dictionary:
+        """The dictionary as it is now, of rows as they were given."""
+        plain = [t.detach().clone() for t in (self.encoder, self.bias, self.decoder, self.centre)]
+        encoder, bias, decoder, centre = plain
+        parts = (encoder, bias * self.scale, decoder, centre * self.scale)
+        if isinstance(self.recipe, BatchTopK):
+            least = self.least / max(1, self.recipe.steps // 4) * self.scale
+            threshold = least.float().expand(self.recipe.width).clone()
+            return Dictionary(*parts, "jumprelu", None, threshold)
+        return Dictionary(*parts, self.recipe.activation, self.recipe.active)  # type: ignore[arg-type]
+
+
+def revive(optimiser: torch.optim.Optimizer, learned: list[Tensor], dead: Tensor, left: Tensor) -> None:
+    """Point dead atoms along the rows that are explained worst, and let their steps start anew."""
+    rows = left[left.norm(dim=-1).argsort(descending=True)[: int(dead.sum())]]
+    which = dead.nonzero()[: len(rows), 0]
+    along = normalize(rows, dim=-1)
+    encoder, bias, decoder = learned
+    encoder[which], decoder[which], bias[which] = along, along, 0.0
+    for tensor in learned:
+        for held in optimiser.state[tensor].values():
+            if held.shape == tensor.shape:
+                held[which] = 0
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One file that always holds a whole state: a new one takes the place of the old at once."""
+
+    path: Path
+    recipe: Recipe
+    key: Key
+
+    @property
+    def run(self) -> str:
+        """What makes a run: its recipe and its key."""
+        return json.dumps({"recipe": self.recipe.to_json(), "key": [self.key.seed, *self.key.path]})
+
+    def save(self, state: Mapping[str, Tensor], step: int) -> None:
+        """Write the state before this step."""
+        held = {name: tensor.detach().contiguous() for name, tensor in state.items()}
+        put(self.path, save(held, {"run": self.run, "step": str(step)}))
+
+    def restore(self, state: Mapping[str, Tensor]) -> int:
+        """Write what the file holds into these tensors; the step to go on with, 0 without a file."""
+        if not self.path.is_file():
+            return 0
+        with safe_open(self.path, "pt") as held, torch.no_grad():
+            about = held.metadata() or {}
+            if about.get("run") != self.run:
+                raise FormatError(
+                    f"{self.path} holds another run ({about.get('run', 'not of a training')}); this one is "
+                    f"{self.run}. Remove the file or name another"
+                )
+            for name, tensor in state.items():
+                tensor.copy_(held.get_tensor(name))
+        return int(about["step"])
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """A dictionary and how it came about."""
+
+    dictionary: Dictionary
+    recipe: Recipe
+    losses: Tensor
+    """The loss at every step, of rows scaled to a mean square of 1."""
+    dead: Tensor
+    """Which atoms were never active in the last eighth of training."""
+    seed: int | Key = 0
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """The loss curve."""
+        from veridical.plots import axes
+
+        ax = axes(ax)
+        ax.plot(range(1, len(self.losses) + 1), self.losses.tolist(), lw=0.8)
+        ax.set(xlabel="step", ylabel="loss", yscale="log", title=self.recipe.name)
+        return ax
+
+
+def train(
+    rows: Any,
+    recipe: Recipe,
+    seed: int | Key = 0,
+    *,
+    checkpoint: str | Path | None = None,
+    every: int = 500,
+    atoms: Tensor | None = None,
+    progress: bool | None = None,
+) -> Trained:
+    """Train a dictionary on rows (n, D): an array, or a `Stream` of shards.
+
+    `checkpoint` names a file (.safetensors) that is written `every` so many steps; if it is there, and
+    of the same run, training goes on from it, and ends with the same bits as a run that was never stopped.
+    `atoms` (width, D) are where encoder and decoder begin; they are drawn otherwise.
+    """
+    stream, key = Stream.of(rows), as_key(seed)
+    run = Run(stream, recipe, key, atoms)
+    store = None if checkpoint is None else Checkpoint(Path(checkpoint), recipe, key)
+    begin = 0 if store is None else store.restore(run.state())
+    run.resume(begin)
+    steps = range(begin, recipe.steps)
+    with torch.enable_grad():
+        for step in track(steps, f"training {recipe.width} atoms", progress):
+            run.step(step)
+            if store is not None and ((step + 1) % every == 0 or step + 1 == recipe.steps):
+                store.save(run.state(), step + 1)
+    return Trained(run.dictionary(), recipe, run.losses.cpu(), ~run.fired, seed)

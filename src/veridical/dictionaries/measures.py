@@ -1,0 +1,242 @@
+"""Metrics of dictionaries that need no truth: each has one value on every part of a bench."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, kl_div
+
+from veridical.concepts.measures import judge, least_squares_importances
+from veridical.concepts.splitting import Split, first_tensor, split, with_first
+from veridical.core.key import Key, permutation
+from veridical.data.switching import switch
+from veridical.dictionaries.bench import Bench, Subject
+from veridical.dictionaries.planted import mcc
+from veridical.dictionaries.probing import absorption, probing_gap, scr, sparse_probing, tpp
+from veridical.errors import NotApplicableError
+from veridical.explainers.gradients import gradient
+from veridical.functional import pearson
+from veridical.gef.codes import LayerCodes
+from veridical.models.predictor import repeat_side
+from veridical.models.inner_units import Atoms
+from veridical.values.scores import Direction
+
+
+def explained_variance(subject: Subject) -> Tensor:
+    """`1 - sum |h - rebuilt|^2 / sum |h - mean|^2` in each part; the mean is that of the train rows."""
+    bench = subject.bench
+    left = (bench.test - subject.dictionary.decode(subject.codes)).double().square().sum(-1)
+    away = (bench.test - bench.train.mean(0)).double().square().sum(-1)
+    return 1 - bench.means(left) / bench.means(away)
+
+
+def active_atoms(subject: Subject) -> Tensor:
+    """L0: atoms that are active in a row, on average."""
+    return subject.bench.means((subject.codes != 0).sum(-1))
+
+
+Change = Callable[[Tensor], Tensor]
+"""Rows (n, D) in the place of rows (n, D)."""
+
+
+class Spliced(nn.Module):
+    """The model with one layer's answer changed row by row."""
+
+    def __init__(self, module: nn.Module, bench: Bench, change: Change) -> None:
+        super().__init__()
+        self.module = module
+        self.layer, self.axis, self.skip, self.change = bench.layer, bench.axis, bench.skip, change
+
+    def forward(self, *args: Any, **named: Any) -> Any:
+        def hook(_module: nn.Module, _given: tuple[Any, ...], answer: Any) -> Any:
+            found = first_tensor(answer)
+            assert found is not None
+            states = found.movedim(self.axis, -1)
+            flat = states.reshape(len(states), -1, states.shape[-1]).clone()
+            rows = flat[:, self.skip :]
+            flat[:, self.skip :] = self.change(rows.flatten(0, 1)).to(rows).reshape(rows.shape)
+            return with_first(answer, flat.reshape(states.shape).movedim(-1, self.axis))
+
+        handle = self.module.get_submodule(self.layer).register_forward_hook(hook)
+        try:
+            return self.module(*args, **named)
+        finally:
+            handle.remove()
+
+
+def spliced_outputs(bench: Bench, change: Change) -> Tensor:
+    """The task's outputs (N, C) with the layer changed."""
+    task = bench.task
+    model = Spliced(task.predictor.model, bench, change)
+    return task.predictor.with_model(model, task.predictor.output).outputs(task.inputs, task.side)
+
+
+def losses(bench: Bench, outputs: Tensor) -> Tensor:
+    """Cross-entropy of every sample, with its label, or with what the model itself predicts."""
+    labels = bench.task.predictions if bench.task.labels is None else bench.task.labels
+    return cross_entropy(outputs.float(), labels.long(), reduction="none")
+
+
+def rebuilt_outputs(subject: Subject) -> Tensor:
+    """Outputs through the dictionary; found once."""
+    bench = subject.bench
+    if bench.task.head != "multiclass":
+        raise NotApplicableError(f"loss and KL need classes; the task's head is {bench.task.head}")
+    held: Tensor | None = subject.__dict__.get("outputs")
+    if held is None:
+        dictionary = subject.dictionary
+        held = spliced_outputs(bench, lambda rows: dictionary.decode(dictionary.encode(rows)))
+        subject.__dict__["outputs"] = held
+    return held
+
+
+def loss_recovered(subject: Subject) -> Tensor:
+    """`(L_mean - L_rebuilt) / (L_mean - L)`: 0 where the layer might as well be its mean, 1 without loss."""
+    bench = subject.bench
+    rebuilt = losses(bench, rebuilt_outputs(subject))
+    centre = bench.train.mean(0)
+    without = bench.once(
+        "losses without the layer",
+        lambda: losses(bench, spliced_outputs(bench, lambda rows: centre.expand_as(rows))),
+    )
+    clean = losses(bench, bench.task.outputs)
+    without, clean, rebuilt = (bench.means(x, samples=True) for x in (without, clean, rebuilt))
+    gap = without - clean
+    return torch.where(gap > 1e-6, (without - rebuilt) / gap, torch.nan)
+
+
+def kl(subject: Subject) -> Tensor:
+    """KL(model || model through the dictionary) over classes, in nats."""
+    changed = rebuilt_outputs(subject).float().log_softmax(-1)
+    own = subject.bench.task.outputs.float().log_softmax(-1)
+    each = kl_div(changed, own, reduction="none", log_target=True).sum(-1)
+    return subject.bench.means(each, samples=True)
+
+
+def surf(subject: Subject) -> Tensor:
+    """SURF_MAE: how far the outputs made of codes and the head's own importances are from the model's."""
+    parts = _split(subject.bench)
+    concepts = subject.dictionary.concepts(parts.head)
+    return _mae(subject, parts, concepts)
+
+
+def surf_concepts(subject: Subject) -> Tensor:
+    """The part of SURF_MAE that is the atoms' fault: importances are the best that the train rows allow."""
+    parts = _split(subject.bench)
+    concepts = subject.dictionary.concepts(parts.head)
+    best = least_squares_importances(concepts, parts.train(), parts.head)
+    return _mae(subject, parts, concepts.with_importances(best))
+
+
+def gef(subject: Subject) -> Tensor:
+    """GEF of codes: whether they move as the model moves when its weights get noise."""
+    bench = subject.bench
+    task = bench.task[: bench.gef_samples]
+    codes = LayerCodes(subject.dictionary, bench.layer, axis=bench.axis)
+    scores = bench.gef(task, codes, Key(bench.seed) / "gef")
+    return bench.means(scores.values, samples=True)
+
+
+def _mae(subject: Subject, parts: Split, concepts: object) -> Tensor:
+    found = judge(concepts, parts.test(), parts.head, companions=False)  # type: ignore[arg-type]
+    return subject.bench.means(found.values["mae"], samples=True)
+
+
+def _split(bench: Bench) -> Split:
+    """The task at its head, if the judged layer is what the head reads."""
+
+    def find() -> Split:
+        parts = split(bench.task)
+        seen = parts.test().pooled
+        mine = bench.states.mean(1)
+        if seen.shape != mine.shape or not torch.allclose(seen.float(), mine, rtol=1e-3, atol=1e-4):
+            raise NotApplicableError(f"layer '{bench.layer}' is not what the model's linear head reads")
+        return parts
+
+    return bench.once("split", find)
+
+
+SAMPLES, ASKED = 32, 16
+"""Samples that are asked, and how many atoms, those that are most active there, are switched off in each."""
+
+
+def effect(subject: Subject) -> Tensor:
+    """How well claimed effects of atoms follow real ones: their correlation over atoms, sample by sample.
+
+    An atom's claim is its code times the slope of the explained output along its direction; its real effect
+    is what the output loses when the atom alone is switched off. Where all that follows the layer is linear
+    the two are the same, whatever the dictionary.
+    """
+    bench = subject.bench
+    if bench.axis != -1 and bench.states.shape[1] > 1:
+        raise NotApplicableError(
+            "atoms are switched over a layer's last axis; this one has its units elsewhere"
+        )
+    few = bench.task[:SAMPLES]
+    seen = subject.codes[: len(few) * bench.states.shape[1]]
+    busiest = seen.abs().sum(0).topk(min(ASKED, seen.shape[1])).indices
+    switched = switch(few, Atoms(bench.layer, subject.dictionary, tuple(busiest.tolist())))
+    claims = gradient(switched)
+    count = len(busiest)
+    # each sample once with every atom on, then with one atom off after the other
+    gates = torch.cat([switched.inputs.new_ones(1, count), 1 - torch.eye(count).to(switched.inputs)])
+    outputs = switched.predictor.outputs(gates.repeat(len(few), 1), repeat_side(switched.side, count + 1))
+    answers = outputs.gather(1, switched.targets.repeat_interleave(count + 1)[:, None]).reshape(len(few), -1)
+    effects = answers[:, :1] - answers[:, 1:]
+    return bench.means(pearson(claims, effects), samples=True)
+
+
+MATCHED = 512
+"""Atoms that are matched at most: the time of a matching grows with the cube of the width."""
+
+
+def stability(subject: Subject) -> Tensor:
+    """The mean cosine of atoms to their match in a dictionary trained with another seed.
+
+    Of a wider dictionary 512 atoms, picked at random, are matched with all of the other's.
+    """
+    if subject.sibling is None:
+        raise NotApplicableError("stability needs a second dictionary, trained with another seed")
+    own = subject.dictionary.decoder
+    some = permutation(Key(0), torch.zeros(1, dtype=torch.int64), 0, len(own))[0][:MATCHED]
+    value = mcc(subject.sibling.decoder, own[some.to(own.device)])
+    return torch.full((subject.bench.parts,), value, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A metric of dictionaries."""
+
+    name: str
+    direction: Direction
+    ask: Callable[[Subject], Tensor]
+    """Gives one value per part of the bench (parts,)."""
+
+
+HIGHER, LOWER = Direction.HIGHER, Direction.LOWER
+MEASURES = {
+    measure.name: measure
+    for measure in (
+        Measure("explained variance", HIGHER, explained_variance),
+        Measure("active atoms", LOWER, active_atoms),
+        Measure("loss recovered", HIGHER, loss_recovered),
+        Measure("kl", LOWER, kl),
+        Measure("surf", LOWER, surf),
+        Measure("surf concepts", LOWER, surf_concepts),
+        Measure("gef", HIGHER, gef),
+        Measure("sparse probing", HIGHER, sparse_probing),
+        Measure("probing gap", HIGHER, probing_gap),
+        Measure("tpp", HIGHER, tpp),
+        Measure("scr", HIGHER, scr),
+        Measure("absorption", LOWER, absorption),
+        Measure("stability", HIGHER, stability),
+        Measure("effect", HIGHER, effect),
+    )
+}
+"""Every metric by its name."""
+
+__all__ = ["MEASURES", "Measure"]
