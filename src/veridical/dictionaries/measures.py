@@ -21,8 +21,8 @@ from veridical.errors import NotApplicableError
 from veridical.explainers.gradients import gradient
 from veridical.functional import pearson
 from veridical.gef.codes import LayerCodes
-from veridical.models.predictor import repeat_side
 from veridical.models.inner_units import Atoms
+from veridical.models.predictor import repeat_side
 from veridical.values.scores import Direction
 
 
