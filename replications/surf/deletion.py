@@ -17,7 +17,7 @@ from veridical.concepts import Concepts, Embeddings, Head, Split
 from veridical.concepts.image_parts import MaskedModel
 from veridical.concepts.measures import chunks
 from veridical.errors import InputError, NotApplicableError
-from veridical.perturb.mask_aware_fills import solve_holes
+from veridical.perturb.road import solve_holes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

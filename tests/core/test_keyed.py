@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from veridical.core import key as keyed
-from veridical.core import subset_draws
 from veridical.core.key import Key
 from veridical.errors import InputError
 
@@ -134,10 +133,10 @@ def draw_all(ids: torch.Tensor) -> list[torch.Tensor]:
         keyed.integers(KEY, ids, draws, 11, 17),
         keyed.permutation(KEY, ids, draws, 11),
         keyed.random_ranks(KEY, ids, draws, 11, valid),
-        subset_draws.tickets(KEY, ids, draws, 11),
-        subset_draws.subsets(KEY, ids, draws, 11, 4),
-        subset_draws.subsets(KEY, ids, draws, 11, torch.tensor([1, 5]), valid),
-        subset_draws.coins(KEY, ids, draws, 11, 0.3),
+        keyed.random_keys(KEY, ids, draws, 11),
+        keyed.subsets(KEY, ids, draws, 11, 4),
+        keyed.subsets(KEY, ids, draws, 11, torch.tensor([1, 5]), valid),
+        keyed.bernoulli(KEY, ids, draws, 11, 0.3),
     ]
 
 
@@ -186,7 +185,7 @@ def test_frozen_draws_so_that_a_change_of_stored_results_is_seen() -> None:
     assert keyed.permutation(Key(7) / "masks", torch.tensor([3]), 2, 6).tolist() == [[0, 5, 3, 1, 4, 2]]
     drawn = keyed.uniform(Key(0), torch.tensor([0]), 0, 3, torch.float64)[0].tolist()
     assert drawn == [0.3830503874537946, 0.3351114995824732, 0.09314404439647295]
-    assert subset_draws.tickets(Key(0), torch.tensor([0]), 0, 3).tolist() == [
+    assert keyed.random_keys(Key(0), torch.tensor([0]), 0, 3).tolist() == [
         [1302740303, -894205678, 804034460]
     ]
 

@@ -11,7 +11,7 @@ import veridical as vd
 from tests.reference.shapley_orders import exact_shapley
 from veridical.data import Part, from_parts, values_by_part
 from veridical.errors import InputError, NotApplicableError, ShapeError
-from veridical.perturb.part_values import PartValues
+from veridical.perturb.fills import PartValues
 
 RNG = torch.Generator().manual_seed(0)
 IMAGES, COLUMNS = torch.randn(5, 1, 4, 4, generator=RNG), torch.randn(5, 3, generator=RNG)

@@ -12,7 +12,7 @@ from tests.reference.small_nets import image_task
 from veridical.errors import NotApplicableError
 from veridical.explainers.controls_input import InputMagnitude, MovingNoise
 from veridical.explainers.transforms import OtherClass, explainer_from_json
-from veridical.perturb.mask_aware_fills import NeighbourMean
+from veridical.perturb.fills import NeighbourMean
 
 
 def magnitudes(x, fill, train):

@@ -6,7 +6,6 @@ import torch
 from torch import nn
 
 from veridical.core import key as keyed
-from veridical.core import subset_draws
 from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.explainers import Lime
@@ -35,7 +34,7 @@ def slow_lime(task: Task, settings: Lime, key: Key, i: int, width_power: float =
     chance = keyed.uniform(key / "sizes", ids, 0, settings.draws)[0]
     Z, y, w = [np.ones(V)], [float(task.outputs[i, task.targets[i]])], [1.0]
     for m in range(settings.draws):
-        gone = subset_draws.coins(key / "masks", ids, torch.tensor([m]), V, float(chance[m]))[0, 0]
+        gone = keyed.bernoulli(key / "masks", ids, torch.tensor([m]), V, float(chance[m]))[0, 0]
         z = (~gone).double().numpy()
         row = torch.where(torch.as_tensor(z) > 0, task.inputs[i], torch.zeros_like(task.inputs[i]))
         y.append(float(task.predictor.model(row[None])[0, task.targets[i]].detach()))

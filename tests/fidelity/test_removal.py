@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import veridical as vd
 from tests.reference import fidelity as reference
 from veridical import testing
-from veridical.core import subset_draws
+from veridical.core import key as keyed
 from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.fidelity import FFid, Fid, RFid
@@ -155,7 +155,7 @@ def removes_the_smallest(last, samples: int, features: int, unequal: bool, cap: 
         [torch.cat([torch.randperm(int(k), generator=generator), torch.arange(int(k), features)]) for k in n]
     )
     rule = Removals(Key(1), torch.arange(samples), ranks, n, sizes, counts, draws=3)
-    tickets = subset_draws.tickets(Key(1), rule.ids, torch.arange(3), features)
+    tickets = keyed.random_keys(Key(1), rule.ids, torch.arange(3), features)
     limits = last(tickets, rule.ranks, rule.edges, rule.part_counts)
     for sample, draw, part in itertools.product(range(samples), range(3), range(6)):
         begin, end = rule.edges[:, sample, part]

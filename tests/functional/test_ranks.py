@@ -8,7 +8,7 @@ from hypothesis import given
 from tests.functional import cases
 from tests.reference import functional_ranking as reference
 from veridical.errors import InputError, ShapeError
-from veridical.functional import average_ranks, positions, ranks
+from veridical.functional import average_ranks, positions
 
 
 def check_ranks(function):
@@ -40,23 +40,6 @@ def test_masked_entries_do_not_exist():
     where = cases.mask(8, 15)
     cases.assert_mask_means_absent(average_ranks, cases.tied(8, 15), where=where)
     assert torch.equal(average_ranks(cases.tied(8, 15), where).isnan(), ~where)
-
-
-def test_counting_by_bisection_gives_the_ranks_that_sorting_gives():
-    for x in (cases.smooth(6, 23), cases.tied(6, 23), cases.tied(2, 3, 9)):
-        where = cases.mask(*x.shape)
-        x[..., 0] = torch.inf
-        hidden = torch.where(where, x, torch.nan)
-        got = ranks._counted_by_bisection(hidden, where)
-        cases.assert_same(got[where], average_ranks(x, where)[where])
-
-
-def test_counting_by_bisection_needs_no_mask_to_find_rows_with_a_nan():
-    for x in (cases.smooth(6, 23), cases.tied(6, 23), cases.tied(2, 3, 9)):
-        x[..., 0], x[0, ..., 1], x[1, ..., :2] = torch.inf, torch.nan, -torch.inf
-        x[-1, ..., -1] = torch.nan
-        cases.assert_same(ranks._counted_by_bisection(x, None), average_ranks(x))
-        assert ranks._counted_by_bisection(x, None).isnan().any()
 
 
 def test_infinities_rank_before_masked_entries():

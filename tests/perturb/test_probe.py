@@ -15,14 +15,14 @@ from torch import Tensor, nn
 import veridical as vd
 from tests.reference import probe as reference
 from tests.reference.small_models import Convolution, Text, mlp
-from veridical.core import subset_draws
+from veridical.core import key as keyed
 from veridical.core.key import Key
 from veridical.errors import InputError, ShapeError
 from veridical.functional import round_to_grid
 from veridical.models.predictor import Plan
 from veridical.perturb import fills
 from veridical.perturb.backgrounds import _WORTH_IT, _by_bits
-from veridical.perturb.mask_aware_fills import NeighbourMean, NoisyLinear
+from veridical.perturb.fills import NeighbourMean, NoisyLinear
 from veridical.perturb.probe import blocks, probe
 from veridical.perturb.rules import Given, RandomSubsets, RankThreshold, step_counts
 from veridical.values.space import Space
@@ -130,7 +130,7 @@ def test_rules_equal_their_masks_written_out(rows: int) -> None:
 
     sizes = torch.tensor([2, 7])
     subsets = RandomSubsets(KEY, task.ids, 16, 9, sizes)
-    orders = subset_draws.tickets(KEY, task.ids, torch.arange(9), 16).argsort(-1).argsort(-1)
+    orders = keyed.random_keys(KEY, task.ids, torch.arange(9), 16).argsort(-1).argsort(-1)
     written = (orders[:, :, None] < sizes[:, None]).flatten(1, 2)
     assert subsets.count == written.shape[1]
     assert torch.equal(subsets.removed(slice(0, 5), slice(0, 18)), written)
@@ -143,7 +143,7 @@ def test_rules_equal_their_masks_written_out(rows: int) -> None:
 def test_one_size_for_all_takes_the_same_features_as_sorting_does(sizes: Tensor) -> None:
     ids = torch.arange(6)
     removed = RandomSubsets(KEY, ids, 16, 9, sizes).removed(slice(2, 6), slice(3, 8))
-    ranks = subset_draws.tickets(KEY, ids[2:6], torch.arange(3, 8), 16).argsort(-1).argsort(-1)
+    ranks = keyed.random_keys(KEY, ids[2:6], torch.arange(3, 8), 16).argsort(-1).argsort(-1)
     assert torch.equal(removed, ranks < 5)
 
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from veridical.core import subset_draws
+from veridical.core import key as keyed
 from veridical.core.key import Key
 
 
@@ -36,7 +36,7 @@ def removed_features(
     # equal scores: the later feature counts as the stronger one
     ranking = sorted(range(len(scores)), key=lambda v: (-scores[v], -v))
     part = set(ranking[:s] if sign == "plus" else ranking[s:])
-    tickets = subset_draws.tickets(key / "removal", torch.tensor([sample]), draw, len(scores))[0].tolist()
+    tickets = keyed.random_keys(key / "removal", torch.tensor([sample]), draw, len(scores))[0].tolist()
     return set(sorted(part, key=lambda v: tickets[v])[:k])
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from veridical.core import subset_draws
+from veridical.core import key as keyed
 
 
 def exact_shapley(task_or_game: Any, fill_or_count: float | int) -> Any:
@@ -43,7 +43,7 @@ def _exact(game: Any, players: int) -> list[float]:
 
 def _coins(task: Any, key: Any, draws: int) -> Tensor:
     """(N, draws, V): what is removed, from the same keyed coins."""
-    return subset_draws.coins(key, task.ids, torch.arange(draws), task.space.n_features, 0.5)
+    return keyed.bernoulli(key, task.ids, torch.arange(draws), task.space.n_features, 0.5)
 
 
 def _answer(task: Any, i: int, removed: Tensor, fill: float) -> float:

@@ -4,7 +4,9 @@ There is no generator whose state moves, so a draw does not depend on the batch,
 the worker that asks for it. Integers come from a counter hash (the finaliser of SplitMix64) in wrapping
 64-bit arithmetic, which every device computes exactly alike: subsets, permutations and uniforms are
 bit-equal everywhere. Normals pass through `log` and `cos`, whose last bits differ between device types.
-Masks are drawn by a cheaper hash, in `lots`.
+
+Masks need one number per (sample, draw, feature), more than anything else, and get them from a cheaper hash
+in 32 bits: `random_keys`. A subset of k features holds the k smallest random keys of its row.
 """
 
 from __future__ import annotations
@@ -14,18 +16,22 @@ import math
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from veridical.core import hash_kernels
 from veridical.errors import InputError
-from veridical.functional.devices import on_host
 
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 _LOW_63 = 2**63 - 1
+_LOW_31 = 2**31 - 1
+_MIX_32 = -749064809  # 0xD35A2D97, odd
+_CELLS = 2**20  # random keys that are drawn together: 4 MB
+
+Halves = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -92,11 +98,6 @@ def _shift(x: Tensor, bits: int) -> Tensor:
 
 
 def _mix(x: Tensor) -> Tensor:
-    once = hash_kernels.kernel(hash_kernels.MIX, _mix_steps, torch.int64, x.device)
-    return _mix_steps(x) if once is None else once(x)
-
-
-def _mix_steps(x: Tensor) -> Tensor:
     x = (x ^ _shift(x, 30)) * _MIX_1
     x = (x ^ _shift(x, 27)) * _MIX_2
     return x ^ _shift(x, 31)
@@ -105,19 +106,6 @@ def _mix_steps(x: Tensor) -> Tensor:
 def _wrapped(number: int) -> int:
     """A Python integer as 64-bit arithmetic would have left it."""
     return (number + 2**63) % 2**64 - 2**63
-
-
-def _mix_in_place(x: Tensor) -> Tensor:
-    """The same hash without a new tensor for each step: on large draws allocating costs most."""
-    if not on_host(x):
-        return _mix(x)
-    spare = torch.empty_like(x)
-    for bits, factor in ((30, _MIX_1), (27, _MIX_2), (31, None)):
-        torch.bitwise_right_shift(x, bits, out=spare)
-        x.bitwise_xor_(spare.bitwise_and_((1 << (64 - bits)) - 1))
-        if factor is not None:
-            x.mul_(factor)
-    return x
 
 
 def streams(key: Key, ids: Tensor, draws: Tensor | int) -> Tensor:
@@ -131,7 +119,7 @@ def streams(key: Key, ids: Tensor, draws: Tensor | int) -> Tensor:
 def bits(key: Key, ids: Tensor, draws: Tensor | int, size: int) -> Tensor:
     """Hash to signed 64-bit integers, shape (N, size) for one draw or (N, K, size) for K draws."""
     counter = torch.arange(1, size + 1, device=ids.device, dtype=torch.int64) * _GOLDEN
-    return _mix_in_place(streams(key, ids, draws)[..., None] + counter)
+    return _mix(streams(key, ids, draws)[..., None] + counter)
 
 
 def uniform(
@@ -212,3 +200,100 @@ def draw_noise(key: Key, parts: Iterable[tuple[str, Tensor]]) -> None:
         digest = hashlib.blake2b(f"{start}{name!r})".encode(), digest_size=8).digest()
         generator.manual_seed(int.from_bytes(digest, "little") & _LOW_63)
         drawn.normal_(generator=generator)
+
+
+def random_keys(key: Key, ids: Tensor, draws: Tensor | int, size: int) -> Tensor:
+    """32-bit integers that differ within a row, (N, size) for one draw or (N, K, size) for K draws.
+
+    Each feature's own number is multiplied by one half of the (sample, draw)'s 64 bits and shifted by the
+    other, which makes any two of a row independent; a round of mixing does the rest. Every step is one to
+    one, so a row has no ties, and -2^31 never occurs. The i-th number does not depend on the size.
+    """
+    factor, shift = halves(key, ids, draws)
+    return _random_keys(factor[..., None], shift[..., None], size)
+
+
+def halves(key: Key, ids: Tensor, draws: Tensor | int) -> Halves:
+    """What each stream multiplies and adds: its two halves, the first made odd; (N,) or (N, K) each."""
+    stream = streams(key, ids, draws)
+    return (stream & _LOW_31 | 1).to(torch.int32), (stream >> 32).to(torch.int32)
+
+
+def _random_keys(factor: Tensor, shift: Tensor, size: int) -> Tensor:
+    x = _feature_numbers(size, factor.device) * factor
+    x += shift
+    # without its sign a number may be shifted as it is: torch shifts signs in
+    x &= _LOW_31
+    x ^= x >> 15
+    x *= _MIX_32
+    return x
+
+
+@lru_cache(maxsize=16)
+def _feature_numbers(size: int, device: torch.device) -> Tensor:
+    """Another 31-bit number for each feature, mixed so that neighbours have nothing in common."""
+    with torch.inference_mode(False):
+        x = torch.arange(1, size + 1, device=device, dtype=torch.int64) * 0x9E3779B1 & _LOW_31
+        for shift, factor in ((16, 0x21F0AAAD), (15, 0x535A2D97)):
+            x = (x ^ (x >> shift)) * factor & _LOW_31
+        return (x ^ (x >> 15)).to(torch.int32)
+
+
+def subsets(
+    key: Key, ids: Tensor, draws: Tensor, size: int, counts: int | Tensor, valid: Tensor | None = None
+) -> Tensor:
+    """Draw uniform subsets with exact counts: (N, K * S, size) bool, counts running fastest.
+
+    `counts` is one number, (S,), (N, S) where samples differ, or (N, K, S) where draws differ too; with
+    `valid` (N, V) only valid features are drawn. The subsets of one (sample, draw) are nested.
+    """
+    return subsets_of(halves(key, ids, draws), size, counts, valid)
+
+
+def subsets_of(drawn: Halves, size: int, counts: int | Tensor, valid: Tensor | None = None) -> Tensor:
+    """`subsets` of (sample, draw)s whose `halves` (N, K) are known already."""
+    shape, device = drawn[0].shape, drawn[0].device
+    factor, shift = (half.reshape(-1, 1) for half in drawn)
+    if isinstance(counts, Tensor):
+        counts = counts.to(device)
+        counts = (counts[:, None] if counts.dim() == 2 else counts).expand(*shape, -1).flatten(0, 1)
+    width = 1 if isinstance(counts, int) else counts.shape[-1]
+    out = torch.empty(len(factor), width, size, dtype=torch.bool, device=device)
+    step = max(1, _CELLS // max(1, size))
+    for at in range(0, len(factor), step):
+        rows = slice(at, min(len(factor), at + step))
+        found = _random_keys(factor[rows], shift[rows], size)
+        inside = None
+        if valid is not None:
+            inside = valid[torch.arange(rows.start, rows.stop, device=device) // shape[1]]
+            found.masked_fill_(~inside, _LOW_31)
+        last = smallest(found, counts if isinstance(counts, int) else counts[rows])
+        torch.le(found[:, None], last[..., None], out=out[rows])
+        if inside is not None:
+            out[rows].logical_and_(inside[:, None])
+    return out.view(shape[0], -1, size)
+
+
+def smallest(values: Tensor, counts: int | Tensor) -> Tensor:
+    """The k-th smallest of each row of random keys (R, V): (R, 1) for one k, (R, S) for counts (R, S).
+
+    Below a count of 1 it is -2^31, which no random key reaches.
+    """
+    rows, size = values.shape
+    if isinstance(counts, int):
+        if not 0 < counts < size:
+            return values.new_full((rows, 1), _LOW_31 if counts > 0 else -_LOW_31 - 1)
+        return values.kthvalue(counts, -1, keepdim=True).values
+    ordered = values.sort(-1).values
+    return ordered.gather(-1, (counts - 1).clamp(0, size - 1)).masked_fill_(counts < 1, -_LOW_31 - 1)
+
+
+def bernoulli(key: Key, ids: Tensor, draws: Tensor, size: int, chance: float | Tensor) -> Tensor:
+    """Draw (N, K, size) independent truths that hold with `chance`: one number, or one per (N, K)."""
+    factor, shift = halves(key, ids, draws)
+    if isinstance(chance, float):
+        # made on the device: sending it there would wait
+        chance = torch.full((), chance, device=ids.device, dtype=torch.float64)
+    share = chance.to(ids.device, torch.float64).expand(factor.shape)
+    limit = ((share * 2.0**32).round() - (2.0**31 + 1)).clamp(min=-(2.0**31)).to(torch.int32)
+    return _random_keys(factor[..., None], shift[..., None], size) <= limit[..., None]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from veridical.errors import InputError, ShapeError
 from veridical.models.dataframes import as_pandas
-from veridical.perturb.part_values import PartValues
+from veridical.perturb.fills import PartValues
 from veridical.values.explanation import Explanation
 from veridical.values.input_checks import as_tensor, checked_space
 from veridical.values.space import Space

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from veridical.core import subset_draws
+from veridical.core import key as keyed
 from veridical.core.key import Key
 from veridical.functional.devices import at_a_time
 from veridical.perturb.rules import Given, MaskRule
@@ -35,7 +35,7 @@ class SizedSubsets:
         draws = torch.arange(masks.start, masks.stop, device=self.ids.device)
         sizes = self.sizes[samples, masks, None]
         valid = None if self.valid is None else self.valid[samples]
-        return subset_draws.subsets(self.key, self.ids[samples], draws, self.n_features, sizes, valid)
+        return keyed.subsets(self.key, self.ids[samples], draws, self.n_features, sizes, valid)
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +58,7 @@ class IndependentCoins:
     def removed(self, samples: slice, masks: slice) -> Tensor:
         draws = torch.arange(masks.start, masks.stop, device=self.ids.device)
         gone = 1 - (self.keep if isinstance(self.keep, float) else self.keep[samples, masks].double())
-        return subset_draws.coins(self.key, self.ids[samples], draws, self.n_features, gone)
+        return keyed.bernoulli(self.key, self.ids[samples], draws, self.n_features, gone)
 
 
 def written_out(rule: MaskRule, samples: int) -> Given:

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from veridical.core import key as keyed
-from veridical.core import subset_draws
 from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.functional._rows import numbers_on
@@ -146,7 +145,7 @@ class Removals:
             rate = self.part_counts[samples, :, None] / (end - begin).clamp(min=1)
             found = part & (share[:, :, None] < rate[:, None])
         else:
-            tickets = subset_draws.tickets(self.key, self.ids[samples], draws, ranks.shape[-1])
+            tickets = keyed.random_keys(self.key, self.ids[samples], draws, ranks.shape[-1])
             limits = last_tickets(
                 tickets, self.ranks[samples], self.edges[:, samples], self.part_counts[samples]
             )

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from ._rows import align, nan_where
-from .devices import on_host
 
 
 class TiedRuns(NamedTuple):
@@ -59,42 +58,22 @@ def average_ranks(x: Tensor, where: Tensor | None = None) -> Tensor:
     single = isinstance(x, Tensor) and x.dtype == torch.float32
     if where is None:
         x = x.detach() if single and x.dim() else align(None, x=x)[0]
-        if not on_host(x) and x.shape[-1]:
-            return _counted_by_bisection(x, None)
-        return _shared_ranks(x, None).masked_fill_(x.isnan().any(-1, keepdim=True), torch.nan)
+        return _shared_ranks(x).masked_fill_(x.isnan().any(-1, keepdim=True), torch.nan)
     wide, valid = align(where, x=x)
     x = x.detach().expand(wide.shape) if single else wide
     unknown = (valid & wide.isnan()).any(-1, keepdim=True)
     # Masked entries become NaN because NaN alone sorts behind a valid infinity.
-    return nan_where(~valid | unknown, _shared_ranks(nan_where(~valid, x), valid))
+    return nan_where(~valid | unknown, _shared_ranks(nan_where(~valid, x)))
 
 
-def _shared_ranks(x: Tensor, valid: Tensor | None) -> Tensor:
+def _shared_ranks(x: Tensor) -> Tensor:
     """The mean of the ranks each entry's equals cover; what NaN gets means nothing."""
     if x.shape[-1] == 0:
         return x.double()
-    if on_host(x):
-        order, first, last = tied_runs(x)
-        # a run from place p to place q (counted from 0) covers the ranks p + 1 to q + 1
-        shared = (first + last).double().div_(2).add_(1)
-        return torch.empty_like(shared).scatter_(-1, order, shared)
-    return _counted_by_bisection(x, valid)
-
-
-def _counted_by_bisection(x: Tensor, valid: Tensor | None) -> Tensor:
-    """Shared ranks without a scan along the rows, at which a GPU is slow.
-
-    Without a mask a row that has a NaN is all NaN; with one, what NaN gets means nothing.
-    """
-    x = (x if valid is None else x.nan_to_num(torch.inf, torch.inf, -torch.inf)).contiguous()
-    ordered = x.sort(-1).values
-    below = torch.searchsorted(ordered, x, out_int32=True)
-    up_to = torch.searchsorted(ordered, x, right=True, out_int32=True)
-    if valid is not None:
-        up_to = torch.minimum(up_to, valid.sum(-1, keepdim=True, dtype=torch.int32))
-    ranks = below.add_(up_to).add_(1).to(torch.float64).div_(2)
-    # NaN sorts last, so that a row shows at its end whether it has one
-    return ranks if valid is not None else ranks.masked_fill_(ordered[..., -1:].isnan(), torch.nan)
+    order, first, last = tied_runs(x)
+    # a run from place p to place q (counted from 0) covers the ranks p + 1 to q + 1
+    shared = (first + last).double().div_(2).add_(1)
+    return torch.empty_like(shared).scatter_(-1, order, shared)
 
 
 def positions(order: Tensor) -> Tensor:

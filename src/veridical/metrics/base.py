@@ -17,7 +17,8 @@ from veridical.explainers.base import MODALITIES, Explainer
 from veridical.explainers.first_maps import FirstMaps, watched
 from veridical.models.cost import Cost
 from veridical.models.sessions import Question
-from veridical.perturb.backgrounds import Backgrounds, Fill
+from veridical.perturb.backgrounds import Backgrounds
+from veridical.perturb.fills import Fill
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Curve, Direction, Scores
 from veridical.values.task import Task

@@ -1,140 +1,19 @@
-"""What takes the place of a removed feature.
-
-Most fills are a *background*: an input, independent of the mask, whose elements show through wherever a
-feature is removed. Those that look at the mask (`impute`) work on the masked rows themselves. Here are what
-every fill is, the fills that show the same to all samples, and what of a fill the masked rows of a task show.
-"""
+"""What of a fill the masked rows of a task show."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from veridical.core.allowed import Index, Value
 from veridical.core.key import Key
-from veridical.core.settings import Settings, revivable
-from veridical.errors import InputError, NotApplicableError
+from veridical.errors import NotApplicableError
+from veridical.perturb.fills import Constant, Fill, Mean, Token, Zero
 
 if TYPE_CHECKING:
-    from veridical.values.space import Space
     from veridical.values.task import Task
-
-
-@dataclass(frozen=True)
-class Fill(Settings):
-    """Base of the fills: `prepare` per task, then `background` per sample or `impute` per mask, each once."""
-
-    name: ClassVar[str] = ""
-    needs_train: ClassVar[bool] = False
-    looks_at_mask: ClassVar[bool] = False
-    drawn: ClassVar[bool] = True
-    """Whether its values are drawn by a key; others follow from the task alone."""
-
-    def repeats_on(self, task: Task) -> int:
-        """How many backgrounds are tried for every mask, over which the model's answers are averaged."""
-        return 1
-
-    def draw_of(self, key: Key) -> Key:
-        """What drawn values follow besides the task."""
-        return key
-
-    def follows_seed(self, task: Task) -> bool:
-        """Whether another seed gives other values on this task."""
-        return self.drawn
-
-    def prepare(self, train: Tensor | None, space: Space) -> Tensor | None:
-        """Estimate from the reference rows whatever the fill needs; computed once per task."""
-        if self.needs_train and train is None:
-            raise NotApplicableError(
-                f"fill '{self.name}' takes its values from reference rows; give the task train=..., "
-                "or choose fill=Zero()"
-            )
-        return None
-
-    def background(self, state: Tensor | None, x: Tensor, ids: Tensor, key: Key) -> Tensor:
-        """What shows through removed features: (B or 1, repeats, *input shape) for rows x (B, *shape)."""
-        raise NotApplicableError(f"fill '{self.name}' depends on the mask and has no background")
-
-    def impute(self, x: Tensor, removed: Tensor, ids: Tensor, key: Key) -> Tensor:
-        """Fill rows x (R, *shape) where `removed` (broadcast over x); only if `looks_at_mask`."""
-        raise NotApplicableError(f"fill '{self.name}' has a background and does not look at the mask")
-
-    def impute_masks(self, x: Tensor, removed: Tensor, ids: Tensor, key: Key) -> Tensor:
-        """Fill samples x (n, *shape) under several masks each, `removed` (n, m, *shape or 1): (n, m, *shape).
-
-        A fill that can share work between the masks of a sample does so here.
-        """
-        count = removed.shape[1]
-        rows = x[:, None].expand(-1, count, *x.shape[1:]).flatten(0, 1)
-        filled = self.impute(rows, removed.flatten(0, 1), ids.repeat_interleave(count), key)
-        return filled.unflatten(0, removed.shape[:2])
-
-
-@revivable
-@dataclass(frozen=True)
-class Constant(Fill):
-    """One value everywhere, in the model's input space."""
-
-    value: Value = 0.0
-    """The number, in the model's input space."""
-    name: ClassVar[str] = "constant"
-    drawn: ClassVar[bool] = False
-
-    def background(self, state: Tensor | None, x: Tensor, ids: Tensor, key: Key) -> Tensor:
-        try:
-            return x.new_full((1, 1, *x.shape[1:]), self.value)
-        except RuntimeError as error:
-            raise InputError(f"inputs of {x.dtype} cannot be filled with {self.value:g}: {error}") from error
-
-
-@revivable
-@dataclass(frozen=True)
-class Zero(Constant):
-    """Zero in the model's input space."""
-
-    name: ClassVar[str] = "zero"
-
-    def __post_init__(self) -> None:
-        if self.value != 0.0:
-            raise InputError(f"Zero() takes no value; use Constant({self.value})")
-
-
-@revivable
-@dataclass(frozen=True)
-class Token(Fill):
-    """A token id: the pad token, or a language model's mask token."""
-
-    token_id: Index = 0
-    """Number of the token in the vocabulary."""
-    name: ClassVar[str] = "token"
-    drawn: ClassVar[bool] = False
-
-    def background(self, state: Tensor | None, x: Tensor, ids: Tensor, key: Key) -> Tensor:
-        return x.new_full((1, 1, *x.shape[1:]), self.token_id)
-
-
-@revivable
-@dataclass(frozen=True)
-class Mean(Fill):
-    """The mean of each element over the reference rows."""
-
-    name: ClassVar[str] = "mean"
-    drawn: ClassVar[bool] = False
-    needs_train: ClassVar[bool] = True
-
-    def prepare(self, train: Tensor | None, space: Space) -> Tensor | None:
-        super().prepare(train, space)
-        assert train is not None
-        return train.to(torch.float64).nanmean(0).to(train.dtype)[None, None]
-
-    def background(self, state: Tensor | None, x: Tensor, ids: Tensor, key: Key) -> Tensor:
-        assert state is not None
-        return state
-
 
 _FIXED = (Constant, Zero, Token, Mean)
 """Fills that show one and the same for all samples and draws; a fill made of one of them may do otherwise."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol, TypeGuard
 import torch
 from torch import Tensor
 
-from veridical.core import subset_draws
+from veridical.core import key as keyed
 from veridical.core.key import Key
 from veridical.errors import InputError
 
@@ -233,7 +233,7 @@ class RandomSubsets:
     sizes: Tensor | int
     among: Tensor | None = None
     _only: int | None = field(default=None, init=False)
-    _halves: subset_draws.Halves | None = field(default=None, init=False)
+    _halves: keyed.Halves | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         # one size for all is the common case, and needs no order among the features it takes
@@ -242,7 +242,7 @@ class RandomSubsets:
         if len(self.ids) * self.draws <= _STREAMS_KEPT:
             # once for all blocks: of one block they are so few that asking for them is what they cost
             draws = torch.arange(self.draws, device=self.ids.device)
-            object.__setattr__(self, "_halves", subset_draws.halves(self.key, self.ids, draws))
+            object.__setattr__(self, "_halves", keyed.halves(self.key, self.ids, draws))
 
     @property
     def _width(self) -> int:
@@ -263,8 +263,8 @@ class RandomSubsets:
             factor, shift = (half[samples, first:last] for half in self._halves)
         else:
             draws = torch.arange(first, last, device=self.ids.device)
-            factor, shift = subset_draws.halves(self.key, self.ids[samples], draws)
-        chosen = subset_draws.subsets_of((factor, shift), self.n_features, counts, among)
+            factor, shift = keyed.halves(self.key, self.ids[samples], draws)
+        chosen = keyed.subsets_of((factor, shift), self.n_features, counts, among)
         if width == 1:
             return chosen
         return chosen[:, masks.start - first * width : masks.stop - first * width]

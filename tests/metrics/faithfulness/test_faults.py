@@ -29,8 +29,7 @@ from veridical.metrics import (
     SensitivityN,
 )
 from veridical.metrics.base import CONSTANT
-from veridical.perturb.fills import UniformNoise
-from veridical.perturb.mask_aware_fills import NoisyLinear
+from veridical.perturb.fills import NoisyLinear, UniformNoise
 from veridical.values.task import Task
 
 

@@ -17,7 +17,8 @@ from veridical.metrics.base import Metric, Outcome, register
 from veridical.metrics.faithfulness.masks import asked_and_summed, existing_values, sized_subsets
 from veridical.metrics.types import Direction, Explanation, Key, Response, Task
 from veridical.models.predictor import check_finite, repeat_side, take_side
-from veridical.perturb.backgrounds import Fill, fill_state
+from veridical.perturb.backgrounds import fill_state
+from veridical.perturb.fills import Fill
 from veridical.perturb.probe import blocks
 from veridical.perturb.rules import MaskRule
 

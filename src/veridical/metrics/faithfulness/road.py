@@ -12,7 +12,7 @@ from veridical.errors import InputError
 from veridical.functional._rows import numbers_on
 from veridical.metrics.base import Outcome, RankingMetric, register
 from veridical.metrics.types import Curve, Direction, Explanation, Fill, Key, Task
-from veridical.perturb.mask_aware_fills import NoisyLinear
+from veridical.perturb.fills import NoisyLinear
 from veridical.perturb.probe import probe
 from veridical.perturb.rules import RankThreshold
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from veridical.core import subset_draws
+from veridical.core import key as keyed
 from veridical.core.key import Key
 
 KEY = Key(0) / "test"
@@ -16,7 +16,7 @@ IDS = torch.arange(200)
 
 def ordered(size: int, valid: torch.Tensor | None = None) -> torch.Tensor:
     """The place of each feature among the tickets of its row, invalid ones last: (5, 3, size)."""
-    drawn = subset_draws.tickets(KEY, torch.arange(5), torch.arange(3), size).long()
+    drawn = keyed.random_keys(KEY, torch.arange(5), torch.arange(3), size).long()
     if valid is not None:
         drawn = drawn + 2**40 * ~valid[:, None]
     return drawn.argsort(-1).argsort(-1)
@@ -33,7 +33,7 @@ def test_a_subset_is_what_holds_the_smallest_tickets(
     try:
         torch.set_num_threads(threads)  # other ways to select, the same sets
         for counts in (count, torch.tensor([count]), torch.full((5, 1), count), torch.full((5, 3, 1), count)):
-            chosen = subset_draws.subsets(KEY, torch.arange(5), torch.arange(3), size, counts, valid)
+            chosen = keyed.subsets(KEY, torch.arange(5), torch.arange(3), size, counts, valid)
             assert torch.equal(chosen, expected)
     finally:
         torch.set_num_threads(before)
@@ -41,30 +41,30 @@ def test_a_subset_is_what_holds_the_smallest_tickets(
 
 def test_subsets_of_several_counts_run_over_counts_fastest_and_are_nested() -> None:
     counts = torch.tensor([0, 3, 7, 20])
-    chosen = subset_draws.subsets(KEY, torch.arange(5), torch.arange(3), 20, counts).unflatten(1, (3, 4))
+    chosen = keyed.subsets(KEY, torch.arange(5), torch.arange(3), 20, counts).unflatten(1, (3, 4))
     assert torch.equal(chosen, ordered(20)[:, :, None] < counts[:, None])
     own = torch.stack([counts.roll(i) for i in range(5)])
-    chosen = subset_draws.subsets(KEY, torch.arange(5), torch.arange(3), 20, own).unflatten(1, (3, 4))
+    chosen = keyed.subsets(KEY, torch.arange(5), torch.arange(3), 20, own).unflatten(1, (3, 4))
     assert torch.equal(chosen, ordered(20)[:, :, None] < own[:, None, :, None])
 
 
 def test_large_draws_are_those_of_their_pieces() -> None:
     """Steps that fit a cache change nothing: 90 rows of 1000 are more than one of them."""
     ids, draws = torch.arange(9), torch.arange(10)
-    whole = subset_draws.subsets(KEY, ids, draws, 1000, 137)
+    whole = keyed.subsets(KEY, ids, draws, 1000, 137)
     assert bool((whole.sum(-1) == 137).all())
-    tossed = subset_draws.coins(KEY, ids, draws, 1000, 0.3)
+    tossed = keyed.bernoulli(KEY, ids, draws, 1000, 0.3)
     for i in (0, 4, 8):
         for d in (0, 9):
-            one = subset_draws.subsets(KEY, ids[i : i + 1], draws[d : d + 1], 1000, 137)
+            one = keyed.subsets(KEY, ids[i : i + 1], draws[d : d + 1], 1000, 137)
             assert torch.equal(one[0, 0], whole[i, d])
-            one = subset_draws.coins(KEY, ids[i : i + 1], draws[d : d + 1], 1000, 0.3)
+            one = keyed.bernoulli(KEY, ids[i : i + 1], draws[d : d + 1], 1000, 0.3)
             assert torch.equal(one[0, 0], tossed[i, d])
 
 
 def test_no_more_than_the_valid_features_are_drawn() -> None:
     valid = torch.arange(8)[None].expand(5, 8) < 3
-    chosen = subset_draws.subsets(KEY, torch.arange(5), torch.arange(3), 8, 6, valid)
+    chosen = keyed.subsets(KEY, torch.arange(5), torch.arange(3), 8, 6, valid)
     assert torch.equal(chosen, valid[:, None].expand(5, 3, 8))
 
 
@@ -92,13 +92,13 @@ def ticket(key: Key, sample: int, draw: int, place: int) -> int:
 
 @given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**40), st.integers(0, 1000))
 def test_tickets_are_the_stated_hash_in_wrapping_arithmetic(sample: int, draw: int, place: int) -> None:
-    found = subset_draws.tickets(KEY, torch.tensor([sample]), torch.tensor([draw]), place + 1)
+    found = keyed.random_keys(KEY, torch.tensor([sample]), torch.tensor([draw]), place + 1)
     assert int(found[0, 0, place]) == ticket(KEY, sample, draw, place)
-    assert torch.equal(found[:, 0], subset_draws.tickets(KEY, torch.tensor([sample]), draw, place + 1))
+    assert torch.equal(found[:, 0], keyed.random_keys(KEY, torch.tensor([sample]), draw, place + 1))
 
 
 def test_a_row_of_tickets_has_no_ties() -> None:
-    drawn = subset_draws.tickets(KEY, torch.arange(3), torch.arange(2), 300_000).sort(-1).values
+    drawn = keyed.random_keys(KEY, torch.arange(3), torch.arange(2), 300_000).sort(-1).values
     assert bool((drawn.diff(dim=-1) > 0).all())
     assert int(drawn.min()) > -(2**31)
 
@@ -115,7 +115,7 @@ def hypergeometric_fits(overlap: torch.Tensor, of: int, good: int, taken: int) -
 
 
 def drawn_sets(ids: int, draws: int, size: int, count: int) -> torch.Tensor:
-    return subset_draws.subsets(KEY, torch.arange(ids), torch.arange(draws), size, count)
+    return keyed.subsets(KEY, torch.arange(ids), torch.arange(draws), size, count)
 
 
 def test_drawn_subsets_hold_every_feature_pair_and_triple_equally_often() -> None:
@@ -135,7 +135,7 @@ def test_drawn_subsets_hold_every_feature_pair_and_triple_equally_often() -> Non
 
 
 def test_tickets_order_five_features_in_all_120_ways_equally_often() -> None:
-    places = subset_draws.tickets(KEY, torch.arange(600), torch.arange(500), 5).argsort(-1).reshape(-1, 5)
+    places = keyed.random_keys(KEY, torch.arange(600), torch.arange(500), 5).argsort(-1).reshape(-1, 5)
     codes = (places * 5 ** torch.arange(5)).sum(-1)
     counts = codes.unique(return_counts=True)[1].numpy()
     assert len(counts) == 120
@@ -160,12 +160,12 @@ def test_subsets_know_nothing_of_the_grid_that_features_lie_on() -> None:
 
 @pytest.mark.parametrize("chance", [0.0, 0.1, 0.5, 0.97, 1.0])
 def test_coins_fall_with_their_chance(chance: float) -> None:
-    tossed = subset_draws.coins(KEY, IDS, torch.arange(10), 50, chance).double()
+    tossed = keyed.bernoulli(KEY, IDS, torch.arange(10), 50, chance).double()
     n = tossed.numel()
     assert abs(float(tossed.mean()) - chance) <= 5 * np.sqrt(chance * (1 - chance) / n)
     own = torch.full((200, 10), chance)
     assert torch.equal(
-        subset_draws.coins(KEY, IDS, torch.arange(10), 50, own).double().mean(), tossed.mean()
+        keyed.bernoulli(KEY, IDS, torch.arange(10), 50, own).double().mean(), tossed.mean()
     ) or (
         chance not in (0.0, 0.5, 1.0)  # the others are no binary fractions, and float32 holds fewer digits
     )

@@ -7,8 +7,8 @@ import torch
 from tests.reference.faithfulness import harmonic_matrix
 from veridical.core.key import Key
 from veridical.errors import InputError, NotApplicableError
-from veridical.perturb.mask_aware_fills import NeighbourMean, NoisyLinear, solve_holes
-from veridical.perturb.road.solver import degree
+from veridical.perturb.fills import NeighbourMean, NoisyLinear
+from veridical.perturb.road import neighbour_weights, solve_holes
 
 SHAPES = [(8, 8), (7, 11), (15, 6), (3, 5), (1, 9), (28, 28)]
 SHARES = [0.1, 0.5, 0.9, 0.97]
@@ -124,7 +124,7 @@ def test_noise_is_that_of_the_sample_whatever_the_mask():
 
 
 def test_degree_counts_the_neighbours_weights():
-    got = degree(4, 5, torch.zeros(1))
+    got = neighbour_weights(torch.zeros(4, 5, 1))[..., 0]
     assert got[0, 0] == 5
     assert got[0, 2] == got[2, 0] == 8
     assert got[1, 1] == 12

@@ -1,1 +1,0 @@
-"""ROAD's noisy linear imputation: a multigrid solver, and the same in one CUDA kernel."""
