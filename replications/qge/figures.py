@@ -18,18 +18,17 @@ from typing import Any
 from matplotlib.figure import Figure
 
 import veridical as vd
+from replications.qge.study import STRATA, STRATUM_NAMES, PaperStudy
 from veridical.meta.plots import CORNERS, ORDER
 from veridical.plots import COLOURS
-from veridical.qge.agreement import STRATA
-from veridical.qge.plots import STRATUM_NAMES
 
 NAMES = {"avila": "Avila, 10!", "wine9": "wine, 9!"}
 
 
-def read(path: Path) -> dict[tuple[str, str], vd.qge.RankingStudy]:
+def read(path: Path) -> dict[tuple[str, str], PaperStudy]:
     """The studies by set and model; of lines that repeat, the last."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    return {(row["set"], row["model"]): vd.qge.RankingStudy.from_json(row["study"]) for row in lines}
+    return {(row["set"], row["model"]): PaperStudy.from_json(row["study"]) for row in lines}
 
 
 def panels(rows: int, columns: int, width: float = 3.4, height: float = 2.8) -> tuple[Figure, Any]:
@@ -64,7 +63,7 @@ def figure_1() -> Figure:
     return figure
 
 
-def over_k(studies: dict[tuple[str, str], vd.qge.RankingStudy], rho: bool) -> Figure:
+def over_k(studies: dict[tuple[str, str], PaperStudy], rho: bool) -> Figure:
     """Figures 2 and 5: agreement over K beside that of QGE."""
     figure, grid = panels(1, len(NAMES))
     for ax, (name, title) in zip(grid[0], NAMES.items(), strict=True):
@@ -72,7 +71,7 @@ def over_k(studies: dict[tuple[str, str], vd.qge.RankingStudy], rho: bool) -> Fi
     return figure
 
 
-def by_stratum(studies: dict[tuple[str, str], vd.qge.RankingStudy]) -> Figure:
+def by_stratum(studies: dict[tuple[str, str], PaperStudy]) -> Figure:
     """Figure 3: tau among the rankings of each stratum of quality."""
     figure, grid = panels(len(NAMES), len(STRATA), 2.4, 2.3)
     for row, (name, title) in zip(grid, NAMES.items(), strict=True):
@@ -91,7 +90,7 @@ def by_stratum(studies: dict[tuple[str, str], vd.qge.RankingStudy]) -> Figure:
     return figure
 
 
-def gaps(studies: dict[tuple[str, str], vd.qge.RankingStudy]) -> Figure:
+def gaps(studies: dict[tuple[str, str], PaperStudy]) -> Figure:
     """Figure 4: the density of QGE over all rankings."""
     figure, grid = panels(1, len(NAMES))
     for ax, (name, title) in zip(grid[0], NAMES.items(), strict=True):
@@ -99,7 +98,7 @@ def gaps(studies: dict[tuple[str, str], vd.qge.RankingStudy]) -> Figure:
     return figure
 
 
-def qualities(studies: dict[tuple[str, str], vd.qge.RankingStudy]) -> Figure:
+def qualities(studies: dict[tuple[str, str], PaperStudy]) -> Figure:
     """Figure 6: the density of q under three models."""
     models = ("trained", "ood-mean", "untrained")
     figure, grid = panels(len(NAMES), len(models))

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 import veridical as vd
 from replications.qge import data, networks
 from replications.qge.models import VARIANTS, Recipe, Variant, accuracy, chosen_inputs, fitted, perceptron
+from replications.qge.study import paper_study
 
 KEPT = vd.qge.KeptFeatures(levels=20)
 FAITHFULNESS = {
@@ -92,14 +93,13 @@ class Study:
         """One line: gains over QRAND_1, their spread over inputs and the 95% interval of their mean."""
         start = time.perf_counter()
         # random explanations as the paper has them: uniform values in a random order
-        found = vd.qge.sampled_study(
+        found = paper_study(
             task,
             metric,
             rankings=rankings or self.args.rankings,
             draws=10,
             explanation=None if plain else vd.explain("random", task),
             independent_draws=independent,
-            progress=False,
         )
         out = {
             **facts,

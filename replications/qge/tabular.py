@@ -22,6 +22,7 @@ import torch
 import veridical as vd
 from replications.qge.data import Table, avila, glass, in_unit_range, wine9
 from replications.qge.models import VARIANTS, Recipe, Variant, accuracy, chosen_inputs, fitted, perceptron
+from replications.qge.study import paper_study
 
 STOPPED = "stopped at .80"
 PAPER = {
@@ -92,7 +93,7 @@ def study(table: Table, setup: Setup) -> None:
             name=f"{table.name} {name}",
         ).to(setup.device)
         start = time.perf_counter()
-        found = vd.qge.exhaustive_study(task, draws=setup.draws, progress=False)
+        found = paper_study(task, draws=setup.draws)
         seconds["all rankings"] = time.perf_counter() - start
         row = {
             "set": table.name,

@@ -16,7 +16,7 @@ from veridical.gef import GEF, NoisePath
 from veridical.metrics import registry
 from veridical.perturb.shared_work import shared, sharing
 from veridical.qge import QGE
-from veridical.qge.relative import metric_from_json
+from veridical.qge.gap import metric_from_json
 
 METHODS = ["saliency", "input_x_gradient", "integrated_gradients", "random"]
 

@@ -21,7 +21,7 @@ from veridical.explainers.base import registry as explainers
 from veridical.explainers.transforms import Transform
 from veridical.gef.codes import LayerCodes
 from veridical.metrics.base import registry as metrics
-from veridical.qge.relative import Relative
+from veridical.qge.gap import Relative
 from veridical.study.executors import LocalProcesses
 from veridical.study.ray_executor import RayExecutor
 from veridical.study.spec import Strict

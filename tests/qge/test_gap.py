@@ -1,8 +1,5 @@
 """QGE and QRAND as metrics: identities, direction, draws, costs, flags, nesting and the contract."""
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import pytest
 import torch
 
@@ -12,8 +9,7 @@ from tests.reference import qge as reference
 from veridical import testing
 from veridical.errors import InputError
 from veridical.metrics import registry
-from veridical.metrics.base import Metric, Outcome
-from veridical.qge.relative import IDENTICALLY_ZERO
+from veridical.qge.gap import IDENTICALLY_ZERO
 
 D = 5
 
@@ -102,8 +98,6 @@ def test_evaluations_are_shared() -> None:
     alone = vd.score("pixel_flipping", small, e).cost.forward
     assert alone == n * features
     assert vd.score("qge:pixel_flipping", small, e).cost.forward == n * (2 * features - 1)
-    # a gap knows the gap of the inverse: nothing more to ask
-    assert vd.score("qge:qge:pixel_flipping", small, e).cost.forward == n * (2 * features - 1)
     random = vd.qge.QRand("pixel_flipping", draws=3)
     assert vd.score(random, small, e).cost.forward == n * (4 * (features - 1) + 1)
     assert vd.score("qge:sparseness", small, e).cost.forward == 0
@@ -120,31 +114,6 @@ def test_shared_answers_are_those_of_two_calls(small: vd.Task) -> None:
     e = vd.explain("gradient", small)
     apart = vd.score(subsets, small, e).values - vd.score(subsets, small, e.inverted()).values
     assert torch.allclose(vd.score(vd.qge.QGE(subsets), small, e).values, apart, atol=1e-12)
-
-
-@dataclass(frozen=True)
-class BothWays(Metric):
-    """A metric that already has both curves, and says so."""
-
-    name: ClassVar[str] = "both_ways"
-
-    def evaluate(self, task: vd.Task, explanation: vd.Explanation, key: vd.core.Key) -> Outcome:
-        return self.pair(task, explanation, explanation.inverted(), key)[0]
-
-    def pair(
-        self, task: vd.Task, explanation: vd.Explanation, inverse: vd.Explanation, key: vd.core.Key
-    ) -> tuple[Outcome, Outcome]:
-        morf = registry.make("pixel_flipping").evaluate(task, explanation, key).values
-        lerf = registry.make("pixel_flipping").evaluate(task, inverse, key).values
-        return Outcome(lerf - morf), Outcome(morf - lerf)
-
-
-def test_a_metric_with_both_curves_costs_nothing_more() -> None:
-    small = table(14)
-    e = vd.explain("input_x_gradient", small)
-    alone, gap = vd.score(BothWays(), small, e), vd.score(vd.qge.QGE(BothWays()), small, e)
-    assert gap.cost == alone.cost
-    assert torch.allclose(gap.values, 2 * alone.values)
 
 
 def test_details_add_up(small: vd.Task) -> None:

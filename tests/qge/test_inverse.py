@@ -8,7 +8,7 @@ from hypothesis.extra import numpy as arrays
 
 import veridical as vd
 from tests.reference import qge as reference
-from veridical.qge.rankings import digest, random_orders, reversed_orders
+from veridical.qge.paths import digest, random_orders, reversed_orders
 
 
 def explanation(values: torch.Tensor, valid: torch.Tensor | None = None) -> vd.Explanation:

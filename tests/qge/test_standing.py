@@ -14,9 +14,9 @@ from tests.reference import qge as reference
 from veridical import testing
 from veridical.errors import InputError
 from veridical.metrics.base import registry
-from veridical.qge.rankings import random_orders
-from veridical.qge.relative import IDENTICALLY_ZERO
-from veridical.qge.standing_draws import interval, pairing, places
+from veridical.qge.gap import IDENTICALLY_ZERO
+from veridical.qge.paths import random_orders
+from veridical.qge.standing import interval, pairing, places
 
 
 @dataclass(frozen=True)
@@ -239,17 +239,10 @@ def test_frames_repr_and_pictures() -> None:
     assert found.plot(1, ax=ax) is ax
     assert "better than" in ax.get_title()
     study = vd.qge.exhaustive_study(task, draws=2, progress=False)
-    for draw in (study.plot, study.plot_strata, study.plot_distribution):
+    for rho in (False, True):
         _, ax = pyplot.subplots()
-        assert draw(ax=ax) is ax
+        assert study.plot(ax, rho) is ax
         assert ax.get_xlabel()
-    study.plot(rho=True)
-    study.plot(stratum=0)
-    with pytest.raises(InputError, match="stratum is 0 to 4"):
-        study.plot(stratum=5)
-    study.plot_distribution(of="quality")
-    with pytest.raises(InputError, match="QRAND_1 to QRAND_2"):
-        study.plot_strata(draws=3)
     pyplot.close("all")
 
 

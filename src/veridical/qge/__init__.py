@@ -1,10 +1,8 @@
 """QGE: how much better than its own inverse, and where it stands among all explanations."""
 
-from veridical.qge.gap import QGE
+from veridical.qge.gap import QGE, QRand, metric_from_json
 from veridical.qge.kept_features import KeptFeatures
 from veridical.qge.paths import RankPath, path_of
-from veridical.qge.random_baseline import QRand
-from veridical.qge.relative import metric_from_json
 from veridical.qge.standing import Standing, standing
 from veridical.qge.study import RankingStudy, exhaustive_study, rankings_of, sampled_study
 

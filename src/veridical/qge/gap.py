@@ -1,27 +1,131 @@
-"""QGE: how much better an explanation is than its own inverse."""
+"""QGE and QRAND: how much better a map is than its own inverse, and than random rankings of its values."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, overload
+from typing import Any, ClassVar, Self, overload
 
 import torch
+from torch import Tensor
 
+from veridical.core.allowed import Count, Index
 from veridical.core.key import Key
+from veridical.core.settings import taken_from
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer
-from veridical.explainers.transforms import Inverted
-from veridical.metrics.base import AnyMetric, ExplainerMetric, Metric, Outcome, RankingMetric, registry
-from veridical.metrics.tie_orders import over_orders
+from veridical.explainers.transforms import Inverted, Transform
+from veridical.metrics.base import (
+    TIED_PAIRS,
+    AnyMetric,
+    ExplainerMetric,
+    Metric,
+    Outcome,
+    RankingMetric,
+    registry,
+)
+from veridical.metrics.tie_orders import TIE_VARIANCE, over_orders
 from veridical.perturb.rules import removed_share
 from veridical.perturb.shared_work import sharing
-from veridical.qge.paths import RankPath, path_of, responses_along
-from veridical.qge.relative import Relative, add_wrapper, joined, undefined, unmoved_by_inversion
+from veridical.qge.paths import RankPath, digest, path_of, random_orders, responses_along, scores_along
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Curve, Direction
 from veridical.values.task import Task
 from veridical.values.weak_orders import TieOrders
+
+IDENTICALLY_ZERO = "identically 0: the metric does not tell a map from its rearrangements"
+_WRAPPERS: dict[str, Callable[..., AnyMetric]] = {}
+
+
+@dataclass(frozen=True)
+class Relative(AnyMetric):
+    """Base of metrics that compare a map with rearrangements of itself; higher is always better."""
+
+    metric: AnyMetric
+    """The metric that judges both maps."""
+    prefix: ClassVar[str] = ""
+    question: ClassVar[str] = ""
+    direction: ClassVar[Direction] = Direction.HIGHER
+    category: ClassVar[Any] = taken_from("metric", "category")
+    assumes: ClassVar[Any] = taken_from("metric", "assumes")
+    misleads: ClassVar[Any] = taken_from("metric", "misleads")
+    modalities: ClassVar[Any] = taken_from("metric", "modalities")
+    needs: ClassVar[Any] = taken_from("metric", "needs")
+    ranks_only: ClassVar[Any] = taken_from("metric", "ranks_only")
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return f"{self.prefix}:{self.metric.name}"
+
+    @property
+    def summary(self) -> str:  # type: ignore[override]
+        return f"{self.metric.summary} {self.question}"
+
+    @property
+    def paper(self) -> str:  # type: ignore[override]
+        return f"Eiras-Franco et al. 2025; of {self.metric.paper}"
+
+    def why_not(self, task: Task) -> str | None:
+        return self.metric.why_not(task)
+
+    def own_key(self, key: Key) -> Key:
+        """The key the inner metric would get if it were asked alone, so that it meets the same draws."""
+        return key.parent / self.metric.name
+
+    def quality(self, outcome: Outcome) -> Tensor:
+        """The inner metric's values, negated where lower is better."""
+        values = outcome.values.double()
+        return values if self.metric.better is Direction.HIGHER else -values
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        inner = data["metric"]
+        if isinstance(inner, Mapping):
+            inner = metric_from_json(dict(inner))
+        return super().from_json({**data, "metric": inner})
+
+
+def add_wrapper(prefix: str, wrap: Callable[..., AnyMetric]) -> None:
+    """Let 'prefix:name' be a metric's name, in JSON too."""
+    _WRAPPERS[prefix] = wrap
+    registry.add_prefix(prefix, wrap)
+
+
+def metric_from_json(data: dict[str, Any]) -> AnyMetric:
+    """The metric, wrapped or not, that `to_json` described."""
+    wrap = _WRAPPERS.get(data["name"].partition(":")[0]) if ":" in data["name"] else None
+    if wrap is not None:
+        inner = metric_from_json(data["metric"])
+        return type(wrap(inner)).from_json({**data, "metric": inner})
+    maker: Any = registry.maker(data["name"])
+    made: AnyMetric = maker.from_json(data)
+    return made
+
+
+def unmoved_by_inversion(metric: AnyMetric) -> bool:
+    """Whether a map and its inverse must score alike.
+
+    So it is where permuting a map's values changes nothing, and where a metric says so by
+    `inversion_invariant`.
+    """
+    return bool(getattr(metric, "inversion_invariant", metric.permutation_invariant))
+
+
+def undefined(task: Task) -> Outcome:
+    """No value for any sample: a constant 0 would be ranked."""
+    everywhere = torch.ones(len(task), dtype=torch.bool, device=task.device)
+    nothing = torch.full((len(task),), torch.nan, dtype=torch.float64, device=task.device)
+    return Outcome(nothing, {IDENTICALLY_ZERO: everywhere})
+
+
+def joined(*flags: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Flags of several outcomes: a sample carries those it carries in any."""
+    out: dict[str, Tensor] = {}
+    for some in flags:
+        for reason, mask in some.items():
+            out[reason] = out[reason] | mask if reason in out else mask
+    return out
 
 
 @dataclass(frozen=True)
@@ -96,15 +200,6 @@ class MapGap(_Gap, Metric):
         both = self.metric.evaluate(task, explanation, own), self.metric.evaluate(task, inverse, other)
         return self.gap(*both)
 
-    def pair(
-        self, task: Task, explanation: Explanation, inverse: Explanation, key: Key
-    ) -> tuple[Outcome, Outcome]:
-        """The gap of a map and of its inverse, which is the same with the sign changed."""
-        gap = self.evaluate(task, explanation, key)
-        details = {"quality": gap.details["inverse quality"], "inverse quality": gap.details["quality"]}
-        curve = None if gap.curve is None else replace(gap.curve, y=-gap.curve.y)
-        return gap, Outcome(-gap.values, gap.flags, curve, details)
-
 
 @dataclass(frozen=True)
 class MethodGap(_Gap, ExplainerMetric):
@@ -121,6 +216,93 @@ class MethodGap(_Gap, ExplainerMetric):
         )
 
 
+@dataclass(frozen=True)
+class _AboveRandom(Relative):
+    """psi(e) less the mean of psi over `draws` random rankings that carry e's own values."""
+
+    draws: Count = 1
+    """Random rankings per map, over whose quality the mean is taken."""
+    prefix: ClassVar[str] = "qrand"
+    question: ClassVar[str] = "And how much better than random rankings of its values?"
+
+    def above(self, outcome: Outcome, randoms: list[Outcome]) -> Outcome:
+        """The outcome less the mean of the random ones, higher is better."""
+        quality = self.quality(outcome)
+        other = torch.stack([self.quality(o) for o in randoms], -1).mean(-1)
+        flags = joined(outcome.flags, *(o.flags for o in randoms))
+        ties = {name: outcome.details[name] for name in (TIED_PAIRS, TIE_VARIANCE) if name in outcome.details}
+        details = {**ties, "quality": quality, "random quality": other}
+        return Outcome(quality - other, flags, details=details)
+
+
+@dataclass(frozen=True)
+class MapAboveRandom(_AboveRandom, Metric):
+    """QRAND_K of a metric that judges maps: psi(e) - mean_k psi(r_k), lower-is-better negated first (eq. 7).
+
+    The r_k are drawn for each explanation on its own, keyed by its ranking: rankings shared by all would
+    only subtract a constant.
+    """
+
+    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+        assert isinstance(self.metric, Metric)
+        if self.metric.permutation_invariant:
+            return undefined(task)
+        own = self.own_key(key)
+        drawn = orders_for(explanation, task.ids, key, self.draws)
+        path = path_of(self.metric, task)
+        if path is None:
+            maps = [explanation, *(explanation.along(drawn[:, k]) for k in range(self.draws))]
+            with sharing(task):
+                first, *randoms = [self.metric.evaluate(task, map_, own) for map_ in maps]
+            return self.above(first, randoms)
+        if explanation.has_ties:
+            values = scores_along(task, path, lambda at, n: drawn[:, at : at + n], self.draws, own)
+            first = self.metric.evaluate(task, explanation, own)
+            return self.above(first, [Outcome(v) for v in values.unbind(-1)])
+        orders = torch.cat([explanation.order[:, None], drawn], 1)
+        values = scores_along(task, path, lambda at, n: orders[:, at : at + n], self.draws + 1, own)
+        return self.above(Outcome(values[:, 0]), [Outcome(v) for v in values[:, 1:].unbind(-1)])
+
+
+@dataclass(frozen=True)
+class MethodAboveRandom(_AboveRandom, ExplainerMetric):
+    """QRAND_K of a metric that judges methods: the random methods shuffle each map of the one judged.
+
+    Every map is shuffled anew, keyed by its own ranking, as a method without knowledge would do.
+    """
+
+    def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
+        assert isinstance(self.metric, ExplainerMetric)
+        own = self.own_key(key)
+        randoms = [self.metric.evaluate(task, Reshuffled(explainer, k), own) for k in range(self.draws)]
+        return self.above(self.metric.evaluate(task, explainer, own), randoms)
+
+
+@dataclass(frozen=True)
+class Reshuffled(Transform):
+    """Another explainer's values along a random ranking, another one for every map it gives."""
+
+    draw: Index = 0
+    """Which of the independent rankings to take, counted from 0."""
+    kind: ClassVar[str] = "reshuffled"
+
+    @property
+    def stochastic(self) -> bool:  # type: ignore[override]
+        return True
+
+    def transform(self, explanation: Explanation, key: Key) -> Explanation:
+        drawn = orders_for(explanation, explanation.ids, key, self.draw + 1)
+        return explanation.along(drawn[:, self.draw])
+
+
+def orders_for(explanation: Explanation, ids: Tensor, key: Key, draws: int) -> Tensor:
+    """Random rankings (N, draws, V) of this explanation's own."""
+    which = torch.arange(draws, device=ids.device)
+    return random_orders(
+        key, ids + digest(explanation), which, explanation.space.n_features, explanation.valid
+    )
+
+
 @overload
 def QGE(metric: Metric, independent_draws: bool = ...) -> MapGap: ...
 @overload
@@ -128,12 +310,23 @@ def QGE(metric: ExplainerMetric, independent_draws: bool = ...) -> MethodGap: ..
 @overload
 def QGE(metric: AnyMetric | str, independent_draws: bool = ...) -> MapGap | MethodGap: ...
 def QGE(metric: Any, independent_draws: bool = False) -> MapGap | MethodGap:  # noqa: N802 (reads as a class)
-    """The quality gap estimate of a metric: how much better a map is than its own inverse (QGE eq. 5).
+    """Estimate by a metric how much better a map is than its own inverse (the quality gap, QGE eq. 5).
 
-    The result is a metric like the one given (an object, or a name): it judges maps or methods, is above 0
-    where the map beats its inverse, and may be wrapped again. `independent_draws` gives the inverse draws of
-    its own, as the paper did for faithfulness correlation (Table 3).
+    Parameters
+    ----------
+    metric : Metric, ExplainerMetric or str
+        The metric that scores the map and its inverse, or its name.
+    independent_draws : bool
+        Whether the inverse meets random draws of its own, as in the paper's Table 3.
 
+    Returns
+    -------
+    MapGap or MethodGap
+        A metric like the one given, of maps or of methods: above 0 where the map beats its inverse. It may be
+        wrapped again.
+
+    Examples
+    --------
     >>> QGE("pixel_flipping").name
     'qge:pixel_flipping'
     """
@@ -145,18 +338,48 @@ def QGE(metric: Any, independent_draws: bool = False) -> MapGap | MethodGap:  # 
     raise InputError(f"QGE takes a metric or its name, got {type(metric).__name__}")
 
 
+@overload
+def QRand(metric: Metric, draws: int = ...) -> MapAboveRandom: ...
+@overload
+def QRand(metric: ExplainerMetric, draws: int = ...) -> MethodAboveRandom: ...
+@overload
+def QRand(metric: AnyMetric | str, draws: int = ...) -> MapAboveRandom | MethodAboveRandom: ...
+def QRand(metric: Any, draws: int = 1) -> MapAboveRandom | MethodAboveRandom:  # noqa: N802 (reads as a class)
+    """Estimate by a metric how much better a map is than random rankings of its values (QRAND_K, eq. 7).
+
+    Parameters
+    ----------
+    metric : Metric, ExplainerMetric or str
+        The metric that scores the map and the random rankings, or its name.
+    draws : int
+        Random rankings per map, over whose scores the mean is taken.
+
+    Returns
+    -------
+    MapAboveRandom or MethodAboveRandom
+        A metric like the one given, of maps or of methods; higher is better.
+
+    Examples
+    --------
+    >>> QRand("pixel_flipping", draws=5).name
+    'qrand:pixel_flipping'
+    """
+    chosen = registry.make(metric) if isinstance(metric, str) else metric
+    if isinstance(chosen, Metric):
+        return MapAboveRandom(chosen, draws)
+    if isinstance(chosen, ExplainerMetric):
+        return MethodAboveRandom(chosen, draws)
+    raise InputError(f"QRand takes a metric or its name, got {type(metric).__name__}")
+
+
 def paired(
     metric: Metric, task: Task, explanation: Explanation, inverse: Explanation, key: Key
 ) -> tuple[Outcome, Outcome]:
     """The outcomes of a map and of its inverse under the same draws, sharing what they can.
 
-    A metric that knows both at once offers `pair(task, explanation, inverse, key)`; one that walks a path
-    of nested sets shares its ends; all others are asked twice, and what they ask whatever the map, once.
+    A metric that walks a path of nested sets shares its ends; all others are evaluated twice, and what they
+    evaluate whatever the map, once.
     """
-    offered = getattr(metric, "pair", None)
-    if callable(offered):
-        outcomes: tuple[Outcome, Outcome] = offered(task, explanation, inverse, key)
-        return outcomes
     path = path_of(metric, task)
     if path is None:
         with sharing(task):
@@ -174,3 +397,4 @@ def _curve(path: RankPath, share: torch.Tensor, responses: torch.Tensor) -> Curv
 
 
 add_wrapper("qge", QGE)
+add_wrapper("qrand", QRand)

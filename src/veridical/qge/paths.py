@@ -14,6 +14,7 @@ from functools import singledispatch
 import torch
 from torch import Tensor
 
+from veridical.core import key as keyed
 from veridical.core.key import Key
 from veridical.functional import positions
 from veridical.metrics.base import AnyMetric
@@ -24,6 +25,7 @@ from veridical.models.output_heads import Response
 from veridical.perturb.fills import Fill
 from veridical.perturb.probe import probe
 from veridical.perturb.rules import put_back, removed_share, step_counts
+from veridical.values.explanation import Explanation
 from veridical.values.task import Task
 
 _ENTRIES_AT_ONCE = 2**24
@@ -182,3 +184,33 @@ def _removal_ranks(task: Task, path: RankPath, orders: Tensor) -> Tensor:
         counts = task.space.counts(len(task)).to(ranks.device)[:, None, None]
         ranks = torch.where(ranks < counts, counts - 1 - ranks, ranks)
     return ranks.to(torch.int16 if orders.shape[-1] < 2**15 else torch.int32)
+
+
+def reversed_orders(orders: Tensor, valid: Tensor | None) -> Tensor:
+    """The inverse of each ranking (N, ..., V), valid features reversed and the others left in place."""
+    if valid is None:
+        return orders.flip(-1)
+    count = valid.sum(-1).reshape(-1, *[1] * (orders.dim() - 1))
+    place = torch.arange(orders.shape[-1], device=orders.device).expand_as(orders)
+    return orders.gather(-1, torch.where(place < count, count - 1 - place, place))
+
+
+def digest(explanation: Explanation) -> Tensor:
+    """64 bits per sample (N,) that stand for its ranking: draws keyed by them differ between explanations.
+
+    It reads the ranking and not the values, whose last bits follow the batch they were computed in.
+    """
+    ranks = explanation.ranks
+    features = torch.arange(ranks.shape[-1], device=ranks.device)
+    cells = (ranks + (features << 32)).reshape(-1)
+    mixed = keyed.bits(Key(0) / "ranking", cells, 0, 1).reshape(ranks.shape)
+    if explanation.valid is not None:
+        mixed = mixed.masked_fill(~explanation.valid, 0)
+    return mixed.sum(-1)
+
+
+def random_orders(
+    key: Key, ids: Tensor, draws: Tensor | int, features: int, valid: Tensor | None = None
+) -> Tensor:
+    """Uniform rankings (N, V) of one draw, or (N, K, V) of several, invalid features last."""
+    return keyed.permutation(key / "rankings", ids, draws, features, valid)

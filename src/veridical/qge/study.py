@@ -1,30 +1,30 @@
-"""Ranking studies: how well QGE and QRAND keep the order of a quality, over all or many rankings."""
+"""Ranking studies: how well QGE and QRAND keep the order of a quality, over all or many rankings (R2)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, fields
-from itertools import chain
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from torch import Tensor
 
 from veridical.api import as_explanation, as_metric
+from veridical.core import key as keyed
 from veridical.core.allowed import MANY, Count, Within
 from veridical.core.key import Key
 from veridical.core.progress import track
 from veridical.core.settings import checked
 from veridical.errors import InputError
+from veridical.functional import average_ranks, kendall_tau_b, pearson
+from veridical.functional.devices import at_a_time
 from veridical.metrics.base import Metric
 from veridical.models.cost import Cost
 from veridical.perturb.shared_work import sharing
-from veridical.qge.agreement import STRATA, KeptOrder, above_random, histogram
 from veridical.qge.gap import paired
 from veridical.qge.kept_features import KeptFeatures
-from veridical.qge.paths import path_of, scores_along
-from veridical.qge.rankings import random_orders, reversed_orders
+from veridical.qge.paths import path_of, random_orders, reversed_orders, scores_along
 from veridical.qge.subsets import LARGEST_ENUMERATION, RankingScores, all_rankings, rounded, subset_responses
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Direction
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-_AGREEMENT = ("tau", "rho", "stratum_tau", "spread")
-_HISTOGRAMS = ("quality_histogram", "gap_histogram")
+_DRAWN_AT_ONCE = 2**16
+"""Draws of so many rows stay in a processor's cache; each row's are its own, however they are cut."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RankingStudy:
     """Agreement of a quality q with QGE and QRAND_K over many rankings of each input.
 
-    `tau` and `rho` (inputs, 1 + K) hold QGE first, then QRAND_1..K; `stratum_tau` (inputs, strata, 1 + K) the
-    same among the rankings of each stratum of q; histograms are (edges, density), one row per input.
+    `tau` and `rho` (inputs, 1 + K) hold QGE first, then QRAND_1..K; `spread` (inputs,) is the standard
+    deviation of q over the rankings.
     """
 
     metric: str
@@ -52,10 +52,7 @@ class RankingStudy:
     exhaustive: bool
     tau: Tensor
     rho: Tensor
-    stratum_tau: Tensor
     spread: Tensor
-    quality_histogram: tuple[Tensor, Tensor]
-    gap_histogram: tuple[Tensor, Tensor]
     cost: Cost
 
     def __len__(self) -> int:
@@ -95,65 +92,32 @@ class RankingStudy:
         ]
         return pd.DataFrame(rows)
 
-    def strata_frame(self) -> pd.DataFrame:
-        """One row an (input, stratum, transform)."""
-        import pandas as pd
+    def plot(self, ax: Axes | None = None, rho: bool = False) -> Axes:
+        """Draw tau (or rho) of QRAND_K over K, and of QGE: mean and deviation over inputs (figure 2)."""
+        from veridical.plots import COLOURS, axes
 
-        rows = [
-            {
-                "id": int(self.ids[i]),
-                "stratum": low,
-                "transform": name,
-                "tau": float(self.stratum_tau[i, s, t]),
-            }
-            for i in range(len(self))
-            for s, low in enumerate(STRATA)
-            for t, name in enumerate(self.transforms)
-        ]
-        return pd.DataFrame(rows)
-
-    def to_json(self) -> dict[str, Any]:
-        """The study as plain data: its pictures can be drawn later, and elsewhere."""
-        plain = {f.name: getattr(self, f.name) for f in fields(self)}
-        tensors = {name: value.tolist() for name, value in plain.items() if isinstance(value, Tensor)}
-        histograms = {name: [part.tolist() for part in plain[name]] for name in _HISTOGRAMS}
-        return {**plain, **tensors, **histograms, "cost": [self.cost.forward, self.cost.backward]}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The study that `to_json` described."""
-        numbers = {n: torch.tensor(data[n], dtype=torch.float64) for n in _AGREEMENT}
-        histograms = {
-            n: tuple(torch.tensor(part, dtype=torch.float64) for part in data[n]) for n in _HISTOGRAMS
-        }
-        return cls(
-            **{**data, **numbers, **histograms, "ids": torch.tensor(data["ids"]), "cost": Cost(*data["cost"])}
-        )
-
-    def plot(self, ax: Axes | None = None, rho: bool = False, stratum: int | None = None) -> Axes:
-        """Draw tau (or rho) over K beside that of QGE: figure 2 (5), or 3 among a stratum of quality."""
-        from veridical.qge.plots import plot_agreement
-
-        return plot_agreement(self, ax, rho, stratum)
-
-    def plot_strata(self, ax: Axes | None = None, draws: int = 1) -> Axes:
-        """Draw tau over the strata of quality: figure 3 at a glance."""
-        from veridical.qge.plots import plot_strata
-
-        return plot_strata(self, ax, draws)
-
-    def plot_distribution(self, ax: Axes | None = None, of: str = "gap") -> Axes:
-        """Draw the distributions of the gap or the quality over all rankings: figures 4 and 6."""
-        from veridical.qge.plots import plot_distribution
-
-        return plot_distribution(self, ax, of)
+        ax = axes(ax)
+        table = (self.rho if rho else self.tau).cpu()
+        mean = table.nanmean(0)
+        std = ((table - mean) ** 2).nanmean(0).sqrt()
+        k = range(1, table.shape[1])
+        ax.set_xticks(k[:: 1 + len(k) // 6])
+        ax.fill_between(k, mean[1:] - std[1:], mean[1:] + std[1:], color=COLOURS[0], alpha=0.2, linewidth=0)
+        ax.plot(k, mean[1:], color=COLOURS[0], marker="o", label="QRAND$_K$")
+        ax.axhline(float(mean[0]), color=COLOURS[1], label="QGE")
+        for side in (-1, 1):
+            ax.axhline(float(mean[0] + side * std[0]), color=COLOURS[1], linewidth=0.8, linestyle="--")
+        ax.set_xlabel("random rankings K")
+        ax.set_ylabel("Spearman's rho with q" if rho else "Kendall's tau with q")
+        ax.legend(fontsize=8)
+        return ax
 
     def __repr__(self) -> str:
-        tau, gain = self.tau[:, 0], self.gain_tau
         what = "all" if self.exhaustive else "sampled"
         return (
             f"Ranking study of {self.metric}: {len(self)} inputs x {self.rankings:,} {what} rankings; "
-            f"tau(q, QGE) {_spread(tau)}, gain over QRAND_1 {_spread(gain)}, cost {self.cost}"
+            f"tau(q, QGE) {_spread(self.tau[:, 0])}, gain over QRAND_1 {_spread(self.gain_tau)}, "
+            f"cost {self.cost}"
         )
 
 
@@ -170,11 +134,11 @@ def exhaustive_study(
     seed: int = 0,
     progress: bool | None = None,
 ) -> RankingStudy:
-    """Judge QGE and QRAND_1..draws on all D! rankings of each input, from 2^D - 1 evaluations per input.
+    """Compare QGE and QRAND_1..draws on all D! rankings of each input, from 2^D - 1 evaluations per input.
 
     The metric walks one path of nested sets (eq. 6 by default) over at most 10 features. Section 4.1.a.
     """
-    judge = _judge(metric, task)
+    scorer = _scorer(metric, task)
     features = task.space.n_features
     if task.space.valid is not None or not 2 <= features <= LARGEST_ENUMERATION:
         raise InputError(
@@ -182,26 +146,23 @@ def exhaustive_study(
             f"task has {features}. Use sampled_study, or group columns with Space.column_groups"
         )
     before = task.predictor.meter.cost
-    gatherer = _Gatherer(task, judge, draws, Key(seed))
-    for i in track(range(len(task)), "rankings", progress):
-        scores = rankings_of(task[i], judge, seed)
-        gatherer.add(scores.scores, scores.inverses, scores.scores)
-    return gatherer.study(True, task.predictor.meter.cost - before)
+    found = (rankings_of(task[i], scorer, seed) for i in track(range(len(task)), "rankings", progress))
+    return _study(task, scorer, found, draws, Key(seed), True, before)
 
 
 def rankings_of(task: Task, metric: Any = None, seed: int = 0) -> RankingScores:
     """The quality of all D! rankings of a task's only sample and of their inverses, higher is better."""
-    judge = _judge(metric, task)
-    path = path_of(judge, task)
+    scorer = _scorer(metric, task)
+    path = path_of(scorer, task)
     if path is None:
         raise InputError(
             f"all rankings can be scored through subsets where a metric walks one path of nested sets; "
-            f"'{judge.name}' does not"
+            f"'{scorer.name}' does not"
         )
     if len(task) != 1:
         raise InputError(f"all rankings are scored for one sample at a time, got {len(task)}; use task[i]")
-    responses = subset_responses(task, path, task.space.n_features, Key(seed) / judge.name)[0]
-    sign = 1.0 if judge.better is Direction.HIGHER else -1.0
+    responses = subset_responses(task, path, task.space.n_features, Key(seed) / scorer.name)[0]
+    sign = 1.0 if scorer.better is Direction.HIGHER else -1.0
     return all_rankings(responses, sign * path.dense_weights(0, task.space.n_features).to(task.device))
 
 
@@ -217,34 +178,31 @@ def sampled_study(
     independent_draws: bool = False,
     progress: bool | None = None,
 ) -> RankingStudy:
-    """Judge QGE and QRAND_1..draws on a sample of rankings of each input (sections 4.1.b to d).
+    """Compare QGE and QRAND_1..draws on a sample of rankings of each input (sections 4.1.b to d).
 
     Rankings carry the values of `explanation`, or 1..D where none is given. The random partners of QRAND are
     drawn from the same sample, so they cost nothing. `independent_draws` gives each map and its inverse
     draws of their own, as when a metric is run again and again.
     """
-    judge = _judge(metric, task)
+    scorer = _scorer(metric, task)
     if explanation is not None:
         explanation = as_explanation(explanation, task, seed).matching(task)
     before = task.predictor.meter.cost
-    quality, inverse = _sampled(task, judge, rankings, Key(seed), explanation, independent_draws, progress)
-    gatherer = _Gatherer(task, judge, draws, Key(seed))
-    for i in range(len(task)):
-        gatherer.add(quality[i], inverse[i], quality[i])
-    return gatherer.study(False, task.predictor.meter.cost - before)
+    found = sampled_rankings(task, scorer, rankings, Key(seed), explanation, independent_draws, progress)
+    return _study(task, scorer, iter(found), draws, Key(seed), False, before)
 
 
-def _sampled(
+def sampled_rankings(
     task: Task,
-    judge: Metric,
+    scorer: Metric,
     rankings: int,
     key: Key,
     explanation: Explanation | None,
     independent: bool,
     progress: bool | None,
-) -> tuple[Tensor, Tensor]:
-    """(N, rankings) each: the quality of random rankings and of their inverses, higher is better."""
-    own = key / judge.name
+) -> list[RankingScores]:
+    """The quality of random rankings of each sample and of their inverses, higher is better."""
+    own = key / scorer.name
     features, valid = task.space.n_features, task.space.valid
 
     def drawn(first: int, count: int) -> Tensor:
@@ -254,14 +212,14 @@ def _sampled(
     def turned(first: int, count: int) -> Tensor:
         return reversed_orders(drawn(first, count), valid)
 
-    sign = 1.0 if judge.better is Direction.HIGHER else -1.0
-    path = path_of(judge, task)
+    sign = 1.0 if scorer.better is Direction.HIGHER else -1.0
+    path = path_of(scorer, task)
     if path is not None and not independent:
-        quality, inverse = (
+        both = [
             rounded(sign * scores_along(task, path, orders, rankings, own).cpu())
             for orders in (drawn, turned)
-        )
-        return quality, inverse
+        ]
+        return [RankingScores(*each) for each in zip(*both, strict=True)]
     if explanation is None:
         plain = torch.arange(1.0, features + 1, dtype=torch.float64, device=task.device)
         explanation = Explanation(plain.expand(len(task), -1), task.space, task.targets, task.ids)
@@ -272,59 +230,67 @@ def _sampled(
             map_ = explanation.along(drawn(k, 1)[:, 0])
             if independent:
                 outcomes = tuple(
-                    judge.evaluate(task, m, own / k / i) for i, m in enumerate((map_, map_.inverted()))
+                    scorer.evaluate(task, m, own / k / i) for i, m in enumerate((map_, map_.inverted()))
                 )
             else:
-                outcomes = paired(judge, task, map_, map_.inverted(), own)
+                outcomes = paired(scorer, task, map_, map_.inverted(), own)
             columns.append(torch.stack([o.values.double() for o in outcomes]))
     values = rounded(sign * torch.stack(columns, -1).cpu())
-    return values[0], values[1]
+    return [RankingScores(*each) for each in values.unbind(1)]
 
 
-def _judge(metric: Any, task: Task) -> Metric:
-    judge = KeptFeatures() if metric is None else as_metric(metric)
-    if not isinstance(judge, Metric):
-        raise InputError(f"a ranking study judges maps; '{judge.name}' judges methods")
-    judge.check(task)
-    return judge
+def _scorer(metric: Any, task: Task) -> Metric:
+    scorer = KeptFeatures() if metric is None else as_metric(metric)
+    if not isinstance(scorer, Metric):
+        raise InputError(f"a ranking study judges maps; '{scorer.name}' judges methods")
+    scorer.check(task)
+    return scorer
 
 
-class _Gatherer:
-    """Collects the agreement of one input after another, so that only one input's rankings are held."""
+def transforms_of(scores: RankingScores, key: Key, draws: int) -> Iterator[Tensor]:
+    """QGE of every ranking, then QRAND_1..QRAND_draws, each ranking's random partners drawn for it alone.
 
-    def __init__(self, task: Task, judge: Metric, draws: int, key: Key) -> None:
-        self.task, self.judge, self.draws, self.key = task, judge, draws, key / "partners"
-        self.rows: dict[str, list[Tensor]] = {n: [] for n in _AGREEMENT}
-        self.histograms: dict[str, list[tuple[Tensor, Tensor]]] = {"quality": [], "gap": []}
-        self.rankings = 0
+    One after the other, since all rankings of ten features take 29 MB each time.
+    """
+    quality = scores.scores
+    yield scores.gaps
+    total = torch.zeros_like(quality)
+    at_once = at_a_time(quality, _DRAWN_AT_ONCE, len(quality))
+    ids = torch.arange(len(quality), device=quality.device).split(at_once)
+    for k in range(draws):
+        for some, part in zip(ids, total.split(at_once), strict=True):
+            part += quality[keyed.integers(key / "rankings", some, k, 1, len(quality))[:, 0]]
+        yield quality - total / (k + 1)
 
-    def add(self, quality: Tensor, inverse: Tensor, pool: Tensor) -> None:
-        gap = rounded(quality - inverse)
-        key = self.key / int(self.task.ids[len(self.rows["tau"])])
-        kept = KeptOrder(quality)
-        transformed = chain([gap], above_random(quality, pool, key, self.draws))
-        found = zip(*map(kept.compare, transformed), strict=True)
-        tau, rho, inside = (torch.stack(column) for column in found)
-        self.rows["tau"].append(tau)
-        self.rows["rho"].append(rho)
-        self.rows["stratum_tau"].append(inside.T)
-        self.rows["spread"].append(quality.std(correction=0))
-        self.histograms["quality"].append(histogram(quality))
-        self.histograms["gap"].append(histogram(gap))
-        self.rankings = len(quality)
 
-    def study(self, exhaustive: bool, cost: Cost) -> RankingStudy:
-        def stacked(name: str) -> tuple[Tensor, Tensor]:
-            edges, density = zip(*self.histograms[name], strict=True)
-            return torch.stack(edges), torch.stack(density).cpu()
+def partner_key(key: Key, sample: Tensor) -> Key:
+    """The key of the random partners of one sample, by its id."""
+    return key / "partners" / int(sample)
 
-        return RankingStudy(
-            self.judge.name,
-            self.task.ids.cpu(),
-            self.rankings,
-            exhaustive,
-            quality_histogram=stacked("quality"),
-            gap_histogram=stacked("gap"),
-            cost=cost,
-            **{name: torch.stack(rows).cpu() for name, rows in self.rows.items()},
-        )
+
+def _study(
+    task: Task,
+    metric: Metric,
+    found: Iterator[RankingScores],
+    draws: int,
+    key: Key,
+    exhaustive: bool,
+    before: Cost,
+) -> RankingStudy:
+    """Compare orders for one input after the other, so that only one input's rankings are held."""
+    columns: dict[str, list[Tensor]] = {"tau": [], "rho": [], "spread": []}
+    rankings = 0
+    for sample, scores in zip(task.ids, found, strict=True):
+        quality, rankings = scores.scores, len(scores.scores)
+        # sorted once: what is in order already, the comparisons need not sort again
+        ordered, order = quality.sort()
+        ranks = average_ranks(ordered)
+        # ranks tie where values do, and have few digits: they are the faster to sort for tau
+        others = (average_ranks(o[order]) for o in transforms_of(scores, partner_key(key, sample), draws))
+        pairs = [(kendall_tau_b(ranks, other), pearson(ranks, other)) for other in others]
+        tau, rho = (torch.stack(column) for column in zip(*pairs, strict=True))
+        for name, value in (("tau", tau), ("rho", rho), ("spread", quality.std(correction=0))):
+            columns[name].append(value)
+    stacked = {name: torch.stack(rows).cpu() for name, rows in columns.items()}
+    cost = task.predictor.meter.cost - before
+    return RankingStudy(metric.name, task.ids.cpu(), rankings, exhaustive, cost=cost, **stacked)

@@ -98,3 +98,8 @@ class Mprt(LayerRandomisation):
         "every map (edges, zero borders) counts as similarity"
     )
     paper: ClassVar[str] = "Adebayo et al. 2018; MetaQuantus eq. 20; GEF eq. 30"
+
+    @property
+    def inversion_invariant(self) -> bool:
+        """Both maps inverted, the correlation of their ranks is the same."""
+        return self.similarity == "spearman" and not self.absolute

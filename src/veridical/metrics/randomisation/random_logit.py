@@ -58,6 +58,11 @@ class RandomLogit(ExplainerMetric):
     paper: ClassVar[str] = "Sixt et al. 2020; MetaQuantus eq. 21"
     needs: ClassVar[frozenset[str]] = frozenset({"explainer"})
 
+    @property
+    def inversion_invariant(self) -> bool:
+        """Both maps inverted, the correlation of their ranks is the same."""
+        return self.similarity == "spearman" and not self.absolute
+
     def why_not(self, task: Task) -> str | None:
         if task.n_outputs <= self.draws:
             return f"it explains {self.draws} other outputs and the model has {task.n_outputs} in all"
