@@ -189,9 +189,6 @@ def paper_study(
         for name, values in zip(_HISTOGRAMS, (scores.scores, scores.gaps), strict=True):
             histograms[name].append(histogram(values))
     count = len(scores.scores)
-    quality, gap = (
-        tuple(torch.stack(p).cpu() for p in zip(*histograms[n], strict=True)) for n in _HISTOGRAMS
-    )
     return PaperStudy(
         metric=scorer.name,
         ids=task.ids.cpu(),
