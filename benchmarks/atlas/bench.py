@@ -121,7 +121,7 @@ def make_bench(name: str, samples: int, seed: int, explainers: Any = (), device:
         truth, best = None, as_explanation(reference_for(task), task, seed)
     else:
         truth = answer.truth.to(task.device, torch.float64)
-        best = Explanation(truth, task.space, task.targets, task.ids, "truth")
+        best = Explanation(truth, task.space, task.targets, task.ids, "truth", draw_ids=task.draw_ids)
     steps = damaged_maps(best, LEVELS, BLENDS, key / "atlas")
     maps = {_label(step.kind, step.share): step.maps for step in steps}
     # the method that stands for the truth where a finished map will not do: one that gives it

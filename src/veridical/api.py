@@ -170,12 +170,16 @@ def as_maps(thing: Any, task: Task) -> Explanation | None:
     if isinstance(thing, Explanation):
         return thing
     if isinstance(thing, torch.Tensor) or type(thing).__module__ == "numpy":
-        return Explanation(task.values(thing), task.space, task.targets, task.ids)
+        return Explanation(task.values(thing), task.space, task.targets, task.ids, draw_ids=task.draw_ids)
     if type(thing).__module__.partition(".")[0] in ("pandas", "polars", "shap"):
         from veridical.explainers.other_packages import finished
 
         values = finished(thing, task)
-        return None if values is None else Explanation(values, task.space, task.targets, task.ids)
+        return (
+            None
+            if values is None
+            else Explanation(values, task.space, task.targets, task.ids, draw_ids=task.draw_ids)
+        )
     return None
 
 

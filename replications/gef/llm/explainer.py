@@ -85,7 +85,7 @@ class LLMx(Explainer):
         after = self._certainty(task, task.outputs)
         unperturbed = task.reference is task or task.noise_share == 0
         before = after if unperturbed else self._certainty(task, task.reference.outputs)
-        wordings = keyed.integers(key / "wording", task.ids, 0, 1, WORDINGS)[:, 0].tolist()
+        wordings = keyed.integers(key / "wording", task.draw_ids, 0, 1, WORDINGS)[:, 0].tolist()
         rows = zip(
             self._texts(task), task.targets.tolist(), before.tolist(), after.tolist(), wordings, strict=True
         )

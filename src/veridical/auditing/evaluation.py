@@ -44,7 +44,7 @@ def joined_maps(parts: Sequence[Explanation], task: Task) -> Explanation:
         return parts[0]
     together = {
         name: torch.cat([getattr(part, name) for part in parts])
-        for name in ("values", "targets", "ids", "order", "tied")
+        for name in ("values", "targets", "ids", "order", "tied", "draw_ids")
     }
     first = parts[0]
     own = first.space.n_features == task.space.n_features  # else features of the method's own, such as codes
@@ -58,4 +58,5 @@ def joined_maps(parts: Sequence[Explanation], task: Task) -> Explanation:
         sum((part.cost for part in parts), Cost()),
         first.provenance,
         tied=together["tied"],
+        draw_ids=together["draw_ids"],
     )

@@ -11,7 +11,7 @@ from veridical.values.task import Task
 
 def keyed_order(task: Task, seed: int) -> Tensor:
     """The places of all samples in an order that ids and seed decide; fewer are always among more."""
-    return keyed.bits(Key(seed) / "audit" / "samples", task.ids, 0, 1)[:, 0].argsort()
+    return keyed.bits(Key(seed) / "audit" / "samples", task.draw_ids, 0, 1)[:, 0].argsort()
 
 
 def some_of(task: Task, count: int, seed: int) -> Task:

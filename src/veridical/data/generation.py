@@ -172,7 +172,14 @@ class Generation(Task):
         each = (values / counts.clamp(min=1)).gather(1, theirs.clamp(min=0)).masked_fill(theirs < 0, 0.0)
         sums = values.new_zeros(len(self), self.space.n_features)
         sums.scatter_add_(1, ours.clamp(min=0), each.masked_fill(ours < 0, 0.0))
-        return Explanation(sums, self.space, self.targets, self.ids, f"{explanation.explainer} pooled")
+        return Explanation(
+            sums,
+            self.space,
+            self.targets,
+            self.ids,
+            f"{explanation.explainer} pooled",
+            draw_ids=self.draw_ids,
+        )
 
     def __getitem__(self, index: Any) -> Generation:
         task = super().__getitem__(index)

@@ -198,7 +198,7 @@ def _random_spans(task: Generation, first: Tensor, fall: Tensor, draws: int, key
     side = repeat_side(task.side, draws)
     assert isinstance(side, dict)
     unit = side["unit"].clone()
-    drawn = keyed.uniform(key, task.ids, 0, draws, torch.float64)
+    drawn = keyed.uniform(key, task.draw_ids, 0, draws, torch.float64)
     possible = torch.ones(len(task), dtype=torch.bool, device=task.device)
     for sample in range(len(task)):
         own = unit[sample * draws]

@@ -59,7 +59,7 @@ class CaptumExplainer(_Adapter):
         names = list(task.side) if isinstance(task.side, dict) else []
         extra = tuple(task.side.values()) if isinstance(task.side, dict) else task.side
         exposed = task.predictor.exposed()
-        with task.session(grad=True), exposed as model, seeded_torch(key / int(task.ids[0])):
+        with task.session(grad=True), exposed as model, seeded_torch(key / int(task.draw_ids[0])):
             method = self._bound(_ByPosition(model, names) if names else model)
             kwargs = dict(self.kwargs)
             accepted = inspect.signature(method.attribute).parameters

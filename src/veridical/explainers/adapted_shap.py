@@ -48,7 +48,7 @@ class ShapExplainer(_Adapter):
         rows = task.inputs.reshape(len(task), -1)
         background = None if task.train is None else task.train.reshape(len(task.train), -1).cpu().numpy()
         named = inspect.signature(self.make).parameters
-        with seeded_numpy(key / int(task.ids[0])):
+        with seeded_numpy(key / int(task.draw_ids[0])):
             if "model" in named:
                 with task.session(grad=True), task.predictor.exposed() as model:
                     answer = _shap_values(

@@ -156,6 +156,7 @@ class Explainer(Settings):
             self.name,
             cost=cost,
             provenance=provenance,
+            draw_ids=task.draw_ids,
         )
 
     def maps(self, task: Task, key: Key) -> Tensor:

@@ -29,7 +29,7 @@ class Random(Explainer):
     control: ClassVar[bool] = True
 
     def attribute(self, task: Task, key: Key) -> Tensor:
-        return keyed.uniform(key, task.ids, 0, task.space.n_features)
+        return keyed.uniform(key, task.draw_ids, 0, task.space.n_features)
 
 
 @register
@@ -50,7 +50,7 @@ class RandomK(Explainer):
 
     def attribute(self, task: Task, key: Key) -> Tensor:
         space = task.space
-        ranks = keyed.random_ranks(key, task.ids, 0, space.n_features, space.valid)
+        ranks = keyed.random_ranks(key, task.draw_ids, 0, space.n_features, space.valid)
         return (ranks < self.k).to(torch.get_default_dtype())
 
 

@@ -87,6 +87,6 @@ class MovingNoise(Explainer):
         size = task.space.n_features
         # the same noise in every world and under every seed: only the model moves it
         own = Key(0) / self.name
-        noise = keyed.normal(own / "noise", task.ids, 0, size)
+        noise = keyed.normal(own / "noise", task.draw_ids, 0, size)
         towards = keyed.normal(own / "towards", torch.arange(task.n_outputs, device=task.device), 0, size)
         return noise + task.respond(task.outputs, "logit").double() @ towards.double()

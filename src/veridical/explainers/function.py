@@ -47,7 +47,7 @@ class FunctionExplainer(Explainer):
             named = {}  # type: ignore[assignment]
         extra = {name: value for name, value in offered.items() if name in named}
         check_arity(self.function, 3, extra, "an explainer is a function (model, inputs, targets) -> maps")
-        own = key / int(task.ids[0])
+        own = key / int(task.draw_ids[0])
         exposed = task.predictor.exposed()
         with task.session(grad=True), exposed as model, seeded_torch(own), seeded_numpy(own):
             # a copy: users ask gradients of what they get, or write into it

@@ -133,8 +133,8 @@ class KernelShap(FitsCells, SharesOut):
             sets: MaskRule = AllSubsets(places, pairs)
         else:
             pairs = (self.budget - 1) // 2
-            sizes = _spread_sizes(key / "sizes", task.ids, pairs, there, task.space.n_features)
-            sets = SizedSubsets(key / "sets", task.ids, task.space.n_features, sizes, given)
+            sizes = _spread_sizes(key / "sizes", task.draw_ids, pairs, there, task.space.n_features)
+            sets = SizedSubsets(key / "sets", task.draw_ids, task.space.n_features, sizes, given)
         chosen = written_out(sets, len(task))
         answers = probe(
             task, _Paired(chosen, valid), response="logit", key=self.fill_key(key), with_clean=True

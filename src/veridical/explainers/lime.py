@@ -67,8 +67,10 @@ class Lime(FitsCells):
 
     def fitted(self, task: Task, key: Key) -> Tensor:
         features, valid = task.space.n_features, task.space.valid
-        keep = 1 - keyed.uniform(key / "sizes", task.ids, 0, self.draws)
-        rule = written_out(IndependentCoins(key / "masks", task.ids, features, self.draws, keep), len(task))
+        keep = 1 - keyed.uniform(key / "sizes", task.draw_ids, 0, self.draws)
+        rule = written_out(
+            IndependentCoins(key / "masks", task.draw_ids, features, self.draws, keep), len(task)
+        )
         answers = probe(task, rule, response="logit", key=key, with_clean=True)
         there = task.space.counts(len(task)).to(task.device)[:, None].double()
         out = answers.new_empty(len(task), features)

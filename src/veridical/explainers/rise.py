@@ -76,12 +76,16 @@ class Rise(Explainer):
     def attribute(self, task: Task, key: Key) -> Tensor:
         own, joined = key / "masks", self._joined(task)
         if self._smooth(task):
-            masks = _SmoothMasks(own, task.ids, task.space.input_shape[-2:], self.draws, self.keep, self.grid)
+            masks = _SmoothMasks(
+                own, task.draw_ids, task.space.input_shape[-2:], self.draws, self.keep, self.grid
+            )
             totals = _ask_smooth(task, masks, key)
         else:
             asked = task if joined is None else joined.over(task)
             features = asked.space.n_features
-            rule = written_out(IndependentCoins(own, task.ids, features, self.draws, self.keep), len(task))
+            rule = written_out(
+                IndependentCoins(own, task.draw_ids, features, self.draws, self.keep), len(task)
+            )
             answers = probe(asked, rule, response="logit", key=key)
             totals = _Totals(len(task), features, task.device)
             for some in sample_blocks(len(task), self.draws * features, task.device):
@@ -158,7 +162,7 @@ def _ask_smooth(task: Task, masks: _SmoothMasks, key: Key) -> _Totals:
             x, across = task.inputs[rows], columns.stop - columns.start
             visible = masks.shown(rows, columns)
             shown = visible.unflatten(-1, (1, 1, *masks.size)).to(x.dtype)
-            background = fill.background(state, x, task.ids[rows], key)[:, None]
+            background = fill.background(state, x, task.draw_ids[rows], key)[:, None]
             # repeats of the fill run fastest, so that each mask's answers lie together
             count = len(x) * across * repeats
             if len(mixed) < count:

@@ -81,7 +81,7 @@ class _RandomMasks(Explainer):
 
 def _coins(task: Task, key: Key, count: int, draws: int) -> Tensor:
     """(N, draws, count): what a fair coin for each cell removes."""
-    return written_out(IndependentCoins(key, task.ids, count, draws, 0.5), len(task)).masks
+    return written_out(IndependentCoins(key, task.draw_ids, count, draws, 0.5), len(task)).masks
 
 
 @register

@@ -22,7 +22,7 @@ def baselines(task: Task, key: Key, draws: Tensor) -> Tensor:
     """A reference row a (sample, draw), drawn with replacement: (n, draws, *input shape); else zeros."""
     if task.train is None:
         return torch.zeros_like(task.inputs[:, None]).expand(-1, len(draws), *task.inputs.shape[1:])
-    rows = keyed.integers(key / "baseline", task.ids, draws, 1, len(task.train))[..., 0]
+    rows = keyed.integers(key / "baseline", task.draw_ids, draws, 1, len(task.train))[..., 0]
     return task.train[rows]
 
 
@@ -40,7 +40,7 @@ def from_random_baselines(task: Task, key: Key, samples: int, noise: float = 0.0
         x = task.inputs[:, None]
         if noise:
             x = x + input_noise(task, key, draws, noise)
-        place = keyed.uniform(key / "place", task.ids, draws, 1, torch.float64).to(x.dtype)
+        place = keyed.uniform(key / "place", task.draw_ids, draws, 1, torch.float64).to(x.dtype)
         way = x - start
         rows = start + place.reshape(*place.shape[:2], *[1] * (way.dim() - 2)) * way
         slopes = gradient(task, rows.flatten(0, 1)).unflatten(0, (len(task), -1))

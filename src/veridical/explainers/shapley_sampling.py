@@ -84,7 +84,7 @@ class ShapleySampling(Explainer):
     def _ranks(self, task: Task, key: Key) -> Tensor:
         features, valid = task.space.n_features, task.space.valid
         draws = torch.arange(-(-self.orders // 2), device=task.device)
-        ranks = keyed.random_ranks(key / "orders", task.ids, draws, features, valid)
+        ranks = keyed.random_ranks(key / "orders", task.draw_ids, draws, features, valid)
         last = features - 1 if valid is None else valid.sum(-1)[:, None, None] - 1
         # padding keeps its places at the end
         turned = torch.where(ranks <= last, last - ranks, ranks)

@@ -35,7 +35,7 @@ def input_noise(task: Task, key: Key, draws: Tensor, share: float) -> Tensor:
     # drawn feature by feature, so that features added behind (padding) leave the noise of the others alone
     spread = task.space.labels.shape[1 if task.space.per_sample else 0 :]
     layout = sorted(range(len(spread)), key=lambda axis: spread[axis] == 1)
-    noise = keyed.normal(key / "noise", task.ids, draws, flat.shape[1], x.dtype)
+    noise = keyed.normal(key / "noise", task.draw_ids, draws, flat.shape[1], x.dtype)
     noise = noise.unflatten(2, [x.shape[1 + axis] for axis in layout])
     noise = noise.permute(0, 1, *[2 + layout.index(axis) for axis in range(len(layout))])
     return noise * (deviation[:, None] * kept).view_as(x)[:, None]

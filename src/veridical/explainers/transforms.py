@@ -56,9 +56,9 @@ def degrade(explanation: Explanation, ratio: float, key: Key, repeat: int = 0) -
     size = explanation.space.n_features
     counts = explanation.space.counts(len(explanation)).to(explanation.values.device)
     touched = torch.floor(ratio * counts.double() + 0.5 + 1e-9).to(torch.int64)
-    order = keyed.permutation(key / "positions", explanation.ids, repeat, size, explanation.valid)
+    order = keyed.permutation(key / "positions", explanation.draw_ids, repeat, size, explanation.valid)
     first = torch.arange(size, device=order.device)[None] < touched[:, None]
-    mixed = keyed.permutation(key / "scores", explanation.ids, repeat, size, first)
+    mixed = keyed.permutation(key / "scores", explanation.draw_ids, repeat, size, first)
     sources = torch.empty_like(order).scatter_(-1, order, order.gather(-1, mixed))
     return _moved(explanation, sources, f"{explanation.explainer} degraded by {ratio:g}")
 

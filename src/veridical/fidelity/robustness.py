@@ -207,7 +207,7 @@ def masked_predictions(task: Task, shares: Sequence[float], draws: int, key: Key
     """The task's model's answers (N, draws, shares, ...) with a random share of the features removed."""
     n = task.space.counts(len(task)).to(task.device)
     sizes = torch.stack([budget(n, share) for share in shares], -1)
-    rule = RandomSubsets(key, task.ids, task.space.n_features, draws, sizes, task.space.valid)
+    rule = RandomSubsets(key, task.draw_ids, task.space.n_features, draws, sizes, task.space.valid)
     outputs = probe(task, rule, response="logit", key=key, all_outputs=True)
     return predicted_labels(outputs.reshape(len(task), draws, len(shares), -1), task)
 

@@ -194,7 +194,7 @@ def _curve(
 
 def ties_shuffled(maps: Explanation, draw: int, key: Key) -> Explanation:
     """The same map with features of equal value in keyed random order."""
-    mixed = keyed.permutation(key / "ties", maps.ids, draw, maps.space.n_features, maps.valid)
+    mixed = keyed.permutation(key / "ties", maps.draw_ids, draw, maps.space.n_features, maps.valid)
     values = maps.values if maps.valid is None else maps.values.masked_fill(~maps.valid, torch.inf)
     within = values.gather(-1, mixed).argsort(dim=-1, stable=True)
     return replace(maps, order=mixed.gather(-1, within))

@@ -197,7 +197,7 @@ def seen_from(images: Tensor, task: Task, views: int, key: Key, smallest: float 
     """
     if views == 1:
         return images
-    drawn = keyed.uniform(key, task.ids, torch.arange(views, device=task.device), 3, images.dtype)
+    drawn = keyed.uniform(key, task.draw_ids, torch.arange(views, device=task.device), 3, images.dtype)
     shrink = 1 - (1 - smallest) * drawn[..., 0]
     shift = (drawn[..., 1:] * 2 - 1) * (1 - shrink + 0.05)[..., None]
     theta = torch.zeros(*drawn.shape[:2], 2, 3, dtype=images.dtype, device=images.device)
@@ -210,9 +210,9 @@ def seen_from(images: Tensor, task: Task, views: int, key: Key, smallest: float 
 
 def _noise(task: Task, key: Key, shape: tuple[int, ...]) -> Tensor:
     size = torch.Size(shape).numel()
-    return keyed.normal(key, task.ids, 0, size, task.inputs.dtype).reshape(-1, *shape)
+    return keyed.normal(key, task.draw_ids, 0, size, task.inputs.dtype).reshape(-1, *shape)
 
 
 def _uniform(task: Task, key: Key, shape: tuple[int, ...]) -> Tensor:
     size = torch.Size(shape).numel()
-    return keyed.uniform(key, task.ids, 0, size, task.inputs.dtype).reshape(-1, *shape)
+    return keyed.uniform(key, task.draw_ids, 0, size, task.inputs.dtype).reshape(-1, *shape)

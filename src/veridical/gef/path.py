@@ -56,7 +56,7 @@ def find_path(
 
 def _some(task: Task, key: Key) -> Tensor:
     """A keyed choice of samples: sets are often sorted by class, so the first ones would not do."""
-    return keyed.bits(key / "some", task.ids, 0, 1)[:, 0].argsort()[:MAX_SAMPLES].sort().values
+    return keyed.bits(key / "some", task.draw_ids, 0, 1)[:, 0].argsort()[:MAX_SAMPLES].sort().values
 
 
 def _published(task: Task, worlds: Worlds, draws: int, key: Key) -> dict[str, Any]:

@@ -126,7 +126,7 @@ def watch_masking(task: Task, patches: Sequence[int], steps: int, draws: int, ke
             counts = step_counts(on, min(steps, space.n_features))
             cells = []
             for draw in range(draws):
-                first = keyed.random_ranks(key / draw, on.ids, 0, space.n_features, space.valid)
+                first = keyed.random_ranks(key / draw, on.draw_ids, 0, space.n_features, space.valid)
                 answers = probe(
                     on, RankThreshold(first, counts), response="logit", fill=fill, key=key, all_outputs=True
                 )

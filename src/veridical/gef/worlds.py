@@ -62,7 +62,7 @@ class Worlds:
             weights = Noisy(self._draw, key, size, self.task.predictor.weights)
             return self.task.changed(predictor=self.task.predictor.with_weights(weights), noise_share=share)
         inputs = self.task.inputs
-        drawn = keyed.normal(key / "input", self.task.ids, 0, inputs[0].numel(), inputs.dtype)
+        drawn = keyed.normal(key / "input", self.task.draw_ids, 0, inputs[0].numel(), inputs.dtype)
         return self.task.changed(inputs=inputs + size * drawn.reshape(inputs.shape), noise_share=share)
 
 

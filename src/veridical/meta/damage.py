@@ -58,7 +58,7 @@ def damaged_maps(maps: Explanation, levels: Sequence[float], blends: Sequence[fl
     values, valid = maps.values.double(), maps.valid
     there = torch.ones_like(values, dtype=torch.bool) if valid is None else valid
     size = (torch.where(there, values, 0.0).square().sum(-1) / there.sum(-1).clamp(min=1)).sqrt()
-    noise = size[:, None] * keyed.normal(key / "noise", maps.ids, 0, values.shape[1], torch.float64)
+    noise = size[:, None] * keyed.normal(key / "noise", maps.draw_ids, 0, values.shape[1], torch.float64)
     for share in blends:
         mixed = torch.where(there, (1 - share) * values + share * noise, 0.0)
         steps.append(Step(BLENDED, share, maps.with_values(mixed.to(maps.values.dtype))))

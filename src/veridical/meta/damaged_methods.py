@@ -34,6 +34,6 @@ class Damaged(Transform):
         if explanation.valid is not None:
             absent = absent | ~explanation.valid
         content = keyed.content_ids(explanation.values.masked_fill(absent, 0.0))
-        steps = damaged_maps(replace(explanation, ids=content), LEVELS, BLENDS, KEY)
+        steps = damaged_maps(replace(explanation, ids=content, draw_ids=content), LEVELS, BLENDS, KEY)
         made = next(s.maps for s in steps if (s.kind, s.share) == (self.damage, self.share))
-        return replace(made, ids=explanation.ids)
+        return replace(made, ids=explanation.ids, draw_ids=explanation.draw_ids)

@@ -28,7 +28,7 @@ class Same(Metric):
     summary: ClassVar[str] = "sanity estimator: the same scores whatever is given"
 
     def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
-        return Outcome(keyed.uniform(Key(0) / self.name, task.ids, 0, 1, torch.float64)[:, 0])
+        return Outcome(keyed.uniform(Key(0) / self.name, task.draw_ids, 0, 1, torch.float64)[:, 0])
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Different(Metric):
 
     def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         who = key / explanation.explainer
-        drawn = keyed.normal(who, task.ids, 0, 1, torch.float64)[:, 0]
+        drawn = keyed.normal(who, task.draw_ids, 0, 1, torch.float64)[:, 0]
         return Outcome(drawn + self._centre(who) if UNPERTURBED in key.path else drawn)
 
     @staticmethod

@@ -71,7 +71,7 @@ def calibrate(
     def search() -> Calibrated:
         few = task
         if len(task) > SAMPLES:
-            order = keyed.bits(Key(seed) / "meta samples", task.ids, 0, 1)[:, 0].argsort()
+            order = keyed.bits(Key(seed) / "meta samples", task.draw_ids, 0, 1)[:, 0].argsort()
             few = task[order[:SAMPLES].sort().values]
         key = Key(seed) / "meta strength" / test
         target = (disrupted or changes_that_matter(task)) if mode == "ar" else SLIGHT

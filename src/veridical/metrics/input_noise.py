@@ -50,7 +50,7 @@ def _everywhere(task: Task) -> bool:
 def uniform_draws(task: Task, key: Key, draws: range) -> Tensor:
     """U[-1, 1) in every touched element, 0 elsewhere: (draws, N, *input shape)."""
     share = _drawn(
-        task, draws, lambda which, size: keyed.uniform(key, task.ids, which, size, task.inputs.dtype)
+        task, draws, lambda which, size: keyed.uniform(key, task.draw_ids, which, size, task.inputs.dtype)
     )
     share.mul_(2.0).sub_(1.0)
     return share if _everywhere(task) else share.mul_(touched(task))
@@ -65,7 +65,8 @@ def gaussian_draws(task: Task, key: Key, draws: range) -> Tensor:
 
     def normal(which: Tensor, size: int) -> Tensor:
         radius, angle = (
-            keyed.uniform(key / part, task.ids, which, size, torch.float64) for part in ("radius", "angle")
+            keyed.uniform(key / part, task.draw_ids, which, size, torch.float64)
+            for part in ("radius", "angle")
         )
         radius.neg_().log1p_().mul_(-2.0).sqrt_()
         return radius.mul_(angle.mul_(2.0 * math.pi).cos_()).to(task.inputs.dtype)

@@ -95,7 +95,7 @@ def stacked(task: Task, times: int, inputs: Tensor | None = None) -> Task:
     if task.side or task.reference is not task or task.space.take(slice(None)) is not task.space:
         copies = task[torch.arange(len(task), device=task.device).repeat(times)]
         return copies if inputs is None else copies.with_inputs(inputs)
-    held = {name: getattr(task, name) for name in ("ids", "masks", "labels", "targets")}
+    held = {name: getattr(task, name) for name in ("ids", "draw_ids", "masks", "labels", "targets")}
     held |= {"inputs": task.inputs} if inputs is None else {}
     again: dict[str, Any] = {
         name: None if value is None else value.repeat(times, *[1] * (value.dim() - 1))

@@ -81,8 +81,10 @@ def _joined(task: Task, rows: Task) -> Task:
         if isinstance(task.side, dict)
         else tuple(torch.cat(both) for both in zip(*(each.side for each in (task, rows)), strict=True))
     )
-    inputs, ids = torch.cat([task.inputs, rows.inputs]), torch.cat([task.ids, rows.ids])
-    return task.changed(inputs=inputs, ids=ids, side=side, masks=None, labels=None)
+    inputs, ids, draw_ids = (
+        torch.cat([getattr(task, name), getattr(rows, name)]) for name in ("inputs", "ids", "draw_ids")
+    )
+    return task.changed(inputs=inputs, ids=ids, draw_ids=draw_ids, side=side, masks=None, labels=None)
 
 
 def _explained_for(task: Task, targets: Tensor) -> Task:

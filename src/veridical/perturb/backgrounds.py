@@ -45,7 +45,7 @@ class Backgrounds:
             self._start = rows.start
             self._stop = min(len(task.inputs), max(rows.stop, rows.start + self._few))
             some = slice(self._start, self._stop)
-            self._made = self.fill.background(self.state, task.inputs[some], task.ids[some], self.key)
+            self._made = self.fill.background(self.state, task.inputs[some], task.draw_ids[some], self.key)
         if len(self._made) == 1:
             return self._made
         return self._made[rows.start - self._start : rows.stop - self._start]
@@ -58,7 +58,7 @@ class Backgrounds:
         x = self._task.inputs[rows]
         if self.fill.looks_at_mask:
             each = removed[:, :, 0].expand(*out.shape[:2], *removed.shape[3:])
-            out.copy_(self.fill.impute_masks(x, each, self._task.ids[rows], self.key).view_as(out))
+            out.copy_(self.fill.impute_masks(x, each, self._task.draw_ids[rows], self.key).view_as(out))
             return
         shown = _by_bits if self._task.predictor.on_host else _by_choice
         shown(removed, self(rows)[:, None], x[:, None, None], out)

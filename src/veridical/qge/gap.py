@@ -248,7 +248,7 @@ class MapAboveRandom(_AboveRandom, Metric):
         if self.metric.permutation_invariant:
             return undefined(task)
         own = self.own_key(key)
-        drawn = orders_for(explanation, task.ids, key, self.draws)
+        drawn = orders_for(explanation, task.draw_ids, key, self.draws)
         path = path_of(self.metric, task)
         if path is None:
             maps = [explanation, *(explanation.along(drawn[:, k]) for k in range(self.draws))]
@@ -291,7 +291,7 @@ class Reshuffled(Transform):
         return True
 
     def transform(self, explanation: Explanation, key: Key) -> Explanation:
-        drawn = orders_for(explanation, explanation.ids, key, self.draw + 1)
+        drawn = orders_for(explanation, explanation.draw_ids, key, self.draw + 1)
         return explanation.along(drawn[:, self.draw])
 
 

@@ -282,7 +282,7 @@ def _exactly(
     percentile, best, worst = each.new_empty(3, len(task))
     for rows, steps in groups:
         size, which = steps.shape[-1].bit_length() - 1, torch.arange(draws // 2, device=task.device)
-        orders = random_orders(draw.key, task.ids[rows], which, size)
+        orders = random_orders(draw.key, task.draw_ids[rows], which, size)
         both = torch.cat([orders, orders.flip(-1)], 1)
         best[rows], worst[rows] = best_and_worst(steps)
         for i, row in enumerate(rows.tolist()):
@@ -379,7 +379,7 @@ class MapDraws:
 
     def _orders(self, task: Task, first: int, count: int) -> Tensor:
         which = torch.arange(first, first + count, device=task.device)
-        return random_orders(self.key, task.ids, which, task.space.n_features, task.space.valid)
+        return random_orders(self.key, task.draw_ids, which, task.space.n_features, task.space.valid)
 
     def pairs(self, task: Task, start: int, count: int) -> Tensor:
         """(N, count, 2): the scores of rankings and of their inverses."""

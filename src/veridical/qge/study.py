@@ -207,7 +207,7 @@ def sampled_rankings(
 
     def drawn(first: int, count: int) -> Tensor:
         which = torch.arange(first, first + count, device=task.device)
-        return random_orders(key / "study", task.ids, which, features, valid)
+        return random_orders(key / "study", task.draw_ids, which, features, valid)
 
     def turned(first: int, count: int) -> Tensor:
         return reversed_orders(drawn(first, count), valid)
@@ -222,7 +222,9 @@ def sampled_rankings(
         return [RankingScores(*each) for each in zip(*both, strict=True)]
     if explanation is None:
         plain = torch.arange(1.0, features + 1, dtype=torch.float64, device=task.device)
-        explanation = Explanation(plain.expand(len(task), -1), task.space, task.targets, task.ids)
+        explanation = Explanation(
+            plain.expand(len(task), -1), task.space, task.targets, task.ids, draw_ids=task.draw_ids
+        )
     columns = []
     # what a metric asks whatever the map, such as random subsets under one key, serves all rankings
     with nullcontext() if independent else sharing(task):

@@ -163,7 +163,7 @@ def _true(task: Task, key: Key) -> Tensor:
 
 
 def _noise(task: Task, purpose: str) -> Tensor:
-    return keyed.normal(Key(0) / "red team" / purpose, task.ids, 0, task.space.n_features, torch.float64)
+    return keyed.normal(Key(0) / "red team" / purpose, task.draw_ids, 0, task.space.n_features, torch.float64)
 
 
 def _projected(task: Task) -> Tensor:

@@ -49,6 +49,9 @@ class Answers:
     fill: Fill
     head: Head
     ids: Tensor
+    """The name of each sample, for people: its row number unless given."""
+    draw_ids: Tensor
+    """A digest of each sample's input, by which its random draws are keyed."""
     masks: Tensor | None
     train: Tensor | None
     predictor: Predictor

@@ -49,12 +49,16 @@ class Explanation:
     """Whether every sample could be explained; known from the check of the values."""
     tied: Tensor = None  # type: ignore[assignment]
     """(N, V) along `order`: whether a feature ties with the one before it, so that either may come first."""
+    draw_ids: Tensor = None  # type: ignore[assignment]
+    """What keys the draws of each sample: a digest of its input; its id where that is not known."""
 
     def __post_init__(self) -> None:
         own = self.__dict__
         for what, kind in (("values", Tensor), ("space", Space), ("targets", Tensor), ("ids", Tensor)):
             if not isinstance(own[what], kind):
                 raise InputError(f"Explanation: {what} is of type {kind.__name__}, got {own[what]!r:.80}")
+        if own["draw_ids"] is None:
+            own["draw_ids"] = self.ids
         shape = (self.ids.numel(), self.space.n_features)
         if own["values"].shape != shape:
             raise ShapeError(
@@ -203,6 +207,7 @@ class Explanation:
             values=self.values[index],
             targets=self.targets[index],
             ids=self.ids[index],
+            draw_ids=self.draw_ids[index],
             order=self.order[index],
             tied=self.tied[index],
             space=self.space.take(index),
@@ -236,7 +241,8 @@ class Explanation:
         if self.values.device == torch.device(device):
             return self
         moved = {
-            n: getattr(self, n).to(device) for n in ("values", "targets", "ids", "order", "tied", "space")
+            n: getattr(self, n).to(device)
+            for n in ("values", "targets", "ids", "draw_ids", "order", "tied", "space")
         }
         return replace(self, **moved)
 
@@ -252,6 +258,7 @@ class Explanation:
             "tied": self.tied,
             "targets": self.targets,
             "ids": self.ids,
+            "draw_ids": self.draw_ids,
             "labels": self.space.labels,
         }
         if self.space.valid is not None:
@@ -297,6 +304,7 @@ class Explanation:
             Cost(*header["cost"]),
             header["provenance"],
             tied=tensors.get("tied"),  # type: ignore[arg-type]
+            draw_ids=tensors.get("draw_ids"),  # type: ignore[arg-type]
         )
 
     def top(self, sample: int = 0, count: int = 5) -> list[tuple[str, float]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -178,8 +179,37 @@ def ids_of(ids: Sequence[int | str] | Tensor | None, rows: int, place: torch.dev
     if len(numbers) != rows:
         raise ShapeError(f"{len(numbers)} ids for {rows} samples")
     if len(numbers.unique()) != rows:
-        raise InputError("ids must differ between samples: draws are keyed by them")
+        raise InputError("ids must differ between samples: they name them")
     return numbers.to(place)
+
+
+def sample_digests(rows: Tensor, side: Side, space: Space) -> Tensor:
+    """64 bits of each sample's own input and side inputs (N,), by which its draws are keyed.
+
+    Two samples with other inputs have other draws, in whatever task they are; equal ones have the same.
+    Padding and the precision of a float leave a digest as it is.
+    """
+    parts = [rows, *(side.values() if isinstance(side, dict) else side)]
+    flat = [_plain_numbers(part) for part in parts]
+    kept = None
+    if space.valid is not None:
+        kept = space.expand(space.valid).expand_as(rows).reshape(len(rows), -1).cpu()
+    digests = []
+    for n in range(len(rows)):
+        made = hashlib.blake2b(digest_size=8)
+        for part in flat:
+            row = part[n]
+            if kept is not None and row.numel() == kept.shape[1]:
+                row = row[kept[n]]
+            made.update(row.numpy().tobytes())
+        digests.append(int.from_bytes(made.digest(), "little", signed=True))
+    return torch.tensor(digests, dtype=torch.int64, device=rows.device)
+
+
+def _plain_numbers(part: Tensor) -> Tensor:
+    flat = part.detach().reshape(len(part), -1).cpu()
+    # plus zero: -0.0 is 0.0
+    return flat.float() + 0.0 if flat.is_floating_point() else flat.to(torch.int64)
 
 
 def labels_of(labels: Any, rows: int, place: torch.device, classes: Any = None) -> Tensor:

@@ -38,6 +38,7 @@ from veridical.values.input_checks import (
     look_for_channels_last,
     look_for_time_first,
     masks_of,
+    sample_digests,
     side_of,
     targets_of,
     tensor_of,
@@ -159,6 +160,7 @@ class Task(Answers):
         put["space"] = checked_space(space, rows).to(place)
         put["fill"] = default_fill(self.space, self.train is not None) if fill is None else as_fill(fill)
         put["ids"] = ids_of(ids, len(rows), place)
+        put["draw_ids"] = sample_digests(rows, self.side, self.space)
         put["labels"] = None if labels is None else labels_of(labels, len(rows), place, classes)
         put["masks"] = None if masks is None else masks_of(masks, self.space, len(rows), place)
         given = None if targets is None else targets_of(targets, len(rows), self.n_outputs, place, classes)
@@ -187,6 +189,11 @@ class Task(Answers):
             targets = self.targets if targets == "kept" else None  # type: ignore[assignment]
         if "train" in changes:
             changes["_train_facts"] = {}
+        if "inputs" in changes and "ids" in changes and "draw_ids" not in changes:
+            # other samples, with draws of their own
+            changes["draw_ids"] = sample_digests(
+                changes["inputs"], changes.get("side", self.side), changes.get("space", self.space)
+            )
         task = object.__new__(type(self))
         task.__dict__.update(self.__dict__)
         task.__dict__.update(
@@ -319,7 +326,17 @@ class Task(Answers):
         old = self.predictor
         moved: dict[str, Any] = {
             n: None if getattr(self, n) is None else getattr(self, n).to(place)
-            for n in ("inputs", "ids", "masks", "labels", "train", "train_labels", "space", "members")
+            for n in (
+                "inputs",
+                "ids",
+                "draw_ids",
+                "masks",
+                "labels",
+                "train",
+                "train_labels",
+                "space",
+                "members",
+            )
         }
         rows = old.plan.rows if self._plan_given else _rows_on(place, self.device, old.rows)
         return self.changed(
@@ -334,7 +351,7 @@ class Task(Answers):
         )
 
     def __getitem__(self, index: Any) -> Task:
-        """The task on a subset of its samples; ids, and so all draws, stay theirs."""
+        """The task on a subset of its samples; ids and draws stay theirs."""
         if isinstance(index, int | np.integer):
             if not -len(self) <= index < len(self):
                 raise OutOfRangeError(f"sample {index} of a task of {len(self)} samples is not there")
@@ -345,7 +362,7 @@ class Task(Answers):
             index = _places(index, len(self)).to(self.device)
         changes: dict[str, Any] = {
             n: None if getattr(self, n) is None else getattr(self, n)[index]
-            for n in ("inputs", "ids", "masks", "labels")
+            for n in ("inputs", "ids", "draw_ids", "masks", "labels")
         }
         if not len(changes["inputs"]):
             raise InputError("a task needs at least one sample; this selection is empty")

@@ -127,7 +127,7 @@ class TieOrders:
         turned = self.mirrored and which >= MOST_ORDERS // 2
         draws = keyed.uniform(
             Key(key.of("tie orders").seed) / "tie orders",
-            explanation.ids,
+            explanation.draw_ids,
             which - MOST_ORDERS // 2 if turned else which,
             tied.shape[-1],
             torch.float64,

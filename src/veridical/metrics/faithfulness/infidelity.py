@@ -155,7 +155,7 @@ class Infidelity(Metric):
         space = task.space
         if space.kind == "pixel":
             height, width = space.input_shape[-2:]
-            return RandomSquares(key, task.ids, (height, width), self.patch, self.draws), None
+            return RandomSquares(key, task.draw_ids, (height, width), self.patch, self.draws), None
         sizes: Tensor | int = max(1, round(space.n_features / 10))
         if space.valid is not None:
             sizes = (space.counts(len(task))[:, None] / 10).round().long().clamp(min=1)
@@ -169,7 +169,7 @@ class Infidelity(Metric):
                 f"infidelity needs a fill whose value does not depend on the mask, not '{fill.name}'"
             )
         state = fill_state(task, fill)
-        background = fill.background(state, task.inputs, task.ids, key.of("fill")).double().mean(1)
+        background = fill.background(state, task.inputs, task.draw_ids, key.of("fill")).double().mean(1)
         return task.space.pool(task.inputs.double() - background, "mean")
 
     def _under_noise(self, task: Task, explanation: Explanation, key: Key) -> tuple[Tensor, Tensor]:
@@ -183,7 +183,9 @@ class Infidelity(Metric):
             for rows, columns in blocks(samples, self.draws, task.predictor.rows):
                 across = columns.stop - columns.start
                 draws = torch.arange(columns.start, columns.stop, device=task.device)
-                moved = keyed.normal(key / "noise", task.ids[rows], draws, count, torch.float64) * self.noise
+                moved = (
+                    keyed.normal(key / "noise", task.draw_ids[rows], draws, count, torch.float64) * self.noise
+                )
                 if task.space.valid is not None:
                     moved = moved * task.space.valid[rows, None]
                 predicted[rows, columns] = (moved @ weights[rows, :, None])[..., 0]

@@ -110,7 +110,7 @@ def sized_subsets(task: Task, key: Key, draws: int, sizes: Tensor | int) -> tupl
     once: what is averaged over them is then an exact mean, and the masks that are left over do not count.
     """
     features, valid = task.space.n_features, task.space.valid
-    rule = RandomSubsets(key, task.ids, features, draws, sizes, valid)
+    rule = RandomSubsets(key, task.draw_ids, features, draws, sizes, valid)
     if features > FEW and (valid is None or not bool((valid.sum(-1) <= FEW).any())):
         return rule, None
     counts = task.space.counts(len(task))

@@ -18,7 +18,7 @@ from veridical.metrics.types import Direction, Explainer, Key, Task
 
 def other_targets(task: Task, key: Key, draws: int) -> Tensor:
     """Outputs other than the explained one (N, draws): a keyed permutation of the others, so all distinct."""
-    ranks = keyed.permutation(key, task.ids, 0, task.n_outputs - 1)[:, :draws]
+    ranks = keyed.permutation(key, task.draw_ids, 0, task.n_outputs - 1)[:, :draws]
     return ranks + (ranks >= task.targets[:, None])
 
 

@@ -95,7 +95,7 @@ class Continuity(ExplainerMetric):
 
     def _translated(self, task: Task, moves: range, key: Key) -> tuple[Task, Tensor]:
         state, own = fill_state(task, task.fill), (key / "fill").of("fill")
-        background = task.fill.background(state, task.inputs, task.ids, own)[:, 0]
+        background = task.fill.background(state, task.inputs, task.draw_ids, own)[:, 0]
         near = [translated(task.inputs, background, t * self.pixels) if t else task.inputs for t in moves]
         world = stacked(task, len(moves), torch.cat(near))
         apart = torch.stack(near if moves.start else near[1:]) - task.inputs
