@@ -27,7 +27,7 @@ PYTEST     := $(ONE_THREAD) $(BIN)/python -m pytest -q
 COVERAGE   := --cov=veridical --cov-branch --cov-report= --cov-fail-under=90
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-extras lint format record notebooks bench docs wheel install install-extras clean
+.PHONY: help demo test quick test-extras lint format record mutants notebooks bench docs wheel install install-extras clean
 .SILENT:
 .DELETE_ON_ERROR:
 
@@ -35,9 +35,11 @@ help:
 	echo "make demo         audit a real model and write demo_report/index.html"
 	echo "make test         lint, types, import layers and the core tests"
 	echo "make test-extras  slow tests, optional dependencies, docs and the wheel"
+	echo "make quick        lint and the fast tests, for every commit"
 	echo "make lint         ruff, mypy and import-linter only"
 	echo "make format       let ruff rewrite the code"
 	echo "make record       write golden scores of what is new"
+	echo "make mutants      break the formulas one by one; the tests must notice"
 	echo "make notebooks    run examples/*.ipynb and keep their outputs"
 	echo "make bench        time every metric against its bare model evaluations"
 	echo "make docs         build the documentation into site/"
@@ -56,6 +58,11 @@ test-extras: $(EXTRAS)
 	$(PYTEST) -n $(WORKERS) -m "(extras or slow) and not gpu" || [ $$? -eq 5 ]
 	$(MAKE) --no-print-directory docs wheel
 
+# For every commit: style, types, layers and the tests that take no time, in under two minutes.
+quick: lint
+	echo "== fast tests"
+	$(PYTEST) -n $(WORKERS) -m "not slow and not extras and not gpu" tests/functional tests/core tests/house
+
 lint: $(CORE)
 	echo "== ruff"
 	$(BIN)/ruff check --quiet .
@@ -71,6 +78,9 @@ format: $(CORE)
 
 record: $(CORE)
 	$(ONE_THREAD) $(BIN)/python scripts/renew_golden_scores.py --new
+
+mutants: $(CORE)
+	$(ONE_THREAD) $(BIN)/python scripts/mutants.py
 
 notebooks: $(EXTRAS)
 	$(BIN)/python scripts/run_notebooks.py

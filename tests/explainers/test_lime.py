@@ -30,7 +30,7 @@ def test_additive_model_gives_its_terms_as_the_ridge_vanishes():
 def slow_lime(task: Task, settings: Lime, key: Key, i: int, width_power: float = 2.0) -> np.ndarray:
     """Ribeiro's weighted ridge with a free intercept, one sample, by normal equations."""
     key = key / "lime"
-    V, ids = task.space.n_features, task.ids[i : i + 1]
+    V, ids = task.space.n_features, task.draw_ids[i : i + 1]
     chance = keyed.uniform(key / "sizes", ids, 0, settings.draws)[0]
     Z, y, w = [np.ones(V)], [float(task.outputs[i, task.targets[i]])], [1.0]
     for m in range(settings.draws):

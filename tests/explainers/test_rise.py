@@ -40,7 +40,7 @@ def test_masks_without_shift_are_bilinear_upsampling():
 
 def slow_rise(task: Task, settings: Rise, i: int) -> torch.Tensor:
     masks = _SmoothMasks(
-        Key(7) / "rise" / "masks", task.ids[[i]], (8, 8), settings.draws, settings.keep, settings.grid
+        Key(7) / "rise" / "masks", task.draw_ids[[i]], (8, 8), settings.draws, settings.keep, settings.grid
     )
     shown = masks.shown(slice(0, 1), slice(0, settings.draws))[0].double()
     y = torch.stack(

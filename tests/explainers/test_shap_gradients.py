@@ -19,7 +19,9 @@ BOTH = (GradientShap, ExpectedGradients)
 @pytest.mark.parametrize("kind", BOTH)
 def test_linear_model_has_a_closed_form(kind: type[vd.Explainer]) -> None:
     task, weights = linear_task()
-    rows = keyed.integers(KEY / kind.name / "baseline", task.ids, torch.arange(6), 1, len(task.train))[..., 0]
+    rows = keyed.integers(KEY / kind.name / "baseline", task.draw_ids, torch.arange(6), 1, len(task.train))[
+        ..., 0
+    ]
     expected = (task.inputs - task.train[rows].mean(1)) * weights
     found = kind(samples=6)(task, KEY).values
 

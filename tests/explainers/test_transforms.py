@@ -76,14 +76,14 @@ def test_degrade_follows_the_nested_rule(size: int, repeat: int, padded: bool) -
     values = draw(2, size)
     maps = explanation_of(values if valid is None else values * valid, valid)
     degraded = {ratio: degrade(maps, ratio, KEY, repeat) for ratio in RATIOS}
-    order = keyed.permutation(KEY / "positions", maps.ids, repeat, size, valid)
+    order = keyed.permutation(KEY / "positions", maps.draw_ids, repeat, size, valid)
     assert nested(maps, degraded, order)
     assert torch.equal(degraded[0.0].order, maps.order)
 
 
 def test_rule_check_rejects_mutants() -> None:
     maps = explanation_of(draw(3, 20))
-    order = keyed.permutation(KEY / "positions", maps.ids, 0, 20)
+    order = keyed.permutation(KEY / "positions", maps.draw_ids, 0, 20)
     good = {0.4: degrade(maps, 0.4, KEY)}
     assert nested(maps, good, order)
     # one place too many, another repeat's order, scores that change
@@ -125,7 +125,7 @@ def test_explainers_say_what_the_functions_do() -> None:
     assert torch.equal(shuffled.values.sort().values, maps.values.sort().values)
     assert not torch.equal(shuffled.values, maps.values)
     parts = {r: Degraded(Gradient(), r, repeat=2)(task, KEY) for r in RATIOS}
-    order = keyed.permutation(KEY / "degraded" / "positions", task.ids, 2, 64)
+    order = keyed.permutation(KEY / "degraded" / "positions", task.draw_ids, 2, 64)
     assert nested(maps, parts, order)
     assert parts[0.4].cost == maps.cost
 

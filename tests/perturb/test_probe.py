@@ -129,8 +129,8 @@ def test_rules_equal_their_masks_written_out(rows: int) -> None:
     torch.testing.assert_close(own, expected, atol=1e-9, rtol=0)
 
     sizes = torch.tensor([2, 7])
-    subsets = RandomSubsets(KEY, task.ids, 16, 9, sizes)
-    orders = keyed.random_keys(KEY, task.ids, torch.arange(9), 16).argsort(-1).argsort(-1)
+    subsets = RandomSubsets(KEY, task.draw_ids, 16, 9, sizes)
+    orders = keyed.random_keys(KEY, task.draw_ids, torch.arange(9), 16).argsort(-1).argsort(-1)
     written = (orders[:, :, None] < sizes[:, None]).flatten(1, 2)
     assert subsets.count == written.shape[1]
     assert torch.equal(subsets.removed(slice(0, 5), slice(0, 18)), written)

@@ -92,7 +92,7 @@ def test_invalid_features_stay_in_place() -> None:
 def test_random_rankings_carry_the_values_on_valid_features_only() -> None:
     valid = torch.tensor([[True, True, True, False, True], [True] * 5])
     e = explanation(torch.tensor([[3.0, 1.0, 2.0, 0.0, 7.0], [1.0, 2.0, 3.0, 4.0, 5.0]]), valid)
-    order = random_orders(vd.core.Key(0), e.ids, 3, 5, valid)
+    order = random_orders(vd.core.Key(0), e.draw_ids, 3, 5, valid)
     moved = e.along(order)
     assert float(moved.values[0, 3]) == 0.0
     assert torch.equal(moved.values.sort(-1).values, e.values.sort(-1).values)

@@ -201,7 +201,7 @@ def test_questions_that_do_not_depend_on_the_map_are_asked_once(metric: vd.Metri
     sign = 1.0 if metric.better is vd.values.Direction.HIGHER else -1.0
     assert torch.allclose(place.quality, sign * vd.score(metric, task, e).values, atol=1e-12)
     key = vd.core.Key(0) / "standing"
-    ids = task.ids
+    ids = task.draw_ids
     kept = torch.tensor([i for i, how in enumerate(place.method) if how == "antithetic"])
     for pair in (0, 7):
         order = random_orders(key, ids, pair, 14)

@@ -120,7 +120,7 @@ def _from_baselines(name: str, samples: int) -> Callable[[Any, Tensor], None]:
         at, key = task.at_embeddings(), Key(0) / name
         x, draws, total = at.inputs, torch.arange(samples), torch.zeros_like(at.inputs)
         starts = baselines(at, key, draws)
-        places = keyed.uniform(key / "place", at.ids, draws, 1, torch.float64)[..., 0]
+        places = keyed.uniform(key / "place", at.draw_ids, draws, 1, torch.float64)[..., 0]
         for k in range(samples):
             at_place = places[:, k].reshape(-1, *[1] * (x.dim() - 1)).to(x)
             way = x - starts[:, k]

@@ -27,7 +27,7 @@ def integrated(task: Task, sample: int, x: Tensor, steps: int) -> Tensor:
 def noise(task: Task, key: Key, sample: int, draw: int, share: float) -> Tensor:
     """Normal numbers times a share of the range, laid out pixel by pixel, its channels together."""
     x = task.inputs[sample]
-    flat = keyed.normal(key / "noise", task.ids[sample : sample + 1], draw, x.numel(), x.dtype)[0]
+    flat = keyed.normal(key / "noise", task.draw_ids[sample : sample + 1], draw, x.numel(), x.dtype)[0]
     if x.dim() == 3:
         flat = flat.reshape(x.shape[1], x.shape[2], x.shape[0]).permute(2, 0, 1)
     return flat * share * float(x.max() - x.min())
@@ -51,7 +51,7 @@ def under_noise(
 def from_baselines(task: Task, key: Key, samples: int, share: float = 0.0) -> Tensor:
     rows = []
     for sample in range(len(task)):
-        own = task.ids[sample : sample + 1]
+        own = task.draw_ids[sample : sample + 1]
         total = torch.zeros_like(task.inputs[sample])
         for draw in range(samples):
             x = task.inputs[sample]

@@ -16,7 +16,7 @@ def responses(task: Task, masks: Tensor, fill: Fill, key: Key, response: str) ->
     out = torch.zeros(masks.shape[:2], dtype=torch.float64)
     for n in range(len(task)):
         x = task.inputs[n : n + 1]
-        ids = task.ids[n : n + 1]
+        ids = task.draw_ids[n : n + 1]
         for m in range(masks.shape[1]):
             removed = element_mask(task, n, masks[n, m])
             if fill.looks_at_mask:

@@ -43,7 +43,7 @@ def _exact(game: Any, players: int) -> list[float]:
 
 def _coins(task: Any, key: Any, draws: int) -> Tensor:
     """(N, draws, V): what is removed, from the same keyed coins."""
-    return keyed.bernoulli(key, task.ids, torch.arange(draws), task.space.n_features, 0.5)
+    return keyed.bernoulli(key, task.draw_ids, torch.arange(draws), task.space.n_features, 0.5)
 
 
 def _answer(task: Any, i: int, removed: Tensor, fill: float) -> float:

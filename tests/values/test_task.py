@@ -527,3 +527,25 @@ def test_a_series_with_time_last_is_not_doubted(rows: Tensor) -> None:
         warnings.simplefilter("error")
         vd.Task(Steps(nn.Conv1d(4, 4, 3)).eval(), rows)
         vd.Task(nn.Sequential(nn.Flatten(), nn.Linear(rows[0].numel(), 3)).eval(), rows)
+
+
+def test_tasks_made_apart_have_draws_of_their_own_and_slices_keep_theirs() -> None:
+    model, rows = nn.Linear(5, 3), torch.rand(6, 5)
+    one, other = (vd.explain("random", vd.Task(model, row[None])).values for row in rows[:2])
+    assert not torch.equal(one, other)
+    whole = vd.explain("random", vd.Task(model, rows)).values
+    assert torch.equal(whole[:1], one)
+    assert torch.equal(vd.explain("random", vd.Task(model, rows)[1:2]).values, other)
+
+
+def test_precision_and_padding_leave_draws_as_they_are() -> None:
+    rows = torch.rand(3, 5)
+    single, double = (vd.Task(nn.Linear(5, 3).to(d), rows.to(d)) for d in (torch.float32, torch.float64))
+    assert torch.equal(single.draw_ids, double.draw_ids)
+    tokens, model = torch.randint(1, 9, (2, 4)), nn.Sequential(nn.Embedding(9, 3), nn.Flatten())
+    there = torch.ones(2, 4, dtype=torch.bool)
+    short = vd.Task(lambda x: model(x).sum(-1), tokens, space=vd.Space.tokens(4, there), fill=0)
+    padded = torch.cat([tokens, torch.zeros(2, 3, dtype=torch.int64)], 1)
+    more = torch.cat([there, torch.zeros(2, 3, dtype=torch.bool)], 1)
+    long = vd.Task(lambda x: model(x).sum(-1), padded, space=vd.Space.tokens(7, more), fill=0)
+    assert torch.equal(short.draw_ids, long.draw_ids)

@@ -99,7 +99,7 @@ def drawn(rule, sample, count):
 def test_correlations_over_subsets_equal_their_references():
     explanation, key = random_map(ROW), Key(7)
     metric = FaithfulnessCorrelation(runs=15, subset_size=4)
-    rule = RandomSubsets(key / metric.name, ROW.ids, 12, 15, torch.tensor([4]))
+    rule = RandomSubsets(key / metric.name, ROW.draw_ids, 12, 15, torch.tensor([4]))
 
     def reference(a, x, e, z, i):
         return slow.subset_correlation(a, x, e, z, drawn(rule, i, 15))
@@ -114,7 +114,7 @@ def test_correlations_over_subsets_equal_their_references():
     np.testing.assert_allclose(got.numpy(), want, atol=1e-7)
 
     metric = SensitivityN(draws=15, shares=(0.25, 0.5))
-    sets = RandomSubsets(key / metric.name, ROW.ids, 12, 15, torch.tensor([3, 6]))
+    sets = RandomSubsets(key / metric.name, ROW.draw_ids, 12, 15, torch.tensor([3, 6]))
     got = metric(ROW, explanation, key)
     for i in range(4):
         both = drawn(sets, i, 30)
@@ -134,7 +134,7 @@ def test_correlations_over_subsets_equal_their_references():
 def test_infidelity_equals_its_reference(scaling):
     explanation, key = random_map(IMAGE), Key(5)
     metric = Infidelity(draws=12, patch=3, scaling=scaling, response="logit")
-    rule = RandomSquares(key / metric.name, IMAGE.ids, (6, 6), 3, 12)
+    rule = RandomSquares(key / metric.name, IMAGE.draw_ids, (6, 6), 3, 12)
     got = metric(IMAGE, explanation, key).values
     for i in range(len(IMAGE)):
         squares = drawn(rule, i, 12)
