@@ -139,7 +139,9 @@ def cells(tasks: list[str], metrics: list[str], explainers: list[str]) -> Iterat
                     continue
                 try:
                     scores = vd.score(metric, task, explainer, seed=0)
-                except vd.errors.VeridicalError:
+                except Exception as error:
+                    if not isinstance(error, vd.errors.VeridicalError):
+                        print("raw", name, explainer, metric, repr(error)[:120], file=sys.stderr, flush=True)
                     continue
                 yield _cell(name, explainer, metric, scores.values.double().cpu(), scores.flags, scores.cost)
 

@@ -100,20 +100,10 @@ def survives(file: Path, text: str, tests: str) -> bool:
         package = Path(folder) / "veridical"
         shutil.copytree(SOURCE, package, ignore=shutil.ignore_patterns("__pycache__"))
         (package / file.relative_to(SOURCE)).write_text(text)
+        where = ["-o", f"pythonpath={folder} .", "-m", "not slow and not extras and not gpu"]
         run = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "pytest",
-                "-q",
-                "-x",
-                "-p",
-                "no:cacheprovider",
-                "-o",
-                f"pythonpath={folder} .",
-                tests,
-            ]
-            + ["-m", "not slow and not extras and not gpu"],
+            # the copy stands before the checkout
+            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", tests, *where],
             cwd=ROOT,
             env={**os.environ, "HYPOTHESIS_PROFILE": "ci"},
             capture_output=True,

@@ -63,8 +63,10 @@ class Level(Explainer):
     stochastic: ClassVar[bool] = True
 
     def attribute(self, task: vd.Task, key: vd.core.Key) -> Tensor:
-        fixed = keyed.normal(vd.core.Key(0) / "fixed", task.ids, 0, task.space.n_features, torch.float64)
-        return fixed + task.noise_share * keyed.normal(key, task.ids, 0, task.space.n_features, torch.float64)
+        fixed = keyed.normal(vd.core.Key(0) / "fixed", task.draw_ids, 0, task.space.n_features, torch.float64)
+        return fixed + task.noise_share * keyed.normal(
+            key, task.draw_ids, 0, task.space.n_features, torch.float64
+        )
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class Output(Explainer):
 
     def attribute(self, task: vd.Task, key: vd.core.Key) -> Tensor:
         one, two = (
-            keyed.normal(vd.core.Key(0) / what, task.ids, 0, task.space.n_features, torch.float64)
+            keyed.normal(vd.core.Key(0) / what, task.draw_ids, 0, task.space.n_features, torch.float64)
             for what in "ab"
         )
         place = task.targets[:, None]

@@ -85,7 +85,7 @@ def test_falls_equal_the_slow_rewrite(sign: str, alpha: float, beta: float | Non
     for i in range(6):
         expected = reference.falls(
             predict, task.inputs[i].numpy(), int(task.targets[i]), maps[i].numpy(), levels, alpha, beta,
-            draws, sign, key, i,
+            draws, sign, key, int(task.draw_ids[i]),
         )  # fmt: skip
         np.testing.assert_allclose(found.indicator[i], expected[0], atol=1e-12)
         np.testing.assert_allclose(found.probability[i], expected[1], atol=2e-9)

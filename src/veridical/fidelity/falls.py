@@ -191,7 +191,9 @@ def removals(
     )
     ranks = explanation.descending_ranks.to(task.device)
     whole = alpha == 1 and beta is None
-    return Removals(key / "removal", task.draw_ids, ranks, n, sizes, counts, tuple(signs), draws, bernoulli, whole)
+    return Removals(
+        key / "removal", task.draw_ids, ranks, n, sizes, counts, tuple(signs), draws, bernoulli, whole
+    )
 
 
 def enumerable_sizes(task: Task, rule: Removals) -> list[int]:

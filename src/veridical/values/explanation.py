@@ -234,7 +234,12 @@ class Explanation:
                 "the explanation's ids are not the task's: it explains other samples, or these in another "
                 "order; bring them together with explanation.take(index) or task[index]"
             )
-        return self.to(task.inputs.device)
+        moved = self.to(task.inputs.device)
+        if moved.draw_ids is task.draw_ids:
+            return moved
+        own = object.__new__(type(moved))
+        own.__dict__.update(moved.__dict__, draw_ids=task.draw_ids)
+        return own
 
     def to(self, device: torch.device | str) -> Explanation:
         """The same explanation on another device."""
