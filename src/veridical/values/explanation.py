@@ -237,9 +237,9 @@ class Explanation:
         moved = self.to(task.inputs.device)
         if moved.draw_ids is task.draw_ids:
             return moved
-        own = object.__new__(type(moved))
-        own.__dict__.update(moved.__dict__, draw_ids=task.draw_ids)
-        return own
+        same = object.__new__(type(moved))
+        same.__dict__.update(moved.__dict__, draw_ids=task.draw_ids)
+        return same
 
     def to(self, device: torch.device | str) -> Explanation:
         """The same explanation on another device."""
