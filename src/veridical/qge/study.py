@@ -282,7 +282,7 @@ def _study(
     """Compare orders for one input after the other, so that only one input's rankings are held."""
     columns: dict[str, list[Tensor]] = {"tau": [], "rho": [], "spread": []}
     rankings = 0
-    for sample, scores in zip(task.ids, found, strict=True):
+    for sample, scores in zip(task.draw_ids, found, strict=True):
         quality, rankings = scores.scores, len(scores.scores)
         # sorted once: what is in order already, the comparisons need not sort again
         ordered, order = quality.sort()
