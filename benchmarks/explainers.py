@@ -3,7 +3,7 @@
 Bare rows are as many as the explainer's meter counted, in chunks of the same plan: forward passes, or forward
 and backward passes of the plain model where it asks for gradients. The meter counts all an explainer runs:
 the row of DeepLIFT's baseline, and the further passes of LRP's rules as the rows of the whole model that they
-amount to (`veridical.explainers.graph.relevance_work`). Each of those goes through other weights, so that no
+amount to (`veridical.explainers.trace.relevance_rules`). Each of those goes through other weights, so that no
 more rows than there are samples can share a call; their bare rows are asked in such calls.
 """
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -18,7 +17,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import veridical as vd
 from benchmarks.metrics import cases, tasks
-from veridical.explainers.graph import difference_steps, products, relevance_elements
 
 WAITS = {
     f"aten.{name}.default"
@@ -94,29 +92,10 @@ def _is_view(name: str) -> bool:
     return name.removeprefix("aten.").partition(".")[0].strip("_").startswith(words)
 
 
-@contextmanager
-def _fused(seen: Counter[str]) -> Iterator[None]:
-    """While this is open, steps that are one kernel on a GPU count as one operation."""
-
-    def as_one(source: str, steps: Callable[..., torch.Tensor], *given: torch.Tensor) -> torch.Tensor:
-        before = dict(seen)
-        made = steps(*given)
-        seen.clear()
-        seen.update({**before, "aten.fused": before.get("aten.fused", 0) + 1})
-        return made
-
-    with ExitStack() as patched:
-        for module in (products, relevance_elements, difference_steps):
-            patched.enter_context(mock.patch.object(module, "at_once", as_one))
-        # a CPU goes by arithmetic where a GPU chooses in one kernel
-        patched.enter_context(mock.patch.object(relevance_elements, "on_host", return_value=False))
-        yield
-
-
 def counted(run: Callable[[], object]) -> Counting:
     """The operations of one call, as a GPU would be asked for them."""
     mode = Counting()
-    with _Trips(mode.seen), _fused(mode.seen), mode:
+    with _Trips(mode.seen), mode:
         run()
     return mode
 

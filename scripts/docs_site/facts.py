@@ -27,7 +27,7 @@ ORDER = ["faithfulness", "robustness", "randomisation", "complexity", "localisat
 FAMILIES = {
     "Gradients": ("gradients", "smoothing", "shap_gradients", "backprop"),
     "Relevance handed down": ("lrp", "deeplift"),
-    "Class activation maps": ("cam", "score_cam", "guided_grad_cam"),
+    "Class activation maps": ("cam",),
     "Attention": ("attention",),
     "Asking with features removed": (
         *("ablation", "occlusion", "rise", "sensitivity_indices", "permutation_importance", "lime"),

@@ -12,7 +12,7 @@ import veridical as vd
 from tests.reference.small_nets import conv_net, draw, image_task, linear_task, seeded, series_task
 from veridical.errors import InputError, NotApplicableError
 from veridical.explainers import DeepLift, DeepLiftShap, IntegratedGradients, LrpEpsilon
-from veridical.explainers.graph.difference_steps import through_softmax
+from veridical.explainers.trace.differences import through_softmax
 from veridical.models.predictor import Plan
 
 

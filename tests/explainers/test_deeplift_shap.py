@@ -13,7 +13,6 @@ import veridical as vd
 from tests.reference.small_nets import draw, seeded
 from veridical.errors import NotApplicableError
 from veridical.explainers import DeepLift, DeepLiftShap
-from veridical.explainers.graph.routes import alone
 from veridical.models.predictor import Plan
 
 
@@ -108,7 +107,6 @@ def test_each_call_is_the_mean_over_single_baselines(
     train = draw(baselines, 2, 8, seed=9)
     task = vd.Task(seeded(NETS[name]()), draw(samples, 2, 8), train=train, plan=Plan(rows=rows))
     expected, explainer = one_by_one(task), DeepLiftShap()
-    # followed, written down as a plan, repeated by it
     for _ in range(3):
         found = explainer(task)
         torch.testing.assert_close(found.values, expected, rtol=0, atol=1e-10)
@@ -158,56 +156,6 @@ def test_rows_whose_things_are_not_together_are_refused(explainer: vd.Explainer)
     task = vd.Task(seeded(Scattered()), draw(4, 2, 8), train=draw(3, 2, 8, seed=9))
     with pytest.raises(NotApplicableError, match="'relu': several things of each row"):
         explainer(task)
-
-
-OPERATIONS = {
-    "a sum that repeats": (torch.add, lambda a, b: (a, b[:, :1])),
-    "a product that repeats": (torch.mul, lambda a, b: (a, b[0])),
-    "one operation": (torch.transpose, lambda a, b: (a, 0, 1)),
-    "two operations": (lambda a: a.exp().sum(1), lambda a, b: (a,)),
-    "nothing": (torch.Tensor.contiguous, lambda a, b: (a,)),
-    "a join": (lambda *given: torch.cat(given), lambda a, b: (a, b, a)),
-    "another dtype": (torch.Tensor.float, lambda a, b: (a,)),
-    "parts": (lambda a: a.chunk(3, 1), lambda a, b: (a,)),
-    "a part": (lambda a: a[:, 1:3], lambda a, b: (a,)),
-}
-
-
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_an_operation_alone_goes_back_as_in_autograd_however_often(name: str) -> None:
-    func, given = OPERATIONS[name]
-    args = given(draw(4, 6), draw(4, 6, seed=3))
-    places = tuple(range(sum(isinstance(v, Tensor) for v in args)))
-    leaves = [v.clone().requires_grad_(True) for v in args if isinstance(v, Tensor)]
-    expected = func(*leaves, *(v for v in args if not isinstance(v, Tensor)))
-    routed = alone(func, args, {}, places)
-    several = isinstance(expected, tuple)
-    made = list(expected) if several else [expected]
-    above = [torch.randn_like(v) for v in made]
-    arriving = [None, *above[1:]] if several else above[0]
-    wanted = torch.autograd.grad(made[several:], leaves, above[several:], retain_graph=True)
-    for _ in range(2):
-        for part, want in zip(routed.back(arriving), wanted, strict=True):
-            assert torch.equal(part, want)
-            assert part.dtype == want.dtype
-
-    class Within(torch.autograd.Function):
-        """Asks while autograd runs for something else."""
-
-        @staticmethod
-        def forward(ctx: object, x: Tensor) -> Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: object, R: Tensor) -> Tensor:
-            for part, want in zip(routed.back(arriving), wanted, strict=True):
-                assert torch.equal(part, want)
-            return R
-
-    other = torch.ones(2, requires_grad=True)
-    total = Within.apply(other).sum()
-    torch.autograd.grad(total, other, retain_graph=True)
-    total.backward()
 
 
 @pytest.mark.gpu

@@ -12,7 +12,7 @@ from tests.reference.lrp_two_layers import relevance
 from veridical.core.key import Key
 from veridical.errors import InputError, NotApplicableError
 from veridical.explainers import InputXGradient, Lrp, LrpAlphaBeta, LrpEpsilon, LrpGamma, LrpZPlus
-from veridical.explainers.graph.relevance_rules import RULES
+from veridical.explainers.trace.relevance_rules import RULES
 from veridical.values.space import Space
 from veridical.values.task import Task
 

@@ -6,14 +6,11 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import veridical as vd
-from benchmarks.host_time import bare, mapped, operations, thin_task
 from tests.reference.small_nets import conv_net, draw, image_task, seeded
-from veridical.explainers import Lrp, LrpEpsilon, as_explainer
-from veridical.explainers.graph.relevance_rules import RULES
-from veridical.explainers.graph.relevance_work import FURTHER, FURTHER_SIGNED, Further, Work
+from veridical.explainers import Lrp, LrpEpsilon
+from veridical.explainers.trace.relevance_rules import FURTHER, FURTHER_SIGNED, RULES, Further, Work
 from veridical.models.cost import Meter
 from veridical.models.predictor import Plan
-from veridical.models.sessions import Session
 
 ROWS = 6
 
@@ -118,13 +115,3 @@ def test_a_batch_norm_is_folded_the_same_way_for_few_rows_and_many(rule: str) ->
     single = torch.cat([explainer(vd.Task(net, x[[i]], plan=Plan(rows=8))).values for i in range(3)])
     torch.testing.assert_close(single, whole[:3], rtol=1e-9, atol=1e-9)
     assert not torch.allclose(LrpEpsilon()(vd.Task(nn.Sequential(*net[:1], *net[2:]), x)).values, whole)
-
-
-def test_gamma_asks_a_gpu_little_more_than_its_rows() -> None:
-    # a ResNet-18, very thin: its operations stand against those of two rows forward and one back
-    task = thin_task()
-    with Session(task.predictor, grad=True):
-        asked = {name: operations(mapped(as_explainer(name), task)) for name in ("lrp_gamma", "lrp_z_plus")}
-        rows = operations(bare(task, 2))
-    assert asked["lrp_z_plus"] < rows
-    assert asked["lrp_gamma"] < 1.45 * rows

@@ -9,7 +9,7 @@ from veridical.data import known_language
 from veridical.data.known_language import WordTokenizer
 from veridical.data.networks import CausalTransformer
 from veridical.errors import NotApplicableError, UnknownNameError
-from veridical.explainers.graph.decompose import scaled_dot_product_attention
+from veridical.explainers.trace.decompose import scaled_dot_product_attention
 
 WORDS = ("...", "a ", "b ", "c ", "d ", "e ", ". ", "f ", "g ")
 PROMPTS = ["a b c . d e . ", "c . b a a . e . d d b . "]

@@ -12,11 +12,11 @@ from torch.overrides import TorchFunctionMode
 from veridical.core.key import Key
 from veridical.errors import InputError, NotApplicableError
 from veridical.explainers.base import Explainer, register, selected
-from veridical.explainers.cam_places import last_maps
-from veridical.explainers.graph.decompose import BLOCKS
-from veridical.explainers.graph.operations import KINDS, plain_name
 from veridical.explainers.grid import as_features, resized, spatial_size
+from veridical.explainers.last_maps import last_maps
 from veridical.explainers.prompts import asks_prompts, at_logits, passes, places, pooled, reading_places
+from veridical.explainers.trace.decompose import BLOCKS
+from veridical.explainers.trace.operations import KINDS, plain_name
 from veridical.models.cost import Cost
 from veridical.models.predictor import call
 from veridical.values.task import Task

@@ -1,7 +1,8 @@
-"""Class activation maps: the channels of one convolution, weighted and laid over the input."""
+"""Class activation maps: the channels of one layer, weighted and laid over the input."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -10,12 +11,14 @@ from torch import Tensor
 
 from veridical.core.key import Key
 from veridical.errors import NotApplicableError, unknown_name
+from veridical.explainers.backprop import GuidedBackprop
 from veridical.explainers.base import Explainer, hand_along, register, selected
-from veridical.explainers.cam_layer import LastMaps
-from veridical.explainers.cam_places import Looked, _watched, last_maps, layer_shapes, looked_at
 from veridical.explainers.gradients import slopes_at
-from veridical.explainers.grid import as_features, resized, spatial_axes, spatial_size
-from veridical.models.predictor import call
+from veridical.explainers.grid import as_features, over_input, resized, spatial_axes, spatial_size
+from veridical.explainers.last_maps import LastMaps, last_maps, layer_shapes, watched
+from veridical.functional.devices import on_host
+from veridical.models.predictor import call, repeat_side, take_side
+from veridical.perturb.probe import blocks
 from veridical.values.task import Task
 
 
@@ -24,7 +27,7 @@ class Cam(Explainer):
     """Base of the class activation maps: one value per pixel (or step), shared over the channels.
 
     They look at the output of `layer`: by default at what the model computes last on a grid of places, behind
-    activation and residual sum (see `cam_layer`), which the provenance names. The map is made on that grid
+    activation and residual sum (see `LastMaps`), which the provenance names. The map is made on that grid
     and then upsampled, linearly in each axis, to the input's size.
     """
 
@@ -65,7 +68,7 @@ class Cam(Explainer):
     def _no_maps(self, task: Task) -> str | None:
         if last_maps(task).astray:
             return (
-                "the model answers otherwise when its operations are followed one by one: it changes a part "
+                "the model gives other outputs when its operations are traced one by one: it changes a part "
                 "of a tensor in place; name a layer with layer=..."
             )
         if last_maps(task).lost or (last_maps(task).transformer and last_maps(task).behind):
@@ -85,29 +88,22 @@ class Cam(Explainer):
 class GradientCam(Cam):
     """Base of those that weigh activations A (n, channels, *grid) by the gradient g = dy_c/dA."""
 
-    def tells_outputs(self, task: Task) -> bool:
-        return True
-
-    def prepared(self, task: Task) -> Task:
-        return looked_at(task) if self.layer is None else task
-
     def coarse(self, task: Task, key: Key) -> Tensor:
         targets = task.targets  # before the watching begins: they may need the model without it
         x = task.inputs.detach()
         with task.session(grad=True) as model:
             if self.layer is None:
-                outputs = call(model, x, task.side)
-                looked = task.predictor.model
-                assert isinstance(looked, Looked)
-                looked.confirm(outputs, task.known("outputs"))
-                found = _through_last(looked.kept["last maps"], selected(outputs, targets).sum(), self.name)
+                with LastMaps(x, spatial_axes(task)) as seen:
+                    # by one operation more, which reads what was written in place
+                    outputs = call(model, x, task.side).clone()
+                found = _through_last(seen, selected(outputs, targets).sum(), self.name)
             else:
-                with _watched(task, self.layer) as seen:
+                with watched(task, self.layer) as layers:
                     outputs = call(model, x.requires_grad_(True), task.side)
-                slopes = slopes_at(selected(outputs, targets).sum(), seen[:1])[0]
+                slopes = slopes_at(selected(outputs, targets).sum(), layers[:1])[0]
                 if slopes is None:
                     raise _independent(self.name, f"layer '{self.layer}'")
-                found = seen[0].detach(), slopes
+                found = layers[0].detach(), slopes
         hand_along(task, outputs)
         return self.weigh(*found)
 
@@ -191,3 +187,112 @@ class LayerCam(GradientCam):
 def _weighted(maps: Tensor, weights: Tensor) -> Tensor:
     """The sum (n, *grid) over channels of each map times its weight (n, channels)."""
     return (weights[:, None] @ maps.flatten(2)).view(len(maps), *maps.shape[2:])
+
+
+@register
+@dataclass(frozen=True)
+class ScoreCam(Cam):
+    """max(0, sum_k a_k A_k), a = softmax over channels of y_c when the input is seen through channel k only.
+
+    The input is multiplied by the channel, upsampled and scaled to [0, 1] (Algorithm 1). A channel that is
+    flat shows nothing and gets no weight. Its weights are shares of 1 and say nothing of a channel's size or
+    sign. Rows per sample: one, and one per channel.
+    """
+
+    name: ClassVar[str] = "scorecam"
+    version: ClassVar[int] = 3
+    summary: ClassVar[str] = "last activation of convolutions weighted by the output through each channel"
+    paper: ClassVar[str] = "Wang et al. 2020, Algorithm 1"
+    needs: ClassVar[frozenset[str]] = frozenset({"convolution"})
+
+    def rows_per_sample(self, task: Task) -> int:
+        return 1 + (last_maps(task).channels if self.layer is None else layer_shapes(task)[self.layer][0][1])
+
+    def pieces(self, task: Task) -> Iterator[Task]:
+        # the masked rows of few samples are cut into chunks here
+        return task.chunks(1)
+
+    def _activations(self, task: Task) -> Tensor:
+        with task.session():
+            if self.layer is not None:
+                with watched(task, self.layer) as outputs:
+                    task.predictor.chunk(task.inputs, task.side)
+                return outputs[0]
+            padded = task.predictor.padding(len(task))
+            x = task.inputs[padded]
+            with LastMaps(x, spatial_axes(task)) as seen:
+                task.predictor.chunk(x, take_side(task.side, padded), len(task))
+            if seen.last is None:
+                raise _independent(self.name, "its last maps (none)")
+            return seen.last
+
+    def _no_maps(self, task: Task) -> str | None:
+        if last_maps(task).transformer:
+            return (
+                "its patches are tokens, which have no maps to look through; give it a convolutional network"
+            )
+        return super()._no_maps(task)
+
+    def coarse(self, task: Task, key: Key) -> Tensor:
+        activations = self._activations(task)[: len(task)].detach()
+        low, high = _ends(activations)
+        shows = high > low
+        scores = torch.empty_like(low)
+        with task.session():
+            for rows, channels in blocks(len(task), scores.shape[1], task.predictor.rows):
+                masks = resized(activations[rows, channels], spatial_size(task))
+                laid = over_input(task, masks)
+                bottom, top = (end.view(*end.shape, *[1] * (laid.dim() - 2)) for end in _ends(masks))
+                span = torch.where(top > bottom, top - bottom, 1.0)
+                variants = task.inputs[rows, None] * ((laid - bottom) / span)
+                side = repeat_side(take_side(task.side, rows), masks.shape[1])
+                outputs = task.predictor.chunk(variants.flatten(0, 1), side)
+                target = task.targets[rows].repeat_interleave(masks.shape[1])
+                scores[rows, channels] = selected(outputs, target).view(masks.shape[:2]).to(scores.dtype)
+        weights = scores.masked_fill(~shows, -torch.inf).softmax(1).nan_to_num(0.0)
+        return _weighted(activations, weights).clamp(min=0)
+
+
+def _ends(maps: Tensor) -> tuple[Tensor, Tensor]:
+    """The smallest and the largest value (n, channels) of each map."""
+    flat = maps.flatten(2)
+    if on_host(flat):  # where looking once takes five times as long as twice
+        return flat.amin(2), flat.amax(2)
+    low, high = flat.aminmax(dim=2)
+    return low, high
+
+
+@register
+@dataclass(frozen=True)
+class GuidedGradCam(Explainer):
+    """Guided backpropagation times Grad-CAM's map, laid over the input (Selvaraju et al. 2017, section 3.2).
+
+    Rows: each x forward and backward twice.
+    """
+
+    layer: str | None = None
+    """The layer that Grad-CAM looks at; by default the last maps of the model."""
+    name: ClassVar[str] = "guided_gradcam"
+    summary: ClassVar[str] = "guided backpropagation weighted by Grad-CAM"
+    paper: ClassVar[str] = "Selvaraju et al. 2017, section 3.2"
+    modalities: ClassVar[frozenset[str]] = frozenset({"image", "series"})
+    needs: ClassVar[frozenset[str]] = frozenset({"gradient", "convolution"})
+
+    def why_not(self, task: Task) -> str | None:
+        return GradCam(self.layer).why_not(task) or GuidedBackprop().why_not(task)
+
+    def stated(self, task: Task) -> dict[str, Any]:
+        return GradCam(self.layer).stated(task)
+
+    def pieces(self, task: Task) -> Iterator[Task]:
+        # one gradient at a time, so that a piece may fill a chunk
+        return task.chunks(1)
+
+    def rows_per_sample(self, task: Task) -> int:
+        return 2
+
+    def attribute(self, task: Task, key: Key) -> Tensor:
+        guided = GuidedBackprop()
+        fine = guided.attribute(guided.prepared(task), key)
+        coarse = GradCam(self.layer).coarse(task, key)
+        return fine * over_input(task, resized(coarse[:, None], spatial_size(task))[:, 0])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -12,26 +13,21 @@ from veridical.core import key as keyed
 from veridical.core.allowed import Count, Value
 from veridical.core.key import Key
 from veridical.errors import NotApplicableError
-from veridical.explainers.base import register, selected
-from veridical.explainers.gradients import baseline_row, no_baseline, slope, told
-from veridical.explainers.graph.differences import Differences, Record, apart, scattered
-from veridical.explainers.graph.explainer import FollowingExplainer
-from veridical.explainers.graph.followed import Followed
+from veridical.explainers.base import hand_along, register, selected
+from veridical.explainers.gradients import baseline_row, input_gradient, no_baseline
 from veridical.explainers.laws import change_from
 from veridical.explainers.prompts import at_response
+from veridical.explainers.trace.differences import Differences, Record, apart, scattered
+from veridical.explainers.trace.explainer import TracingExplainer, traced_model, traced_outputs
 from veridical.models.cost import Cost
-from veridical.models.predictor import call
-from veridical.models.sessions import Session
 from veridical.values.task import Task
-
-_STARTS, _RECORDS, _RUN = "baselines", "what the model does at each of them", "the run of x"
 
 
 @dataclass(frozen=True)
-class _FromBaselines(FollowingExplainer):
+class _FromBaselines(TracingExplainer):
     """Base: the mean, over baselines, of the contributions of differences to them. x runs once for all."""
 
-    def asked(self, task: Task) -> Task:
+    def traced_task(self, task: Task) -> Task:
         return at_response(task)
 
     def starts(self, task: Task, key: Key) -> Tensor:
@@ -41,35 +37,21 @@ class _FromBaselines(FollowingExplainer):
     def promised(self, task: Task, key: Key) -> Tensor:
         return change_from(task, lambda at: self.starts(at, key))
 
-    def follower(
-        self, task: Task, model: Followed, x: Tensor, side: tuple[Any, ...], named: dict[str, Any]
-    ) -> Differences:
-        starts: Tensor = model.kept[_STARTS] if _STARTS in model.kept else x[:1].detach() * 0
-        if side or named:
-            # each as a sample's own: one at a time, when it is its turn
-            records = (_recorded(task, model, start.expand_as(x), side, named) for start in starts.split(1))
-        else:
-            # made once for all samples of the call
-            if _RECORDS not in model.kept:
-                model.kept[_RECORDS] = _each(task, model, starts, max(len(x), task.predictor.padded_to))
-            records = iter(model.kept[_RECORDS])
-        run = Differences(x, next(records))
-        model.kept[_RUN] = run, records
-        return run
+    def tracer(self, task: Task, x: Tensor) -> Differences:
+        """For the trial of a model: differences to zeros."""
+        return Differences(x, next(_records(task, x[:1].detach() * 0)))
 
-    def _tried(self, task: Task) -> None:
-        super()._tried(task)
+    def _try(self, task: Task) -> None:
+        super()._try(task)
         if task.side:
             return  # a baseline has as many rows as there are samples, so each lies as the sample does
-        model, one = self.prepared(task).predictor.model, task.inputs[:1].detach()
-        assert isinstance(model, Followed)
+        ready, one = self.prepared(task), task.inputs[:1].detach()
 
-        def ask() -> str | None:
+        def evaluate() -> str | None:
             with task.session():
-                pair = _recorded(task, model, torch.cat([one, one * 0.5]))
-                return scattered(pair, _recorded(task, model, one))
+                return scattered(_recorded(ready, torch.cat([one, one * 0.5])), _recorded(ready, one))
 
-        name = task.uncounted(ask)
+        name = task.uncounted(evaluate)
         if name is not None:
             raise NotApplicableError(
                 f"{Differences.method} has no rule for operation '{name}': several things of each row lie "
@@ -77,49 +59,49 @@ class _FromBaselines(FollowingExplainer):
             )
 
     def attribute(self, task: Task, key: Key) -> Tensor:
-        model = task.predictor.model
-        assert isinstance(model, Followed)
-        if _STARTS not in model.kept:
-            model.kept[_STARTS] = self.starts(task, key)
-        starts = model.kept[_STARTS].split(1)
-        with Session(task.predictor, grad=True) as asked:
+        starts = self.starts(task, key)
+        with task.session(grad=True):
             rows = task.inputs.detach().requires_grad_(True)
-            outputs = call(asked, rows, task.side)
-            told(task, outputs)
-            way = selected(outputs, task.targets).sum(), rows
-            run, records = model.kept.pop(_RUN)
-            total = torch.zeros_like(task.inputs)
-            for at, start in enumerate(starts):
+            records = _records(task, starts)
+            tracer = Differences(rows, next(records))
+            outputs = traced_outputs(task, tracer)
+            hand_along(task, outputs)
+            explained, total = selected(outputs, task.targets).sum(), torch.zeros_like(task.inputs)
+            for at, start in enumerate(starts.split(1)):
                 if at:
-                    run.before = next(records)
-                run.again = at + 1 < len(starts)
-                total += (task.inputs - start).mul_(slope(*way, run.again))
+                    tracer.before = next(records)
+                slopes = input_gradient(explained, rows, again=at + 1 < len(starts))
+                total += (task.inputs - start).mul_(slopes)
         return total / len(starts)
 
 
-def _each(task: Task, model: Followed, starts: Tensor, most: int) -> list[Record]:
-    """What the model does at each baseline, asked `most` at a time; the first, alone, tells how rows lie."""
-    first = _recorded(task, model, starts[:1])
+def _records(task: Task, starts: Tensor) -> Iterator[Record]:
+    """What the model does at each baseline: once for all parts of a call where there are no side inputs."""
+    if task.side:
+        # each beside a sample's own: one at a time, when it is its turn
+        return (_recorded(task, start.expand_as(task.inputs)) for start in starts.split(1))
+    model = traced_model(task)
+    if model.shared is None:
+        model.shared = _each(task, starts, max(len(task), task.predictor.padded_to))
+    return iter(model.shared)
+
+
+def _each(task: Task, starts: Tensor, most: int) -> list[Record]:
+    """What the model does at each baseline, `most` at a time; the first, alone, tells how rows lie."""
+    first = _recorded(task, starts[:1])
     out = [first]
     for rows in starts[1:].split(most) if len(starts) > 1 else ():
-        together = _recorded(task, model, rows)
+        together = _recorded(task, rows)
         out += apart(together, first, len(rows)) if len(rows) > 1 else [together]
     return out
 
 
-def _recorded(
-    task: Task,
-    model: Followed,
-    start: Tensor,
-    side: tuple[Any, ...] = (),
-    named: dict[str, Any] | None = None,
-) -> Record:
-    """What the model does at baselines; their rows are counted."""
+def _recorded(task: Task, start: Tensor) -> Record:
+    """What the model does at baselines."""
     with torch.no_grad():
-        follower = Differences(start)
-        model.followed(follower, start, side, named or {})
-    task.predictor.meter.here.forward += len(start)
-    return follower.record
+        tracer = Differences(start)
+        traced_outputs(task, tracer)
+    return tracer.record
 
 
 @register
@@ -129,7 +111,7 @@ class DeepLift(_FromBaselines):
 
     An activation multiplies what comes from above by (f(z) - f(z0)) / (z - z0), its slope between baseline
     and input, and by its gradient where z and z0 agree; a product of two activations gives each the mean of
-    the other (see `explainers.graph.differences`). Max-pooling gives its change to the winners of both sides.
+    the other (see `explainers.trace.differences`). Max-pooling gives its change to the winners of both sides.
     Rows: each x forward and backward, and x0 forward, once per call, or once per sample where samples have
     side inputs of their own.
     """
@@ -150,13 +132,6 @@ class DeepLift(_FromBaselines):
 
     def why_not(self, task: Task) -> str | None:
         return no_baseline(task, self.baseline) or super().why_not(task)
-
-    def prepared(self, task: Task) -> Task:
-        ready = super().prepared(task)
-        model = ready.predictor.model
-        assert isinstance(model, Followed)
-        model.kept[_STARTS] = baseline_row(ready, self.baseline)
-        return ready
 
     def starts(self, task: Task, key: Key) -> Tensor:
         return baseline_row(task, self.baseline)

@@ -13,19 +13,15 @@ from torch import Tensor
 from veridical.core.allowed import Count, Value
 from veridical.core.key import Key
 from veridical.errors import InputError, NotApplicableError, VeridicalError
-from veridical.explainers.base import Explainer, hand_along, register
-from veridical.explainers.graph.followed import Followed
+from veridical.explainers.base import Explainer, hand_along, register, selected
 from veridical.explainers.laws import change_from
 from veridical.models.predictor import call, out_of_memory, repeat_side
 from veridical.models.sessions import Session
 from veridical.values.task import Task
 
 
-def gradient(task: Task, x: Tensor | None = None, only: bool = False) -> Tensor:
-    """d y_c / d x at the task's inputs, or at rows x that repeat each sample equally often in a row.
-
-    `only` in a followed model, where nothing but the rows has a gradient (see `slope`).
-    """
+def gradient(task: Task, x: Tensor | None = None) -> Tensor:
+    """d y_c / d x at the task's inputs, or at rows x that repeat each sample equally often in a row."""
     rows = (task.inputs if x is None else x).detach().requires_grad_(True)
     times = len(rows) // len(task.inputs)
     side, targets = task.side, task.targets
@@ -33,42 +29,24 @@ def gradient(task: Task, x: Tensor | None = None, only: bool = False) -> Tensor:
         side, targets = repeat_side(side, times), targets.repeat_interleave(times)
     with Session(task.predictor, grad=True) as model:
         outputs = call(model, rows, side)
-        if x is None and (only or task.reference is not task):
-            told(task, outputs)
-        total, found = outputs.gather(1, targets[:, None]).sum(), None
-        if only:
-            return slope(total, rows)
-        try:
-            if total.requires_grad:
-                (found,) = torch.autograd.grad(total, rows, allow_unused=True)
-        except RuntimeError as error:
-            raise _no_way_back(error) from error
-    if found is None:
-        raise _no_gradient()
-    return found.detach()
+        if x is None:
+            hand_along(task, outputs)
+        return input_gradient(selected(outputs, targets).sum(), rows)
 
 
-def told(task: Task, outputs: Tensor) -> None:
-    """Tell what a task's samples were answered on the way: a followed model is held to what is known."""
-    if isinstance(task.predictor.model, Followed):
-        task.predictor.model.confirm(outputs, task.known("outputs"))
-    if task.reference is not task:
-        hand_along(task, outputs)
-
-
-def slope(total: Tensor, rows: Tensor, again: bool = False) -> Tensor:
-    """What comes back to rows from a total of a followed model, to be asked for once unless `again`.
-
-    Nothing but the rows has a gradient there, and so its rules may ask single operations.
-    """
+def input_gradient(total: Tensor, rows: Tensor, again: bool = False) -> Tensor:
+    """The gradient of a total with respect to rows; `again` if it is asked for more than once."""
+    found = None
     try:
         if total.requires_grad:
-            total.backward(retain_graph=again)
+            (found,) = torch.autograd.grad(total, rows, allow_unused=True, retain_graph=again)
     except RuntimeError as error:
-        raise _no_way_back(error) from error
-    found, rows.grad = rows.grad, None
+        raise _cannot_backpropagate(error) from error
     if found is None:
-        raise _no_gradient()
+        raise InputError(
+            "no gradient comes back from the model's outputs to its inputs: something between them is "
+            "detached, or no torch operation; methods that use outputs alone, such as occlusion, apply"
+        )
     return found.detach()
 
 
@@ -80,25 +58,18 @@ def slopes_at(total: Tensor, places: Sequence[Tensor]) -> Sequence[Tensor | None
     try:
         found = iter(torch.autograd.grad(total, asked, allow_unused=True))
     except RuntimeError as error:
-        raise _no_way_back(error) from error
+        raise _cannot_backpropagate(error) from error
     return [next(found) if place.requires_grad else None for place in places]
 
 
-def _no_way_back(error: RuntimeError) -> NotApplicableError:
-    """In words what torch cannot go back through; an error that says more is raised as it is."""
+def _cannot_backpropagate(error: RuntimeError) -> NotApplicableError:
+    """What torch cannot backpropagate through; an error that says more is raised as it is."""
     if isinstance(error, VeridicalError) or out_of_memory(error):
         raise error
-    told = str(error).strip().splitlines()[0]
+    first_line = str(error).strip().splitlines()[0]
     return NotApplicableError(
-        f"torch cannot go back through this model ({type(error).__name__}: {told}). A checkpoint or "
-        "autocast inside it may stand in the way; methods that need no gradient apply, such as occlusion"
-    )
-
-
-def _no_gradient() -> InputError:
-    return InputError(
-        "no gradient comes back from the model's outputs to its inputs: something between them is "
-        "detached, or no torch operation; methods that ask by answers alone, such as occlusion, apply"
+        f"torch cannot backpropagate through this model ({type(error).__name__}: {first_line}). A checkpoint "
+        "or autocast inside it may stand in the way; methods that need no gradient apply, such as occlusion"
     )
 
 

@@ -2,36 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
 
 from torch import Tensor
 
 from veridical.core.allowed import LARGE, NotNegative, Value, Within
 from veridical.core.key import Key
 from veridical.explainers.base import register
-from veridical.explainers.gradients import gradient
-from veridical.explainers.graph.explainer import FollowingExplainer
-from veridical.explainers.graph.followed import Followed
-from veridical.explainers.graph.operations import tensors
-from veridical.explainers.graph.relevance import Relevance
-from veridical.explainers.graph.relevance_rules import RuleName, Rules
-from veridical.explainers.graph.relevance_work import Further
 from veridical.explainers.laws import explained_output
 from veridical.explainers.prompts import at_logits
+from veridical.explainers.trace.explainer import TracingExplainer, traced_model
+from veridical.explainers.trace.operations import tensors
+from veridical.explainers.trace.relevance import Relevance
+from veridical.explainers.trace.relevance_rules import Further, RuleName, Rules, Work
 from veridical.models.cost import Cost, Meter
 from veridical.values.task import Task
 
 
+@dataclass
+class _Call:
+    """What holds for all parts of one call."""
+
+    positive: bool
+    """Whether no input is below 0."""
+    further: Further = field(default_factory=Further)
+
+
 @dataclass(frozen=True)
-class _Propagation(FollowingExplainer):
+class _Propagation(TracingExplainer):
     """Base of the LRP explainers: a subclass says which rules hold where.
 
-    Every operation of the model is followed while it runs (`explainers.graph`), so functions, reused layers,
+    Every operation of the model is traced while it runs (`explainers.trace`), so functions, reused layers,
     residual sums and concatenations count as they are. What has no stated rule is refused by name.
-    Activations hand relevance on as it is; maximum pooling gives it to the winner; averages and sums share it
+    Activations pass relevance on as it is; maximum pooling gives it to the winner; averages and sums share it
     in proportion; a batch norm is folded into the layer before it; attention weights and the spread of a norm
-    are constants. Rows: each x forward and backward, and the further passes of the rules (`relevance_work`)
+    are constants. Rows: each x forward and backward, and the further passes of the rules (`relevance_rules`)
     as the rows of the whole model that they amount to.
     """
 
@@ -47,31 +53,31 @@ class _Propagation(FollowingExplainer):
         """The rule of each kind of layer."""
         return Rules()
 
-    def follower(
-        self, task: Task, model: Followed, x: Tensor, side: tuple[Any, ...], named: dict[str, Any]
-    ) -> Relevance:
-        if "positive" not in model.kept:
-            # on a CPU a look is cheaper than the products with zeros it spares; on a GPU it would wait
-            model.kept["positive"] = x.device.type == "cpu" and bool(task.inputs.amin() >= 0)
-        follower = Relevance(x, self.rules(), model.kept["positive"], tensors((side, named)))
-        model.kept["work"] = follower.work
-        return follower
+    def prepared(self, task: Task) -> Task:
+        ready = super().prepared(task)
+        traced_model(ready).shared = _Call(bool(ready.inputs.amin() >= 0))
+        return ready
+
+    def tracer(self, task: Task, x: Tensor) -> Relevance:
+        call: _Call = traced_model(task).shared
+        return Relevance(x, self.rules(), call.positive, tensors(task.side))
 
     def declared(self, task: Task) -> Cost:
-        ready = self.prepared(task)
-        one, meter = ready[:1], Meter()
-        ready.uncounted(lambda: gradient(one))
-        model = one.predictor.model
-        assert isinstance(model, Followed)
-        Further().count(len(task), model.kept["work"], meter)
+        ready, meter = self.prepared(task), Meter()
+        work: Work = ready.uncounted(lambda: self._relevance(ready[:1])[0].work)
+        Further().count(len(task), work, meter)
         return Cost(len(task), len(task)) + meter.cost
 
     def attribute(self, task: Task, key: Key) -> Tensor:
-        relevance, model = gradient(task, only=True), task.predictor.model
-        assert isinstance(model, Followed)
-        further: Further = model.kept.setdefault("further", Further())
-        further.count(len(task), model.kept["work"], task.predictor.meter)
+        tracer, relevance = self._relevance(task)
+        call: _Call = traced_model(task).shared
+        call.further.count(len(task), tracer.work, task.predictor.meter)
         return relevance
+
+    def _relevance(self, task: Task) -> tuple[Relevance, Tensor]:
+        tracer, relevance = self.pass_back(task)
+        assert isinstance(tracer, Relevance)
+        return tracer, relevance
 
 
 @register

@@ -15,26 +15,18 @@ Norms, attention and recurrent layers are taken apart into these (`decompose`).
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from veridical.errors import NotApplicableError
-from veridical.explainers.graph import decompose
-from veridical.explainers.graph.difference_steps import (
-    over,
-    rescaled,
-    through_pool,
-    through_product,
-    through_softmax,
-)
-from veridical.explainers.graph.follow import Follower
-from veridical.explainers.graph.linear_maps import leaf_of, without_graph
-from veridical.explainers.graph.linear_ways import lean, stated
-from veridical.explainers.graph.operations import kind_of, only_tensors
-from veridical.explainers.graph.routes import Routed, by_autograd, pulling, ungraded
+from veridical.explainers.trace import decompose
+from veridical.explainers.trace.linear_maps import pulled
+from veridical.explainers.trace.operations import kind_of, only_tensors
+from veridical.explainers.trace.tracer import Tracer, route, without_graph
 
 Record = list[tuple[str, tuple[Tensor, ...]]]
 """What each non-linear operation was given and answered at a baseline."""
@@ -44,7 +36,7 @@ _LINEAR = frozenset({"structure", "linear", "transposed", "average", "sum"})
 _ELEMENTWISE = frozenset({"activation", "gate", "elementwise"})
 
 
-class Differences(Follower):
+class Differences(Tracer):
     """One run of a model: at a baseline, where all is recorded, or at x, whose differences go back.
 
     They are taken to the record `before`. It is read on the way back, so that one run of x serves many.
@@ -56,20 +48,13 @@ class Differences(Follower):
         super().__init__(x)
         self.record: Record = []
         self.before = before
-        self.taped = before is not None
         self._seen = 0
-
-    @property
-    def decides(self) -> tuple[Any, ...]:
-        return (self.before is None,)
 
     def rule(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         kind = kind_of(name, args, kwargs)
         if kind == "compare":
-            return self.do(
-                func, *args, **kwargs
-            )  # fit for a rectifier by hand; whatever else reads it is refused
-        for held in self.holds(args, kwargs):
+            return func(*args, **kwargs)  # whatever reads it is refused
+        for held in self.all_detached(args, kwargs):
             raise self.refused(
                 f"operation '{name}'", f"of what it is given a part carries no difference: {held.why}"
             )
@@ -80,33 +65,33 @@ class Differences(Follower):
             raise self.refused(f"operation '{name}'", "the model chooses its way by the values of its input")
         return value
 
-    def rule_of_held(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        value = super().rule_of_held(name, func, args, kwargs)
+    def rule_of_detached(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        value = super().rule_of_detached(name, func, args, kwargs)
         if not only_tensors(value):
             raise self.refused(f"operation '{name}'", "the model chooses its way by the values of its input")
         return value
 
     def _by_kind(self, kind: str, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         # weights, bounds and what is put into a mask: the same at the baseline
-        settled = not any(map(self.carries, (*args[1:], *kwargs.values())))
+        settled = not any(map(self.is_attributed, (*args[1:], *kwargs.values())))
         if kind in _LINEAR and (settled or kind not in ("linear", "transposed")):
-            return self._linear(kind, name, func, args, kwargs)
+            return func(*args, **kwargs)
         if name == "masked_fill" and settled:
-            return self._linear(kind, name, func, args, kwargs)
-        if kind in _ELEMENTWISE and self.carries(args[0]) and settled:
+            return func(*args, **kwargs)
+        if kind in _ELEMENTWISE and self.is_attributed(args[0]) and settled:
             if name == "relu":
-                return self._bent(Differences._rectified, name, args[0])
-            return self._bent(Differences._elementwise, name, args[0], func, args[1:], kwargs)
+                return self._nonlinear(self._rectified, name, args[0])
+            return self._nonlinear(self._elementwise, name, args[0], func, args[1:], kwargs)
         if kind == "product":
             return self._product(name, *args, **kwargs)
         if kind == "matmul":
-            return self._bilinear(kind, name, func, args)
-        if kind == "addmm" and self.carries(args[1]) and not (kwargs or self.carries(args[2])):
-            return self._linear(kind, name, func, args, {})
+            return self._bilinear(name, func, args)
+        if kind == "addmm" and self.is_attributed(args[1]) and not (kwargs or self.is_attributed(args[2])):
+            return func(*args)
         if kind == "batch_norm" and settled and not (args[5:6] == (True,) or kwargs.get("training", False)):
-            return self._linear(kind, name, func, args, kwargs)
+            return func(*args, **kwargs)
         if name in ("softmax", "log_softmax"):
-            return self._bent(Differences._softmax, name, args[0], func, args[1:], kwargs)
+            return self._nonlinear(self._softmax, name, args[0], func, args[1:], kwargs)
         if kind == "maximum":
             return self._maximum(name, func, args, kwargs)
         if kind in ("norm", "spread", "attention", "recurrent"):
@@ -114,19 +99,11 @@ class Differences(Follower):
         why = "it is neither linear nor one that differences have a stated rule for"
         raise self.refused(f"operation '{name}'", kind if "mixes" in kind else why)
 
-    def _linear(self, kind: str, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """What passes differences on as they are."""
-        if self.before is None:
-            step = lean(func, args, kwargs)
-            return self.do(func, *args, **kwargs) if step is None else self.do(*step)
-        step = stated(kind, name, func, args, kwargs, self.carries)
-        return by_autograd(self.plan, name, func, args, kwargs) if step is None else self.do(*step)
-
-    def _bent(self, step: Callable[..., Any], name: str, a: Tensor, *how: Any) -> Any:
+    def _nonlinear(self, step: Callable[..., Any], name: str, a: Tensor, *how: Any) -> Any:
         """A non-linear operation, known by its number in this run."""
         if self.before is not None:
             self.at_baseline(self._seen, name, a, *(v for v in how if isinstance(v, Tensor)))
-        value = self.do(step, self, self._seen, name, a, *how)
+        value = step(self._seen, name, a, *how)
         self._seen += 1
         return value
 
@@ -172,31 +149,27 @@ class Differences(Follower):
         self.record.append((name, values))
         return y
 
-    def _rectified(self, at: int, name: str, a: Tensor) -> Tensor | Routed:
-        z = without_graph(a)
+    def _rectified(self, at: int, name: str, a: Tensor) -> Tensor:
+        z = a.detach()
         y = torch.relu(z)
         if self.before is None:
             return self._noted(name, y, z, y)
-        return Routed(y, lambda above: (rescaled(above, z, y, *self.at_baseline(at, name, z, y)),), a)
+        return route(y, lambda above: (rescaled(above, z, y, *self.at_baseline(at, name, z, y)),), a)
 
     def _elementwise(
         self, at: int, name: str, a: Tensor, func: Callable[..., Any], behind: Any, kwargs: Any
-    ) -> Tensor | Routed:
-        z = without_graph(a)
+    ) -> Tensor:
+        z = a.detach()
         if self.before is None:
             y = func(z, *behind, **kwargs)
             return self._noted(name, y, z, y)
-        leaf = leaf_of(a)
-        with torch.enable_grad():
-            answer = func(leaf, *behind, **kwargs)
-        y, pull = answer.detach(), pulling([answer], [leaf])
+        y, pull = pulled(lambda leaf: func(leaf, *behind, **kwargs), a)
 
         def back(above: Tensor) -> tuple[Tensor]:
             z0, y0 = self.at_baseline(at, name, z, y)
-            (plain,) = pull([above])
-            return (over((y - y0) * above, z - z0, plain),)
+            return (over((y - y0) * above, z - z0, pull(above)),)
 
-        return Routed(y, back, a)
+        return route(y, back, a)
 
     def _product(self, name: str, a: Any, b: Any, **how: Any) -> Tensor:
         if name in ("rdiv", "rtruediv"):
@@ -204,31 +177,30 @@ class Differences(Follower):
         divides = "div" in name
         if divides and how:
             raise self.refused(f"operation '{name}'", "only a plain quotient has a stated rule")
-        if divides and self.carries(b):
+        if divides and self.is_attributed(b):
             with self:
                 inverse = torch.reciprocal(b)
                 product: Tensor = torch.mul(inverse, a)
             return product
         if divides:
-            return self._bilinear("product", "div", operator.truediv, (a, b))
-        return self._bilinear("product", "mul", torch.mul, (a, b))
+            return self._bilinear("div", operator.truediv, (a, b))
+        return self._bilinear("mul", torch.mul, (a, b))
 
-    def _bilinear(self, kind: str, name: str, func: Callable[..., Any], args: Any) -> Tensor:
+    def _bilinear(self, name: str, func: Callable[..., Any], args: Any) -> Tensor:
         """What is linear in each of two: each has the mean of the other at baseline and input."""
-        places = [i for i, v in enumerate(args) if self.carries(v)]
+        places = [i for i, v in enumerate(args) if self.is_attributed(v)]
         if len(places) == 1:
-            once: Tensor = self._linear(kind, name, func, args, {})
-            return once
+            return func(*args)
         if len(places) != 2:
             raise self.refused(f"operation '{name}'", "only products of two activations have a stated rule")
         i, j = places
-        joint: Tensor = self._bent(Differences._joint, name, args[i], args[j], func, args, i, j)
+        joint: Tensor = self._nonlinear(self._joint, name, args[i], args[j], func, args, i, j)
         return joint
 
     def _joint(
         self, at: int, name: str, a: Tensor, b: Tensor, func: Callable[..., Any], args: Any, i: int, j: int
-    ) -> Tensor | Routed:
-        values, given = (without_graph(a), without_graph(b)), list(args)
+    ) -> Tensor:
+        values, given = (a.detach(), b.detach()), list(args)
         given[i], given[j] = values
         y: Tensor = func(*given)
         if self.before is None:
@@ -240,12 +212,12 @@ class Differences(Follower):
             middle = (z + z0) / 2, (w + w0) / 2
             return through_product(name, func, given, (i, j), middle, above)
 
-        return Routed(y, back, a, b)
+        return route(y, back, a, b)
 
     def _softmax(
         self, at: int, name: str, a: Tensor, func: Callable[..., Any], behind: Any, kwargs: Any
-    ) -> Tensor | Routed:
-        z, dim = without_graph(a), behind[0] if behind else kwargs["dim"]
+    ) -> Tensor:
+        z, dim = a.detach(), behind[0] if behind else kwargs["dim"]
         y: Tensor = func(z, *behind, **kwargs)
         if self.before is None:
             return self._noted(name, y, z)
@@ -254,37 +226,37 @@ class Differences(Follower):
             (z0,) = self.at_baseline(at, name, z)
             return (through_softmax(above, z, z0, dim, name == "log_softmax"),)
 
-        return Routed(y, back, a)
+        return route(y, back, a)
 
     def _maximum(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if "pool" in name:
-            return self._bent(Differences._pooled, name, args[0], func, args[1:], kwargs)
+            return self._nonlinear(self._pooled, name, args[0], func, args[1:], kwargs)
         dim = args[1] if len(args) > 1 else kwargs.get("dim")
         if not isinstance(dim, int):
             raise self.refused(f"operation '{name}'", "only a maximum along one axis has a stated rule")
         keepdim = args[2] if len(args) > 2 else kwargs.get("keepdim", False)
-        value = self._bent(Differences._largest, name, args[0], dim, keepdim)
+        value = self._nonlinear(self._largest, name, args[0], dim, keepdim)
         if name == "amax":
             return value
         # torch.max along an axis also says where, which cannot be followed: whoever reads it is refused
-        where = self.do(ungraded, func, args, kwargs)
+        where = without_graph(func, args, kwargs)
         return torch.return_types.max((value, where[1]))
 
     def _pooled(
         self, at: int, name: str, a: Tensor, func: Callable[..., Any], behind: Any, kwargs: Any
-    ) -> Tensor | Routed:
-        z = without_graph(a)
+    ) -> Tensor:
+        z = a.detach()
         y, winners = func(z, *behind, **{**kwargs, "return_indices": True})
         return self._won(at, name, a, (z, y, winners), int(name[-2]))
 
-    def _largest(self, at: int, name: str, a: Tensor, dim: int, keepdim: bool) -> Tensor | Routed:
-        z = without_graph(a)
+    def _largest(self, at: int, name: str, a: Tensor, dim: int, keepdim: bool) -> Tensor:
+        z = a.detach()
         y, winners = z.max(dim, keepdim=True)
         return self._won(at, name, a, (z, y, winners), 1, dim, keepdim)
 
     def _won(
         self, at: int, name: str, a: Tensor, values: Three, axes: int, dim: int = -1, keepdim: bool = True
-    ) -> Tensor | Routed:
+    ) -> Tensor:
         """A maximum in windows over the last axes, or in one along an axis."""
         y = values[1] if keepdim else values[1].squeeze(dim)
         if self.before is None:
@@ -297,7 +269,7 @@ class Differences(Follower):
                 return (through_pool(axes, *parts),)
             return (through_pool(axes, *(v.transpose(dim, -1) for v in parts)).transpose(dim, -1),)
 
-        return Routed(y, back, a)
+        return route(y, back, a)
 
 
 def _beside(z0: Tensor, z: Tensor) -> bool:
@@ -338,3 +310,88 @@ def _rows(many: Tensor, one: Tensor, count: int) -> tuple[Tensor, ...]:
     if many.dim() != one.dim() or len(axes) != 1 or many.shape[axes[0]] != count * one.shape[axes[0]]:
         return ()
     return tuple(many.chunk(count, axes[0]))
+
+
+# --- what non-linear operations pass back -----------------------------------------------------------------
+
+
+def rescaled(above: Tensor, z: Tensor, y: Tensor, z0: Tensor, y0: Tensor) -> Tensor:
+    """What a ReLU passes back: above times its slope, (z+ + z0+) / (|z| + |z0|), 1 or 0 where z is z0.
+
+    As |z| = 2 z+ - z that is above / (2 - (z + z0) / (z+ + z0+)). Of two zeros the baseline's is taken for
+    the smallest number below 0, which leads to the slope 0 and changes nothing else.
+    """
+    steep = z + (z0 - torch.finfo(z.dtype).tiny)
+    return above / steep.div_(y + y0).neg_().add_(2)
+
+
+def through_product(
+    name: str,
+    func: Callable[..., Tensor],
+    given: Sequence[Any],
+    places: tuple[int, int],
+    middle: tuple[Tensor, Tensor],
+    above: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """What a product passes back to each of two: what comes from above, by the middle of the other."""
+    a, b = middle
+    if func is torch.mul:
+        return (above * b).sum_to_size(a.shape), (above * a).sum_to_size(b.shape)
+    if name in ("matmul", "bmm") and a.dim() > 2 and a.shape[:-2] == b.shape[:-2] and places == (0, 1):
+        return torch.matmul(above, b.mT), torch.matmul(a.mT, above)
+
+    def through(place: int, value: Tensor, other: int, fixed: Tensor) -> Tensor:
+        def function(leaf: Tensor) -> Tensor:
+            now = list(given)
+            now[place], now[other] = leaf, fixed
+            return func(*now)
+
+        return pulled(function, value)[1](above)
+
+    i, j = places
+    return through(i, a, j, b), through(j, b, i, a)
+
+
+def through_softmax(above: Tensor, z: Tensor, z0: Tensor, dim: int, logarithm: bool = False) -> Tensor:
+    """What a softmax passes back, as exp(u) with u = z - log s, s the sum of exp(z); or u, its logarithm."""
+    log_s, log_s0 = (v.logsumexp(dim, keepdim=True) for v in (z, z0))
+    top = torch.maximum(log_s, log_s0)  # what is exponentiated is at most 1
+    sums = _slope((log_s - top).exp(), (log_s0 - top).exp(), log_s, log_s0)
+    shares = _slope((z - top).exp(), (z0 - top).exp(), z, z0) / sums
+    if not logarithm:
+        u, u0 = z - log_s, z0 - log_s0
+        above = above * _slope(u.exp(), u0.exp(), u, u0)
+    return above - shares * above.sum(dim, keepdim=True)
+
+
+def _slope(e: Tensor, e0: Tensor, z: Tensor, z0: Tensor) -> Tensor:
+    """The slope of an exponential between z0 and z, given its values; where they agree, its gradient."""
+    away = z - z0
+    # what is masked is minus infinity at both ends, and their difference no number
+    near = ~(away.abs() > (1e-10 if z.dtype == torch.float64 else 1e-5))
+    return torch.where(near, (e + e0) / 2, (e - e0) / torch.where(near, torch.ones_like(away), away))
+
+
+def over(given: Tensor, away: Tensor, plain: Tensor) -> Tensor:
+    """`given` over the change of the inputs, or the plain gradient where they hardly change."""
+    # below this difference a slope would be mostly rounding
+    away = F.hardshrink(away, 1e-10 if away.dtype == torch.float64 else 1e-6)
+    # 1 where they agree, else 0: arithmetic, which a CPU vectorises as it does not a choice
+    near = away.sign().square_().neg_().add_(1)
+    return given.div_(away.add_(near)).lerp_(plain, near)
+
+
+def through_pool(
+    pooled: int, z: Tensor, y: Tensor, at: Tensor, z0: Tensor, y0: Tensor, at0: Tensor, above: Tensor
+) -> Tensor:
+    """What a maximum passes back: its change, to the winner of the side whose maximum is larger.
+
+    Of a rise the input's winner gets the share that it rose by, of a fall the baseline's that it fell by. A
+    winner that stays where it was gets all, as in a gradient. Windows are over the last `pooled` axes.
+    """
+    share = y - y0
+    place = torch.where(share < 0, at0, at).flatten(-pooled)
+    here = z.flatten(-pooled)
+    rise = here.gather(-1, place).sub_(z0.flatten(-pooled).expand_as(here).gather(-1, place))
+    share = share.flatten(-pooled).div_(rise).nan_to_num_(1.0).mul_(above.flatten(-pooled))
+    return here.new_zeros(here.shape).scatter_add_(-1, place, share).view(z.shape)

@@ -49,10 +49,6 @@ POSITIVE = frozenset({"relu", "relu6", "sigmoid", "hardsigmoid", "softplus"})
 """Functions whose values are at least 0 whatever goes in."""
 TURNING = frozenset({"sub", "isub", "rsub", "subtract", "neg", "pad", "interpolate", "upsample"})
 """Sums, averages and moves that can give negative values although all that goes in is at least 0."""
-RESHAPING = frozenset(
-    {"flatten", "view", "reshape", "squeeze", "unsqueeze", "unflatten", "ravel", "view_as", "reshape_as"}
-)
-"""Moves that keep the order of the numbers."""
 FACTS = frozenset(
     """
     shape size dim ndim dtype device numel layout is_cuda is_nested is_leaf is_sparse is_quantized
@@ -147,10 +143,16 @@ def bound(name: str, args: Any, kwargs: Any, which: str) -> float | None:
     return found if isinstance(found, int | float) else None
 
 
+def rectifies(name: str, args: Any, kwargs: Any) -> bool:
+    """Whether an operation is a ReLU by another name: a clamp from 0 without an upper bound."""
+    return bound(name, args, kwargs, "low") == 0 and bound(name, args, kwargs, "high") is None
+
+
 _CLAMP = {"low": (1, "min"), "high": (2, "max")}
 _BOUNDING: dict[str, dict[str, tuple[Any, ...]]] = {
     "clamp": _CLAMP,
     "clip": _CLAMP,
+    "clamp_min": {"low": (1, "min"), "high": (0,)},
     "hardtanh": {"low": (1, "min_val"), "high": (2, "max_val")},
     "clamp_max": {"low": (0,), "high": (1, "max")},
 }
@@ -177,42 +179,3 @@ _INPLACE_AT = {
     "hardtanh": 3, "hardswish": 1, "hardsigmoid": 1, "threshold": 3, "rrelu": 4, "dropout": 3,
     "alpha_dropout": 3, "feature_dropout": 3,
 }  # fmt: skip
-
-
-_UNSTEADY = frozenset(
-    """
-    item tolist numpy nonzero argwhere unique unique_consecutive masked_select bincount is_nonzero equal
-    allclose pack_padded_sequence pad_packed_sequence to_sparse
-    """.split()
-)
-"""Operations whose answer has no fixed shape, or is no tensor."""
-
-
-_SIZED = frozenset(
-    "narrow expand view reshape repeat tile unflatten split linspace zeros ones full empty "
-    "new_zeros new_ones new_full new_empty".split()
-)
-"""What may read from a tensor how large its answer is, as in `x.narrow(1, 0, lengths.max())`."""
-
-
-def unsteady(name: str, func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether the shape of what an operation answers may follow values: whoever reads it reads them."""
-    name, given = name.partition(".")[0], list(tensors((args, kwargs)))
-    if name in ("getitem", "setitem"):
-        index = args[1] if isinstance(args[1], tuple) else (args[1],)
-        ends = [(part.start, part.stop, part.step) for part in index if isinstance(part, slice)]
-        masks = [one.dtype for one in given[1:] if one.dtype in (torch.bool, torch.uint8)]
-        return next(tensors(ends), None) is not None or (name == "getitem" and bool(masks))
-    if name == "repeat_interleave":
-        return len(given) > 1 or len(args) + len(kwargs) == 1
-    if name == "one_hot":
-        return bool((args[1] if len(args) > 1 else kwargs.get("num_classes", -1)) == -1)
-    if name == "where":
-        return len(args) + len(kwargs) == 1
-    if name in ("arange", "tensor_split"):
-        return len(given) > (name == "tensor_split")
-    if name in _SIZED:
-        return len(given) > bool(args and isinstance(args[0], Tensor))
-    # of operations that are not torch's own nothing is known
-    home = getattr(func, "namespace", None) or getattr(func, "_qualified_op_name", "aten").partition(":")[0]
-    return name in _UNSTEADY or home not in ("aten", "prims")

@@ -17,23 +17,11 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from veridical.errors import NotApplicableError
-from veridical.explainers.graph import decompose
-from veridical.explainers.graph.batch_norm import BatchNorm
-from veridical.explainers.graph.follow import Follower, Held, Marks
-from veridical.explainers.graph.linear_maps import Linear, convolution, dense, product, summed
-from veridical.explainers.graph.operations import POSITIVE, TURNING, bound, kind_of, tensors
-from veridical.explainers.graph.relevance_flow import (
-    as_relevance,
-    halves,
-    layer_norm,
-    pass_on,
-    proportional,
-    split_sum,
-)
-from veridical.explainers.graph.relevance_rules import Layer, Rules
-from veridical.explainers.graph.relevance_work import Work
-from veridical.explainers.graph.routes import Routed, by_autograd, ungraded
-from veridical.explainers.graph.weight_parts import parts_of
+from veridical.explainers.trace import decompose
+from veridical.explainers.trace.linear_maps import Linear, convolution, dense, product, pulled, summed
+from veridical.explainers.trace.operations import POSITIVE, TURNING, bound, kind_of, rectifies, tensors
+from veridical.explainers.trace.relevance_rules import Affine, Layer, Rules, Work, over, shared
+from veridical.explainers.trace.tracer import Detached, TensorSet, Tracer, route, without_graph
 
 _SIZES = frozenset({"sqrt", "rsqrt", "reciprocal", "std", "norm", "vector_norm", "pow"})
 _SPREADING = frozenset(
@@ -43,38 +31,35 @@ _SETTLED = frozenset({"activation", "gate", "batch_norm"})
 _TWO = "no rule is stated for a product of two activations"
 
 
-class Relevance(Follower):
-    """LRP: the gradient that goes back is relevance. `positive` if no input is below 0."""
+class Relevance(Tracer):
+    """LRP: what is passed back as the gradient is relevance. `positive` if no input is below 0."""
 
     method = "LRP"
-    taped = True
 
-    def __init__(
-        self, x: Tensor, rules: Rules, positive: bool = False, beside: Iterable[Tensor] = ()
-    ) -> None:
+    def __init__(self, x: Tensor, rules: Rules, positive: bool = False, side: Iterable[Tensor] = ()) -> None:
         super().__init__(x)
         self.rules, self.work = rules, Work()
-        self.raw = Marks([x])  # the input itself, perhaps reshaped or rescaled
-        self.positive = Marks([x] if positive else [])  # known to be at least 0
-        self.rowed = Marks(beside)  # constants of each row: beside one row they look like those of the model
-        self.gates = Marks()  # answers of a sigmoid: they weigh a signal
-        self.bounded = Marks()  # between 0 and a number: a gate by hand, such as relu6(z + 3) / 6
-        self.activated = Marks()  # answers of other activations
+        self.raw = TensorSet([x])  # the input itself, perhaps reshaped or rescaled
+        self.positive = TensorSet([x] if positive else [])  # known to be at least 0
+        # constants of each row: beside one row they look like those of the model
+        self.rowed = TensorSet(side)
+        self.gates = TensorSet()  # answers of a sigmoid: they weigh a signal
+        self.bounded = TensorSet()  # between 0 and a number: a gate by hand, such as relu6(z + 3) / 6
+        self.activated = TensorSet()  # answers of other activations
         self.layers: WeakIdKeyDictionary = WeakIdKeyDictionary()  # how a linear layer's answer was made
 
-    @property
-    def decides(self) -> tuple[Any, ...]:
-        return self.rules, self.x in self.positive
-
-    def finish(self, answer: Tensor) -> Tensor:
-        return as_relevance(answer)
+    def run(self, model: Callable[[], Tensor]) -> Tensor:
+        """The model's output; the gradient that arrives there is turned into relevance: times the output."""
+        outputs = super().run(model)
+        value = outputs.detach()
+        return route(value, lambda gradient: (gradient * value,), outputs)
 
     def rule(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         kind = kind_of(name, args, kwargs)
         if not args and "input" in kwargs:
             args = (kwargs.pop("input"),)
         if self._blocked(kind, name, args, kwargs):
-            return super().rule_of_held(name, func, args, kwargs)
+            return super().rule_of_detached(name, func, args, kwargs)
         value = self._by_kind(kind, name, func, args, kwargs)
         self._note(kind, name, value, args, kwargs)
         return value
@@ -85,20 +70,20 @@ class Relevance(Follower):
         if not given or name in _SPREADING or any(v in self.rowed for v in given):
             self.rowed.add(tensors(value))
 
-    def rule_of_held(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        kind, held = kind_of(name, args, kwargs), self.worst(args, kwargs)
-        value = self.do(ungraded, func, args, kwargs)
+    def rule_of_detached(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        kind, held = kind_of(name, args, kwargs), self.first_detached(args, kwargs)
+        value = without_graph(func, args, kwargs)
         if kind == "softmax":
             # attention weights, held constant
-            self.free.add(tensors(value))
+            self.constants.add(tensors(value))
             return value
         role = held.role if kind in ("structure", "sum", "product", "average", "activation") else ""
         role = "gate" if kind == "gate" or name in ("tanh", "erf") else "spread" if name in _SIZES else role
-        return self.hold(value, Held(held.why, held.choice, role))
+        return self.detach(value, Detached(held.why, held.choice, role))
 
     def _blocked(self, kind: str, name: str, args: Any, kwargs: Any) -> bool:
         """Whether something held stands beside what is carried, other than as a weight or a choice."""
-        held = self.holds(args, kwargs)
+        held = self.all_detached(args, kwargs)
         if not held:
             return False
         if kind == "product":
@@ -109,15 +94,15 @@ class Relevance(Follower):
 
     def _by_kind(self, kind: str, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if kind in ("structure", "maximum"):
-            return self._moved(name, func, args, kwargs)
-        if kind in _SETTLED and any(map(self.carries, (*args[1:], *kwargs.values()))):
-            value = self.do(ungraded, func, args, kwargs)
+            return func(*args, **kwargs)  # what only moves or chooses numbers: autograd knows the way back
+        if kind in _SETTLED and any(map(self.is_attributed, (*args[1:], *kwargs.values()))):
+            value = without_graph(func, args, kwargs)
             self._unruled(value, name, "its bounds or weights depend on the input")
             return value
         if kind in ("activation", "gate"):
-            return self.do(pass_on, func, *args, **kwargs)
+            return pass_on(func, *args, **kwargs)
         if kind == "average":
-            return self.do(proportional, func, args, kwargs)
+            return proportional(func, args, kwargs)
         if kind in ("linear", "transposed"):
             return self._layer(kind, name, func, args, kwargs)
         if kind == "addmm":
@@ -125,7 +110,7 @@ class Relevance(Follower):
         if kind == "batch_norm":
             return self._batch_norm(*args, **kwargs)
         if name == "layer_norm":
-            return self.do(layer_norm, *args, **kwargs)
+            return layer_norm(*args, **kwargs)
         if kind in ("norm", "attention", "recurrent"):
             return self._block(name, args, kwargs)
         if kind == "sum":
@@ -134,24 +119,20 @@ class Relevance(Follower):
             return self._product(name, func, *args)
         if kind == "matmul":
             return self._matmul(name, func, *args)
-        value = self.do(ungraded, func, args, kwargs)
+        value = without_graph(func, args, kwargs)
         if kind == "softmax":
-            self.free.add([value])
+            self.constants.add([value])
         elif kind != "compare":
             self._unruled(
                 value, name, kind if kind not in ("elementwise", "spread") else "it has no stated rule"
             )
         return value
 
-    def _moved(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """What only moves or chooses numbers: autograd knows the way back."""
-        return by_autograd(self.plan, name, func, args, kwargs)
-
     def _unruled(self, value: Any, name: str, why: str) -> Any:
         """Go on without relevance, and refuse if that reaches the answer: it may only go into a softmax."""
         role = "spread" if name in ("std", "norm", "vector_norm") else "gate" if name == "erf" else ""
         floats = [v for v in tensors(value) if v.is_floating_point()]
-        return self.hold(floats, Held(f"operation '{name}': {why}", role=role))
+        return self.detach(floats, Detached(f"operation '{name}': {why}", role=role))
 
     def _block(self, name: str, args: Any, kwargs: Any) -> Any:
         try:
@@ -167,17 +148,15 @@ class Relevance(Follower):
     def _layer(self, kind: str, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Tensor:
         named = {**dict(zip(("weight", "bias"), args[1:3], strict=False)), **kwargs}
         w, b = named.pop("weight"), named.pop("bias", None)
-        if any(v in self.carried for v in (w, b)):
+        if any(v in self.attributed for v in (w, b)):
             raise self.refused(f"operation '{name}'", "its weights depend on the input")
-        given = {key: tuple(v) if isinstance(v, list) else v for key, v in named.items()}
-        behind = tuple(tuple(v) if isinstance(v, list) else v for v in args[3:])
-        linear = dense if name == "linear" else convolution(func, behind, tuple(given.items()))
+        linear = dense if name == "linear" else convolution(func, args[3:], named)
         return self._weighted(linear, args[0], w, b, "conv" in name, kind == "transposed")
 
     def _addmm(self, func: Callable[..., Any], b: Tensor, a: Tensor, w: Tensor, **factors: Any) -> Tensor:
-        if factors or w in self.carried or b in self.carried or a not in self.carried:
+        if factors or w in self.attributed or b in self.attributed or a not in self.attributed:
             raise self.refused("operation 'addmm'", "only a constant matrix and bias have a stated rule")
-        return self._weighted(dense, a, self.do(_turned, w), b, False)
+        return self._weighted(dense, a, w.mT, b, False)
 
     def _weighted(
         self,
@@ -192,22 +171,16 @@ class Relevance(Follower):
         rule = self.rules.convolution if convolution else self.rules.dense
         if convolution and a in self.raw:
             rule = self.rules.first
-        parts = None if self.plan is None else parts_of(self.plan.weight(w), (b,))
-        how = (1 if convolution else -1, a in self.positive, transposed, parts, terms)
-        return self._joined(self.do(Relevance._run, self, linear, a, w, b, *how), rule, a)
-
-    def _run(self, linear: Linear, a: Tensor, w: Tensor, b: Tensor | None, *how: Any) -> Layer:
-        layer = Layer.at(linear, a, w, b, *how)
+        channels = 1 if convolution else -1
+        positive = a in self.positive
+        layer = Layer.at(linear, a, w, b, channels, positive=positive, transposed=transposed, terms=terms)
         self.work.plain += layer.multiplications
-        return layer
+        return self._joined(layer, rule, a)
 
     def _joined(self, layer: Layer, rule: str, a: Tensor) -> Tensor:
-        value: Tensor = self.do(Relevance._through, self, layer, rule, a)
+        value = self.work.through(layer, rule, self.rules, a)
         self.layers[value] = (layer, rule, a)
         return value
-
-    def _through(self, layer: Layer, rule: str, a: Tensor) -> Routed:
-        return self.work.through(layer, rule, self.rules, a)
 
     def _batch_norm(
         self,
@@ -225,12 +198,12 @@ class Relevance(Follower):
                 "operation 'batch_norm'", "its statistics are the batch's, which mixes samples"
             )
         layer, rule, a = self.layers.get(x, (None, "", x))
-        parts = None if self.plan is None else parts_of(self.plan.weight(var), (mean, weight, bias))
-        of = (mean, var, weight, bias, eps, parts)
+        norm = Affine.of_batch_norm(mean, var, weight, bias, eps)
         if layer is None or not layer.foldable:
-            value: Tensor = self.do(_norm_alone, x, *of)
-            return value
-        return self._joined(self.do(_normed, layer, *of), rule, a)
+            scale, shift = norm.laid(x.dim())
+            return proportional(torch.mul, (x, scale), {}, shift)
+        z = torch.batch_norm(layer.z, weight, bias, mean, var, False, 0.0, eps, torch.backends.cudnn.enabled)
+        return self._joined(layer.normed(z, norm), rule, a)
 
     # --- where branches meet ------------------------------------------------------------------------
 
@@ -241,86 +214,91 @@ class Relevance(Follower):
         factor = alpha * (-1 if "sub" in name else 1)
         found = self._layer_before(a, b)
         if found is not None and (not found[0].transposed or (found[0].b is None and found[0].norm is None)):
-            return self._joined(self.do(Layer.shifted, found[0], b, factor), *found[1:])
+            return self._joined(found[0].shifted(b, factor), *found[1:])
         found = self._layer_before(b, a)
         if found is not None and factor == 1 and not found[0].transposed:
-            return self._joined(self.do(Layer.shifted, found[0], a, 1), *found[1:])
-        value: Tensor = self.do(split_sum, a, b, factor)
-        return value
+            return self._joined(found[0].shifted(a, 1), *found[1:])
+        return split_sum(a, b, factor)
 
     def _layer_before(self, value: Any, constant: Any) -> tuple[Layer, str, Tensor] | None:
         """The layer whose answer a value is, where a constant beside it has one number for every channel."""
         if not isinstance(value, Tensor) or not isinstance(constant, Tensor):
             return None
         found: tuple[Layer, str, Tensor] | None = self.layers.get(value)
-        if found is None or constant in self.carried or constant in self.free or constant in self.held:
+        if (
+            found is None
+            or constant in self.attributed
+            or constant in self.constants
+            or constant in self.detached
+        ):
             return None
         if constant.dim() > 1 and constant in self.rowed:
             return None
         return found if found[0].has_channels(constant) else None
 
     def _product(self, name: str, func: Callable[..., Any], a: Any, b: Any, **how: Any) -> Tensor:
-        if self.carries(a) and self.carries(b):
+        if self.is_attributed(a) and self.is_attributed(b):
             gated = [v in self.gates for v in (a, b)]
             if not any(gated):
                 gated = [v in self.bounded for v in (a, b)]
             if "div" not in name and sum(gated) == 1:
                 # signal takes all: the gate decides how much passes, the signal what
-                gate = self.do(torch.detach, a if gated[0] else b)
+                gate = (a if gated[0] else b).detach()
                 self.rowed.add([gate])
                 return self._product(name, func, *((gate, b) if gated[0] else (a, gate)))
             if "div" not in name and not all(gated) and sum(v in self.activated for v in (a, b)) == 1:
-                halved: Tensor = self.do(halves, func, a, b, how)
-                return halved
-            value: Tensor = self.do(ungraded, func, (a, b), how)
+                return halves(func, a, b, how)
+            value: Tensor = without_graph(func, (a, b), how)
             self._unruled(value, name, _TWO)
             return value
-        if "div" in name and self.carries(a if name.startswith("r") else b):
-            value = self.do(ungraded, func, (a, b), how)
+        if "div" in name and self.is_attributed(a if name.startswith("r") else b):
+            value = without_graph(func, (a, b), how)
             self._unruled(value, name, "no rule is stated for a division by an activation")
             return value
         for value, factor in ((a, b), (b, a)):
             found = self._layer_before(value, factor)
             if found is not None and not (found[0].transposed or how or name.startswith("r")):
                 divides = "div" in name
-                return self._joined(self.do(Layer.scaled, found[0], factor, divides), *found[1:])
-        gate, signal = (a, b) if self.carries(a) else (b, a)
+                return self._joined(found[0].scaled(factor, divides), *found[1:])
+        gate, signal = (a, b) if self.is_attributed(a) else (b, a)
         per_unit = signal in self.rowed and signal.dim() > 1 and signal.shape == gate.shape
         if per_unit and gate in self.gates:
             # a signal that is constant, as a first state is, takes all
-            value = self.do(ungraded, func, (a, b), how)
-            self.free.add([value])
+            value = without_graph(func, (a, b), how)
+            self.constants.add([value])
             return value
-        scaled: Tensor = self.do(proportional, func, (a, b), how, None, 0 if self.carries(a) else 1)
-        return scaled
+        return proportional(func, (a, b), how, None, 0 if self.is_attributed(a) else 1)
 
     def _matmul(self, name: str, func: Callable[..., Any], *args: Any) -> Tensor:
-        at = [i for i, v in enumerate(args) if self.carries(v)]
+        at = [i for i, v in enumerate(args) if self.is_attributed(v)]
         if len(at) != 1:
             # attention scores, perhaps: nothing but a softmax may read them
-            value: Tensor = self.do(ungraded, func, args, {})
+            value: Tensor = without_graph(func, args, {})
             self._unruled(value, name, _TWO)
             return value
         a, others = args[at[0]], [i for i, v in enumerate(args) if isinstance(v, Tensor) and i != at[0]]
-        if name == "matmul" and at == [0] and args[1].dim() == 2 and args[1] not in self.free:
-            return self._weighted(dense, a, self.do(_turned, args[1]), None, False)
-        if len(others) == 1 and args[others[0]] not in self.free:
+        if name == "matmul" and at == [0] and args[1].dim() == 2 and args[1] not in self.constants:
+            return self._weighted(dense, a, args[1].mT, None, False)
+        if len(others) == 1 and args[others[0]] not in self.constants:
             # weights, in whatever order; attention is no weight: all its contributions count
             linear = product(func, tuple(None if isinstance(v, Tensor) else v for v in args), at[0], *others)
             return self._weighted(linear, a, args[others[0]], None, False, True, summed(name, args, at[0]))
-        shared: Tensor = self.do(proportional, func, args, {}, None, at[0])
-        return shared
+        return proportional(func, args, {}, None, at[0])
 
     # --- what is known of an answer from what is known of what went in ----------------------------------
 
     def _note(self, kind: str, name: str, value: Any, args: Any, kwargs: Any) -> None:
-        made = [v for v in tensors(value) if v.requires_grad and v not in self.held]
+        made = [v for v in tensors(value) if v.requires_grad and v not in self.detached]
         if not made:
             return
         given = [v for v in tensors((args, kwargs)) if v.is_floating_point()]
-        explained = [v for v in given if v in self.carried]
+        explained = [v for v in given if v in self.attributed]
         kept = kind in ("structure", "maximum", "average", "sum") and name not in TURNING
-        if name in POSITIVE or (kept and all(v in self.positive for v in given)):
+        if (
+            name in POSITIVE
+            or rectifies(name, args, kwargs)
+            or (kept and all(v in self.positive for v in given))
+        ):
             self.positive.add(made)
         rescaled = kind in ("structure", "maximum", "product") or (kind == "sum" and len(explained) == 1)
         if rescaled and all(v in self.raw for v in explained):
@@ -334,13 +312,65 @@ class Relevance(Follower):
             self.activated.add(made)
 
 
-def _normed(layer: Layer, *of: Any) -> Layer:
-    return layer.normed(BatchNorm(*of))
+# --- operations without weights to favour ---------------------------------------------------------------
 
 
-def _norm_alone(x: Tensor, *of: Any) -> Routed:
-    return BatchNorm(*of).alone(x)
+def pass_on(func: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+    """Activations: all relevance goes to the input as it is."""
+    return route(without_graph(func, args, kwargs), lambda R: (R,), args[0])
 
 
-def _turned(w: Tensor) -> Tensor:
-    return w.mT
+def proportional(
+    func: Callable[..., Tensor],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    bias: Tensor | None = None,
+    at: int = 0,
+) -> Tensor:
+    """A map that is linear in args[at], without weights to favour: shares of the plain contributions."""
+    a = args[at]
+
+    def function(leaf: Tensor) -> Tensor:
+        value = func(*args[:at], leaf, *args[at + 1 :], **kwargs)
+        return value if bias is None else value + bias
+
+    z, pull = pulled(function, a)
+    values = a.detach()
+    return route(z, lambda R: (shared(z, [(values, pull)], R),), a)
+
+
+def split_sum(a: Any, b: Any, factor: float = 1) -> Tensor:
+    """a + factor b: each gets the share of its own part in the sum, element by element."""
+    like = a if isinstance(a, Tensor) else b
+    parts = [v if isinstance(v, Tensor) else torch.as_tensor(v).to(like) for v in (a, b)]
+    values = [part.detach() for part in parts]
+    if factor != 1:
+        values[1] = values[1] * factor
+    total = values[0] + values[1]
+
+    def back(R: Tensor) -> tuple[Tensor, ...]:
+        scaled = over(R, total)
+        return tuple((v * scaled).sum_to_size(v.shape) for v in values)
+
+    return route(total, back, *parts)
+
+
+def halves(func: Callable[..., Tensor], a: Tensor, b: Tensor, how: dict[str, Any]) -> Tensor:
+    """A product of which each factor takes half."""
+    value, shapes = without_graph(func, (a, b), how), (a.shape, b.shape)
+    return route(value, lambda R: tuple((R / 2).sum_to_size(shape) for shape in shapes), a, b)
+
+
+def layer_norm(
+    input: Tensor,
+    normalized_shape: Any,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Layer norm with its spread held constant: subtract the mean, scale, shift."""
+    axes = tuple(range(-len(normalized_shape), 0))
+    spread = torch.rsqrt(input.detach().var(axes, correction=0, keepdim=True) + eps)
+    scale = spread if weight is None else spread * weight.detach()
+    shift = None if bias is None else bias.detach()
+    return proportional(lambda t: (t - t.mean(axes, keepdim=True)) * scale, (input,), {}, shift)

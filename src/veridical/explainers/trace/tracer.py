@@ -1,0 +1,238 @@
+"""A model traced while it runs: each torch operation on what depends on the input is done by a rule.
+
+Nothing is recorded beforehand, so the way that was really taken is traced: reused layers, functions, branches
+chosen by shapes or values, operations in place. A value that depends on the input is either *attributed*
+(what is passed back through it is the rule's) or *detached* (masks, detached values, what no rule covers).
+What reaches the output otherwise than by attributed values is refused by name, since a wrong rule gives a map
+that looks right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from veridical.errors import NotApplicableError
+from veridical.explainers.trace.operations import FACTS, LIKE, NEW, mapped, overwritten, plain_name, tensors
+
+_UNSEEN = (
+    "the model runs something whose inside cannot be traced (its own autograd function, or a compiled or "
+    "scripted part)"
+)
+
+Back = Callable[[Tensor], Sequence[Tensor | None]]
+"""From what arrives at a value to what goes to each of its inputs."""
+
+
+class _Route(torch.autograd.Function):
+    """A value whose backward pass follows a rule instead of the chain rule."""
+
+    @staticmethod
+    def forward(ctx: Any, given: tuple[Tensor, Back], *inputs: Tensor) -> Tensor:
+        value, ctx.back = given
+        # another tensor of the same numbers: what `back` holds must not hold its own graph
+        return value.detach()
+
+    @staticmethod
+    def backward(ctx: Any, arriving: Tensor) -> tuple[Tensor | None, ...]:
+        return (None, *ctx.back(arriving))
+
+
+def route(value: Tensor, back: Back, *inputs: Tensor) -> Tensor:
+    """Let what arrives at `value` in the backward pass go to `inputs` as `back` says."""
+    routed: Tensor = _Route.apply((value, back), *inputs)  # type: ignore[no-untyped-call]
+    return routed
+
+
+def without_graph(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """What an operation gives, through which no gradient goes."""
+    with torch.no_grad():
+        return func(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class Detached:
+    """Why a value that depends on the input passes nothing back."""
+
+    why: str
+    choice: bool = False
+    """Whether it chooses (a mask, an index) instead of being a number that was computed."""
+    role: str = ""
+    """"gate" if it weighs a signal, "spread" if it is the size of one."""
+
+
+class TensorSet:
+    """A set of tensors by identity, which it does not keep alive."""
+
+    def __init__(self, values: Iterable[Tensor] = ()) -> None:
+        self._known: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self.add(values)
+
+    def add(self, values: Iterable[Tensor]) -> None:
+        """Add these tensors."""
+        for value in values:
+            self._known[value] = True
+
+    def __contains__(self, value: Any) -> bool:
+        return isinstance(value, Tensor) and value in self._known
+
+
+class Tracer(TorchFunctionMode):
+    """Applies `rule` to every operation on what depends on x. A subclass states the rules of one method."""
+
+    method = "this method"
+
+    def __init__(self, x: Tensor) -> None:
+        super().__init__()
+        self.x = x
+        self.refusal: NotApplicableError | None = None
+        self.attributed, self.constants = TensorSet([x]), TensorSet()
+        self.detached: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        # what took the place of an overwritten tensor
+        self.replaced: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._with_gradients = torch.is_grad_enabled()
+
+    def rule(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """What an operation gives, joined to what it was given as the method wants it."""
+        raise NotImplementedError
+
+    def run(self, model: Callable[[], Tensor]) -> Tensor:
+        """The model's output, once it is known that everything in it was traced."""
+        try:
+            with self:
+                output = model()
+        except Exception:
+            # Python's operators make a TypeError of their own of what is raised inside them
+            if self.refusal is not None:
+                raise self.refusal from None
+            raise
+        output = self._current(output)
+        if output in self.detached:
+            raise self.refused("the model's output", self.detached[output].why)
+        if output not in self.attributed:
+            raise NotApplicableError(
+                _UNSEEN
+                if output.requires_grad
+                else "the model's outputs do not depend on its inputs through torch operations that pass "
+                "anything back; if it gives a softmax, let it give logits"
+            )
+        return output
+
+    # --- one operation --------------------------------------------------------------------------------
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = plain_name(func)
+        if name in FACTS:
+            return func(*args, **(kwargs or {}))
+        if name in NEW:
+            value = func(*mapped(Tensor.detach, tuple(args)), **(kwargs or {}))
+            self.note_constant(name, [], value)
+            return value
+        args, kwargs = mapped(self._current, tuple(args)), mapped(self._current, dict(kwargs or {}))
+        given = list(tensors((args, kwargs)))
+        if name in LIKE:
+            given = given[:1]
+        self._refuse_untraced(given)
+        attributed = any(v in self.attributed for v in given)
+        if not attributed and not any(v in self.detached for v in given):
+            value = func(*args, **kwargs)
+            self.note_constant(name, given, value)
+            return value
+        target = overwritten(func, args, kwargs)
+        if target is not None:
+            func = _on_a_copy(func)
+        value = self._trace(name, func, args, kwargs, attributed)
+        if target is not None:
+            self.replaced[target] = value
+        return value
+
+    def _trace(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any, attributed: bool) -> Any:
+        if self._with_gradients and not torch.is_grad_enabled():
+            choice = any(held.choice for held in self.all_detached(args, kwargs))
+            why = Detached("it is computed without gradients (torch.no_grad)", choice)
+            return self._detach_result(func(*args, **kwargs), why)
+        if name in ("detach", "data"):
+            why = self.detached.get(args[0]) or Detached("it is cut off by detach()")
+            return self.detach(func(*args, **kwargs), why)
+        if not attributed:
+            value = self.rule_of_detached(name, func, args, kwargs)
+        else:
+            value = self.rule(name, func, args, kwargs)
+        for made in tensors(value):
+            if made in self.detached or made in self.constants:
+                continue
+            if made.is_floating_point():
+                self.attributed.add([made])
+            else:
+                chosen = f"it is chosen by '{name}' of an activation"
+                self.detached[made] = Detached(chosen, choice=True, role="gate")
+        return value
+
+    def note_constant(self, name: str, given: list[Tensor], value: Any) -> None:
+        """Remember what an operation gives that was given nothing of what depends on the input."""
+        if any(v in self.constants for v in given):
+            self.constants.add(tensors(value))
+
+    def rule_of_detached(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """An operation on detached values alone: its result is detached for the same reason."""
+        return self._detach_result(without_graph(func, args, kwargs), self.first_detached(args, kwargs))
+
+    def _detach_result(self, value: Any, why: Detached) -> Any:
+        """Detach what an operation gives for a reason; what is no number, such as a mask, chooses."""
+        for made in tensors(value):
+            self.detached[made] = why if made.is_floating_point() else replace(why, choice=True)
+        return value
+
+    def all_detached(self, *given: Any) -> list[Detached]:
+        """What is detached among these."""
+        return [self.detached[v] for v in tensors(given) if v in self.detached]
+
+    def first_detached(self, *given: Any) -> Detached:
+        """What is detached among what an operation was given; a choice before a number."""
+        found = self.all_detached(*given)
+        return next((each for each in found if each.choice), found[0])
+
+    def detach(self, value: Any, why: Detached) -> Any:
+        """Mark all that a value consists of as detached."""
+        for made in tensors(value):
+            self.detached[made] = why
+        return value
+
+    def is_attributed(self, value: Any) -> bool:
+        """Whether what comes from above goes through this value to the input."""
+        return value in self.attributed
+
+    def refused(self, what: str, why: str) -> NotApplicableError:
+        """The error that says which operation stands in the way."""
+        self.refusal = NotApplicableError(f"{self.method} has no rule for {what}: {why}")
+        return self.refusal
+
+    def _current(self, value: Tensor) -> Tensor:
+        while value in self.replaced:
+            value = self.replaced[value]
+        # weights are constants here, whatever they require
+        is_weight = value.requires_grad and value.is_leaf and value is not self.x
+        return value.detach() if is_weight else value
+
+    def _refuse_untraced(self, given: list[Tensor]) -> None:
+        for v in given:
+            if v.requires_grad and not v.is_leaf and v not in self.attributed and v not in self.constants:
+                self.refusal = NotApplicableError(_UNSEEN)
+                raise self.refusal
+
+
+def _on_a_copy(func: Callable[..., Any]) -> Callable[..., Any]:
+    """The function on a copy of its first argument, which it would overwrite."""
+
+    def run(first: Tensor, *rest: Any, **named: Any) -> Any:
+        own = first.clone()
+        value = func(own, *rest, **named)
+        return own if value is None else value
+
+    return run
