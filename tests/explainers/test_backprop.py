@@ -168,7 +168,7 @@ class OnView(Written):
 
 
 WRITTEN = [Written, Clamped, ThrownAway, OnView]
-BY_HAND = {Selected: "where", Masked: "mul", MaskedByFloats: "mul|'bitwise_not|'invert", Filled: "masked_fill",
+BY_HAND = {Selected: "where", Masked: "mul", MaskedByFloats: "mul", Filled: "masked_fill",
            Assigned: "setitem", Larger: "maximum"}  # fmt: skip
 
 
@@ -262,9 +262,7 @@ HIDDEN = [
 
 
 @pytest.mark.parametrize(("kind", "net", "says"), HIDDEN)
-def test_what_cannot_be_traced_is_refused(
-    kind: type[vd.Explainer], net: type[nn.Module], says: str
-) -> None:
+def test_what_cannot_be_traced_is_refused(kind: type[vd.Explainer], net: type[nn.Module], says: str) -> None:
     task = table_task(net())
     with pytest.raises(NotApplicableError, match=says) as error:
         kind()(task)
