@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import veridical as vd
-from veridical.values.sealed import put
+from veridical.core.files import write_file
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -41,9 +41,9 @@ def main() -> None:
         for name in DATA:
             shutil.copy(Path(sys.argv[1]) / name, HOME / name)
     atlas = vd.atlas.load(HOME)
-    put(DOCS / "atlas.md", page(), private=False)
+    write_file(DOCS / "atlas.md", page(), private=False)
     for name in PICTURES:
-        put(HOME / f"{name}.svg", pictured(atlas, name), private=False)
+        write_file(HOME / f"{name}.svg", pictured(atlas, name), private=False)
 
 
 if __name__ == "__main__":

@@ -11,15 +11,17 @@ import argparse
 import sys
 from pathlib import Path
 
+from veridical.core import files
 from veridical.data import embedded
-from veridical.values import files
 
 
 def make(name: str, folder: Path) -> float:
     """Train one model, write its weights, and say how good it is on its held-out rows."""
     model, quality = embedded.train(name)
     header = {"name": name, "quality": quality}
-    path = files.write(folder / f"{name}.safetensors", embedded.WEIGHTS_KIND, model.state_dict(), header)
+    path = files.save_tensors(
+        folder / f"{name}.safetensors", embedded.WEIGHTS_KIND, model.state_dict(), header
+    )
     path.chmod(0o644)  # a temporary file is private, a part of a package is not
     return quality
 

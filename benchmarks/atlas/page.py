@@ -12,9 +12,9 @@ from benchmarks.atlas.schema import METRICS
 from benchmarks.atlas.verdicts import UNMEASURED, VERDICTS, WAITING, Summary, summarised
 from benchmarks.atlas.words import overall, plural, sentences
 from veridical.atlas import Atlas
+from veridical.core.files import write_file
 from veridical.report import rendering
 from veridical.report.numbers import plain
-from veridical.values.sealed import put
 
 TEMPLATES = Path(__file__).parent / "templates"
 PAGES = {"html": "index.html", "md": "atlas.md"}
@@ -27,8 +27,10 @@ PICTURES = {
 def write_atlas(atlas: Atlas, folder: str | Path) -> list[Path]:
     """Write the page, its Markdown form and the pictures into a folder."""
     home, shown = Path(folder), contents(atlas)
-    made = [put(home / page, render(shown, format), private=False) for format, page in PAGES.items()]
-    return made + [put(home / f"{name}.svg", pictured(atlas, name), private=False) for name in PICTURES]
+    made = [write_file(home / page, render(shown, format), private=False) for format, page in PAGES.items()]
+    return made + [
+        write_file(home / f"{name}.svg", pictured(atlas, name), private=False) for name in PICTURES
+    ]
 
 
 def render(shown: dict[str, Any], format: str = "html") -> str:

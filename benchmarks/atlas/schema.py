@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from veridical.atlas import DATA, FORMAT, RUN, Atlas
-from veridical.values.sealed import put
-from veridical.values.table_files import write_table
+from veridical.core.files import write_file
+from veridical.values.tables import write_table
 
 SCHEMA = "schema.json"
 EMPTY = {"number": None, "integer": 0, "string": ""}
@@ -66,4 +66,6 @@ def save(atlas: Atlas, folder: str | Path) -> Path:
 
 def _write(path: Path, data: Any, indent: int | None = None) -> None:
     separators = None if indent else (",", ":")
-    put(path, json.dumps(data, indent=indent, separators=separators, allow_nan=False) + "\n", private=False)
+    write_file(
+        path, json.dumps(data, indent=indent, separators=separators, allow_nan=False) + "\n", private=False
+    )

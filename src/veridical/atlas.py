@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from veridical.core.files import read_file
 from veridical.errors import FormatError, InputError
-from veridical.values.sealed import get
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -98,7 +98,7 @@ def load(folder: str | Path) -> Atlas:
     """
     home = Path(folder)
     try:
-        data, run = json.loads(get(home / DATA)), json.loads(get(home / RUN))
+        data, run = json.loads(read_file(home / DATA)), json.loads(read_file(home / RUN))
         if data["format"] != FORMAT:
             raise FormatError(f"{home} has format {data['format']}, this version reads {FORMAT}")
         metrics, explainers, verdicts = (

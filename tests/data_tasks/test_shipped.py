@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import veridical as vd
+from veridical.core import files
 from veridical.data import embedded, reviews, tasks
 from veridical.data.training import quality
 from veridical.errors import InputError, UnknownNameError
-from veridical.values import files
 
 NAMES = sorted(embedded.SHIPPED)
 
@@ -33,7 +33,7 @@ def test_what_is_listed_is_what_is_measured(name):
     assert len(task) == entry.samples
     assert task.modality == entry.modality
     assert measured(task) == pytest.approx(listed(name), abs=0.006)
-    _, header = files.read(embedded.WEIGHTS / f"{name}.safetensors", embedded.WEIGHTS_KIND)
+    _, header = files.load_tensors(embedded.WEIGHTS / f"{name}.safetensors", embedded.WEIGHTS_KIND)
     assert measured(task) == pytest.approx(header["quality"], abs=1e-6)
 
 

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 import veridical as vd
+from veridical.core import files
 from veridical.errors import InputError, NotApplicableError, VeridicalWarning
 from veridical.fidelity import FFid, Fid, Finetuned, finetune, robustness_table
 from veridical.fidelity.artefact import FEW_ROWS, FLAGGED, MAPS_REFUSED, REFUSED, HeldOutCheck
-from veridical.values import files
 
 QUICK = {"epochs": 2, "rate": 1e-3}
 
@@ -162,9 +162,9 @@ def test_agreement_is_that_of_held_out_rows_and_maps_are_compared(task: vd.Task,
 
 def test_an_artefact_without_its_check_is_refused(task: vd.Task, tmp_path: Path) -> None:
     artefact = finetune(task, **QUICK, cache=tmp_path)
-    tensors, header = files.read(artefact.path, "fine-tuned model")
+    tensors, header = files.load_tensors(artefact.path, "fine-tuned model")
     del header["held_out"]
-    old = files.write(tmp_path / "old.safetensors", "fine-tuned model", tensors, header)
+    old = files.save_tensors(tmp_path / "old.safetensors", "fine-tuned model", tensors, header)
     with pytest.raises(NotApplicableError, match="holds no check"):
         vd.score(FFid(finetuned=Finetuned(str(old)), draws=2), task, "gradient")
 

@@ -15,6 +15,7 @@ import torch
 
 import veridical as vd
 from tests.fuzz.calls import Hang, Tally, deadline
+from veridical.core import files
 from veridical.data.files import read_arrays, read_table
 from veridical.data.images import image_rule, read_image
 from veridical.data.model_files import read_weights
@@ -22,7 +23,6 @@ from veridical.errors import VeridicalError
 from veridical.report import rendering
 from veridical.study.study_file import read_study
 from veridical.study.tables import from_parquet, to_parquet
-from veridical.values import sealed
 
 SECONDS = 20
 
@@ -51,7 +51,7 @@ def formats(folder: Path) -> dict[str, tuple[Path, Callable[[Path], Any]]]:
     study.write_text(
         "tasks: [known/linear]\nexplainers: [gradient]\nmetrics: [{name: gef, grid: {draws: [1]}}]"
     )
-    plan = sealed.put(folder / "plan.json", sealed.pack_json({"a": [1, {"b": None}]}, "plan", 1, "x"))
+    plan = files.write_file(folder / "plan.json", files.pack_json({"a": [1, {"b": None}]}, "plan", 1, "x"))
     report = rendering.save({"kind": "audit", "format": 1, "name": "n"}, folder / "report.json")
     return {
         "npy": (place["npy"], read_arrays),
@@ -64,13 +64,13 @@ def formats(folder: Path) -> dict[str, tuple[Path, Callable[[Path], Any]]]:
         "image rule": (rule, image_rule),
         "study": (study, read_study),
         "report": (report, rendering.read),
-        "sealed maps": (maps.save(folder / "maps.safetensors"), vd.Explanation.load),
-        "sealed scores": (scores.save(folder / "scores.safetensors"), vd.Scores.load),
-        "sealed cell": (
-            sealed.put(folder / "cell.parquet", to_parquet(scores, labels, {}, "x")),
+        "our maps": (maps.save(folder / "maps.safetensors"), vd.Explanation.load),
+        "our scores": (scores.save(folder / "scores.safetensors"), vd.Scores.load),
+        "our cell": (
+            files.write_file(folder / "cell.parquet", to_parquet(scores, labels, {}, "x")),
             lambda p: from_parquet(p.read_bytes(), p.name, "x", 3),
         ),
-        "sealed plan": (plan, lambda p: sealed.unpack_json(p.read_bytes(), p.name, "plan", 1, "x")),
+        "our plan": (plan, lambda p: files.unpack_json(p.read_bytes(), p.name, "plan", 1, "x")),
     }
 
 
@@ -99,7 +99,7 @@ def changed(whole: bytes, chance: random.Random) -> bytes:
 
 
 def run(mutations: int, seed: int, folder: Path) -> Tally:
-    """Read this many changed files; sealed ones must all be refused."""
+    """Read this many changed files; our own must all be refused."""
     tally, known = Tally(), formats(folder)
     contents = {name: path.read_bytes() for name, (path, _) in known.items()}
     for number in range(mutations):
@@ -116,7 +116,7 @@ def run(mutations: int, seed: int, folder: Path) -> Tally:
                 warnings.simplefilter("ignore")
                 read(victim)
             tally.outcomes["answer"] += 1
-            if name.startswith("sealed"):
+            if name.startswith("our"):
                 tally.wrong.append(f"{seed}/{number} {name}: a changed file was taken for a whole one")
         except VeridicalError:
             tally.outcomes["refused"] += 1

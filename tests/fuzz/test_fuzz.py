@@ -46,5 +46,5 @@ def test_the_promise_would_be_seen_broken(monkeypatch: pytest.MonkeyPatch, tmp_p
         calls.one(0, 0, tally)
     assert tally.outcomes == {"raw": 1, "hang": 1}
     assert len(tally.wrong) == 2
-    monkeypatch.setattr(mutations.sealed, "check", lambda *_: "")
+    monkeypatch.setattr(mutations.files, "verify_checksum", lambda *_: "")
     assert any("taken for a whole one" in line for line in mutations.run(140, 1, tmp_path).wrong)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from veridical import study as studies
+from veridical.core import files
 from veridical.errors import FormatError, StorageError, StudyError
 from veridical.study import lease as leases
 from veridical.study import preparations
@@ -21,7 +22,6 @@ from veridical.study.lease import Lease
 from veridical.study.plan import read_plan
 from veridical.study.store import jobs_of, place
 from veridical.study.tables import from_parquet, to_parquet
-from veridical.values import files, sealed
 
 STUDY: dict[str, Any] = {
     "name": "first",
@@ -84,7 +84,7 @@ def copied(path: Path) -> None:
 
 
 def shortened(path: Path) -> None:
-    """Fewer rows, sealed like a file of ours."""
+    """Fewer rows, with a checksum like a file of ours."""
     if path.suffix == ".parquet":
         from veridical.study.tables import metadata
 
@@ -93,11 +93,11 @@ def shortened(path: Path) -> None:
         few = from_parquet(path.read_bytes()).take(slice(3))
         path.write_bytes(to_parquet(few, labels, about["settings"], path.stem))
     elif path.suffix == ".safetensors":
-        tensors, header = files.read(path, "explanation")
+        tensors, header = files.load_tensors(path, "explanation")
         few = {n: t[:3] if n in ("ids", "values", "order", "targets") else t for n, t in tensors.items()}
-        files.write(path, "explanation", few, header, path.stem)
+        files.save_tensors(path, "explanation", few, header, path.stem)
     else:
-        path.write_bytes(sealed.pack_json({}, "noise path", 1, "elsewhere"))
+        path.write_bytes(files.pack_json({}, "noise path", 1, "elsewhere"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -131,7 +131,7 @@ def test_damage_is_found_said_and_made_again(folder: Path, caplog, kind: str, da
 def read(path: Path, job: Any) -> Any:
     if job.kind == "score":
         return from_parquet(path.read_bytes(), "x", job.address, job.samples)
-    return files.read(path, "explanation", job.address)
+    return files.load_tensors(path, "explanation", job.address)
 
 
 def test_one_flipped_bit_anywhere_in_a_cell_or_map_is_found(folder: Path) -> None:
@@ -253,16 +253,16 @@ def test_a_full_disk_is_a_sentence_and_loses_nothing(folder: Path, monkeypatch) 
     lost = sorted((folder / "cells").iterdir())[:2]
     for path in lost:
         path.unlink()
-    real = sealed.os.fsync
+    real = files.os.fsync
 
     def full(handle: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(sealed.os, "fsync", full)
+    monkeypatch.setattr(files.os, "fsync", full)
     with pytest.raises(StorageError, match="free some space"):
         resume(folder)
     assert not list(folder.rglob("*.part"))
-    monkeypatch.setattr(sealed.os, "fsync", real)
+    monkeypatch.setattr(files.os, "fsync", real)
     assert resume(folder).status().complete
     assert content(folder) == before
 
@@ -303,10 +303,10 @@ def test_the_note_of_a_dead_run_does_not_count(folder: Path, monkeypatch) -> Non
         (os.getpid(), "elsewhere", time.time() - 99),
     ):
         about = {**note, "pid": pid, "host": host, "at": at}
-        place_.write("leases/old.json", sealed.pack_json(about, "lease", 1, "old"))
+        place_.write("leases/old.json", files.pack_json(about, "lease", 1, "old"))
         with Lease(place_, plan) as mine:
             assert not mine.shared
-    place_.write("leases/far.json", sealed.pack_json({**note, "pid": 1, "host": "far"}, "lease", 1, "far"))
+    place_.write("leases/far.json", files.pack_json({**note, "pid": 1, "host": "far"}, "lease", 1, "far"))
     monkeypatch.setattr(leases, "TRIES", 1)
     with pytest.raises(StudyError, match="on far"):
         Lease(place_, plan).__enter__()
@@ -318,7 +318,7 @@ def test_a_lease_is_renewed(folder: Path, monkeypatch) -> None:
 
     def at() -> float:
         name = f"leases/{place_.files('leases')[0]}"
-        return float(sealed.unpack_json(place_.read(name), name, "lease", 1)["at"])
+        return float(files.unpack_json(place_.read(name), name, "lease", 1)["at"])
 
     with Lease(place_, read_plan(place_)):
         first = at()

@@ -111,7 +111,7 @@ def test_shards_are_joined():
 
 def test_a_foreign_file_is_refused(tmp_path):
     pd.DataFrame({"value": [1.0]}).to_parquet(tmp_path / "x.parquet")
-    with pytest.raises(FormatError, match="carries no digest"):
+    with pytest.raises(FormatError, match="carries no checksum"):
         from_parquet((tmp_path / "x.parquet").read_bytes())
     with pytest.raises(FormatError, match="holds no study"):
         studies.open(tmp_path)

@@ -16,10 +16,15 @@ from rich.table import Table
 
 import veridical as vd
 from veridical.cli.sources import Seed, Source, on_a_task
+from veridical.core.files import write_file
 from veridical.errors import InputError, VeridicalError, VeridicalWarning
-from veridical.values.score_tables import score_table
-from veridical.values.sealed import put
-from veridical.values.table_files import check_page_path, check_table_path, check_writable, write_table
+from veridical.values.tables import (
+    check_page_path,
+    check_table_path,
+    check_writable,
+    score_table,
+    write_table,
+)
 
 app = typer.Typer(
     name="veridical",
@@ -200,7 +205,7 @@ def save_figure(figure: Any, path: Path) -> Path:
     """Write a figure at once, in the format that its name says."""
     content = io.BytesIO()
     figure.savefig(content, dpi=120, format=path.suffix.removeprefix(".") or "png")
-    return put(path, content.getvalue(), private=False)
+    return write_file(path, content.getvalue(), private=False)
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from veridical.cli.app import app, out
 from veridical.cli.concepts import HELP, concepts_of
 from veridical.cli.sources import Seed, Source, on_a_task
 from veridical.errors import StorageError
-from veridical.values.table_files import check_writable
+from veridical.values.tables import check_writable
 
 DEMO_ROWS = 500_000
 """What a first look may ask of a small network: about a minute."""

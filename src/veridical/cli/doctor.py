@@ -28,7 +28,7 @@ from veridical.cli.sources import (
 )
 from veridical.data.diagnosis import FEW_FEATURES, Diagnosis, diagnose, scoring_rows
 from veridical.errors import StorageError
-from veridical.values.table_files import check_writable
+from veridical.values.tables import check_writable
 
 
 @app.command()

@@ -14,7 +14,7 @@ from veridical.cli import sources
 from veridical.cli.app import app, out, save_figure
 from veridical.errors import InputError
 from veridical.gef.receipt import incomplete
-from veridical.values.table_files import write_csv
+from veridical.values.tables import write_csv
 
 
 @app.command()

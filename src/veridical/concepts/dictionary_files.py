@@ -12,8 +12,8 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from veridical.concepts.dictionary import Activation, Dictionary, MatchingPursuit
+from veridical.core.files import write_file
 from veridical.errors import FormatError, NotApplicableError
-from veridical.values.sealed import put
 
 _ARRAYS = ("encoder", "encoder_bias", "decoder", "decoder_bias", "threshold", "scale")
 _PLAIN = ("activation", "active", "centred")
@@ -24,7 +24,7 @@ def save(dictionary: Dictionary, path: str | Path) -> Path:
     held = {name: getattr(dictionary, name) for name in _ARRAYS}
     arrays = {name: tensor.detach().contiguous() for name, tensor in held.items() if tensor is not None}
     about = json.dumps({name: getattr(dictionary, name) for name in _PLAIN})
-    return put(path, to_bytes(arrays, {"dictionary": about}), private=False)
+    return write_file(path, to_bytes(arrays, {"dictionary": about}), private=False)
 
 
 def load(path: str | Path) -> Dictionary | MatchingPursuit:

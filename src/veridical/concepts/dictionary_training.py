@@ -17,12 +17,12 @@ from torch.nn.functional import embedding_bag, normalize
 
 from veridical.concepts.dictionary import Dictionary
 from veridical.core.allowed import Count, NotNegative, Positive
+from veridical.core.files import write_file
 from veridical.core.key import Key, as_key, integers, normal, permutation
 from veridical.core.progress import track
 from veridical.core.settings import Settings
 from veridical.errors import FormatError, InputError, ShapeError
 from veridical.functional.devices import on_host
-from veridical.values.sealed import put
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -312,7 +312,7 @@ class Checkpoint:
     def save(self, state: Mapping[str, Tensor], step: int) -> None:
         """Write the state before this step."""
         held = {name: tensor.detach().contiguous() for name, tensor in state.items()}
-        put(self.path, save(held, {"run": self.run, "step": str(step)}))
+        write_file(self.path, save(held, {"run": self.run, "step": str(step)}))
 
     def restore(self, state: Mapping[str, Tensor]) -> int:
         """Write what the file holds into these tensors; the step to go on with, 0 without a file."""

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from veridical.core import files
 from veridical.core.key import Key
 from veridical.data import reviews as writing
 from veridical.data.files import package_file
@@ -20,7 +21,6 @@ from veridical.data.networks import DigitsCNN, LeNet, SeriesCNN, SeriesLSTM, Tex
 from veridical.data.training import Data, Recipe, assemble, fit, pick, quality, split, trained
 from veridical.errors import FormatError
 from veridical.perturb.fills import Token
-from veridical.values import files
 from veridical.values.space import Space
 from veridical.values.task import Task
 
@@ -49,7 +49,7 @@ def train(name: str) -> tuple[nn.Module, float]:
 
 def stored(name: str) -> nn.Module:
     """The shipped model of this name."""
-    tensors, _ = files.read(WEIGHTS / f"{name}.safetensors", WEIGHTS_KIND)
+    tensors, _ = files.load_tensors(WEIGHTS / f"{name}.safetensors", WEIGHTS_KIND)
     model = SHIPPED[name].network()
     model.load_state_dict(tensors)
     return model.eval()

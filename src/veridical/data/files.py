@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from veridical.core import key as keyed
+from veridical.core.files import MIB, check_file_size, check_limit
 from veridical.core.key import Key
 from veridical.errors import FormatError, InputError, MissingExtraError, VeridicalError
 from veridical.models.dataframes import as_pandas, is_frame
-from veridical.values.bounds import MIB, check_file, refuse_more
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -96,7 +96,7 @@ def existing_file(path: str | Path) -> Path:
         raise InputError(f"there is no file {path}")
     if path.stat().st_size == 0:
         raise FormatError(f"{path.name} is empty")
-    check_file(path)
+    check_file_size(path)
     return path
 
 
@@ -167,7 +167,7 @@ def _parquet(path: Path) -> pd.DataFrame:
     try:
         about = pq.read_metadata(path)
         unfolded = sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
-        refuse_more("array_mib", unfolded / MIB, path.name)
+        check_limit("array_mib", unfolded / MIB, path.name)
         return pd.read_parquet(path)
     except (ArrowException, ValueError, OSError, KeyError, TypeError, RecursionError) as error:
         if isinstance(error, VeridicalError):

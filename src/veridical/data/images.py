@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from veridical.core import key as keyed
+from veridical.core.files import check_limit
 from veridical.core.key import Key
 from veridical.data.files import IMAGE_SUFFIXES, Examples, image_files, require, some_rows
 from veridical.data.model_files import LoadedModel
 from veridical.errors import FormatError, InputError, VeridicalError, VeridicalWarning
-from veridical.values.bounds import refuse_more
 from veridical.values.space import Space
 from veridical.values.task import Task
 
@@ -41,7 +41,7 @@ def open_image(path: str | Path, mode: str = "RGB") -> Image:
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             with Image.open(path) as file:
                 # the header alone has been read; a small file can claim a size that fills the memory
-                refuse_more("image_pixels", file.width * file.height, f"the image {path.name}")
+                check_limit("image_pixels", file.width * file.height, f"the image {path.name}")
                 return file.convert(mode)
     except Image.DecompressionBombError as error:
         raise InputError(f"the image {path.name} is larger than any photo: {error}") from error
@@ -85,7 +85,7 @@ def read_image(
     if squash:
         shape = (width, height)
     if shape != image.size:
-        refuse_more("image_pixels", shape[0] * shape[1], f"the image {Path(path).name}, scaled to {shape},")
+        check_limit("image_pixels", shape[0] * shape[1], f"the image {Path(path).name}, scaled to {shape},")
         image = image.resize(shape, resample)
     left, top = (image.width - width) // 2, (image.height - height) // 2
     pixels = np.array(image.crop((left, top, left + width, top + height)), dtype=np.float32) / 255.0
@@ -97,7 +97,7 @@ def _sides(size: Any) -> tuple[int, int]:
     sides = (size, size) if isinstance(size, int) else tuple(size) if isinstance(size, list | tuple) else ()
     if len(sides) != 2 or not all(isinstance(n, int) and n > 0 for n in sides):
         raise InputError(f"the size of images is a positive number or (height, width), got {size!r}")
-    refuse_more("image_pixels", sides[0] * sides[1], f"an image of {sides[0]} x {sides[1]}")
+    check_limit("image_pixels", sides[0] * sides[1], f"an image of {sides[0]} x {sides[1]}")
     return sides[0], sides[1]
 
 

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from veridical.core import files
 from veridical.core import key as keyed
 from veridical.core.key import Key
 from veridical.core.progress import track
 from veridical.errors import FormatError
 from veridical.models.predictor import Side, call, take_side
-from veridical.values import files
 from veridical.values.space import Space
 from veridical.values.task import Task
 
@@ -212,14 +212,14 @@ def kept(
     path = cache_folder() / "tasks" / f"{name}-{_address(model, facts, tensors)}.safetensors"
     if path.is_file():
         try:
-            weights, _ = files.read(path, KIND, path.stem)
+            weights, _ = files.load_tensors(path, KIND, path.stem)
             model.load_state_dict(weights)
             return model.eval()
         except (FormatError, RuntimeError) as error:
             log.warning("%s cannot be used (%s); the model is trained again", path, error)
     make()
     try:
-        files.write(path, KIND, model.state_dict(), {"name": name}, path.stem)
+        files.save_tensors(path, KIND, model.state_dict(), {"name": name}, path.stem)
     except OSError as error:
         log.warning("the trained model could not be kept in %s: %s", path.parent, error)
     return model.eval()

@@ -221,15 +221,15 @@ class Trust:
 
     def save(self, folder: str | Path) -> Path:
         """Write the table, the means, all readings (.csv) and the settings (.json)."""
-        from veridical.values.sealed import put
-        from veridical.values.table_files import write_csv
+        from veridical.core.files import write_file
+        from veridical.values.tables import write_csv
 
         place = Path(folder)
         place.mkdir(parents=True, exist_ok=True)
         write_csv(self.table, place / "trust.csv")
         write_csv(self.means().reset_index(names="entry"), place / "means.csv")
         write_csv(self.to_frame(), place / "readings.csv")
-        put(
+        write_file(
             place / "about.json",
             json.dumps({**self.about, "refused": dict(self.refused)}, indent=1),
             private=False,

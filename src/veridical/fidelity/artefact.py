@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from veridical.api import as_explanation
+from veridical.core import files
 from veridical.core.settings import Settings, revivable
 from veridical.errors import InputError, NotApplicableError
 from veridical.explainers.base import registry
@@ -22,7 +23,6 @@ from veridical.fidelity.training_rows import READ_AT_ONCE, Rows, row_digests, te
 from veridical.functional import spearman
 from veridical.models.cost import Cost
 from veridical.models.predictor import take_side
-from veridical.values import files
 from veridical.values.space import Space
 from veridical.values.task import Task
 
@@ -267,7 +267,7 @@ class Finetuned(Settings):
 
 @lru_cache(maxsize=4)
 def _read(path: str, written_ns: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    return files.read(path, KIND)
+    return files.load_tensors(path, KIND)
 
 
 def space_facts(space: Space) -> dict[str, Any]:

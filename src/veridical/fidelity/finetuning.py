@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from veridical.core import files
 from veridical.core.allowed import Between, Count, PartOf, Positive
 from veridical.core.key import Key
 from veridical.core.settings import checked
@@ -31,7 +32,6 @@ from veridical.fidelity.training_rows import Columns, Rows, padding_tokens, tens
 from veridical.models.adapters import ArrayModel, FunctionModel
 from veridical.models.cost import Cost
 from veridical.models.predictor import Side
-from veridical.values import files
 from veridical.values.space import Space
 from veridical.values.task import Task
 
@@ -128,7 +128,7 @@ def finetune(
         "held_out": asdict(held_out),
         "cost": [state.forward + spent.forward, state.backward + spent.backward],
     }
-    files.write(path, KIND, {**model.state_dict(), ROW_DIGESTS: rows.digests}, header, path.stem)
+    files.save_tensors(path, KIND, {**model.state_dict(), ROW_DIGESTS: rows.digests}, header, path.stem)
     resume.unlink(missing_ok=True)
     return Finetuned(str(path))
 
@@ -145,7 +145,7 @@ def _readable(path: Path) -> bool:
     if not path.is_file():
         return False
     try:
-        files.read(path, KIND, path.stem)
+        files.load_tensors(path, KIND, path.stem)
     except (FormatError, ValueError, KeyError) as error:
         warnings.warn(f"{path.name} cannot be read and is made anew: {error}", VeridicalWarning, stacklevel=3)
         return False

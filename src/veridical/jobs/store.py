@@ -13,9 +13,9 @@ from typing import Any
 
 from torch import Tensor
 
+from veridical.core import files
+from veridical.core.files import PART
 from veridical.errors import FormatError, StorageError
-from veridical.values import files, sealed
-from veridical.values.sealed import PART
 
 log = logging.getLogger("veridical")
 
@@ -82,7 +82,7 @@ class Store:
     def write(self, name: str, content: bytes) -> None:
         """Put a file in place at once: killed before, there is none; killed after, it is whole."""
         if self.local is not None:
-            sealed.put(self.local / name, content)
+            files.write_file(self.local / name, content)
             return
         part = self._at(f"{name}.{uuid.uuid4().hex}{PART}")
         try:
@@ -149,24 +149,24 @@ class Store:
 
     def write_json(self, name: str, data: Any, kind: str, version: int, hash: str = "") -> None:
         """Plain data with a checksum, unless the file holds just this already."""
-        content = sealed.pack_json(data, kind, version, hash)
+        content = files.pack_json(data, kind, version, hash)
         if not self.exists(name) or self.read(name) != content:
             self.write(name, content)
 
     def read_json(self, name: str, kind: str, version: int, hash: str | None = None) -> Any:
         """What `write_json` wrote; FormatError where it is damaged or of another kind, version or job."""
-        return sealed.unpack_json(self.read(name), f"{self.url}/{name}", kind, version, hash)
+        return files.unpack_json(self.read(name), f"{self.url}/{name}", kind, version, hash)
 
     def write_cell(self, kind: str, hash: str, header: Any, tensors: dict[str, Tensor] | None = None) -> None:
         """Keep the result of a job: plain data, and tensors if there are any."""
-        content = files.pack(kind, tensors or {}, {"data": header}, hash)
+        content = files.pack_tensors(kind, tensors or {}, {"data": header}, hash)
         self.write(f"{kind}/{hash}.safetensors", content)
 
     def read_cell(self, kind: str, hash: str) -> tuple[Any, dict[str, Tensor]] | None:
         """What `write_cell` kept; None where there is nothing, or what is there is damaged (and said so)."""
         name = f"{kind}/{hash}.safetensors"
         try:
-            tensors, header = files.unpack(self.read(name), kind, f"{self.url}/{name}", hash)
+            tensors, header = files.unpack_tensors(self.read(name), kind, f"{self.url}/{name}", hash)
         except FileNotFoundError:
             return None
         except FormatError as error:

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from veridical.core import files
 from veridical.errors import InputError
 from veridical.meta.dependence import Dependence
 from veridical.meta.result import MetaEvaluation
 from veridical.meta.scoring import Book, Tally
 from veridical.meta.worlds import Amount, Mode, Test
 from veridical.models.cost import Cost
-from veridical.values import files
 from veridical.values.evaluation import Failure
 from veridical.values.scores import Direction
 
@@ -27,12 +27,12 @@ FLAGS = ("published", "average_first", "resamples", "level", "seed", "interrupte
 
 def save(result: MetaEvaluation, path: str | Path) -> Path:
     """Write all scores to one safetensors file: every table can be made of them again."""
-    return files.write(path, KIND, *packed(result))
+    return files.save_tensors(path, KIND, *packed(result))
 
 
 def load(path: str | Path) -> MetaEvaluation:
     """Read what `save` wrote."""
-    return unpacked(*files.read(path, KIND))
+    return unpacked(*files.load_tensors(path, KIND))
 
 
 def packed(result: MetaEvaluation) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -12,6 +12,7 @@ from veridical.auditing.evidence import ALPHA
 from veridical.auditing.sentences import in_words, why_not
 from veridical.auditing.units import Grid
 from veridical.auditing.verdict import Place
+from veridical.core.files import write_file
 from veridical.functional.wins import win_units
 from veridical.report import cells, systems
 from veridical.report.chain import PAGES, chain, tables
@@ -22,7 +23,6 @@ from veridical.report.identity import identity
 from veridical.report.numbers import plain
 from veridical.report.rendering import CONTENTS, opening, save, write
 from veridical.values.scores import Scores
-from veridical.values.sealed import put
 
 
 def write_folder(audit: Audit, folder: str | Path) -> Path:
@@ -30,7 +30,7 @@ def write_folder(audit: Audit, folder: str | Path) -> Path:
     folder = Path(folder)
     found = contents(audit)
     for name, text in tables(audit).items():
-        put(folder / name, text, private=False)
+        write_file(folder / name, text, private=False)
     save(found, folder / CONTENTS)
     return write(found, folder / PAGES["html"])
 

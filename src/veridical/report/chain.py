@@ -14,9 +14,9 @@ from typing import Any
 
 from veridical._version import __version__
 from veridical.auditing import Audit
+from veridical.core.files import read_file
 from veridical.report.rendering import FORMATS, read, render
-from veridical.values.sealed import get
-from veridical.values.table_files import csv_text
+from veridical.values.tables import csv_text
 
 PAGES = {"html": "index.html", "md": "report.md"}
 
@@ -69,7 +69,7 @@ def verify_report(folder: str | Path) -> list[str]:
         path = folder / Path(str(name)).name
         if not path.is_file():
             problems.append(f"{name} is missing")
-        elif digest_of_bytes(get(path)) != expected:
+        elif digest_of_bytes(read_file(path)) != expected:
             problems.append(f"{name} was changed: its digest is another")
     return problems + _pages(folder, contents)
 
@@ -82,7 +82,7 @@ def _pages(folder: Path, contents: Mapping[str, Any]) -> list[str]:
     return [
         f"{path.name} is not the page of report.json"
         for format, path in there
-        if get(path) != render(contents, format).encode()
+        if read_file(path) != render(contents, format).encode()
     ]
 
 

@@ -15,10 +15,10 @@ from typing import Any
 from markupsafe import Markup
 
 from veridical._version import __version__
+from veridical.core.files import read_file, write_file
 from veridical.errors import FormatError, InputError
 from veridical.report import charts
 from veridical.report.svg import number
-from veridical.values.sealed import get, put
 
 TEMPLATES = Path(__file__).parent / "templates"
 FORMAT = 1
@@ -35,13 +35,13 @@ def opening(kind: str, name: str) -> dict[str, Any]:
 
 def write(contents: Mapping[str, Any], path: str | Path, format: str = "html") -> Path:
     """Render and write atomically: a reader finds the whole page or none."""
-    return put(path, render(contents, format), private=False)
+    return write_file(path, render(contents, format), private=False)
 
 
 def save(contents: Mapping[str, Any], path: str | Path) -> Path:
     """The contents as JSON."""
     text = json.dumps(contents, ensure_ascii=False, allow_nan=False, indent=1) + "\n"
-    return put(path, text, private=False)
+    return write_file(path, text, private=False)
 
 
 def read(path: str | Path) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def read(path: str | Path) -> dict[str, Any]:
     if not path.is_file():
         raise InputError(f"there is no {path}; an audit with --out writes it")
     try:
-        contents = json.loads(get(path))
+        contents = json.loads(read_file(path))
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{path} is not the contents of a report: {error}") from error
     if not isinstance(contents, dict) or contents.get("kind") not in KINDS:

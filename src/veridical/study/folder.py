@@ -10,9 +10,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from veridical.core import files
+from veridical.core.files import PART
 from veridical.errors import StorageError
-from veridical.values import sealed
-from veridical.values.sealed import PART
 
 CELLS, EXPLANATIONS, PREPARED, FAILURES, TIMINGS = "cells", "explanations", "prepared", "failures", "timings"
 PLANS, LEASES = "plans", "leases"
@@ -49,7 +49,7 @@ class Folder:
     def write(self, name: str, content: bytes) -> None:
         """Put a file in place at once: killed before, there is none; killed after, it is whole."""
         if self.local is not None:
-            sealed.put(self.local / name, content)
+            files.write_file(self.local / name, content)
             return
         part = self._at(f"{name}.{uuid.uuid4().hex}{PART}")
         try:

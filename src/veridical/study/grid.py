@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from veridical.core.files import check_limit
 from veridical.study.spec import Entry, StudySpec, TaskEntry
 from veridical.study.study_file import StudyFile
-from veridical.values.bounds import refuse_more
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,14 @@ def expand(file: StudyFile) -> Grid:
     """Every point of every entry's grid, under labels that differ."""
     spec = file.spec
     axes = {axis: _choices(file, axis, getattr(spec, axis)) for axis in ("tasks", "explainers", "metrics")}
-    refuse_more("cells", math.prod(map(len, axes.values())) * len(spec.seeds), file.source)
+    check_limit("cells", math.prod(map(len, axes.values())) * len(spec.seeds), file.source)
     return Grid(**axes, seeds=tuple(spec.seeds))
 
 
 def _choices(file: StudyFile, axis: str, entries: Sequence[Entry]) -> tuple[Choice, ...]:
     found: dict[str, Choice] = {}
     points = sum(math.prod(map(len, entry.grid.values())) for entry in entries)
-    refuse_more("grid_points", points, f"{file.source}: {axis}")
+    check_limit("grid_points", points, f"{file.source}: {axis}")
     for number, entry in enumerate(entries):
         for point in _points(entry.grid):
             settings = {**entry.settings, **point}

@@ -17,10 +17,10 @@ import uuid
 from contextlib import suppress
 from typing import Any, Self
 
+from veridical.core import files
 from veridical.errors import FormatError, StorageError, StudyError
 from veridical.study.folder import LEASES, Folder
 from veridical.study.plan import StudyPlan
-from veridical.values import sealed
 
 log = logging.getLogger("veridical")
 BEAT_SECONDS = 10.0
@@ -70,7 +70,7 @@ class Lease:
 
     def _write(self) -> None:
         content = {**self._about, "at": time.time()}
-        self._folder.write(self._name, sealed.pack_json(content, KIND, FORMAT, self._id))
+        self._folder.write(self._name, files.pack_json(content, KIND, FORMAT, self._id))
 
     def _renew(self) -> None:
         while not self._stop.wait(BEAT_SECONDS):
@@ -86,7 +86,7 @@ class Lease:
             if name == f"{self._id}.json":
                 continue
             try:
-                note = sealed.unpack_json(self._folder.read(f"{LEASES}/{name}"), name, KIND, FORMAT)
+                note = files.unpack_json(self._folder.read(f"{LEASES}/{name}"), name, KIND, FORMAT)
             except (FileNotFoundError, FormatError):
                 continue
             if _lives(note):

@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
+from veridical.core import files
 from veridical.errors import FormatError, InputError
 from veridical.study.cells import Job
 from veridical.study.folder import PLANS, Folder
 from veridical.study.grid import Choice
-from veridical.values import sealed
 
 FORMAT = 2
 KIND = "plan"
@@ -296,9 +296,9 @@ def _labelled(kind: str, axis: tuple[P, ...], label: str) -> P:
 
 def write_plan(plan: StudyPlan, folder: Folder) -> None:
     """Keep a plan under its digest, where workers find it, and make it the folder's current one."""
-    folder.rewrite(f"{PLANS}/{plan.digest}.json", sealed.pack_json(plan.to_json(), KIND, FORMAT, plan.digest))
+    folder.rewrite(f"{PLANS}/{plan.digest}.json", files.pack_json(plan.to_json(), KIND, FORMAT, plan.digest))
     current = {"plan": plan.digest, "study": plan.name}
-    folder.rewrite(CURRENT, sealed.pack_json(current, "current plan", FORMAT))
+    folder.rewrite(CURRENT, files.pack_json(current, "current plan", FORMAT))
     for old in folder.names(PLANS) - {plan.digest}:
         folder.delete(f"{PLANS}/{old}.json")
 
@@ -307,10 +307,10 @@ def read_plan(folder: Folder, digest: str | None = None) -> StudyPlan:
     """The plan of this digest, or the folder's current one; FormatError where it is not whole."""
     try:
         if digest is None:
-            said = sealed.unpack_json(folder.read(CURRENT), f"{folder.url}/{CURRENT}", "current plan", FORMAT)
+            said = files.unpack_json(folder.read(CURRENT), f"{folder.url}/{CURRENT}", "current plan", FORMAT)
             digest = str(said["plan"])
         name = f"{PLANS}/{digest}.json"
-        data = sealed.unpack_json(folder.read(name), f"{folder.url}/{name}", KIND, FORMAT, digest)
+        data = files.unpack_json(folder.read(name), f"{folder.url}/{name}", KIND, FORMAT, digest)
     except FileNotFoundError as error:
         if not folder.exists("study.yaml"):
             raise FormatError(f"{folder.url} holds no study (there is no {CURRENT})") from None

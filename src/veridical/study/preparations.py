@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from veridical.core import files
 from veridical.core.key import Key
 from veridical.fidelity import FFid, finetune
 from veridical.fidelity.artefact import KIND, Finetuned
@@ -23,7 +24,6 @@ from veridical.metrics import AnyMetric
 from veridical.study.folder import PREPARED, Folder
 from veridical.study.resolve import inside
 from veridical.study.store import PATH_FORMAT, PATH_KIND
-from veridical.values import files, sealed
 from veridical.values.task import Task
 
 FINETUNED, PATH = KIND, PATH_KIND
@@ -56,13 +56,13 @@ def prepare(facts: Mapping[str, Any], metric: AnyMetric, task: Task, folder: Fol
             if isinstance(part, GEF) and _facts(part, facts["seed"]) == facts:
                 part.noise_path(task, Key(facts["seed"]))
         kept = {label: path.to_json() for label, path in vars(task)["_calibrations"].items()}
-        folder.write(f"{PREPARED}/{address}.json", sealed.pack_json(kept, PATH, PATH_FORMAT, address))
+        folder.write(f"{PREPARED}/{address}.json", files.pack_json(kept, PATH, PATH_FORMAT, address))
         return
     # beside the result, so that a fine-tuning that is killed goes on where it was
     beside = None if folder.local is None else folder.local / PREPARED / f"{address}.work"
     work = Path(tempfile.mkdtemp()) if beside is None else beside
     artefact = finetune(task, beta=facts["beta"], cache=work, progress=False)
-    content = files.pack(KIND, artefact.tensors, artefact.header, address)
+    content = files.pack_tensors(KIND, artefact.tensors, artefact.header, address)
     folder.write(f"{PREPARED}/{address}.safetensors", content)
     shutil.rmtree(work, ignore_errors=True)
 
@@ -72,12 +72,12 @@ def equipped(metric: M, task: Task, prepared: Mapping[str, Mapping[str, Any]], f
     for address, facts in prepared.items():
         if facts["kind"] == PATH:
             name = f"{PREPARED}/{address}.json"
-            kept = sealed.unpack_json(folder.read(name), name, PATH, PATH_FORMAT, address)
+            kept = files.unpack_json(folder.read(name), name, PATH, PATH_FORMAT, address)
             for label, path in kept.items():
                 _lay(task, label, path)
         else:
             artefact = Finetuned(_path(folder, address))
-            sealed.agree(artefact.header, artefact.path, address=address)
+            files.check_header(artefact.header, artefact.path, address=address)
             metric = _with_artefact(metric, facts["beta"], artefact)
     return metric
 

@@ -20,7 +20,7 @@ from veridical.study.tables import COLUMNS, metadata
 from veridical.study.timings import read_timings
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Scores
-from veridical.values.table_files import write_table
+from veridical.values.tables import write_table
 
 if TYPE_CHECKING:
     import pandas as pd

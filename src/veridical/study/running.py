@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from veridical.core import files
 from veridical.errors import StudyError
 from veridical.study.cells import Context, Job, Result
 from veridical.study.events import Counts, Event, Watcher, What
@@ -14,7 +15,6 @@ from veridical.study.executors import Executor
 from veridical.study.folder import CELLS, EXPLANATIONS, FAILURES, PREPARED, Folder
 from veridical.study.plan import Group, StudyPlan
 from veridical.study.store import FAILURE_FORMAT, FAILURE_KIND, failure_of, jobs_of, place, problem
-from veridical.values import sealed
 
 log = logging.getLogger("veridical")
 RETRIES = 2
@@ -201,7 +201,7 @@ class Runner:
             self.counts = replace(self.counts, failed=self.counts.failed + 1)
             record = failure_of(job, "score" if result.address == job.address else "before")
             record |= {"error": result.error, "traceback": result.traceback}
-            content = sealed.pack_json(record, FAILURE_KIND, FAILURE_FORMAT, job.address)
+            content = files.pack_json(record, FAILURE_KIND, FAILURE_FORMAT, job.address)
             self.folder.write(f"{FAILURES}/{job.address}.json", content)
             if job.address in self._cells:
                 self.folder.delete(f"{CELLS}/{job.address}.parquet")

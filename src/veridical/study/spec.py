@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from veridical.core.allowed import LARGE, LARGEST, MANY
-from veridical.values.bounds import refuse_more
+from veridical.core.files import check_limit
 
 FILE_KEYS = ("model", "data", "train", "labels", "text", "arch", "kind", "output")
 IMPORT_PATH = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
@@ -18,7 +18,7 @@ Seed = Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
 
 
 def _bounded_threads(count: int) -> int:
-    refuse_more("threads", count, "plan.threads")
+    check_limit("threads", count, "plan.threads")
     return count
 
 

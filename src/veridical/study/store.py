@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from veridical.core import files
 from veridical.errors import FormatError
 from veridical.fidelity.artefact import KIND as FINETUNED_KIND
 from veridical.study.cells import Job
 from veridical.study.folder import CELLS, EXPLANATIONS, FAILURES, PREPARED, Folder
 from veridical.study.plan import StudyPlan, read_plan
 from veridical.study.tables import from_parquet, metadata
-from veridical.values import files, sealed
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Scores
 
@@ -43,7 +43,7 @@ def read_map(folder: Folder, address: str, samples: int) -> Explanation:
         if not path.is_file():
             raise FileNotFoundError(path)
         found = Explanation.load(path, address)
-    sealed.agree({"rows": len(found)}, f"{folder.url}/{name}", rows=samples)
+    files.check_header({"rows": len(found)}, f"{folder.url}/{name}", rows=samples)
     return found
 
 
@@ -51,7 +51,7 @@ def read_failure(folder: Folder, job: Job) -> dict[str, Any]:
     """What is on record of a cell that failed; a damaged record still says that it did."""
     name = f"{FAILURES}/{job.address}.json"
     try:
-        found: dict[str, Any] = sealed.unpack_json(
+        found: dict[str, Any] = files.unpack_json(
             folder.read(name), name, FAILURE_KIND, FAILURE_FORMAT, job.address
         )
     except FormatError as error:
@@ -77,12 +77,12 @@ def problem(folder: Folder, job: Job) -> str | None:
         if job.kind == "score":
             metadata(content, source, job.address, job.samples)
         elif job.kind == "explain":
-            _, header = files.unpack(content, "explanation", source, job.address)
-            sealed.agree(header, source, rows=job.samples)
+            _, header = files.unpack_tensors(content, "explanation", source, job.address)
+            files.check_header(header, source, rows=job.samples)
         elif name.endswith(".json"):
-            sealed.unpack_json(content, source, PATH_KIND, PATH_FORMAT, job.address)
+            files.unpack_json(content, source, PATH_KIND, PATH_FORMAT, job.address)
         else:
-            files.unpack(content, FINETUNED_KIND, source, job.address)
+            files.unpack_tensors(content, FINETUNED_KIND, source, job.address)
     except FormatError as error:
         return str(error)
     return None

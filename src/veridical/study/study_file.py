@@ -10,10 +10,10 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from veridical.core import files
+from veridical.core.files import check_limit, limit
 from veridical.errors import InputError
 from veridical.study.spec import StudySpec
-from veridical.values import sealed
-from veridical.values.bounds import bound, refuse_more
 
 Place = Sequence[str | int]
 
@@ -42,7 +42,7 @@ def read_study(study: str | Path | Mapping[str, Any] | StudySpec) -> StudyFile:
     path = Path(study)
     if not path.is_file():
         raise InputError(f"there is no study file {path}")
-    return parse_study(sealed.get(path), path.name)
+    return parse_study(files.read_file(path), path.name)
 
 
 def parse_study(text: str | bytes, source: str = "study") -> StudyFile:
@@ -51,11 +51,11 @@ def parse_study(text: str | bytes, source: str = "study") -> StudyFile:
         text = text if isinstance(text, str) else text.decode()
     except UnicodeDecodeError as error:
         raise InputError(f"{source}: not written in UTF-8: {error}") from error
-    refuse_more("yaml_kib", len(text) / 1024, source)
+    check_limit("yaml_kib", len(text) / 1024, source)
     try:
         _refuse_deep(text, source)
         root = yaml.compose(text, Loader=yaml.SafeLoader)
-        refuse_more("yaml_nodes", _unfolded(root, source), source)
+        check_limit("yaml_nodes", _unfolded(root, source), source)
         data = yaml.safe_load(text)
     except yaml.MarkedYAMLError as error:
         line = "" if error.problem_mark is None else f":{error.problem_mark.line + 1}"
@@ -76,11 +76,11 @@ def parse_study(text: str | bytes, source: str = "study") -> StudyFile:
 
 def _refuse_deep(text: str, source: str) -> None:
     """Nesting is counted before anything follows it."""
-    depth, most = 0, bound("yaml_depth")
+    depth, most = 0, limit("yaml_depth")
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > most:
-            refuse_more("yaml_depth", depth, f"{source}:{event.start_mark.line + 1}")
+            check_limit("yaml_depth", depth, f"{source}:{event.start_mark.line + 1}")
 
 
 def _unfolded(root: yaml.Node | None, source: str) -> int:

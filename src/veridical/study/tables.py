@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from veridical.core import files
 from veridical.errors import FormatError
 from veridical.models.cost import Cost
-from veridical.values import sealed
 from veridical.values.scores import Curve, Direction, Scores
 
 FORMAT = 2
@@ -45,7 +45,7 @@ def to_parquet(
         "flags": pa.array(raised, pa.list_(pa.string())),
     }
     about: dict[str, Any] = {
-        **sealed.header(KIND, FORMAT, address, count),
+        **files.new_header(KIND, FORMAT, address, count),
         "metric": scores.metric,
         "explainer": scores.explainer,
         "direction": scores.direction.value,
@@ -71,7 +71,7 @@ def to_parquet(
     table = pa.table(columns).replace_schema_metadata({META: json.dumps(about, sort_keys=True).encode()})
     sink = io.BytesIO()
     pq.write_table(table, sink, compression="zstd")
-    return sealed.seal(sink.getvalue())
+    return files.with_checksum(sink.getvalue())
 
 
 def from_parquet(
@@ -114,15 +114,15 @@ def metadata(
     import pyarrow.parquet as pq
     from pyarrow import ArrowException
 
-    sealed.check(content, source)
+    files.verify_checksum(content, source)
     try:
         found = pq.read_schema(io.BytesIO(content)).metadata or {}
     except (ArrowException, OSError) as error:
         raise FormatError(f"{source} is not a Parquet file: {error}") from error
     if META not in found:
         raise FormatError(f"{source} was not written by a study (its header is missing)")
-    about = sealed.readable(found[META], source, FORMAT)
-    sealed.agree(about, source, kind=KIND, address=address, rows=rows)
+    about = files.read_header(found[META], source, FORMAT)
+    files.check_header(about, source, kind=KIND, address=address, rows=rows)
     return about
 
 

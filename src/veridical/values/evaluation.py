@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-    from veridical.values.score_tables import ScoreTable
+    from veridical.values.tables import ScoreTable
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Evaluation:
         return wide.rename_axis(index="explainer", columns="metric")
 
     def _table(self) -> ScoreTable:
-        from veridical.values.score_tables import score_table
+        from veridical.values.tables import score_table
 
         return score_table(self.scores)
 
@@ -117,7 +117,7 @@ class Evaluation:
     def report(self, path: str | Path) -> Path:
         """Write one self-contained HTML page with the table and a gallery."""
         from veridical.report.page import write_evaluation
-        from veridical.values.table_files import check_page_path
+        from veridical.values.tables import check_page_path
 
         return write_evaluation(self, check_page_path(path))
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from veridical.core import files
 from veridical.errors import InputError, OutOfRangeError, ShapeError
 from veridical.functional import has_spread, positions, rms_normalise
 from veridical.functional.ranks import ties_along
 from veridical.models.cost import Cost
-from veridical.values import files
 from veridical.values.space import Space
 from veridical.values.weak_orders import check_order, reversed_ties, tied_pairs
 
@@ -280,12 +280,12 @@ class Explanation:
             "cost": [self.cost.forward, self.cost.backward],
             "provenance": dict(self.provenance),
         }
-        return files.write(path, "explanation", tensors, header, address)
+        return files.save_tensors(path, "explanation", tensors, header, address)
 
     @classmethod
     def load(cls, path: str | Path, address: str | None = None) -> Explanation:
         """Read what `save` wrote; under another address than was asked for it is refused."""
-        tensors, header = files.read(path, "explanation", address)
+        tensors, header = files.load_tensors(path, "explanation", address)
         about = header["space"]
         names = about["names"]
         if names is not None:

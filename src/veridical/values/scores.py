@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from veridical.core import files
 from veridical.errors import InputError, ShapeError
 from veridical.functional import bootstrap_interval
 from veridical.models.cost import Cost
-from veridical.values import files
 from veridical.values.variance import Variance, split_variance
 
 if TYPE_CHECKING:
@@ -173,12 +173,12 @@ class Scores:
         if self.curve is not None:
             tensors |= {"curve/x": self.curve.x, "curve/y": self.curve.y}
             header["curve"] = [self.curve.x_label, self.curve.y_label]
-        return files.write(path, "scores", tensors, header)
+        return files.save_tensors(path, "scores", tensors, header)
 
     @classmethod
     def load(cls, path: str | Path) -> Scores:
         """Read what `save` wrote."""
-        tensors, header = files.read(path, "scores")
+        tensors, header = files.load_tensors(path, "scores")
         curve = None
         if "curve" in header:
             curve = Curve(tensors["curve/x"], tensors["curve/y"], *header["curve"])

@@ -1,6 +1,9 @@
-"""Sealed files: whole or not there, noticed when one bit is other, and never written through a link."""
+"""Files: whole or not there, damage found by a checksum, never written through a link."""
+
+from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 from pathlib import Path
@@ -8,39 +11,40 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import veridical as vd
+from veridical.core import files
 from veridical.errors import FormatError, StorageError
 from veridical.explainers import as_explainer
 from veridical.explainers.cache import ExplanationCache
 from veridical.report import rendering
-from veridical.values import sealed
-from veridical.values.table_files import quoted, write_csv, write_table
+from veridical.values.tables import write_csv, write_table
 
 
 def test_every_bit_counts() -> None:
-    whole = sealed.pack_json({"a": [1, 2.5, None], "ü": "x"}, "toy", 1, "here")
-    assert sealed.unpack_json(whole, "f", "toy", 1, "here") == {"a": [1, 2.5, None], "ü": "x"}
+    whole = files.pack_json({"a": [1, 2.5, None], "ü": "x"}, "toy", 1, "here")
+    assert files.unpack_json(whole, "f", "toy", 1, "here") == {"a": [1, 2.5, None], "ü": "x"}
     for at in range(len(whole)):
         for bit in range(8):
             sick = bytearray(whole)
             sick[at] ^= 1 << bit
             with pytest.raises(FormatError):
-                sealed.unpack_json(bytes(sick), "f", "toy", 1, "here")
+                files.unpack_json(bytes(sick), "f", "toy", 1, "here")
         with pytest.raises(FormatError):
-            sealed.unpack_json(whole[:at], "f", "toy", 1, "here")
+            files.unpack_json(whole[:at], "f", "toy", 1, "here")
 
 
 def test_a_whole_file_in_the_wrong_place_is_refused() -> None:
-    whole = sealed.pack_json({}, "toy", 2, "here")
+    whole = files.pack_json({}, "toy", 2, "here")
     for kind, version, address in (("other", 2, "here"), ("toy", 2, "there"), ("toy", 1, "here")):
         with pytest.raises(FormatError):
-            sealed.unpack_json(whole, "f", kind, version, address)
+            files.unpack_json(whole, "f", kind, version, address)
 
 
-def test_what_looks_like_a_digest_is_not_mistaken_for_one() -> None:
-    with pytest.raises(FormatError, match="more than one digest"):
-        sealed.pack_json({"label": sealed.BLANK}, "toy", 1)
+def test_what_looks_like_a_checksum_is_not_mistaken_for_one() -> None:
+    with pytest.raises(FormatError, match="more than one checksum"):
+        files.pack_json({"label": files.NO_CHECKSUM}, "toy", 1)
 
 
 def test_links_are_not_followed(tmp_path: Path) -> None:
@@ -51,7 +55,7 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
         "page.html": lambda p: rendering.save({"kind": "audit"}, p),
         "t.csv": lambda p: write_csv(frame, p),
         "t.parquet": lambda p: write_table(frame, p),
-        "x.bin": lambda p: sealed.put(p, b"1"),
+        "x.bin": lambda p: files.write_file(p, b"1"),
     }
     for name, writer in writers.items():
         precious.write_text("keep me")
@@ -67,8 +71,8 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
 def test_values_are_private_and_pages_are_not(tmp_path: Path) -> None:
     mask = os.umask(0o022)
     try:
-        assert stat.S_IMODE(sealed.put(tmp_path / "a", b"").stat().st_mode) == 0o600
-        assert stat.S_IMODE(sealed.put(tmp_path / "b", b"", private=False).stat().st_mode) == 0o644
+        assert stat.S_IMODE(files.write_file(tmp_path / "a", b"").stat().st_mode) == 0o600
+        assert stat.S_IMODE(files.write_file(tmp_path / "b", b"", private=False).stat().st_mode) == 0o644
     finally:
         os.umask(mask)
 
@@ -82,9 +86,9 @@ def test_faults_are_sentences_and_leave_nothing(
     def fail(_handle: int) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(sealed.os, "fsync", fail)
+    monkeypatch.setattr(files.os, "fsync", fail)
     with pytest.raises(StorageError, match=remedy) as told:
-        sealed.put(tmp_path / "f", b"1")
+        files.write_file(tmp_path / "f", b"1")
     assert told.value.errno == number
     assert list(tmp_path.iterdir()) == []
 
@@ -113,17 +117,42 @@ def test_a_flipped_bit_or_another_map_in_the_cache_is_made_again(tmp_path: Path,
     assert "another file than its place says" in caplog.text
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["=1", "+1", "-1", "@x", " =1", "\n=1", "\t=1", "\r=1", "＝1", "＋1", " ＠x", "\u200b=1", "\xa0=1"],
-)
-def test_no_text_begins_a_formula(text: str, tmp_path: Path) -> None:
-    assert quoted(text) == f"'{text}"
-    back = pd.read_csv(write_csv(pd.DataFrame({text: [text]}), tmp_path / "x.csv"))
-    assert str(back.columns[0]).startswith("'")
-    assert str(back.iloc[0, 0]).startswith("'")
+TENSORS = {"a": torch.arange(3), "b": torch.eye(2).T[:, :1]}
 
 
-@pytest.mark.parametrize("text", ["", "a=1", "plain", " plain", "ü"])
-def test_other_texts_stay_as_they_are(text: str) -> None:
-    assert quoted(text) == text
+def test_round_trip(tmp_path: Path) -> None:
+    path = files.save_tensors(tmp_path / "new" / "file", "toy", TENSORS, {"note": [1, "two", None]})
+    tensors, header = files.load_tensors(path, "toy")
+    assert all(torch.equal(tensors[n], TENSORS[n]) for n in TENSORS)
+    assert header["note"] == [1, "two", None]
+    assert header["format"] == files.FORMAT_VERSION
+    assert [p.name for p in path.parent.iterdir()] == ["file"]
+
+
+def test_a_failed_write_leaves_what_was_there_and_no_rest(tmp_path: Path) -> None:
+    path = files.save_tensors(tmp_path / "file", "toy", TENSORS, {})
+    before = path.read_bytes()
+    with pytest.raises(TypeError):
+        files.save_tensors(path, "toy", TENSORS, {"note": object()})
+    with pytest.raises((TypeError, AttributeError)):
+        files.save_tensors(path, "toy", {"a": "no tensor"}, {})  # type: ignore[dict-item]
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_files_that_are_not_ours_say_what_they_are(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match="there is no file"):
+        files.load_tensors(tmp_path / "none", "toy")
+    (tmp_path / "text").write_text("hello")
+    with pytest.raises(FormatError, match="not a safetensors file"):
+        files.load_tensors(tmp_path / "text", "toy")
+    save_file(dict(TENSORS) | {"b": torch.ones(1)}, tmp_path / "plain")
+    with pytest.raises(FormatError, match="not written by veridical"):
+        files.load_tensors(tmp_path / "plain", "toy")
+    path = files.save_tensors(tmp_path / "other", "other", TENSORS, {})
+    with pytest.raises(FormatError, match="holds a other, expected a toy"):
+        files.load_tensors(path, "toy")
+    newer = {"veridical": json.dumps({"format": files.FORMAT_VERSION + 1, "kind": "toy"})}
+    save_file({"a": torch.ones(1)}, tmp_path / "newer", newer)
+    with pytest.raises(FormatError, match="this version reads up to"):
+        files.load_tensors(tmp_path / "newer", "toy")

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import csv
+from pathlib import Path
+
+import pandas as pd
 import pytest
 import torch
 
 import veridical as vd
 from veridical.errors import InputError, StorageError
-from veridical.values.score_tables import score_table
 from veridical.values.scores import Direction, Scores
-from veridical.values.table_files import check_table_path, check_writable, write_table
+from veridical.values.tables import (
+    check_table_path,
+    check_writable,
+    quoted,
+    score_table,
+    write_csv,
+    write_table,
+)
 
 
 def scores(values: list[float], way: Direction = Direction.HIGHER, metric: str = "a_b") -> Scores:
@@ -90,3 +100,42 @@ def test_paths_are_refused_before_the_work(tmp_path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="no folder"):
         check_writable(tmp_path / "file" / "x.csv")
+
+
+def test_a_table_keeps_its_numbers_and_plain_texts(tmp_path):
+    frame = pd.DataFrame({"=name": ["=1+1", "plain"], "value": [-1.5, 2.0]})
+    with write_csv(frame, tmp_path / "t.csv").open(encoding="utf-8") as file:
+        rows = list(csv.reader(file))
+    assert rows == [["'=name", "value"], ["'=1+1", "-1.5"], ["plain", "2.0"]]
+    assert list(frame.columns) == ["=name", "value"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "=cmd()",
+        "=1",
+        "+1",
+        "-1",
+        "@x",
+        " =1",
+        "\n=1",
+        "\t=1",
+        "\r=1",
+        "＝1",
+        "＋1",
+        " ＠x",
+        "\u200b=1",
+        "\xa0=1",
+    ],
+)
+def test_no_text_begins_a_formula(text: str, tmp_path: Path) -> None:
+    assert quoted(text) == f"'{text}"
+    back = pd.read_csv(write_csv(pd.DataFrame({text: [text]}), tmp_path / "x.csv"))
+    assert str(back.columns[0]).startswith("'")
+    assert str(back.iloc[0, 0]).startswith("'")
+
+
+@pytest.mark.parametrize("text", ["", "a=1", "plain", " plain", "ü"])
+def test_other_texts_stay_as_they_are(text: str) -> None:
+    assert quoted(text) == text
