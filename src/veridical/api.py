@@ -25,6 +25,7 @@ from veridical.explainers.cache import ExplanationCache
 from veridical.metrics.base import AnyMetric, ExplainerMetric, Metric
 from veridical.metrics.base import registry as metric_registry
 from veridical.metrics.repeats import with_repeats
+from veridical.models.cost import Cost
 from veridical.models.predictor import out_of_memory
 from veridical.values.evaluation import Evaluation, Failure
 from veridical.values.explanation import Explanation
@@ -135,7 +136,10 @@ def score(
             return with_repeats(lambda key: judge(task, method, key), judge, task, method, seed, repeats)
     if not isinstance(judge, Metric):
         raise InputError(f"'{judge.name}' judges neither maps nor methods")
+    tally = task.predictor.meter.here
+    before = tally.rows
     given = as_maps(explanation, task)
+    asked = tally.rows - before  # the targets of plain maps are the task's predictions
     subject = as_explainer(explanation) if given is None else given
     key = Key(seed)
     who = subject.name if isinstance(subject, Explainer) else subject.explainer
@@ -145,6 +149,7 @@ def score(
             found = judge(task, maps, key)
         else:
             found = with_repeats(lambda key: judge(task, maps, key), judge, task, maps, seed, repeats)
+        found = replace(found, cost=found.cost + Cost(rows=asked)) if asked else found
         return _with_other_outputs(found, judge, task, maps)
 
 

@@ -126,8 +126,8 @@ class Explainer(Settings):
 
     def __call__(self, task: Task, key: Key = Key(0)) -> Explanation:  # noqa: B008 (frozen)
         """Explain every sample of the task."""
-        self.check(task)
         with Question(task.predictor) as question:
+            self.check(task)
             stated, space = self.stated(task), self.space_of(task)
             with noted(self) if self.stochastic else nullcontext() as halves:
                 values = self.maps(task, key)

@@ -145,13 +145,13 @@ class Metric(AnyMetric):
 
     def __call__(self, task: Task, explanation: Explanation, key: Key = Key(0)) -> Scores:  # noqa: B008 (frozen)
         """Score every sample."""
-        self.check(task)
-        explanation = explanation.matching(task)
-        missing = None if explanation.whole else explanation.missing
-        if missing is not None:
-            zeros = explanation.values.masked_fill(missing[:, None], 0.0)
-            explanation = replace(explanation, values=zeros)
         with Question(task.predictor) as question:
+            self.check(task)
+            explanation = explanation.matching(task)
+            missing = None if explanation.whole else explanation.missing
+            if missing is not None:
+                zeros = explanation.values.masked_fill(missing[:, None], 0.0)
+                explanation = replace(explanation, values=zeros)
             outcome = self.evaluate(task, explanation, key / self.name)
             outcome = replace(outcome, flags={CONSTANT: ~explanation.spread, **outcome.flags})
         if missing is not None:
@@ -234,10 +234,10 @@ class ExplainerMetric(AnyMetric):
 
     def __call__(self, task: Task, explainer: Explainer, key: Key = Key(0)) -> Scores:  # noqa: B008 (frozen)
         """Score every sample."""
-        self.check(task)
-        explainer.check(task)
         first = FirstMaps(task)
         with Question(task.predictor) as question, watched(first):
+            self.check(task)
+            explainer.check(task)
             outcome = self.evaluate(task, explainer, key / self.name)
             outcome = replace(outcome, flags={CONSTANT: first.constant, **outcome.flags})
         return self._scores(task, outcome, explainer.name, key, question, explainer)

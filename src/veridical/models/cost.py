@@ -3,24 +3,41 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Rows the model was asked, forward and backward."""
+    """Rows of the model that a result took.
+
+    Two quantities are told apart. `rows_alone` (and `backward`) is what the result asks by itself, the same
+    whoever asked before: it is what costs are compared by, and what equality of two costs means. `rows` is
+    a count: what really entered the model's `forward` for this result in this call. It holds rows that fill
+    up a chunk and the task's own outputs where nobody had asked for them, and is less where answers were
+    known already.
+
+    >>> Cost(8, 8, rows=16) == Cost(8, 8, rows=8)
+    True
+    """
 
     forward: int = 0
-    """Rows whose outputs were computed."""
+    """Rows whose outputs it asks for by itself."""
     backward: int = 0
-    """Rows through which gradients were computed."""
+    """Rows through which it asks for gradients."""
+    rows: int = field(default=0, compare=False)
+    """Rows that really entered `forward` for this result in this call."""
+
+    @property
+    def rows_alone(self) -> int:
+        """Rows that it asks for by itself, the same whoever asked before; the one that is compared."""
+        return self.forward
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(self.forward + other.forward, self.backward + other.backward)
+        return Cost(self.forward + other.forward, self.backward + other.backward, self.rows + other.rows)
 
     def __sub__(self, other: Cost) -> Cost:
-        return Cost(self.forward - other.forward, self.backward - other.backward)
+        return Cost(self.forward - other.forward, self.backward - other.backward, self.rows - other.rows)
 
     def __str__(self) -> str:
         return f"{self.forward} rows forward, {self.backward} backward"
@@ -32,6 +49,8 @@ class Tally:
 
     forward: int = 0
     backward: int = 0
+    rows: int = 0
+    """Rows that really entered `forward`."""
     halvings: int = 0
     """How often a chunk was halved because memory ran out."""
 
@@ -49,7 +68,7 @@ class Meter(threading.local):
     @property
     def cost(self) -> Cost:
         """What this thread has asked, as a cost; a difference of two is the cost of what lay between."""
-        return Cost(self.here.forward, self.here.backward)
+        return Cost(self.here.forward, self.here.backward, self.here.rows)
 
     @property
     def forward(self) -> int:
@@ -70,6 +89,7 @@ class Meter(threading.local):
         """Count rows that were asked without a call of the model."""
         self.here.forward += cost.forward
         self.here.backward += cost.backward
+        self.here.rows += cost.rows
 
     def reset(self, cost: Cost) -> None:
         """Forget what this thread counted since the meter stood there."""

@@ -483,6 +483,7 @@ class Switched(nn.Module):
             ask()
         if self.meter is not None:
             self.meter.here.forward += rows
+            self.meter.here.rows += rows
         for site, states in zip(self.sites, found, strict=True):
             if len(states) != 1 or len(states[0]) != rows:
                 raise ModelError(

@@ -20,7 +20,7 @@ from veridical.models.cost import Meter, Tally
 from veridical.models.plan import MIN_ROWS as MIN_ROWS
 from veridical.models.plan import Plan as Plan
 from veridical.models.plan import uses_tf32
-from veridical.models.private_copy import Snapshot, WorkingCopy
+from veridical.models.private_copy import Snapshot, WorkingCopy, explained_rows
 from veridical.models.sessions import Session
 from veridical.models.weights import Weights
 
@@ -90,6 +90,8 @@ class CountedModel(nn.Module):
         # of the thread that asks: gradients on a GPU come back in another one
         tally: Tally = self.__dict__["_meter"].here
         tally.forward += rows
+        if isinstance(self.module, torch.jit.ScriptModule):
+            tally.rows += rows
         if outputs.grad_fn is not None:
             outputs.register_hook(partial(_count_backward, tally))
         elif outputs.requires_grad:
@@ -128,7 +130,6 @@ class Predictor:
     device: torch.device
     plan: Plan
     differentiable: bool = True
-    meter: Meter = field(default_factory=Meter)
     weights: Weights | None = None
     """What is written over the caller's weights."""
     wraps: tuple[Wrap, ...] = ()
@@ -154,6 +155,11 @@ class Predictor:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _here=threading.local())
+
+    @property
+    def meter(self) -> Meter:
+        """Counts the rows of this model and of everything made from it."""
+        return self.source.meter
 
     @property
     def rounding(self) -> Rounding | None:
@@ -206,7 +212,7 @@ class Predictor:
         view, module = self.view, self.copied()
 
         def counted(_module: nn.Module, given: tuple[Any, ...], named: dict[str, Any], answer: Any) -> Tensor:
-            return view.answered(_first(given, named), answer)
+            return view.answered(explained_rows(given, named), answer)
 
         handle = module.register_forward_hook(counted, with_kwargs=True)
         try:
@@ -292,12 +298,6 @@ class Predictor:
                 f"the model answered one row and raised {type(error).__name__} when asked {len(x)} of shape "
                 f"{tuple(x.shape[1:])}, some of which may be masked: {error}"
             ) from error
-
-
-def _first(given: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
-    """The explained rows among the arguments of a call."""
-    rows: Tensor = given[0] if given else next(value for value in named.values() if isinstance(value, Tensor))
-    return rows
 
 
 def call(model: nn.Module, x: Tensor, side: Side = ()) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from veridical.errors import ModelChangedError, NotApplicableError
+from veridical.models.cost import Meter
 
 if TYPE_CHECKING:
     from veridical.models.weights import Weights
@@ -44,6 +45,7 @@ class Snapshot:
         copier: Copier | None = None,
         shared: bool = False,
         original: Any = None,
+        meter: Meter | None = None,
     ) -> None:
         if any(map(is_lazy, model.parameters())):
             raise NotApplicableError(
@@ -52,6 +54,8 @@ class Snapshot:
             )
         self.original: Any = model if original is None else original
         """What the caller gave: a module, a function or an estimator."""
+        self.meter = Meter() if meter is None else meter
+        """Counts rows."""
         self.copier = copier
         self.shared = shared
         """Whether it is no torch module (a function, an estimator), and has no weights to write to."""
@@ -73,10 +77,15 @@ class Snapshot:
         return found
 
     def copied(self) -> nn.Module:
-        """An independent copy of the snapshot in eval mode, for whoever wants to write to one."""
+        """An independent copy of the snapshot in eval mode, for whoever wants to write to one.
+
+        Rows that enter it are counted; those of a script, which takes no hooks, by whoever asks it.
+        """
         made = _shell(self.module) if self.shared else private_copy(self.module, self.copier).eval()
         if self.writes_rows:
             made.register_forward_pre_hook(_on_copies, with_kwargs=True)
+        if not isinstance(made, torch.jit.ScriptModule):
+            made.register_forward_pre_hook(_Count(self.meter), with_kwargs=True)
         return made
 
     def check(self) -> None:
@@ -107,7 +116,9 @@ class Snapshot:
     def renewed(self, module: nn.Module | None = None) -> Snapshot:
         """A snapshot of the caller's model as it is now; `module` is what asks a function or estimator."""
         model = self._watched if module is None else module
-        new = Snapshot(self.module if model is None else model, self.copier, self.shared, self.original)
+        new = Snapshot(
+            self.module if model is None else model, self.copier, self.shared, self.original, self.meter
+        )
         new.writes_rows = self.writes_rows
         return new if self._wrap is None else new.wrapped(*self._wrap)
 
@@ -122,7 +133,7 @@ class Snapshot:
         """A copy of the snapshot on another device; the caller's model stays where it is."""
         self.check()
         moved = private_copy(self.module, self.copier).to(device) if not self.shared else _shell(self.module)
-        new = Snapshot(moved, self.copier, self.shared, self.original if self.shared else None)
+        new = Snapshot(moved, self.copier, self.shared, self.original if self.shared else None, self.meter)
         new.writes_rows = self.writes_rows
         return new
 
@@ -214,6 +225,10 @@ def private_copy(model: Any, copier: Copier | None = None) -> Any:
             "private copy; give the task copy=..., a function that takes the model and makes another one"
         ) from error
     if isinstance(model, nn.Module):
+        if not isinstance(made, torch.jit.ScriptModule):
+            for number, hook in list(made._forward_pre_hooks.items()):
+                if isinstance(hook, _Count):
+                    del made._forward_pre_hooks[number]
         _check_copy(model, made)
         if copier is not None:
             _fill(made, model)
@@ -287,6 +302,25 @@ def _ready_for_gradients(model: nn.Module) -> None:
             module.dropout = 0.0
             module.training = True
             module.flatten_parameters()
+
+
+class _Count:
+    """A hook that counts the rows that enter a model."""
+
+    def __init__(self, meter: Meter) -> None:
+        self.meter = meter
+
+    def __call__(self, _module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        self.meter.here.rows += len(explained_rows(given, named))
+
+    def __deepcopy__(self, memo: Any) -> _Count:
+        return self
+
+
+def explained_rows(given: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
+    """The explained rows among the arguments of a call."""
+    rows: Tensor = given[0] if given else next(value for value in named.values() if isinstance(value, Tensor))
+    return rows
 
 
 def _on_copies(

@@ -45,7 +45,7 @@ class Question(AbstractContextManager["Question"]):
     def so_far(self) -> Cost:
         """Rows asked since it was opened."""
         now, before = self._tally, self._before
-        return Cost(now.forward - before.forward, now.backward - before.backward)
+        return Cost(now.forward - before.forward, now.backward - before.backward, now.rows - before.rows)
 
 
 class Session(AbstractContextManager["CountedModel"]):

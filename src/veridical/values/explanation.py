@@ -277,7 +277,7 @@ class Explanation:
                 "per_sample": self.space.per_sample,
                 "names": self.space.names,
             },
-            "cost": [self.cost.forward, self.cost.backward],
+            "cost": [self.cost.forward, self.cost.backward, self.cost.rows],
             "provenance": dict(self.provenance),
         }
         return files.save_tensors(path, "explanation", tensors, header, address)

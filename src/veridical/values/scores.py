@@ -167,7 +167,7 @@ class Scores:
             "metric": self.metric,
             "explainer": self.explainer,
             "direction": self.direction.value,
-            "cost": [self.cost.forward, self.cost.backward],
+            "cost": [self.cost.forward, self.cost.backward, self.cost.rows],
             "provenance": dict(self.provenance),
         }
         if self.curve is not None:

@@ -219,7 +219,9 @@ class Task(Answers):
     def with_module(self, module: nn.Module, output: Output | None = None) -> Task:
         """The same task answered by another module (a fine-tuned one, say); targets stay."""
         old = self.predictor
-        new = replace(old, source=Snapshot(module), output=output or old.output, weights=None, wraps=())
+        new = replace(
+            old, source=Snapshot(module, meter=old.meter), output=output or old.output, weights=None, wraps=()
+        )
         return self.changed(predictor=new)
 
     def with_noise(self, sigma: float, key: Key, layer: str | None = None, step: float = 1.0) -> Task:
