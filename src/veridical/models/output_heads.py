@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from veridical.errors import InputError, ShapeError, VeridicalError, VeridicalWarning
+from veridical.models.cost import Cost
 from veridical.models.plan import MIN_ROWS, memory_budget, most_rows
 from veridical.models.predictor import (
     Output,
@@ -82,6 +83,7 @@ def first_answer(
     with suppress(Exception), trial.session() as view:
         seen.append(call(view, two.clone(), side)[:1])
     _warn_of_chance(seen[0], seen[-1], level=5)
+    source.meter.reset(Cost())  # what a task wants to know is nobody's cost
     outputs = {"binary": 2, "generation": 1}.get(kind, seen[0].shape[1])
     return kind, outputs, plan if plan.rows is not None else replace(plan, rows=rows)
 
