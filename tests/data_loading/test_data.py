@@ -54,7 +54,7 @@ def test_reference_rows_may_be_called_train(tmp_path):
         (
             {"x": np.ones((2, 2)), "inputs": np.ones((2, 2))},
             None,
-            "inputs and x, which all may be the inputs",
+            "inputs, x, and several of them may be the inputs",
         ),
         ({"x": np.ones((2, 2)), "odd": np.ones(2)}, None, "odd cannot be placed.*labels: labels or y"),
         ({"y": np.ones(2), "masks": np.ones(2)}, None, "none of them is the inputs"),
@@ -112,9 +112,8 @@ def test_all_tables_read_alike(tmp_path, shop, suffix):
     [
         ('{"text": "a"}\n{"text": "b"}\n{text: c}\n', r"line 3 of set\.jsonl is not JSON"),
         ('{"text": "a"}\n[1, 2]\n', r"line 2 of set\.jsonl is no object"),
-        ('{"text": "a"}\n\n{"words": "b"}\n', r"line 3 of set\.jsonl has the fields \['words'\]"),
         ('{"text": ["a", "b"]}\n', r"line 1 of set\.jsonl has lists or objects in \['text'\]"),
-        ("\n  \n", "is empty"),
+        ("\n  \n", "no rows"),
         ("", "is empty"),
     ],
 )
@@ -126,7 +125,7 @@ def test_a_bad_line_is_known_by_its_number(tmp_path, lines, message):
 
 def test_files_that_are_no_tables_are_told(tmp_path):
     (tmp_path / "a.csv").write_text("x,y\n1,2\n1,2,3,4\n")
-    with pytest.raises(FormatError, match=r"not a table.*line 3"):
+    with pytest.raises(FormatError, match=r"not a \.csv table.*line 3"):
         read_table(tmp_path / "a.csv")
     (tmp_path / "b.csv").write_text("x,y\n")
     with pytest.raises(FormatError, match=r"columns \['x', 'y'\] and no rows"):
@@ -135,7 +134,7 @@ def test_files_that_are_no_tables_are_told(tmp_path):
     with pytest.raises(FormatError, match="not written in UTF-8"):
         read_table(tmp_path / "c.csv")
     (tmp_path / "d.parquet").write_text("PAR1 hello")
-    with pytest.raises(FormatError, match="not a parquet file"):
+    with pytest.raises(FormatError, match=r"not a \.parquet table"):
         read_table(tmp_path / "d.parquet")
     (tmp_path / "e.jsonl").write_bytes('{"text": "ü"}\n'.encode("latin-1"))
     with pytest.raises(FormatError, match="not written in UTF-8"):

@@ -25,11 +25,11 @@ def test_fields_become_columns_and_units_are_found_in_the_text(tmp_path):
     first, second = ({**GOOD, "units": u, "id": i} for u, i in ((units, "one"), ([[0, 14]], 2)))
     path = written(tmp_path / "p.jsonl", first, "", second)
     found = read_prompts(path)
-    assert found.prompt == [GOOD["prompt"]] * 2
-    assert found.units == [[(0, 14), (15, 29)], [(0, 14)]]
-    assert found.answer == [" cat"] * 2
-    assert found.id == ["one", 2]
-    assert read_prompts(["a text", "another"]).answer is None
+    assert found["prompt"] == [GOOD["prompt"]] * 2
+    assert found["units"] == [[(0, 14), (15, 29)], [(0, 14)]]
+    assert found["answer"] == [" cat"] * 2
+    assert found["id"] == ["one", 2]
+    assert read_prompts(["a text", "another"])["answer"] is None
 
 
 CASES = {

@@ -51,8 +51,8 @@ def test_arrays_never_unpickle(linear, tmp_path):
     np.save(tmp_path / "objects.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
     with pytest.raises(FormatError, match="unpickling"):
         vd.tasks.from_arrays(linear, tmp_path / "objects.npy")
-    np.savez(tmp_path / "odd.npz", rows=np.ones((2, 4)))
-    with pytest.raises(FormatError, match="expected 'inputs'"):
+    np.savez(tmp_path / "odd.npz", rows=np.ones((2, 4)), x=np.ones((2, 4)))
+    with pytest.raises(FormatError, match="rows cannot be placed"):
         vd.tasks.from_arrays(linear, tmp_path / "odd.npz")
     with pytest.raises(InputError, match="there is no file"):
         vd.tasks.from_arrays(linear, tmp_path / "none.npz")

@@ -87,7 +87,8 @@ class Source:
 
     def load(self) -> vd.Task:
         """The task these options describe; options that contradict each other are told apart."""
-        from veridical.data import checked_device, load_task
+        from veridical.data import load_task
+        from veridical.values.input_checks import as_device
 
         own = ("data", "arch", "labels", "train", "text", "units", "off", "output")
         given = {name: getattr(self, name) for name in own if getattr(self, name) is not None}
@@ -96,8 +97,7 @@ class Source:
                 options = " and ".join(f"--{name}" for name in given)
                 raise InputError(f"{options} describe your own model's data; name it with --model")
             chosen = vd.tasks.load(self.task or DEFAULT_TASK, self.samples)
-            place = checked_device(self.device)
-            return chosen if place is None else chosen.to(place)
+            return chosen if self.device is None else chosen.to(as_device(self.device))
         if self.task is not None:
             raise InputError("--task is an embedded task and --model your own; give one of them")
         if self.data is None:

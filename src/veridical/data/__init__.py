@@ -11,7 +11,6 @@ from veridical.data.known_answers import KnownAnswer
 from veridical.data.load import load_task
 from veridical.data.model_files import (
     LoadedModel,
-    checked_device,
     import_attribute,
     load_model,
     load_weights,
@@ -30,7 +29,6 @@ __all__ = [
     "LoadedModel",
     "Part",
     "causal_model",
-    "checked_device",
     "circular_pairs",
     "estimate",
     "from_arrays",

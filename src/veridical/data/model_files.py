@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import pickle
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from veridical.data.files import BROKEN, existing_file, read_safetensors
+from veridical.data.files import existing_file, read_safetensors
 from veridical.data.onnx_models import OnnxFunction
 from veridical.errors import FormatError, InputError
 
@@ -93,7 +92,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         return read_safetensors(path)
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, *BROKEN) as error:
+    except Exception as error:  # damaged bytes make torch and pickle raise anything
         raise FormatError(
             f"{path.name} holds more than weights, or is damaged; a whole pickled model can run code and is "
             "never read. Save torch.save(model.state_dict(), path), or better a .safetensors file "
@@ -124,15 +123,13 @@ def load_weights(path: str | Path, arch: Any, allow_code: bool = False) -> nn.Mo
             "with --arch module:function"
         )
     built = import_attribute(arch, allow_code) if isinstance(arch, str) else arch
-    if not isinstance(built, nn.Module):
-        if not callable(built):
-            raise InputError(f"arch is a {type(built).__name__}; expected a function that builds a module")
+    if callable(built) and not isinstance(built, nn.Module):
         try:
             built = built()
         except TypeError as error:
             raise InputError(f"arch must build the network without arguments: {error}") from error
     if not isinstance(built, nn.Module):
-        raise InputError(f"arch built a {type(built).__name__}; expected a torch.nn.Module")
+        raise InputError(f"arch gives a {type(built).__name__}; expected a function that builds a module")
     fit_weights(built, read_weights(path), path.name)
     return built.eval()
 
@@ -145,27 +142,10 @@ def fit_weights(module: nn.Module, weights: Mapping[str, Tensor], name: str) -> 
         for prefix in ("module.", "_orig_mod.", "model."):
             if all(key.startswith(prefix) for key in weights):
                 weights = {key.removeprefix(prefix): value for key, value in weights.items()}
-    missing, unknown = sorted(set(held) - set(weights)), sorted(set(weights) - set(held))
-    problems = [f"it lacks {_few(missing)}"] if missing else []
-    if unknown:
-        problems.append(f"it has {_few(unknown)}, which the network does not")
-    shapes = [
-        f"{key} is {tuple(weights[key].shape)} and must be {tuple(held[key].shape)}"
-        for key in held
-        if key in weights and weights[key].shape != held[key].shape
-    ]
-    if shapes:
-        problems.append(_few(shapes))
-    if problems:
-        raise InputError(
-            f"the weights in {name} do not fit the network {type(module).__name__}: {'; '.join(problems)}"
-        )
-    module.load_state_dict(dict(weights))
-
-
-def _few(names: list[str], most: int = 5) -> str:
-    rest = len(names) - most
-    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
+    try:
+        module.load_state_dict(dict(weights))
+    except RuntimeError as error:
+        raise InputError(f"the weights in {name} do not fit the network: {error}") from error
 
 
 # --- models ---------------------------------------------------------------------------------------------
@@ -265,19 +245,6 @@ def load_estimator(path: str | Path, allow_code: bool = False) -> Any:
     if not hasattr(found, "predict"):
         raise FormatError(f"{path.name} holds a {type(found).__name__}, which cannot predict")
     return found
-
-
-def checked_device(device: torch.device | str | None) -> torch.device | None:
-    """The device of this name, if this machine has it."""
-    if device is None:
-        return None
-    try:
-        place = torch.device(device)
-        torch.empty(0, device=place)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"there is no device '{device}' here; cpu always is ({reason})") from error
-    return place
 
 
 def _placed(model: Any, device: torch.device | None) -> Any:

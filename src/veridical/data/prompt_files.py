@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from veridical.data.files import existing_file, require, some_rows
+from veridical.data.files import existing_file, json_lines, require, some_rows
 from veridical.data.generation import Generation
 from veridical.data.huggingface import quietly, told
 from veridical.data.model_files import HUB
@@ -24,67 +23,41 @@ EXAMPLE = (
 )
 
 
-@dataclass(frozen=True)
-class Prompts:
-    """Prompts, and what is known of each; a field that no line has is None."""
+def read_prompts(data: Any) -> dict[str, Any]:
+    """Prompts from a .jsonl file, or from a list of texts or of mappings with the same fields.
 
-    prompt: list[Any]
-    """Texts, or lists of chat messages."""
-    question: list[str] | None
-    """Texts behind the prompts that are never switched off."""
-    answer: list[str] | None
-    """What is answered; None lets the model answer."""
-    foil: list[str] | None
-    """What might have been answered instead."""
-    units: list[list[tuple[int, int]]] | None
-    """Where the units of each prompt begin and end."""
-    id: list[str] | None
-    """A name for each prompt."""
-
-
-def read_prompts(data: Any) -> Prompts:
-    """Prompts from a .jsonl file, or from a list of texts or of mappings with the same fields."""
+    Returns one list per field, or None where no prompt has it: `prompt` (texts, or lists of chat messages),
+    `question` (texts behind the prompts that are never switched off), `answer` (None lets the model answer),
+    `foil` (what might have been answered instead), `units` (where those of each prompt begin and end), `id`.
+    """
     rows = _lines(Path(data)) if isinstance(data, str | Path) else _given(data)
     if not rows:
         raise FormatError(f"{data if isinstance(data, str | Path) else 'the data'} holds no prompt")
     first_where, first = rows[0]
     for where, row in rows:
-        strange = [name for name in row if name not in FIELDS]
-        if strange:
-            raise FormatError(f"{where} has the field {strange[0]!r}; fields are {', '.join(FIELDS)}")
+        unknown = [name for name in row if name not in FIELDS]
+        if unknown:
+            raise FormatError(f"{where} has the field {unknown[0]!r}; fields are {', '.join(FIELDS)}")
+        if "prompt" not in row:
+            raise FormatError(f"{where} has no 'prompt'; a line is {EXAMPLE}")
         if row.keys() != first.keys():
             raise FormatError(f"{where} has the fields {list(row)}, {first_where} has {list(first)}")
-        _check(where, row)
+        for name in ("prompt", "question", "answer", "foil"):
+            value = row.get(name, " ")
+            if not value or not isinstance(value, str | list if name == "prompt" else str):
+                raise FormatError(f"the {name} of {where} is {value!r:.60}; it is a text that is not empty")
     columns = {name: [row[name] for _, row in rows] if name in first else None for name in FIELDS}
     if columns["units"] is not None:
         columns["units"] = [_spans(where, row["prompt"], row["units"]) for where, row in rows]
     if columns["id"] is not None and len({*map(str, columns["id"])}) < len(rows):
         raise FormatError("two prompts have the same id; give each its own, or none")
-    return Prompts(**columns)  # type: ignore[arg-type]
+    return columns
 
 
 def _lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
     if path.suffix.lower() != ".jsonl":
         raise InputError(f"prompts are read from a .jsonl file with lines such as {EXAMPLE}; got {path.name}")
-    found = []
-    try:
-        with existing_file(path).open(encoding="utf-8-sig") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    found.append((f"line {number} of {path.name}", _row(line, number, path.name)))
-    except UnicodeDecodeError as error:
-        raise FormatError(f"{path.name} is not written in UTF-8: {error}") from error
-    return found
-
-
-def _row(line: str, number: int, name: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"line {number} of {name} is not JSON: {error}") from error
-    if not isinstance(row, dict):
-        raise FormatError(f"line {number} of {name} is no object such as {EXAMPLE}")
-    return row
+    return list(json_lines(existing_file(path)))
 
 
 def _given(data: Any) -> list[tuple[str, dict[str, Any]]]:
@@ -96,21 +69,6 @@ def _given(data: Any) -> list[tuple[str, dict[str, Any]]]:
         (f"prompt {number}", dict(row) if isinstance(row, Mapping) else {"prompt": row})
         for number, row in enumerate(data)
     ]
-
-
-def _check(where: str, row: Mapping[str, Any]) -> None:
-    if "prompt" not in row:
-        raise FormatError(f"{where} has no 'prompt'; a line is {EXAMPLE}")
-    for name in ("question", "answer", "foil"):
-        value = row.get(name, " ")
-        if not isinstance(value, str) or not value:
-            raise FormatError(f"the {name} of {where} is {value!r:.60}; it is a text that is not empty")
-    prompt = row["prompt"]
-    chat = isinstance(prompt, list) and all(isinstance(said, dict) for said in prompt)
-    if not prompt or not (isinstance(prompt, str) or chat):
-        raise FormatError(
-            f"the prompt of {where} is {prompt!r:.60}; it is a text, or a list of chat messages"
-        )
 
 
 def _spans(where: str, prompt: Any, units: Any) -> list[tuple[int, int]]:
@@ -127,7 +85,7 @@ def _spans(where: str, prompt: Any, units: Any) -> list[tuple[int, int]]:
                 )
             at = start + len(unit)
             found.append((start, at))
-        elif isinstance(unit, list) and len(unit) == 2 and all(type(place) is int for place in unit):
+        elif isinstance(unit, list) and len(unit) == 2:
             found.append((unit[0], unit[1]))
         else:
             raise FormatError(f"unit {unit!r:.60} of {where} is neither a text nor a pair [start, end]")
@@ -171,8 +129,8 @@ def from_prompts(
             "with other models"
         )
     held = read_prompts(data)
-    rows = some_rows(len(held.prompt), samples, seed).tolist()
-    fields = {name: None if all_ is None else [all_[i] for i in rows] for name, all_ in vars(held).items()}
+    rows = some_rows(len(held["prompt"]), samples, seed).tolist()
+    fields = {name: None if each is None else [each[i] for i in rows] for name, each in held.items()}
     given = {name: value for name, value in settings.items() if value is not None}
     source = Path(str(model).removeprefix(HUB))
     about = f" on {Path(data).stem}" if isinstance(data, str | Path) else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from veridical.core.key import Key
-from veridical.data.files import read_arrays, read_table
+from veridical.data.files import ARRAY_SUFFIXES, read_examples, read_table
 from veridical.data.training import split
-from veridical.errors import FormatError, InputError
+from veridical.errors import InputError
 from veridical.models.dataframes import FrameCodec, as_pandas
 from veridical.models.estimators import class_names, one_target
 from veridical.values.space import Space
@@ -28,17 +29,17 @@ LABEL_NAMES = ("label", "labels", "target", "class", "y")
 TEXT_NAMES = ("text", "sentence", "review", "content", "document")
 
 
-def label_column(frame: pd.DataFrame, asked: str | None, features: Iterable[Any] | None = None) -> Any:
+def label_column(frame: pd.DataFrame, wanted: str | None, features: Iterable[Any] | None = None) -> Any:
     """The column of the true classes: the one asked for, else the only one that can be it, else None.
 
     `features` are the columns the model takes: what is called label among them is no label, and a single
     column beyond them is one.
     """
     columns = list(frame.columns)
-    if asked is not None:
-        if asked not in columns:
-            raise InputError(f"there is no column '{asked}'; the table has {_listed(columns)}")
-        return asked
+    if wanted is not None:
+        if wanted not in columns:
+            raise InputError(f"there is no column '{wanted}'; the table has {_listed(columns)}")
+        return wanted
     taken = set() if features is None else set(features)
     spare = [name for name in columns if name not in taken]
     fitting = [name for name in spare if str(name).lower() in LABEL_NAMES]
@@ -47,13 +48,13 @@ def label_column(frame: pd.DataFrame, asked: str | None, features: Iterable[Any]
     return _only(fitting, columns, "the true classes", "name it with --labels (labels=...)")
 
 
-def text_column(frame: pd.DataFrame, label: Any = None, asked: str | None = None) -> Any:
+def text_column(frame: pd.DataFrame, label: Any = None, wanted: str | None = None) -> Any:
     """The column of the texts: the one asked for, else one by its usual name, else the only one of text."""
     columns = [name for name in frame.columns if name != label]
-    if asked is not None:
-        if asked not in columns:
-            raise InputError(f"there is no column '{asked}' of texts; the table has {_listed(columns)}")
-        return asked
+    if wanted is not None:
+        if wanted not in columns:
+            raise InputError(f"there is no column '{wanted}' of texts; the table has {_listed(columns)}")
+        return wanted
     texts = [name for name in columns if all(isinstance(value, str) for value in frame[name])]
     named = [name for name in texts if str(name).lower() in TEXT_NAMES]
     found = _only(named or texts, columns, "the texts", "name it with --text (text=...)")
@@ -143,9 +144,64 @@ def check_labels(labels: Tensor | None, outputs: int, head: str, named: int | No
         )
 
 
-# --- tasks ----------------------------------------------------------------------------------------------
+@dataclass(frozen=True, eq=False)
+class Labels:
+    """Labels of the data and of the reference rows, as numbers of a model's outputs."""
 
-ARRAY_NAMES = ("inputs", "labels", "targets", "masks", "train", "train_labels")
+    values: Tensor | None = None
+    train: Tensor | None = None
+    named: int | None = None
+    """How many classes were numbered by their names alone, in alphabetic order."""
+
+    @property
+    def fractions(self) -> bool:
+        """Whether these are no classes but quantities."""
+        return self.values is not None and self.values.is_floating_point()
+
+    def checked(self, task: Task) -> Task:
+        """The task, if its model has an output for every label."""
+        for labels in (self.values, self.train):
+            check_labels(labels, task.n_outputs, task.head, self.named)
+        return task
+
+
+def numbered(
+    labels: Any, train: Any, values: Sequence[Any] | None = None, names: Sequence[Any] | None = None
+) -> Labels:
+    """Labels of the data and of the reference rows as numbers of outputs, both numbered alike.
+
+    `values` are an estimator's own classes and `names` those of any other model, in the order of its outputs.
+    """
+    if values is not None:
+        return Labels(_places(labels, values), _places(train, values))
+    named = None
+    numbers = labels is None or isinstance(labels, Tensor) or np.asarray(labels).dtype.kind in "iubf"
+    if names is None and not numbers:
+        names = sorted({*map(str, labels), *map(str, () if train is None else train)})
+        named = None if all(name.isdigit() for name in names) else len(names)
+    known = None if names is None else [str(name) for name in names]
+    both = [None if given is None else class_numbers(given, known) for given in (labels, train)]
+    whole = [
+        own.long()
+        if own is not None and own.is_floating_point() and bool((own == own.round()).all())
+        else own
+        for own in both
+    ]
+    return Labels(whole[0], whole[1], named)
+
+
+def _places(labels: Any, classes: Sequence[Any]) -> Tensor | None:
+    if labels is None:
+        return None
+    given = labels.tolist() if hasattr(labels, "tolist") else list(labels)
+    known = [value.item() if hasattr(value, "item") else value for value in classes]
+    unknown = sorted({value for value in given if value not in known}, key=repr)
+    if unknown:
+        raise InputError(f"labels {unknown[:12]} are not among the model's classes {known[:12]}")
+    return torch.tensor([known.index(value) for value in given])
+
+
+# --- tasks ----------------------------------------------------------------------------------------------
 
 
 def from_arrays(model: Any, inputs: Any, **settings: Any) -> Task:
@@ -154,22 +210,16 @@ def from_arrays(model: Any, inputs: Any, **settings: Any) -> Task:
     A file with several arrays names them inputs, labels, targets, masks, train and train_labels; what the
     caller gives takes precedence. Nothing pickled is ever read. Further settings go to `Task`.
     """
-    if isinstance(inputs, str | Path):
-        path = Path(inputs)
-        arrays = read_arrays(path)
-        unknown = sorted(set(arrays) - set(ARRAY_NAMES))
-        if "inputs" not in arrays or unknown:
-            raise FormatError(
-                f"{path.name} holds {sorted(arrays)}; expected 'inputs' and any of "
-                f"{', '.join(ARRAY_NAMES[1:])}"
-            )
-        inputs = arrays.pop("inputs")
-        if "train_labels" in arrays:
-            if "train" not in arrays:
-                raise FormatError(f"{path.name} holds train_labels without train")
-            arrays["train"] = (arrays["train"], arrays.pop("train_labels"))
-        settings = {"name": path.stem, **arrays, **settings}
-    return Task(model, inputs, **settings)
+    if not isinstance(inputs, str | Path):
+        return Task(model, inputs, **settings)
+    found = read_examples(inputs)
+    if found.kind != "arrays":
+        raise InputError(f"arrays are read from {', '.join(ARRAY_SUFFIXES)}; got {Path(inputs).name}")
+    arrays = dict(found.arrays)
+    train_labels = arrays.pop("train_labels", None)
+    if "train" in arrays and train_labels is not None:
+        arrays["train"] = (arrays["train"], train_labels)
+    return Task(model, found.rows, **{"name": found.name, **arrays, **settings})
 
 
 def from_table(
@@ -206,14 +256,13 @@ def from_table(
         frame = frame.iloc[kept.tolist()].reset_index(drop=True)
     else:
         reference = None if train is None else _frame(train)
-    labels = None
     if label is not None:
-        levels = _levels(model, label, frame, reference)
-        frame, labels = _take_label(frame, label, levels)
-        if reference is not None and label in reference.columns:
-            reference, train_labels = _take_label(reference, label, levels)
-    if labels is not None:
-        settings.setdefault("labels", labels)
+        label_column(frame, label)
+        found = numbered(label_values(frame, label), label_values(reference, label), class_names(model))
+        settings.setdefault("labels", found.values)
+        train_labels = train_labels if found.train is None else found.train
+        frame = frame.drop(columns=[label])
+        reference = None if reference is None else reference.drop(columns=[label], errors="ignore")
     module = isinstance(model, nn.Module)
     if one_hot is False and module:
         raise InputError("a torch module cannot read categories; leave out one_hot=False")
@@ -233,32 +282,13 @@ def _frame(table: str | Path | pd.DataFrame) -> pd.DataFrame:
     return read_table(table) if isinstance(table, str | Path) else as_pandas(table)
 
 
-def _levels(model: Any, label: str, *frames: pd.DataFrame | None) -> list[Any] | None:
-    """The classes in the order of the model's outputs; None for labels that are numbers already."""
-    import pandas as pd
-
-    first = frames[0]
-    if first is not None and label not in first.columns:
-        raise InputError(f"there is no column '{label}'; the table has {list(first.columns)}")
-    if class_names(model) is not None:
-        return list(class_names(model))
-    column = pd.concat([frame[label] for frame in frames if frame is not None and label in frame.columns])
-    if pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column):
+def label_values(frame: pd.DataFrame | None, label: Any) -> Any:
+    """The values of a label column; None where a table of reference rows has no such column."""
+    if frame is None or label not in frame.columns:
         return None
-    return sorted(column.unique().tolist(), key=repr)
-
-
-def _take_label(frame: pd.DataFrame, label: str, levels: list[Any] | None) -> tuple[pd.DataFrame, Tensor]:
-    column = frame[label]
-    if column.isna().any():
+    if frame[label].isna().any():
         raise InputError(f"the label column '{label}' has missing values; leave those rows out")
-    rest = frame.drop(columns=[label])
-    if levels is None:
-        return rest, torch.as_tensor(column.to_numpy().copy())
-    unknown = sorted(set(column) - set(levels), key=repr)
-    if unknown:
-        raise InputError(f"labels {unknown} are not among the model's classes {levels}")
-    return rest, torch.tensor([levels.index(value) for value in column])
+    return frame[label].to_numpy()
 
 
 def _groups(codec: FrameCodec) -> Space:

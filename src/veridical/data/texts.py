@@ -12,25 +12,19 @@ import torch
 from torch import Tensor
 
 from veridical.data.files import Examples
-from veridical.data.model_files import LoadedModel
-from veridical.data.request import Request, is_text
 from veridical.data.tables import label_column, text_column
 from veridical.errors import InputError
-from veridical.models.estimators import class_names, estimator_response
-from veridical.perturb.fills import Token
-from veridical.values.space import Space
-from veridical.values.task import Task
+from veridical.models.estimators import estimator_response
+
+MOST_WORDS = 256
+"""Words of a text that are explained; what comes after them is cut off."""
 
 
-def all_texts(asked: Request) -> tuple[list[str], Any, list[str] | None, Any]:
-    """Drawn texts, labels of all texts, reference texts and their labels."""
-    texts, mine = texts_of(asked.data, asked.labels, asked.text)
-    train, theirs = None, None
-    if asked.reference is not None:
-        train, theirs = texts_of(asked.reference, asked.labels, asked.text, reference=True)
-    elif "train" in asked.data.arrays:
-        train, theirs = list(asked.data.arrays["train"]), asked.data.arrays.get("train_labels")
-    return asked.drawn(texts, "texts"), mine, train, theirs
+def is_text(rows: Any) -> bool:
+    """Whether these rows are texts rather than numbers."""
+    if isinstance(rows, np.ndarray):
+        return rows.dtype.kind == "U"
+    return isinstance(rows, list) and bool(rows) and isinstance(rows[0], str)
 
 
 def texts_of(
@@ -57,9 +51,6 @@ def texts_of(
 
 
 # --- estimators that begin with a vectoriser ------------------------------------------------------------
-
-MOST_WORDS = 256
-"""Words of a text that are explained; what comes after them is cut off."""
 
 
 def takes_texts(model: Any) -> bool:
@@ -88,34 +79,13 @@ class WordFunction:
         return np.asarray(self.respond(texts))
 
 
-def from_words(loaded: LoadedModel, asked: Request) -> Task:
-    """The task of an estimator that begins with a vectoriser, in the words between spaces."""
-    texts, mine, train, theirs = all_texts(asked)
-    labels = asked.numbers(mine, theirs, class_names(loaded.model))
-    split = [text.split()[:MOST_WORDS] for text in texts]
-    known = [] if train is None else [text.split()[:MOST_WORDS] for text in train]
-    empty = [row for row, words in enumerate(split) if not words]
-    if empty:
-        raise InputError(f"{len(empty)} texts have no word at all (first: {empty[:5]}); leave them out")
-    words = sorted({word for text in (*split, *known) for word in text})
-    number = {word: place for place, word in enumerate(words, 1)}
-    longest = max(map(len, split))
-    rows = _numbered(split, number, longest)
-    function = WordFunction(loaded.model, words)
-    settings = dict(asked.settings)
-    names = [[*text, *[""] * (longest - len(text))] for text in split]
-    settings.setdefault("space", Space.tokens(longest, rows > 0, names))
-    settings.setdefault("fill", Token(0))
-    settings.setdefault("head", function.head)
-    if labels.mine is not None:
-        settings["labels"] = asked.drawn(labels.mine, "labels")
-    if train is not None:
-        reference = _numbered(known, number, longest)
-        settings["train"] = reference if labels.theirs is None else (reference, labels.theirs)
-    return labels.checked(Task(function, rows, **settings))
+def split_words(texts: Sequence[str]) -> list[list[str]]:
+    """The words between spaces of each text, the first 256 of them."""
+    return [text.split()[:MOST_WORDS] for text in texts]
 
 
-def _numbered(texts: list[list[str]], number: dict[str, int], longest: int) -> Tensor:
+def word_rows(texts: list[list[str]], number: dict[str, int], longest: int) -> Tensor:
+    """Texts as rows of word numbers, 0 behind the last word."""
     rows = torch.zeros(len(texts), longest, dtype=torch.int64)
     for row, words in enumerate(texts):
         kept = words[:longest]
