@@ -311,7 +311,7 @@ def clean_registries() -> Iterator[None]:
     before = [(r, {name: r.maker(name) for name in r}) for r in (explainer_registry, metric_registry)]
     yield
     for registry, makers in before:
-        registry._makers = makers
+        registry.makers = makers
 
 
 @pytest.mark.usefixtures("clean_registries")

@@ -138,6 +138,17 @@ def test_names_of_packages_are_found_listed_and_missed() -> None:
             getattr(module, name)
 
 
+def test_the_table_of_names_is_up_to_date() -> None:
+    from scripts.renew_names import table
+    from veridical.core.names import TABLE
+
+    found = table()
+    assert found == TABLE, (
+        "core/names.py is out of date: run python -m scripts.renew_names; "
+        f"it differs in {sorted(dict(found.items() ^ TABLE.items()))}"
+    )
+
+
 def test_a_name_of_ours_is_taken_before_ours_are_loaded() -> None:
     code = """
 import veridical as vd

@@ -138,7 +138,7 @@ def test_code_is_known_by_its_source(code, monkeypatch):
 
 def test_code_inside_a_wrapper_counts_too(code, monkeypatch):
     code["metrics"] = [{"name": "qge:total"}]
-    monkeypatch.setitem(registry._makers, "total", Total)
+    monkeypatch.setitem(registry.makers, "total", Total)
     plan = plan_of(code, allow_code=True)
     assert plan.imports == ("tests.study.user_code",)
     assert "tests.study.user_code" in plan.metrics[0].content["sources"]

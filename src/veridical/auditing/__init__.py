@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from veridical.auditing.api import audit
 from veridical.auditing.effort import EFFORTS, Effort
-from veridical.core.name_index import names_on_demand
+from veridical.core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from veridical.auditing.check import Check, Checks
@@ -12,7 +12,18 @@ if TYPE_CHECKING:
     from veridical.auditing.result import Audit
     from veridical.auditing.verdict import Field, Judge, Pair, Place, Verdict, decide
 
-__getattr__, __dir__ = names_on_demand(__name__)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "Audit": "veridical.auditing.result",
+        "Check": "veridical.auditing.check",
+        "Checks": "veridical.auditing.check",
+        "Test": "veridical.auditing.evidence",
+        **dict.fromkeys(
+            ("Field", "Judge", "Pair", "Place", "Verdict", "decide"), "veridical.auditing.verdict"
+        ),
+    },
+)
 
 __all__ = [
     "Audit",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from pkgutil import iter_modules
 from typing import Any
+
+from veridical.core.names import TABLE
 
 
 def lazy_names(
@@ -46,3 +48,23 @@ def lazy_names(
         return sorted({*vars(here), *homes, *(info.name for info in iter_modules(here.__path__))})
 
     return attribute, names
+
+
+def public_names(package: str) -> dict[str, str]:
+    """The module of each public class and function below a package that only one file has."""
+    homes: dict[str, set[str]] = {}
+    for module, (_, offered) in TABLE.items():
+        if module.startswith(f"{package}."):
+            for name in offered.split():
+                homes.setdefault(name, set()).add(module)
+    return {name: modules.pop() for name, modules in homes.items() if len(modules) == 1}
+
+
+def modules_registering(homes: Iterable[str], name: str | None = None) -> list[str]:
+    """The modules in these packages that register something, or this name."""
+    inside = tuple(f"{home}." for home in homes)
+    return [
+        module
+        for module, (registered, _) in TABLE.items()
+        if module.startswith(inside) and (name in registered.split() if name else registered)
+    ]

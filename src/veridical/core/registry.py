@@ -8,7 +8,7 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 
-from veridical.core import name_index
+from veridical.core.lazy import modules_registering
 from veridical.errors import InputError, VeridicalWarning, unknown_name
 
 T = TypeVar("T")
@@ -25,16 +25,16 @@ class Catalogue(dict[str, str]):
 class Registry(Generic[T]):
     """A table from name to the class (or factory) that makes the default object of that name.
 
-    Ours lie in the packages `homes`: the file that declares a name is imported when that name is first asked
-    for, and all of them when names are listed. Those of other packages are entry points of `group`.
+    Ours lie in the packages `homes`: the module that `core.names` gives for a name is imported when that
+    name is first used, and all of them when names are listed. Those of other packages are entry points of `group`.
     """
 
     def __init__(self, kind: str, group: str, homes: Sequence[str] = ()) -> None:
         self.kind = kind
         self.group = group
         self.homes = tuple(homes)
-        self._makers: dict[str, Callable[..., T]] = {}
-        self._prefixes: dict[str, Callable[[T], T]] = {}
+        self.makers: dict[str, Callable[..., T]] = {}
+        self.prefixes: dict[str, Callable[[T], T]] = {}
         self._points: dict[str, EntryPoint] | None = None
         self._all_loaded = False
 
@@ -43,27 +43,28 @@ class Registry(Generic[T]):
         if not name or ":" in name:
             raise InputError(f"a {self.kind} needs a name without ':', got {name!r}")
         if not maker.__module__.startswith("veridical."):
-            name_index.load(self.homes, name, self._makers)  # so that a name of ours is found to be taken
-        known = self._makers.get(name)
+            self._import(name, self.makers)  # so that a name of ours is found to be taken
+        known = self.makers.get(name)
         if known is not None and not replace and _source(known) != _source(maker):
             raise InputError(f"{self.kind} '{name}' is registered already, by {known}; choose another name")
-        self._makers[name] = maker
+        self.makers[name] = maker
 
     def add_prefix(self, prefix: str, wrap: Callable[[T], T]) -> None:
         """Let 'prefix:name' stand for the wrapped object of that name."""
-        self._prefixes[prefix] = wrap
+        self.prefixes[prefix] = wrap
 
     def has_prefix(self, name: str) -> bool:
         """Whether a name with a colon begins with a prefix that is known here."""
-        return self._find(name.partition(":")[0], self._prefixes)
+        return self._find(name.partition(":")[0], self.prefixes)
 
     def make(self, name: str, **settings: Any) -> T:
         """The object of this name with these settings."""
         prefix, colon, rest = name.partition(":")
         if colon:
             if not self.has_prefix(name):
-                raise unknown_name(f"{self.kind} prefix", prefix, self._prefixes)
-            return self._prefixes[prefix](self.make(rest, **settings))
+                self._load_all()
+                raise unknown_name(f"{self.kind} prefix", prefix, self.prefixes)
+            return self.prefixes[prefix](self.make(rest, **settings))
         maker = self.maker(name)
         try:
             return maker(**settings)
@@ -74,33 +75,36 @@ class Registry(Generic[T]):
 
     def maker(self, name: str) -> Callable[..., T]:
         """The class or factory registered under a name."""
-        if not self._find(name, self._makers):
-            raise unknown_name(self.kind, name, self._makers)
-        return self._makers[name]
+        if not self._find(name, self.makers):
+            self._load_all()  # so that close names can be suggested
+            raise unknown_name(self.kind, name, self.makers)
+        return self.makers[name]
 
     def __iter__(self) -> Iterator[str]:
         self._load_all()
-        return iter(sorted(self._makers))
+        return iter(sorted(self.makers))
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and self._find(name, self._makers)
+        return isinstance(name, str) and self._find(name, self.makers)
 
     def _find(self, name: str, table: Mapping[str, Any]) -> bool:
         """Whether the table has the name, after the file or entry point that should bring it was loaded."""
-        if name not in table:
-            name_index.load(self.homes, name, table)
+        self._import(name, table)
         if name not in table:
             self._load_point(name)
-        if name not in table:
-            self._load_all()  # a name that is computed, not written out, is known once its file ran
         return name in table
+
+    def _import(self, name: str, table: Mapping[str, Any]) -> None:
+        """Import the module of ours that registers a name, unless the table has it."""
+        if name not in table:
+            for module in modules_registering(self.homes, name):
+                import_module(module)
 
     def _load_all(self) -> None:
         if self._all_loaded:
             return
-        for home in self.homes:
-            for module in name_index.registering(home):
-                import_module(module)
+        for module in modules_registering(self.homes):
+            import_module(module)
         for name in self._entry_points():
             self._load_point(name)
         self._all_loaded = True
@@ -112,10 +116,10 @@ class Registry(Generic[T]):
 
     def _load_point(self, name: str) -> None:
         point = self._entry_points().get(name)
-        if point is None or name in self._makers:
+        if point is None or name in self.makers:
             return
         try:
-            self._makers[name] = point.load()
+            self.makers[name] = point.load()
         except Exception as error:
             # a broken package must not take away the names of all others
             warnings.warn(

@@ -7,6 +7,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import fields
+from importlib import import_module
 from numbers import Integral, Real
 from types import NoneType, SimpleNamespace, UnionType
 from typing import (
@@ -24,7 +25,6 @@ from typing import (
 
 import numpy as np
 
-from veridical.core import name_index
 from veridical.core.allowed import LARGEST, Within
 from veridical.errors import InputError, VeridicalError
 
@@ -217,7 +217,8 @@ def holds_code(value: Any) -> bool:
 
 S = TypeVar("S", bound=Settings)
 _TABLE: dict[str, type[Settings]] = {}
-_HOMES = ("veridical.perturb", "veridical.fidelity")
+_MODULES = ("veridical.perturb.fills", "veridical.fidelity.artefact")
+"""Where settings lie that are found by name inside others."""
 
 
 def revivable(cls: type[S]) -> type[S]:
@@ -229,7 +230,8 @@ def revivable(cls: type[S]) -> type[S]:
 def revive(value: Any) -> Any:
     """Settings from their JSON, wherever they lie in a value; lists become tuples."""
     if isinstance(value, dict) and isinstance(value.get("name"), str):
-        name_index.load(_HOMES, value["name"], _TABLE)
+        for module in _MODULES if value["name"] not in _TABLE else ():
+            import_module(module)
         if value["name"] in _TABLE:
             return _TABLE[value["name"]].from_json(value)
     return tuple(revive(v) for v in value) if isinstance(value, list) else value

@@ -5,7 +5,7 @@ Every class and function of these files can be imported from here; only its own 
 
 from typing import TYPE_CHECKING
 
-from veridical.core.name_index import names_on_demand
+from veridical.core.lazy import lazy_names, public_names
 from veridical.explainers.base import Explainer as Explainer
 from veridical.explainers.base import applicable as applicable
 from veridical.explainers.base import as_explainer as as_explainer
@@ -21,4 +21,4 @@ if TYPE_CHECKING:
     from veridical.explainers.transforms import shuffle as shuffle
     from veridical.explainers.transforms import top_k as top_k
 
-__getattr__, __dir__ = names_on_demand(__name__)
+__getattr__, __dir__ = lazy_names(__name__, public_names(__name__))

@@ -3,7 +3,7 @@
 Every metric's class can be imported from here; only its own file is loaded then.
 """
 
-from veridical.core.name_index import names_on_demand
+from veridical.core.lazy import lazy_names, public_names
 from veridical.metrics.base import AnyMetric as AnyMetric
 from veridical.metrics.base import ExplainerMetric as ExplainerMetric
 from veridical.metrics.base import Metric as Metric
@@ -12,4 +12,4 @@ from veridical.metrics.base import applicable as applicable
 from veridical.metrics.base import register as register
 from veridical.metrics.base import registry as registry
 
-__getattr__, __dir__ = names_on_demand(__name__)
+__getattr__, __dir__ = lazy_names(__name__, public_names(__name__))

@@ -1,5 +1,5 @@
 """Localisation: does relevance lie on the object?"""
 
-from veridical.core.name_index import names_on_demand
+from veridical.core.lazy import lazy_names, public_names
 
-__getattr__, __dir__ = names_on_demand(__name__)
+__getattr__, __dir__ = lazy_names(__name__, public_names(__name__))
