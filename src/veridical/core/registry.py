@@ -26,7 +26,8 @@ class Registry(Generic[T]):
     """A table from name to the class (or factory) that makes the default object of that name.
 
     Ours lie in the packages `homes`: the module that `core.names` gives for a name is imported when that
-    name is first used, and all of them when names are listed. Those of other packages are entry points of `group`.
+    name is first used, and all of them when names are listed. Those of other packages are entry points of
+    `group`.
     """
 
     def __init__(self, kind: str, group: str, homes: Sequence[str] = ()) -> None:
